@@ -32,7 +32,7 @@ class BridgeError(Exception):
     def __str__(self) -> str:
         fields = " ".join(f"{name}={_one_line(str(value))}" for name, value in self.fields.items())
         head = _one_line(self.message).rstrip(".") + (f" ({fields})" if fields else "")
-        return f"{head}. {_one_line(self.hint)}"
+        return f"{head}{'' if head.endswith('?') else '.'} {_one_line(self.hint)}"
 
 
 class ConfigurationError(BridgeError):

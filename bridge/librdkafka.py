@@ -1,0 +1,111 @@
+"""Which librdkafka properties a user may set. The library itself is asked, so the answer fits its version.
+
+`OWNED` are the properties on which the bridge's promises rest: each with the reason why it cannot be overridden.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from confluent_kafka import KafkaException, Producer
+
+_COMMIT: Final = "offsets are committed together with the output, never by a timer"
+OWNED: Final[Mapping[str, str]] = {
+    "acks": "a delivered message must be on all in-sync replicas",
+    "auto.commit.enable": _COMMIT,
+    "auto.commit.interval.ms": _COMMIT,
+    "auto.offset.reset": "a lost position must stop the bridge; starting over would lose or repeat messages",
+    "delivery.report.only.error": "every accepted message is counted before a commit",
+    "enable.auto.commit": _COMMIT,
+    "enable.auto.offset.store": _COMMIT,
+    "enable.gapless.guarantee": "the order of delivery is the dispatcher's",
+    "enable.idempotence": "without it a retry could double a message",
+    "enable.partition.eof": "the bridge fetches nothing through this consumer",
+    "group.id": "it is bridge.id",
+    "group.instance.id": "it is made of bridge.id and bridge.instance",
+    "group.remote.assignor": "the bridge follows the group's own assignor",
+    "isolation.level": "records of aborted transactions must not be seen",
+    "request.required.acks": "a delivered message must be on all in-sync replicas",
+    "session.timeout.ms": "it is delivery.session_timeout",
+    "transactional.id": "it is made of bridge.id and bridge.instance, and fences a second instance",
+    "default.topic.config": "topic properties stand beside the others",
+    "plugin.library.paths": "a configuration must not load code",
+}
+
+# Names that people set, for suggestions and for the environment, where dots cannot be told from underscores.
+# Others work as well.
+COMMON_NAMES: Final[tuple[str, ...]] = tuple(
+    """
+    allow.auto.create.topics api.version.request.timeout.ms batch.num.messages batch.size bootstrap.servers
+    broker.address.family broker.address.ttl check.crcs client.dns.lookup client.id client.rack compression.codec
+    compression.level compression.type connections.max.idle.ms debug delivery.timeout.ms enable.metrics.push
+    enable.ssl.certificate.verification fetch.max.bytes fetch.message.max.bytes fetch.min.bytes fetch.wait.max.ms
+    group.protocol heartbeat.interval.ms linger.ms log_level max.in.flight max.in.flight.requests.per.connection
+    max.partition.fetch.bytes max.poll.interval.ms message.max.bytes message.send.max.retries message.timeout.ms
+    metadata.max.age.ms metadata.recovery.strategy partition.assignment.strategy partitioner
+    queue.buffering.max.kbytes queue.buffering.max.messages queue.buffering.max.ms queued.max.messages.kbytes
+    queued.min.messages receive.message.max.bytes reconnect.backoff.max.ms reconnect.backoff.ms request.timeout.ms
+    retries retry.backoff.max.ms retry.backoff.ms sasl.kerberos.keytab sasl.kerberos.kinit.cmd
+    sasl.kerberos.principal sasl.kerberos.service.name sasl.mechanism sasl.mechanisms sasl.oauthbearer.client.id
+    sasl.oauthbearer.client.secret sasl.oauthbearer.config sasl.oauthbearer.extensions sasl.oauthbearer.method
+    sasl.oauthbearer.scope sasl.oauthbearer.token.endpoint.url sasl.password sasl.username security.protocol
+    socket.connection.setup.timeout.ms socket.keepalive.enable socket.nagle.disable socket.receive.buffer.bytes
+    socket.send.buffer.bytes socket.timeout.ms ssl.ca.location ssl.ca.pem ssl.certificate.location
+    ssl.certificate.pem ssl.cipher.suites ssl.curves.list ssl.endpoint.identification.algorithm ssl.key.location
+    ssl.key.password ssl.key.pem ssl.keystore.location ssl.keystore.password ssl.sigalgs.list
+    statistics.interval.ms topic.metadata.propagation.max.ms topic.metadata.refresh.interval.ms
+    transaction.timeout.ms
+    """.split()  # noqa: SIM905 - a hundred quoted strings read worse
+)
+
+_PROBE: Final = "delay.bridge.probe"
+_RANGE: Final = re.compile(r"allowed range (-?\d+\.\.\d+)")
+_UNKNOWN: Final = re.compile(r'No such configuration property: "([^"]*)"')
+
+
+def nearest(name: str, known: tuple[str, ...] | list[str]) -> str | None:
+    """The known name that `name` was probably meant to be."""
+    found = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return found[0] if found else None
+
+
+def problems(properties: Mapping[str, str], path: str) -> list[str]:
+    """What is wrong with one map of user properties, a sentence each; `path` is its place, such as `kafka.common`.
+
+    Values are never repeated: any of them may be a secret that ended up under the wrong name.
+    """
+    found = [f"{path}.{name} cannot be set: {OWNED[name]}" for name in properties if name in OWNED]
+    allowed = {name: value for name, value in properties.items() if name not in OWNED}
+    return found + [problem for name, value in allowed.items() if (problem := _problem(name, value, path))]
+
+
+def _problem(name: str, value: str, path: str) -> str | None:
+    if name.endswith("_cb") or name in ("logger", "on_delivery"):
+        return f"{path}.{name} cannot be set: it is not a value"
+    refusal = _refusal(name, value)
+    if refusal is None:
+        return None
+    if _UNKNOWN.search(refusal):
+        suggestion = nearest(name, COMMON_NAMES)
+        return f"{path}.{name} is not a known key" + (f"; did you mean {path}.{suggestion}?" if suggestion else "")
+    allowed = _RANGE.search(refusal)
+    return f"{path}.{name} has a value that the Kafka client refuses" + (f"; allowed: {allowed[1]}" if allowed else "")
+
+
+def _refusal(name: str, value: str) -> str | None:
+    """librdkafka's words on one property, or None if it takes it.
+
+    The unknown name set last makes construction fail in any case, hence before a thread or a connection is made.
+    """
+    try:
+        Producer({name: value, _PROBE: ""})
+    except KafkaException as error:
+        text = str(error)
+        unknown = _UNKNOWN.search(text)
+        return None if unknown and unknown[1] == _PROBE else text
+    except (TypeError, ValueError) as error:
+        return str(error)
+    return None  # pragma: no cover - the probe is always refused

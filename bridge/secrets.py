@@ -1,0 +1,82 @@
+"""Where secrets come from, and how they are kept out of everything that is printed.
+
+Any string of the configuration may contain `${file:/path}` (the file's text, without its last line break) or
+`${env:NAME}`; `$${` stands for a literal `${`. In client maps `name_file: /path` is short for `name: ${file:/path}`.
+
+A value is secret when its key looks like one, or when it came from a file. Secret values are never in a dump of the
+settings, and `Redactor` takes them out of any text in which somebody else's library put them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+from bridge.errors import ConfigurationError
+
+MASK: Final = "********"
+SECRET_FILE_BYTES_MAX: Final = 1 << 20  # a path to something huge is a mistake, not a password
+
+_SECRET_KEY: Final = re.compile(r"password|secret|key|token|jaas", re.IGNORECASE)
+_REFERENCE: Final = re.compile(r"\$\$\{|\$\{(file|env):([^}]*)\}")
+_REDACT_LENGTH_MIN: Final = 4  # a shorter secret would blot out half of every message
+
+
+def is_secret_key(name: str) -> bool:
+    """Whether a value under this key must not be shown. Paths (`ssl.key.location`, `x_file`) say where, not what."""
+    return bool(_SECRET_KEY.search(name)) and not name.lower().endswith((".location", "_file"))
+
+
+def read_secret_file(path: str, where: str) -> str:
+    """The text of `path` without its last line break; `where` is the key that asked. Raises ConfigurationError."""
+    try:
+        data = Path(path).read_bytes()
+        if len(data) > SECRET_FILE_BYTES_MAX:
+            raise ConfigurationError(f"{where}: {path} is too large", hint="a secret file is at most 1 MiB")
+        text = data.decode()
+    except OSError as error:
+        raise ConfigurationError(
+            f"{where}: cannot read {path}: {error.strerror}", hint="mount the file, or correct the path"
+        ) from None
+    except UnicodeDecodeError:
+        raise ConfigurationError(f"{where}: {path} is not UTF-8 text", hint="name a text file") from None
+    return text.removesuffix("\n").removesuffix("\r")
+
+
+def interpolate(text: str, where: str, env: Mapping[str, str]) -> tuple[str, bool]:
+    """`text` with its references resolved, and whether a secret went into it. Raises ConfigurationError.
+
+    What a reference yields is not looked at again: a password may contain `${`.
+    """
+    secret = False
+
+    def resolve(match: re.Match[str]) -> str:
+        nonlocal secret
+        kind, name = match[1], match[2]
+        if kind is None:
+            return "${"
+        if kind == "file":
+            secret = True
+            return read_secret_file(name, where)
+        secret = secret or is_secret_key(name)
+        if name not in env:
+            raise ConfigurationError(
+                f"{where}: environment variable {name} is not set", hint="set it, or remove the reference"
+            )
+        return env[name]
+
+    return _REFERENCE.sub(resolve, text), secret
+
+
+class Redactor:
+    """Replaces known secret values by a mask in any text."""
+
+    def __init__(self, secrets: Iterable[str] = ()) -> None:
+        known = {part for secret in secrets for part in (secret, *secret.splitlines())}
+        by_length = sorted((s for s in known if len(s.strip()) >= _REDACT_LENGTH_MIN), key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, by_length))) if by_length else None
+
+    def __call__(self, text: str) -> str:
+        return self._pattern.sub(MASK, text) if self._pattern else text
