@@ -1,0 +1,202 @@
+"""Translation of librdkafka's property names into the Java client's, for Spark's Kafka source.
+
+One configuration serves both clients. What the Java client cannot do as written is refused, never left out in silence:
+a restriction that only one of two clients honours is none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from bridge.errors import ConfigurationError
+
+SAME: Final = frozenset(
+    """
+    bootstrap.servers check.crcs client.dns.lookup client.rack connections.max.idle.ms enable.metrics.push
+    fetch.max.bytes fetch.min.bytes max.partition.fetch.bytes metadata.max.age.ms
+    metadata.recovery.rebootstrap.trigger.ms
+    metadata.recovery.strategy reconnect.backoff.max.ms reconnect.backoff.ms retry.backoff.max.ms retry.backoff.ms
+    sasl.kerberos.min.time.before.relogin sasl.kerberos.service.name sasl.mechanism
+    socket.connection.setup.timeout.ms
+    """.split()  # noqa: SIM905 - quoted one by one they read worse
+)
+RENAMED: Final[Mapping[str, str]] = {
+    "fetch.message.max.bytes": "max.partition.fetch.bytes",
+    "fetch.wait.max.ms": "fetch.max.wait.ms",
+    "metadata.broker.list": "bootstrap.servers",
+    "sasl.mechanisms": "sasl.mechanism",
+    "socket.receive.buffer.bytes": "receive.buffer.bytes",
+    "socket.send.buffer.bytes": "send.buffer.bytes",
+    "socket.timeout.ms": "request.timeout.ms",
+}
+# How librdkafka itself works, or what only group members and producers have: without meaning for Spark's source.
+_WITHOUT_MEANING: Final = re.compile(
+    r"""
+    acks | api\.version\..* | broker\.(address|version)\..* | batch\..* | client\.(id|software\..*) | compression\..*
+    | coordinator\..* | debug | delivery\..* | enable\.(random\.seed|sparse\.connections)
+    | fetch\.(error|queue)\.backoff\.ms
+    | group\.protocol.* | heartbeat\.interval\.ms | linger\.ms | log[._].* | max\.in\.flight.* | max\.poll\.interval\.ms
+    | message\..* | partition\.assignment\.strategy | partitioner | queue\.buffering\..* | queued\..*
+    | receive\.message\.max\.bytes | reconnect\.backoff\.jitter\.ms | request\.timeout\.ms | retries
+    | socket\.(keepalive\.enable|nagle\.disable|max\.fails|blocking\.max\.ms) | statistics\.interval\.ms
+    | sticky\.partitioning\..* | topic\.metadata\..* | transaction\.timeout\.ms | allow\.auto\.create\.topics
+    """,
+    re.VERBOSE,
+)
+_HANDLED: Final = re.compile(
+    r"security\.protocol|sasl\.(username|password|kerberos\.(keytab|principal)|oauthbearer\..*)"
+    r"|ssl\.(ca|key|certificate)\.(location|pem)|ssl\.key\.password|ssl\.keystore\.(location|password)"
+    r"|ssl\.endpoint\.identification\.algorithm|enable\.ssl\.certificate\.verification"
+)
+_OAUTH_HANDLER: Final = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginCallbackHandler"
+_HINT: Final = "remove it, or set it under kafka.producer if only the producer needs it"
+
+
+def translate(properties: Mapping[str, str]) -> dict[str, str]:
+    """Java consumer properties for librdkafka's. Raises ConfigurationError for what has no equivalent.
+
+    The result holds secrets in `sasl.jaas.config`, `ssl.key.password`, `ssl.keystore.*`.
+    """
+    translated: dict[str, str] = {}
+    for name, value in properties.items():
+        if name in SAME or name in RENAMED:
+            translated[RENAMED.get(name, name)] = value
+        elif not _HANDLED.fullmatch(name) and not _WITHOUT_MEANING.fullmatch(name):
+            raise ConfigurationError(f"{name} has no equivalent in the Java client, which Spark reads with", hint=_HINT)
+    return translated | _security(properties) | _sasl(properties)
+
+
+# --- TLS -------------------------------------------------------------------------------------------------------------
+
+
+def _security(properties: Mapping[str, str]) -> dict[str, str]:
+    if properties.get("enable.ssl.certificate.verification", "true").lower() != "true":
+        raise ConfigurationError(
+            "enable.ssl.certificate.verification: the Java client always verifies the broker's certificate",
+            hint="trust the broker's certificate with ssl.ca.location instead",
+        )
+    translated = {}
+    if protocol := properties.get("security.protocol"):
+        translated["security.protocol"] = protocol.upper()
+    if algorithm := properties.get("ssl.endpoint.identification.algorithm"):
+        translated["ssl.endpoint.identification.algorithm"] = "" if algorithm == "none" else algorithm
+    return translated | _truststore(properties) | _keystore(properties)
+
+
+def _truststore(properties: Mapping[str, str]) -> dict[str, str]:
+    if authorities := properties.get("ssl.ca.pem"):
+        return {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": authorities}
+    if location := properties.get("ssl.ca.location"):
+        if Path(location).is_dir():
+            hint = "put the certificates into one PEM file"
+            raise ConfigurationError(
+                f"ssl.ca.location: the Java client cannot read a directory ({location})", hint=hint
+            )
+        return {"ssl.truststore.type": "PEM", "ssl.truststore.location": location}
+    return {}
+
+
+def _keystore(properties: Mapping[str, str]) -> dict[str, str]:
+    if location := properties.get("ssl.keystore.location"):
+        password = {n: properties[n] for n in ("ssl.keystore.password",) if n in properties}
+        return {"ssl.keystore.type": "PKCS12", "ssl.keystore.location": location} | password
+    key = _pem(properties, "ssl.key")
+    chain = _pem(properties, "ssl.certificate")
+    if key is None and chain is None:
+        return {}
+    if key is None or chain is None:
+        missing, present = ("ssl.key", "ssl.certificate") if key is None else ("ssl.certificate", "ssl.key")
+        raise ConfigurationError(f"{present}.* is set, {missing}.* is not", hint="a client certificate needs its key")
+    if "BEGIN PRIVATE KEY" not in key and "BEGIN ENCRYPTED PRIVATE KEY" not in key:
+        raise ConfigurationError(
+            "ssl.key.*: the Java client reads private keys in PKCS#8 only",
+            hint="convert it: openssl pkcs8 -topk8 -nocrypt -in key.pem -out key.pkcs8.pem",
+        )
+    translated = {"ssl.keystore.type": "PEM", "ssl.keystore.key": key, "ssl.keystore.certificate.chain": chain}
+    if "BEGIN ENCRYPTED PRIVATE KEY" in key:
+        translated["ssl.key.password"] = properties.get("ssl.key.password", "")
+    return translated
+
+
+def _pem(properties: Mapping[str, str], name: str) -> str | None:
+    """The text of `<name>.pem` or of the file `<name>.location`; the Java client wants key and chain apart, as text."""
+    if (text := properties.get(f"{name}.pem")) is not None:
+        return text
+    if (location := properties.get(f"{name}.location")) is None:
+        return None
+    try:
+        return Path(location).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        problem = error.strerror if isinstance(error, OSError) else "not a PEM file"
+        raise ConfigurationError(f"{name}.location: cannot read {location}: {problem}", hint="mount the file") from None
+
+
+# --- SASL ------------------------------------------------------------------------------------------------------------
+
+
+def _sasl(properties: Mapping[str, str]) -> dict[str, str]:
+    if not properties.get("security.protocol", "").lower().startswith("sasl_"):
+        return {}
+    mechanism = properties.get("sasl.mechanism", properties.get("sasl.mechanisms", "GSSAPI"))
+    if mechanism == "PLAIN":
+        return {"sasl.jaas.config": _login(properties, "plain.PlainLoginModule")}
+    if mechanism.startswith("SCRAM-"):
+        return {"sasl.jaas.config": _login(properties, "scram.ScramLoginModule")}
+    if mechanism == "GSSAPI":
+        return {"sasl.jaas.config": _kerberos(properties)}
+    if mechanism == "OAUTHBEARER":
+        return _oauth(properties)
+    raise ConfigurationError(
+        f"sasl.mechanism {mechanism} is not supported",
+        hint="use PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, GSSAPI or OAUTHBEARER",
+    )
+
+
+def _login(properties: Mapping[str, str], module: str) -> str:
+    user = _required(properties, "sasl.username")
+    password = _required(properties, "sasl.password")
+    return f"org.apache.kafka.common.security.{module} required username={_quoted(user)} password={_quoted(password)};"
+
+
+def _kerberos(properties: Mapping[str, str]) -> str:
+    module = "com.sun.security.auth.module.Krb5LoginModule required"
+    keytab, principal = properties.get("sasl.kerberos.keytab"), properties.get("sasl.kerberos.principal")
+    if keytab is None or principal is None:
+        return f"{module} useTicketCache=true;"
+    return f"{module} useKeyTab=true storeKey=true keyTab={_quoted(keytab)} principal={_quoted(principal)};"
+
+
+def _oauth(properties: Mapping[str, str]) -> dict[str, str]:
+    if properties.get("sasl.oauthbearer.method", "default").lower() != "oidc":
+        hint = "set sasl.oauthbearer.method: oidc with client id, client secret and token endpoint"
+        raise ConfigurationError("OAUTHBEARER works with the method oidc only", hint=hint)
+    options = {
+        "clientId": _required(properties, "sasl.oauthbearer.client.id"),
+        "clientSecret": _required(properties, "sasl.oauthbearer.client.secret"),
+    }
+    if scope := properties.get("sasl.oauthbearer.scope"):
+        options["scope"] = scope
+    if extensions := properties.get("sasl.oauthbearer.extensions"):
+        for pair in extensions.split(","):
+            name, _, value = pair.partition("=")
+            options[f"extension_{name.strip()}"] = value
+    rendered = " ".join(f"{name}={_quoted(value)}" for name, value in options.items())
+    return {
+        "sasl.jaas.config": f"org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required {rendered};",
+        "sasl.login.callback.handler.class": _OAUTH_HANDLER,
+        "sasl.oauthbearer.token.endpoint.url": _required(properties, "sasl.oauthbearer.token.endpoint.url"),
+    }
+
+
+def _required(properties: Mapping[str, str], name: str) -> str:
+    if name not in properties:
+        raise ConfigurationError(f"{name} is missing", hint="the SASL mechanism needs it, under kafka.common")
+    return properties[name]
+
+
+def _quoted(value: str) -> str:
+    """A JAAS string: whatever is in a password stays inside its quotes."""
+    return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
