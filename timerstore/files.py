@@ -1,0 +1,100 @@
+"""File names of a store's directory, and the one way in which files get there.
+
+    temporary name -> write -> fsync -> rename -> fsync of the directory
+
+A crash before the rename leaves a temporary file, which opening removes; after it the file is whole. A failed fsync says nothing about what is
+on the disk, so it is never retried (the lesson of PostgreSQL's "fsyncgate", 2018): it is a `DiskFailure`, and the process ends.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from timerstore.errors import DirectoryInUse, DiskFailure, DiskFull
+
+CHECKPOINT = "checkpoint.json"
+LOCK = "lock"
+SEGMENT_SUFFIX = ".parquet"
+TEMPORARY_SUFFIX = ".tmp"
+CORRUPT_SUFFIX = ".corrupt"
+
+
+def segment_name(number: int) -> str:
+    """File name of a segment."""
+    return f"segment-{number:010d}{SEGMENT_SUFFIX}"
+
+
+def segment_number(name: str) -> int:
+    """The number in a segment's file name."""
+    return int(name.removeprefix("segment-").removesuffix(SEGMENT_SUFFIX))
+
+
+def lock_directory(directory: Path) -> int:
+    """Take the directory's lock, held until the descriptor is closed (also by the process's death); returns the descriptor."""
+    descriptor = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        raise DirectoryInUse(
+            f"{directory} is in use by another process",
+            hint="give every instance a store.directory of its own, or end the other process",
+        ) from error
+    return descriptor
+
+
+def write_durably(path: Path, write: Callable[[Path], None]) -> None:
+    """Let `write` fill a temporary file, then make it durable under `path`; on failure the temporary file is removed."""
+    temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
+    try:
+        write(temporary)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink()
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DiskFull(
+                f"no room to write {path.name} in {path.parent}",
+                hint="free disk space or enlarge the volume; ingest goes on by itself when there is room",
+            ) from error
+        raise DiskFailure(f"cannot write {path}: {error}", hint="check the volume of store.directory") from error
+    try:
+        fsync(temporary)
+        os.replace(temporary, path)
+        fsync(path.parent)
+    except OSError as error:
+        raise DiskFailure(
+            f"cannot make {path} durable: {error}",
+            hint="check the volume of store.directory; the index can be deleted, it is rebuilt from Kafka",
+        ) from error
+
+
+def fsync(path: Path) -> None:
+    """Flush a file or a directory to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def set_aside(path: Path, now_ms: int) -> Path:
+    """Rename a damaged file so that nobody reads it again and somebody can look at it; returns the new path."""
+    aside = path.with_name(f"{path.name}.{now_ms}{CORRUPT_SUFFIX}")
+    os.replace(path, aside)
+    return aside
+
+
+def remove_strangers(directory: Path, named: set[str]) -> list[str]:
+    """Remove temporary files and segments that no checkpoint names (left by a crash); returns their names."""
+    removed = []
+    for path in directory.iterdir():
+        orphan = path.name.endswith(SEGMENT_SUFFIX) and path.name not in named
+        if orphan or path.name.endswith(TEMPORARY_SUFFIX):
+            path.unlink()
+            removed.append(path.name)
+    return sorted(removed)

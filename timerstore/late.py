@@ -1,0 +1,68 @@
+"""Late rows: entries whose position the delivered position had passed when they were ingested. They are delivered in the order of offset.
+
+A late row is finished by moving O over it (invariant I1), so O of its source stops in front of the first one that is not delivered yet.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from timerstore.position import offsets_of
+from timerstore.runs import EMPTY, Selection, concat
+
+
+class Late:
+    """Rows by source and offset. Few at any time: a bound on them blocks ingest."""
+
+    def __init__(self) -> None:
+        self._rows: Selection = EMPTY
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def insert(self, rows: Selection) -> None:
+        """Add rows in any order."""
+        if len(rows):
+            both = concat([self._rows, rows])
+            self._rows = both[np.argsort(both.seq, kind="stable")]
+
+    def take(self, now_ms: int, limit: int) -> Selection:
+        """Remove and return, source by source in the order of offset, at most `limit` rows; a row that is not due stops its source.
+
+        Every source gets its share of the limit, so that a flood in one does not hold up another.
+        """
+        if not len(self._rows) or limit <= 0:
+            return EMPTY
+        source = self._rows.source
+        starts = np.flatnonzero(np.r_[True, source[1:] != source[:-1]])
+        counts = np.diff(np.r_[starts, len(source)])
+        rank = np.arange(len(source)) - np.repeat(starts, counts)
+        early = np.where(self._rows.at > now_ms, rank, np.iinfo(np.int64).max)
+        due_before = np.repeat(np.minimum.reduceat(early, starts), counts)
+        chosen = rank < np.minimum(max(1, limit // len(starts)), due_before)
+        taken = self._rows[chosen]
+        self._rows = self._rows[~chosen]
+        return taken
+
+    def first_offsets(self) -> dict[int, int]:
+        """The smallest offset of every source that has rows here."""
+        if not len(self._rows):
+            return {}
+        sources, first = np.unique(self._rows.source, return_index=True)
+        return dict(zip(sources.tolist(), offsets_of(self._rows.seq[first]).tolist(), strict=True))
+
+    def first_at_ms(self) -> int | None:
+        """The earliest time at which some source can go on, or None when there are no rows."""
+        if not len(self._rows):
+            return None
+        _, first = np.unique(self._rows.source, return_index=True)
+        return int(self._rows.at[first].min())
+
+    def all(self) -> Selection:
+        """Every row."""
+        return self._rows
+
+    def pop_all(self) -> Selection:
+        """Remove and return every row."""
+        rows, self._rows = self._rows, EMPTY
+        return rows

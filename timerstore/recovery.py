@@ -1,0 +1,90 @@
+"""Recovery: from a directory to the index that it still holds.
+
+    checkpoint missing          an empty index; everything is read from Kafka
+    checkpoint damaged          set aside, then as if missing
+    a segment damaged           set aside with the checkpoint, then as if missing: its rows can only come from Kafka again
+    another cluster or topic    refused: WrongIdentity
+    segments nobody names       removed (a crash came between rename and checkpoint)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from timerstore import checkpoint as checkpoints
+from timerstore import files, segment
+from timerstore.checkpoint import Checkpoint, Identity
+from timerstore.errors import Corrupt, WrongIdentity
+from timerstore.segment import Segment
+from timerstore.sources import Sources
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovered:
+    """`checkpoint` and its open `segments`, or None and none; `reports` are sentences for the operator."""
+
+    checkpoint: Checkpoint | None
+    segments: tuple[Segment, ...]
+    reports: tuple[str, ...]
+
+
+def read_checkpoint(directory: Path, identity: Identity, now_ms: int) -> tuple[Checkpoint | None, list[str]]:
+    """The directory's checkpoint if it is sound and ours, and reports. Raises WrongIdentity."""
+    try:
+        found = checkpoints.read(directory)
+    except Corrupt as error:
+        aside = files.set_aside(Path(error.path), now_ms)
+        return None, [f"{error.message}: set aside as {aside.name}, the index is rebuilt from Kafka"]
+    if found is not None:
+        _must_be_ours(found.identity, identity, directory)
+    return found, []
+
+
+def open_segments(
+    directory: Path,
+    found: Checkpoint | None,
+    identity: Identity,
+    sources: Sources,
+    now_ms: int,
+    progress: Callable[[int, int], None],
+) -> Recovered:
+    """Open the segments that `found` names; `progress(done, total)` is called after each."""
+    reports: list[str] = []
+    opened: list[Segment] = []
+    for named in found.segments if found is not None else ():
+        try:
+            opened.append(segment.read(directory / named.name, identity, sources, named))
+        except Corrupt as error:
+            reports.append(discard(directory, error, now_ms))
+            found, opened = None, []
+            break
+        progress(len(opened), len(found.segments) if found is not None else 0)
+    removed = files.remove_strangers(directory, {s.named.name for s in opened})
+    if removed and found is not None:
+        reports.append(f"removed {len(removed)} files that a crash had left unfinished")
+    return Recovered(checkpoint=found, segments=tuple(opened), reports=tuple(reports))
+
+
+def discard(directory: Path, error: Corrupt, now_ms: int) -> str:
+    """Set a damaged segment aside and the checkpoint that names it, so that the next opening rebuilds; returns a report."""
+    for path in (Path(error.path), directory / files.CHECKPOINT):
+        if path.exists():
+            files.set_aside(path, now_ms)
+    return f"{error.message}: set aside, the index is rebuilt from Kafka"
+
+
+def _must_be_ours(found: Identity, ours: Identity, directory: Path) -> None:
+    remedy = "point store.directory to another directory, or delete this one: it is an index and is rebuilt from Kafka"
+    if found.cluster_id != ours.cluster_id:
+        raise WrongIdentity(
+            f"{directory} holds the index of cluster {found.cluster_id}, this cluster is {ours.cluster_id}", hint=remedy
+        )
+    for topic, topic_id in found.topic_ids.items():
+        if topic in ours.topic_ids and ours.topic_ids[topic] != topic_id:
+            raise WrongIdentity(
+                f"{directory} holds the index of another topic {topic} (id {topic_id}, now {ours.topic_ids[topic]}):"
+                " the topic was deleted and made again",
+                hint=remedy,
+            )

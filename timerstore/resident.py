@@ -1,0 +1,168 @@
+"""Resident rows: what is in memory, where each row belongs, and how the delivered position and the loaded frontier move over it.
+
+    position:   finished ... P ......... hot wheel ......... L ......... memtable .........
+                         late rows                              (and segments' rows, on disk)
+
+    late      at or below P of its source, and not finished: its offset is not covered by O yet
+    hot       above P, at or below the loaded frontier L: every pending row there is resident
+    memtable  above L, and not in a segment yet
+
+No lock and no IO here: `TimerStore` guards it, one instance is used by one thread at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pyarrow as pa
+
+from timerstore.chunks import Chunks
+from timerstore.late import Late
+from timerstore.position import ORIGIN, Bools, Int64s, Position, Progress, at_or_below
+from timerstore.runs import Runs, Selection
+
+
+class Resident:
+    """Rows in memory of the owned sources, `sources` many in all; `committed` is (O, P) of every owned source."""
+
+    def __init__(self, sources: int, committed: Mapping[int, Progress]) -> None:
+        self.chunks = Chunks()
+        self.hot = Runs()
+        self.memtable = Runs()
+        self.late = Late()
+        self.hot_bytes = 0
+        self.memtable_bytes = 0
+        self.late_bytes = 0
+        self.committed: dict[int, Progress] = dict(committed)
+        self.owned: Bools = np.zeros(sources, dtype=np.bool_)
+        self.owned[list(committed)] = True
+        self.offset: Int64s = np.zeros(sources, dtype=np.int64)
+        self.ends: Int64s = np.zeros(sources, dtype=np.int64)
+        self._committed_at: Int64s = np.full(sources, ORIGIN.at_ms, dtype=np.int64)
+        self._committed_seq: Int64s = np.full(sources, ORIGIN.seq, dtype=np.int64)
+        for source in committed:
+            self._note_committed(source)
+        self.position = min((progress.position for progress in committed.values()), default=ORIGIN)
+        """P: dispatch has finished every position up to here (each source's own P may be ahead)."""
+        self.frontier = self.position
+        """L: every pending row at or below it, of a source ingested so far, is resident. P <= L (invariant I3)."""
+
+    def finished(self, rows: Selection) -> Bools:
+        """Mask of the rows that are finished under the committed state (invariant I1), or of no source of ours."""
+        source = rows.source
+        covered = rows.offset < self.offset[source]
+        passed = at_or_below(rows.at, rows.seq, self._committed_at[source], self._committed_seq[source])
+        return (covered & passed) | ~self.owned[source]
+
+    def add(self, rows: Selection, payload: pa.RecordBatch, *, batch: int, stored: bool) -> None:
+        """Take in new rows; `rows` are in the order of position and `rows.row` indexes `payload`; `rows.chunk` is not looked at.
+
+        Each of late, hot and memtable gets a chunk of its own, in the order of position, so that what is popped together lies together.
+        """
+        late, hot = self._late(rows), rows.at_or_below(self.frontier)
+        for mask in (late, hot & ~late, ~hot & ~late):
+            count = int(np.count_nonzero(mask))
+            if not count:
+                continue
+            part = rows[mask]
+            chunk = self.chunks.add(payload.take(pa.array(part.row)), batch=batch, stored=stored)
+            self.place(
+                Selection(
+                    part.at, part.seq, np.full(count, chunk, dtype=np.int32), np.arange(count, dtype=np.int32)
+                )
+            )
+
+    def place(self, rows: Selection) -> None:
+        """Put row references, in the order of position, where they belong now.
+
+        Rows beyond the frontier that a segment holds are let go: they are loaded again when the frontier comes to them.
+        """
+        late, hot = self._late(rows), rows.at_or_below(self.frontier)
+        self._insert_late(rows[late])
+        self.insert_hot(rows[hot & ~late])
+        beyond = rows[~hot & ~late]
+        stored = self.chunks.stored[beyond.chunk]
+        self.chunks.release(beyond.chunk[stored])
+        unstored = beyond[~stored]
+        self.memtable.insert(unstored)
+        self.memtable_bytes += self.chunks.bytes_of(unstored.chunk)
+
+    def insert_hot(self, rows: Selection) -> None:
+        """Put rows into the hot wheel."""
+        self.hot.insert(rows)
+        self.hot_bytes += self.chunks.bytes_of(rows.chunk)
+
+    def pop_hot(self, bound: Position, limit: int | None = None) -> Selection:
+        """Take rows at or below `bound` out of the hot wheel, in the order of position."""
+        rows = self.hot.pop_until(bound, limit)
+        self.hot_bytes -= self.chunks.bytes_of(rows.chunk)
+        return rows
+
+    def pop_late(self, now_ms: int, limit: int) -> Selection:
+        """Take late rows, by offset in each source."""
+        rows = self.late.take(now_ms, limit)
+        self.late_bytes -= self.chunks.bytes_of(rows.chunk)
+        return rows
+
+    def make_late(self, rows: Selection) -> None:
+        """Rows that P passes in front of O: they are delivered by offset from now on."""
+        self._insert_late(rows)
+
+    def replace_all(self, rows: Selection) -> None:
+        """Put rows back after a transaction that did not happen, and all late rows with them: P may lie before them again."""
+        late = self.late.pop_all()
+        self.late_bytes = 0
+        for selection in (rows, late):
+            self.place(selection.sorted())
+
+    def commit(self, progress: Mapping[int, Progress], position: Position) -> None:
+        """The committed state has moved. Hot rows that P has passed become late."""
+        for source, state in progress.items():
+            self.committed[source] = state
+            self._note_committed(source)
+        self.position = max(self.position, position)
+        self.frontier = max(self.frontier, self.position)
+        self.make_late(self.pop_hot(self.position))
+
+    def advance_frontier(self, upper: Position) -> None:
+        """Move L up; rows of the memtable in between move with it."""
+        rows = self.memtable.pop_until(upper)
+        self.memtable_bytes -= self.chunks.bytes_of(rows.chunk)
+        self.frontier = upper
+        self.place(rows)
+
+    def retreat_frontier(self, budget_bytes: int, floor: Position) -> None:
+        """Move L back so that the hot wheel holds at most `budget_bytes`; never below `floor` (invariant I8)."""
+        rows = self.hot.all().sorted()
+        fits = int(np.searchsorted(np.cumsum(self.chunks.row_bytes[rows.chunk]), budget_bytes, side="right"))
+        if fits >= len(rows):
+            return
+        first_out = Position.of(int(rows.at[fits]), int(rows.seq[fits]))
+        self.frontier = max(first_out.before(), floor)
+        out = self.hot.pop_after(self.frontier)
+        self.hot_bytes -= self.chunks.bytes_of(out.chunk)
+        self.place(out.sorted())
+
+    def mark_stored(self, batch: int) -> None:
+        """A segment now holds every unstored row of the batches up to `batch`: the memtable lets go of them."""
+        written = self.chunks.batch <= batch
+        rows = self.memtable.remove(written)
+        self.memtable_bytes -= self.chunks.bytes_of(rows.chunk)
+        self.chunks.stored[written] = True
+        self.chunks.release(rows.chunk)
+
+    def _late(self, rows: Selection) -> Bools:
+        source = rows.source
+        own = at_or_below(rows.at, rows.seq, self._committed_at[source], self._committed_seq[source])
+        return own | rows.at_or_below(self.position)
+
+    def _insert_late(self, rows: Selection) -> None:
+        self.late.insert(rows)
+        self.late_bytes += self.chunks.bytes_of(rows.chunk)
+
+    def _note_committed(self, source: int) -> None:
+        state = self.committed[source]
+        self.offset[source] = state.offset
+        self._committed_at[source] = state.position.at_ms
+        self._committed_seq[source] = state.position.seq

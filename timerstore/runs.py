@@ -1,0 +1,173 @@
+"""Runs: resident rows in the order of position.
+
+The hot wheel (rows at or below the loaded frontier) and the memtable (rows beyond it, not yet in a segment) are each one `Runs`: a short list of sorted vectors
+of row references. An inserted batch becomes a run; runs of like size are merged, so that a row is merged a logarithmic number of times and
+there are never many runs to look at (the log-structured merge of Patrick O'Neil et al., 1996, in memory). Popping what is due moves the head of each run.
+
+    insert [3 5 9]       runs: [3 5 9]
+    insert [4 6 7]       runs: [3 4 5 6 7 9]          (equal sizes are merged)
+    insert [8]           runs: [3 4 5 6 7 9] [8]
+    pop_until 5          -> 3 4 5;  runs: [6 7 9] [8]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from timerstore.position import (
+    Bools,
+    Int64s,
+    Position,
+    at_or_below,
+    offsets_of,
+    order_by_position,
+    search,
+    sources_of,
+)
+
+Int32s = npt.NDArray[np.int32]
+
+MERGED_ROWS_MAX = 1 << 18
+"""Larger runs are left alone: merging one must not hold up delivery for more than some tens of milliseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """References to resident rows: `at` and `seq` (int64[n], the position), `chunk` and `row` (int32[n], where the payload is)."""
+
+    at: Int64s
+    seq: Int64s
+    chunk: Int32s
+    row: Int32s
+
+    def __len__(self) -> int:
+        return len(self.at)
+
+    def __getitem__(self, key: slice | Bools | npt.NDArray[np.intp]) -> Selection:
+        return Selection(self.at[key], self.seq[key], self.chunk[key], self.row[key])
+
+    @property
+    def source(self) -> Int64s:
+        """Sources, int64[n]."""
+        return sources_of(self.seq)
+
+    @property
+    def offset(self) -> Int64s:
+        """Offsets, int64[n]."""
+        return offsets_of(self.seq)
+
+    def last(self) -> Position:
+        """The last row's position."""
+        return Position.of(int(self.at[-1]), int(self.seq[-1]))
+
+    def sorted(self) -> Selection:
+        """The same rows in the order of position."""
+        return self[order_by_position(self.at, self.seq)]
+
+    def at_or_below(self, bound: Position) -> Bools:
+        """Mask of the rows at or below a position."""
+        return at_or_below(self.at, self.seq, bound.at_ms, bound.seq)
+
+
+EMPTY = Selection(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int32))
+
+
+def concat(selections: Sequence[Selection]) -> Selection:
+    """All rows of several selections, one after the other."""
+    some = [s for s in selections if len(s)]
+    if not some:
+        return EMPTY
+    if len(some) == 1:
+        return some[0]
+    return Selection(
+        np.concatenate([s.at for s in some]),
+        np.concatenate([s.seq for s in some]),
+        np.concatenate([s.chunk for s in some]),
+        np.concatenate([s.row for s in some]),
+    )
+
+
+class Runs:
+    """Row references kept in the order of position; see the module's table for how runs merge."""
+
+    def __init__(self) -> None:
+        self._runs: list[Selection] = []
+
+    def __len__(self) -> int:
+        return sum(len(run) for run in self._runs)
+
+    def insert(self, rows: Selection) -> None:
+        """Add rows that are in the order of position."""
+        if not len(rows):
+            return
+        self._runs.append(rows)
+        while len(self._runs) > 1 and self._mergeable(self._runs[-2], self._runs[-1]):
+            newest = self._runs.pop()
+            self._runs[-1] = concat([self._runs[-1], newest]).sorted()
+
+    def first_at_ms(self) -> int | None:
+        """Effective time of the first row, or None when there is none."""
+        return min((int(run.at[0]) for run in self._runs), default=None)
+
+    def pop_until(self, bound: Position, limit: int | None = None) -> Selection:
+        """Remove and return the rows at or below `bound` in the order of position, at most the first `limit` of them."""
+        cuts = [search(run.at, run.seq, bound) for run in self._runs]
+        if not any(cuts):
+            return EMPTY
+        heads = [run[:cut] for run, cut in zip(self._runs, cuts, strict=True)]
+        popped = concat(heads)
+        if sum(1 for cut in cuts if cut) > 1:
+            popped = popped.sorted()
+        if limit is not None and len(popped) > limit:
+            popped = popped[:limit]
+            cuts = [search(run.at, run.seq, popped.last()) for run in self._runs] if limit else [0] * len(cuts)
+        self._runs = [run[cut:] for run, cut in zip(self._runs, cuts, strict=True) if cut < len(run)]
+        return popped
+
+    def pop_after(self, bound: Position) -> Selection:
+        """Remove and return the rows above `bound`, in no order."""
+        cuts = [search(run.at, run.seq, bound) for run in self._runs]
+        tails = [run[cut:] for run, cut in zip(self._runs, cuts, strict=True)]
+        self._runs = [run[:cut] for run, cut in zip(self._runs, cuts, strict=True) if cut]
+        return concat(tails)
+
+    def prefix_within(self, bound: Position, row_bytes: Int64s, budget_bytes: int) -> Position | None:
+        """The last row at or below `bound` up to which the rows fit into a budget, or None when all of them do.
+
+        `row_bytes` is bytes a row by chunk id. At least one row is always inside.
+        """
+        rows = concat([run[: search(run.at, run.seq, bound)] for run in self._runs]).sorted()
+        fits = int(np.searchsorted(np.cumsum(row_bytes[rows.chunk]), budget_bytes, side="right"))
+        if fits >= len(rows):
+            return None
+        fits = max(fits, 1)
+        return rows[fits - 1 : fits].last()
+
+    def remove(self, gone: npt.NDArray[np.bool_]) -> Selection:
+        """Remove and return the rows of every chunk id marked in `gone` (bool by chunk id), in no order."""
+        removed: list[Selection] = []
+        kept: list[Selection] = []
+        for run in self._runs:
+            mask = gone[run.chunk]
+            removed.append(run[mask])
+            rest = run[~mask]
+            if len(rest):
+                kept.append(rest)
+        self._runs = kept
+        return concat(removed)
+
+    def all(self) -> Selection:
+        """Every row, in no order."""
+        return concat(self._runs)
+
+    def clear(self) -> None:
+        """Forget every row."""
+        self._runs = []
+
+    @staticmethod
+    def _mergeable(older: Selection, newer: Selection) -> bool:
+        return len(older) < 2 * len(newer) and len(older) + len(newer) <= MERGED_ROWS_MAX

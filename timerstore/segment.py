@@ -1,0 +1,220 @@
+"""Segments: immutable Parquet files of entries, sorted by position.
+
+The footer says everything that opening and planning need, so that neither scans: whose rows they are, the range of offsets and of positions of every
+source, a histogram of slots, pending counts by target, and a fence for each row group (its first position, its rows, its bytes in memory). Any tool that
+reads Parquet can look inside.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from timerstore import files
+from timerstore.checkpoint import Identity, NamedSegment
+from timerstore.chunks import ROW_REFERENCE_BYTES, materialize
+from timerstore.entry import SEGMENT
+from timerstore.errors import Corrupt
+from timerstore.position import Int64s, Position, pack
+from timerstore.runs import Selection
+from timerstore.sources import Sources
+from timerstore.wheel import SLOT_MS
+
+FORMAT_VERSION = 1
+METADATA_KEY = b"delay-bridge"
+ROW_GROUP_ROWS = 16_384
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Segment:
+    """An open segment. The `group_*` vectors have one element a row group; `slots`/`counts` are the histogram of `at` by wheel slot."""
+
+    path: Path
+    named: NamedSegment
+    rows: int
+    group_at: Int64s
+    group_seq: Int64s
+    group_rows: Int64s
+    group_bytes: Int64s
+    first: Position
+    last: Position
+    largest: dict[int, Position]
+    slots: Int64s
+    counts: Int64s
+    targets: dict[str, int]
+
+    def groups_between(self, lower: Position, upper: Position) -> npt.NDArray[np.bool_]:
+        """Mask of the row groups that may hold rows in (lower, upper]; none where the histogram has nothing in its slots."""
+        slots = slice(*np.searchsorted(self.slots, [lower.at_ms // SLOT_MS, upper.at_ms // SLOT_MS + 1]))
+        if not self.counts[slots].any():
+            return np.zeros(len(self.group_at), dtype=np.bool_)
+        begins_in_time = (self.group_at < upper.at_ms) | (
+            (self.group_at == upper.at_ms) & (self.group_seq <= upper.seq)
+        )
+        next_at = np.r_[self.group_at[1:], self.last.at_ms]
+        next_seq = np.r_[self.group_seq[1:], self.last.seq]
+        reaches = (next_at > lower.at_ms) | ((next_at == lower.at_ms) & (next_seq > lower.seq))
+        result: npt.NDArray[np.bool_] = begins_in_time & reaches
+        return result
+
+
+def write(
+    directory: Path,
+    number: int,
+    identity: Identity,
+    sources: Sources,
+    rows: Selection,
+    payloads: dict[int, pa.RecordBatch],
+) -> Segment:
+    """Write rows (in the order of position) as one durable segment; memory beside them is bounded by a row group.
+
+    Raises DiskFull (nothing was written) or DiskFailure.
+    """
+    path = directory / files.segment_name(number)
+    files.write_durably(path, lambda temporary: _write_parquet(temporary, identity, sources, rows, payloads))
+    return read(path, identity, sources)
+
+
+def read(path: Path, identity: Identity, sources: Sources, expected: NamedSegment | None = None) -> Segment:
+    """Open a segment by its footer. Raises Corrupt when it is damaged, not the one expected, or of another cluster."""
+    try:
+        size, crc = path.stat().st_size, _footer_crc(path)
+        if expected is not None and (size, crc) != (expected.bytes, expected.footer_crc):
+            raise Corrupt(f"{path.name} is not the file that the checkpoint names (size or checksum)", path=str(path))
+        metadata = pq.read_metadata(path).metadata or {}
+        footer = json.loads(metadata[METADATA_KEY])
+        if footer["version"] != FORMAT_VERSION or footer["cluster_id"] != identity.cluster_id:
+            raise Corrupt(f"{path.name} is of another format version or cluster", path=str(path))
+        return _from_footer(path, NamedSegment(name=path.name, bytes=size, footer_crc=crc), footer, sources)
+    except (OSError, pa.ArrowException, ValueError, KeyError) as error:
+        raise Corrupt(f"{path.name} cannot be read: {error}", path=str(path)) from error
+
+
+def read_rows(
+    segment: Segment, groups: Sequence[int] | None = None, columns: Sequence[str] | None = None
+) -> pa.Table:
+    """Rows of some row groups (all), some columns (all), pages verified by their checksums. Raises Corrupt."""
+    try:
+        with pq.ParquetFile(segment.path, page_checksum_verification=True) as parquet:
+            wanted = range(parquet.num_row_groups) if groups is None else groups
+            return parquet.read_row_groups(list(wanted), columns=None if columns is None else list(columns))
+    except (OSError, pa.ArrowException) as error:
+        raise Corrupt(f"{segment.path.name} cannot be read: {error}", path=str(segment.path)) from error
+
+
+def _write_parquet(
+    path: Path, identity: Identity, sources: Sources, rows: Selection, payloads: dict[int, pa.RecordBatch]
+) -> None:
+    group_bytes: list[int] = []
+    targets: dict[str, int] = {}
+    with pq.ParquetWriter(
+        path, SEGMENT, compression="lz4", use_dictionary=["topic", "target"], write_page_checksum=True
+    ) as writer:
+        for start in range(0, len(rows), ROW_GROUP_ROWS):
+            part = rows[start : start + ROW_GROUP_ROWS]
+            payload = materialize(payloads, part.chunk, part.row)
+            topic, partition = sources.columns(part.source)
+            position = {"topic": topic, "partition": partition, "offset": pa.array(part.offset), "at": pa.array(part.at)}
+            columns = position | {name: payload.column(name) for name in payload.schema.names}
+            writer.write_table(pa.table([columns[name] for name in SEGMENT.names], schema=SEGMENT))
+            group_bytes.append(payload.nbytes + len(part) * ROW_REFERENCE_BYTES)
+            count_targets(payload.column("target"), targets)
+        footer = json.dumps(_footer(identity, sources, rows, group_bytes, targets), separators=(",", ":"))
+        writer.add_key_value_metadata({METADATA_KEY.decode(): footer})
+
+
+def count_targets(target: pa.Array | pa.ChunkedArray, into: dict[str, int], sign: int = 1) -> None:
+    """Add how often each target occurs (null, the delay topic's default, as the empty string) to `into`."""
+    for pair in pc.value_counts(target).to_pylist():
+        name = pair["values"] or ""
+        into[name] = into.get(name, 0) + sign * pair["counts"]
+
+
+def _footer(
+    identity: Identity, sources: Sources, rows: Selection, group_bytes: list[int], targets: dict[str, int]
+) -> dict[str, Any]:
+    present = np.unique(rows.source).tolist()
+    slots, counts = np.unique(rows.at // SLOT_MS, return_counts=True)
+    starts = np.arange(0, len(rows), ROW_GROUP_ROWS)
+    extent = []
+    for source in present:
+        mine = rows[rows.source == source]
+        offsets = mine.offset
+        first, last = mine[:1].last(), mine.last()
+        extent.append([int(offsets.min()), int(offsets.max()), first.at_ms, first.offset, last.at_ms, last.offset])
+    code = {source: i for i, source in enumerate(present)}
+    group_source = np.array([code[s] for s in rows.source[starts].tolist()], dtype=np.int64)
+    return {
+        "version": FORMAT_VERSION,
+        "cluster_id": identity.cluster_id,
+        "topic_ids": dict(identity.topic_ids),
+        "rows": len(rows),
+        "sources": [list(sources.name(source)) for source in present],
+        "extent": extent,
+        "slots": _pack_vector(slots),
+        "counts": _pack_vector(counts),
+        "targets": targets,
+        "groups": {
+            "at": _pack_vector(rows.at[starts]),
+            "source": _pack_vector(group_source),
+            "offset": _pack_vector(rows.offset[starts]),
+            "rows": _pack_vector(np.diff(np.r_[starts, len(rows)])),
+            "bytes": _pack_vector(np.array(group_bytes, dtype=np.int64)),
+        },
+    }
+
+
+def _from_footer(path: Path, named: NamedSegment, footer: dict[str, Any], sources: Sources) -> Segment:
+    present = np.array([sources.index(topic, partition) for topic, partition in footer["sources"]], dtype=np.int64)
+    groups = {name: _unpack_vector(text) for name, text in footer["groups"].items()}
+    group_seq = pack(present[groups["source"]], groups["offset"])
+    largest = {
+        int(source): Position(extent[4], int(source), extent[5])
+        for source, extent in zip(present, footer["extent"], strict=True)
+    }
+    return Segment(
+        path=path,
+        named=named,
+        rows=footer["rows"],
+        group_at=groups["at"],
+        group_seq=group_seq,
+        group_rows=groups["rows"],
+        group_bytes=groups["bytes"],
+        first=Position.of(int(groups["at"][0]), int(group_seq[0])),
+        last=max(largest.values()),
+        largest=largest,
+        slots=_unpack_vector(footer["slots"]),
+        counts=_unpack_vector(footer["counts"]),
+        targets=footer["targets"],
+    )
+
+
+def _footer_crc(path: Path) -> int:
+    """CRC-32 of the Parquet footer: its last 8 bytes give the length of what precedes them."""
+    with path.open("rb") as file:
+        file.seek(-8, 2)
+        tail = file.read(8)
+        length = int.from_bytes(tail[:4], "little")
+        if tail[4:] != b"PAR1" or length + 12 > file.tell():
+            raise Corrupt(f"{path.name} has no Parquet footer", path=str(path))
+        file.seek(-8 - length, 2)
+        return zlib.crc32(file.read())
+
+
+def _pack_vector(vector: npt.NDArray[Any]) -> str:
+    return base64.b64encode(zlib.compress(np.ascontiguousarray(vector, dtype="<i8").tobytes(), 1)).decode()
+
+
+def _unpack_vector(text: str) -> Int64s:
+    return np.frombuffer(zlib.decompress(base64.b64decode(text)), dtype="<i8").astype(np.int64)

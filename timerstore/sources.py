@@ -1,0 +1,98 @@
+"""Sources: the partitions of the delay topics, numbered in the order of (topic, partition).
+
+The number is valid within one opening of a store: files, Spark and Kafka's metadata always say (topic, partition), so that a topic or
+a partition more tomorrow moves no position relative to another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import pyarrow as pa
+
+from timerstore.errors import Misuse
+from timerstore.position import ORIGIN, SOURCE_MAX, Int64s, Position
+
+SourceName = tuple[str, int]
+"""(topic, partition)."""
+
+NamedPosition = tuple[int, str, int, int]
+"""A position as files and Kafka's metadata hold it: (at in ms, topic, partition, offset)."""
+
+
+class Sources:
+    """The sorted list of (topic, partition) that positions refer to by index."""
+
+    def __init__(self, names: Iterable[SourceName]) -> None:
+        self._names: tuple[SourceName, ...] = tuple(sorted(set(names)))
+        if len(self._names) > SOURCE_MAX + 1:
+            raise Misuse(f"{len(self._names)} partitions of delay topics; at most {SOURCE_MAX + 1} fit")
+        self._index = {name: i for i, name in enumerate(self._names)}
+        self._tables = {topic: self._table(topic) for topic in {topic for topic, _ in self._names}}
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __iter__(self) -> Iterator[SourceName]:
+        return iter(self._names)
+
+    def __contains__(self, name: SourceName) -> bool:
+        return name in self._index
+
+    def name(self, source: int) -> SourceName:
+        """(topic, partition) of a source."""
+        return self._names[source]
+
+    def index(self, topic: str, partition: int) -> int:
+        """The source of (topic, partition); KeyError when it is none of ours."""
+        return self._index[(topic, partition)]
+
+    def position(self, named: NamedPosition | None) -> Position:
+        """The position that files and metadata name; None is the origin."""
+        if named is None:
+            return ORIGIN
+        at_ms, topic, partition, offset = named
+        return Position(at_ms, self.index(topic, partition), offset)
+
+    def named(self, position: Position) -> NamedPosition | None:
+        """How files and metadata name the position of an entry."""
+        if position == ORIGIN:
+            return None
+        topic, partition = self.name(position.source)
+        return position.at_ms, topic, partition, position.offset
+
+    def of_columns(self, topic: pa.ChunkedArray | pa.Array, partition: pa.ChunkedArray | pa.Array) -> Int64s:
+        """Sources (int64[n]) of a topic and a partition column; -1 where the partition is none of ours."""
+        column = topic.combine_chunks() if isinstance(topic, pa.ChunkedArray) else topic
+        encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
+        topics = encoded.dictionary.to_pylist()
+        partitions = partition.to_numpy(zero_copy_only=False) if isinstance(partition, pa.Array) else partition.to_numpy()
+        codes = encoded.indices.to_numpy(zero_copy_only=False)
+        result = np.full(len(codes), -1, dtype=np.int64)
+        for code, name in enumerate(topics):
+            table = self._tables.get(name)
+            if table is None:
+                continue
+            mask = codes == code if len(topics) > 1 else slice(None)
+            wanted = partitions[mask]
+            known = (wanted >= 0) & (wanted < len(table))
+            result[mask] = np.where(known, table[np.where(known, wanted, 0)], -1)
+        return result
+
+    def columns(self, source: Int64s) -> tuple[pa.DictionaryArray, pa.Array]:
+        """The topic (dictionary of strings) and partition (int32) columns of int64 sources."""
+        topics = sorted({topic for topic, _ in self._names})
+        number = {topic: i for i, topic in enumerate(topics)}
+        topic_of = np.array([number[topic] for topic, _ in self._names], dtype=np.int32)
+        partition_of = np.array([partition for _, partition in self._names], dtype=np.int32)
+        codes = pa.array(topic_of[source], type=pa.int32())
+        return pa.DictionaryArray.from_arrays(codes, pa.array(topics, type=pa.string())), pa.array(partition_of[source])
+
+    def _table(self, topic: str) -> Int64s:
+        """Source by partition of one topic, -1 in gaps."""
+        partitions = [p for t, p in self._names if t == topic]
+        table = np.full(max(partitions) + 1, -1, dtype=np.int64)
+        for partition in partitions:
+            table[partition] = self._index[(topic, partition)]
+        return table

@@ -1,0 +1,140 @@
+"""Transactions: rows handed out for delivery, together with the committed state that says they are finished.
+
+A transaction outputs exactly the difference between two finished sets (invariant I1), in as many pieces as the dispatcher likes to take:
+
+    late rows     move O of their source: O' is the first late row that is not taken, or the end of what is ingested
+    on-time rows  move P: P' is the position of the last row popped from the hot wheel
+    a popped row that O' does not cover is not output: it is late from here on
+
+Nothing is forgotten before `acknowledge`; `rollback` makes every row pending again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from timerstore.chunks import materialize
+from timerstore.entry import Kind
+from timerstore.errors import Misuse
+from timerstore.position import Int64s, Progress, end_of
+from timerstore.runs import EMPTY, Selection, concat
+
+if TYPE_CHECKING:
+    from timerstore.store import TimerStore
+
+P_STALE_MS_MAX = 1_000
+"""A source whose committed P lies further behind than this is committed along, though nothing of it was output: a restart begins at the smallest P."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """Rows in the order in which they are to be produced.
+
+    `at` int64[n] (ms), `source` int32[n], `offset` int64[n]; `payload` is a record batch of `entry.PAYLOAD`, n rows.
+    """
+
+    at: Int64s
+    source: npt.NDArray[np.int32]
+    offset: Int64s
+    payload: pa.RecordBatch
+
+    def __len__(self) -> int:
+        return len(self.at)
+
+
+class Transaction:
+    """One step of the committed state; made by `TimerStore.begin`, one at a time, used by one thread."""
+
+    def __init__(self, store: TimerStore) -> None:
+        self._store = store
+        self.position = store.resident.position
+        self._offsets = store.resident.offset.copy()
+        self._output: list[Selection] = []
+        self._delivered: list[tuple[Int64s, pa.Array]] = []
+        self._ended = False
+
+    def take(self, now_ms: int, max_rows: int) -> Rows:
+        """Up to about `max_rows` rows that are due at `now_ms`: late ones first. An empty answer means that nothing is due.
+
+        (A source's share of late rows is at least one row, so a hundred sources may exceed a limit of ten.)
+        """
+        with self._store.lock:
+            self._must_be_open()
+            resident = self._store.resident
+            resident.make_late(resident.pop_hot(self.position))
+            late = resident.pop_late(now_ms, max_rows)
+            self._cover()
+            due = resident.pop_hot(min(end_of(now_ms), resident.frontier), max(0, max_rows - len(late)))
+            if len(due):
+                self.position = due.last()
+            covered = due.offset < self._offsets[due.source]
+            if not covered.all():
+                resident.make_late(due[~covered])
+                due = due[covered]
+            rows = concat([late, due])
+            self._output.append(rows)
+            payloads = resident.chunks.payloads(rows.chunk)
+        payload = materialize(payloads, rows.chunk, rows.row)
+        self._note_timers(rows, payload)
+        return Rows(at=rows.at, source=rows.source.astype(np.int32), offset=rows.offset, payload=payload)
+
+    def progress(self) -> dict[int, Progress]:
+        """(O', P') of every source that has output, whose O moves, or whose committed P would fall behind for long."""
+        with self._store.lock:
+            resident = self._store.resident
+            with_output = np.zeros(len(resident.owned), dtype=np.bool_)
+            with_output[self.rows().source] = True
+            result = {}
+            for source, state in resident.committed.items():
+                offset, position = int(self._offsets[source]), max(state.position, self.position)
+                behind = position.at_ms - state.position.at_ms > P_STALE_MS_MAX
+                if with_output[source] or offset != state.offset or behind:
+                    result[source] = Progress(offset, position)
+            return result
+
+    def rows(self) -> Selection:
+        """References of everything taken so far."""
+        self._output = [concat(self._output)] if self._output else [EMPTY]
+        return self._output[0]
+
+    def acknowledge(self) -> None:
+        """The commit is known to have happened: what was taken is finished."""
+        with self._store.lock:
+            progress = self.progress()
+            self._end()
+            self._store.transaction_committed(self.rows(), self._delivered, progress, self.position)
+
+    def rollback(self) -> None:
+        """The commit is known not to have happened: what was taken is pending again."""
+        with self._store.lock:
+            self._end()
+            self._store.transaction_rolled_back(self.rows())
+
+    def _cover(self) -> None:
+        """O' of every source: in front of its first late row that is left, else the end of what is ingested."""
+        resident = self._store.resident
+        np.copyto(self._offsets, resident.ends, where=resident.owned)
+        for source, offset in resident.late.first_offsets().items():
+            self._offsets[source] = offset
+
+    def _note_timers(self, rows: Selection, payload: pa.RecordBatch) -> None:
+        """Remember what leaves the pending counts when the commit is known."""
+        timers = payload.column("kind").to_numpy() == Kind.TIMER
+        target = payload.column("target")
+        if timers.all():
+            self._delivered.append((rows.at, target))
+        elif timers.any():
+            self._delivered.append((rows.at[timers], target.filter(pa.array(timers))))
+
+    def _must_be_open(self) -> None:
+        if self._ended:
+            raise Misuse("the transaction has ended")
+
+    def _end(self) -> None:
+        self._must_be_open()
+        self._ended = True
