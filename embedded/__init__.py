@@ -1,0 +1,5 @@
+"""A real Kafka broker of one node, for demo, tests and bench; no part of the product."""
+
+from embedded.broker import EmbeddedBroker
+
+__all__ = ["EmbeddedBroker"]

@@ -1,0 +1,345 @@
+"""A native Kafka broker (KRaft, one node) from Maven's jars, started with `java` on 127.0.0.1.
+
+    with EmbeddedBroker() as broker:
+        Producer({"bootstrap.servers": broker.bootstrap})
+
+Port, cluster id and data stay the same from the constructor to `close()`, whatever `stop()`, `kill()` and `start()` do in
+between: a broker that comes back is the same broker to its clients.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import logging
+import os
+import random
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final, Self
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
+from bridge import maven
+from bridge.errors import EnvironmentFailure
+from timerstore.clock import Clock, SystemClock
+
+CACHE_VARIABLE: Final = "DELAY_BRIDGE_CACHE"
+POM: Final = Path(__file__).with_name("pom.xml")
+HOST: Final = "127.0.0.1"
+POLL_S: Final = 0.05
+FORMAT_TIMEOUT_S: Final = 60
+KILL_TIMEOUT_S: Final = 10
+LOG_LINES_MAX: Final = 15
+# Below the usual ephemeral ports: a client that keeps trying a port in their range may connect to itself, and then the
+# restarted broker finds its port taken.
+PORTS: Final = range(12_000, 30_000)
+
+LOG4J: Final = """\
+status = error
+rootLogger.level = warn
+rootLogger.appenderRef.file.ref = file
+appender.file.type = File
+appender.file.name = file
+appender.file.fileName = {log}
+appender.file.layout.type = PatternLayout
+appender.file.layout.pattern = %d %p %c{{1}}: %m%n
+"""
+
+# Ends the broker when this process is gone without having done so (SIGKILL, a test runner's timeout): its end of the pipe
+# is then closed. $1 is the broker's pid, $2 the directory to remove, if any.
+GUARD: Final = 'read -r _; kill -9 "$1" 2>/dev/null; if [ -n "$2" ]; then sleep 1; rm -rf "$2"; fi'
+
+
+def jars() -> list[Path]:
+    """The broker's class path, resolved by Maven at first use and kept.
+
+    The directory is `.cache/kafka-<version>/<digest of the pom>` in the checkout; the environment variable
+    DELAY_BRIDGE_CACHE names another one than `.cache`.
+    """
+    pom = POM.read_text(encoding="utf-8")
+    found = re.search(r"<kafka\.version>([^<]+)<", pom)
+    assert found is not None, "pom.xml names Kafka's version"
+    cache = Path(os.environ.get(CACHE_VARIABLE) or Path(__file__).parents[1] / ".cache")
+    digest = hashlib.sha256(pom.encode()).hexdigest()[:12]
+    return maven.resolve(pom, cache.resolve() / f"kafka-{found[1]}" / digest)
+
+
+class EmbeddedBroker:
+    """One broker, its data directory and its ports.
+
+    Arguments:
+        properties: broker properties on top of, or instead of, the defaults here. `broker.properties` may be changed
+            while the broker is down; `port` and `controller_port` are known before the first start.
+        data: directory to keep the data in. One that an earlier broker left is taken over with its ports and cluster
+            id. Default: a new temporary one, removed by `close()`.
+        tmpfs: put the temporary directory into memory (/dev/shm).
+        heap: the JVM's largest heap.
+        jvm_options: further options of the JVM.
+        client: client properties with which the broker can be asked whether it is up, beside `bootstrap.servers`.
+        start_timeout_s: how long a start may take.
+    """
+
+    def __init__(
+        self,
+        *,
+        properties: Mapping[str, object] | None = None,
+        data: Path | None = None,
+        tmpfs: bool = False,
+        heap: str = "512m",
+        jvm_options: Sequence[str] = ("-XX:+UseSerialGC",),
+        client: Mapping[str, str] | None = None,
+        start_timeout_s: float = 90,
+        clock: Clock | None = None,
+    ) -> None:
+        self.properties: dict[str, object] = dict(properties or {})
+        self.heap = heap
+        self._jvm_options = tuple(jvm_options)
+        self._client = dict(client or {})
+        self._start_timeout_s = start_timeout_s
+        self._clock = clock or SystemClock()
+        self._temporary = data is None
+        if data is None:
+            parent = "/dev/shm" if tmpfs and Path("/dev/shm").is_dir() else None
+            data = Path(tempfile.mkdtemp(prefix="delay-bridge-kafka-", dir=parent))
+        self.data: Final = data.resolve()
+        self.data.mkdir(parents=True, exist_ok=True)
+        self.cluster_id, self.port, self.controller_port = self._identity()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._guard: subprocess.Popen[bytes] | None = None
+
+    @property
+    def bootstrap(self) -> str:
+        """`host:port` for clients."""
+        return f"{HOST}:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        """Process id of the running broker. Raises RuntimeError if it is down."""
+        if self._process is None:
+            raise RuntimeError("the broker is not running")
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether the process is alive."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def log(self) -> Path:
+        """The broker's log (warnings and errors), over all starts."""
+        return self.data / "broker.log"
+
+    def start(self) -> Self:
+        """Start, or start again on the same data and port; returns when the broker answers with its own cluster id.
+
+        Raises EnvironmentFailure, with the end of the log, if it does not come up.
+        """
+        if self.running:
+            return self
+        class_path = os.pathsep.join(str(jar) for jar in jars())
+        configuration = self.data / "server.properties"
+        configuration.write_text("".join(f"{key}={value}\n" for key, value in self._all_properties().items()))
+        (self.data / "log4j2.properties").write_text(LOG4J.format(log=self.log))
+        if not (self.data / "kafka" / "meta.properties").exists():
+            self._format(class_path, configuration)
+        with (self.data / "stdout.log").open("ab") as output:
+            # A session of its own: Ctrl-C on the terminal is for us, and we stop the broker after its clients.
+            self._process = subprocess.Popen(
+                [*self._java(class_path, self.heap), "kafka.Kafka", str(configuration)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._guard = subprocess.Popen(
+            ["/bin/sh", "-c", GUARD, "guard", str(self._process.pid), str(self.data) if self._temporary else ""],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+        )
+        try:
+            self._wait_until_up()
+        except BaseException:
+            self.kill()
+            raise
+        return self
+
+    def stop(self, timeout_s: float = 20) -> None:
+        """SIGTERM, and SIGKILL if the broker has not ended by itself after `timeout_s`. The data stay."""
+        self._end(signal.SIGTERM, timeout_s)
+
+    def kill(self) -> None:
+        """SIGKILL, as a crash would. The data stay."""
+        self._end(signal.SIGKILL, KILL_TIMEOUT_S)
+
+    def close(self) -> None:
+        """Stop, and remove the data directory if it is a temporary one."""
+        if self._temporary:
+            self.kill()  # nobody will read these data: an orderly shutdown takes seconds
+            shutil.rmtree(self.data, ignore_errors=True)
+        else:
+            self.stop()
+
+    def __enter__(self) -> Self:
+        try:
+            return self.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _identity(self) -> tuple[str, int, int]:
+        """Cluster id and ports: those that an earlier broker left in the data directory, or new ones."""
+        path = self.data / "identity.json"
+        if path.exists():
+            identity = json.loads(path.read_text())
+        else:
+            # As Kafka's own: 16 random bytes in URL-safe base64; a leading dash would look like an option.
+            cluster_id = "-"
+            while cluster_id.startswith("-"):
+                cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+            port, controller_port = _free_ports(2)
+            identity = {"cluster_id": cluster_id, "port": port, "controller_port": controller_port}
+            path.write_text(json.dumps(identity))
+        return str(identity["cluster_id"]), int(identity["port"]), int(identity["controller_port"])
+
+    def _all_properties(self) -> dict[str, object]:
+        controller = f"{HOST}:{self.controller_port}"
+        return {
+            "process.roles": "broker,controller",
+            "node.id": 1,
+            "controller.quorum.bootstrap.servers": controller,
+            "controller.listener.names": "CONTROLLER",
+            "listeners": f"PLAINTEXT://{self.bootstrap},CONTROLLER://{controller}",
+            "advertised.listeners": f"PLAINTEXT://{self.bootstrap},CONTROLLER://{controller}",
+            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+            "inter.broker.listener.name": "PLAINTEXT",
+            "log.dirs": self.data / "kafka",
+            "auto.create.topics.enable": "false",
+            "group.initial.rebalance.delay.ms": 0,
+            # A killed broker comes back when its old session has timed out; by default that is 9 s.
+            "broker.session.timeout.ms": 4_000,
+            "broker.heartbeat.interval.ms": 500,
+            # One node: internal topics of one replica, and few partitions, so that their first use is quick.
+            "offsets.topic.replication.factor": 1,
+            "offsets.topic.num.partitions": 4,
+            "transaction.state.log.replication.factor": 1,
+            "transaction.state.log.min.isr": 1,
+            "transaction.state.log.num.partitions": 4,
+            "share.coordinator.state.topic.replication.factor": 1,
+            "share.coordinator.state.topic.min.isr": 1,
+            "log.cleaner.dedupe.buffer.size": 16 * 1024 * 1024,
+            **self.properties,
+        }
+
+    def _java(self, class_path: str, heap: str) -> list[str]:
+        home = os.environ.get("JAVA_HOME")
+        java = str(Path(home, "bin", "java")) if home else shutil.which("java")
+        if java is None or not Path(java).exists():
+            raise EnvironmentFailure(
+                "Java was not found", hint="Install Java 17 and put it on the PATH or in JAVA_HOME."
+            )
+        log4j = f"-Dlog4j2.configurationFile={self.data / 'log4j2.properties'}"
+        return [java, f"-Xmx{heap}", *self._jvm_options, "-Djava.awt.headless=true", log4j, "-cp", class_path]
+
+    def _format(self, class_path: str, configuration: Path) -> None:
+        command = [*self._java(class_path, "128m"), "kafka.tools.StorageTool", "format", "--standalone"]
+        command += ["--cluster-id", self.cluster_id, "--config", str(configuration)]
+        run = subprocess.run(command, capture_output=True, text=True, timeout=FORMAT_TIMEOUT_S, check=False)
+        if run.returncode != 0:
+            output = " | ".join((run.stdout + run.stderr).strip().splitlines()[-LOG_LINES_MAX:])
+            raise EnvironmentFailure(
+                "The broker's storage could not be formatted", hint="See the output.", output=output
+            )
+
+    def _wait_until_up(self) -> None:
+        assert self._process is not None
+        deadline_s = self._clock.monotonic_s() + self._start_timeout_s
+        answer = "no connection"
+        while self._clock.monotonic_s() < deadline_s:
+            if self._process.poll() is not None:
+                raise self._failure(f"The broker ended with status {self._process.returncode}")
+            if _listens(self.port):
+                answer = self._ask()
+                if answer == self.cluster_id:
+                    return
+            threading.Event().wait(POLL_S)
+        raise self._failure(f"The broker did not come up within {self._start_timeout_s:g} s: {answer}")
+
+    def _ask(self) -> str:
+        """The cluster id of whoever listens on the port, or what went wrong."""
+        client = {**self._client, "bootstrap.servers": self.bootstrap, "socket.timeout.ms": 5_000}
+        quiet = logging.getLogger("embedded.probe")
+        quiet.addHandler(logging.NullHandler())
+        quiet.propagate = False
+        try:
+            metadata = AdminClient(client, logger=quiet).list_topics(timeout=5)
+        except KafkaException as error:
+            return str(error)
+        return str(metadata.cluster_id) if metadata.brokers else "no broker registered yet"
+
+    def _failure(self, message: str) -> EnvironmentFailure:
+        lines: list[str] = []
+        for path in (self.log, self.data / "stdout.log"):
+            if path.exists():
+                lines += path.read_text(errors="replace").splitlines()[-LOG_LINES_MAX:]
+        return EnvironmentFailure(message, hint=f"See {self.log}.", log=" | ".join(lines))
+
+    def _end(self, number: signal.Signals, timeout_s: float) -> None:
+        if self._guard is not None:
+            # First the guard: once the broker is reaped, its pid may be somebody else's.
+            self._guard.kill()
+            self._guard.wait(KILL_TIMEOUT_S)
+            if self._guard.stdin is not None:
+                self._guard.stdin.close()
+            self._guard = None
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.send_signal(number)
+        try:
+            process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(KILL_TIMEOUT_S)
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets: list[socket.socket] = []
+    try:
+        for port in random.sample(PORTS, k=500):
+            candidate = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+            try:
+                candidate.bind((HOST, port))
+            except OSError:
+                candidate.close()
+                continue
+            sockets.append(candidate)
+            if len(sockets) == count:
+                return [int(taken.getsockname()[1]) for taken in sockets]
+        raise EnvironmentFailure(
+            "No free ports on 127.0.0.1", hint=f"Free some between {PORTS.start} and {PORTS.stop}."
+        )
+    finally:
+        for taken in sockets:
+            taken.close()
+
+
+def _listens(port: int) -> bool:
+    try:
+        with socket.create_connection((HOST, port), timeout=1):
+            return True
+    except OSError:
+        return False
