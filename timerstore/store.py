@@ -111,6 +111,7 @@ class TimerStore:
         self._covered: tuple[int, Int64s] = (0, self.resident.ends)
         self._news = False
         self._closed = False
+        self._intake_closed = False
 
     @classmethod
     def open(
@@ -166,6 +167,11 @@ class TimerStore:
             for name, offset in offsets.items():
                 self.resident.ends[self.sources.index(*name)] = offset
             self._covered = (self._batch, self.resident.ends.copy())
+
+    def next_offsets(self) -> dict[SourceName, int]:
+        """The next expected offset of every owned source."""
+        with self.lock:
+            return {self.sources.name(source): int(self.resident.ends[source]) for source in self.resident.committed}
 
     # ---- enqueue
 
@@ -327,6 +333,12 @@ class TimerStore:
                 committed={name: resident.committed[source].offset for name, source in owned},
             )
 
+    def close_intake(self) -> None:
+        """Take in nothing more: who waits in `append`, or calls it, gets Closed. Delivery and flushes go on."""
+        with self.lock:
+            self._intake_closed = True
+            self._changed.notify_all()
+
     def close(self) -> None:
         """Give up the directory and wake everybody who waits; what is not flushed is read from Kafka again next time."""
         with self.lock:
@@ -380,7 +392,7 @@ class TimerStore:
 
     def _wait_for_room(self) -> None:
         limits = self.limits
-        while not self._closed:
+        while not (self._closed or self._intake_closed):
             resident = self.resident
             full = resident.memtable_bytes >= limits.memtable_bytes_max
             flooded = resident.late_bytes >= limits.late_bytes and self.is_caught_up()
