@@ -280,7 +280,7 @@ class EmbeddedBroker:
 
     def _ask(self) -> str:
         """The cluster id of whoever listens on the port, or what went wrong."""
-        client = {**self._client, "bootstrap.servers": self.bootstrap, "socket.timeout.ms": 5_000}
+        client: dict[str, str | int | float | bool] = {**self._client, "bootstrap.servers": self.bootstrap}
         quiet = logging.getLogger("embedded.probe")
         quiet.addHandler(logging.NullHandler())
         quiet.propagate = False
