@@ -1,0 +1,80 @@
+# The commands of this project; every one of them starts with `make install`, which is quick when nothing has changed.
+#
+#   make demo [BOOTSTRAP=host:port]     delayed messages, a kill and a restart, live
+#   make test [PYTEST_ARGS="-k wheel"]  all tests
+#   make bench [BENCH_ARGS=...]         measurements
+#   make lint                           format, lint, types
+#   make lock                           requirements.lock anew, from pyproject.toml
+#   make clean, make distclean          caches; also the environment and the broker's jars
+#
+# PYTHON=... chooses the interpreter of a new environment.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := install
+
+VENV := .venv
+BIN := $(VENV)/bin
+SOURCES := $(wildcard bridge timerstore embedded demo bench tests)
+
+.PHONY: install prerequisites demo test bench lint format lock clean distclean
+
+install: prerequisites $(VENV)/.installed
+
+# Java and the interpreter's version are looked at each time, which costs 0.1 s: either may have changed since.
+prerequisites:
+	@java="$${JAVA_HOME:+$$JAVA_HOME/bin/}java"; \
+	version=$$("$$java" -version 2>&1 | sed -nE 's/.* version "([0-9]+).*/\1/p' | head -n 1); \
+	if [ "$${version:-0}" -lt 17 ]; then \
+	  echo "Java 17 or later is needed (found: $${version:-none}); Debian: apt-get install openjdk-17-jre-headless" >&2; exit 1; \
+	fi
+	@if [ -n "$(PYTHON)" ] && [ -x $(BIN)/python ]; then \
+	  short='import sys; print("%d.%d" % sys.version_info[:2])'; \
+	  wanted=$$($(PYTHON) -c "$$short") && found=$$($(BIN)/python -c "$$short") || exit 1; \
+	  if [ "$$wanted" != "$$found" ]; then \
+	    echo "$(VENV) was made with Python $$found, not $$wanted: make distclean first" >&2; exit 1; \
+	  fi; \
+	fi
+
+$(BIN)/python:
+	@for python in $(or $(PYTHON),python3.11 python3.12 python3.13 python3); do \
+	  if $$python -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	    echo "Making $(VENV) with $$python"; exec $$python -m venv $(VENV); \
+	  fi; \
+	done; \
+	echo "Python 3.11 or later with venv is needed; PYTHON=... names one (Debian: apt-get install python3-venv)" >&2; exit 1
+
+$(VENV)/.installed: requirements.lock pyproject.toml bridge/connector.py bridge/maven.py | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	$(BIN)/python -m bridge.connector install
+	@touch $@
+
+demo: install
+	@$(BIN)/python -m demo $(if $(BOOTSTRAP),--bootstrap $(BOOTSTRAP)) $(DEMO_ARGS)
+
+test: install
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+bench: install
+	@$(BIN)/python -m bench $(BENCH_ARGS)
+
+lint: install
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy $(SOURCES)
+
+format: install
+	$(BIN)/ruff check --fix-only --select I .
+	$(BIN)/ruff format .
+
+# Hashes, all platforms, and no address of an index: the lock says what, the machine's configuration says from where.
+lock: install
+	$(BIN)/uv pip compile pyproject.toml --quiet --extra dev --universal --python-version 3.11 --generate-hashes \
+	  --no-emit-index-url --no-annotate --custom-compile-command "make lock" --output-file requirements.lock
+
+clean:
+	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis spark-warehouse metastore_db derby.log
+	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean
+	rm -rf $(VENV) .cache
