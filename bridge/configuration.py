@@ -11,8 +11,8 @@
 
 from __future__ import annotations
 
+import inspect
 import re
-import types
 from collections.abc import Hashable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, get_args, get_origin
@@ -220,7 +220,7 @@ def _leaves(shape: object, path: str) -> Iterator[str]:
 
 def _fields(shape: object) -> dict[str, object] | None:
     """Key -> shape of a section; None if `shape` is not a section."""
-    if isinstance(shape, type) and not isinstance(shape, types.GenericAlias) and issubclass(shape, BaseModel):
+    if inspect.isclass(shape) and get_origin(shape) is None and issubclass(shape, BaseModel):
         return {name: field.annotation for name, field in shape.model_fields.items()}
     return None
 

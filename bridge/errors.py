@@ -32,7 +32,7 @@ class BridgeError(Exception):
     def __str__(self) -> str:
         fields = " ".join(f"{name}={_one_line(str(value))}" for name, value in self.fields.items())
         head = _one_line(self.message).rstrip(".") + (f" ({fields})" if fields else "")
-        return f"{head}{'' if head.endswith('?') else '.'} {_one_line(self.hint)}"
+        return f"{head}{'' if head.endswith('?') else '.'} {_sentence(self.hint)}"
 
 
 class ConfigurationError(BridgeError):
@@ -63,6 +63,13 @@ class InternalError(BridgeError):
     """A promise of this code to itself was broken; a report is welcome."""
 
     exit_code = 70
+
+
+def _sentence(hint: str) -> str:
+    """Hints begin with a verb, or with a name that keeps its case."""
+    text = _one_line(hint)
+    first = text.partition(" ")[0]
+    return text[:1].upper() + text[1:] if first.isalpha() else text
 
 
 def _one_line(text: str) -> str:

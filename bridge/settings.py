@@ -44,6 +44,10 @@ TOPIC_NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}", re.ASCII)
 SPARK_OWNED: Final[Mapping[str, str]] = {
     "spark.master": "it is spark.master, one level up",
     "spark.driver.memory": "it is spark.driver_memory",
+    "spark.jars": "it is the connector's; further jars go into spark.driver.extraClassPath",
+    "spark.sql.streaming.checkpointFileManagerClass": "Spark's own log is written as cheaply as can be",
+    "spark.hadoop.fs.file.impl": "Spark's own log is written as cheaply as can be",
+    "spark.hadoop.parquet.page.verify-checksum.enabled": "a flipped bit must not become a message",
     "spark.sql.session.timeZone": "due times are decoded in UTC",
     "spark.sql.ansi.enabled": "decoding is written for ANSI mode",
 }

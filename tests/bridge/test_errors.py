@@ -25,4 +25,4 @@ def test_every_leaf_has_its_own_exit_code(kind: type[errors.BridgeError], code: 
 def test_an_error_prints_as_one_line_with_fields_and_hint() -> None:
     """Whatever a library put into the message, the operator sees a single line."""
     error = errors.EnvironmentFailure("no answer\n  from broker.", hint="start it", bootstrap="a:1\nb:2")
-    assert str(error) == "no answer from broker (bootstrap=a:1 b:2). start it"
+    assert str(error) == "no answer from broker (bootstrap=a:1 b:2). Start it"

@@ -84,7 +84,7 @@ def test_names_in_kafka_derive_from_id_and_instance() -> None:
             ["kafka.common.bootstrap.server ", "kafka.common.bootstrap.servers"],
         ),
         ({"kafka": {"consumers": {}}}, ["kafka.consumers", "kafka.consumer"]),
-        ({"zzzzzz": 1}, ["zzzzzz", "known here"]),
+        ({"zzzzzz": 1}, ["zzzzzz", "Known here"]),
     ],
 )
 def test_an_unknown_key_is_refused_with_the_nearest_known_one(

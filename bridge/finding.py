@@ -1,0 +1,47 @@
+"""What a check yields and what it looks at; the checks are in `checks`, `topic_checks` and `host_checks`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from bridge.cluster import Cluster
+from bridge.settings import Settings
+
+Status = Literal["ok", "warning", "failed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that was looked at. `remedy` says what to do, and is empty where all is well."""
+
+    name: str
+    status: Status
+    detail: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """What the checks look at.
+
+    `store_identity` yields the cluster id that a data directory belongs to, None for an empty one; `connector_jars` the
+    jars that Spark needs. Both raise a BridgeError, or yield what is there.
+    """
+
+    settings: Settings
+    cluster: Cluster
+    store_identity: Callable[[Path], str | None]
+    connector_jars: Callable[[], Sequence[Path]]
+    create: bool
+    timeout_s: float
+
+    @property
+    def bootstrap(self) -> str:
+        """Where the cluster is, for remedies."""
+        return self.settings.kafka.bootstrap_servers
+
+
+Check = Callable[[Context], Iterator[Finding]]

@@ -1,0 +1,102 @@
+"""Checks of the machine that the bridge runs on: directory, Java, connector."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from bridge.finding import Context, Finding
+from bridge.kafka import java
+
+JAVA_VERSION_MIN: Final = 17
+_JAVA_TIMEOUT_S: Final = 30.0
+_JAVA_VERSION: Final = re.compile(r'version "(\d+)')
+
+
+def check_directory(context: Context) -> Iterator[Finding]:
+    """It can be written, and has room for a few segments."""
+    directory = context.settings.store.directory
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory) as file:
+            file.write(b"x")
+            file.flush()
+            os.fsync(file.fileno())
+        free = shutil.disk_usage(directory).free
+    except OSError as error:
+        detail = f"{directory} cannot be written: {error.strerror}"
+        yield Finding(
+            name="directory", status="failed", detail=detail, remedy="correct store.directory or its permissions"
+        )
+        return
+    flush = context.settings.store.flush_bytes
+    detail = f"{directory.resolve()}, {free / 2**30:.1f} GiB free"
+    if free < 2 * flush:
+        remedy = "free some space: a segment, and its successor while it is written, must fit"
+        yield Finding(name="directory", status="failed", detail=detail, remedy=remedy)
+    elif free < 20 * flush:
+        yield Finding(
+            name="directory", status="warning", detail=detail, remedy="free some space: pending messages are kept here"
+        )
+    else:
+        yield Finding(name="directory", status="ok", detail=detail)
+
+
+def check_directory_identity(context: Context) -> Iterator[Finding]:
+    """What is in it belongs to this cluster."""
+    directory = context.settings.store.directory
+    identity = context.store_identity(directory)
+    cluster_id = context.cluster.describe().cluster_id
+    if identity is None:
+        yield Finding(name="directory identity", status="ok", detail="empty: it will be filled from Kafka")
+    elif identity == cluster_id:
+        yield Finding(name="directory identity", status="ok", detail=f"belongs to cluster {cluster_id}")
+    else:
+        detail = f"{directory} belongs to cluster {identity}, this is {cluster_id}"
+        remedy = "correct kafka.common.bootstrap.servers or store.directory (only an index: it can be deleted)"
+        yield Finding(name="directory identity", status="failed", detail=detail, remedy=remedy)
+
+
+def check_java(_: Context) -> Iterator[Finding]:
+    """Spark's JVM is there and recent enough."""
+    home = os.environ.get("JAVA_HOME")
+    java_path = str(Path(home, "bin", "java")) if home else "java"
+    remedy = f"install Java {JAVA_VERSION_MIN} (Debian: openjdk-{JAVA_VERSION_MIN}-jre-headless) or set JAVA_HOME"
+    try:
+        ran = subprocess.run(
+            [java_path, "-version"], capture_output=True, text=True, timeout=_JAVA_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        yield Finding(name="java", status="failed", detail=f"{java_path} does not run: {error}", remedy=remedy)
+        return
+    found = _JAVA_VERSION.search(ran.stderr + ran.stdout)
+    if found is None or int(found[1]) < JAVA_VERSION_MIN:
+        version = f"version {found[1]}" if found else "no version"
+        yield Finding(name="java", status="failed", detail=f"{java_path}: {version}", remedy=remedy)
+    else:
+        yield Finding(name="java", status="ok", detail=f"version {found[1]}")
+
+
+def check_connector(context: Context) -> Iterator[Finding]:
+    """Spark's Kafka connector is there."""
+    jars = context.connector_jars()
+    absent = [str(jar) for jar in jars if not jar.is_file()]
+    if absent or not jars:
+        remedy = "run `make install`, or use the image, which has them"
+        yield Finding(
+            name="connector", status="failed", detail=f"missing: {', '.join(absent) or 'all jars'}", remedy=remedy
+        )
+    else:
+        yield Finding(name="connector", status="ok", detail=f"{len(jars)} jars in {jars[0].parent}")
+
+
+def check_java_properties(context: Context) -> Iterator[Finding]:
+    """The client properties mean something to Spark's Java client too."""
+    java(context.settings)
+    yield Finding(name="java client", status="ok", detail="all client properties can be translated")

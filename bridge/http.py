@@ -1,0 +1,182 @@
+"""The management port: /livez, /readyz and /metrics over plain HTTP, without secrets.
+
+`Health` is what the parts of the bridge report into; the server only reads it.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Any, ClassVar, Final, Self
+
+import structlog
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+
+from bridge.errors import EnvironmentFailure
+
+log = structlog.get_logger("bridge.http")
+
+REQUEST_TIMEOUT_S: Final = 10.0
+CONNECTIONS_MAX: Final = 32  # a management port; more at once is a mistake or an attack
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """Where the bridge is: a stable name, whether it is consuming and delivering, and why not (or what is wrong)."""
+
+    name: str
+    ready: bool = False
+    reasons: tuple[str, ...] = ()
+    progress: float | None = None  # 0..1 of long work, where its end is known
+
+
+class Health:
+    """The state behind the probes; safe to use from any thread.
+
+    `alive` says whether every thread that must run does run, in words: what has died or hangs, empty if nothing.
+    """
+
+    def __init__(self, alive: Callable[[], list[str]] = list) -> None:
+        self._lock = threading.Lock()
+        self._phase = Phase(name="starting", reasons=("starting",))
+        self._alive = alive
+
+    def enter(
+        self, name: str, *, ready: bool = False, reasons: tuple[str, ...] = (), progress: float | None = None
+    ) -> None:
+        """The bridge is in this phase from now on."""
+        with self._lock:
+            self._phase = Phase(name=name, ready=ready, reasons=reasons, progress=progress)
+
+    @property
+    def phase(self) -> Phase:
+        """The current phase."""
+        with self._lock:
+            return self._phase
+
+    def problems(self) -> list[str]:
+        """What makes a restart necessary; empty while the process is alive."""
+        return self._alive()
+
+
+class ManagementServer:
+    """Serves the probes and metrics on threads of its own. Port 0 takes a free one; `port` tells which."""
+
+    def __init__(self, host: str, port: int, *, health: Health, registry: CollectorRegistry) -> None:
+        handler = type("BoundHandler", (_Handler,), {"health": health, "registry": registry})
+        try:
+            self._server = _Server((host, port), handler)
+        except OSError as error:
+            raise EnvironmentFailure(
+                f"cannot listen on {host}:{port}: {error.strerror}",
+                hint="choose another http.port, or 0 for a free one",
+            ) from None
+        self._thread = threading.Thread(target=self._server.serve_forever, name="http", daemon=True)
+
+    @property
+    def port(self) -> int:
+        """The port that is listened on."""
+        return int(self._server.server_address[1])
+
+    def start(self) -> Self:
+        """Begin to serve."""
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """Stop serving and free the port; requests under way are cut off."""
+        if self._thread.is_alive():
+            self._server.shutdown()
+            self._thread.join()
+        self._server.server_close()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False  # a client that keeps its connection open must not hold up the stop
+    request_queue_size = CONNECTIONS_MAX
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self._slots = threading.BoundedSemaphore(CONNECTIONS_MAX)
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._slots.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._slots.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - the base class's signature
+        log.debug("http_request_failed", exc_info=True)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    health: ClassVar[Health]
+    registry: ClassVar[CollectorRegistry]
+    timeout = REQUEST_TIMEOUT_S
+    server_version = "delay-bridge"
+    sys_version = ""
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        if path == "/livez":
+            self._livez()
+        elif path == "/readyz":
+            self._readyz()
+        elif path == "/metrics":
+            self._metrics()
+        else:
+            self._answer(HTTPStatus.NOT_FOUND, "text/plain; charset=utf-8", b"try /livez, /readyz or /metrics\n")
+
+    do_HEAD = do_GET
+
+    def _livez(self) -> None:
+        problems = self.health.problems()
+        status = HTTPStatus.SERVICE_UNAVAILABLE if problems else HTTPStatus.OK
+        self._json(status, {"alive": not problems, "reasons": problems})
+
+    def _readyz(self) -> None:
+        phase = self.health.phase
+        body: dict[str, object] = {"ready": phase.ready, "phase": phase.name, "reasons": list(phase.reasons)}
+        if phase.progress is not None:
+            body["progress"] = round(phase.progress, 3)
+        self._json(HTTPStatus.OK if phase.ready else HTTPStatus.SERVICE_UNAVAILABLE, body)
+
+    def _metrics(self) -> None:
+        encode, content_type = choose_encoder(self.headers.get("Accept", ""))
+        self._answer(HTTPStatus.OK, content_type, encode(self.registry))
+
+    def _json(self, status: HTTPStatus, body: object) -> None:
+        self._answer(status, "application/json", json.dumps(body).encode() + b"\n")
+
+    def _answer(self, status: HTTPStatus, content_type: str, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", content_type)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Cache-Control", "no-store")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Probes come every few seconds; nobody wants to read that."""

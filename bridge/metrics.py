@@ -1,0 +1,218 @@
+"""Everything that the bridge tells Prometheus, on a registry of its own.
+
+Counters and histograms are fed by the parts of the bridge as things happen. Gauges are not kept at all: they are read
+from a snapshot of the store when Prometheus asks, so that they cannot drift from what is true.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+# fmt: off
+LATENESS_BUCKETS_MS: Final = (
+    1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 30_000, 60_000, 300_000, 900_000, 3_600_000,
+)
+# fmt: on
+TIME_TO_GO: Final = ("1m", "5m", "1h", "6h", "1d", "7d", "more")
+DURATION_BUCKETS_S: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreSnapshot:
+    """The state of the store and of ingest at one moment.
+
+    `pending_by_time_to_go`: counts for the buckets of `TIME_TO_GO`, in that order and not cumulative; overdue messages
+    count into the first. `oldest_overdue_s` is 0 when nothing is overdue, `checkpoint_age_s` None before the first.
+    """
+
+    pending_total: int = 0
+    pending_by_topic: Mapping[str, int] = field(default_factory=dict)
+    pending_by_time_to_go: tuple[int, ...] = (0,) * len(TIME_TO_GO)
+    oldest_overdue_s: float = 0.0
+    hot_rows: int = 0
+    hot_bytes: int = 0
+    segments: int = 0
+    segment_bytes: int = 0
+    checkpoint_age_s: float | None = None
+    consumer_lag: Mapping[tuple[str, int], int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if len(self.pending_by_time_to_go) != len(TIME_TO_GO):
+            raise ValueError(f"{len(self.pending_by_time_to_go)} buckets of time to go, expected {len(TIME_TO_GO)}")
+
+
+class Metrics:
+    """All metrics; one per process. `snapshot` is called at every scrape and must be cheap and safe from any thread."""
+
+    def __init__(self, snapshot: Callable[[], StoreSnapshot] = StoreSnapshot) -> None:
+        self.registry = CollectorRegistry(auto_describe=True)
+        self._gauges = _Gauges(snapshot)
+        self._lateness = _Lateness()
+        self.registry.register(self._gauges)
+        self.registry.register(self._lateness)
+        self._ingested = self._counter(
+            "records_ingested", "Records read from delay topics, whatever they are.", "topic"
+        )
+        self._rejected = self._counter(
+            "records_rejected",
+            "Records sent to a dead-letter topic. Look there: headers give reason and origin.",
+            "reason",
+        )
+        self._delivered = self._counter("records_delivered", "Messages committed to their real topics.", "topic")
+        self._cancelled = self._counter("records_cancelled", "Messages that a cancel or replace has finished.")
+        self._early = self._counter("early_deliveries", "Messages sent before they were due. Must stay 0; report it.")
+        self._aborted = self._counter("transactions_aborted", "Transactions that were rolled back and tried again.")
+        self._rebuilt = self._counter(
+            "producer_rebuilds", "Producers replaced because a commit's outcome was not known."
+        )
+        self._rebalances = self._counter(
+            "rebalances", "Times that the pipeline was stopped and started for new partitions."
+        )
+        self._flush = self._duration("flush", "Writing one segment of the TimerLog.")
+        self._window = self._duration("window", "Loading one window from the TimerLog into memory.")
+        self._transaction = self._duration("transaction", "One transaction, from its first record to its commit.")
+        self._batch = self._duration("ingest_batch", "One micro-batch of a delay topic, from Kafka into the store.")
+
+    def bind(self, snapshot: Callable[[], StoreSnapshot]) -> None:
+        """From now on the gauges are read from here: the store is opened later than the port."""
+        self._gauges.snapshot = snapshot
+
+    def ingested(self, topic: str, rows: int) -> None:
+        """`rows` records of delay topic `topic` were read."""
+        self._ingested.labels(topic).inc(rows)
+
+    def rejected(self, reason: str, rows: int = 1) -> None:
+        """`rows` records went to a dead-letter topic for `reason`."""
+        self._rejected.labels(reason).inc(rows)
+
+    def delivered(self, topic: str, rows: int) -> None:
+        """`rows` messages were committed to the real topic `topic`."""
+        self._delivered.labels(topic).inc(rows)
+
+    def cancelled(self, rows: int) -> None:
+        """`rows` pending messages were finished without delivery."""
+        self._cancelled.inc(rows)
+
+    def transaction_aborted(self) -> None:
+        """A transaction was rolled back."""
+        self._aborted.inc()
+
+    def producer_rebuilt(self) -> None:
+        """The producer was dropped and made anew."""
+        self._rebuilt.inc()
+
+    def rebalanced(self) -> None:
+        """The owned partitions changed."""
+        self._rebalances.inc()
+
+    def observe_lateness(self, lateness_ms: npt.NDArray[np.int64]) -> None:
+        """Lateness of committed messages in milliseconds, int64[n]; what is negative is counted as early as well."""
+        early = int(np.count_nonzero(lateness_ms < 0))
+        if early:
+            self._early.inc(early)
+        self._lateness.observe(lateness_ms)
+
+    def observe_flush(self, seconds: float) -> None:
+        """A segment was written."""
+        self._flush.observe(seconds)
+
+    def observe_window(self, seconds: float) -> None:
+        """A window was loaded."""
+        self._window.observe(seconds)
+
+    def observe_transaction(self, seconds: float) -> None:
+        """A transaction was committed."""
+        self._transaction.observe(seconds)
+
+    def observe_batch(self, seconds: float) -> None:
+        """A micro-batch was taken in."""
+        self._batch.observe(seconds)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"delay_bridge_{name}", text, labels, registry=self.registry)
+
+    def _duration(self, name: str, text: str) -> Histogram:
+        full = f"delay_bridge_{name}_duration_seconds"
+        return Histogram(full, f"{text} Seconds.", buckets=DURATION_BUCKETS_S, registry=self.registry)
+
+
+class _Lateness(Collector):
+    """A histogram that takes a whole transaction at once: one searchsorted and one bincount, not a call per message."""
+
+    _EDGES_MS: Final = np.array(LATENESS_BUCKETS_MS, dtype=np.int64)
+    _LABELS: Final = (*(str(ms / 1000) for ms in LATENESS_BUCKETS_MS), "+Inf")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts = np.zeros(len(self._LABELS), dtype=np.int64)
+        self._sum_ms = 0
+
+    def observe(self, lateness_ms: npt.NDArray[np.int64]) -> None:
+        buckets = np.searchsorted(self._EDGES_MS, lateness_ms, side="left")
+        counts = np.bincount(buckets, minlength=len(self._LABELS))
+        total = int(lateness_ms.sum())
+        with self._lock:
+            self._counts += counts
+            self._sum_ms += total
+
+    def collect(self) -> Iterable[Metric]:
+        with self._lock:
+            cumulative, total_ms = np.cumsum(self._counts).tolist(), self._sum_ms
+        text = "Time of delivery minus due time of each message. Seconds; the clock is the bridge's."
+        family = HistogramMetricFamily("delay_bridge_lateness_seconds", text)
+        family.add_metric([], list(zip(self._LABELS, cumulative, strict=True)), sum_value=total_ms / 1000)
+        return [family]
+
+    def describe(self) -> Iterable[Metric]:
+        return [HistogramMetricFamily("delay_bridge_lateness_seconds", "")]
+
+
+class _Gauges(Collector):
+    def __init__(self, snapshot: Callable[[], StoreSnapshot]) -> None:
+        self.snapshot = snapshot
+
+    def collect(self) -> Iterator[Metric]:
+        now = self.snapshot()
+        yield _gauge("pending_messages", "Messages that wait for their time.", now.pending_total)
+        by_topic = [((topic,), n) for topic, n in now.pending_by_topic.items()]
+        yield _labelled("pending_messages_by_topic", "Waiting messages by delay topic.", ["topic"], by_topic)
+        by_time = [((name,), n) for name, n in zip(TIME_TO_GO, now.pending_by_time_to_go, strict=True)]
+        text = "Waiting messages by the time that is left: up to the label, beyond the one before it."
+        yield _labelled("pending_messages_by_time_to_go", text, ["within"], by_time)
+        text = (
+            "How long the oldest message that is due waits already. Rises when targets or brokers do not take writes."
+        )
+        yield _gauge("oldest_overdue_seconds", text, now.oldest_overdue_s)
+        text = "Records of a delay topic that are not read yet. Rises when ingest is slower than producers, or stopped."
+        lag = [((topic, str(partition)), n) for (topic, partition), n in now.consumer_lag.items()]
+        yield _labelled("consumer_lag_records", text, ["topic", "partition"], lag)
+        yield _gauge("hot_messages", "Messages in memory, ready to go.", now.hot_rows)
+        yield _gauge("hot_bytes", "Memory of the messages that are ready to go; limited by hot.bytes.", now.hot_bytes)
+        yield _gauge("segments", "Segments of the TimerLog on disk.", now.segments)
+        yield _gauge("segment_bytes", "Size of the segments on disk.", now.segment_bytes)
+        if now.checkpoint_age_s is not None:
+            text = "Age of the local checkpoint: what a restart reads again. Normally about store.flush_interval."
+            yield _gauge("checkpoint_age_seconds", text, now.checkpoint_age_s)
+
+    def describe(self) -> Iterable[Metric]:
+        return []
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"delay_bridge_{name}", text, value=value)
+
+
+def _labelled(name: str, text: str, labels: list[str], values: Iterable[tuple[tuple[str, ...], float]]) -> Metric:
+    family = GaugeMetricFamily(f"delay_bridge_{name}", text, labels=labels)
+    for key, value in values:
+        family.add_metric(list(key), value)
+    return family

@@ -1,0 +1,187 @@
+"""Checks of the topics: delay topics, dead-letter topics, and targets that the configuration names.
+
+The only thing that is changed is that missing topics are made, and that only with `Context.create`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from bridge.cluster import Topic
+from bridge.errors import EnvironmentFailure
+from bridge.finding import Context, Finding
+from bridge.kafka import HEADER_ALLOWANCE_BYTES
+from bridge.settings import Settings
+from bridge.units import format_bytes, format_duration_ms
+
+_MESSAGE_BYTES: Final = 1_048_588  # max.message.bytes of a topic that does not say
+
+
+def check_delay_topics(context: Context) -> Iterator[Finding]:
+    """They exist, stamp records by the broker's clock, and keep them."""
+    names = list(context.settings.delay_topics)
+    topics, missing = _present(context, names, lambda name: {})
+    configs = context.cluster.topic_configs(topics)
+    for name in names:
+        label = f"delay topic {name}"
+        if name not in topics:
+            yield _missing(label, context, name, missing.get(name), timestamps=True)
+            continue
+        yield _partitions(label, topics[name])
+        yield from _delay_topic(label, name, configs.get(name, {}), context)
+
+
+def _delay_topic(label: str, name: str, config: dict[str, str], context: Context) -> Iterator[Finding]:
+    stamp = config.get("message.timestamp.type", "CreateTime")
+    stamped = stamp == "LogAppendTime"
+    yield Finding(
+        name=label,
+        status="ok" if stamped else "failed",
+        detail=f"message.timestamp.type={stamp}",
+        remedy="" if stamped else _alter(context, name, "message.timestamp.type=LogAppendTime"),
+    )
+    policy = config.get("cleanup.policy", "delete")
+    yield Finding(
+        name=label,
+        status="failed" if "compact" in policy else "ok",
+        detail=f"cleanup.policy={policy}",
+        remedy=_alter(context, name, "cleanup.policy=delete") if "compact" in policy else "",
+    )
+    yield from _retention(label, name, config, context)
+
+
+def _retention(label: str, name: str, config: dict[str, str], context: Context) -> Iterator[Finding]:
+    longest = context.settings.delay.max
+    retention_ms, retention_bytes = int(config.get("retention.ms", -1)), int(config.get("retention.bytes", -1))
+    if 0 <= retention_ms < longest:
+        kept = f"retention.ms={retention_ms} ({format_duration_ms(retention_ms)})"
+        detail = f"{kept} is shorter than delay.max {format_duration_ms(longest)}"
+        remedy = f"lower delay.max, or: {_alter(context, name, f'retention.ms={longest}')}"
+        yield Finding(name=label, status="warning", detail=detail, remedy=remedy)
+    if retention_bytes >= 0:
+        limit = format_bytes(retention_bytes)
+        detail = f"retention.bytes={retention_bytes}: pending records are lost when a partition outgrows {limit}"
+        yield Finding(name=label, status="warning", detail=detail, remedy=_alter(context, name, "retention.bytes=-1"))
+    if (retention_ms < 0 or retention_ms >= longest) and retention_bytes < 0:
+        kept = "for ever" if retention_ms < 0 else format_duration_ms(retention_ms)
+        yield Finding(name=label, status="ok", detail=f"records are kept {kept}")
+
+
+def check_dead_letter_topics(context: Context) -> Iterator[Finding]:
+    """They exist, and take a reject with the headers that explain it."""
+    delay_topics = list(context.settings.delay_topics)
+    dead_letter = {name: context.settings.dead_letter_topic(name) for name in delay_topics}
+    limits = {name: _message_bytes(c) for name, c in context.cluster.topic_configs(delay_topics).items()}
+    needed = {
+        target: max(limits.get(name, _MESSAGE_BYTES) for name in delay_topics if dead_letter[name] == target)
+        + HEADER_ALLOWANCE_BYTES
+        for target in dict.fromkeys(dead_letter.values())
+    }
+    topics, missing = _present(context, list(needed), lambda name: {"max.message.bytes": str(needed[name])})
+    configs = context.cluster.topic_configs(topics)
+    for name, size in needed.items():
+        label = f"dead-letter topic {name}"
+        if name not in topics:
+            yield _missing(label, context, name, missing.get(name), timestamps=False)
+            continue
+        yield _partitions(label, topics[name])
+        yield from _dead_letter_topic(label, name, size, configs.get(name, {}), context)
+
+
+def _dead_letter_topic(
+    label: str, name: str, needed: int, config: dict[str, str], context: Context
+) -> Iterator[Finding]:
+    limit = _message_bytes(config)
+    fits = limit >= needed
+    yield Finding(
+        name=label,
+        status="ok" if fits else "failed",
+        detail=f"max.message.bytes={limit}" + ("" if fits else f": a large reject with its headers needs {needed}"),
+        remedy="" if fits else _alter(context, name, f"max.message.bytes={needed}"),
+    )
+    if "compact" in (policy := config.get("cleanup.policy", "delete")):
+        detail = f"cleanup.policy={policy}: records without a key are refused, others overwritten"
+        yield Finding(name=label, status="failed", detail=detail, remedy=_alter(context, name, "cleanup.policy=delete"))
+
+
+def check_default_targets(context: Context) -> Iterator[Finding]:
+    """Topics that the configuration itself names exist and are allowed."""
+    targets = {topic.target for topic in context.settings.delay_topics.values() if topic.target}
+    present = context.cluster.topics(sorted(targets))
+    for name in sorted(targets):
+        if not context.settings.target_permitted(name):
+            remedy = "add it to targets.allow, or remove it from targets.deny"
+            yield Finding(name=f"target {name}", status="failed", detail="not allowed by targets", remedy=remedy)
+        elif name not in present:
+            yield Finding(
+                name=f"target {name}",
+                status="warning",
+                detail="does not exist",
+                remedy="create it before messages are due",
+            )
+        else:
+            yield _partitions(f"target {name}", present[name])
+
+
+def _present(
+    context: Context, names: list[str], config: Callable[[str], dict[str, str]]
+) -> tuple[dict[str, Topic], dict[str, EnvironmentFailure]]:
+    """The topics that exist, after creating what is missing and may be created; and why creating failed."""
+    topics = context.cluster.topics(names)
+    failures: dict[str, EnvironmentFailure] = {}
+    absent = [name for name in names if name not in topics]
+    if not (context.create and context.settings.bridge.create_topics and absent):
+        return topics, failures
+    for name in absent:
+        wish = _wish(context.settings, name)
+        fixed = {"message.timestamp.type": "LogAppendTime", "cleanup.policy": "delete"}
+        try:
+            context.cluster.create_topic(name, partitions=wish[0], replication=wish[1], config=fixed | config(name))
+        except EnvironmentFailure as error:
+            failures[name] = error
+    return context.cluster.await_topics(names, without=failures), failures
+
+
+def _wish(settings: Settings, name: str) -> tuple[int, int]:
+    """Partitions and replicas for a topic to be made; a dead-letter topic is like the delay topic that uses it."""
+    users = [t for n, t in settings.delay_topics.items() if n == name or settings.dead_letter_topic(n) == name]
+    return users[0].partitions, users[0].replication
+
+
+def _missing(label: str, context: Context, name: str, error: EnvironmentFailure | None, *, timestamps: bool) -> Finding:
+    partitions, _ = _wish(context.settings, name)
+    config = " --config message.timestamp.type=LogAppendTime" if timestamps else ""
+    command = (
+        f"kafka-topics --bootstrap-server {context.bootstrap} --create --topic {name} --partitions {partitions}{config}"
+    )
+    if error is not None:
+        return Finding(name=label, status="failed", detail=error.message, remedy=f"{error.hint}, or: {command}")
+    if context.settings.bridge.create_topics and not context.create:
+        return Finding(
+            name=label, status="warning", detail="does not exist; `run` will create it", remedy=f"or: {command}"
+        )
+    return Finding(
+        name=label, status="failed", detail="does not exist", remedy=f"{command} (or bridge.create_topics: true)"
+    )
+
+
+def _partitions(label: str, topic: Topic) -> Finding:
+    plural = "s" * (topic.partitions != 1), "s" * (topic.replicas != 1)
+    count = f"{topic.partitions} partition{plural[0]}, {topic.replicas} replica{plural[1]}"
+    if topic.leaderless:
+        which = ", ".join(map(str, topic.leaderless))
+        detail = f"{count}; no leader for {which}"
+        return Finding(
+            name=label, status="failed", detail=detail, remedy="bring the brokers back that hold these partitions"
+        )
+    return Finding(name=label, status="ok", detail=count)
+
+
+def _message_bytes(config: dict[str, str]) -> int:
+    return int(config.get("max.message.bytes", _MESSAGE_BYTES))
+
+
+def _alter(context: Context, topic: str, setting: str) -> str:
+    command = f"kafka-configs --bootstrap-server {context.bootstrap} --alter --entity-type topics --entity-name {topic}"
+    return f"{command} --add-config {setting}"
