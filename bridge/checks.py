@@ -34,10 +34,9 @@ METADATA_BYTES_MIN: Final = 4096  # the committed position is carried in the off
 def run_checks(
     settings: Settings,
     *,
-    store_identity: Callable[[Path], str | None],
-    connector_jars: Callable[[], Sequence[Path]],
     create: bool = False,
     timeout_s: float = 10.0,
+    connector_jars: Callable[[], Sequence[Path]] | None = None,
 ) -> list[Finding]:
     """All findings, in the order of the table. With `create`, missing topics are made where the settings allow it.
 
@@ -47,8 +46,7 @@ def run_checks(
     context = Context(
         settings=settings,
         cluster=cluster,
-        store_identity=store_identity,
-        connector_jars=connector_jars,
+        connector_jars=connector_jars or _installed_jars,
         create=create,
         timeout_s=timeout_s,
     )
@@ -58,6 +56,12 @@ def run_checks(
     for check in (*(BROKER_CHECKS if reached else ()), *LOCAL_CHECKS):
         findings += _guarded(check, context)
     return findings
+
+
+def _installed_jars() -> Sequence[Path]:
+    from bridge.connector import jars  # imports PySpark, which nothing else here needs
+
+    return jars()
 
 
 def _guarded(check: Check, context: Context) -> list[Finding]:

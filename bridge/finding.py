@@ -25,15 +25,10 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """What the checks look at.
-
-    `store_identity` yields the cluster id that a data directory belongs to, None for an empty one; `connector_jars` the
-    jars that Spark needs. Both raise a BridgeError, or yield what is there.
-    """
+    """What the checks look at. `connector_jars` yields the jars that Spark needs, or raises a BridgeError."""
 
     settings: Settings
     cluster: Cluster
-    store_identity: Callable[[Path], str | None]
     connector_jars: Callable[[], Sequence[Path]]
     create: bool
     timeout_s: float

@@ -13,8 +13,11 @@ from typing import Final
 
 from bridge.finding import Context, Finding
 from bridge.kafka import java
+from timerstore.checkpoint import read as read_checkpoint
+from timerstore.errors import Corrupt
 
 JAVA_VERSION_MIN: Final = 17
+_WRONG_DIRECTORY: Final = "correct kafka.common.bootstrap.servers or store.directory (only an index: it can be deleted)"
 _JAVA_TIMEOUT_S: Final = 30.0
 _JAVA_VERSION: Final = re.compile(r'version "(\d+)')
 
@@ -49,18 +52,28 @@ def check_directory(context: Context) -> Iterator[Finding]:
 
 
 def check_directory_identity(context: Context) -> Iterator[Finding]:
-    """What is in it belongs to this cluster."""
-    directory = context.settings.store.directory
-    identity = context.store_identity(directory)
-    cluster_id = context.cluster.describe().cluster_id
-    if identity is None:
-        yield Finding(name="directory identity", status="ok", detail="empty: it will be filled from Kafka")
-    elif identity == cluster_id:
-        yield Finding(name="directory identity", status="ok", detail=f"belongs to cluster {cluster_id}")
-    else:
-        detail = f"{directory} belongs to cluster {identity}, this is {cluster_id}"
-        remedy = "correct kafka.common.bootstrap.servers or store.directory (only an index: it can be deleted)"
-        yield Finding(name="directory identity", status="failed", detail=detail, remedy=remedy)
+    """What is in it belongs to this cluster, and to the topics as they are now."""
+    name, directory = "directory identity", context.settings.store.directory
+    try:
+        checkpoint = read_checkpoint(directory)
+    except Corrupt as error:
+        yield Finding(
+            name=name, status="warning", detail=str(error), remedy="none needed: `run` rebuilds it from Kafka"
+        )
+        return
+    if checkpoint is None:
+        yield Finding(name=name, status="ok", detail="empty: it will be filled from Kafka")
+        return
+    identity, cluster_id = checkpoint.identity, context.cluster.describe().cluster_id
+    if identity.cluster_id != cluster_id:
+        detail = f"{directory} belongs to cluster {identity.cluster_id}, this is {cluster_id}"
+        yield Finding(name=name, status="failed", detail=detail, remedy=_WRONG_DIRECTORY)
+        return
+    ids = context.cluster.topic_ids(context.settings.delay_topics)
+    for topic in sorted(t for t, known in identity.topic_ids.items() if ids.get(t, known) != known):
+        detail = f"topic {topic} was deleted and made anew since {directory} was written"
+        yield Finding(name=name, status="failed", detail=detail, remedy=_WRONG_DIRECTORY)
+    yield Finding(name=name, status="ok", detail=f"belongs to cluster {cluster_id}")
 
 
 def check_java(_: Context) -> Iterator[Finding]:

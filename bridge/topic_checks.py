@@ -5,7 +5,7 @@ The only thing that is changed is that missing topics are made, and that only wi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from bridge.cluster import Topic
@@ -16,17 +16,18 @@ from bridge.settings import Settings
 from bridge.units import format_bytes, format_duration_ms
 
 _MESSAGE_BYTES: Final = 1_048_588  # max.message.bytes of a topic that does not say
+_CONFIG: Final = {"message.timestamp.type": "LogAppendTime", "cleanup.policy": "delete"}  # of topics made here
 
 
 def check_delay_topics(context: Context) -> Iterator[Finding]:
     """They exist, stamp records by the broker's clock, and keep them."""
-    names = list(context.settings.delay_topics)
-    topics, missing = _present(context, names, lambda name: {})
+    wanted = dict.fromkeys(context.settings.delay_topics, _CONFIG)
+    topics, missing = _present(context, wanted)
     configs = context.cluster.topic_configs(topics)
-    for name in names:
+    for name, config in wanted.items():
         label = f"delay topic {name}"
         if name not in topics:
-            yield _missing(label, context, name, missing.get(name), timestamps=True)
+            yield _missing(label, context, name, config, missing.get(name))
             continue
         yield _partitions(label, topics[name])
         yield from _delay_topic(label, name, configs.get(name, {}), context)
@@ -78,12 +79,13 @@ def check_dead_letter_topics(context: Context) -> Iterator[Finding]:
         + HEADER_ALLOWANCE_BYTES
         for target in dict.fromkeys(dead_letter.values())
     }
-    topics, missing = _present(context, list(needed), lambda name: {"max.message.bytes": str(needed[name])})
+    wanted = {name: {**_CONFIG, "max.message.bytes": str(size)} for name, size in needed.items()}
+    topics, missing = _present(context, wanted)
     configs = context.cluster.topic_configs(topics)
     for name, size in needed.items():
         label = f"dead-letter topic {name}"
         if name not in topics:
-            yield _missing(label, context, name, missing.get(name), timestamps=False)
+            yield _missing(label, context, name, wanted[name], missing.get(name))
             continue
         yield _partitions(label, topics[name])
         yield from _dead_letter_topic(label, name, size, configs.get(name, {}), context)
@@ -96,7 +98,7 @@ def _dead_letter_topic(
     fits = limit >= needed
     yield Finding(
         name=label,
-        status="ok" if fits else "failed",
+        status="ok" if fits else "warning",  # a reject that does not fit stays pending: nothing is lost
         detail=f"max.message.bytes={limit}" + ("" if fits else f": a large reject with its headers needs {needed}"),
         remedy="" if fits else _alter(context, name, f"max.message.bytes={needed}"),
     )
@@ -125,36 +127,39 @@ def check_default_targets(context: Context) -> Iterator[Finding]:
 
 
 def _present(
-    context: Context, names: list[str], config: Callable[[str], dict[str, str]]
+    context: Context, wanted: Mapping[str, Mapping[str, str]]
 ) -> tuple[dict[str, Topic], dict[str, EnvironmentFailure]]:
-    """The topics that exist, after creating what is missing and may be created; and why creating failed."""
-    topics = context.cluster.topics(names)
+    """The topics that exist, after creating what is missing and may be created; and why creating failed.
+
+    `wanted`: configuration to create with, by topic.
+    """
+    topics = context.cluster.topics(wanted)
     failures: dict[str, EnvironmentFailure] = {}
-    absent = [name for name in names if name not in topics]
+    absent = [name for name in wanted if name not in topics]
     if not (context.create and context.settings.bridge.create_topics and absent):
         return topics, failures
     for name in absent:
-        wish = _wish(context.settings, name)
-        fixed = {"message.timestamp.type": "LogAppendTime", "cleanup.policy": "delete"}
+        partitions, replication = _size(context.settings, name)
         try:
-            context.cluster.create_topic(name, partitions=wish[0], replication=wish[1], config=fixed | config(name))
+            context.cluster.create_topic(name, partitions=partitions, replication=replication, config=wanted[name])
         except EnvironmentFailure as error:
             failures[name] = error
-    return context.cluster.await_topics(names, without=failures), failures
+    return context.cluster.await_topics(list(wanted), without=failures), failures
 
 
-def _wish(settings: Settings, name: str) -> tuple[int, int]:
+def _size(settings: Settings, name: str) -> tuple[int, int]:
     """Partitions and replicas for a topic to be made; a dead-letter topic is like the delay topic that uses it."""
     users = [t for n, t in settings.delay_topics.items() if n == name or settings.dead_letter_topic(n) == name]
     return users[0].partitions, users[0].replication
 
 
-def _missing(label: str, context: Context, name: str, error: EnvironmentFailure | None, *, timestamps: bool) -> Finding:
-    partitions, _ = _wish(context.settings, name)
-    config = " --config message.timestamp.type=LogAppendTime" if timestamps else ""
-    command = (
-        f"kafka-topics --bootstrap-server {context.bootstrap} --create --topic {name} --partitions {partitions}{config}"
-    )
+def _missing(
+    label: str, context: Context, name: str, config: Mapping[str, str], error: EnvironmentFailure | None
+) -> Finding:
+    partitions, _ = _size(context.settings, name)
+    given = "".join(f" --config {key}={value}" for key, value in config.items())
+    create = f"kafka-topics --bootstrap-server {context.bootstrap} --create --topic {name}"
+    command = f"{create} --partitions {partitions}{given}"
     if error is not None:
         return Finding(name=label, status="failed", detail=error.message, remedy=f"{error.hint}, or: {command}")
     if context.settings.bridge.create_topics and not context.create:

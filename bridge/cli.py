@@ -1,0 +1,256 @@
+"""The command `delay-bridge`: run, check, send, config, version.
+
+Every failure is one clear line on standard error and the exit status of its kind (bridge/errors.py): 2 configuration,
+3 environment, 4 state, 5 another instance took over.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import structlog
+import typer
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from bridge import __version__, logs
+from bridge.client import DelayClient
+from bridge.configuration import load
+from bridge.errors import BridgeError, ConfigurationError, InternalError
+from bridge.finding import Finding
+from bridge.headers import parse_duration, parse_until
+from bridge.secrets import Redactor
+from bridge.settings import Settings, plain
+
+log = structlog.get_logger("bridge.cli")
+
+app = typer.Typer(
+    name="delay-bridge",
+    help="Delayed delivery for Kafka.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,  # they print local variables, among them secrets
+)
+
+ConfigOption = Annotated[
+    Path | None, typer.Option("--config", "-c", metavar="FILE", help="YAML; DELAY_BRIDGE__* variables win over it.")
+]
+STYLES: Final = {"ok": "green", "warning": "yellow", "failed": "bold red"}
+
+
+@app.command()
+def run(config: ConfigOption = None) -> None:
+    """Run the bridge until SIGTERM or SIGINT."""
+    with _failures_as_one_line() as known:
+        settings = _settings(config, known)
+        logs.configure(format=settings.logs.format, level=settings.logs.level, secrets=settings.secrets())
+        from bridge import app as application  # Spark takes a second to import, and no other command needs it
+
+        raise typer.Exit(application.run(settings))
+
+
+@app.command()
+def check(
+    config: ConfigOption = None,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for the brokers' answers.", min=0.1)] = 10.0,
+) -> None:
+    """Say of each thing whether it is as it must be, with the remedy. Exit status 1 if something is not."""
+    with _failures_as_one_line() as known:
+        settings = _settings(config, known)
+        from bridge.checks import run_checks
+
+        findings = run_checks(settings, timeout_s=timeout)
+        _print_findings(findings, Redactor(settings.secrets()))
+        raise typer.Exit(any(finding.status == "failed" for finding in findings))
+
+
+@app.command()
+def send(
+    value: Annotated[
+        str | None, typer.Argument(help="The message. Without it and --file: each line of standard input.")
+    ] = None,
+    topic: Annotated[
+        str | None, typer.Option("--topic", "--to", help="Real topic; else the delay topic's default.")
+    ] = None,
+    at: Annotated[str | None, typer.Option(help="When: RFC 3339 with a zone, or epoch milliseconds.")] = None,
+    after: Annotated[str | None, typer.Option(help="How long from now: 250ms, 90s, 1h30m, 7d, PT15M.")] = None,
+    key: Annotated[str | None, typer.Option(help="Key of the message.")] = None,
+    header: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Header; may be repeated.")] = None,
+    id: Annotated[str | None, typer.Option(help="Id, to cancel or replace the message by.")] = None,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Take the place of the pending message with this id.")
+    ] = False,
+    partition: Annotated[int | None, typer.Option(help="Partition of the real topic.")] = None,
+    file: Annotated[Path | None, typer.Option(help="The message is this file's content.")] = None,
+    delay_topic: Annotated[str | None, typer.Option(help="Delay topic; default: the configuration's only one.")] = None,
+    bootstrap: Annotated[str | None, typer.Option(help="Brokers, host:port; wins over the configuration.")] = None,
+    config: ConfigOption = None,
+) -> None:
+    """Send messages to be delivered later."""
+    with _failures_as_one_line() as known:
+        settings = _settings(config, known)
+        if value is not None and file is not None:
+            raise ConfigurationError("both a message and --file are given", hint="give one of them")
+        send_at, send_after = _read(parse_until, at, "--at"), _after(after)
+        headers = [_header(text) for text in header or ()]
+        client = DelayClient(_producer(settings, bootstrap), delay_topic or _only_delay_topic(settings))
+        count = 0
+        for message in _messages(value, file):
+            try:
+                client.send(
+                    topic,
+                    message,
+                    key,
+                    headers,
+                    at=send_at,
+                    after=send_after,
+                    id=id,
+                    replace=replace,
+                    partition=partition,
+                )
+            except ValueError as error:
+                raise ConfigurationError(str(error), hint="`delay-bridge send --help` says what can be given") from None
+            count += 1
+        client.flush()
+        typer.echo(f"{count} message{'s' * (count != 1)} sent to {client.delay_topic}", err=True)
+
+
+@app.command("config")
+def show_config(config: ConfigOption = None) -> None:
+    """Print the effective configuration, without secrets."""
+    with _failures_as_one_line() as known:
+        settings = _settings(config, known)
+        typer.echo(yaml.safe_dump(settings.masked(), sort_keys=False, allow_unicode=True), nl=False)
+
+
+@app.command()
+def version() -> None:
+    """Print the versions of the bridge and of what it stands on."""
+    packages = {name: metadata.version(name) for name in ("confluent-kafka", "pyspark", "pyarrow", "numpy")}
+    for name, number in {"delay-bridge": __version__, "python": platform.python_version(), **packages}.items():
+        typer.echo(f"{name} {number}")
+
+
+def main() -> None:
+    """Entry point of `delay-bridge` and `python -m bridge`."""
+    app(prog_name="delay-bridge")
+
+
+# --- failures --------------------------------------------------------------------------------------------------------
+
+
+class _Known:
+    """What the one line may be freed from, as soon as the settings are read."""
+
+    redact = Redactor()
+
+
+@contextmanager
+def _failures_as_one_line() -> Iterator[_Known]:
+    known = _Known()
+    logs.configure(level="warning", stream=sys.stderr)  # until the settings are read
+    try:
+        yield known
+    except BridgeError as error:
+        typer.echo(f"delay-bridge: {known.redact(str(error))}", err=True)
+        raise typer.Exit(error.exit_code) from None
+    except (typer.Exit, typer.Abort):
+        raise
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    except Exception as error:
+        log.exception("internal_error")  # the outermost frame: whatever it is, the last line says it in one
+        wrapped = InternalError(f"{type(error).__name__}: {error}", hint="this is a bug: please report it with the log")
+        typer.echo(f"delay-bridge: {known.redact(str(wrapped))}", err=True)
+        raise typer.Exit(wrapped.exit_code) from None
+
+
+def _settings(config: Path | None, known: _Known) -> Settings:
+    settings = load(config, os.environ)
+    known.redact = Redactor(settings.secrets())
+    logs.configure(level="warning", secrets=settings.secrets(), stream=sys.stderr)
+    return settings
+
+
+# --- check -----------------------------------------------------------------------------------------------------------
+
+
+def _print_findings(findings: Sequence[Finding], redact: Redactor) -> None:
+    console = Console()
+    if not console.is_terminal:  # one line each, for grep
+        for finding in findings:
+            remedy = f" -> {redact(finding.remedy)}" if finding.remedy else ""
+            typer.echo(f"{finding.status:8}{finding.name}: {redact(finding.detail)}{remedy}")
+        return
+    table = Table("", "check", "found", "remedy", show_lines=False)
+    for finding in findings:
+        style = STYLES[finding.status]
+        table.add_row(
+            f"[{style}]{finding.status}", *(_literal(redact(t)) for t in (finding.name, finding.detail, finding.remedy))
+        )
+    console.print(table)
+
+
+def _literal(text: str) -> str:
+    """Square brackets are rich's markup, and Kafka's way to write a partition."""
+    return text.replace("[", "\\[")
+
+
+# --- send ------------------------------------------------------------------------------------------------------------
+
+
+def _messages(value: str | None, file: Path | None) -> Iterator[bytes]:
+    if value is not None:
+        yield os.fsencode(value)
+    elif file is not None:
+        try:
+            yield file.read_bytes()
+        except OSError as error:
+            raise ConfigurationError(f"cannot read {file}: {error.strerror}", hint="correct --file") from None
+    else:
+        for line in sys.stdin.buffer:
+            yield line.removesuffix(b"\n").removesuffix(b"\r")
+
+
+def _producer(settings: Settings, bootstrap: str | None) -> dict[str, Any]:
+    """The configuration's security and brokers; what belongs to the bridge's own producer stays out."""
+    properties = {name: plain(v) for m in (settings.kafka.common, settings.kafka.producer) for name, v in m.items()}
+    properties.pop("transaction.timeout.ms", None)
+    return properties | ({"bootstrap.servers": bootstrap} if bootstrap else {})
+
+
+def _only_delay_topic(settings: Settings) -> str:
+    names = list(settings.delay_topics)
+    if len(names) > 1:
+        raise ConfigurationError(f"which delay topic: {', '.join(names)}?", hint="name one with --delay-topic")
+    return names[0]
+
+
+def _read(parse: Callable[[str], int], text: str | None, option: str) -> int | None:
+    if text is None:
+        return None
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise ConfigurationError(f"{option}: {error}", hint="`delay-bridge send --help` shows the forms") from None
+
+
+def _after(text: str | None) -> timedelta | None:
+    ms = _read(parse_duration, text, "--after")
+    return None if ms is None else timedelta(milliseconds=ms)
+
+
+def _header(text: str) -> tuple[str, bytes]:
+    name, separator, value = text.partition("=")
+    if not separator or not name:
+        raise ConfigurationError(f"--header {text!r} is not NAME=VALUE", hint="write --header name=value")
+    return name, os.fsencode(value)

@@ -1,0 +1,155 @@
+"""For producers: send messages that are delivered later, and cancel them.
+
+    client = DelayClient({"bootstrap.servers": "localhost:9092"})
+    client.send("orders", b"...", key=b"42", after=timedelta(minutes=15), id="order-42-reminder")
+    client.flush()
+
+A thin layer over confluent-kafka's Producer: a message goes to the delay topic with headers that say where and when.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime, timedelta
+from types import TracebackType
+from typing import Any, Final, Self
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from bridge.errors import EnvironmentFailure
+from bridge.headers import cancel_headers, refuse_control, timer_headers
+from timerstore.clock import Clock, SystemClock
+
+OnDelivery = Callable[[KafkaError | None, Message], None]
+Header = tuple[str, bytes | str | None]
+Headers = Mapping[str, bytes | str | None] | Iterable[Header]
+
+METADATA_TIMEOUT_S: Final = 10.0
+_POLL_S: Final = 0.1
+_ANY_PARTITION: Final = -1  # the partitioner's choice
+
+# Where the caller gives a plain configuration: safe against loss, and the partitioner that Java's clients use, so that
+# a cancel meets its target even when another program sent it.
+_DEFAULTS: Final[Mapping[str, Any]] = {"enable.idempotence": True, "partitioner": "murmur2_random"}
+
+
+class DelayClient:
+    """Sends to one delay topic. Safe to share between threads, as the Producer is.
+
+    `producer`: a Producer of your own, or a configuration for one. With your own, records with a key must be
+    partitioned alike by all that send and cancel the same ids.
+    """
+
+    def __init__(
+        self, producer: Producer | Mapping[str, Any], delay_topic: str = "delay", *, clock: Clock | None = None
+    ) -> None:
+        self.producer = Producer({**_DEFAULTS, **producer}) if isinstance(producer, Mapping) else producer
+        self.delay_topic = delay_topic
+        self._clock = clock or SystemClock()
+        self._failures: list[str] = []
+
+    def send(
+        self,
+        topic: str | None,
+        value: bytes | str | None,
+        key: bytes | str | None = None,
+        headers: Headers | None = None,
+        *,
+        at: datetime | int | None = None,
+        after: timedelta | None = None,
+        id: str | None = None,
+        replace: bool = False,
+        partition: int | None = None,
+        on_delivery: OnDelivery | None = None,
+    ) -> None:
+        """Deliver `value` to `topic` at the given time.
+
+        Give either `at`, an aware datetime or epoch milliseconds, or `after`, counted from when the broker takes the
+        record. `topic` None: the delay topic's default target. `id` names the message for `cancel` and `replace`;
+        `replace` cancels what was sent before under this id (with the same key). `partition`: of the real topic.
+
+        Returns at once, waiting only where the producer's queue is full. Whether the delay topic has taken the record
+        is told to `on_delivery`, or else by `flush`. Raises ValueError for what the bridge would reject.
+        """
+        own = _listed(headers)
+        refuse_control(name for name, _ in own)
+        control = timer_headers(
+            topic, at=at, after=after, id=id, replace=replace, partition=partition, now_ms=self._clock.now_ms()
+        )
+        self._produce(value, key, [*own, *control], _ANY_PARTITION, on_delivery)
+
+    def cancel(self, id: str, key: bytes | str | None = None, *, on_delivery: OnDelivery | None = None) -> None:
+        """Cancel the pending message that was sent with this `id`, and with this `key`.
+
+        A message without a key may be in any partition, so without a key a cancel is sent to all of them. Cancelling
+        what is delivered already, or unknown, does nothing.
+        """
+        headers: list[Header] = [*cancel_headers(id)]
+        for partition in [_ANY_PARTITION] if key is not None else range(self._partitions()):
+            self._produce(None, key, headers, partition, on_delivery)
+
+    def flush(self, timeout_s: float = 60.0) -> None:
+        """Wait until the delay topic has taken everything that was sent.
+
+        Raises EnvironmentFailure if a record without an `on_delivery` of its own was refused, or the time is up.
+        """
+        left = self.producer.flush(timeout_s)
+        failures, self._failures = self._failures, []
+        if failures:
+            raise EnvironmentFailure(
+                f"{len(failures)} of the records were not taken by {self.delay_topic}: {failures[0]}",
+                hint="send them again: they are not in the delay topic",
+            )
+        if left:
+            raise EnvironmentFailure(
+                f"{left} records are not acknowledged after {timeout_s:g} s",
+                hint="check that the brokers can be reached",
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.flush()
+
+    def _produce(
+        self,
+        value: bytes | str | None,
+        key: bytes | str | None,
+        headers: list[Header],
+        partition: int,
+        on_delivery: OnDelivery | None,
+    ) -> None:
+        done = on_delivery or self._remember
+        while True:
+            try:
+                self.producer.produce(self.delay_topic, value, key, partition, done, headers=headers)
+            except BufferError:
+                self.producer.poll(_POLL_S)  # ends: a record leaves the queue by its message time-out at the latest
+            else:
+                self.producer.poll(0)
+                return
+
+    def _remember(self, error: KafkaError | None, _: Message) -> None:
+        if error is not None:
+            self._failures.append(error.str())
+
+    def _partitions(self) -> int:
+        try:
+            topics = self.producer.list_topics(self.delay_topic, timeout=METADATA_TIMEOUT_S).topics
+        except KafkaException as failed:
+            hint = "check that the brokers can be reached"
+            raise EnvironmentFailure(f"cannot look up {self.delay_topic}: {failed.args[0].str()}", hint=hint) from None
+        found = topics[self.delay_topic]
+        if found.error is not None:
+            hint = "check its name, and the right to describe it"
+            raise EnvironmentFailure(f"cannot look up {self.delay_topic}: {found.error.str()}", hint=hint)
+        return len(found.partitions)
+
+
+def _listed(headers: Headers | None) -> list[Header]:
+    if headers is None:
+        return []
+    return list(headers.items() if isinstance(headers, Mapping) else headers)

@@ -1,0 +1,148 @@
+"""bridge.client: what is sent is what the bridge understands, and nothing is lost in silence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, Producer
+
+from bridge.client import DelayClient
+from bridge.errors import EnvironmentFailure
+from timerstore.clock import ManualClock
+
+
+class FakeProducer:
+    """Stands in for confluent-kafka's Producer: `refuse` is what the brokers say to every record."""
+
+    def __init__(self, refuse: KafkaError | None = None, full: int = 0, partitions: int = 3) -> None:
+        self.sent: list[dict[str, Any]] = []
+        self.refuse = refuse
+        self.full = full
+        self.partitions = partitions
+        self.left = 0
+
+    def produce(
+        self, topic: str, value: Any, key: Any, partition: int, on_delivery: Callable[..., None], *, headers: Any
+    ) -> None:
+        if self.full:
+            self.full -= 1
+            raise BufferError("full")
+        self.sent.append({"topic": topic, "value": value, "key": key, "partition": partition, "headers": headers})
+        on_delivery(self.refuse, None)
+
+    def poll(self, _: float) -> int:
+        return 0
+
+    def flush(self, _: float) -> int:
+        return self.left
+
+    def list_topics(self, topic: str, timeout: float) -> Any:  # noqa: ARG002 - the real one's signature
+        partitions = dict.fromkeys(range(self.partitions))
+        return SimpleNamespace(topics={topic: SimpleNamespace(error=None, partitions=partitions)})
+
+
+def client(producer: FakeProducer) -> DelayClient:
+    made: Any = producer
+    return DelayClient(made, clock=ManualClock(now_ms=1_800_000_000_000))
+
+
+def test_a_message_goes_to_the_delay_topic_with_its_own_headers_first() -> None:
+    """Key, value and own headers as given, then where and when."""
+    producer = FakeProducer()
+    client(producer).send("orders", b"v", b"k", {"trace": b"1"}, after=timedelta(seconds=90), id="a", partition=2)
+    (sent,) = producer.sent
+    assert (sent["topic"], sent["value"], sent["key"], sent["partition"]) == ("delay", b"v", b"k", -1)
+    assert sent["headers"][0] == ("trace", b"1")
+    assert dict(sent["headers"][1:]) == {
+        "delay-for": b"90000",
+        "delay-topic": b"orders",
+        "delay-id": b"a",
+        "delay-partition": b"2",
+    }
+
+
+def test_an_absolute_time_is_a_datetime_or_milliseconds() -> None:
+    """The same instant, the same header."""
+    producer = FakeProducer()
+    sender = client(producer)
+    sender.send("t", b"", at=datetime(2027, 1, 31, 8, tzinfo=UTC))
+    sender.send("t", b"", at=1_801_382_400_000)
+    first, second = (dict(sent["headers"])["delay-until"] for sent in producer.sent)
+    assert first == second == b"1801382400000"
+
+
+def test_headers_may_repeat() -> None:
+    """Kafka allows it, so a list of pairs does."""
+    producer = FakeProducer()
+    client(producer).send("t", b"", headers=[("a", b"1"), ("a", b"2")], after=timedelta(seconds=1))
+    assert producer.sent[0]["headers"][:2] == [("a", b"1"), ("a", b"2")]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {},
+        {"at": 1_801_382_400_000, "after": timedelta(seconds=1)},
+        {"at": 1_801_382_400},
+        {"at": datetime(2027, 1, 1)},  # noqa: DTZ001 - the point of it
+        {"after": timedelta(seconds=1), "replace": True},
+        {"after": timedelta(seconds=1), "partition": -1},
+        {"after": timedelta(seconds=1), "headers": {"delay-id": b"x"}},
+    ],
+)
+def test_what_the_bridge_would_reject_is_refused_at_once(wrong: dict[str, Any]) -> None:
+    """Seconds for milliseconds, two times, none, a time without a zone: the producer hears of it, not an operator."""
+    producer = FakeProducer()
+    with pytest.raises(ValueError, match="."):
+        client(producer).send("t", b"", **wrong)
+    assert producer.sent == []
+
+
+def test_a_cancel_goes_to_its_targets_partition_or_to_all() -> None:
+    """With the key the partitioner finds it; without, it may be anywhere."""
+    producer = FakeProducer(partitions=3)
+    sender = client(producer)
+    sender.cancel("a", key=b"k")
+    assert [(s["key"], s["partition"], s["headers"]) for s in producer.sent] == [(b"k", -1, [("delay-cancel", b"a")])]
+    producer.sent.clear()
+    sender.cancel("a")
+    assert [(s["key"], s["partition"]) for s in producer.sent] == [(None, 0), (None, 1), (None, 2)]
+
+
+def test_a_full_queue_is_waited_for() -> None:
+    """A burst is slowed down, not refused."""
+    producer = FakeProducer(full=3)
+    client(producer).send("t", b"", after=timedelta(seconds=1))
+    assert len(producer.sent) == 1
+
+
+def test_flush_raises_for_what_was_not_taken_and_nobody_else_was_told_of() -> None:
+    """Fire and forget must not forget a failure."""
+    producer = FakeProducer(refuse=KafkaError(KafkaError.MSG_SIZE_TOO_LARGE))
+    sender = client(producer)
+    sender.send("t", b"", after=timedelta(seconds=1))
+    with pytest.raises(EnvironmentFailure, match="1 of the records"):
+        sender.flush()
+    sender.flush()
+    told: list[Any] = []
+    sender.send("t", b"", after=timedelta(seconds=1), on_delivery=lambda error, _: told.append(error))
+    sender.flush()
+    assert told[0].code() == KafkaError.MSG_SIZE_TOO_LARGE
+
+
+def test_flush_raises_when_the_time_is_up() -> None:
+    """Returning as if all were well would be the loss."""
+    producer = FakeProducer()
+    producer.left = 2
+    with pytest.raises(EnvironmentFailure, match="2 records"):
+        client(producer).flush(1.0)
+
+
+def test_a_configuration_makes_a_producer_with_javas_partitioner() -> None:
+    """So that a cancel from a Java program meets a message from here."""
+    made = DelayClient({"bootstrap.servers": "127.0.0.1:1", "log_level": 0})
+    assert isinstance(made.producer, Producer)
