@@ -44,9 +44,10 @@ $(BIN)/python:
 	echo "Python 3.11 or later with venv is needed; PYTHON=... names one (Debian: apt-get install python3-venv)" >&2; exit 1
 
 $(VENV)/.installed: requirements.lock pyproject.toml bridge/connector.py bridge/maven.py | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
-	$(BIN)/python -m bridge.connector install
+	@echo "Installing into $(VENV) (the first time this takes a minute or two)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@$(BIN)/python -m bridge.connector install >/dev/null
 	@touch $@
 
 demo: install

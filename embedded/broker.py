@@ -3,8 +3,8 @@
     with EmbeddedBroker() as broker:
         Producer({"bootstrap.servers": broker.bootstrap})
 
-Port, cluster id and data stay the same from the constructor to `close()`, whatever `stop()`, `kill()` and `start()` do in
-between: a broker that comes back is the same broker to its clients.
+Port, cluster id and data stay the same from the constructor to `close()`, whatever `stop()`, `kill()` and `start()` do
+in between: a broker that comes back is the same broker to its clients.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import subprocess
 import tempfile
 import threading
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Self
 
@@ -41,9 +41,24 @@ POLL_S: Final = 0.05
 FORMAT_TIMEOUT_S: Final = 60
 KILL_TIMEOUT_S: Final = 10
 LOG_LINES_MAX: Final = 15
+MEMORY_BYTES_MIN: Final = 4 * 1024**3
 # Below the usual ephemeral ports: a client that keeps trying a port in their range may connect to itself, and then the
 # restarted broker finds its port taken.
 PORTS: Final = range(12_000, 30_000)
+
+# One node: internal topics of one replica, and of few partitions, so that their first use is quick.
+SINGLE_NODE: Final[Mapping[str, object]] = {
+    "auto.create.topics.enable": "false",
+    "group.initial.rebalance.delay.ms": 0,
+    "offsets.topic.replication.factor": 1,
+    "offsets.topic.num.partitions": 4,
+    "transaction.state.log.replication.factor": 1,
+    "transaction.state.log.min.isr": 1,
+    "transaction.state.log.num.partitions": 4,
+    "share.coordinator.state.topic.replication.factor": 1,
+    "share.coordinator.state.topic.min.isr": 1,
+    "log.cleaner.dedupe.buffer.size": 16 * 1024 * 1024,
+}
 
 LOG4J: Final = """\
 status = error
@@ -56,8 +71,8 @@ appender.file.layout.type = PatternLayout
 appender.file.layout.pattern = %d %p %c{{1}}: %m%n
 """
 
-# Ends the broker when this process is gone without having done so (SIGKILL, a test runner's timeout): its end of the pipe
-# is then closed. $1 is the broker's pid, $2 the directory to remove, if any.
+# Ends the broker when this process is gone without having done so (SIGKILL, a test runner's timeout): its end of the
+# pipe is then closed. $1 is the broker's pid, $2 the directory to remove, if any.
 GUARD: Final = 'read -r _; kill -9 "$1" 2>/dev/null; if [ -n "$2" ]; then sleep 1; rm -rf "$2"; fi'
 
 
@@ -68,11 +83,45 @@ def jars() -> list[Path]:
     DELAY_BRIDGE_CACHE names another one than `.cache`.
     """
     pom = POM.read_text(encoding="utf-8")
-    found = re.search(r"<kafka\.version>([^<]+)<", pom)
-    assert found is not None, "pom.xml names Kafka's version"
     cache = Path(os.environ.get(CACHE_VARIABLE) or Path(__file__).parents[1] / ".cache")
     digest = hashlib.sha256(pom.encode()).hexdigest()[:12]
-    return maven.resolve(pom, cache.resolve() / f"kafka-{found[1]}" / digest)
+    return maven.resolve(pom, cache.resolve() / f"kafka-{kafka_version()}" / digest)
+
+
+def kafka_version() -> str:
+    """The broker's version, from the one place where it is written."""
+    found = re.search(r"<kafka\.version>([^<]+)<", POM.read_text(encoding="utf-8"))
+    assert found is not None, "pom.xml names Kafka's version"
+    return found[1]
+
+
+def wait_for_cluster(
+    bootstrap: str,
+    cluster_id: str,
+    *,
+    timeout_s: float = 90,
+    client: Mapping[str, str] | None = None,
+    clock: Clock | None = None,
+    check: Callable[[], None] = lambda: None,
+) -> None:
+    """Returns when a broker at `bootstrap` answers with this cluster id; `check` may raise to end the wait early.
+
+    Raises EnvironmentFailure after `timeout_s`, with the last answer: a wrong cluster id means that somebody else has
+    the port.
+    """
+    clock = clock or SystemClock()
+    deadline_s = clock.monotonic_s() + timeout_s
+    answer = "no connection"
+    while clock.monotonic_s() < deadline_s:
+        check()
+        if _listens(bootstrap):
+            answer = _ask(bootstrap, client or {})
+            if answer == cluster_id:
+                return
+        threading.Event().wait(POLL_S)
+    raise EnvironmentFailure(
+        f"The broker did not come up within {timeout_s:g} s", hint="See the answer and the log.", answer=answer
+    )
 
 
 class EmbeddedBroker:
@@ -83,7 +132,7 @@ class EmbeddedBroker:
             while the broker is down; `port` and `controller_port` are known before the first start.
         data: directory to keep the data in. One that an earlier broker left is taken over with its ports and cluster
             id. Default: a new temporary one, removed by `close()`.
-        tmpfs: put the temporary directory into memory (/dev/shm).
+        tmpfs: put the temporary directory into memory (/dev/shm), where that has room.
         heap: the JVM's largest heap.
         jvm_options: further options of the JVM.
         client: client properties with which the broker can be asked whether it is up, beside `bootstrap.servers`.
@@ -110,8 +159,7 @@ class EmbeddedBroker:
         self._clock = clock or SystemClock()
         self._temporary = data is None
         if data is None:
-            parent = "/dev/shm" if tmpfs and Path("/dev/shm").is_dir() else None
-            data = Path(tempfile.mkdtemp(prefix="delay-bridge-kafka-", dir=parent))
+            data = Path(tempfile.mkdtemp(prefix="delay-bridge-kafka-", dir=_memory() if tmpfs else None))
         self.data: Final = data.resolve()
         self.data.mkdir(parents=True, exist_ok=True)
         self.cluster_id, self.port, self.controller_port = self._identity()
@@ -168,7 +216,18 @@ class EmbeddedBroker:
             start_new_session=True,
         )
         try:
-            self._wait_until_up()
+            wait_for_cluster(
+                self.bootstrap,
+                self.cluster_id,
+                timeout_s=self._start_timeout_s,
+                client=self._client,
+                clock=self._clock,
+                check=self._check_alive,
+            )
+        except EnvironmentFailure as failure:
+            failure.fields["log"] = self._last_lines()
+            self.kill()
+            raise
         except BaseException:
             self.kill()
             raise
@@ -210,7 +269,7 @@ class EmbeddedBroker:
             cluster_id = "-"
             while cluster_id.startswith("-"):
                 cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-            port, controller_port = _free_ports(2)
+            port, controller_port = free_ports(2)
             identity = {"cluster_id": cluster_id, "port": port, "controller_port": controller_port}
             path.write_text(json.dumps(identity))
         return str(identity["cluster_id"]), int(identity["port"]), int(identity["controller_port"])
@@ -227,20 +286,10 @@ class EmbeddedBroker:
             "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
             "inter.broker.listener.name": "PLAINTEXT",
             "log.dirs": self.data / "kafka",
-            "auto.create.topics.enable": "false",
-            "group.initial.rebalance.delay.ms": 0,
             # A killed broker comes back when its old session has timed out; by default that is 9 s.
             "broker.session.timeout.ms": 4_000,
             "broker.heartbeat.interval.ms": 500,
-            # One node: internal topics of one replica, and few partitions, so that their first use is quick.
-            "offsets.topic.replication.factor": 1,
-            "offsets.topic.num.partitions": 4,
-            "transaction.state.log.replication.factor": 1,
-            "transaction.state.log.min.isr": 1,
-            "transaction.state.log.num.partitions": 4,
-            "share.coordinator.state.topic.replication.factor": 1,
-            "share.coordinator.state.topic.min.isr": 1,
-            "log.cleaner.dedupe.buffer.size": 16 * 1024 * 1024,
+            **SINGLE_NODE,
             **self.properties,
         }
 
@@ -264,38 +313,16 @@ class EmbeddedBroker:
                 "The broker's storage could not be formatted", hint="See the output.", output=output
             )
 
-    def _wait_until_up(self) -> None:
-        assert self._process is not None
-        deadline_s = self._clock.monotonic_s() + self._start_timeout_s
-        answer = "no connection"
-        while self._clock.monotonic_s() < deadline_s:
-            if self._process.poll() is not None:
-                raise self._failure(f"The broker ended with status {self._process.returncode}")
-            if _listens(self.port):
-                answer = self._ask()
-                if answer == self.cluster_id:
-                    return
-            threading.Event().wait(POLL_S)
-        raise self._failure(f"The broker did not come up within {self._start_timeout_s:g} s: {answer}")
+    def _check_alive(self) -> None:
+        if self._process is not None and self._process.poll() is not None:
+            raise EnvironmentFailure(f"The broker ended with status {self._process.returncode}", hint="See its log.")
 
-    def _ask(self) -> str:
-        """The cluster id of whoever listens on the port, or what went wrong."""
-        client: dict[str, str | int | float | bool] = {**self._client, "bootstrap.servers": self.bootstrap}
-        quiet = logging.getLogger("embedded.probe")
-        quiet.addHandler(logging.NullHandler())
-        quiet.propagate = False
-        try:
-            metadata = AdminClient(client, logger=quiet).list_topics(timeout=5)
-        except KafkaException as error:
-            return str(error)
-        return str(metadata.cluster_id) if metadata.brokers else "no broker registered yet"
-
-    def _failure(self, message: str) -> EnvironmentFailure:
+    def _last_lines(self) -> str:
         lines: list[str] = []
         for path in (self.log, self.data / "stdout.log"):
             if path.exists():
                 lines += path.read_text(errors="replace").splitlines()[-LOG_LINES_MAX:]
-        return EnvironmentFailure(message, hint=f"See {self.log}.", log=" | ".join(lines))
+        return " | ".join(lines)
 
     def _end(self, number: signal.Signals, timeout_s: float) -> None:
         if self._guard is not None:
@@ -316,7 +343,14 @@ class EmbeddedBroker:
             process.wait(KILL_TIMEOUT_S)
 
 
-def _free_ports(count: int) -> list[int]:
+def _memory() -> Path | None:
+    """A directory in memory with room for a broker; containers often have one of 64 MB only."""
+    shared = Path("/dev/shm")
+    return shared if shared.is_dir() and shutil.disk_usage(shared).free >= MEMORY_BYTES_MIN else None
+
+
+def free_ports(count: int) -> list[int]:
+    """Different ports of 127.0.0.1 that nobody listens on just now. Raises EnvironmentFailure if there are none."""
     sockets: list[socket.socket] = []
     try:
         for port in random.sample(PORTS, k=500):
@@ -337,9 +371,24 @@ def _free_ports(count: int) -> list[int]:
             taken.close()
 
 
-def _listens(port: int) -> bool:
+def _listens(bootstrap: str) -> bool:
+    # Asked first, since librdkafka backs off after a refused connection.
+    host, port = bootstrap.rsplit(":", 1)
     try:
-        with socket.create_connection((HOST, port), timeout=1):
+        with socket.create_connection((host, int(port)), timeout=1):
             return True
     except OSError:
         return False
+
+
+def _ask(bootstrap: str, client: Mapping[str, str]) -> str:
+    """The cluster id of whoever listens there, or what went wrong."""
+    quiet = logging.getLogger("embedded.probe")
+    quiet.addHandler(logging.NullHandler())
+    quiet.propagate = False
+    settings: dict[str, str | int | float | bool] = {**client, "bootstrap.servers": bootstrap}
+    try:
+        metadata = AdminClient(settings, logger=quiet).list_topics(timeout=5)
+    except KafkaException as error:
+        return str(error)
+    return str(metadata.cluster_id) if metadata.brokers else "no broker has registered yet"

@@ -1,0 +1,233 @@
+"""Topics, producing and reading for the system tests."""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final, Self, cast
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public, but not marked as exported
+    AdminClient,
+    NewTopic,
+)
+
+from tests.waiting import wait_until
+
+Headers = Sequence[tuple[str, bytes | None]]
+
+REQUEST_TIMEOUT_S: Final = 30
+POLL_RECORDS: Final = 2_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outgoing:
+    """A record to produce. `partition` None: the partitioner decides."""
+
+    topic: str
+    value: bytes | None = b""
+    key: bytes | None = None
+    headers: Headers = ()
+    partition: int | None = None
+    timestamp_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """A record as it was read; `timestamp_ms` is the broker's or the producer's, as `timestamp_type` says."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+    timestamp_type: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+
+    def header(self, name: str) -> bytes | None:
+        """The last header of that name. Raises KeyError if there is none."""
+        return dict(self.headers)[name]
+
+
+class Topics:
+    """Makes topics with names of their own, so that tests on one broker cannot meet."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self.bootstrap = bootstrap
+        self.admin = AdminClient({"bootstrap.servers": bootstrap})
+
+    def create(self, name: str = "topic", *, partitions: int = 1, config: Mapping[str, str] | None = None) -> str:
+        """A new topic whose name begins with `name`; returns the name when clients can see the topic."""
+        topic = f"{name}-{uuid.uuid4().hex[:8]}"
+        new = NewTopic(topic, num_partitions=partitions, replication_factor=1, config=dict(config or {}))
+        self.admin.create_topics([new], operation_timeout=REQUEST_TIMEOUT_S)[topic].result(REQUEST_TIMEOUT_S)
+        wait_until(lambda: self._partitions(topic) == partitions, REQUEST_TIMEOUT_S, f"topic {topic} in the metadata")
+        return topic
+
+    def delay(self, name: str = "delay", *, partitions: int = 1, config: Mapping[str, str] | None = None) -> str:
+        """A delay topic as it must be: the broker's timestamps, nothing compacted."""
+        must = {"message.timestamp.type": "LogAppendTime", "cleanup.policy": "delete"}
+        return self.create(name, partitions=partitions, config={**must, **(config or {})})
+
+    def delete(self, *topics: str) -> None:
+        """Delete topics and wait until they are gone."""
+        for deleted in self.admin.delete_topics(list(topics)).values():
+            deleted.result(REQUEST_TIMEOUT_S)
+        wait_until(lambda: not any(self._partitions(topic) for topic in topics), REQUEST_TIMEOUT_S, "topics gone")
+
+    def _partitions(self, topic: str) -> int:
+        found = self.admin.list_topics(timeout=REQUEST_TIMEOUT_S).topics.get(topic)
+        return 0 if found is None or found.error is not None else len(found.partitions)
+
+
+def produce(bootstrap: str, records: Iterable[Outgoing], **settings: str | int) -> list[Record]:
+    """Produce and flush; returns what was written, with offsets, in the order given. Raises KafkaException."""
+    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 1, "enable.idempotence": True, **settings})
+    return produce_with(producer, records)
+
+
+def produce_with(producer: Producer, records: Iterable[Outgoing]) -> list[Record]:
+    """As `produce`, with a producer of the caller's: inside its transaction, if it has one."""
+    numbers = itertools.count()
+    written: dict[int, Record] = {}
+    failed: list[KafkaError] = []
+
+    def on_delivery(number: int) -> Callable[[KafkaError | None, Message], None]:
+        def delivered(error: KafkaError | None, message: Message) -> None:
+            if error is None:
+                written[number] = _record(message)
+            else:
+                failed.append(error)
+
+        return delivered
+
+    for record in records:
+        optional = {"partition": record.partition, "timestamp": record.timestamp_ms}
+        producer.produce(
+            record.topic,
+            value=record.value,
+            key=record.key,
+            headers=list(record.headers),
+            on_delivery=on_delivery(next(numbers)),
+            **{name: value for name, value in optional.items() if value is not None},  # type: ignore[arg-type]
+        )
+        producer.poll(0)
+    left = producer.flush(REQUEST_TIMEOUT_S)
+    if failed:
+        raise KafkaException(failed[0])
+    assert left == 0, f"{left} records were not acknowledged in {REQUEST_TIMEOUT_S} s"
+    return [written[number] for number in sorted(written)]
+
+
+class Reader:
+    """Reads topics from their beginning, without a group; keeps what it has read in `records`.
+
+    with Reader(broker.bootstrap, [topic]) as reader:
+        reader.wait_for(10, deadline_s=5)
+    """
+
+    def __init__(self, bootstrap: str, topics: Sequence[str], *, isolation: str = "read_committed") -> None:
+        self.records: list[Record] = []
+        self._consumer = Consumer(
+            {
+                "bootstrap.servers": bootstrap,
+                "group.id": f"reader-{uuid.uuid4().hex}",
+                "isolation.level": isolation,
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+                "auto.offset.reset": "error",
+                "fetch.wait.max.ms": 50,
+                "allow.auto.create.topics": False,
+            }
+        )
+        assigned = []
+        for topic in topics:
+            metadata = self._consumer.list_topics(topic, timeout=REQUEST_TIMEOUT_S).topics[topic]
+            if metadata.error is not None:
+                raise KafkaException(metadata.error)
+            assigned += [TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in metadata.partitions]
+        self._partitions = frozenset((each.topic, each.partition) for each in assigned)
+        self._at_end: set[tuple[str, int]] = set()
+        self._consumer.assign(assigned)
+
+    def poll(self, timeout_s: float = 0.05) -> int:
+        """Read what is there, for up to `timeout_s` if that is nothing; returns how many records came."""
+        count = 0
+        for message in self._consumer.consume(POLL_RECORDS, timeout_s):
+            place = (message.topic() or "", message.partition() or 0)
+            error = message.error()
+            if error is None:
+                self.records.append(_record(message))
+                self._at_end.discard(place)
+                count += 1
+            elif error.code() == KafkaError._PARTITION_EOF:
+                self._at_end.add(place)
+            elif not error.retriable():
+                raise KafkaException(error)
+        return count
+
+    def to_end(self, deadline_s: float = REQUEST_TIMEOUT_S) -> list[Record]:
+        """Read until every partition has no more to give now (read_committed: up to its last stable offset)."""
+        self._at_end.clear()
+        # A partition that stands at its end reports so only once: reading on from where we are makes it say so again.
+        positions = self._consumer.position([TopicPartition(*place) for place in self._partitions])
+        for position in positions:
+            if position.offset < 0:
+                position.offset = OFFSET_BEGINNING
+        self._consumer.assign(positions)
+        wait_until(lambda: self._advance() and self._at_end >= self._partitions, deadline_s, "the partitions' ends")
+        return self.records
+
+    def wait_for(self, count: int, deadline_s: float) -> list[Record]:
+        """Read until there are at least `count` records. Raises AssertionError after `deadline_s`."""
+        wait_until(
+            lambda: self._advance() and len(self.records) >= count,
+            deadline_s,
+            lambda: f"{count} records, but {len(self.records)}",
+        )
+        return self.records
+
+    def close(self) -> None:
+        """Leave."""
+        self._consumer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _advance(self) -> bool:
+        self.poll()
+        return True
+
+
+def read_committed(bootstrap: str, *topics: str) -> list[Record]:
+    """All records that a read_committed consumer can see now, partition by partition in order of offset."""
+    with Reader(bootstrap, topics) as reader:
+        records = reader.to_end()
+    return sorted(records, key=lambda record: (record.topic, record.partition, record.offset))
+
+
+def _record(message: Message) -> Record:
+    timestamp_type, timestamp_ms = message.timestamp()
+    topic, partition, offset = message.topic(), message.partition(), message.offset()
+    assert topic is not None
+    assert partition is not None
+    assert offset is not None
+    return Record(
+        topic=topic,
+        partition=partition,
+        offset=offset,
+        timestamp_ms=timestamp_ms,
+        timestamp_type=timestamp_type,
+        key=message.key(),
+        value=message.value(),
+        headers=tuple(cast("list[tuple[str, bytes | None]]", message.headers() or [])),
+    )

@@ -1,0 +1,27 @@
+"""Waiting in tests: for a condition and with a deadline, never for a while."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from timerstore.clock import SystemClock
+
+POLL_S: Final = 0.02
+
+T = TypeVar("T")
+
+
+def wait_until(condition: Callable[[], T], deadline_s: float, what: str | Callable[[], object] = "") -> T:
+    """The first truthy value of `condition`. Raises AssertionError, with `what`, when there is none in `deadline_s`."""
+    clock, never = SystemClock(), threading.Event()
+    end_s = clock.monotonic_s() + deadline_s
+    while True:
+        value = condition()
+        if value:
+            return value
+        if clock.monotonic_s() >= end_s:
+            detail = what() if callable(what) else what
+            raise AssertionError(f"not within {deadline_s:g} s: {detail or condition}")
+        never.wait(POLL_S)
