@@ -97,7 +97,7 @@ def test_headers_may_repeat() -> None:
 def test_what_the_bridge_would_reject_is_refused_at_once(wrong: dict[str, Any]) -> None:
     """Seconds for milliseconds, two times, none, a time without a zone: the producer hears of it, not an operator."""
     producer = FakeProducer()
-    with pytest.raises(ValueError, match="."):
+    with pytest.raises(ValueError, match=r"."):
         client(producer).send("t", b"", **wrong)
     assert producer.sent == []
 
