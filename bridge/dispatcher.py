@@ -1,0 +1,466 @@
+"""The thread that delivers: it waits for the next due time, and is the only one that writes to Kafka.
+
+One transaction (invariant I1: output is exactly what becomes finished), and what a crash right after each step costs:
+
+    1. take         due rows leave the store, on loan                    nothing: they are pending
+    2. plan         targets, sizes and permissions are looked at         nothing
+    3. produce      records go out, invisible to read_committed          the successor's init_transactions aborts them
+    4. offsets      O, P and the group metadata join the transaction     as 3
+    5. commit       the brokers decide                                   the committed (O, P) tell which way
+    6. acknowledge  the store forgets the rows                           a start drops what is finished under (O, P)
+
+A transaction stays open for at most the commit interval while more falls due within it, since a commit costs several
+times what one record does; a backlog is taken in large transactions. Without anything due the thread sleeps in the
+store; O follows ingest about once a second.
+
+An abort puts all rows back. Whether one record was the cause is found out in careful transactions: few rows, and the
+fate of each known before the next. Those records are condemned: the next transaction writes them to the dead-letter
+topic instead.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Mapping
+from typing import Final
+
+import structlog
+from confluent_kafka import KafkaError, TopicPartition
+
+from bridge.errors import BridgeError, EnvironmentFailure, FencedError, InternalError, StateError
+from bridge.ownership import Membership
+from bridge.plan import Plan, Planner
+from bridge.progress import CommittedState
+from bridge.suspects import Suspects
+from bridge.verdict import may_be_a_record
+from bridge.work import DispatchMetrics, Store, Work
+from bridge.writer import Aborted, Broken, Indefinite, Writer
+from timerstore.clock import Clock
+from timerstore.position import Progress
+from timerstore.sources import SourceName, Sources
+from timerstore.transaction import Rows
+
+PIECE_ROWS: Final = 5_000
+PIECE_BYTES: Final = 16 << 20
+TRANSACTION_BYTES_MAX: Final = 64 << 20
+IDLE_COMMIT_S: Final = 1.0
+LOOK_AGAIN_S: Final = 1.0
+"""The longest sleep: ingest of what is far away moves O without waking anybody, and a stepped wall clock must be
+noticed.
+"""
+CATCH_UP_WAIT_S: Final = 0.25
+BACKOFF_S: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0)
+FENCED_AGAIN_S: Final = 60.0
+
+log = structlog.get_logger("bridge.dispatcher")
+
+
+class _Stale(Exception):
+    """Partitions were revoked since the store was based on their committed states: nothing of this may be committed."""
+
+
+class Dispatcher:
+    """See the module. It starts held: `resume` gives it a store to deliver from, `quiesce` takes it away again."""
+
+    def __init__(
+        self,
+        *,
+        writer: Writer,
+        planner: Planner,
+        membership: Callable[[], Membership],
+        read_committed: Callable[[Collection[SourceName]], Mapping[SourceName, CommittedState | None]],
+        clock: Clock,
+        metrics: DispatchMetrics,
+        on_fatal: Callable[[BridgeError], None],
+        commit_interval_ms: int = 20,
+        transaction_rows: int = 20_000,
+    ) -> None:
+        self._writer = writer
+        self._planner = planner
+        self._membership = membership
+        self._read_committed = read_committed
+        self._clock = clock
+        self._metrics = metrics
+        self._on_fatal = on_fatal
+        self._commit_interval_s = commit_interval_ms / 1000
+        self._transaction_rows = transaction_rows
+
+        self._changed = threading.Condition()
+        self._held = True
+        self._parked = False
+        self._stopping = False
+        self._ended = False
+        self._thread: threading.Thread | None = None
+        self._store: Store | None = None
+
+        # From here on: the thread's own, or changed while it is parked.
+        self._states: dict[SourceName, CommittedState] = {}
+        self._revocations = 0
+        self._is_open = False
+        self._is_stale = False
+        self._unresolved: Work | None = None
+        self._suspects = Suspects(planner.targets, planner.own_topics)
+        self._failures = 0
+        self._fenced_s: float | None = None
+        self._committed_s = 0.0
+        self._row_bytes = 1_000.0
+
+    # -- control: any thread
+
+    def start(self) -> None:
+        """Start the thread, held; it opens the producer meanwhile."""
+        self._thread = threading.Thread(target=self._run, name="dispatcher", daemon=True)
+        self._thread.start()
+
+    def resume(self, store: Store, states: Mapping[SourceName, CommittedState], revocations: int) -> None:
+        """Deliver from `store`, which was opened on `states`, read when there had been `revocations` (of `Membership`).
+
+        Only while held. With the same store as before, a transaction whose outcome is unknown is resolved first.
+        """
+        with self._changed:
+            if not self._parked and self._thread is not None and not self._ended:
+                raise InternalError("the dispatcher is running", hint="This is a bug of the bridge; please report it.")
+            if store is not self._store:
+                self._store, self._unresolved = store, None
+                self._states = dict(states)
+                self._suspects.clear()
+            self._revocations = revocations
+            self._is_stale = False
+            self._held = False
+            self._changed.notify_all()
+
+    def quiesce(self, timeout_s: float = 30.0) -> bool:
+        """Finish or abort the open transaction, and hold. Returns whether that was done in time.
+
+        When it was not: brokers do not answer, and nobody knows. The group's metadata then keeps the transaction from
+        being committed by us once the partitions are somebody else's, and require-stable keeps the successor waiting
+        for its end.
+        """
+        return self._hold(timeout_s)
+
+    def stop(self, timeout_s: float = 10.0) -> bool:
+        """Quiesce and end the thread. Returns whether it ended in time."""
+        with self._changed:
+            self._stopping = True
+        self._hold(0)
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout_s)
+            return not self._thread.is_alive()
+        return True
+
+    def wait_open(self, timeout_s: float) -> bool:
+        """Wait until the producer is there (transactions initialised). Returns whether it is."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._is_open or self._ended, timeout_s) and self._is_open
+
+    def _hold(self, timeout_s: float) -> bool:
+        with self._changed:
+            self._held = True
+            self._changed.notify_all()
+            if self._store is not None:
+                self._store.wake()
+            if self._thread is None or self._thread is threading.current_thread():
+                return True
+            return self._changed.wait_for(lambda: self._parked or self._ended, timeout_s) and self._unresolved is None
+
+    # -- the thread
+
+    def _run(self) -> None:
+        failure: BridgeError | None = None
+        try:
+            while self._may_run():
+                self._step()
+        except BridgeError as error:
+            failure = error
+        except Exception as error:  # noqa: BLE001 - whatever it is, the application must know that nobody delivers any more
+            failure = InternalError("delivery failed", hint="Please report this.", reason=repr(error))
+            failure.__cause__ = error
+        finally:
+            self._writer.close()
+            with self._changed:
+                self._ended = self._parked = True
+                self._is_open = False
+                self._changed.notify_all()
+        if failure is not None:
+            self._on_fatal(failure)
+
+    def _may_run(self) -> bool:
+        """Waits while held (but opens the producer first); False when stopping."""
+        with self._changed:
+            while self._held and not self._stopping and self._is_open:
+                self._parked = True
+                self._changed.notify_all()
+                self._changed.wait()
+            # Without a producer there is no open transaction either: as good as parked.
+            self._parked = self._held
+            self._changed.notify_all()
+            return not self._stopping
+
+    def _step(self) -> None:
+        if not self._is_open:
+            self._open()
+            return
+        store = self._store
+        if store is None or self._is_stale:
+            self._pause(LOOK_AGAIN_S)
+            return
+        if self._unresolved is not None:
+            self._resolve(self._unresolved)
+            return
+        if not store.is_caught_up():
+            store.wait(CATCH_UP_WAIT_S)
+            return
+        wakeup_ms, now_ms = store.next_wakeup_ms(), self._clock.now_ms()
+        behind = store.offsets_behind()
+        idle_s = self._clock.monotonic_s() - self._committed_s
+        if (wakeup_ms is not None and wakeup_ms <= now_ms) or (
+            behind and (idle_s >= IDLE_COMMIT_S or store.is_pressed())
+        ):
+            self._transact(store)
+            return
+        self._planner.targets.refresh()
+        sleep_s = LOOK_AGAIN_S
+        if wakeup_ms is not None:
+            sleep_s = min(sleep_s, (wakeup_ms - self._clock.now_ms()) / 1000)
+        if behind:
+            sleep_s = min(sleep_s, IDLE_COMMIT_S - idle_s)
+        if sleep_s > 0:
+            store.wait(sleep_s)
+
+    def _open(self) -> None:
+        try:
+            self._writer.open()
+        except Aborted as aborted:
+            log.warning("producer-not-ready", code=aborted.error.name(), reason=aborted.error.str())
+            self._back_off()
+            return
+        self._failures = 0
+        with self._changed:
+            self._is_open = True
+            self._changed.notify_all()
+
+    def _transact(self, store: Store) -> None:
+        work = Work(store.begin(), self._clock.monotonic_s())
+        try:
+            self._fill(store, work)
+            self._commit(store, work)
+        except Aborted as aborted:
+            self._give_up(work)
+            self._after_abort(work, aborted)
+        except Indefinite as indefinite:
+            self._unresolved = work
+            self._after_break(indefinite)
+        except Broken as broken:
+            work.rollback()  # commit was not asked for, and the next producer ends what this one left open
+            self._after_break(broken)
+        except _Stale:
+            log.info("transaction-outlived-its-assignment", rows=work.rows)
+            self._is_stale = True
+            self._give_up(work)
+        except BaseException:
+            self._give_up(work)
+            raise
+
+    # -- filling a transaction
+
+    def _fill(self, store: Store, work: Work) -> None:
+        """Take, plan and produce until it is time to commit."""
+        while True:
+            now_ms = self._clock.now_ms()
+            room = self._piece_rows(work)
+            rows = work.store.take(now_ms, room)
+            if len(rows):
+                self._produce(work, self._plan(store, rows, now_ms))
+            if work.rows >= self._transaction_rows or work.bytes >= TRANSACTION_BYTES_MAX or self._is_wanted():
+                return
+            open_s = self._clock.monotonic_s() - work.opened_s
+            if len(rows) >= room:
+                continue  # a backlog
+            if not work.rows or open_s >= self._commit_interval_s:
+                return
+            wakeup_ms, now_ms = store.next_wakeup_ms(), self._clock.now_ms()
+            if wakeup_ms is None or (wakeup_ms - now_ms) / 1000 > self._commit_interval_s - open_s:
+                return
+            if wakeup_ms > now_ms:
+                store.wait((wakeup_ms - now_ms) / 1000)
+
+    def _piece_rows(self, work: Work) -> int:
+        """How many rows to take next: bounded in rows, and by what rows weighed lately in bytes."""
+        return max(1, min(PIECE_ROWS, self._transaction_rows - work.rows, int(PIECE_BYTES / self._row_bytes)))
+
+    def _plan(self, store: Store, rows: Rows, now_ms: int) -> Plan:
+        try:
+            plan = self._planner.plan(rows, store.sources, now_ms, self._suspects.condemned)
+        except EnvironmentFailure as failure:
+            raise Aborted(KafkaError(KafkaError._TRANSPORT, str(failure), retriable=True)) from failure
+        self._row_bytes += 0.5 * (max(1.0, plan.bytes / len(rows)) - self._row_bytes)
+        if len(plan.due) and int(plan.due.max()) > self._clock.now_ms():
+            # I4: the wall clock was set back since the rows were taken. They are not due any more.
+            raise Aborted(KafkaError(KafkaError._TRANSPORT, "the clock was set back", retriable=True))
+        return plan
+
+    def _produce(self, work: Work, plan: Plan) -> None:
+        if plan.records and not work.begun:
+            self._writer.begin()
+            work.begun = True
+        first = work.rows
+        work.keys.append(plan.keys)
+        work.rows += len(plan.keys)
+        work.bytes += plan.bytes
+        work.planned += plan.records
+        for batch in plan.batches:
+            careful = self._suspects.is_careful
+            for part in self._suspects.split(batch, plan.keys[batch.ids]) if careful else (batch,):
+                work.sent.append((first, part.topic, part.ids))
+                work.accepted += self._writer.send(part, first_id=first, careful=careful)
+        work.lateness.append(self._clock.now_ms() - plan.due)
+        for topic, count in plan.delivered.items():
+            work.delivered[topic] = work.delivered.get(topic, 0) + count
+        for reason, count in plan.rejected.items():
+            work.rejected[reason] = work.rejected.get(reason, 0) + count
+
+    # -- ending a transaction
+
+    def _commit(self, store: Store, work: Work) -> None:
+        if work.accepted != work.planned:
+            raise _bug("records were lost between plan and client", planned=work.planned, accepted=work.accepted)
+        work.states = self._next_states(store.sources, work.store.progress())
+        if not work.states:
+            if work.accepted:
+                raise _bug("a transaction has output, but moves no position", rows=work.rows)
+            work.rollback()
+            return
+        member = self._membership()
+        if member.revocations != self._revocations or not member.partitions >= work.states.keys():
+            raise _Stale
+        offsets = [TopicPartition(*name, state.offset, state.metadata()) for name, state in work.states.items()]
+        if not work.begun:
+            self._writer.begin()
+            work.begun = True
+        self._writer.commit(offsets, member.metadata)
+        self._acknowledge(work)
+
+    def _next_states(self, sources: Sources, progress: Mapping[int, Progress]) -> dict[SourceName, CommittedState]:
+        """The committed states that the transaction leads to. Raises InternalError when one would go back (I1)."""
+        result = {}
+        for source, new in progress.items():
+            name = sources.name(source)
+            state = self._states[name]
+            old = state.progress(sources)
+            if new.offset < old.offset or new.position < old.position:
+                raise _bug("the committed state would go back", topic=name[0], partition=name[1], old=old, new=new)
+            result[name] = state.moved(new, sources)
+        return result
+
+    def _acknowledge(self, work: Work) -> None:
+        work.acknowledge()
+        self._states.update(work.states)
+        self._suspects.committed()
+        self._failures = 0
+        self._committed_s = self._clock.monotonic_s()
+        for topic, count in work.delivered.items():
+            self._metrics.delivered(topic, count)
+        for reason, count in work.rejected.items():
+            self._metrics.rejected(reason, count)
+        for lateness_ms in work.lateness:
+            self._metrics.observe_lateness(lateness_ms)
+        self._metrics.observe_transaction(self._committed_s - work.opened_s)
+
+    def _give_up(self, work: Work) -> None:
+        """Abort, and put the rows back."""
+        try:
+            if work.begun and not work.is_ended:
+                self._writer.abort()
+        except Broken as broken:
+            self._after_break(broken)
+        finally:
+            work.rollback()
+
+    def _after_abort(self, work: Work, aborted: Aborted) -> None:
+        """Decide how the next attempt differs from this one."""
+        self._metrics.transaction_aborted()
+        error = aborted.error
+        log.warning("transaction-aborted", code=error.name(), reason=error.str(), rows=work.rows)
+        was_careful = self._suspects.is_careful
+        learned = self._suspects.learn(work.blame(aborted.culprits), is_exact=aborted.is_exact)
+        if learned:
+            return
+        if may_be_a_record(error):
+            # The brokers may know the targets otherwise than we do. Asking again is cheap, aborting again is not.
+            for topic in work.delivered:
+                self._planner.targets.forget(topic)
+        if may_be_a_record(error) and not was_careful:
+            self._suspects.is_careful = True
+        else:
+            self._back_off()
+
+    def _after_break(self, broken: Broken) -> None:
+        """The producer is gone: the next step makes another. Raises FencedError when it was fenced twice within a
+        minute.
+        """
+        error, now_s = broken.error, self._clock.monotonic_s()
+        log.warning(
+            "producer-lost", code=error.name(), reason=error.str(), is_indefinite=isinstance(broken, Indefinite)
+        )
+        self._metrics.producer_rebuilt()
+        with self._changed:
+            self._is_open = False
+        if not broken.is_fenced:
+            return
+        # A transaction that outlived its time-out looks the same as a rival. A rival does it again.
+        if self._fenced_s is not None and now_s - self._fenced_s < FENCED_AGAIN_S:
+            raise FencedError(
+                "another instance of the same name took over",
+                hint="If that was not meant: give every instance its own bridge.instance.",
+                reason=error.str(),
+            )
+        self._fenced_s = now_s
+
+    def _resolve(self, work: Work) -> None:
+        """Find out whether an unanswered commit happened: the committed states are the new ones, or the old ones."""
+        try:
+            found = self._read_committed(list(work.states))
+        except EnvironmentFailure as failure:
+            log.warning("commit-still-unanswered", reason=str(failure))
+            self._back_off()
+            return
+        committed = {name for name, state in work.states.items() if _same(found[name], state)}
+        unchanged = {name for name in work.states if _same(found[name], self._states[name])}
+        self._unresolved = None
+        if committed == work.states.keys():
+            log.info("commit-was-made", rows=work.rows)
+            self._acknowledge(work)
+        elif unchanged == work.states.keys():
+            log.info("commit-was-not-made", rows=work.rows)
+            work.rollback()
+        else:
+            work.rollback()
+            raise StateError(
+                "the committed offsets are neither those before the last transaction nor those after it",
+                hint="Something else commits under this bridge's id: stop it, then start again.",
+                partitions=sorted(work.states.keys() - committed - unchanged),
+            )
+
+    def _is_wanted(self) -> bool:
+        """Whether somebody waits for the open transaction to end."""
+        return self._held or self._stopping
+
+    def _back_off(self) -> None:
+        seconds = BACKOFF_S[min(self._failures, len(BACKOFF_S) - 1)]
+        self._failures += 1
+        self._pause(seconds)
+
+    def _pause(self, seconds: float) -> None:
+        with self._changed:
+            self._changed.wait_for(self._is_wanted, seconds)
+
+
+def _same(found: CommittedState | None, expected: CommittedState) -> bool:
+    """Whether that is the state: O and P. (The history may have been amended in memory, and not be committed yet.)"""
+    return found is not None and (found.offset, found.position) == (expected.offset, expected.position)
+
+
+def _bug(message: str, **fields: object) -> InternalError:
+    return InternalError(
+        message, hint="This is a bug of the bridge; nothing was committed. Please report it.", **fields
+    )

@@ -1,0 +1,204 @@
+"""Rows of the timer store -> arguments of produce. Columns in, columns out; pure.
+
+A `Lane` is what goes to one topic, in the order of position. Its columns become Python lists by way of numpy object
+arrays (several times faster than one conversion a value), some megabytes at a time, so that a window of large records
+is not in memory twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from bridge import headers as h
+from timerstore.position import Int64s
+from timerstore.sources import Sources
+from timerstore.transaction import Rows
+
+HeaderList = list[tuple[str, str | bytes | None]]
+
+BATCH_BYTES_MAX: Final = 4 << 20
+"""Payload bytes that exist as Python objects at one time."""
+BATCH_ROWS_MAX: Final = 5_000
+"""Small enough that the client's own thread starts sending while the rest is still being converted."""
+RECORD_OVERHEAD_BYTES: Final = 130
+"""Of a batch that holds one record (61 + up to 21 bytes), and of our two headers' framing, at most."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Batch:
+    """Arguments for as many produce calls as `values` has: to `topic`, each list n long.
+
+    Either `origins` and `dues` (text of the two delivered headers, which are all headers), or complete `headers`.
+    `partitions` None: the partitioner's choice. `ids` int64[n] name the rows within what was taken.
+    """
+
+    topic: str
+    ids: npt.NDArray[np.intp]
+    values: list[bytes | None]
+    keys: list[bytes | None]
+    origins: list[str] | None = None
+    dues: list[str] | None = None
+    headers: list[HeaderList] | None = None
+    partitions: list[int] | None = None
+    alone: bool = False
+    """To be on the broker before the next batch is sent, so that the client cannot put them together."""
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def part(self, start: int, end: int) -> Batch:
+        """The rows from `start` to before `end`."""
+        return Batch(
+            topic=self.topic,
+            ids=self.ids[start:end],
+            values=self.values[start:end],
+            keys=self.keys[start:end],
+            origins=None if self.origins is None else self.origins[start:end],
+            dues=None if self.dues is None else self.dues[start:end],
+            headers=None if self.headers is None else self.headers[start:end],
+            partitions=None if self.partitions is None else self.partitions[start:end],
+            alone=self.alone,
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class Lane:
+    """Rows for one topic: `ids` are their indices in `Outgoing`, in the order of position."""
+
+    topic: str
+    ids: npt.NDArray[np.intp]
+
+
+class Outgoing:
+    """Rows as handed out by the store, with what delivery needs to know of each of them in vectors of n."""
+
+    def __init__(self, rows: Rows, sources: Sources) -> None:
+        payload = rows.payload
+        self.rows = rows
+        self.sources = sources
+        self.kind: npt.NDArray[np.int8] = payload.column("kind").to_numpy(zero_copy_only=False)
+        self.due: Int64s = payload.column("due").to_numpy(zero_copy_only=False)
+        lists = payload.column("headers")
+        counts = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
+        self._header_bounds: Int64s = np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
+        self._header_keys: pa.Array | None = None
+        self._header_values: pa.Array | None = None
+        if self._header_bounds[-1]:
+            self._header_keys, self._header_values = lists.flatten().flatten()
+        self.has_partition = payload.column("target_partition").null_count < len(rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def column(self, name: str, ids: npt.NDArray[np.intp] | None = None) -> list[Any]:
+        """A payload column, or some rows of it, as Python objects."""
+        column = self.rows.payload.column(name)
+        return _objects(column if ids is None else column.take(pa.array(ids)))
+
+    def bytes(self) -> Int64s:
+        """Size of each record when it is delivered, int64[n]: an upper bound, as if it were alone in its batch."""
+        total: Int64s = np.full(len(self.rows), RECORD_OVERHEAD_BYTES, dtype=np.int64)
+        for name in ("key", "value"):
+            lengths = pc.fill_null(pc.binary_length(self.rows.payload.column(name)), 0)
+            total += lengths.to_numpy(zero_copy_only=False)
+        total += np.array([len(topic) + 60 for topic, _ in self.sources], dtype=np.int64)[self.rows.source]
+        if self._header_keys is not None and self._header_values is not None:
+            lengths = pc.add(
+                pc.fill_null(pc.binary_length(self._header_keys), 0),
+                pc.fill_null(pc.binary_length(self._header_values), 0),
+            ).to_numpy(zero_copy_only=False)
+            running = np.concatenate(([0], np.cumsum(lengths + 10, dtype=np.int64)))
+            total += running[self._header_bounds[1:]] - running[self._header_bounds[:-1]]
+        return total
+
+    def targets(self, defaults: Sequence[str | None]) -> tuple[list[str], npt.NDArray[np.int32]]:
+        """Names, and for every row the index of its target in them (-1: none). `defaults` is each source's default
+        target.
+        """
+        target = self.rows.payload.column("target")
+        if target.null_count:
+            target = pc.coalesce(target, pa.array(defaults, type=pa.string()).take(pa.array(self.rows.source)))
+        encoded = target.dictionary_encode()
+        codes = pc.fill_null(encoded.indices, -1).to_numpy(zero_copy_only=False)
+        return encoded.dictionary.to_pylist(), codes
+
+    def batches(self, lane: Lane, sizes: Int64s, *, lot_bytes: int | None = None) -> Iterator[Batch]:
+        """The lane's rows as deliveries, bounded in rows and bytes (`sizes` is of `bytes()`); with `lot_bytes`, in lots
+        of no more, each alone.
+        """
+        everything = len(lane.ids) == len(self)
+        for part in pieces(lane.ids, sizes, lot_bytes or BATCH_BYTES_MAX):
+            ids = lane.ids[part]
+            payload = (
+                self.rows.payload.slice(part.start, len(ids)) if everything else self.rows.payload.take(pa.array(ids))
+            )
+            batch = Batch(
+                topic=lane.topic,
+                ids=ids,
+                values=_objects(payload.column("value")),
+                keys=_objects(payload.column("key")),
+                alone=lot_bytes is not None,
+            )
+            origins, dues = self._origins(payload.column("origin"), ids), _objects(_text(payload.column("due")))
+            if self.has_headers(ids):
+                batch.headers = [
+                    [*own, (h.ORIGIN, origin), (h.DUE, due)]
+                    for own, origin, due in zip(self.headers(ids), origins, dues, strict=True)
+                ]
+            else:
+                batch.origins, batch.dues = origins, dues
+            if self.has_partition:
+                batch.partitions = _objects(pc.fill_null(payload.column("target_partition"), -1))
+            yield batch
+
+    def has_headers(self, ids: npt.NDArray[np.intp]) -> bool:
+        """Whether any of the rows has headers of its own."""
+        return bool((self._header_bounds[ids + 1] > self._header_bounds[ids]).any())
+
+    def headers(self, ids: npt.NDArray[np.intp]) -> list[HeaderList]:
+        """The rows' stored headers, in order, duplicates kept."""
+        if self._header_keys is None or self._header_values is None:
+            return [[] for _ in range(len(ids))]
+        starts, ends = self._header_bounds[ids], self._header_bounds[ids + 1]
+        low, high = int(starts.min()), int(ends.max())
+        pairs = list(
+            zip(
+                _objects(self._header_keys.slice(low, high - low)),
+                _objects(self._header_values.slice(low, high - low)),
+                strict=True,
+            )
+        )
+        return [pairs[a:b] for a, b in zip((starts - low).tolist(), (ends - low).tolist(), strict=True)]
+
+    def _origins(self, origin: pa.Array, ids: npt.NDArray[np.intp]) -> list[str]:
+        prefixes = pa.array([f"{topic}/{partition}/" for topic, partition in self.sources])
+        prefix = prefixes.take(pa.array(self.rows.source[ids]))
+        return _objects(pc.binary_join_element_wise(prefix, _text(origin), ""))
+
+
+def pieces(ids: npt.NDArray[np.intp], sizes: Int64s, bytes_max: int = BATCH_BYTES_MAX) -> Iterator[slice]:
+    """Cut a lane into slices of at most BATCH_ROWS_MAX rows and `bytes_max` bytes (one row at least)."""
+    running = np.cumsum(sizes[ids])
+    start, before = 0, 0
+    while start < len(ids):
+        end = int(np.searchsorted(running, before + bytes_max, side="right"))
+        end = min(max(end, start + 1), start + BATCH_ROWS_MAX)
+        yield slice(start, end)
+        start, before = end, int(running[end - 1])
+
+
+def _text(column: pa.Array) -> pa.Array:
+    return pc.cast(column, pa.string())
+
+
+def _objects(column: pa.Array) -> list[Any]:
+    """A column as Python objects, null as None."""
+    result: list[Any] = column.to_numpy(zero_copy_only=False).tolist()
+    return result

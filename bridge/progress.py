@@ -1,0 +1,211 @@
+"""The committed state of one partition of a delay topic, and its text in Kafka.
+
+Kafka holds (O, P) as the group's committed offset and that offset's metadata (design, section 3). The offset is O; the
+metadata is this JSON, compact, ASCII, at most 4,095 characters (the broker refuses more, and the whole transaction with
+it):
+
+    {"v":1,"t":"<topic id>","n":8,"p":[1767225600000,"delay",3,4711],"h":[[0,{...}],[9000,{...}]],"f":0}
+
+    v   version; an unknown one is refused, because a downgrade must not guess (a later one adds the staircase of I4)
+    t   id of the topic, so that a topic that was deleted and made anew is told from the one this offset belongs to
+    n   how many partitions of the topic had a commit by then, so that an added partition is told from a deleted commit
+    p   P as (at, topic, partition, offset); null: nothing is finished yet (minus infinity)
+    h   the decode parameters and the offsets from which they hold (barriers)
+    f   the first offset that is ours to deliver (left out when 0): `adopt --from latest` gave up what lies below
+
+Pure: no IO, no clock.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+from bridge.decode import Barrier, DecodeParameters, History
+from bridge.errors import StateError
+from timerstore.position import AT_MAX, AT_MIN, OFFSET_MAX, Progress
+from timerstore.sources import NamedPosition, SourceName, Sources
+
+VERSION = 1
+METADATA_CHARS_MAX = 4_095
+"""What a broker accepts (`offset.metadata.max.bytes` is 4,096 by default, and the last one did not pass when tried)."""
+
+ADOPT = (
+    "Choose what to deliver: `delay-bridge adopt --from earliest` (everything that the topic still holds) "
+    "or `--from latest` (nothing of it)"
+)
+"""The remedy where the bridge must not decide by itself."""
+
+_REQUIRED = {"v", "t", "n", "p", "h"}
+_KNOWN = _REQUIRED | {"f"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommittedState:
+    """What Kafka holds of one partition: O, P, and what is needed to read them.
+
+    `offset` is O (exclusive), `position` P (None: nothing finished), `topic_id` the topic's id as text, `partitions`
+    the topic's count of partitions that had a commit, `history` the decode parameters by barrier, `first_offset` where
+    the bridge's part of the topic begins.
+    """
+
+    offset: int
+    position: NamedPosition | None
+    topic_id: str
+    partitions: int
+    history: History
+    first_offset: int = 0
+
+    def __post_init__(self) -> None:
+        if self.offset < 0 or self.partitions < 1 or self.first_offset < 0:
+            raise ValueError(f"not a committed state: {self}")
+        if self.position is not None:
+            at_ms, _, partition, offset = self.position
+            if not AT_MIN < at_ms <= AT_MAX or not 0 <= partition < 1 << 31 or not 0 <= offset <= OFFSET_MAX:
+                raise ValueError(f"not a position: {self.position}")
+
+    def progress(self, sources: Sources) -> Progress:
+        """(O, P) with P by index in `sources`."""
+        return Progress(self.offset, sources.position(self.position))
+
+    def moved(self, progress: Progress, sources: Sources) -> CommittedState:
+        """The same partition with another (O, P)."""
+        return replace(self, offset=progress.offset, position=sources.named(progress.position))
+
+    def metadata(self) -> str:
+        """The text for Kafka; raises StateError when it is longer than Kafka takes."""
+        return encode(self)
+
+
+def encode(state: CommittedState) -> str:
+    """A state's metadata. Raises StateError when it is too long (a history of very many changes)."""
+    p = state.position
+    fields: dict[str, Any] = {
+        "v": VERSION,
+        "t": state.topic_id,
+        "n": state.partitions,
+        "p": None if p is None else list(p),
+        "h": [[barrier.offset, barrier.parameters.to_json()] for barrier in state.history],
+    }
+    if state.first_offset:
+        fields["f"] = state.first_offset
+    text = json.dumps(fields, separators=(",", ":"), ensure_ascii=True)
+    if len(text) > METADATA_CHARS_MAX:
+        raise StateError(
+            "the committed metadata is too long: the decode parameters were changed too often within the retention",
+            hint="Go back to the previous levels, maximum delay and roll window until the oldest records have expired.",
+            characters=len(text),
+            characters_max=METADATA_CHARS_MAX,
+            changes=len(state.history),
+        )
+    return text
+
+
+def decode_metadata(source: SourceName, offset: int, metadata: str | None) -> CommittedState:
+    """The state of `source` from a committed offset and its metadata.
+
+    Raises StateError when the metadata is missing (somebody reset the group's offsets), of another version, or
+    unreadable.
+    """
+    if not metadata:
+        raise StateError(
+            "the committed offset was not written by the bridge: it carries no delivered position",
+            hint=f"Somebody reset the group's offsets. {ADOPT}.",
+            topic=source[0],
+            partition=source[1],
+            offset=offset,
+        )
+    try:
+        fields = json.loads(metadata)
+        version = fields["v"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise _unreadable(source, error) from error
+    if version != VERSION:
+        raise StateError(
+            f"the committed state has format {version!r}, of which this version of the bridge knows nothing",
+            hint=f"Run the version that wrote it, or a later one; this one knows format {VERSION}.",
+            topic=source[0],
+            partition=source[1],
+        )
+    try:
+        return _decode_fields(offset, fields)
+    except (ValueError, KeyError, TypeError) as error:
+        raise _unreadable(source, error) from error
+
+
+def _decode_fields(offset: int, fields: dict[str, Any]) -> CommittedState:
+    missing, unknown = _REQUIRED - fields.keys(), fields.keys() - _KNOWN
+    if missing or unknown:
+        raise ValueError(f"missing {sorted(missing)}, unknown {sorted(unknown)}")
+    p = fields["p"]
+    history = tuple(
+        Barrier(offset=int(at), parameters=DecodeParameters.from_json(parameters)) for at, parameters in fields["h"]
+    )
+    _must_be_a_history(history)
+    return CommittedState(
+        offset=offset,
+        position=None if p is None else (int(p[0]), str(p[1]), int(p[2]), int(p[3])),
+        topic_id=str(fields["t"]),
+        partitions=int(fields["n"]),
+        history=history,
+        first_offset=int(fields.get("f", 0)),
+    )
+
+
+def _must_be_a_history(history: History) -> None:
+    offsets = [barrier.offset for barrier in history]
+    if not offsets or offsets[0] != 0 or any(a >= b for a, b in pairwise(offsets)):
+        raise ValueError(f"barriers {offsets} do not start at 0 and rise")
+
+
+def _unreadable(source: SourceName, error: Exception) -> StateError:
+    return StateError(
+        "the committed metadata cannot be read",
+        hint=f"Something else commits offsets under this group's name; stop it. {ADOPT}.",
+        topic=source[0],
+        partition=source[1],
+        reason=str(error),
+    )
+
+
+def amend_history(history: History, committed_offset: int, log_start: int, current: DecodeParameters) -> History:
+    """The history under which a partition is read from now on.
+
+    Where the newest parameters are not `current`, a barrier at the committed O is put in: nothing from there on is
+    finished, so those records may be read anew. It need not be committed before they are read: should we fail before
+    the next transaction, O has not moved either, and the next start decides again. Barriers that only concern records
+    before `log_start` are dropped.
+    """
+    if not history:
+        return (Barrier(offset=0, parameters=current),)
+    amended = list(history)
+    current = current.following(amended[-1].parameters)
+    if amended[-1].parameters != current:
+        amended = [barrier for barrier in amended if barrier.offset < committed_offset]
+        if not amended or amended[-1].parameters != current:
+            amended.append(Barrier(offset=committed_offset, parameters=current))
+    while len(amended) > 1 and amended[1].offset <= log_start:
+        del amended[0]
+    return (Barrier(offset=0, parameters=amended[0].parameters), *amended[1:])
+
+
+def initial_state(
+    *, offset: int, topic_id: str, partitions: int, parameters: DecodeParameters, first_offset: int = 0
+) -> CommittedState:
+    """The state of a partition of which nothing was read yet: (offset, minus infinity)."""
+    return CommittedState(
+        offset=offset,
+        position=None,
+        topic_id=topic_id,
+        partitions=partitions,
+        history=(Barrier(offset=0, parameters=parameters),),
+        first_offset=first_offset,
+    )
+
+
+def largest_roll_window_ms(states: Iterable[CommittedState]) -> int:
+    """The largest roll window that any record may have been decoded with, in ms (0 for no states)."""
+    return max((b.parameters.roll_window_ms for state in states for b in state.history), default=0)

@@ -1,0 +1,142 @@
+"""One transaction under way, and the seams that the dispatcher works against: the store, the metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+from confluent_kafka import KafkaError
+
+from bridge.progress import CommittedState
+from timerstore.position import Int64s, Progress
+from timerstore.sources import SourceName, Sources
+from timerstore.transaction import Rows
+
+
+class StoreTransaction(Protocol):
+    """What is used of `timerstore.transaction.Transaction`."""
+
+    def take(self, now_ms: int, max_rows: int) -> Rows:
+        """Rows that are due."""
+        ...
+
+    def progress(self) -> Mapping[int, Progress]:
+        """(O, P) to be committed, by source."""
+        ...
+
+    def acknowledge(self) -> None:
+        """It was committed."""
+        ...
+
+    def rollback(self) -> None:
+        """It was not."""
+        ...
+
+
+class Store(Protocol):
+    """What is used of `timerstore.store.TimerStore`."""
+
+    @property
+    def sources(self) -> Sources:
+        """The numbering of partitions."""
+        ...
+
+    def begin(self) -> StoreTransaction:
+        """One at a time."""
+        ...
+
+    def is_caught_up(self) -> bool:
+        """Whether anything may be dispatched (I6)."""
+        ...
+
+    def next_wakeup_ms(self) -> int | None:
+        """When the next row is due."""
+        ...
+
+    def offsets_behind(self) -> bool:
+        """Whether a transaction without rows would move O."""
+        ...
+
+    def is_pressed(self) -> bool:
+        """Whether O should move at once."""
+        ...
+
+    def wait(self, timeout_s: float | None) -> None:
+        """Sleep until something nearer is there, or `wake`."""
+        ...
+
+    def wake(self) -> None:
+        """End `wait`."""
+        ...
+
+
+class DispatchMetrics(Protocol):
+    """What is used of `metrics.Metrics`."""
+
+    def delivered(self, topic: str, rows: int) -> None:
+        """Committed to a target."""
+        ...
+
+    def rejected(self, reason: str, rows: int = 1) -> None:
+        """Committed to a dead-letter topic."""
+        ...
+
+    def observe_lateness(self, lateness_ms: npt.NDArray[np.int64]) -> None:
+        """Milliseconds from due to produced of committed messages; negative: early."""
+        ...
+
+    def observe_transaction(self, seconds: float) -> None:
+        """From the first row to the known commit."""
+        ...
+
+    def transaction_aborted(self) -> None:
+        """Rolled back."""
+        ...
+
+    def producer_rebuilt(self) -> None:
+        """A new producer took the place of a lost one."""
+        ...
+
+
+@dataclass(slots=True)
+class Work:
+    """One transaction under way."""
+
+    store: StoreTransaction
+    opened_s: float
+    begun: bool = False
+    planned: int = 0
+    accepted: int = 0
+    rows: int = 0
+    bytes: int = 0
+    is_ended: bool = False
+    keys: list[Int64s] = field(default_factory=list)
+    sent: list[tuple[int, str, npt.NDArray[np.intp]]] = field(default_factory=list)
+    lateness: list[Int64s] = field(default_factory=list)
+    delivered: dict[str, int] = field(default_factory=dict)
+    rejected: dict[str, int] = field(default_factory=dict)
+    states: dict[SourceName, CommittedState] = field(default_factory=dict)
+
+    def blame(self, rows: Mapping[int, KafkaError]) -> dict[int, tuple[str, KafkaError]]:
+        """Failed rows, by number within the transaction, as packed (source, offset) -> topic and error."""
+        keys = np.concatenate(self.keys) if self.keys else np.empty(0, np.int64)
+        wanted = np.fromiter(rows, np.int64)
+        result = {}
+        for first, topic, ids in self.sent:
+            for row in np.intersect1d(ids + first, wanted).tolist():
+                result[int(keys[row])] = (topic, rows[row])
+        return result
+
+    def acknowledge(self) -> None:
+        """The commit is known."""
+        self.is_ended = True
+        self.store.acknowledge()
+
+    def rollback(self) -> None:
+        """Known not to be committed."""
+        if not self.is_ended:
+            self.is_ended = True
+            self.store.rollback()

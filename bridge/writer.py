@@ -1,0 +1,408 @@
+"""The producer behind delivery: transactions, what their errors mean, and a new producer when the old one is of no use.
+
+Outcomes of a transaction, as exceptions, by what is known of it (facts that decide this: the client's documentation and
+experiments):
+
+    (none)      committed
+    Aborted     nothing of it will be seen once `abort` has returned; the producer goes on
+    Broken      the producer is of no use: fenced, or it cannot abort. Nothing was committed unless commit was asked for
+    Indefinite  commit was asked for and no answer came: only the committed offsets can tell
+
+`produce` that raises is never swallowed: the transaction would commit without the record.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import repeat
+from typing import Any, Final, NoReturn, Protocol
+
+import structlog
+from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
+
+from bridge import headers as h
+from bridge.errors import EnvironmentFailure
+from bridge.outgoing import Batch
+from bridge.ownership import FENCED_CODES, fenced, kafka_error
+from timerstore.clock import Clock
+
+CALL_TIMEOUT_S: Final = 5.0
+"""One call; a retriable time-out is repeated until the deadline of the whole step."""
+STEP_TIMEOUT_S: Final = 15.0
+"""Sending offsets, committing, aborting: longer than the transaction time-out, after which the broker has decided
+anyway.
+"""
+FULL_TIMEOUT_S: Final = 8.0
+"""How long the client's queue may stay full; below the transaction time-out."""
+FULL_POLL_S: Final = 0.05
+
+DENIED_CODES: Final = frozenset(
+    {
+        KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError.SASL_AUTHENTICATION_FAILED,
+        KafkaError.UNSUPPORTED_VERSION,
+        KafkaError.INVALID_TRANSACTION_TIMEOUT,
+        KafkaError._AUTHENTICATION,
+    }
+)
+_PURGED: Final = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})
+
+log = structlog.get_logger("bridge.dispatcher")
+
+
+class Aborted(Exception):
+    """The transaction must be given up. `error` is the cause, `culprits` are rows that failed, by number within the
+    transaction, with the error of each; `is_exact` says that the one culprit was sent alone, so that no other record
+    can be to blame.
+    """
+
+    def __init__(
+        self, error: KafkaError, culprits: Mapping[int, KafkaError] | None = None, *, is_exact: bool = False
+    ) -> None:
+        super().__init__(error.str())
+        self.error = error
+        self.culprits = dict(culprits or {})
+        self.is_exact = is_exact
+
+
+class Broken(Exception):
+    """The producer cannot go on; `is_fenced`: the broker says that another one of our name exists."""
+
+    def __init__(self, error: KafkaError) -> None:
+        super().__init__(error.str())
+        self.error = error
+        self.is_fenced = error.code() in FENCED_CODES or error.code() == KafkaError.INVALID_PRODUCER_EPOCH
+
+
+class Indefinite(Broken):
+    """No answer to a commit."""
+
+
+class Writer(Protocol):
+    """What the dispatcher needs; `TransactionalWriter` and `AcknowledgedWriter`."""
+
+    def open(self) -> None:
+        """Make a producer, in place of the one there was, and end what that one left open.
+
+        Raises EnvironmentFailure when it can never work, Aborted when it may work later.
+        """
+        ...
+
+    def begin(self) -> None:
+        """Start a transaction."""
+        ...
+
+    def send(self, batch: Batch, *, first_id: int = 0, careful: bool = False) -> int:
+        """Hand a batch to the client; returns how many records it took. `careful`: wait until each record's fate is
+        known.
+        """
+        ...
+
+    def commit(self, offsets: Sequence[TopicPartition], group_metadata: object) -> None:
+        """Commit everything sent, and the offsets, together."""
+        ...
+
+    def abort(self) -> None:
+        """Give up what was sent."""
+        ...
+
+    def close(self) -> None:
+        """Drop the producer."""
+        ...
+
+
+class _ProducerWriter:
+    """What both modes share: one producer, and the loop around its produce."""
+
+    def __init__(
+        self,
+        properties: Mapping[str, Any],
+        clock: Clock,
+        make_producer: Callable[[dict[str, Any]], Producer] = Producer,
+    ) -> None:
+        """`properties` of a producer, complete; `make_producer` is there for tests of errors that no broker will give
+        on demand.
+        """
+        self._properties = dict(properties)
+        self._clock = clock
+        self._make_producer = make_producer
+        self._producer: Producer | None = None
+        self._fatal: KafkaError | None = None
+        self._failed: dict[int, KafkaError] = {}
+        self._awaited = 0
+        self._reported = 0
+
+    def close(self) -> None:
+        """Drop the producer without waiting for anything."""
+        producer, self._producer = self._producer, None
+        self._awaited = self._reported = 0
+        if producer is not None:
+            producer.purge(in_queue=True, in_flight=True, blocking=False)
+            producer.poll(0)
+
+    def _make(self) -> Producer:
+        self.close()
+        self._fatal = None
+        self._forget()
+        try:
+            self._producer = self._make_producer(
+                {**self._properties, "error_cb": self._on_error, "logger": logging.getLogger("bridge.librdkafka")}
+            )
+        except KafkaException as exception:
+            raise EnvironmentFailure(
+                "the producer cannot be made",
+                hint="Look at kafka.common and kafka.producer.",
+                reason=kafka_error(exception).str(),
+            ) from exception
+        return self._producer
+
+    def _client(self) -> Producer:
+        if self._producer is None:
+            raise Broken(KafkaError(KafkaError._STATE, "there is no producer"))
+        return self._producer
+
+    def _on_error(self, error: KafkaError) -> None:
+        if error.fatal():
+            self._fatal = error
+        log.warning("producer-trouble", code=error.name(), reason=error.str())
+
+    def _forget(self) -> None:
+        self._failed = {}
+        self._awaited = self._reported = 0
+
+    @staticmethod
+    def _give_up(exception: Exception, row: int) -> NoReturn:
+        """What an exception out of produce means for the transaction."""
+        if isinstance(exception, BufferError):
+            raise Aborted(
+                KafkaError(KafkaError._QUEUE_FULL, "the client's queue stayed full", retriable=True)
+            ) from None
+        if not isinstance(exception, KafkaException):
+            # Something in the record that this client cannot express (a NUL in a header's name). One record must not
+            # stop the others.
+            error = KafkaError(KafkaError.INVALID_RECORD, str(exception))
+            raise Aborted(error, {row: error}, is_exact=True) from None
+        error = kafka_error(exception)
+        if error.fatal() or error.code() in FENCED_CODES:
+            raise Broken(error) from None
+        raise Aborted(error, {row: error}, is_exact=True) from None
+
+    def _produce(self, batch: Batch, first_id: int, *, reported: bool) -> int:
+        """The loop around produce; `reported`: `_report` is called with the number of every record, `first_id` + its
+        id.
+        """
+        producer = self._client()
+        ids = [first_id + row for row in batch.ids.tolist()] if reported else None
+        done, deadline_s = 0, None
+        while True:
+            try:
+                if ids is None and batch.origins is not None and batch.partitions is None:
+                    done = _produce_plain(producer.produce, batch, done)
+                else:
+                    done = _produce_any(producer.produce, batch, self._report, ids, done)
+                self._awaited += done if reported else 0
+                return done
+            except _Stopped as stopped:
+                done = stopped.done
+                now_s = self._clock.monotonic_s()
+                deadline_s = now_s + FULL_TIMEOUT_S if deadline_s is None or stopped.progress else deadline_s
+                if not isinstance(stopped.cause, BufferError) or now_s > deadline_s:
+                    self._give_up(stopped.cause, first_id + int(batch.ids[done]))
+                producer.poll(FULL_POLL_S)
+
+    def _report(self, row: int, error: KafkaError | None, _message: Message) -> None:
+        """Delivery report of one record, called from poll and flush."""
+        self._reported += 1
+        if error is not None and error.code() not in _PURGED:
+            self._failed.setdefault(row, error)
+
+    def _settle(self, timeout_s: float, *, is_exact: bool = False) -> None:
+        """Wait until the fate of every reported record is known. Raises Aborted with the culprits, Broken."""
+        producer = self._client()
+        deadline_s = self._clock.monotonic_s() + timeout_s
+        while self._reported < self._awaited and self._clock.monotonic_s() < deadline_s:
+            producer.flush(min(1.0, timeout_s))
+            if self._fatal is not None:
+                raise Broken(self._fatal)
+        if self._failed:
+            raise Aborted(next(iter(self._failed.values())), self._failed, is_exact=is_exact)
+        if self._reported < self._awaited:
+            raise Aborted(
+                KafkaError(KafkaError._MSG_TIMED_OUT, "records were not acknowledged in time", retriable=True)
+            )
+
+
+class TransactionalWriter(_ProducerWriter):
+    """Exactly once: records, offsets and position in one Kafka transaction."""
+
+    def open(self) -> None:
+        """Make the producer and fence every earlier one of the same transactional id; ends the transaction it left
+        open.
+        """
+        producer = self._make()
+        try:
+            producer.init_transactions(CALL_TIMEOUT_S)
+        except KafkaException as exception:
+            error = kafka_error(exception)
+            if error.code() in DENIED_CODES:
+                raise EnvironmentFailure(
+                    "the brokers refuse transactions",
+                    hint="Grant WRITE and DESCRIBE on the transactional id; check credentials, transaction.timeout.ms.",
+                    reason=error.str(),
+                ) from None
+            if error.fatal() or error.code() in FENCED_CODES:
+                raise Broken(error) from None
+            raise Aborted(error) from None
+
+    def begin(self) -> None:
+        """Start a transaction: local, the brokers hear of it with the first record. Raises Broken."""
+        self._forget()
+        try:
+            self._client().begin_transaction()
+        except KafkaException as exception:
+            raise Broken(kafka_error(exception)) from None
+
+    def send(self, batch: Batch, *, first_id: int = 0, careful: bool = False) -> int:
+        """Hand a batch to the client. Careful: with a report for every record, waited for. Raises Aborted, Broken."""
+        accepted = self._produce(batch, first_id, reported=careful)
+        if careful:
+            self._settle(FULL_TIMEOUT_S, is_exact=len(batch) == 1)
+        elif batch.alone:
+            self._client().flush(FULL_TIMEOUT_S)
+        self._client().poll(0)
+        return accepted
+
+    def commit(self, offsets: Sequence[TopicPartition], group_metadata: object) -> None:
+        """Commit. Raises Aborted before the point of no return, Indefinite after it, Broken, FencedError."""
+        producer = self._client()
+        deadline_s = self._clock.monotonic_s() + STEP_TIMEOUT_S
+        self._step(
+            partial(producer.send_offsets_to_transaction, list(offsets), group_metadata, CALL_TIMEOUT_S), deadline_s
+        )
+        try:
+            self._step(partial(producer.commit_transaction, CALL_TIMEOUT_S), deadline_s)
+        except Broken as broken:
+            raise Indefinite(broken.error) from None
+        producer.poll(0)
+
+    def abort(self) -> None:
+        """Abort. Raises Broken when that cannot be done: a new producer will."""
+        deadline_s = self._clock.monotonic_s() + STEP_TIMEOUT_S
+        try:
+            self._step(partial(self._client().abort_transaction, CALL_TIMEOUT_S), deadline_s)
+        except Aborted as aborted:
+            raise Broken(aborted.error) from None
+        self._client().poll(0)
+
+    def _step(self, call: Callable[[], None], deadline_s: float) -> None:
+        """Repeat a call while the client says that it may be repeated, until the deadline."""
+        while True:
+            try:
+                return call()
+            except KafkaException as exception:
+                error = kafka_error(exception)
+            if error.code() == KafkaError.FENCED_INSTANCE_ID:
+                raise fenced(error)
+            if error.txn_requires_abort():
+                raise Aborted(error, self._failed)
+            if not error.retriable() or self._clock.monotonic_s() > deadline_s:
+                raise Broken(error)
+
+
+class AcknowledgedWriter(_ProducerWriter):
+    """At least once: records are acknowledged, then offsets and position are committed. What a crash in between costs
+    is repetition.
+    """
+
+    def __init__(
+        self,
+        properties: Mapping[str, Any],
+        clock: Clock,
+        commit_offsets: Callable[[Sequence[TopicPartition]], None],
+        make_producer: Callable[[dict[str, Any]], Producer] = Producer,
+    ) -> None:
+        """`commit_offsets` commits as the group's member; it raises EnvironmentFailure or FencedError."""
+        super().__init__(properties, clock, make_producer)
+        self._commit_offsets = commit_offsets
+
+    def open(self) -> None:
+        """Make the producer."""
+        self._make()
+
+    def begin(self) -> None:
+        """Start counting. What an earlier attempt left is gone: `abort` makes a new producer."""
+        self._forget()
+
+    def send(self, batch: Batch, *, first_id: int = 0, careful: bool = False) -> int:
+        """Hand a batch to the client, a report for every record. Raises Aborted, Broken."""
+        accepted = self._produce(batch, first_id, reported=True)
+        self._client().poll(0)
+        if careful or batch.alone:
+            self._settle(FULL_TIMEOUT_S, is_exact=len(batch) == 1)
+        return accepted
+
+    def commit(self, offsets: Sequence[TopicPartition], group_metadata: object) -> None:  # noqa: ARG002 - for transactions
+        """Wait for the acknowledgements, then commit. Raises Aborted, Broken, Indefinite, FencedError."""
+        self._settle(STEP_TIMEOUT_S)
+        try:
+            self._commit_offsets(offsets)
+        except EnvironmentFailure as failure:
+            raise Indefinite(KafkaError(KafkaError._FAIL, str(failure))) from failure
+
+    def abort(self) -> None:
+        """What was sent cannot be taken back; the client's queue can. A record may be repeated."""
+        self.open()
+
+
+class _Stopped(Exception):
+    """produce raised after `done` records of the batch; `progress` says whether any were taken in this go."""
+
+    def __init__(self, cause: Exception, done: int, progress: bool) -> None:
+        self.cause = cause
+        self.done = done
+        self.progress = progress
+
+
+def _produce_plain(produce: Callable[..., None], batch: Batch, start: int) -> int:
+    """The hot loop: nothing but produce. Arguments are positional because that is faster."""
+    topic, origin_name, due_name = batch.topic, h.ORIGIN, h.DUE
+    columns = (batch.values, batch.keys, batch.origins or [], batch.dues or [])
+    rest = columns if start == 0 else tuple(column[start:] for column in columns)
+    done = start
+    try:
+        for done, (value, key, origin, due) in enumerate(zip(*rest, strict=True), start):  # noqa: B007 - read when produce raised
+            produce(topic, value, key, -1, None, None, 0, [(origin_name, origin), (due_name, due)])
+    except (KafkaException, BufferError, ValueError) as cause:
+        raise _Stopped(cause, done, done > start) from None
+    return len(batch)
+
+
+def _produce_any(
+    produce: Callable[..., None],
+    batch: Batch,
+    report: Callable[[int, KafkaError | None, Message], None],
+    ids: Sequence[int] | None,
+    start: int,
+) -> int:
+    """As `_produce_plain`, with headers and partitions of each record's own, and reports that know the record where
+    there are `ids`.
+    """
+    topic = batch.topic
+    headers: Sequence[Any] = batch.headers or [
+        [(h.ORIGIN, origin), (h.DUE, due)] for origin, due in zip(batch.origins or (), batch.dues or (), strict=True)
+    ]
+    partitions = repeat(-1, len(batch)) if batch.partitions is None else batch.partitions
+    reports = repeat(None, len(batch)) if ids is None else [partial(report, i) for i in ids]
+    done = start
+    calls = zip(batch.values, batch.keys, partitions, reports, headers, strict=True)
+    try:
+        for done, (value, key, partition, callback, own) in enumerate(calls):
+            if done >= start:
+                produce(topic, value, key, partition, None, callback, 0, own)
+    except (KafkaException, BufferError, ValueError) as cause:
+        raise _Stopped(cause, done, done > start) from None
+    return len(batch)

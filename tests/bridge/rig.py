@@ -1,0 +1,214 @@
+"""A dispatcher with everything around it, on a real broker, in front of a store in a list."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+from confluent_kafka import TopicPartition
+
+from bridge.decode import DecodeParameters
+from bridge.dispatcher import Dispatcher
+from bridge.errors import BridgeError
+from bridge.ownership import Ownership
+from bridge.plan import Planner
+from bridge.progress import CommittedState
+from bridge.standing import TopicFacts, facts_of, settle
+from bridge.targets import TargetLookUp, Targets
+from bridge.writer import AcknowledgedWriter, TransactionalWriter, Writer
+from bridge.cluster import Cluster
+from bridge.kafka import librdkafka
+from bridge.settings import Settings
+from tests.bridge.stores import ListStore
+from tests.waiting import wait_until
+from timerstore.clock import Clock, SystemClock
+from timerstore.sources import SourceName, Sources
+
+PARAMETERS = DecodeParameters(max_delay_ms=10**9, roll_window_ms=10**8, has_default_target=False)
+DEADLINE_S = 30.0
+
+
+class Listener:
+    """Remembers what ownership says; `quiesce` is called at a revocation."""
+
+    def __init__(self, quiesce: Callable[[], object] = lambda: None) -> None:
+        self.assigned: list[frozenset[SourceName]] = []
+        self.revoked: list[tuple[frozenset[SourceName], bool]] = []
+        self.fatal: list[BridgeError] = []
+        self.quiesce = quiesce
+
+    def on_assigned(self, partitions: frozenset[SourceName]) -> None:
+        self.assigned.append(partitions)
+
+    def on_revoked(self, partitions: frozenset[SourceName], *, lost: bool) -> None:
+        self.revoked.append((partitions, lost))
+        self.quiesce()
+
+    def on_fatal(self, error: BridgeError) -> None:
+        self.fatal.append(error)
+
+
+class Tally:
+    """The dispatcher's metrics as plain numbers."""
+
+    def __init__(self) -> None:
+        self.by_topic: dict[str, int] = {}
+        self.by_reason: dict[str, int] = {}
+        self.lateness_ms: list[int] = []
+        self.transactions = self.aborted = self.rebuilt = 0
+
+    def delivered(self, topic: str, rows: int) -> None:
+        self.by_topic[topic] = self.by_topic.get(topic, 0) + rows
+
+    def rejected(self, reason: str, rows: int = 1) -> None:
+        self.by_reason[reason] = self.by_reason.get(reason, 0) + rows
+
+    def observe_lateness(self, lateness_ms: npt.NDArray[np.int64]) -> None:
+        self.lateness_ms += lateness_ms.tolist()
+
+    def observe_transaction(self, seconds: float) -> None:
+        self.transactions += 1
+
+    def transaction_aborted(self) -> None:
+        self.aborted += 1
+
+    def producer_rebuilt(self) -> None:
+        self.rebuilt += 1
+
+
+def settings_for(bootstrap: str, *delay_topics: str, **tree: Any) -> Settings:
+    """Settings of a bridge on that broker, named after its first delay topic."""
+    kafka = {"common": {"bootstrap.servers": bootstrap}, **tree.pop("kafka", {})}
+    bridge = {"id": f"bridge-{delay_topics[0]}", "instance": "one", **tree.pop("bridge", {})}
+    return Settings.of({"bridge": bridge, "kafka": kafka, "delay_topics": {t: {} for t in delay_topics}, **tree})
+
+
+def ownership_of(settings: Settings, listener: Listener, clock: Clock | None = None, **config: Any) -> Ownership:
+    """Group membership by settings."""
+    return Ownership(
+        config={**librdkafka(settings, "consumer"), **config},
+        group_id=settings.group_id,
+        instance_id=settings.group_instance_id,
+        topics=list(settings.delay_topics),
+        listener=listener,
+        clock=clock or SystemClock(),
+        poll_interval_s=0.02,
+    )
+
+
+class Rig:
+    """One bridge's delivery half. `store` may be filled any time; delivery starts with `start`."""
+
+    def __init__(
+        self,
+        bootstrap: str,
+        delay_topic: str,
+        *,
+        mode: str = "exactly-once",
+        instance: str = "one",
+        deny: Iterable[str] = (),
+        make_writer: Callable[[Writer], Writer] = lambda writer: writer,
+        properties: Mapping[str, Any] | None = None,
+        transaction_rows: int = 20_000,
+        clock: Clock | None = None,
+        default_target: str | None = None,
+    ) -> None:
+        self.clock = clock or SystemClock()
+        self.settings = settings_for(
+            bootstrap, delay_topic, bridge={"instance": instance}, delivery={"mode": mode}, targets={"deny": list(deny)}
+        )
+        self.delay_topic = delay_topic
+        self.listener = Listener(lambda: self.dispatcher.quiesce())
+        self.ownership = ownership_of(self.settings, self.listener, self.clock)
+        self.tally = Tally()
+        self.fatal: list[BridgeError] = []
+        self.properties = {**librdkafka(self.settings, "producer"), **(properties or {})}
+        writer: Writer
+        if mode == "exactly-once":
+            writer = TransactionalWriter(self.properties, self.clock)
+        else:
+            writer = AcknowledgedWriter(self.properties, self.clock, self.ownership.commit_offsets)
+        self.planner = Planner(
+            targets=Targets(TargetLookUp(librdkafka(self.settings, "admin")), self.clock),
+            permitted=self.settings.target_permitted,
+            default_targets={delay_topic: default_target},
+            dead_letter_topics={delay_topic: f"{delay_topic}.dlt"},
+        )
+        self.dispatcher = Dispatcher(
+            writer=make_writer(writer),
+            planner=self.planner,
+            membership=self.ownership.membership,
+            read_committed=self.ownership.read_committed_states,
+            clock=self.clock,
+            metrics=self.tally,
+            on_fatal=self.fatal.append,
+            transaction_rows=transaction_rows,
+        )
+        self.store: ListStore | None = None
+        self.states: dict[SourceName, CommittedState] = {}
+
+    def join(self) -> None:
+        """Join the group and settle."""
+        self.ownership.start()
+        wait_until(lambda: self.listener.assigned or self.listener.fatal, DEADLINE_S, "an assignment")
+        assert not self.listener.fatal
+        self.settle()
+
+    def settle(self) -> ListStore:
+        """Read (or make) the committed states, and put a store on them."""
+        cluster = Cluster(self.settings)
+
+        def look_up(topic: str) -> TopicFacts:
+            return facts_of(cluster, topic)
+
+        states = settle(
+            self.ownership,
+            owned=self.ownership.assignment(),
+            look_up=look_up,
+            checkpointed=(),
+            parameters=lambda topic: PARAMETERS,
+            clock=self.clock,
+        )
+        assert states is not None
+        self.states = states
+        sources = Sources(states)
+        self.store = ListStore({name: state.progress(sources) for name, state in states.items()}, sources)
+        return self.store
+
+    def start(self) -> None:
+        """Deliver."""
+        assert self.store is not None
+        self.dispatcher.start()
+        wait_until(lambda: self.dispatcher._parked, DEADLINE_S, "the dispatcher is parked")
+        self.dispatcher.resume(self.store, self.states, self.ownership.membership().revocations)
+
+    def wait_delivered(self, deadline_s: float = DEADLINE_S) -> None:
+        """Wait until everything in the store is committed."""
+        store = self.store
+        assert store is not None
+        wait_until(
+            lambda: (not len(store) and not store._open and not store.offsets_behind()) or self.fatal,
+            deadline_s,
+            lambda: f"{len(store)} rows are left",
+        )
+        assert not self.fatal, self.fatal
+
+    def committed(self) -> dict[SourceName, CommittedState | None]:
+        """What Kafka holds."""
+        return self.ownership.read_committed_states(self.ownership.assignment())
+
+    def __enter__(self) -> Self:
+        self.join()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.dispatcher.stop()
+        self.ownership.stop()
+
+
+__all__ = ["DEADLINE_S", "PARAMETERS", "Listener", "Rig", "Tally", "TopicPartition", "ownership_of", "settings_for"]
