@@ -17,7 +17,6 @@ SAME: Final = frozenset(
     """
     bootstrap.servers check.crcs client.dns.lookup client.rack connections.max.idle.ms enable.metrics.push
     fetch.max.bytes fetch.min.bytes max.partition.fetch.bytes metadata.max.age.ms
-    metadata.recovery.rebootstrap.trigger.ms
     metadata.recovery.strategy reconnect.backoff.max.ms reconnect.backoff.ms retry.backoff.max.ms retry.backoff.ms
     sasl.kerberos.min.time.before.relogin sasl.kerberos.service.name sasl.mechanism
     socket.connection.setup.timeout.ms
@@ -40,7 +39,7 @@ _WITHOUT_MEANING: Final = re.compile(
     | fetch\.(error|queue)\.backoff\.ms
     | group\.protocol.* | heartbeat\.interval\.ms | linger\.ms | log[._].* | max\.in\.flight.* | max\.poll\.interval\.ms
     | message\..* | partition\.assignment\.strategy | partitioner | queue\.buffering\..* | queued\..*
-    | receive\.message\.max\.bytes | reconnect\.backoff\.jitter\.ms | request\.timeout\.ms | retries
+    | metadata\.recovery\.rebootstrap\..* | receive\.message\.max\.bytes | reconnect\.backoff\.jitter\.ms | request\.timeout\.ms | retries
     | socket\.(keepalive\.enable|nagle\.disable|max\.fails|blocking\.max\.ms) | statistics\.interval\.ms
     | sticky\.partitioning\..* | topic\.metadata\..* | transaction\.timeout\.ms | allow\.auto\.create\.topics
     """,
