@@ -39,7 +39,8 @@ _WITHOUT_MEANING: Final = re.compile(
     | fetch\.(error|queue)\.backoff\.ms
     | group\.protocol.* | heartbeat\.interval\.ms | linger\.ms | log[._].* | max\.in\.flight.* | max\.poll\.interval\.ms
     | message\..* | partition\.assignment\.strategy | partitioner | queue\.buffering\..* | queued\..*
-    | metadata\.recovery\.rebootstrap\..* | receive\.message\.max\.bytes | reconnect\.backoff\.jitter\.ms | request\.timeout\.ms | retries
+    | metadata\.recovery\.rebootstrap\..* | receive\.message\.max\.bytes
+    | reconnect\.backoff\.jitter\.ms | request\.timeout\.ms | retries
     | socket\.(keepalive\.enable|nagle\.disable|max\.fails|blocking\.max\.ms) | statistics\.interval\.ms
     | sticky\.partitioning\..* | topic\.metadata\..* | transaction\.timeout\.ms | allow\.auto\.create\.topics
     """,
