@@ -1,0 +1,311 @@
+"""The composition root: what the bridge is made of, in which order it starts, and how it ends.
+
+    checks -> management port -> Spark and group membership -> pipeline -> ready        SIGTERM, SIGINT, a fatal error -> stop
+
+One thread, the main one, makes and stops pipelines. The others tell it what has happened through a queue of events; signals come that way too.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import sys
+import threading
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from dataclasses import dataclass
+from types import FrameType
+from typing import Final
+
+import structlog
+
+from bridge import connector, spark
+from bridge.checks import require, run_checks
+from bridge.cluster import Cluster
+from bridge.dispatcher import Dispatcher
+from bridge.errors import BridgeError
+from bridge.http import Health, ManagementServer
+from bridge.kafka import librdkafka
+from bridge.metrics import Metrics, StoreSnapshot
+from bridge.ownership import Ownership
+from bridge.pipeline import Pipeline, Surroundings
+from bridge.plan import Planner
+from bridge.progress import CommittedState
+from bridge.settings import Settings
+from bridge.snapshot import Lag, snapshot
+from bridge.targets import TargetLookUp, Targets
+from bridge.writer import AcknowledgedWriter, TransactionalWriter, Writer
+from timerstore.clock import Clock, SystemClock
+from timerstore.sources import SourceName
+
+LOOK_INTERVAL_S: Final = 1.0
+STOP_S_MAX: Final = 9.0
+"""After this the process ends as it is: whatever it was at can be cut off at any point."""
+SWITCH_INTERVAL_S: Final = 0.001
+"""How long a thread may keep the interpreter from the dispatcher."""
+PRODUCER_WAIT_S: Final = 60.0
+
+log = structlog.get_logger("bridge.app")
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """A signal came."""
+
+    signal_name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """The assignment changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuild:
+    """The index was found damaged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fatal:
+    """Some part cannot go on."""
+
+    error: BridgeError
+
+
+Event = Stop | Changed | Rebuild | Fatal
+
+
+def run(settings: Settings) -> int:
+    """Run the bridge until a signal; returns the exit status 0. Raises BridgeError when it cannot go on."""
+    application = Application(settings, SystemClock())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, application.on_signal)
+    application.run()
+    return 0
+
+
+class Application:
+    """See the module. It is the membership's listener: the three `on_` methods are called on the membership's thread."""
+
+    def __init__(self, settings: Settings, clock: Clock) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._stopping = False
+        self._pipeline: Pipeline | None = None
+        self._dispatcher: Dispatcher | None = None
+        self._ownership: Ownership | None = None
+        self._lag = Lag(clock)
+        self._health = Health(self._problems)
+        self._metrics = Metrics(self._snapshot)
+
+    # ---- from other threads, and signals
+
+    def on_signal(self, number: int, _frame: FrameType | None) -> None:
+        """SIGTERM or SIGINT: end in order."""
+        self._stopping = True
+        self._events.put(Stop(signal.Signals(number).name))
+        self._cancel_start()
+
+    def on_assigned(self, partitions: frozenset[SourceName]) -> None:
+        """The membership has new partitions."""
+        self._cancel_start()
+        self._events.put(Changed())
+
+    def on_revoked(self, partitions: frozenset[SourceName], *, lost: bool) -> None:
+        """The membership loses partitions: return only when no transaction is open."""
+        self._cancel_start()
+        if self._dispatcher is not None and not self._dispatcher.quiesce():
+            log.warning("revoked-with-a-transaction-open", partitions=len(partitions), lost=lost)
+        self._events.put(Changed())
+
+    def on_fatal(self, error: BridgeError) -> None:
+        """Some thread cannot go on."""
+        self._cancel_start()
+        self._events.put(Fatal(error))
+
+    def _on_rebuild(self) -> None:
+        self._events.put(Rebuild())
+
+    def _cancel_start(self) -> None:
+        pipeline = self._pipeline
+        if pipeline is not None:
+            pipeline.cancel()
+
+    # ---- the main thread
+
+    def run(self) -> None:
+        """Start, wait, stop. Raises BridgeError for what is fatal."""
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        settings = self._settings
+        self._health.enter("checking", reasons=("brokers, topics, Java",))
+        with ManagementServer(
+            settings.http.host, settings.http.port, health=self._health, registry=self._metrics.registry
+        ) as server:
+            log.info("management-port", host=settings.http.host, port=server.port)
+            findings = run_checks(settings, create=True)
+            for finding in findings:
+                if finding.status == "warning":
+                    log.warning("check", name=finding.name, detail=finding.detail, remedy=finding.remedy)
+            require(findings)
+            try:
+                if not self._stopping:
+                    self._run_pipelines()
+            finally:
+                self._shut_down()
+
+    def _run_pipelines(self) -> None:
+        settings = self._settings
+        ownership = self._ownership = Ownership(
+            config=librdkafka(settings, "consumer"),
+            group_id=settings.group_id,
+            instance_id=settings.group_instance_id,
+            topics=list(settings.delay_topics),
+            listener=self,
+            clock=self._clock,
+        )
+        dispatcher = self._dispatcher = self._make_dispatcher(ownership)
+        self._health.enter("starting-spark", reasons=("starting Spark",))
+        # Spark takes some seconds: the group is joined meanwhile. The producer is opened (and a predecessor of this name fenced) with the
+        # membership, not before it: who cannot join must not fence.
+        ownership.start()
+        dispatcher.start()
+        session = spark.start(settings, connector.jars())
+        around = Surroundings(
+            settings=settings,
+            clock=self._clock,
+            cluster=Cluster(settings),
+            spark=session,
+            ownership=ownership,
+            dispatcher=dispatcher,
+            metrics=self._metrics,
+            health=self._health,
+            on_fatal=self.on_fatal,
+            on_rebuild=self._on_rebuild,
+        )
+        self._health.enter("joining", reasons=("waiting for partitions",))
+        while not self._stopping:
+            event = self._next_event()
+            if isinstance(event, Fatal):
+                raise event.error
+            if isinstance(event, Changed | Rebuild):
+                self._rebase(around)
+            elif event is None:
+                self._look(around)
+
+    def _next_event(self) -> Event | None:
+        """The next event; a run of changes counts as one. None when there was nothing for a while."""
+        try:
+            event: Event = self._events.get(timeout=LOOK_INTERVAL_S)
+        except queue.Empty:
+            return None
+        while isinstance(event, Changed) and not self._events.empty():
+            event = self._events.get()
+        return event
+
+    def _rebase(self, around: Surroundings) -> None:
+        """Stop the pipeline there is, and start one for what is owned now."""
+        if self._pipeline is not None:
+            self._pipeline.stop(flush=True)
+            self._pipeline = None
+            self._metrics.rebalanced()
+        member = around.ownership.membership()
+        if not member.partitions:
+            self._health.enter("joining", reasons=("no partitions are assigned to this instance",), ready=True)
+            log.info("no-partitions-assigned")
+            return
+        pipeline = self._pipeline = Pipeline(around, member.partitions, member.revocations)
+        if not self._events.empty():
+            return  # out of date already
+        if pipeline.start() and around.dispatcher.wait_open(PRODUCER_WAIT_S):
+            self._health.enter("running", ready=True)
+            log.info(
+                "ready",
+                partitions=len(member.partitions),
+                pending=pipeline.store.stats().pending if pipeline.store else 0,
+            )
+
+    def _look(self, around: Surroundings) -> None:
+        """Once a second: lag, and what /readyz should tell."""
+        pipeline = self._pipeline
+        if pipeline is None or pipeline.store is None:
+            return
+        self._lag.refresh(around.cluster, pipeline.store)
+        if self._health.phase.name == "running":
+            impediments = pipeline.impediments()
+            self._health.enter("running", ready=not impediments, reasons=impediments)
+
+    def _shut_down(self) -> None:
+        """End everything in order, within `STOP_S_MAX`."""
+        self._stopping = True
+        self._health.enter("stopping", reasons=("stopping",))
+        log.info("stopping")
+        watchdog = threading.Timer(STOP_S_MAX, _end_now)
+        watchdog.daemon = True
+        watchdog.start()
+        if self._pipeline is not None:
+            self._pipeline.stop(flush=True)
+        if self._dispatcher is not None:
+            self._dispatcher.stop(timeout_s=3.0)
+        if self._ownership is not None:
+            self._ownership.stop(timeout_s=2.0)
+        spark.stop()
+        watchdog.cancel()
+        log.info("stopped")
+
+    # ---- parts
+
+    def _make_dispatcher(self, ownership: Ownership) -> Dispatcher:
+        settings = self._settings
+        properties = librdkafka(settings, "producer")
+        targets = Targets(TargetLookUp(librdkafka(settings, "admin")), self._clock)
+        planner = Planner(
+            targets=targets,
+            permitted=settings.target_permitted,
+            default_targets={name: topic.target for name, topic in settings.delay_topics.items()},
+            dead_letter_topics={name: settings.dead_letter_topic(name) for name in settings.delay_topics},
+            batch_bytes_max=int(properties.get("batch.size", 1_000_000)),
+            record_bytes_max=int(properties.get("message.max.bytes", 1_000_000)),
+            compressed=str(properties.get("compression.type", "none")) != "none",
+        )
+        return Dispatcher(
+            writer=self._make_writer(ownership),
+            planner=planner,
+            membership=ownership.membership,
+            read_committed=self._reader(ownership),
+            clock=self._clock,
+            metrics=self._metrics,
+            on_fatal=self.on_fatal,
+            commit_interval_ms=settings.delivery.commit_interval,
+            transaction_rows=settings.delivery.transaction_rows,
+        )
+
+    def _make_writer(self, ownership: Ownership) -> Writer:
+        properties = librdkafka(self._settings, "producer")
+        if self._settings.delivery.mode == "at-least-once":
+            return AcknowledgedWriter(properties, self._clock, ownership.commit_offsets)
+        return TransactionalWriter(properties, self._clock)
+
+    @staticmethod
+    def _reader(ownership: Ownership) -> Callable[[Collection[SourceName]], dict[SourceName, CommittedState | None]]:
+        return lambda partitions: ownership.read_committed_states(partitions)
+
+    def _snapshot(self) -> StoreSnapshot:
+        pipeline = self._pipeline
+        store = pipeline.store if pipeline is not None else None
+        if store is None:
+            return StoreSnapshot()
+        return snapshot(store, self._settings, self._clock.now_ms(), self._lag)
+
+    def _problems(self) -> list[str]:
+        pipeline = self._pipeline
+        return [] if pipeline is None else pipeline.problems()
+
+
+def _end_now() -> None:
+    """The end took too long: a broker that does not answer, most likely. Nothing is lost by ending here."""
+    log.warning("stopped-without-waiting", waited_s=STOP_S_MAX)
+    with suppress(OSError):
+        sys.stdout.flush()
+    os._exit(0)

@@ -1,0 +1,323 @@
+"""Enqueue: the delay topics into the store, as micro-batches of a Spark Structured Streaming query.
+
+    Kafka source (read_committed, headers) -> decode (Catalyst) -> one Arrow table a batch -> TimerStore.append
+
+Resume contract: Spark's own checkpoint is a scratch directory of one run. Every run starts at the offsets that the store asks for; a batch
+that Spark hands over twice is recognised by its offsets. `catch_up` reads up to the committed offsets with bounded batch jobs, before the query starts: nothing may be
+dispatched until then (invariant I6), so nothing may be read beyond it for the source that is done first.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from bridge.decode import History, decode
+from bridge.errors import BridgeError, EnvironmentFailure, InternalError, StateError
+from timerstore.clock import Clock
+from timerstore.errors import Closed
+from timerstore.sources import SourceName
+from timerstore.store import TimerStore
+
+Offsets = Mapping[SourceName, int]
+
+LEAST_RECORDS: Final = 64
+"""A micro-batch is never sized smaller than this, however large records are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchLimits:
+    """A micro-batch holds at most `records`, and about `bytes` of decoded entries; `trigger_ms` is the shortest time between two."""
+
+    records: int
+    bytes: int
+    trigger_ms: int
+
+
+class IngestMetrics(Protocol):
+    """What is used of `metrics.Metrics`."""
+
+    def ingested(self, topic: str, rows: int) -> None:
+        """Records that were new."""
+        ...
+
+    def observe_batch(self, seconds: float) -> None:
+        """One micro-batch, from Kafka into the store."""
+        ...
+
+
+class BatchSize:
+    """How many records a micro-batch may have, so that it stays within its bytes whatever the records' size is.
+
+    Spark's Kafka source counts records only. The count follows the mean size seen: at once when batches grow beyond twice the bytes wanted,
+    and upwards when they stay below a quarter.
+    """
+
+    def __init__(self, limits: BatchLimits, mean_bytes: float) -> None:
+        self._limits = limits
+        self.records = self._fitting(mean_bytes)
+
+    def observe(self, rows: int, size_bytes: int) -> bool:
+        """Note a batch; True when `records` has changed so much that the query should start again with it."""
+        if not rows:
+            return False
+        wanted = self._fitting(size_bytes / rows)
+        grown = size_bytes > 2 * self._limits.bytes and wanted < self.records
+        shrunk = rows >= self.records // 2 and wanted >= 4 * self.records
+        if grown or shrunk:
+            self.records = wanted
+        return grown or shrunk
+
+    def _fitting(self, mean_bytes: float) -> int:
+        return max(LEAST_RECORDS, min(self._limits.records, int(self._limits.bytes / max(mean_bytes, 1.0))))
+
+
+class Enqueue:
+    """The query and its thread. `start` once; `stop` ends it; a failure is told to `on_fatal` once."""
+
+    def __init__(
+        self,
+        *,
+        spark: SparkSession,
+        kafka_options: Mapping[str, str],
+        group_prefix: str,
+        store: TimerStore,
+        histories: Mapping[SourceName, History],
+        limits: BatchLimits,
+        mean_bytes: float,
+        clock: Clock,
+        metrics: IngestMetrics,
+        on_fatal: Callable[[BridgeError], None],
+    ) -> None:
+        """`mean_bytes` is the expected size of a record."""
+        self._spark = spark
+        self._options = {
+            **kafka_options,
+            "includeHeaders": "true",
+            "failOnDataLoss": "true",
+            "groupIdPrefix": group_prefix,
+        }
+        self._store = store
+        self._histories = dict(histories)
+        self._limits = limits
+        self._size = BatchSize(limits, mean_bytes)
+        self._clock = clock
+        self._metrics = metrics
+        self._on_fatal = on_fatal
+        self._stopping = threading.Event()
+        self._resize = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._query: StreamingQuery | None = None
+
+    def cancel(self) -> None:
+        """Let `catch_up` return after the slice that it is at, and take every failure from now on for a consequence."""
+        self._stopping.set()
+
+    # ---- catching up
+
+    def catch_up(self, start: Offsets, end: Offsets, progress: Callable[[int, int], None]) -> dict[SourceName, int]:
+        """Read [start, end) of every source into the store with bounded batch jobs; returns where every source stands.
+
+        `progress(done, total)` counts offsets. Returns early when stopped. Raises StateError when records are gone.
+        """
+        at = dict(start)
+        total = sum(max(0, end[name] - at[name]) for name in at)
+        while not self._stopping.is_set():
+            step = self._next_slice(at, end)
+            if step == at:
+                return at
+            frame = self._batch_frame(at, step)
+            began_s = self._clock.monotonic_s()
+            with failures_named("read the delay topics up to the committed offsets"):
+                table = frame.toArrow()
+            self._store_batch(table, step, began_s)
+            at = step
+            progress(total - sum(max(0, end[name] - at[name]) for name in at), total)
+        return at
+
+    def warm_up(self, start: Offsets) -> None:
+        """Compile and run the decoding plan on nothing, so that the first real batch does not wait for it."""
+        with failures_named("read the delay topics"):
+            self._batch_frame(start, start).toArrow()
+
+    def _next_slice(self, at: Offsets, end: Offsets) -> dict[SourceName, int]:
+        behind = [name for name in at if at[name] < end[name]]
+        share = max(1, self._size.records // max(1, len(behind)))
+        return {name: min(end[name], at[name] + share) if name in behind else at[name] for name in at}
+
+    def _batch_frame(self, start: Offsets, end: Offsets) -> DataFrame:
+        reader = self._spark.read.format("kafka").options(**self._options).option("assign", _assignment(start))
+        reader = reader.option("startingOffsets", _json_offsets(start)).option("endingOffsets", _json_offsets(end))
+        return decode(reader.load(), self._histories)
+
+    # ---- the query
+
+    def start(self, offsets: Offsets) -> None:
+        """Start the query at these offsets."""
+        self._thread = threading.Thread(target=self._run, args=(dict(offsets),), name="enqueue", daemon=True)
+        self._thread.start()
+
+    def stop(self, timeout_s: float = 8.0) -> None:
+        """End the query. The store's intake must be closed first: a batch that waits for room would hold the query up."""
+        self._stopping.set()
+        thread = self._thread
+        if thread is not None:
+            thread.join(timeout_s)
+
+    def _run(self, offsets: dict[SourceName, int]) -> None:
+        try:
+            while not self._stopping.is_set():
+                self._run_query(offsets)
+                offsets = self._store.next_offsets()
+        except BridgeError as error:
+            self._fail(error)
+        except Exception as error:
+            bug = InternalError(f"enqueue failed: {error!r}", hint="Please report this with the log.")
+            bug.__cause__ = error
+            self._fail(bug)
+
+    def _run_query(self, offsets: Offsets) -> None:
+        """One query, until it fails, is stopped, or wants another batch size."""
+        self._resize.clear()
+        with scratch_directory() as directory, failures_named("read the delay topics", self._stopping.is_set):
+            query = self._query = self._start_query(offsets, directory)
+            try:
+                while not (self._stopping.is_set() or self._resize.is_set()):
+                    if query.awaitTermination(1):
+                        break
+            finally:
+                query.stop()
+
+    def _start_query(self, offsets: Offsets, directory: Path) -> StreamingQuery:
+        reader = self._spark.readStream.format("kafka").options(**self._options)
+        reader = reader.option("assign", _assignment(offsets)).option("startingOffsets", _json_offsets(offsets))
+        records = reader.option("maxOffsetsPerTrigger", self._size.records).load()
+
+        def each(frame: DataFrame, batch_id: int) -> None:
+            began_s = self._clock.monotonic_s()
+            ends = read_ends(directory, batch_id)
+            self._store_batch(frame.toArrow(), ends, began_s)
+
+        writer = decode(records, self._histories).writeStream.foreachBatch(each)
+        writer = writer.option("checkpointLocation", str(directory)).queryName("enqueue")
+        return writer.trigger(processingTime=f"{self._limits.trigger_ms} milliseconds").start()
+
+    def _store_batch(self, table: pa.Table, ends: Offsets, began_s: float) -> None:
+        before = self._store.next_offsets()
+        try:
+            self._store.append(table, ends)
+        except Closed:
+            if self._stopping.is_set():
+                return
+            raise
+        self._metrics.observe_batch(self._clock.monotonic_s() - began_s)
+        self._count(table, before)
+        if self._size.observe(table.num_rows, table.nbytes):
+            self._resize.set()
+
+    def _count(self, table: pa.Table, before: Offsets) -> None:
+        """Tell the metrics how many records of each topic were new."""
+        offset = table.column("offset").to_numpy()
+        for topic in {topic for topic, _ in before}:
+            first = {partition: o for (t, partition), o in before.items() if t == topic}
+            mine = pc.equal(table.column("topic"), topic).to_numpy()
+            known = np.zeros(max(first) + 1, dtype=np.int64)
+            known[list(first)] = list(first.values())
+            new = int(np.count_nonzero(offset[mine] >= known[table.column("partition").to_numpy()[mine]]))
+            if new:
+                self._metrics.ingested(topic, new)
+
+    def _fail(self, error: BridgeError) -> None:
+        if not self._stopping.is_set():
+            self._on_fatal(error)
+
+
+def read_ends(directory: Path, batch_id: int) -> dict[SourceName, int]:
+    """The exclusive end offsets of a micro-batch, from the query's offset log, which Spark writes before it runs the batch.
+
+    They are more than the last record's offset + 1 where the log ends in transaction markers or aborted records.
+    """
+    lines = (directory / "offsets" / str(batch_id)).read_text().splitlines()
+    ends: dict[str, dict[str, int]] = json.loads(lines[2])
+    return {(topic, int(partition)): offset for topic, by in ends.items() for partition, offset in by.items()}
+
+
+class scratch_directory:
+    """A directory for Spark's own checkpoint of one run, in memory where the machine has a tmpfs for that."""
+
+    def __enter__(self) -> Path:
+        parent = Path("/dev/shm")
+        usable = parent.is_dir() and shutil.disk_usage(parent).free > 16 << 20
+        self._path = Path(tempfile.mkdtemp(prefix="delay-bridge-query-", dir=parent if usable else None))
+        return self._path
+
+    def __exit__(self, *_: object) -> None:
+        shutil.rmtree(self._path, ignore_errors=True)
+
+
+class failures_named:
+    """Turn what Spark raises into an error of the bridge that says what was being done; nothing while stopping."""
+
+    def __init__(self, what: str, stopping: Callable[[], bool] = lambda: False) -> None:
+        self._what = what
+        self._stopping = stopping
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+        if error is None or isinstance(error, BridgeError) or not isinstance(error, Exception):
+            return False
+        if self._stopping():
+            return True
+        raise named_failure(self._what, error) from error
+
+
+def named_failure(what: str, error: Exception) -> BridgeError:
+    """The bridge's error for one of Spark's."""
+    text = str(error)
+    lost = ("OffsetOutOfRange", "KAFKA_DATA_LOSS", "data may have been lost", "OFFSET_OUT_OF_RANGE")
+    if any(sign in text for sign in lost):
+        return StateError(
+            "records of the delay topic were deleted before the bridge had read them",
+            hint="Raise the delay topic's retention; then start again: what is lost is lost, choose where to go on with `delay-bridge adopt`.",
+            reason=_first_line(text),
+        )
+    if isinstance(error, PySparkException) or "Py4J" in type(error).__name__:
+        return EnvironmentFailure(
+            f"Spark cannot {what}", hint="Check the brokers, and the log above; the bridge goes on from the same place when it is started again.",
+            reason=_first_line(text),
+        )  # fmt: skip
+    return InternalError(f"cannot {what}: {error!r}", hint="Please report this with the log.")
+
+
+def _first_line(text: str) -> str:
+    lines: Iterator[str] = (line.strip() for line in text.splitlines())
+    return next((line for line in lines if line), "")[:500]
+
+
+def _assignment(offsets: Offsets) -> str:
+    by_topic: dict[str, list[int]] = {}
+    for topic, partition in sorted(offsets):
+        by_topic.setdefault(topic, []).append(partition)
+    return json.dumps(by_topic)
+
+
+def _json_offsets(offsets: Offsets) -> str:
+    by_topic: dict[str, dict[str, int]] = {}
+    for (topic, partition), offset in sorted(offsets.items()):
+        by_topic.setdefault(topic, {})[str(partition)] = offset
+    return json.dumps(by_topic)

@@ -1,0 +1,141 @@
+"""Housekeeping: the thread that flushes the store, loads its windows and reclaims its segments.
+
+One thread for all of it, which is what `timerstore.maintenance` asks for. A full disk is waited out; a damaged segment is set aside, and the
+pipeline starts again from Kafka.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Final
+
+import pyarrow as pa
+import structlog
+
+from bridge.errors import BridgeError, EnvironmentFailure, InternalError
+from bridge.metrics import Metrics
+from timerstore import recovery, segment
+from timerstore.clock import Clock
+from timerstore.errors import Closed, Corrupt, DiskFailure, DiskFull
+from timerstore.store import TimerStore
+from timerstore.timerlog import Window
+
+BUSY_WAIT_S: Final = 0.05
+IDLE_WAIT_S: Final = 0.5
+DISK_FULL_WAIT_S: Final = 5.0
+
+log = structlog.get_logger("bridge.housekeeping")
+
+
+class Housekeeping:
+    """Runs `store.maintenance` until stopped. `gather` reads a window's segments; `on_corrupt` asks for a rebuild."""
+
+    def __init__(
+        self,
+        *,
+        store: TimerStore,
+        gather: Callable[[Window], pa.Table],
+        clock: Clock,
+        metrics: Metrics,
+        on_corrupt: Callable[[], None],
+        on_fatal: Callable[[BridgeError], None],
+    ) -> None:
+        self._store = store
+        self._gather = gather
+        self._clock = clock
+        self._metrics = metrics
+        self._on_corrupt = on_corrupt
+        self._on_fatal = on_fatal
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="housekeeping", daemon=True)
+        self.disk_is_full = False
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self, timeout_s: float = 5.0) -> bool:
+        """End after the piece of work that is under way; returns whether that was in time."""
+        self._stop.set()
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
+    def flush(self) -> None:
+        """Flush once more, after `stop`: a restart then has little to read again. A full disk is no reason to fail."""
+        try:
+            self._flush()
+        except DiskFull as full:
+            log.warning("flush-skipped", reason=full.message, hint=full.hint)
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.is_set():
+                self._stop.wait(self._step())
+        except Corrupt as corrupt:
+            log.error("segment-corrupt", report=recovery.discard(self._store.directory, corrupt, self._clock.now_ms()))
+            self._on_corrupt()
+        except DiskFailure as failure:
+            self._on_fatal(EnvironmentFailure(failure.message, hint=failure.hint))
+        except BridgeError as error:
+            self._on_fatal(error)
+        except Closed:
+            return
+        except Exception as error:  # noqa: BLE001 - whatever it is, the application must know that nobody flushes any more
+            bug = InternalError("housekeeping failed", hint="Please report this.", reason=repr(error))
+            bug.__cause__ = error
+            self._on_fatal(bug)
+
+    def _step(self) -> float:
+        """Do what there is to do; returns how long to wait until the next look."""
+        loaded = self._load_window()
+        try:
+            flushed = self._store.maintenance.flush_due(self._clock.now_ms())
+            if flushed:
+                self._flush()
+            self._store.maintenance.reclaim(self._clock.now_ms())
+        except DiskFull as full:
+            self._note_full(full)
+            return DISK_FULL_WAIT_S
+        if self.disk_is_full:
+            self.disk_is_full = False
+            log.info("disk-has-room-again")
+        stats = self._store.stats()
+        busy = loaded or flushed or stats.memtable_bytes or stats.segments
+        return 0.0 if loaded else BUSY_WAIT_S if busy else IDLE_WAIT_S
+
+    def _load_window(self) -> bool:
+        window = self._store.maintenance.next_window(self._clock.now_ms())
+        if window is None:
+            return False
+        began_s = self._clock.monotonic_s()
+        admitted = self._store.maintenance.admit(window, self._read(window))
+        self._metrics.observe_window(self._clock.monotonic_s() - began_s)
+        log.debug("window-loaded", segments=len(window.segments), until_ms=window.upper.at_ms, admitted=admitted)
+        return True
+
+    def _read(self, window: Window) -> pa.Table:
+        try:
+            return self._gather(window)
+        except BridgeError:
+            # Spark does not say which file it stumbled over. Corrupt is raised here if one fails its checksums.
+            for damaged in window.segments:
+                segment.read_rows(damaged)
+            raise
+
+    def _flush(self) -> None:
+        began_s = self._clock.monotonic_s()
+        flushed = self._store.maintenance.flush(self._clock.now_ms())
+        if flushed.rows:
+            self._metrics.observe_flush(self._clock.monotonic_s() - began_s)
+            log.debug("segment-written", rows=flushed.rows, bytes=flushed.bytes)
+
+    def _note_full(self, full: DiskFull) -> None:
+        if not self.disk_is_full:
+            self.disk_is_full = True
+            log.error("disk-full", reason=full.message, hint=full.hint)

@@ -1,0 +1,315 @@
+"""The pipeline of one assignment: from the committed states to a store that is filled by the query and emptied by the dispatcher.
+
+    settle      committed (O, P) of the owned partitions, first commits where they are due
+    amend       the decode parameters' history: a barrier at O where the configuration has changed
+    open        the index of store.directory
+    catch up    read from where the index ends up to O; nothing is dispatched before (invariant I6)
+    run         query, housekeeping, dispatcher
+
+When the assignment changes, or a segment turns out to be damaged, a pipeline is stopped and a new one made; it never changes hands while it runs.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+import pyarrow as pa
+import structlog
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+from pyspark.sql import SparkSession
+
+from bridge.cluster import Cluster
+from bridge.decode import DecodeParameters
+from bridge.dequeue import gather
+from bridge.dispatcher import Dispatcher
+from bridge.enqueue import BatchLimits, Enqueue
+from bridge.errors import BridgeError, EnvironmentFailure, StateError
+from bridge.housekeeping import Housekeeping
+from bridge.http import Health
+from bridge.kafka import java, librdkafka
+from bridge.longwork import LongWork
+from bridge.metrics import Metrics
+from bridge.ownership import Ownership
+from bridge.progress import CommittedState, amend_history
+from bridge.settings import Settings
+from bridge.standing import TopicFacts, settle
+from timerstore import recovery
+from timerstore.checkpoint import Identity
+from timerstore.clock import Clock
+from timerstore.errors import DirectoryInUse, DiskFailure, TimerStoreError, WrongIdentity
+from timerstore.sources import SourceName
+from timerstore.store import Limits, TimerStore
+from timerstore.timerlog import Window
+
+SAMPLE_RECORDS: Final = 200
+SAMPLE_WAIT_S: Final = 1.0
+UNKNOWN_RECORD_BYTES: Final = 1_000.0
+
+log = structlog.get_logger("bridge.pipeline")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What outlives a pipeline and is handed to each."""
+
+    settings: Settings
+    clock: Clock
+    cluster: Cluster
+    spark: SparkSession
+    ownership: Ownership
+    dispatcher: Dispatcher
+    metrics: Metrics
+    health: Health
+    on_fatal: Callable[[BridgeError], None]
+    on_rebuild: Callable[[], None]
+
+
+class Pipeline:
+    """See the module. `start` and `stop` are called by one thread, `cancel` by any."""
+
+    def __init__(self, surroundings: Surroundings, owned: frozenset[SourceName], revocations: int) -> None:
+        """`owned` and `revocations` are of one `Membership`."""
+        self._around = surroundings
+        self._owned = owned
+        self._revocations = revocations
+        self._cancelled = threading.Event()
+        self._enqueue: Enqueue | None = None
+        self._housekeeping: Housekeeping | None = None
+        self.store: TimerStore | None = None
+
+    # ---- life
+
+    def start(self) -> bool:
+        """Bring the pipeline up; False when it was cancelled, or its assignment is out of date already.
+
+        Raises StateError where going on would lose or repeat something, EnvironmentFailure where something does not answer.
+        """
+        around = self._around
+        around.health.enter("settling", reasons=("reading the committed offsets",))
+        identity = self._identity()
+        states = self._settle(identity)
+        if states is None or self._cancelled.is_set():
+            return False
+        store = self.store = self._open(identity, states)
+        log.info("index-opened", partitions=len(self._owned), segments=len(store.timerlog), reports=list(store.reports))
+        start, end = self._starts(store), {name: state.offset for name, state in states.items()}
+        store.start_at(start)
+        self._housekeeping = self._make_housekeeping(store)
+        self._housekeeping.start()
+        enqueue = self._enqueue = self._make_enqueue(store, states, start)
+        with LongWork(
+            "catching-up", "records up to the committed offsets", health=around.health, clock=around.clock
+        ) as work:
+            enqueue.warm_up(end)
+            offsets = enqueue.catch_up(start, end, work.report)
+        if self._cancelled.is_set():
+            return False
+        enqueue.start(offsets)
+        around.dispatcher.resume(store, states, self._revocations)
+        return not self._cancelled.is_set()
+
+    def cancel(self) -> None:
+        """Let a `start` that is under way return soon, and take in nothing more."""
+        self._cancelled.set()
+        if self._enqueue is not None:
+            self._enqueue.cancel()
+        if self.store is not None:
+            self.store.close_intake()
+
+    def stop(self, *, flush: bool) -> None:
+        """Stop the query, hold the dispatcher, and give up the directory; with `flush`, write down what is in memory first."""
+        self.cancel()
+        self._around.dispatcher.quiesce(timeout_s=3.0)
+        if self._enqueue is not None:
+            self._enqueue.stop(timeout_s=4.0)
+        if self._housekeeping is not None and self._housekeeping.stop() and flush:
+            try:
+                self._housekeeping.flush()
+            except TimerStoreError as error:
+                log.warning("last-flush-failed", reason=error.message, hint=error.hint)
+        if self.store is not None:
+            self.store.close()
+
+    def problems(self) -> list[str]:
+        """What has died, in words."""
+        found = []
+        if self._housekeeping is not None and not self._housekeeping.is_alive and not self._cancelled.is_set():
+            found.append("housekeeping has ended")
+        return found
+
+    def impediments(self) -> tuple[str, ...]:
+        """Why the pipeline does not take in or deliver right now although it runs."""
+        if self._housekeeping is not None and self._housekeeping.disk_is_full:
+            return ("the disk is full: ingest waits, delivery goes on",)
+        return ()
+
+    # ---- parts of start
+
+    def _identity(self) -> Identity:
+        cluster = self._around.cluster
+        topics = sorted(self._around.settings.delay_topics)
+        return Identity(cluster_id=cluster.describe().cluster_id, topic_ids=cluster.topic_ids(topics))
+
+    def _settle(self, identity: Identity) -> dict[SourceName, CommittedState] | None:
+        around = self._around
+        directory, now_ms = around.settings.store.directory, around.clock.now_ms()
+        directory.mkdir(parents=True, exist_ok=True)
+        try:
+            found, _ = recovery.read_checkpoint(directory, identity, now_ms)
+        except WrongIdentity as error:
+            raise StateError(error.message, hint=error.hint) from error
+        states = settle(
+            around.ownership,
+            owned=self._owned,
+            look_up=self._topic_facts,
+            checkpointed=[] if found is None else list(found.offsets),
+            parameters=lambda topic: decode_parameters(around.settings, topic),
+            clock=around.clock,
+        )
+        if states is None:
+            return None
+        self._log_starts = around.cluster.watermarks(sorted(states))
+        return {
+            (topic, partition): replace(
+                state,
+                history=amend_history(
+                    state.history,
+                    state.offset,
+                    self._log_starts[topic, partition].start,
+                    decode_parameters(around.settings, topic),
+                ),
+            )
+            for (topic, partition), state in states.items()
+        }
+
+    def _topic_facts(self, topic: str) -> TopicFacts:
+        cluster = self._around.cluster
+        found = cluster.topics([topic]).get(topic)
+        if found is None:
+            raise StateError(
+                "a delay topic does not exist any more", hint="Create it, or take it out of delay_topics.", topic=topic
+            )
+        marks = cluster.watermarks([(topic, p) for p in range(found.partitions)])
+        return TopicFacts(
+            topic_id=found.topic_id,
+            log_start=tuple(marks[topic, p].start for p in range(found.partitions)),
+            log_end=tuple(marks[topic, p].end for p in range(found.partitions)),
+        )
+
+    def _open(self, identity: Identity, states: Mapping[SourceName, CommittedState]) -> TimerStore:
+        around = self._around
+        settings = around.settings
+        topics = around.cluster.topics(sorted(settings.delay_topics))
+        with LongWork("recovering", "segments opened", health=around.health, clock=around.clock) as work:
+            try:
+                return TimerStore.open(
+                    settings.store.directory,
+                    identity=identity,
+                    partitions=[(name, p) for name, topic in topics.items() for p in range(topic.partitions)],
+                    committed={name: (state.offset, state.position) for name, state in states.items()},
+                    now_ms=around.clock.now_ms(),
+                    limits=limits(settings),
+                    progress=work.report,
+                )
+            except (DirectoryInUse, DiskFailure) as error:
+                raise EnvironmentFailure(error.message, hint=error.hint) from error
+            except TimerStoreError as error:
+                raise StateError(error.message, hint=error.hint) from error
+
+    def _starts(self, store: TimerStore) -> dict[SourceName, int]:
+        """Where reading begins: the end of what the index covers, or the log's start where it covers nothing."""
+        starts = {}
+        for name, covered in store.resume_offsets().items():
+            log_start = self._log_starts[name].start
+            if covered is not None and covered < log_start:
+                raise StateError(
+                    "records that the local index does not hold yet were deleted from the delay topic",
+                    hint="Raise the topic's retention. To go on with what is left: delete the directory, it is rebuilt from the topic.",
+                    topic=name[0], partition=name[1], covered=covered, log_start=log_start,
+                )  # fmt: skip
+            starts[name] = log_start if covered is None else covered
+        return starts
+
+    def _make_housekeeping(self, store: TimerStore) -> Housekeeping:
+        around = self._around
+
+        def read(window: Window) -> pa.Table:
+            return gather(around.spark, store.sources, window)
+
+        return Housekeeping(
+            store=store, gather=read, clock=around.clock, metrics=around.metrics,
+            on_corrupt=around.on_rebuild, on_fatal=around.on_fatal,
+        )  # fmt: skip
+
+    def _make_enqueue(
+        self, store: TimerStore, states: Mapping[SourceName, CommittedState], start: Mapping[SourceName, int]
+    ) -> Enqueue:
+        around = self._around
+        settings = around.settings
+        return Enqueue(
+            spark=around.spark,
+            kafka_options=java(settings),
+            group_prefix=f"{settings.group_id}-spark",
+            store=store,
+            histories={name: state.history for name, state in states.items()},
+            limits=BatchLimits(
+                records=settings.ingest.batch_records,
+                bytes=settings.ingest.batch_bytes,
+                trigger_ms=settings.ingest.trigger,
+            ),
+            mean_bytes=sampled_record_bytes(settings, start, around.clock),
+            clock=around.clock,
+            metrics=around.metrics,
+            on_fatal=around.on_fatal,
+        )
+
+
+def decode_parameters(settings: Settings, topic: str) -> DecodeParameters:
+    """What the configuration says about reading a delay topic's records. Nothing is rolled: the window is the longest delay."""
+    return DecodeParameters(
+        levels_ms=settings.levels_ms,
+        max_delay_ms=settings.delay.max,
+        roll_window_ms=settings.delay.max,
+        has_default_target=settings.delay_topics[topic].target is not None,
+    )
+
+
+def limits(settings: Settings) -> Limits:
+    """The store's bounds."""
+    return Limits(
+        flush_bytes=settings.store.flush_bytes,
+        flush_interval_ms=settings.store.flush_interval,
+        hot_bytes=settings.hot.bytes,
+        horizon_ms=settings.hot.horizon,
+        window_bytes=min(settings.hot.bytes // 4, 64 << 20),
+    )
+
+
+def sampled_record_bytes(settings: Settings, start: Mapping[SourceName, int], clock: Clock) -> float:
+    """Mean size of the first records from `start` on, so that the first micro-batch already fits into its bytes."""
+    properties = {
+        **librdkafka(settings, "admin"),
+        "group.id": f"{settings.group_id}-sample",
+        "enable.auto.commit": False,
+    }
+    properties["auto.offset.reset"] = "earliest"
+    sizes: list[int] = []
+    try:
+        consumer = Consumer(properties)
+    except KafkaException as error:
+        raise EnvironmentFailure(f"cannot make a consumer: {error}", hint="Look at kafka.common.") from error
+    try:
+        consumer.assign([TopicPartition(topic, partition, offset) for (topic, partition), offset in start.items()])
+        deadline_s = clock.monotonic_s() + SAMPLE_WAIT_S
+        while len(sizes) < SAMPLE_RECORDS and clock.monotonic_s() < deadline_s:
+            batch = consumer.consume(SAMPLE_RECORDS, timeout=0.2)
+            sizes += [len(m.value() or b"") + len(m.key() or b"") for m in batch if m.error() is None]
+            if sizes and not batch:
+                break
+    finally:
+        consumer.close()
+    return sum(sizes) / len(sizes) + 100 if sizes else UNKNOWN_RECORD_BYTES
+

@@ -1,0 +1,69 @@
+"""What the gauges show: read from the store when Prometheus asks, never kept."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import structlog
+
+from bridge.cluster import Cluster, Watermarks
+from bridge.errors import EnvironmentFailure
+from bridge.metrics import StoreSnapshot
+from bridge.settings import Settings
+from timerstore.clock import Clock
+from timerstore.sources import SourceName
+from timerstore.store import TimerStore
+
+EDGES_MS: Final = (60_000, 300_000, 3_600_000, 21_600_000, 86_400_000, 604_800_000)
+"""The upper edges of `metrics.TIME_TO_GO`, but for the last."""
+REFRESH_INTERVAL_S: Final = 5.0
+
+log = structlog.get_logger("bridge.metrics")
+
+
+class Lag:
+    """Ends of the delay topics' logs, looked up every few seconds; lag is their distance from what is ingested."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._looked_s: float | None = None
+        self._ends: dict[SourceName, Watermarks] = {}
+
+    def refresh(self, cluster: Cluster, store: TimerStore) -> None:
+        """Look the ends up again if it is time to. Brokers that do not answer leave the old ones."""
+        now_s = self._clock.monotonic_s()
+        if self._looked_s is not None and now_s - self._looked_s < REFRESH_INTERVAL_S:
+            return
+        self._looked_s = now_s
+        try:
+            self._ends = cluster.watermarks(sorted(store.next_offsets()))
+        except EnvironmentFailure as error:
+            log.warning("lag-unknown", reason=error.message)
+
+    def of(self, ingested: dict[SourceName, int]) -> dict[SourceName, int]:
+        """Records between what is ingested and the log's end, by partition."""
+        return {name: max(0, self._ends[name].end - at) for name, at in ingested.items() if name in self._ends}
+
+
+def snapshot(store: TimerStore, settings: Settings, now_ms: int, lag: Lag) -> StoreSnapshot:
+    """The store's state as the gauges tell it."""
+    stats = store.stats([now_ms + edge for edge in EDGES_MS])
+    until = [0, *stats.pending_until, stats.pending]
+    first_at_ms = stats.first_at_ms
+    defaults = sorted({topic.target for topic in settings.delay_topics.values() if topic.target})
+    default = defaults[0] if len(defaults) == 1 else "(default)"
+    by_topic: dict[str, int] = {}
+    for target, count in stats.pending_by_target.items():
+        by_topic[target or default] = by_topic.get(target or default, 0) + count
+    return StoreSnapshot(
+        pending_total=stats.pending,
+        pending_by_topic=by_topic,
+        pending_by_time_to_go=tuple(max(0, b - a) for a, b in zip(until, until[1:], strict=False)),
+        oldest_overdue_s=max(0, now_ms - first_at_ms) / 1000 if first_at_ms is not None and first_at_ms > 0 else 0.0,
+        hot_rows=stats.hot_rows,
+        hot_bytes=stats.hot_bytes,
+        segments=stats.segments,
+        segment_bytes=stats.segment_bytes,
+        checkpoint_age_s=None if stats.checkpoint_ms is None else max(0, now_ms - stats.checkpoint_ms) / 1000,
+        consumer_lag=lag.of(stats.ingested),
+    )

@@ -1,0 +1,83 @@
+"""The Spark session, set up for small, latency-bound work in a sidecar.
+
+Measured on two cores (docs/architecture.md has the table): what an analytics job wants from Spark, wide parallelism and a fully optimising compiler,
+costs a sidecar memory and its tail latency. Every default here can be overridden by `spark.conf`, except what decoding and recovery rest on.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from pyspark.sql import SparkSession
+
+from bridge.errors import EnvironmentFailure
+from bridge.settings import Settings, plain
+
+JVM_OPTIONS: Final = "-XX:+UseSerialGC -Xss4m -XX:-DontCompileHugeMethods -XX:+ExitOnOutOfMemoryError"
+
+DEFAULTS: Final = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.streaming.metricsEnabled": "false",
+    "spark.sql.streaming.numRecentProgressUpdates": "2",
+    "spark.sql.streaming.minBatchesToRetain": "2",
+    "spark.sql.ui.retainedExecutions": "1",
+    "spark.ui.retainedJobs": "1",
+    "spark.ui.retainedStages": "1",
+    "spark.ui.retainedTasks": "10",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
+    "spark.sql.files.openCostInBytes": "65536",
+    "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.maxResultSize": "1g",
+    "spark.cleaner.periodicGC.interval": "10min",
+}
+
+REQUIRED: Final = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.ansi.enabled": "true",
+    # The query's log is not our recovery point: no forked chmod and no CRC files for it.
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.FileSystemBasedCheckpointFileManager"
+    ),
+    "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+    "spark.hadoop.parquet.page.verify-checksum.enabled": "true",
+}
+
+
+def start(settings: Settings, jars: Sequence[Path]) -> SparkSession:
+    """The process's session with the Kafka connector's jars. Raises EnvironmentFailure when Java does not start."""
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ.setdefault("MALLOC_ARENA_MAX", "2")  # of the JVM that is about to start: fewer, fuller heaps of glibc
+    heap = f"{settings.spark.driver_memory >> 20}m"
+    user = {name: plain(value) for name, value in settings.spark.conf.items()}
+    options = f"{JVM_OPTIONS} {user.pop('spark.driver.extraJavaOptions', '')}".strip()
+    conf = DEFAULTS | user | REQUIRED
+    builder = SparkSession.builder.appName(f"delay-bridge {settings.bridge.id}").master(settings.spark.master)
+    builder = builder.config("spark.driver.memory", heap).config("spark.driver.extraJavaOptions", options)
+    builder = builder.config("spark.jars", ",".join(str(jar) for jar in jars))
+    for name, value in conf.items():
+        builder = builder.config(name, value)
+    try:
+        session = builder.getOrCreate()
+    except Exception as error:
+        raise EnvironmentFailure(
+            f"Spark does not start: {error}",
+            hint="Java 17 must be installed; look at the lines above for Java's reason.",
+        ) from error
+    session.sparkContext.setLogLevel("ERROR")
+    return session
+
+
+def stop() -> None:
+    """End the process's session, if there is one, and its JVM with it."""
+    session = SparkSession.getActiveSession()
+    if session is not None:
+        session.stop()
