@@ -1,0 +1,213 @@
+"""The course of the demo: start, send, kill half-way, start again, wait for the last message, account."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import yaml
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public, but not marked as exported
+    AdminClient,
+    NewTopic,
+)
+from rich.console import Console
+
+from bridge.errors import EnvironmentFailure
+from demo.ledger import Ledger, Verdict
+from demo.process import BridgeProcess
+from demo.traffic import DELAY_MS, Listener, Sender
+from demo.view import View, summary
+from embedded.broker import HOST, free_ports
+from timerstore.clock import Clock
+
+TARGETS: Final = ("orders", "payments", "reminders")
+PARTITIONS: Final = 2
+TICK_S: Final = 0.1
+# Percentiles over all that has arrived are not free: seldom enough to leave the two cores to the bridge.
+SHOW_S: Final = 0.5
+REQUEST_TIMEOUT_S: Final = 30
+READY_TIMEOUT_S: Final = 120
+STOP_TIMEOUT_S: Final = 10
+# What a loaded machine may take for the rest after the last message is due.
+CATCH_UP_TIMEOUT_S: Final = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Names:
+    """Topics of one run: unique, since the cluster may be somebody's own."""
+
+    run: str
+
+    @property
+    def delay(self) -> str:
+        return f"delay-demo-{self.run}"
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        return tuple(f"demo-{self.run}-{name}" for name in TARGETS)
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        return (self.delay, f"{self.delay}.dlt", *self.targets)
+
+
+@contextmanager
+def topics(kafka: Mapping[str, str], names: Names) -> Iterator[None]:
+    """The run's topics, with the broker's timestamps; removed afterwards."""
+    admin = AdminClient(dict(kafka))
+    # LogAppendTime on the targets, too: lateness is then measured by the broker's clock, not by the bridge's.
+    config = {"message.timestamp.type": "LogAppendTime"}
+    new = [NewTopic(topic, PARTITIONS, -1, config=config) for topic in (names.delay, *names.targets)]
+    for created in admin.create_topics(new).values():
+        created.result(REQUEST_TIMEOUT_S)
+    try:
+        yield
+    finally:
+        found = admin.list_topics(timeout=REQUEST_TIMEOUT_S).topics
+        for deleted in admin.delete_topics([topic for topic in names.all if topic in found]).values():
+            deleted.result(REQUEST_TIMEOUT_S)
+
+
+def write_config(path: Path, kafka: Mapping[str, str], names: Names) -> None:
+    """The bridge's configuration for this run; everything else keeps its default."""
+    (port,) = free_ports(1)
+    tree = {
+        "bridge": {"id": names.delay},
+        "kafka": {"common": dict(kafka)},
+        "delay_topics": {names.delay: {}},
+        "store": {"directory": str(path.parent / "data")},
+        "http": {"host": HOST, "port": port},
+        "logs": {"format": "json"},
+    }
+    path.write_text(yaml.safe_dump(tree, sort_keys=False), encoding="utf-8")
+    path.chmod(0o600)  # Kafka's settings may hold a password
+
+
+class Scenario:
+    """One run against a cluster that is there; `run` returns the verdict after printing the summary."""
+
+    def __init__(
+        self,
+        kafka: Mapping[str, str],
+        names: Names,
+        directory: Path,
+        console: Console,
+        clock: Clock,
+        *,
+        messages: int,
+        duration_s: float,
+        seed: int,
+    ) -> None:
+        self._clock = clock
+        self._started_s = clock.monotonic_s()
+        self._shown_s = -SHOW_S
+        self._console = console
+        self._names = names
+        self._duration_s = duration_s
+        self._ledger = Ledger()
+        self._view = View(console, messages)
+        self._listener = Listener(kafka, names.targets, self._ledger, clock, f"{names.delay}-reader")
+        self._sender = Sender(
+            kafka,
+            names.delay,
+            names.targets,
+            self._ledger,
+            clock,
+            total=messages,
+            duration_ms=int(duration_s * 1000),
+            seed=seed,
+        )
+        config = directory / "bridge.yaml"
+        write_config(config, kafka, names)
+        self._bridge = BridgeProcess(config, directory / "bridge.log")
+
+    def run(self) -> Verdict:
+        """Raises EnvironmentFailure when the bridge or the cluster do not do their part in time."""
+        try:
+            with self._view:
+                self._listener.start()
+                self._start_bridge("starting the bridge")
+                self._send_until_half_is_delivered()
+                killed_ms = self._clock.now_ms()
+                self._bridge.kill()
+                self._event(f"SIGKILL: {self._pending():,} messages are pending")
+                self._start_bridge("starting the bridge again")
+                ready_ms = self._clock.now_ms()
+                self._wait_for_the_rest()
+                status = self._bridge.stop(STOP_TIMEOUT_S)
+                self._event(f"the bridge stopped on SIGTERM with status {status}")
+        finally:
+            self._bridge.kill()
+            self._listener.finish()
+        verdict = self._ledger.verdict()
+        around = self._ledger.lateness_around(killed_ms, ready_ms)
+        self._console.print(summary(verdict, self._ledger.accounts()[-1].lateness, around))
+        return verdict
+
+    def _start_bridge(self, phase: str) -> None:
+        began_s = self._elapsed_s()
+        self._bridge.start()
+        self._event(f"{phase} (pid {self._bridge.pid})")
+        while not self._bridge.ready():
+            if self._elapsed_s() - began_s > READY_TIMEOUT_S:
+                raise EnvironmentFailure(
+                    f"The bridge was not ready within {READY_TIMEOUT_S} s",
+                    hint=f"Its last words:\n{self._bridge.last_lines()}",
+                )
+            self._tick(phase)
+        self._event(f"ready after {self._elapsed_s() - began_s:.1f} s")
+
+    def _send_until_half_is_delivered(self) -> None:
+        began_s = self._elapsed_s()
+        deadline_s = began_s + self._duration_s + DELAY_MS[1] / 1000 + CATCH_UP_TIMEOUT_S
+        self._event(f"sending {self._sender.total:,} messages that are due in {DELAY_MS[0]} to {DELAY_MS[1]:,} ms")
+        flushed = False
+        while not flushed or self._delivered() < self._sender.total / 2:
+            self._sender.send_until((self._elapsed_s() - began_s) * 1000)
+            if self._sender.done and not flushed:
+                self._sender.flush()
+                flushed = True
+                self._event("all are sent; the bridge will be killed when half of them are delivered")
+            self._bridge.check()
+            self._check(deadline_s, "half of the messages")
+            self._tick("sending and delivering" if not flushed else "delivering")
+
+    def _wait_for_the_rest(self) -> None:
+        deadline_s = self._elapsed_s() + DELAY_MS[1] / 1000 + CATCH_UP_TIMEOUT_S
+        while self._pending() > 0:
+            self._bridge.check()
+            if self._elapsed_s() > deadline_s:
+                self._event(f"{self._pending():,} messages did not arrive in time")
+                return  # the verdict says so, too
+            self._tick("delivering the rest")
+
+    def _check(self, deadline_s: float, what: str) -> None:
+        if self._elapsed_s() > deadline_s:
+            raise EnvironmentFailure(
+                f"{what.capitalize()} did not arrive in time: {self._delivered():,} of {self._sender.total:,}",
+                hint=f"The bridge's last words:\n{self._bridge.last_lines()}",
+            )
+
+    def _tick(self, phase: str) -> None:
+        self._listener.check()
+        elapsed_s = self._elapsed_s()
+        if elapsed_s - self._shown_s >= SHOW_S:
+            self._shown_s = elapsed_s
+            self._view.update(elapsed_s, phase, self._ledger.accounts())
+        threading.Event().wait(TICK_S)
+
+    def _event(self, text: str) -> None:
+        self._view.event(self._elapsed_s(), text)
+
+    def _delivered(self) -> int:
+        return self._ledger.delivered
+
+    def _pending(self) -> int:
+        return self._ledger.pending
+
+    def _elapsed_s(self) -> float:
+        return self._clock.monotonic_s() - self._started_s

@@ -1,0 +1,112 @@
+"""What the demo shows while it runs, and at its end: live on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Final, Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from demo.ledger import Account, Lateness, Verdict
+
+EVENTS_SHOWN: Final = 8
+PLAIN_INTERVAL_S: Final = 2.0
+
+
+class View:
+    """Progress and events. `update` may be called as often as one likes."""
+
+    def __init__(self, console: Console, total: int) -> None:
+        self._console = console
+        self._total = total
+        self._events: list[str] = []
+        self._live = Live(console=console, refresh_per_second=8, transient=True) if console.is_terminal else None
+        self._printed_s = -PLAIN_INTERVAL_S
+
+    def event(self, elapsed_s: float, text: str) -> None:
+        """Something happened that is worth a line of its own."""
+        line = f"{elapsed_s:6.1f} s  {text}"
+        self._events.append(line)
+        if self._live is None:
+            self._console.print(line, highlight=False)
+
+    def update(self, elapsed_s: float, phase: str, accounts: Sequence[Account]) -> None:
+        """The state now; the last of `accounts` is that of all topics."""
+        if self._live is not None:
+            self._live.update(self._picture(elapsed_s, phase, accounts))
+        elif elapsed_s - self._printed_s >= PLAIN_INTERVAL_S:
+            self._printed_s = elapsed_s
+            everything = accounts[-1]
+            late = everything.lateness
+            self._console.print(
+                f"{elapsed_s:6.1f} s  {phase}: sent {everything.sent}, pending {everything.pending}, "
+                f"delivered {everything.delivered}, late p50 {late.p50_ms:.0f} p99 {late.p99_ms:.0f} ms",
+                highlight=False,
+                soft_wrap=True,
+            )
+
+    def _picture(self, elapsed_s: float, phase: str, accounts: Sequence[Account]) -> RenderableType:
+        bar = ProgressBar(total=self._total, completed=accounts[-1].delivered, width=60)
+        events = Text("\n".join(self._events[-EVENTS_SHOWN:]), style="dim")
+        title = f"[bold]delay bridge[/]  {elapsed_s:.0f} s  [cyan]{phase}[/]"
+        return Panel(Group(bar, accounts_table(accounts), events), title=title, title_align="left")
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+            # The live picture is gone: what happened stays readable above the summary.
+            for line in self._events:
+                self._console.print(line, highlight=False)
+
+
+def accounts_table(accounts: Sequence[Account]) -> Table:
+    """One line a topic, the last one for all."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2))
+    table.add_column("topic")
+    for name in ("sent", "pending", "delivered", "late p50", "p99", "max"):
+        table.add_column(name, justify="right")
+    for account in accounts:
+        counts = (account.sent, account.pending, account.delivered)
+        table.add_row(account.topic, *(f"{count:,}" for count in counts), *_milliseconds(account.lateness))
+    return table
+
+
+def summary(verdict: Verdict, lateness: Lateness, around: Mapping[str, Lateness]) -> RenderableType:
+    """The last word: the counts, and the lateness altogether and around the kill."""
+    counts = Table(title="Summary", title_justify="left", box=None, pad_edge=False, padding=(0, 2), show_header=False)
+    counts.add_column()
+    counts.add_column(justify="right")
+    counts.add_row("sent", f"{verdict.sent:,}")
+    counts.add_row("delivered", f"{verdict.delivered:,}")
+    bad = {"lost": verdict.lost, "duplicated": verdict.doubled, "early": verdict.early}
+    # Kinds of failure that nobody expects are shown when they are there.
+    bad |= {name: count for name, count in (("altered", verdict.altered), ("unknown", verdict.unknown)) if count}
+    for name, count in bad.items():
+        counts.add_row(name, Text(f"{count:,}", style="bold red" if count else "green"))
+
+    late = Table(title="Lateness", title_justify="left", box=None, pad_edge=False, padding=(0, 2))
+    late.add_column("")
+    for name in ("messages", "p50", "p99", "max"):
+        late.add_column(name, justify="right")
+    for name, each in {"all": lateness, **around}.items():
+        late.add_row(name, f"{each.count:,}", *_milliseconds(each))
+    return Group("", counts, "", late, "")
+
+
+def _milliseconds(lateness: Lateness) -> tuple[str, str, str]:
+    if not lateness.count:
+        return ("-", "-", "-")
+    return (f"{lateness.p50_ms:,.0f} ms", f"{lateness.p99_ms:,.0f} ms", f"{lateness.max_ms:,.0f} ms")
