@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0 if verdict.good else 1
     except BridgeError as error:
         console.print(str(error.message), style="bold red", highlight=False, markup=False)
-        console.print(error.hint, highlight=False, markup=False)
+        console.print(error.hint, highlight=False, markup=False, soft_wrap=True)
         return error.exit_code
     except KafkaException as error:
         console.print(f"Kafka: {error.args[0]}", style="bold red", highlight=False, markup=False)

@@ -60,7 +60,7 @@ def topics(kafka: Mapping[str, str], names: Names) -> Iterator[None]:
     """The run's topics, with the broker's timestamps; removed afterwards."""
     admin = AdminClient(dict(kafka))
     # LogAppendTime on the targets, too: lateness is then measured by the broker's clock, not by the bridge's.
-    config = {"message.timestamp.type": "LogAppendTime"}
+    config = {"message.timestamp.type": "LogAppendTime", "retention.ms": "-1"}
     new = [NewTopic(topic, PARTITIONS, -1, config=config) for topic in (names.delay, *names.targets)]
     for created in admin.create_topics(new).values():
         created.result(REQUEST_TIMEOUT_S)

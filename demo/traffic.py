@@ -20,6 +20,8 @@ from timerstore.clock import Clock
 
 DELAY_MS: Final = (500, 20_000)
 KEYS: Final = 200
+# librdkafka's own lines would tear the live picture; what matters comes back as an error.
+QUIET: Final = {"log_level": 2}
 METADATA_TIMEOUT_S: Final = 10
 CONSUME_RECORDS: Final = 1_000
 CONSUME_TIMEOUT_S: Final = 0.1
@@ -43,7 +45,7 @@ class Sender:
     ) -> None:
         self.total = total
         self._client = DelayClient(
-            Producer({**kafka, "enable.idempotence": True, "partitioner": "murmur2_random", "linger.ms": 5}),
+            Producer({**kafka, **QUIET, "enable.idempotence": True, "partitioner": "murmur2_random", "linger.ms": 5}),
             delay_topic,
             clock=clock,
         )
@@ -119,6 +121,7 @@ class Listener:
         self._consumer = Consumer(
             {
                 **kafka,
+                **QUIET,
                 "group.id": group,
                 "isolation.level": "read_committed",
                 "enable.auto.commit": False,

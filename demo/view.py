@@ -34,7 +34,7 @@ class View:
         line = f"{elapsed_s:6.1f} s  {text}"
         self._events.append(line)
         if self._live is None:
-            self._console.print(line, highlight=False)
+            self._console.print(line, highlight=False, soft_wrap=True)
 
     def update(self, elapsed_s: float, phase: str, accounts: Sequence[Account]) -> None:
         """The state now; the last of `accounts` is that of all topics."""
@@ -44,12 +44,12 @@ class View:
             self._printed_s = elapsed_s
             everything = accounts[-1]
             late = everything.lateness
-            self._console.print(
-                f"{elapsed_s:6.1f} s  {phase}: sent {everything.sent}, pending {everything.pending}, "
-                f"delivered {everything.delivered}, late p50 {late.p50_ms:.0f} p99 {late.p99_ms:.0f} ms",
-                highlight=False,
-                soft_wrap=True,
-            )
+            line = f"{elapsed_s:6.1f} s  {phase}"
+            if everything.sent:
+                line += f": sent {everything.sent}, pending {everything.pending}, delivered {everything.delivered}"
+            if everything.delivered:
+                line += f", late p50 {late.p50_ms:.0f} p99 {late.p99_ms:.0f} ms"
+            self._console.print(line, highlight=False, soft_wrap=True)
 
     def _picture(self, elapsed_s: float, phase: str, accounts: Sequence[Account]) -> RenderableType:
         bar = ProgressBar(total=self._total, completed=accounts[-1].delivered, width=60)
@@ -69,7 +69,7 @@ class View:
             self._live.stop()
             # The live picture is gone: what happened stays readable above the summary.
             for line in self._events:
-                self._console.print(line, highlight=False)
+                self._console.print(line, highlight=False, soft_wrap=True)
 
 
 def accounts_table(accounts: Sequence[Account]) -> Table:
