@@ -6,7 +6,7 @@ origin's offset, so that a year's delay never depends on a year's retention.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -16,26 +16,22 @@ from bridge.outgoing import Batch, Outgoing, pieces
 from timerstore.position import Int64s
 
 
-def rolls(
-    outgoing: Outgoing, ids: npt.NDArray[np.intp], defaults: Sequence[str | None], sizes: Int64s
-) -> Iterator[Batch]:
-    """Copies of the rows `ids`, one roll further. `defaults` is each source's default target, null where there is
-    none.
-    """
+def rolls(outgoing: Outgoing, ids: npt.NDArray[np.intp], sizes: Int64s) -> Iterator[Batch]:
+    """Copies of the rows `ids`, one roll further."""
     for part in pieces(ids, sizes):
         chosen = ids[part]
         names = ("value", "key", "target", "target_partition", "id", "origin", "due", "rolls", "attempt")
         column = {name: outgoing.column(name, chosen) for name in names}
         sources = outgoing.rows.source[chosen].tolist()
         headers = []
-        for i, own in enumerate(outgoing.headers(chosen)):
+        for i, own in enumerate(outgoing.headers(chosen).lists()):
             partition = column["target_partition"][i]
             control = h.copy_headers(
                 origin=int(column["origin"][i]),
                 due_ms=int(column["due"][i]),
                 rolls=int(column["rolls"][i]) + 1,
                 attempt=int(column["attempt"][i]),
-                target=column["target"][i] or defaults[sources[i]] or "",
+                target=column["target"][i] or outgoing.columns.defaults[sources[i]] or "",
                 partition=None if partition is None or partition != partition else int(partition),  # noqa: PLR0124 - NaN: null
                 id=column["id"][i],
             )

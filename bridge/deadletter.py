@@ -64,7 +64,7 @@ def _headers(outgoing: Outgoing, ids: np.ndarray, condemned: Mapping[int, Condem
     columns["target_partition"] = outgoing.column("target_partition", ids)
     sources, offsets = outgoing.rows.source[ids].tolist(), outgoing.rows.offset[ids].tolist()
     result: list[HeaderList] = []
-    for i, (row, own) in enumerate(zip(ids.tolist(), outgoing.headers(ids), strict=True)):
+    for i, (row, own) in enumerate(zip(ids.tolist(), outgoing.headers(ids).lists(), strict=True)):
         topic, partition = outgoing.sources.name(sources[i])
         where = Where(topic, partition, offsets[i], int(columns["origin"][i]), int(columns["ts"][i]))
         original: Headers = [

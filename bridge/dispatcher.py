@@ -43,6 +43,9 @@ from timerstore.transaction import Rows
 PIECE_ROWS: Final = 5_000
 PIECE_BYTES: Final = 16 << 20
 TRANSACTION_BYTES_MAX: Final = 64 << 20
+GATHER_S: Final = 0.003
+"""The shortest time between two takes of a transaction: a millisecond's rows at a time cost more in overhead than in
+work. Half of it is added to the usual lateness."""
 IDLE_COMMIT_S: Final = 1.0
 LOOK_AGAIN_S: Final = 1.0
 """The longest sleep: ingest of what is far away moves O without waking anybody, and a stepped wall clock must be
@@ -281,8 +284,7 @@ class Dispatcher:
             wakeup_ms, now_ms = store.next_wakeup_ms(), self._clock.now_ms()
             if wakeup_ms is None or (wakeup_ms - now_ms) / 1000 > self._commit_interval_s - open_s:
                 return
-            if wakeup_ms > now_ms:
-                store.wait((wakeup_ms - now_ms) / 1000)
+            store.wait(max((wakeup_ms - now_ms) / 1000, GATHER_S))
 
     def _piece_rows(self, work: Work) -> int:
         """How many rows to take next: bounded in rows, and by what rows weighed lately in bytes."""
@@ -329,6 +331,8 @@ class Dispatcher:
             if work.accepted:
                 raise _bug("a transaction has output, but moves no position", rows=work.rows)
             work.rollback()
+            # Whatever made us look, there is nothing to do: look again later, not at once.
+            self._committed_s = self._clock.monotonic_s()
             return
         member = self._membership()
         if member.revocations != self._revocations or not member.partitions >= work.states.keys():

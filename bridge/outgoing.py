@@ -7,7 +7,7 @@ is not in memory twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -16,7 +16,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bridge import headers as h
 from timerstore.position import Int64s
 from timerstore.sources import Sources
 from timerstore.transaction import Rows
@@ -31,11 +30,35 @@ RECORD_OVERHEAD_BYTES: Final = 130
 """Of a batch that holds one record (61 + up to 21 bytes), and of our two headers' framing, at most."""
 
 
+_STRING: Final = pa.string()
+_EMPTY: Final = pa.scalar("")
+_ZERO: Final = np.zeros(1, dtype=np.int64)
+
+
+@dataclass(slots=True)
+class OwnHeaders:
+    """Headers of n records: those of record i are pairs[starts[i]:ends[i]]. Not a list each: tens of thousands of lists
+    that live for a moment keep the garbage collector busier than the client."""
+
+    pairs: HeaderList
+    starts: list[int]
+    ends: list[int]
+
+    def part(self, start: int, end: int) -> OwnHeaders:
+        """Those of the records from `start` to before `end`."""
+        return OwnHeaders(self.pairs, self.starts[start:end], self.ends[start:end])
+
+    def lists(self) -> list[HeaderList]:
+        """A list for each record."""
+        return [self.pairs[a:b] for a, b in zip(self.starts, self.ends, strict=True)]
+
+
 @dataclass(slots=True, kw_only=True)
 class Batch:
     """Arguments for as many produce calls as `values` has: to `topic`, each list n long.
 
-    Either `origins` and `dues` (text of the two delivered headers, which are all headers), or complete `headers`.
+    Either `origins` and `dues` (text of the two delivered headers), after the records' `own` ones if there are any, or
+    complete `headers`.
     `partitions` None: the partitioner's choice. `ids` int64[n] name the rows within what was taken.
     """
 
@@ -46,6 +69,7 @@ class Batch:
     origins: list[str] | None = None
     dues: list[str] | None = None
     headers: list[HeaderList] | None = None
+    own: OwnHeaders | None = None
     partitions: list[int] | None = None
     alone: bool = False
     """To be on the broker before the next batch is sent, so that the client cannot put them together."""
@@ -63,6 +87,7 @@ class Batch:
             origins=None if self.origins is None else self.origins[start:end],
             dues=None if self.dues is None else self.dues[start:end],
             headers=None if self.headers is None else self.headers[start:end],
+            own=None if self.own is None else self.own.part(start, end),
             partitions=None if self.partitions is None else self.partitions[start:end],
             alone=self.alone,
         )
@@ -76,18 +101,31 @@ class Lane:
     ids: npt.NDArray[np.intp]
 
 
+class SourceColumns:
+    """What is needed of the sources as columns; made once for a store, since each takes tens of microseconds."""
+
+    def __init__(self, sources: Sources, default_targets: Mapping[str, str | None]) -> None:
+        self.sources = sources
+        self.defaults: list[str | None] = [default_targets.get(topic) for topic, _ in sources]
+        self.default_column = pa.array(self.defaults, type=pa.string())
+        self.prefixes = pa.array([f"{topic}/{partition}/" for topic, partition in sources], type=pa.string())
+        # Twice: in the origin header, and in a copy's or dead letter's headers.
+        self.name_bytes: Int64s = np.array([2 * len(topic) + 60 for topic, _ in sources], dtype=np.int64)
+
+
 class Outgoing:
     """Rows as handed out by the store, with what delivery needs to know of each of them in vectors of n."""
 
-    def __init__(self, rows: Rows, sources: Sources) -> None:
+    def __init__(self, rows: Rows, columns: SourceColumns) -> None:
         payload = rows.payload
         self.rows = rows
-        self.sources = sources
+        self.columns = columns
+        self.sources = columns.sources
         self.kind: npt.NDArray[np.int8] = payload.column("kind").to_numpy(zero_copy_only=False)
         self.due: Int64s = payload.column("due").to_numpy(zero_copy_only=False)
         lists = payload.column("headers")
-        counts = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
-        self._header_bounds: Int64s = np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
+        counts = integers(pc.list_value_length(lists), 0)
+        self._header_bounds: Int64s = np.concatenate((_ZERO, np.cumsum(counts, dtype=np.int64)))
         self._header_keys: pa.Array | None = None
         self._header_values: pa.Array | None = None
         if self._header_bounds[-1]:
@@ -104,83 +142,68 @@ class Outgoing:
 
     def bytes(self) -> Int64s:
         """Size of each record when it is delivered, int64[n]: an upper bound, as if it were alone in its batch."""
-        total: Int64s = np.full(len(self.rows), RECORD_OVERHEAD_BYTES, dtype=np.int64)
+        total = self.columns.name_bytes[self.rows.source] + RECORD_OVERHEAD_BYTES
         for name in ("key", "value"):
-            lengths = pc.fill_null(pc.binary_length(self.rows.payload.column(name)), 0)
-            total += lengths.to_numpy(zero_copy_only=False)
-        total += np.array([len(topic) + 60 for topic, _ in self.sources], dtype=np.int64)[self.rows.source]
+            total += integers(pc.binary_length(self.rows.payload.column(name)), 0)
         if self._header_keys is not None and self._header_values is not None:
-            lengths = pc.add(
-                pc.fill_null(pc.binary_length(self._header_keys), 0),
-                pc.fill_null(pc.binary_length(self._header_values), 0),
-            ).to_numpy(zero_copy_only=False)
-            running = np.concatenate(([0], np.cumsum(lengths + 10, dtype=np.int64)))
+            lengths = 10 + integers(pc.binary_length(self._header_keys), 0)
+            lengths += integers(pc.binary_length(self._header_values), 0)
+            running = np.concatenate((_ZERO, np.cumsum(lengths, dtype=np.int64)))
             total += running[self._header_bounds[1:]] - running[self._header_bounds[:-1]]
         return total
 
-    def targets(self, defaults: Sequence[str | None]) -> tuple[list[str], npt.NDArray[np.int32]]:
-        """Names, and for every row the index of its target in them (-1: none). `defaults` is each source's default
-        target.
-        """
+    def targets(self) -> tuple[list[str], npt.NDArray[np.int32]]:
+        """Names, and for every row the index of its target in them (-1: none, not even the delay topic's default)."""
         target = self.rows.payload.column("target")
         if target.null_count:
-            target = pc.coalesce(target, pa.array(defaults, type=pa.string()).take(pa.array(self.rows.source)))
+            target = pc.coalesce(target, self.columns.default_column.take(pa.array(self.rows.source)))
         encoded = target.dictionary_encode()
-        codes = pc.fill_null(encoded.indices, -1).to_numpy(zero_copy_only=False)
-        return encoded.dictionary.to_pylist(), codes
+        return encoded.dictionary.to_pylist(), integers(encoded.indices, -1)
 
     def batches(self, lane: Lane, sizes: Int64s, *, lot_bytes: int | None = None) -> Iterator[Batch]:
-        """The lane's rows as deliveries, bounded in rows and bytes (`sizes` is of `bytes()`); with `lot_bytes`, in lots
-        of no more, each alone.
+        """The lane's rows as deliveries, bounded in rows and bytes (`sizes` is of `bytes()`).
+
+        With `lot_bytes`: in lots of no more than that, each sent alone.
         """
         everything = len(lane.ids) == len(self)
         for part in pieces(lane.ids, sizes, lot_bytes or BATCH_BYTES_MAX):
             ids = lane.ids[part]
-            payload = (
-                self.rows.payload.slice(part.start, len(ids)) if everything else self.rows.payload.take(pa.array(ids))
-            )
+            payload = self.rows.payload
+            payload = payload.slice(part.start, len(ids)) if everything else payload.take(pa.array(ids))
             batch = Batch(
                 topic=lane.topic,
                 ids=ids,
                 values=_objects(payload.column("value")),
                 keys=_objects(payload.column("key")),
+                origins=self._origins(payload.column("origin"), ids),
+                dues=_objects(pc.cast(payload.column("due"), _STRING)),
                 alone=lot_bytes is not None,
             )
-            origins, dues = self._origins(payload.column("origin"), ids), _objects(_text(payload.column("due")))
             if self.has_headers(ids):
-                batch.headers = [
-                    [*own, (h.ORIGIN, origin), (h.DUE, due)]
-                    for own, origin, due in zip(self.headers(ids), origins, dues, strict=True)
-                ]
-            else:
-                batch.origins, batch.dues = origins, dues
+                batch.own = self.headers(ids)
             if self.has_partition:
-                batch.partitions = _objects(pc.fill_null(payload.column("target_partition"), -1))
+                batch.partitions = integers(payload.column("target_partition"), -1).tolist()
             yield batch
 
     def has_headers(self, ids: npt.NDArray[np.intp]) -> bool:
         """Whether any of the rows has headers of its own."""
+        if self._header_keys is None:
+            return False
         return bool((self._header_bounds[ids + 1] > self._header_bounds[ids]).any())
 
-    def headers(self, ids: npt.NDArray[np.intp]) -> list[HeaderList]:
+    def headers(self, ids: npt.NDArray[np.intp]) -> OwnHeaders:
         """The rows' stored headers, in order, duplicates kept."""
-        if self._header_keys is None or self._header_values is None:
-            return [[] for _ in range(len(ids))]
         starts, ends = self._header_bounds[ids], self._header_bounds[ids + 1]
         low, high = int(starts.min()), int(ends.max())
-        pairs = list(
-            zip(
-                _objects(self._header_keys.slice(low, high - low)),
-                _objects(self._header_values.slice(low, high - low)),
-                strict=True,
-            )
-        )
-        return [pairs[a:b] for a, b in zip((starts - low).tolist(), (ends - low).tolist(), strict=True)]
+        pairs: HeaderList = []
+        if self._header_keys is not None and self._header_values is not None:
+            keys = _objects(self._header_keys.slice(low, high - low))
+            pairs = list(zip(keys, _objects(self._header_values.slice(low, high - low)), strict=True))
+        return OwnHeaders(pairs, (starts - low).tolist(), (ends - low).tolist())
 
     def _origins(self, origin: pa.Array, ids: npt.NDArray[np.intp]) -> list[str]:
-        prefixes = pa.array([f"{topic}/{partition}/" for topic, partition in self.sources])
-        prefix = prefixes.take(pa.array(self.rows.source[ids]))
-        return _objects(pc.binary_join_element_wise(prefix, _text(origin), ""))
+        prefix = self.columns.prefixes.take(pa.array(self.rows.source[ids]))
+        return _objects(pc.binary_join_element_wise(prefix, pc.cast(origin, _STRING), _EMPTY))
 
 
 def pieces(ids: npt.NDArray[np.intp], sizes: Int64s, bytes_max: int = BATCH_BYTES_MAX) -> Iterator[slice]:
@@ -194,8 +217,12 @@ def pieces(ids: npt.NDArray[np.intp], sizes: Int64s, bytes_max: int = BATCH_BYTE
         start, before = end, int(running[end - 1])
 
 
-def _text(column: pa.Array) -> pa.Array:
-    return pc.cast(column, pa.string())
+def integers(column: pa.Array, null: int) -> npt.NDArray[Any]:
+    """An integer column as numpy integers, `null` in place of nulls."""
+    if column.null_count:
+        column = pc.fill_null(column, null)
+    result: npt.NDArray[Any] = column.to_numpy(zero_copy_only=False)
+    return result
 
 
 def _objects(column: pa.Array) -> list[Any]:

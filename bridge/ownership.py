@@ -46,7 +46,14 @@ FORCED: Final[Mapping[str, Any]] = {
 }
 """What the rules above rest on; wins over any given configuration."""
 
-FENCED_CODES: Final = frozenset({KafkaError.FENCED_INSTANCE_ID, KafkaError.UNRELEASED_INSTANCE_ID, KafkaError._FENCED})
+FENCED_CODES: Final = frozenset(
+    {
+        KafkaError.FENCED_INSTANCE_ID,
+        KafkaError.UNRELEASED_INSTANCE_ID,
+        KafkaError.PRODUCER_FENCED,
+        KafkaError._FENCED,
+    }
+)
 _DENIED_CODES: Final = frozenset(
     {
         KafkaError.GROUP_AUTHORIZATION_FAILED,
@@ -125,7 +132,7 @@ class Ownership:
         self._partitions: frozenset[SourceName] = frozenset()
         self._revocations = 0
         self._stop = threading.Event()
-        self._failed = False
+        self._failure: BridgeError | None = None
         self._consumer: Consumer | None = None
         self._thread: threading.Thread | None = None
 
@@ -177,11 +184,11 @@ class Ownership:
     def membership(self) -> Membership:
         """Owned partitions together with the group metadata that a transaction must carry."""
         with self._lock:
-            return Membership(
-                partitions=self._partitions,
-                revocations=self._revocations,
-                metadata=self._client().consumer_group_metadata(),
-            )
+            try:
+                metadata = self._client().consumer_group_metadata()
+            except RuntimeError as closed:
+                raise self._gone() from closed
+            return Membership(partitions=self._partitions, revocations=self._revocations, metadata=metadata)
 
     def group_metadata(self) -> object:
         """The group metadata alone."""
@@ -208,11 +215,13 @@ class Ownership:
                 error = next((answer.error for answer in answers if answer.error is not None), None)
             except KafkaException as exception:
                 error = kafka_error(exception)
+            except RuntimeError as closed:
+                raise self._gone() from closed
             if error is None:
                 return {(a.topic, a.partition): _state_of(a) for a in answers}
-            if error.code() in FENCED_CODES:
+            if is_fenced(error):
                 raise fenced(error)
-            if error.code() in _DENIED_CODES or error.fatal() or left <= 0 or self._stop.is_set():
+            if error.code() in _DENIED_CODES or is_fatal(error) or left <= 0 or self._stop.is_set():
                 raise EnvironmentFailure(
                     "the committed offsets cannot be read",
                     hint=_hint(error),
@@ -230,8 +239,8 @@ class Ownership:
     def commit_offsets(self, offsets: Sequence[TopicPartition]) -> None:
         """Commit outside of a transaction, as a member of the group. One request, which the broker stores as a whole.
 
-        Raises FencedError when we are no member any more, EnvironmentFailure when it cannot be done; after the latter it
-        may have happened.
+        Raises FencedError when we are no member any more, EnvironmentFailure when it cannot be done; after the latter
+        it may have happened.
         """
         for attempt in range(1, COMMIT_ATTEMPTS_MAX + 1):
             try:
@@ -239,11 +248,13 @@ class Ownership:
                 error = next((answer.error for answer in answers if answer.error is not None), None)
             except KafkaException as exception:
                 error = kafka_error(exception)
+            except RuntimeError as closed:
+                raise self._gone() from closed
             if error is None:
                 return
-            if error.code() in FENCED_CODES:
+            if is_fenced(error):
                 raise fenced(error)
-            if attempt == COMMIT_ATTEMPTS_MAX or error.fatal() or not _passing(error):
+            if attempt == COMMIT_ATTEMPTS_MAX or is_fatal(error) or not _passing(error):
                 raise EnvironmentFailure(
                     "the offsets cannot be committed", hint=_hint(error), reason=error.str(), attempts=attempt
                 )
@@ -266,7 +277,7 @@ class Ownership:
             self._fail(failure)
         except KafkaException as exception:
             reason = kafka_error(exception)
-            self._fail(fenced(reason) if reason.code() in FENCED_CODES else _ended(reason))
+            self._fail(fenced(reason) if is_fenced(reason) else _ended(reason))
         except Exception as exception:  # noqa: BLE001 - the application must know that nobody polls any more
             bug = InternalError("group membership failed", hint="Please report this.", reason=repr(exception))
             bug.__cause__ = exception
@@ -274,6 +285,7 @@ class Ownership:
         finally:
             self._stop.set()
             self._set(frozenset(), revoked=True)
+            self._consumer = None
             consumer.close()
 
     def _on_error(self, error: KafkaError) -> None:
@@ -281,15 +293,15 @@ class Ownership:
         self._judge(error)
 
     def _judge(self, error: KafkaError) -> None:
-        if error.code() in FENCED_CODES:
+        if is_fenced(error):
             raise fenced(error)
-        if error.fatal() or error.code() in _DENIED_CODES:
+        if is_fatal(error) or error.code() in _DENIED_CODES:
             raise _ended(error)
         log.warning("group-membership-trouble", code=error.name(), reason=error.str())
 
     def _fail(self, error: BridgeError) -> None:
-        if not self._failed:
-            self._failed = True
+        if self._failure is None:
+            self._failure = error
             # Before the application hears of it: no further transaction can be planned with what we believed to own.
             self._set(frozenset(), revoked=True)
             self._listener.on_fatal(error)
@@ -336,10 +348,24 @@ class Ownership:
 
     def _client(self) -> Consumer:
         if self._consumer is None:
-            raise InternalError(
-                "group membership was not started", hint="This is a bug of the bridge; please report it."
-            )
+            raise self._gone()
         return self._consumer
+
+    def _gone(self) -> BridgeError:
+        """Why there is no consumer."""
+        return self._failure or EnvironmentFailure("group membership has ended", hint="The bridge is stopping.")
+
+
+def is_fatal(error: KafkaError) -> bool:
+    """Whether the client is of no use after this error."""
+    return error.fatal() or error.code() == KafkaError._FATAL
+
+
+def is_fenced(error: KafkaError) -> bool:
+    """Whether somebody else has our name now. A callback gets the error wrapped, with the cause in words."""
+    if error.code() == KafkaError._FATAL:
+        return any(KafkaError(code).str() in error.str() for code in FENCED_CODES)
+    return error.code() in FENCED_CODES
 
 
 def fenced(error: KafkaError) -> FencedError:

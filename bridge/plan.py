@@ -22,12 +22,11 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from bridge.copies import rolls
 from bridge.deadletter import Condemned, dead_letters
 from bridge.headers import RejectReason
-from bridge.outgoing import Batch, Lane, Outgoing
+from bridge.outgoing import Batch, Lane, Outgoing, SourceColumns, integers
 from bridge.targets import Target, Targets
 from timerstore.entry import Kind
 from timerstore.position import Bools, Int64s, pack
@@ -101,6 +100,7 @@ class Planner:
         self._batch_bytes_max = batch_bytes_max
         self._record_bytes_max = record_bytes_max
         self._compressed = compressed
+        self._columns: SourceColumns | None = None
 
     def plan(self, rows: Rows, sources: Sources, now_ms: int, condemned: Mapping[int, Condemned]) -> Plan:
         """Sort out the rows taken at `now_ms`. `condemned` (by packed source and offset) were refused by the brokers
@@ -108,7 +108,9 @@ class Planner:
 
         Raises EnvironmentFailure when a target cannot be looked up now.
         """
-        outgoing = Outgoing(rows, sources)
+        if self._columns is None or self._columns.sources is not sources:
+            self._columns = SourceColumns(sources, self._default_targets)
+        outgoing = Outgoing(rows, self._columns)
         keys = pack(rows.source.astype(np.int64), rows.offset)
         sizes = outgoing.bytes()
         timers = outgoing.kind == Kind.TIMER
@@ -118,14 +120,13 @@ class Planner:
             for row in np.flatnonzero(np.isin(keys, np.fromiter(condemned, np.int64))).tolist():
                 mine = condemned[int(keys[row])]
                 sorting.refuse(_only(row, len(rows)), mine.reason, mine.detail)
-        defaults = [self._default_targets.get(topic) for topic, _ in sources]
-        names, codes = outgoing.targets(defaults)
+        names, codes = outgoing.targets()
         lanes = self._lanes(outgoing, sorting, names, codes, sizes)
         rolled = np.flatnonzero(rolling)
         dead = int((outgoing.kind == Kind.REJECT).sum()) + len(sorting.condemned)
         due = outgoing.due if len(lanes) == 1 and len(lanes[0][0].ids) == len(rows) else outgoing.due[sorting.deliver]
         return Plan(
-            batches=self._batches(outgoing, lanes, sorting.condemned, rolled, defaults, sizes, dead),
+            batches=self._batches(outgoing, lanes, sorting.condemned, rolled, sizes, dead),
             records=sum(len(lane.ids) for lane, _ in lanes) + len(rolled) + dead,
             bytes=int(sizes.sum()),
             keys=keys,
@@ -147,8 +148,7 @@ class Planner:
         found = self.targets.resolve(allowed)
         partition = None
         if outgoing.has_partition:
-            column = outgoing.rows.payload.column("target_partition")
-            partition = pc.fill_null(column, -1).to_numpy(zero_copy_only=False)
+            partition = integers(outgoing.rows.payload.column("target_partition"), -1)
         lanes = []
         for code, name in used:
             rows = codes == code
@@ -201,7 +201,6 @@ class Planner:
         lanes: list[tuple[Lane, Target]],
         condemned: Mapping[int, Condemned],
         rolled: npt.NDArray[np.intp],
-        defaults: list[str | None],
         sizes: Int64s,
         dead: int,
     ) -> Iterator[Batch]:
@@ -211,7 +210,7 @@ class Planner:
             small = target.bytes_max is not None and target.bytes_max < self._batch_bytes_max and not self._compressed
             yield from outgoing.batches(lane, sizes, lot_bytes=target.bytes_max if small else None)
         if len(rolled):
-            yield from rolls(outgoing, rolled, defaults, sizes)
+            yield from rolls(outgoing, rolled, sizes)
         if dead:
             yield from dead_letters(outgoing, condemned, self._dead_letter_topics, sizes)
 

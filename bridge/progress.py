@@ -121,7 +121,7 @@ def decode_metadata(source: SourceName, offset: int, metadata: str | None) -> Co
     try:
         fields = json.loads(metadata)
         version = fields["v"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise _unreadable(source, error) from error
     if version != VERSION:
         raise StateError(
@@ -132,7 +132,7 @@ def decode_metadata(source: SourceName, offset: int, metadata: str | None) -> Co
         )
     try:
         return _decode_fields(offset, fields)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise _unreadable(source, error) from error
 
 

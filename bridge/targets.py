@@ -111,7 +111,7 @@ class TargetLookUp:
 
     def __init__(self, properties: Mapping[str, Any], timeout_s: float = 3.0) -> None:
         """`timeout_s` must stay well below the transaction time-out: a transaction may be open meanwhile."""
-        self._admin = AdminClient({**properties, "logger": logging.getLogger("bridge.librdkafka")})
+        self._admin = AdminClient(dict(properties), logger=logging.getLogger("bridge.librdkafka"))
         self._timeout_s = timeout_s
 
     def __call__(self, names: Collection[str]) -> Mapping[str, Target | None]:

@@ -14,7 +14,7 @@ experiments):
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import repeat
 from typing import Any, Final, NoReturn, Protocol
@@ -25,7 +25,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer, Topic
 from bridge import headers as h
 from bridge.errors import EnvironmentFailure
 from bridge.outgoing import Batch
-from bridge.ownership import FENCED_CODES, fenced, kafka_error
+from bridge.ownership import fenced, is_fatal, is_fenced, kafka_error
 from timerstore.clock import Clock
 
 CALL_TIMEOUT_S: Final = 5.0
@@ -75,7 +75,7 @@ class Broken(Exception):
     def __init__(self, error: KafkaError) -> None:
         super().__init__(error.str())
         self.error = error
-        self.is_fenced = error.code() in FENCED_CODES or error.code() == KafkaError.INVALID_PRODUCER_EPOCH
+        self.is_fenced = is_fenced(error) or error.code() == KafkaError.INVALID_PRODUCER_EPOCH
 
 
 class Indefinite(Broken):
@@ -166,7 +166,7 @@ class _ProducerWriter:
         return self._producer
 
     def _on_error(self, error: KafkaError) -> None:
-        if error.fatal():
+        if is_fatal(error):
             self._fatal = error
         log.warning("producer-trouble", code=error.name(), reason=error.str())
 
@@ -187,7 +187,7 @@ class _ProducerWriter:
             error = KafkaError(KafkaError.INVALID_RECORD, str(exception))
             raise Aborted(error, {row: error}, is_exact=True) from None
         error = kafka_error(exception)
-        if error.fatal() or error.code() in FENCED_CODES:
+        if is_fatal(error) or is_fenced(error):
             raise Broken(error) from None
         raise Aborted(error, {row: error}, is_exact=True) from None
 
@@ -200,7 +200,7 @@ class _ProducerWriter:
         done, deadline_s = 0, None
         while True:
             try:
-                if ids is None and batch.origins is not None and batch.partitions is None:
+                if ids is None and batch.headers is None and batch.own is None and batch.partitions is None:
                     done = _produce_plain(producer.produce, batch, done)
                 else:
                     done = _produce_any(producer.produce, batch, self._report, ids, done)
@@ -254,7 +254,7 @@ class TransactionalWriter(_ProducerWriter):
                     hint="Grant WRITE and DESCRIBE on the transactional id; check credentials, transaction.timeout.ms.",
                     reason=error.str(),
                 ) from None
-            if error.fatal() or error.code() in FENCED_CODES:
+            if is_fatal(error) or is_fenced(error):
                 raise Broken(error) from None
             raise Aborted(error) from None
 
@@ -381,6 +381,21 @@ def _produce_plain(produce: Callable[..., None], batch: Batch, start: int) -> in
     return len(batch)
 
 
+def _headers(batch: Batch) -> Iterable[Any]:
+    """Each record's headers, made when they are asked for: see `OwnHeaders`."""
+    if batch.headers is not None:
+        return batch.headers
+    delivered = (
+        zip(repeat(h.ORIGIN), batch.origins or (), strict=False),
+        zip(repeat(h.DUE), batch.dues or (), strict=False),
+    )
+    if batch.own is None:
+        return map(list, zip(*delivered, strict=True))
+    pairs = batch.own.pairs
+    bounds = zip(batch.own.starts, batch.own.ends, *delivered, strict=True)
+    return ([*pairs[start:end], origin, due] for start, end, origin, due in bounds)
+
+
 def _produce_any(
     produce: Callable[..., None],
     batch: Batch,
@@ -392,9 +407,7 @@ def _produce_any(
     there are `ids`.
     """
     topic = batch.topic
-    headers: Sequence[Any] = batch.headers or [
-        [(h.ORIGIN, origin), (h.DUE, due)] for origin, due in zip(batch.origins or (), batch.dues or (), strict=True)
-    ]
+    headers = _headers(batch)
     partitions = repeat(-1, len(batch)) if batch.partitions is None else batch.partitions
     reports = repeat(None, len(batch)) if ids is None else [partial(report, i) for i in ids]
     done = start
