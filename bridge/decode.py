@@ -1,0 +1,459 @@
+"""A record of a delay topic -> the columns of an entry, as Catalyst column expressions: no Python per record.
+
+Invariants. No record, whatever its bytes, raises: Spark 4 is in ANSI mode, where one poison record would stop the query for ever, so
+every cast is a `try_cast` behind a pattern that bounds the digits, and every look-up a `get`. The result is a function of the record
+and of the parameters in force at its offset, never of the session (its time zone, say) nor of the moment.
+
+How it is fast. Each `select` is a stage whose columns are used more than once in the next, so that the optimizer keeps the stages
+apart (each becomes one method small enough for the JIT) and computes nothing twice. Headers are looked up by `array_position`;
+a lambda (`filter`) runs only for records that carry headers of their own. Cheap patterns stand before expensive ones.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from itertools import pairwise
+from typing import Any, Final
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from bridge import headers as h
+from bridge.headers import RejectReason
+
+AT_MIN: Final = -(2**63)
+"""`at` of rejects and cancels: minus infinity."""
+
+DEFAULT_LEVELS_MS: Final = h.parse_levels("1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h")
+"""RocketMQ's. Not to be changed: parameters that are stored without levels mean these."""
+
+_NATIVE: Final = "native"
+_SPAN_MS_MAX: Final = 10**14  # 3,000 years: timestamp + span stays far below 2**63
+_SMALLINT_MAX: Final = 32_767
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DecodeParameters:
+    """What, beside the record itself, decides its entry. All spans in ms.
+
+    `copy_max_delay_ms` bounds copies: the largest maximum delay ever in force (0: the current one), for a copy of a timer that was
+    accepted under a longer maximum must not be refused under a shorter one. `following` keeps it. Raises ValueError.
+    """
+
+    levels_ms: tuple[int, ...] = DEFAULT_LEVELS_MS
+    max_delay_ms: int
+    roll_window_ms: int
+    has_default_target: bool
+    dialect: str = _NATIVE
+    version: int = 1
+    copy_max_delay_ms: int = 0
+
+    def __post_init__(self) -> None:
+        if self.dialect != _NATIVE or self.version != 1:
+            raise ValueError(f"dialect {self.dialect!r} version {self.version} is not known to this decoder")
+        if not self.levels_ms or not all(0 <= level <= _SPAN_MS_MAX for level in self.levels_ms):
+            raise ValueError("levels must be one or more spans of 0 ms and longer")
+        if not 0 < self.max_delay_ms <= _SPAN_MS_MAX or not 0 <= self.copy_max_delay_ms <= _SPAN_MS_MAX:
+            raise ValueError("the maximum delay must be positive, and shorter than 3,000 years")
+        if not 4 <= self.roll_window_ms <= _SPAN_MS_MAX:
+            raise ValueError("the roll window must be at least 4 ms, and shorter than 3,000 years")
+
+    @property
+    def longest_copy_ms(self) -> int:
+        return max(self.max_delay_ms, self.copy_max_delay_ms)
+
+    def following(self, earlier: DecodeParameters) -> DecodeParameters:
+        """These parameters as they come into force after `earlier`: copies of what those accepted stay acceptable."""
+        longest = max(self.longest_copy_ms, earlier.longest_copy_ms)
+        return replace(self, copy_max_delay_ms=longest if longest > self.max_delay_ms else 0)
+
+    def to_json(self) -> dict[str, Any]:
+        """As few characters as possible, since it goes into committed metadata: what is absent has its default."""
+        compact: dict[str, Any] = {"m": self.max_delay_ms, "w": self.roll_window_ms}
+        if self.has_default_target:
+            compact["t"] = 1
+        if self.levels_ms != DEFAULT_LEVELS_MS:
+            compact["l"] = list(self.levels_ms)
+        if self.dialect != _NATIVE:
+            compact["d"] = self.dialect
+        if self.version != 1:
+            compact["v"] = self.version
+        if self.copy_max_delay_ms:
+            compact["c"] = self.copy_max_delay_ms
+        return compact
+
+    @classmethod
+    def from_json(cls, compact: Mapping[str, Any]) -> DecodeParameters:
+        """The inverse of `to_json`. Raises ValueError on what this version does not know, KeyError on what is missing."""
+        if unknown := set(compact) - set("mwtldvc"):
+            raise ValueError(f"unknown decode parameters {sorted(unknown)}")
+        return cls(
+            levels_ms=tuple(compact.get("l", DEFAULT_LEVELS_MS)),
+            max_delay_ms=compact["m"],
+            roll_window_ms=compact["w"],
+            has_default_target=bool(compact.get("t", 0)),
+            dialect=compact.get("d", _NATIVE),
+            version=compact.get("v", 1),
+            copy_max_delay_ms=compact.get("c", 0),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Barrier:
+    """`parameters` are in force from `offset` on, up to the next barrier of the same partition."""
+
+    offset: int
+    parameters: DecodeParameters
+
+
+History = tuple[Barrier, ...]
+
+
+def decode(records: DataFrame, histories: Mapping[tuple[str, int], History]) -> DataFrame:
+    """The entry of every record, in the entry schema's columns and order.
+
+    `records` has the columns of Spark's Kafka source with `includeHeaders`. `histories` has every (topic, partition) that occurs
+    in them; a record of any other stops the query, since its position would be a guess. Raises ValueError if a history is empty,
+    does not begin at offset 0 or is not in order of offset.
+    """
+    stages = (_record, _common_headers, _other_headers, _own_headers, _texts, _times, _verdict)
+    parameters = _in_force(histories)
+    return reduce(lambda frame, stage: stage(frame, parameters), stages, records)
+
+
+# -- parameters in force -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Parameters:
+    """The parameters as columns: literals, or where several sets are in force, fields of `p`, looked up once per record."""
+
+    lookup: Column | None
+    level_ms: Callable[[Column], Column]
+    max_delay_ms: Column
+    copy_max_delay_ms: Column
+    roll_window_ms: Column
+    has_default_target: Column
+
+
+def _in_force(histories: Mapping[tuple[str, int], History]) -> _Parameters:
+    for source, history in histories.items():
+        if not history or history[0].offset != 0 or any(a.offset >= b.offset for a, b in pairwise(history)):
+            raise ValueError(f"the history of {source} must begin at offset 0 and rise")
+    sets = list(dict.fromkeys(barrier.parameters for history in histories.values() for barrier in history))
+    if not sets:
+        raise ValueError("there is no history at all")
+    if len(sets) == 1:
+        return _Parameters(
+            lookup=None,
+            level_ms=lambda level: _level_ms(F.array(*map(_long, sets[0].levels_ms)), level),
+            max_delay_ms=_long(sets[0].max_delay_ms),
+            copy_max_delay_ms=_long(sets[0].longest_copy_ms),
+            roll_window_ms=_long(sets[0].roll_window_ms),
+            has_default_target=F.lit(sets[0].has_default_target),
+        )
+    p = F.col("p")
+    return _Parameters(
+        lookup=_lookup(histories, sets),
+        level_ms=lambda level: _level_ms(p["levels"], level),
+        max_delay_ms=p["max"],
+        copy_max_delay_ms=p["copy"],
+        roll_window_ms=p["window"],
+        has_default_target=p["default"],
+    )
+
+
+def _lookup(histories: Mapping[tuple[str, int], History], sets: Sequence[DecodeParameters]) -> Column:
+    """The parameter set of a record, from constants that JSON literals carry into the plan (thousands of `lit` would not fit)."""
+    topics = sorted({topic for topic, _ in histories})
+    depth = max(map(len, histories.values()))
+    tables: list[list[dict[str, list[int]]]] = []
+    for topic in topics:
+        count = 1 + max(partition for name, partition in histories if name == topic)
+        rows = [histories.get((topic, partition), ()) for partition in range(count)]
+        tables.append([{"o": [b.offset for b in row], "s": [sets.index(b.parameters) for b in row]} for row in rows])
+    set_rows = [
+        {
+            "levels": s.levels_ms,
+            "max": s.max_delay_ms,
+            "copy": s.longest_copy_ms,
+            "window": s.roll_window_ms,
+            "default": s.has_default_target,
+        }
+        for s in sets
+    ]
+    table = _constant(tables, "array<array<struct<o:array<bigint>,s:array<int>>>>")
+    topic_index = F.array_position(_constant(topics, "array<string>"), F.col("topic")).cast("int") - 1
+    row = F.get(F.get(table, topic_index), F.col("partition"))
+    index = F.lit(None).cast("int")
+    for i in range(depth):  # later barriers win; beyond a row's end the offset is null and the branch is not taken
+        index = F.when(F.get(row["o"], F.lit(i)) <= F.col("offset"), F.get(row["s"], F.lit(i))).otherwise(index)
+    unknown = F.raise_error(
+        F.concat(F.lit("no decode parameters for "), F.col("topic"), F.lit("/"), F.col("partition"))
+    )
+    found = F.coalesce(index, unknown.cast("int"))
+    schema = "array<struct<levels:array<bigint>,max:bigint,copy:bigint,window:bigint,default:boolean>>"
+    return F.get(_constant(set_rows, schema), found)
+
+
+def _constant(value: object, schema: str) -> Column:
+    return F.from_json(F.lit(json.dumps(value)), schema)
+
+
+def _level_ms(levels: Column, level: Column) -> Column:
+    return F.get(levels, F.least(level, F.size(levels)).cast("int") - 1)
+
+
+# -- stages ------------------------------------------------------------------------------------------------------------------------
+
+
+def _record(records: DataFrame, parameters: _Parameters) -> DataFrame:
+    """What the record is, the names of its headers, and the parameters that apply to it."""
+    return records.select(
+        "topic",
+        "partition",
+        "offset",
+        F.coalesce(F.unix_millis("timestamp"), _long(0)).alias("ts"),
+        F.coalesce(F.col("timestampType") == 1, F.lit(False)).alias("by_broker"),
+        "key",
+        "value",
+        "headers",
+        F.col("headers")["key"].alias("names"),
+        *([parameters.lookup.alias("p")] if parameters.lookup is not None else []),
+    )
+
+
+_COMMON: Final = (h.UNTIL, h.FOR, h.LEVEL, h.CANCEL, h.TOPIC, h.ID)
+_OTHER: Final = tuple(name for name in h.STRIPPED if name not in _COMMON)
+_TIMES: Final = (h.UNTIL, h.FOR, h.LEVEL, h.CANCEL)
+
+
+def _common_headers(frame: DataFrame, _: _Parameters) -> DataFrame:
+    """Where the common control headers are: `at_<name>`, counted from 1, 0 for none."""
+    return frame.withColumns(
+        {"size": F.coalesce(F.size("names"), F.lit(0))} | {_place(name): _position(name) for name in _COMMON}
+    )
+
+
+def _other_headers(frame: DataFrame, _: _Parameters) -> DataFrame:
+    """Where the other control headers are; not looked for where the common ones are all there are."""
+    rest = F.col("size") > _count(_COMMON)
+    return frame.withColumns({_place(name): F.when(rest, _position(name)).otherwise(0) for name in _OTHER})
+
+
+def _own_headers(frame: DataFrame, _: _Parameters) -> DataFrame:
+    """The record's own headers, null where there are none."""
+    own = F.filter("headers", lambda header: ~header["key"].isin(*h.STRIPPED))
+    return frame.withColumn("controls", _count(h.STRIPPED)).withColumn(
+        "own", F.when(F.col("size") > F.col("controls"), own)
+    )
+
+
+def _texts(frame: DataFrame, _: _Parameters) -> DataFrame:
+    """The texts of the headers. At most one time is legal, so that whichever is there is `time`; `number` if it is one."""
+    time_at = reduce(lambda a, b: a + b, (_at(name) for name in _TIMES))
+    columns = {
+        "times": _count(_TIMES),
+        "time": F.when(_count(_TIMES) == 1, _text(time_at)),
+        "topic_text": _text(_at(h.TOPIC)),
+        "id_text": F.try_validate_utf8(_text(F.when(_at(h.CANCEL) > 0, _at(h.CANCEL)).otherwise(_at(h.ID)))),
+        "replace_text": F.lower(_text(_at(h.REPLACE))),
+        "is_copy": _at(h.COPY_ORIGIN) > 0,
+    }
+    for name in (h.PARTITION, h.COPY_ORIGIN, h.COPY_DUE, h.COPY_ROLLS, h.COPY_ATTEMPT, h.COPY_AT):
+        columns[_number_name(name)] = F.when(_at(name) > 0, _number(_text(_at(name))))
+    return frame.withColumns(columns).withColumn("number", _number(F.col("time")))
+
+
+def _times(frame: DataFrame, parameters: _Parameters) -> DataFrame:
+    """`delay` (due - ts in ms, null: not valid), and whether a control header is there twice."""
+    time, number, ts = F.col("time"), F.col("number"), F.col("ts")
+    until = F.when(number.isNotNull(), number).otherwise(_instant_ms(time))
+    sane = until.between(_long(0), _long(h.UNTIL_MS_MAX)) & (until >= ts - h.PAST_MS_MAX)
+    delay = (
+        F.when(F.col("is_copy"), F.col(_number_name(h.COPY_DUE)) - ts)
+        .when(_at(h.FOR) > 0, F.when(number.isNotNull(), number).otherwise(_duration_ms(time)))
+        .when(_at(h.UNTIL) > 0, F.when(sane, until) - ts)
+        .when(_at(h.LEVEL) > 0, F.when(number >= 1, parameters.level_ms(number)))
+        .when(_at(h.CANCEL) > 0, _long(0))
+    )
+    # More headers went than names were found: one is there twice. That may be one which is not read, so look closer.
+    left = F.coalesce(F.size("own"), F.lit(0))
+    read = F.filter("names", lambda name: name.isin(*h.CONTROL))
+    twice = F.when(F.col("size") - left > F.col("controls"), F.size(read) > _count(h.CONTROL)).otherwise(F.lit(False))
+    return frame.withColumns({"delay": delay, "twice": twice})
+
+
+def _verdict(frame: DataFrame, parameters: _Parameters) -> DataFrame:
+    """The reason of a reject, or null; then the entry."""
+    frame = frame.withColumn("reason", _reason(parameters))
+    kind = F.when(F.col("reason").isNotNull(), 2).when(_at(h.CANCEL) > 0, 1).otherwise(0).cast("tinyint")
+    due = F.col("ts") + F.when((F.col("kind") == 0), F.col("delay")).otherwise(_long(0))
+    return frame.withColumn("kind", kind).withColumn("due", due).select(*_entry(parameters))
+
+
+def _reason(parameters: _Parameters) -> Column:
+    """The first reason, in the order of `RejectReason`, that applies."""
+    delay, own_times = F.col("delay"), F.col("times")
+    copy = {name: F.col(_number_name(name)) for name in h.COPY if name != h.COPY_FORWARDED}
+    good_copy = (
+        (own_times == 0)
+        & (_at(h.REPLACE) == 0)
+        & F.coalesce(copy[h.COPY_ORIGIN] < F.col("offset"), F.lit(False))
+        & F.coalesce(delay <= parameters.copy_max_delay_ms, F.lit(False))
+        & F.coalesce(copy[h.COPY_ROLLS] <= _SMALLINT_MAX, F.lit(False))
+        & F.coalesce(copy[h.COPY_ATTEMPT] <= _SMALLINT_MAX, F.lit(False))
+        & ((_at(h.COPY_AT) == 0) | copy[h.COPY_AT].isNotNull())
+    )
+    original, timer = ~F.col("is_copy"), _at(h.CANCEL) == 0
+    has_id = (_at(h.ID) > 0) | (_at(h.CANCEL) > 0)
+    id_length = F.coalesce(F.length("id_text"), F.lit(0))
+    replaces = F.coalesce(F.col("replace_text"), F.lit(""))
+    partition = F.coalesce(F.col(_number_name(h.PARTITION)), _long(-1))
+    rules: list[tuple[RejectReason, Column]] = [
+        (RejectReason.CREATE_TIME, ~F.col("by_broker")),
+        (RejectReason.DUPLICATE_HEADER, F.col("twice")),
+        (RejectReason.BAD_COPY, F.col("is_copy") & ~good_copy),
+        (RejectReason.NO_TIME, original & (own_times == 0)),
+        (RejectReason.TWO_TIMES, own_times > 1),
+        (RejectReason.BAD_UNTIL, delay.isNull() & (_at(h.UNTIL) > 0)),
+        (RejectReason.BAD_FOR, delay.isNull() & (_at(h.FOR) > 0)),
+        (RejectReason.BAD_LEVEL, delay.isNull()),
+        (RejectReason.BEYOND_MAX, original & (delay > parameters.max_delay_ms)),
+        (RejectReason.NO_TARGET, timer & (_at(h.TOPIC) == 0) & ~parameters.has_default_target),
+        (RejectReason.BAD_TARGET, timer & (_at(h.TOPIC) > 0) & ~_matches(F.col("topic_text"), h.TOPIC_PATTERN)),
+        (RejectReason.BAD_PARTITION, timer & (_at(h.PARTITION) > 0) & ~partition.between(_long(0), _long(2**31 - 1))),
+        (RejectReason.BAD_ID, has_id & ~id_length.between(1, h.ID_LENGTH_MAX)),
+        (
+            RejectReason.BAD_REPLACE,
+            timer & (_at(h.REPLACE) > 0) & ~((replaces == "false") | ((replaces == "true") & (_at(h.ID) > 0))),
+        ),
+    ]
+    (first, applies), *others = rules
+    reason = F.when(applies, F.lit(first.value))
+    for code, applies in others:
+        reason = reason.when(applies, F.lit(code.value))
+    return reason
+
+
+def _entry(parameters: _Parameters) -> list[Column]:
+    """The columns of `timerstore.entry.ENTRY`, in its order."""
+    timer, rejected = F.col("kind") == 0, F.col("kind") == 2
+    ts, due, window = F.col("ts"), F.col("due"), parameters.roll_window_ms
+    # The last quarter of (ts, ts + W], spread so that what was scheduled together does not roll together.
+    spread = F.xxhash64("topic", "partition", "offset")
+    rolls_at = ts + window - F.pmod(spread, F.call_function("div", window, _long(4)))
+    at = F.when(due - ts <= window, due).otherwise(rolls_at)
+    # A forged backoff must not outlive the topic's retention. (`least` and `greatest` pass over nulls, hence the condition.)
+    copy_at = F.col(_number_name(h.COPY_AT))
+    backoff = F.when(copy_at.isNotNull(), F.least(copy_at, ts + window))
+    copied = timer & F.col("is_copy")
+    return [
+        F.col("topic"),
+        F.col("partition"),
+        F.col("offset"),
+        F.when(timer, F.greatest(at, backoff)).otherwise(_long(AT_MIN)).alias("at"),
+        ts,
+        due,
+        F.col("kind"),
+        F.when(timer, F.col("topic_text")).alias("target"),
+        F.when(timer, F.col(_number_name(h.PARTITION)).try_cast("int")).alias("target_partition"),
+        F.col("key"),
+        F.col("value"),
+        F.when(timer, F.col("own")).otherwise(F.col("headers")).alias("headers"),
+        F.when(~rejected, F.col("id_text")).alias("id"),
+        (timer & F.coalesce(F.col("replace_text") == "true", F.lit(False))).alias("replace"),
+        F.when(copied, F.col(_number_name(h.COPY_ORIGIN))).otherwise(F.col("offset")).alias("origin"),
+        _smallint(F.when(copied, F.col(_number_name(h.COPY_ATTEMPT)))).alias("attempt"),
+        _smallint(F.when(copied, F.col(_number_name(h.COPY_ROLLS)))).alias("rolls"),
+        F.col("reason"),
+    ]
+
+
+# -- expressions -------------------------------------------------------------------------------------------------------------------
+
+
+def _place(name: str) -> str:
+    return "at_" + name.replace("-", "_")
+
+
+def _number_name(name: str) -> str:
+    return "number_" + name.replace("-", "_")
+
+
+def _at(name: str) -> Column:
+    return F.col(_place(name))
+
+
+def _position(name: str) -> Column:
+    return F.coalesce(F.array_position("names", name).cast("int"), F.lit(0))
+
+
+def _count(names: Sequence[str]) -> Column:
+    """How many of these headers are there, each counted once."""
+    return reduce(lambda a, b: a + b, ((_at(name) > 0).cast("int") for name in names))
+
+
+def _text(position: Column) -> Column:
+    """The value of the header at `position` as text without white space around it; the bytes may still not be UTF-8."""
+    return F.btrim(F.get("headers", position - 1)["value"].cast("string"), F.lit(h.WHITE_SPACE))
+
+
+def _matches(text: Column, pattern: str) -> Column:
+    """Whether the whole text matches; null counts as no."""
+    return F.coalesce(text.rlike(rf"^(?:{pattern})\z"), F.lit(False))
+
+
+def _number(text: Column) -> Column:
+    return F.when(_matches(text, h.NUMBER_PATTERN), text.try_cast("bigint"))
+
+
+def _instant_ms(text: Column) -> Column:
+    """Epoch ms of RFC 3339, rounded up. Spark keeps microseconds; `tiny` is what it cuts off."""
+    micros = F.unix_micros(F.translate(text, "tz", "TZ").try_cast("timestamp"))
+    tiny = text.rlike(r"\.[0-9]{6}[0-9]*[1-9]").cast("int")
+    fits = (F.octet_length(text) <= h.TIME_LENGTH_MAX) & _matches(text, h.INSTANT_PATTERN)
+    return F.when(fits, F.call_function("div", micros + tiny + 999, _long(1000)))
+
+
+def _duration_ms(text: Column) -> Column:
+    """Ms of a duration that is not a bare number, rounded up. The pattern's numbers are too small to overflow."""
+    end = F.length(text) - F.when(text.endswith("ms"), 2).otherwise(1)
+    unit_ms = (
+        F.when(text.endswith("ms"), _long(1))
+        .when(text.endswith("s"), _long(1_000))
+        .when(text.endswith("m"), _long(60_000))
+        .when(text.endswith("h"), _long(3_600_000))
+        .otherwise(_long(86_400_000))
+    )
+    one_unit = text.substr(F.lit(1), end).try_cast("bigint") * unit_ms
+    units = _groups_ms(text, h.UNITS_PATTERN, h.UNITS_MS)
+    iso = _groups_ms(text, h.ISO_PATTERN, h.ISO_MS)
+    fraction = F.regexp_extract(text, r"\.([0-9]+)S", 1)
+    milli = F.coalesce(F.rpad(fraction, 3, "0").try_cast("bigint"), _long(0))
+    tiny = fraction.rlike("^[0-9]{3}[0-9]*[1-9]").cast("bigint")
+    return (
+        F.when(_matches(text, h.ONE_UNIT_PATTERN), one_unit)
+        .when(F.octet_length(text) > h.TIME_LENGTH_MAX, F.lit(None).cast("bigint"))
+        .when(_matches(text, h.UNITS_PATTERN), units)
+        .when(_matches(text, h.ISO_PATTERN), iso + milli + tiny)
+    )
+
+
+def _groups_ms(text: Column, pattern: str, units_ms: Sequence[int]) -> Column:
+    """The sum of the pattern's groups, each times its unit: one replacement and one split rather than a match for every group."""
+    template = ",".join(f"${group}" for group in range(1, len(units_ms) + 1))
+    parts = F.split(F.regexp_replace(text, rf"^(?:{pattern})\z", template), ",")
+    numbers = (F.coalesce(F.get(parts, F.lit(i)).try_cast("bigint"), _long(0)) * ms for i, ms in enumerate(units_ms))
+    return reduce(lambda a, b: a + b, numbers)
+
+
+def _smallint(number: Column) -> Column:
+    return F.coalesce(number.try_cast("smallint"), F.lit(0).cast("smallint"))
+
+
+def _long(value: int) -> Column:
+    return F.lit(value).cast("bigint")

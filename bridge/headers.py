@@ -1,0 +1,433 @@
+"""The header contract, in both directions: what a producer writes, what the bridge reads, and what the bridge adds. Pure.
+
+The patterns below are read by two regular-expression engines, Python's here and Java's in decode.py, and hold only what both
+understand alike. Rules that all values of control headers share: UTF-8 text; white space (space, tab, CR, LF) around it is
+ignored; a time is at most 256 characters; a number has at most 15 digits (10 before a unit other than `ms`), so that no sum can
+overflow 64 bits. Wherever a time is finer than a millisecond it is rounded up: a message may be late, never early.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Final, NamedTuple, Self
+
+Headers = list[tuple[str, bytes | None]]
+
+# What a producer writes.
+UNTIL: Final = "delay-until"
+FOR: Final = "delay-for"
+LEVEL: Final = "delay-level"
+CANCEL: Final = "delay-cancel"
+TOPIC: Final = "delay-topic"
+PARTITION: Final = "delay-partition"
+ID: Final = "delay-id"
+REPLACE: Final = "delay-replace"
+
+# What the bridge writes on its own copies in the delay topic (rolls, retries, forwarded cancels).
+COPY_ORIGIN: Final = "delay-copy-origin"
+COPY_DUE: Final = "delay-copy-due"
+COPY_ROLLS: Final = "delay-copy-rolls"
+COPY_ATTEMPT: Final = "delay-copy-attempt"
+COPY_AT: Final = "delay-copy-at"
+COPY_FORWARDED: Final = "delay-copy-forwarded"
+"""On a cancel without a key that the bridge forwarded from another partition: it must not be forwarded again."""
+
+# What the bridge adds to a delivered message, and to a dead letter.
+ORIGIN: Final = "delay-origin"
+DUE: Final = "delay-due"
+REASON: Final = "delay-reason"
+REASON_DETAIL: Final = "delay-reason-detail"
+DLT_TOPIC: Final = "kafka_dlt-original-topic"
+DLT_PARTITION: Final = "kafka_dlt-original-partition"
+DLT_OFFSET: Final = "kafka_dlt-original-offset"
+DLT_TIMESTAMP: Final = "kafka_dlt-original-timestamp"
+DLT_MESSAGE: Final = "kafka_dlt-exception-message"
+
+REQUEST: Final = (UNTIL, FOR, LEVEL, CANCEL, TOPIC, PARTITION, ID, REPLACE)
+COPY: Final = (COPY_ORIGIN, COPY_DUE, COPY_ROLLS, COPY_ATTEMPT, COPY_AT, COPY_FORWARDED)
+DELIVERED: Final = (ORIGIN, DUE)
+CONTROL: Final = REQUEST + COPY
+"""Headers that are read: each at most once in a record."""
+STRIPPED: Final = CONTROL + DELIVERED
+"""Headers that never reach a target as they came. `DELIVERED` is among them, unread: a consumer that schedules a delivered message
+again would otherwise end up with two origins, and may look at the wrong one."""
+
+WHITE_SPACE: Final = " \t\r\n"
+TIME_LENGTH_MAX: Final = 256
+ID_LENGTH_MAX: Final = 256
+UNTIL_MS_MAX: Final = 253_402_300_799_999  # the last millisecond of the year 9999
+PAST_MS_MAX: Final = 3_653 * 86_400_000
+"""A due time further back than ten years is refused: seconds given as milliseconds lie in 1970, and 'at once' is not what was meant."""
+_SECONDS_MAX: Final = (
+    100_000_000_000  # epoch numbers below it are 1973 as milliseconds, but up to the year 5138 as seconds
+)
+
+NUMBER_PATTERN: Final = "[0-9]{1,15}"
+ONE_UNIT_PATTERN: Final = "[0-9]{1,10}(?:ms|[smhd])"
+INSTANT_PATTERN: Final = (  # RFC 3339, years 1980 to 9999, a blank allowed for the T, without leap seconds
+    r"((?:19[89]|[2-9][0-9]{2})[0-9])-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])[Tt ]"
+    r"([01][0-9]|2[0-3]):([0-5][0-9]):([0-5][0-9])(?:\.([0-9]+))?(?:[Zz]|([+-])(0[0-9]|1[0-7]):([0-5][0-9]))"
+)
+UNITS_PATTERN: Final = (  # groups: d h m s ms
+    "(?=[0-9])(?:([0-9]{1,10})d)?(?:([0-9]{1,10})h)?(?:([0-9]{1,10})m)?(?:([0-9]{1,10})s)?(?:([0-9]{1,15})ms)?"
+)
+ISO_PATTERN: Final = (  # groups: W D H M S fraction; years and months have no fixed length and are refused
+    r"P(?=[0-9T])(?:([0-9]{1,10})W)?(?:([0-9]{1,10})D)?"
+    r"(?:T(?=[0-9])(?:([0-9]{1,10})H)?(?:([0-9]{1,10})M)?(?:([0-9]{1,10})(?:\.([0-9]+))?S)?)?"
+)
+TOPIC_PATTERN: Final = r"(?!\.{1,2}$)[a-zA-Z0-9._-]{1,249}"
+
+UNITS_MS: Final = (86_400_000, 3_600_000, 60_000, 1_000, 1)
+ISO_MS: Final = (604_800_000, 86_400_000, 3_600_000, 60_000, 1_000)
+
+
+class RejectReason(StrEnum):
+    """Why a record cannot be a timer. Of several reasons the first in this order is given."""
+
+    explanation: str
+
+    def __new__(cls, code: str, explanation: str) -> Self:
+        member = str.__new__(cls, code)
+        member._value_ = code
+        member.explanation = explanation
+        return member
+
+    CREATE_TIME = "create-time", "The record's timestamp is its producer's: the delay topic needs LogAppendTime."
+    DUPLICATE_HEADER = "duplicate-header", "A control header is there twice."
+    BAD_COPY = "bad-copy", "The record claims to be a copy of the bridge's, but its delay-copy-* headers are not valid."
+    NO_TIME = "no-time", "None of delay-until, delay-for, delay-level and delay-cancel is there."
+    TWO_TIMES = "two-times", "More than one of delay-until, delay-for, delay-level and delay-cancel is there."
+    BAD_UNTIL = (
+        "bad-until",
+        (
+            "delay-until is neither epoch milliseconds nor RFC 3339 with an offset, or is more than ten years in the past."
+        ),
+    )
+    BAD_FOR = "bad-for", "delay-for is neither a duration such as 90s, 1h30m or PT15M, nor a number of milliseconds."
+    BAD_LEVEL = "bad-level", "delay-level is not a whole number from 1."
+    BEYOND_MAX = "beyond-max", "The due time is further away than the longest delay that is configured."
+    NO_TARGET = "no-target", "delay-topic is not there, and the delay topic has no default target."
+    BAD_TARGET = "bad-target", "delay-topic is not a legal name of a Kafka topic."
+    BAD_PARTITION = "bad-partition", "delay-partition is not a whole number from 0 to 2147483647."
+    BAD_ID = "bad-id", "The id in delay-id or delay-cancel is empty, longer than 256 characters, or not UTF-8."
+    BAD_REPLACE = "bad-replace", "delay-replace is neither true nor false, or is true without a delay-id."
+    # Found at dispatch, where targets are known.
+    FORBIDDEN_TARGET = "forbidden-target", "The target is not one that the configuration allows."
+    UNKNOWN_TARGET = "unknown-target", "The target does not exist."
+    TOO_LARGE = "too-large", "The message is larger than its target takes."
+    PARTITION_OUT_OF_RANGE = "partition-out-of-range", "The target has no partition of this number."
+    PRODUCE_FAILED = "produce-failed", "The target did not take the message in as many attempts as are configured."
+
+
+# -- reading: each raises ValueError with a sentence that says what is wrong ------------------------------------------------------
+
+
+def text_of(value: bytes | None) -> str:
+    """The text of a header's value, without the white space around it."""
+    if value is None:
+        raise ValueError("the value is null")
+    try:
+        return value.decode("utf-8").strip(WHITE_SPACE)
+    except UnicodeDecodeError:
+        raise ValueError("the value is not UTF-8") from None
+
+
+def parse_until(text: str) -> int:
+    """Epoch milliseconds of a number of them, or of an RFC 3339 time (`2027-01-31T08:00:00.5+08:00`), rounded up."""
+    text = _time_text(text)
+    until_ms = int(text) if re.fullmatch(NUMBER_PATTERN, text) else _instant_ms(text)
+    if until_ms > UNTIL_MS_MAX:
+        raise ValueError(f"{text!r} lies beyond the year 9999; it looks like micro- or nanoseconds")
+    return until_ms
+
+
+def check_until(until_ms: int, now_ms: int) -> int:
+    """`until_ms` again, unless it is more than ten years before `now_ms`."""
+    if until_ms < now_ms - PAST_MS_MAX:
+        seconds = "; it looks like seconds, epoch milliseconds are wanted" if until_ms < _SECONDS_MAX else ""
+        raise ValueError(f"{until_ms} lies more than ten years in the past{seconds}")
+    return until_ms
+
+
+def parse_duration(text: str) -> int:
+    """Milliseconds of `250ms`, `90s`, `1h30m`, `7d`, `PT15M`, `P1DT2H`, or of a bare number of them, rounded up."""
+    text = _time_text(text)
+    if re.fullmatch(NUMBER_PATTERN, text):
+        return int(text)
+    if match := re.fullmatch(UNITS_PATTERN, text):
+        return _sum_ms(match.groups(), UNITS_MS)
+    if match := re.fullmatch(ISO_PATTERN, text):
+        *whole, fraction = match.groups()
+        return _sum_ms(whole, ISO_MS) + _fraction_ms(fraction)
+    raise ValueError(
+        f"{text!r} is not a duration; write milliseconds, or numbers with the units d h m s ms in this order (1h30m), "
+        "or ISO 8601 without years and months (PT15M)"
+    )
+
+
+def parse_levels(text: str) -> tuple[int, ...]:
+    """Milliseconds of each level in `1s 5s 10s 30s 1m`, level 1 first."""
+    levels_ms = tuple(parse_duration(part) for part in text.split())
+    if not levels_ms:
+        raise ValueError("there is no level; write durations with blanks between them, such as 1s 5s 10s")
+    return levels_ms
+
+
+def parse_level(text: str, levels_ms: Sequence[int]) -> int:
+    """Milliseconds of level 1..n; a number beyond n means n."""
+    level = _number(text)
+    if level < 1:
+        raise ValueError("levels start at 1")
+    return levels_ms[min(level, len(levels_ms)) - 1]
+
+
+def parse_partition(text: str) -> int:
+    """A partition's number, 0..2147483647."""
+    partition = _number(text)
+    if partition > 2**31 - 1:
+        raise ValueError(f"{partition} is beyond 2147483647")
+    return partition
+
+
+def parse_replace(text: str) -> bool:
+    """`true` or `false`, in any case."""
+    text = text.strip(WHITE_SPACE)
+    if not re.fullmatch("true|false", text, re.IGNORECASE | re.ASCII):
+        raise ValueError(f"{text!r} is neither true nor false")
+    return text.lower() == "true"
+
+
+def check_topic(name: str) -> str:
+    """The name of a topic, without the white space around it."""
+    name = name.strip(WHITE_SPACE)
+    if not re.fullmatch(TOPIC_PATTERN, name):
+        raise ValueError(f"{name!r} is not a topic name: 1 to 249 of a-z A-Z 0-9 . _ -, and neither . nor ..")
+    return name
+
+
+def check_id(id: str) -> str:
+    """An id, without the white space around it."""
+    id = id.strip(WHITE_SPACE)
+    if not 1 <= len(id) <= ID_LENGTH_MAX:
+        raise ValueError(f"an id has 1 to {ID_LENGTH_MAX} characters, this one {len(id)}")
+    try:
+        id.encode("utf-8")
+    except UnicodeEncodeError:
+        raise ValueError("an id must be writable as UTF-8") from None
+    return id
+
+
+# -- writing: the producer's side --------------------------------------------------------------------------------------------------
+
+
+def timer_headers(
+    topic: str | None,
+    *,
+    at: datetime | int | None = None,
+    after: timedelta | None = None,
+    id: str | None = None,
+    replace: bool = False,
+    partition: int | None = None,
+    now_ms: int | None = None,
+) -> list[tuple[str, bytes]]:
+    """The control headers of a message for `topic` (None: the delay topic's default target).
+
+    `at` is an aware datetime or epoch milliseconds, `after` counts from the moment the broker takes the record; exactly one of
+    them. With `now_ms`, a time more than ten years before it is refused here and not by the bridge. Raises
+    ValueError, or TypeError.
+    """
+    if (at is None) == (after is None):
+        raise ValueError("give either at or after")
+    if replace and id is None:
+        raise ValueError("replace needs the id of what it replaces")
+    if partition is not None and not 0 <= partition < 2**31:
+        raise ValueError(f"partition {partition} is not in 0..2147483647")
+    headers = [(UNTIL, _at_ms(at, now_ms))] if at is not None else []
+    headers += [(FOR, _after_ms(after))] if after is not None else []
+    texts = [(name, str(number)) for name, number in headers]
+    if topic is not None:
+        texts.append((TOPIC, check_topic(topic)))
+    if partition is not None:
+        texts.append((PARTITION, str(partition)))
+    if id is not None:
+        texts.append((ID, check_id(id)))
+    if replace:
+        texts.append((REPLACE, "true"))
+    return _encoded(texts)
+
+
+def cancel_headers(id: str) -> list[tuple[str, bytes]]:
+    """The headers of a record that cancels `id`; send it with the key of what it cancels. Raises ValueError."""
+    return _encoded([(CANCEL, check_id(id))])
+
+
+def refuse_control(names: Iterable[str]) -> None:
+    """Raise ValueError if a message's own headers contain a control header, which the bridge would read or remove."""
+    taken = sorted(set(names) & set(STRIPPED))
+    if taken:
+        raise ValueError(f"{', '.join(taken)} belong to the delay bridge; give them as arguments, not as headers")
+
+
+# -- writing: the bridge's side ----------------------------------------------------------------------------------------------------
+
+
+def origin_text(topic: str, partition: int, origin: int) -> str:
+    """`topic/partition/offset` of the first record: a dedupe key that no roll or retry changes."""
+    return f"{topic}/{partition}/{origin}"
+
+
+def delivered_headers(topic: str, partition: int, origin: int, due_ms: int) -> list[tuple[str, bytes]]:
+    """What a delivered message carries beyond its own headers. `topic`, `partition`, `origin`: of the delay topic."""
+    return _encoded([(ORIGIN, origin_text(topic, partition, origin)), (DUE, str(due_ms))])
+
+
+def copy_headers(
+    *,
+    origin: int,
+    due_ms: int,
+    rolls: int,
+    attempt: int,
+    target: str,
+    at_ms: int | None = None,
+    partition: int | None = None,
+    id: str | None = None,
+) -> list[tuple[str, bytes]]:
+    """The control headers of a copy, to stand beside the timer's own headers.
+
+    `target` is the resolved one, not None for the default: the default may have changed when the copy is read. The cancelling
+    half of a replace was done by the original, so a copy has no delay-replace.
+    """
+    texts = [(COPY_ORIGIN, str(origin)), (COPY_DUE, str(due_ms)), (COPY_ROLLS, str(min(rolls, 32_767)))]
+    texts += [(COPY_ATTEMPT, str(min(attempt, 32_767))), (TOPIC, target)]
+    texts += [(COPY_AT, str(at_ms))] if at_ms is not None else []
+    texts += [(PARTITION, str(partition))] if partition is not None else []
+    texts += [(ID, id)] if id is not None else []
+    return _encoded(texts)
+
+
+class Where(NamedTuple):
+    """A record of a delay topic: where it is, and its origin's offset (its own for an original)."""
+
+    topic: str
+    partition: int
+    offset: int
+    origin: int
+    ts_ms: int
+
+
+def dead_letter_headers(original: Headers, reason: RejectReason, detail: str, where: Where) -> Headers:
+    """The headers of a dead letter: the original ones, byte for byte and first, then why, and where from.
+
+    The `kafka_dlt-*` names and encodings (integers big-endian) are Spring's, so that its tools understand them.
+    """
+    return [
+        *original,
+        (REASON, reason.value.encode()),
+        (REASON_DETAIL, detail.encode("utf-8", "replace")),
+        (ORIGIN, origin_text(where.topic, where.partition, where.origin).encode()),
+        (DLT_TOPIC, where.topic.encode()),
+        (DLT_PARTITION, struct.pack(">i", where.partition)),
+        (DLT_OFFSET, struct.pack(">q", where.offset)),
+        (DLT_TIMESTAMP, struct.pack(">q", where.ts_ms)),
+        (DLT_MESSAGE, f"{reason.value}: {detail}".encode("utf-8", "replace")),
+    ]
+
+
+_READERS: Final[
+    dict[RejectReason, tuple[str, Callable[[str], object]]]
+] = {  # the header that a reason is about, and what reads it
+    RejectReason.BAD_UNTIL: (UNTIL, parse_until),
+    RejectReason.BAD_FOR: (FOR, parse_duration),
+    RejectReason.BAD_LEVEL: (LEVEL, lambda text: parse_level(text, (0,))),
+    RejectReason.BAD_TARGET: (TOPIC, check_topic),
+    RejectReason.BAD_PARTITION: (PARTITION, parse_partition),
+    RejectReason.BAD_REPLACE: (REPLACE, parse_replace),
+}
+
+
+def reject_detail(reason: RejectReason, headers: Headers, ts_ms: int) -> str:
+    """The reason's explanation, and where one header is to blame, what exactly is wrong with its value."""
+    if reason is RejectReason.DUPLICATE_HEADER:
+        names = [name for name, _ in headers]
+        twice = [name for name in CONTROL if names.count(name) > 1]
+        return f"{reason.explanation} {', '.join(twice)}"
+    if reason not in _READERS:
+        return reason.explanation
+    name, read = _READERS[reason]
+    try:
+        result = read(text_of(dict(headers)[name])[: 2 * TIME_LENGTH_MAX])
+        if reason is RejectReason.BAD_UNTIL and isinstance(result, int):
+            check_until(result, ts_ms)
+    except ValueError as error:
+        return f"{reason.explanation} {name}: {error}"
+    return reason.explanation
+
+
+def _time_text(text: str) -> str:
+    text = text.strip(WHITE_SPACE)
+    if len(text) > TIME_LENGTH_MAX:
+        raise ValueError(f"longer than {TIME_LENGTH_MAX} characters")
+    return text
+
+
+def _instant_ms(text: str) -> int:
+    match = re.fullmatch(INSTANT_PATTERN, text)
+    if match is None:
+        raise ValueError(
+            f"{text!r} is neither epoch milliseconds nor RFC 3339; write 2027-01-31T08:00:00+08:00 or ...Z, with the zone"
+        )
+    *parts, fraction, sign, hours, minutes = match.groups()
+    year, month, day, hour, minute, second = map(int, parts)
+    local = datetime(year, month, day, hour, minute, second, tzinfo=UTC)
+    zone = timedelta(hours=int(hours or 0), minutes=int(minutes or 0)) * (-1 if sign == "-" else 1)
+    return (local - datetime(1970, 1, 1, tzinfo=UTC) - zone) // timedelta(milliseconds=1) + _fraction_ms(fraction)
+
+
+def _fraction_ms(digits: str | None) -> int:
+    """Milliseconds of the digits after the point of a second, rounded up."""
+    if not digits:
+        return 0
+    return int(digits[:3].ljust(3, "0")) + (digits[3:].strip("0") != "")
+
+
+def _sum_ms(numbers: Iterable[str | None], units_ms: Iterable[int]) -> int:
+    return sum(int(number or 0) * unit_ms for number, unit_ms in zip(numbers, units_ms, strict=True))
+
+
+def _number(text: str) -> int:
+    text = text.strip(WHITE_SPACE)
+    if not re.fullmatch(NUMBER_PATTERN, text):
+        raise ValueError(f"{text!r} is not a whole number of at most 15 digits")
+    return int(text)
+
+
+def _at_ms(at: datetime | int, now_ms: int | None) -> int:
+    if isinstance(at, datetime):
+        if at.utcoffset() is None:
+            raise ValueError(f"at={at.isoformat()} has no time zone; write datetime(..., tzinfo=UTC) or .astimezone()")
+        at_ms = -((datetime(1970, 1, 1, tzinfo=UTC) - at) // timedelta(milliseconds=1))  # rounded up: never early
+    elif isinstance(at, bool) or not isinstance(at, int):
+        raise TypeError(f"at={at!r} is neither an aware datetime nor an int of epoch milliseconds")
+    else:
+        at_ms = at
+    if at_ms < _SECONDS_MAX:
+        raise ValueError(f"at={at!r} looks like seconds; epoch milliseconds are wanted, {at_ms * 1000} perhaps")
+    if at_ms > UNTIL_MS_MAX:
+        raise ValueError(f"at={at!r} looks like micro- or nanoseconds; epoch milliseconds are wanted")
+    return at_ms if now_ms is None else check_until(at_ms, now_ms)
+
+
+def _after_ms(after: timedelta) -> int:
+    if not isinstance(after, timedelta):
+        raise TypeError(f"after={after!r} is not a timedelta")
+    if after < timedelta(0):
+        raise ValueError(f"after={after} is negative")
+    return -(-after // timedelta(milliseconds=1))  # rounded up: never early
+
+
+def _encoded(texts: Iterable[tuple[str, str]]) -> list[tuple[str, bytes]]:
+    return [(name, text.encode("utf-8")) for name, text in texts]
