@@ -1,12 +1,14 @@
 """A record of a delay topic -> the columns of an entry, as Catalyst column expressions: no Python per record.
 
-Invariants. No record, whatever its bytes, raises: Spark 4 is in ANSI mode, where one poison record would stop the query for ever, so
-every cast is a `try_cast` behind a pattern that bounds the digits, and every look-up a `get`. The result is a function of the record
-and of the parameters in force at its offset, never of the session (its time zone, say) nor of the moment.
+Invariants. No record, whatever its bytes, raises: Spark 4 is in ANSI mode, where one poison record would stop the query
+for ever, so every cast is a `try_cast` behind a pattern that bounds the digits, and every look-up a `get`. The result
+is a function of the record and of the parameters in force at its offset, never of the session (its time zone, say) nor
+of the moment.
 
-How it is fast. Each `select` is a stage whose columns are used more than once in the next, so that the optimizer keeps the stages
-apart (each becomes one method small enough for the JIT) and computes nothing twice. Headers are looked up by `array_position`;
-a lambda (`filter`) runs only for records that carry headers of their own. Cheap patterns stand before expensive ones.
+How it is fast. Each `select` is a stage whose columns are used more than once in the next, so that the optimizer keeps
+the stages apart (each becomes one method small enough for the JIT) and computes nothing twice. Headers are looked up by
+`array_position`; a lambda (`filter`) runs only for records that carry headers of their own. Cheap patterns stand before
+expensive ones.
 """
 
 from __future__ import annotations
@@ -39,8 +41,9 @@ _SMALLINT_MAX: Final = 32_767
 class DecodeParameters:
     """What, beside the record itself, decides its entry. All spans in ms.
 
-    `copy_max_delay_ms` bounds copies: the largest maximum delay ever in force (0: the current one), for a copy of a timer that was
-    accepted under a longer maximum must not be refused under a shorter one. `following` keeps it. Raises ValueError.
+    `copy_max_delay_ms` bounds copies: the largest maximum delay ever in force (0: the current one), for a copy of a
+    timer that was accepted under a longer maximum must not be refused under a shorter one. `following` keeps it. Raises
+    ValueError.
     """
 
     levels_ms: tuple[int, ...] = DEFAULT_LEVELS_MS
@@ -87,7 +90,7 @@ class DecodeParameters:
 
     @classmethod
     def from_json(cls, compact: Mapping[str, Any]) -> DecodeParameters:
-        """The inverse of `to_json`. Raises ValueError on what this version does not know, KeyError on what is missing."""
+        """The inverse of `to_json`. Raises ValueError on what is unknown, KeyError on what is missing."""
         if unknown := set(compact) - set("mwtldvc"):
             raise ValueError(f"unknown decode parameters {sorted(unknown)}")
         return cls(
@@ -115,21 +118,21 @@ History = tuple[Barrier, ...]
 def decode(records: DataFrame, histories: Mapping[tuple[str, int], History]) -> DataFrame:
     """The entry of every record, in the entry schema's columns and order.
 
-    `records` has the columns of Spark's Kafka source with `includeHeaders`. `histories` has every (topic, partition) that occurs
-    in them; a record of any other stops the query, since its position would be a guess. Raises ValueError if a history is empty,
-    does not begin at offset 0 or is not in order of offset.
+    `records` has the columns of Spark's Kafka source with `includeHeaders`. `histories` has every (topic, partition)
+    that occurs in them; a record of any other stops the query, since its position would be a guess. Raises ValueError
+    if a history is empty, does not begin at offset 0 or is not in order of offset.
     """
     stages = (_record, _common_headers, _other_headers, _own_headers, _texts, _times, _verdict)
     parameters = _in_force(histories)
     return reduce(lambda frame, stage: stage(frame, parameters), stages, records)
 
 
-# -- parameters in force -----------------------------------------------------------------------------------------------------------
+# -- parameters in force ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Parameters:
-    """The parameters as columns: literals, or where several sets are in force, fields of `p`, looked up once per record."""
+    """The parameters as columns: literals, or if several sets are in force, fields of `p`, looked up once a record."""
 
     lookup: Column | None
     level_ms: Callable[[Column], Column]
@@ -167,7 +170,7 @@ def _in_force(histories: Mapping[tuple[str, int], History]) -> _Parameters:
 
 
 def _lookup(histories: Mapping[tuple[str, int], History], sets: Sequence[DecodeParameters]) -> Column:
-    """The parameter set of a record, from constants that JSON literals carry into the plan (thousands of `lit` would not fit)."""
+    """The parameter set of a record, from tables that reach the plan as JSON: thousands of `lit` would not fit."""
     topics = sorted({topic for topic, _ in histories})
     depth = max(map(len, histories.values()))
     tables: list[list[dict[str, list[int]]]] = []
@@ -207,7 +210,7 @@ def _level_ms(levels: Column, level: Column) -> Column:
     return F.get(levels, F.least(level, F.size(levels)).cast("int") - 1)
 
 
-# -- stages ------------------------------------------------------------------------------------------------------------------------
+# -- stages ----------------------------------------------------------------------------------------------------------
 
 
 def _record(records: DataFrame, parameters: _Parameters) -> DataFrame:
@@ -253,7 +256,7 @@ def _own_headers(frame: DataFrame, _: _Parameters) -> DataFrame:
 
 
 def _texts(frame: DataFrame, _: _Parameters) -> DataFrame:
-    """The texts of the headers. At most one time is legal, so that whichever is there is `time`; `number` if it is one."""
+    """The texts of the headers. One time is legal at most, so whichever is there is `time` (and `number`)."""
     time_at = reduce(lambda a, b: a + b, (_at(name) for name in _TIMES))
     columns = {
         "times": _count(_TIMES),
@@ -347,7 +350,8 @@ def _entry(parameters: _Parameters) -> list[Column]:
     spread = F.xxhash64("topic", "partition", "offset")
     rolls_at = ts + window - F.pmod(spread, F.call_function("div", window, _long(4)))
     at = F.when(due - ts <= window, due).otherwise(rolls_at)
-    # A forged backoff must not outlive the topic's retention. (`least` and `greatest` pass over nulls, hence the condition.)
+    # A forged backoff must not outlive the topic's retention. (`least` and `greatest` pass over nulls, hence the
+    # condition.)
     copy_at = F.col(_number_name(h.COPY_AT))
     backoff = F.when(copy_at.isNotNull(), F.least(copy_at, ts + window))
     copied = timer & F.col("is_copy")
@@ -373,7 +377,7 @@ def _entry(parameters: _Parameters) -> list[Column]:
     ]
 
 
-# -- expressions -------------------------------------------------------------------------------------------------------------------
+# -- expressions -----------------------------------------------------------------------------------------------------
 
 
 def _place(name: str) -> str:
@@ -444,7 +448,7 @@ def _duration_ms(text: Column) -> Column:
 
 
 def _groups_ms(text: Column, pattern: str, units_ms: Sequence[int]) -> Column:
-    """The sum of the pattern's groups, each times its unit: one replacement and one split rather than a match for every group."""
+    """The sum of the pattern's groups, each times its unit. One replacement and one split, not a match per group."""
     template = ",".join(f"${group}" for group in range(1, len(units_ms) + 1))
     parts = F.split(F.regexp_replace(text, rf"^(?:{pattern})\z", template), ",")
     numbers = (F.coalesce(F.get(parts, F.lit(i)).try_cast("bigint"), _long(0)) * ms for i, ms in enumerate(units_ms))

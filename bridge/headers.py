@@ -1,9 +1,10 @@
-"""The header contract, in both directions: what a producer writes, what the bridge reads, and what the bridge adds. Pure.
+"""The header contract, in both directions: what a producer writes, what the bridge reads, and what it adds. Pure.
 
-The patterns below are read by two regular-expression engines, Python's here and Java's in decode.py, and hold only what both
-understand alike. Rules that all values of control headers share: UTF-8 text; white space (space, tab, CR, LF) around it is
-ignored; a time is at most 256 characters; a number has at most 15 digits (10 before a unit other than `ms`), so that no sum can
-overflow 64 bits. Wherever a time is finer than a millisecond it is rounded up: a message may be late, never early.
+The patterns below are read by two regular-expression engines, Python's here and Java's in decode.py, and hold only what
+both understand alike. Rules that all values of control headers share: UTF-8 text; white space (space, tab, CR, LF)
+around it is ignored; a time is at most 256 characters; a number has at most 15 digits (10 before a unit other than
+`ms`), so that no sum can overflow 64 bits. Wherever a time is finer than a millisecond it is rounded up: a message may
+be late, never early.
 """
 
 from __future__ import annotations
@@ -53,15 +54,16 @@ DELIVERED: Final = (ORIGIN, DUE)
 CONTROL: Final = REQUEST + COPY
 """Headers that are read: each at most once in a record."""
 STRIPPED: Final = CONTROL + DELIVERED
-"""Headers that never reach a target as they came. `DELIVERED` is among them, unread: a consumer that schedules a delivered message
-again would otherwise end up with two origins, and may look at the wrong one."""
+"""Headers that never reach a target as they came. `DELIVERED` is among them, unread: a consumer that schedules a
+delivered message again would otherwise end up with two origins, and may look at the wrong one."""
 
 WHITE_SPACE: Final = " \t\r\n"
 TIME_LENGTH_MAX: Final = 256
 ID_LENGTH_MAX: Final = 256
 UNTIL_MS_MAX: Final = 253_402_300_799_999  # the last millisecond of the year 9999
 PAST_MS_MAX: Final = 3_653 * 86_400_000
-"""A due time further back than ten years is refused: seconds given as milliseconds lie in 1970, and 'at once' is not what was meant."""
+"""A due time further back than ten years is refused: seconds given as milliseconds lie in 1970, and 'at once' is not
+what was meant."""
 _SECONDS_MAX: Final = (
     100_000_000_000  # epoch numbers below it are 1973 as milliseconds, but up to the year 5138 as seconds
 )
@@ -103,9 +105,7 @@ class RejectReason(StrEnum):
     TWO_TIMES = "two-times", "More than one of delay-until, delay-for, delay-level and delay-cancel is there."
     BAD_UNTIL = (
         "bad-until",
-        (
-            "delay-until is neither epoch milliseconds nor RFC 3339 with an offset, or is more than ten years in the past."
-        ),
+        ("delay-until is neither epoch milliseconds nor RFC 3339 with an offset, or lies more than ten years back."),
     )
     BAD_FOR = "bad-for", "delay-for is neither a duration such as 90s, 1h30m or PT15M, nor a number of milliseconds."
     BAD_LEVEL = "bad-level", "delay-level is not a whole number from 1."
@@ -123,7 +123,7 @@ class RejectReason(StrEnum):
     PRODUCE_FAILED = "produce-failed", "The target did not take the message in as many attempts as are configured."
 
 
-# -- reading: each raises ValueError with a sentence that says what is wrong ------------------------------------------------------
+# -- reading: each raises ValueError with a sentence that says what is wrong -----------------------------------------
 
 
 def text_of(value: bytes | None) -> str:
@@ -221,7 +221,7 @@ def check_id(id: str) -> str:
     return id
 
 
-# -- writing: the producer's side --------------------------------------------------------------------------------------------------
+# -- writing: the producer's side ------------------------------------------------------------------------------------
 
 
 def timer_headers(
@@ -236,8 +236,8 @@ def timer_headers(
 ) -> list[tuple[str, bytes]]:
     """The control headers of a message for `topic` (None: the delay topic's default target).
 
-    `at` is an aware datetime or epoch milliseconds, `after` counts from the moment the broker takes the record; exactly one of
-    them. With `now_ms`, a time more than ten years before it is refused here and not by the bridge. Raises
+    `at` is an aware datetime or epoch milliseconds, `after` counts from the moment the broker takes the record; exactly
+    one of them. With `now_ms`, a time more than ten years before it is refused here and not by the bridge. Raises
     ValueError, or TypeError.
     """
     if (at is None) == (after is None):
@@ -272,7 +272,7 @@ def refuse_control(names: Iterable[str]) -> None:
         raise ValueError(f"{', '.join(taken)} belong to the delay bridge; give them as arguments, not as headers")
 
 
-# -- writing: the bridge's side ----------------------------------------------------------------------------------------------------
+# -- writing: the bridge's side --------------------------------------------------------------------------------------
 
 
 def origin_text(topic: str, partition: int, origin: int) -> str:
@@ -298,8 +298,8 @@ def copy_headers(
 ) -> list[tuple[str, bytes]]:
     """The control headers of a copy, to stand beside the timer's own headers.
 
-    `target` is the resolved one, not None for the default: the default may have changed when the copy is read. The cancelling
-    half of a replace was done by the original, so a copy has no delay-replace.
+    `target` is the resolved one, not None for the default: the default may have changed when the copy is read. The
+    cancelling half of a replace was done by the original, so a copy has no delay-replace.
     """
     texts = [(COPY_ORIGIN, str(origin)), (COPY_DUE, str(due_ms)), (COPY_ROLLS, str(min(rolls, 32_767)))]
     texts += [(COPY_ATTEMPT, str(min(attempt, 32_767))), (TOPIC, target)]
@@ -378,7 +378,8 @@ def _instant_ms(text: str) -> int:
     match = re.fullmatch(INSTANT_PATTERN, text)
     if match is None:
         raise ValueError(
-            f"{text!r} is neither epoch milliseconds nor RFC 3339; write 2027-01-31T08:00:00+08:00 or ...Z, with the zone"
+            f"{text!r} is neither epoch milliseconds nor RFC 3339; "
+            "write 2027-01-31T08:00:00+08:00 or ...Z, with the zone"
         )
     *parts, fraction, sign, hours, minutes = match.groups()
     year, month, day, hour, minute, second = map(int, parts)

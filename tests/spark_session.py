@@ -12,7 +12,8 @@ from pyspark.sql import SparkSession
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """Two threads, no UI, ANSI mode as in production, and a session time zone far from UTC so that nobody relies on it."""
+    """Two threads, no UI, ANSI mode as in production, and a session time zone far from UTC so that nobody relies on
+    it."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
     session = (
         SparkSession.builder.master("local[2]")
