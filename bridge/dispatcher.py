@@ -237,9 +237,11 @@ class Dispatcher:
             log.warning("producer-not-ready", code=aborted.error.name(), reason=aborted.error.str())
             self._back_off()
             return
-        self._failures = 0
+        self._set_open(True)
+
+    def _set_open(self, is_open: bool) -> None:
         with self._changed:
-            self._is_open = True
+            self._is_open = is_open
             self._changed.notify_all()
 
     def _transact(self, store: Store) -> None:
@@ -385,6 +387,9 @@ class Dispatcher:
         self._metrics.transaction_aborted()
         error = aborted.error
         log.warning("transaction-aborted", code=error.name(), reason=error.str(), rows=work.rows)
+        if may_be_a_record(error):
+            # A batch that was refused leaves a gap in the client's sequence numbers, on which the next one stumbles.
+            self._set_open(False)
         was_careful = self._suspects.is_careful
         learned = self._suspects.learn(work.blame(aborted.culprits), is_exact=aborted.is_exact)
         if learned:
@@ -407,8 +412,7 @@ class Dispatcher:
             "producer-lost", code=error.name(), reason=error.str(), is_indefinite=isinstance(broken, Indefinite)
         )
         self._metrics.producer_rebuilt()
-        with self._changed:
-            self._is_open = False
+        self._set_open(False)
         if not broken.is_fenced:
             return
         # A transaction that outlived its time-out looks the same as a rival. A rival does it again.

@@ -415,7 +415,7 @@ def _produce_any(
     try:
         for done, (value, key, partition, callback, own) in enumerate(calls):
             if done >= start:
-                produce(topic, value, key, partition, None, callback, 0, own)
+                produce(topic, value, key, partition, callback, None, 0, own)
     except (KafkaException, BufferError, ValueError) as cause:
         raise _Stopped(cause, done, done > start) from None
     return len(batch)

@@ -8,20 +8,19 @@ from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
-from confluent_kafka import TopicPartition
 
+from bridge.cluster import Cluster
 from bridge.decode import DecodeParameters
 from bridge.dispatcher import Dispatcher
 from bridge.errors import BridgeError
+from bridge.kafka import librdkafka
 from bridge.ownership import Ownership
 from bridge.plan import Planner
 from bridge.progress import CommittedState
+from bridge.settings import Settings
 from bridge.standing import TopicFacts, facts_of, settle
 from bridge.targets import TargetLookUp, Targets
 from bridge.writer import AcknowledgedWriter, TransactionalWriter, Writer
-from bridge.cluster import Cluster
-from bridge.kafka import librdkafka
-from bridge.settings import Settings
 from tests.bridge.stores import ListStore
 from tests.waiting import wait_until
 from timerstore.clock import Clock, SystemClock
@@ -209,6 +208,3 @@ class Rig:
     ) -> None:
         self.dispatcher.stop()
         self.ownership.stop()
-
-
-__all__ = ["DEADLINE_S", "PARAMETERS", "Listener", "Rig", "Tally", "TopicPartition", "ownership_of", "settings_for"]

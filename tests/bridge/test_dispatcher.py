@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import struct
+from typing import Any
+
 import pytest
+from confluent_kafka import KafkaError
 from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]  # public, but not marked as exported
 
-from tests.bridge.rig import Rig
+from bridge.errors import FencedError, InternalError
+from bridge.outgoing import Batch
+from bridge.writer import Aborted, Broken, Indefinite, Writer
+from tests.bridge.rig import DEADLINE_S, Rig
 from tests.bridge.stores import reject, timer
 from tests.system.broker import Broker
-from tests.system.kafka import Topics, read_committed
+from tests.system.kafka import Outgoing, Topics, produce, read_committed
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.system
 
@@ -16,31 +24,427 @@ pytestmark = pytest.mark.system
 def delay_topic(topics: Topics, partitions: int = 1) -> str:
     """A delay topic with its dead-letter topic."""
     name = topics.delay(partitions=partitions)
-    topics.admin.create_topics([NewTopic(f"{name}.dlt", num_partitions=1, replication_factor=1)])[f"{name}.dlt"].result(
-        30
-    )
+    dead = NewTopic(f"{name}.dlt", num_partitions=1, replication_factor=1)
+    topics.admin.create_topics([dead])[f"{name}.dlt"].result(DEADLINE_S)
     return name
 
 
-def test_what_is_due_is_delivered_as_the_contract_says(broker: Broker, topics: Topics) -> None:
-    """Key, value and headers are the original ones, in order, and origin and due time come last."""
-    delay, target = delay_topic(topics), topics.create()
-    with Rig(broker.bootstrap, delay) as rig:
+class Interfering:
+    """A writer that passes everything on, except where a test interferes."""
+
+    def __init__(self, writer: Writer) -> None:
+        self.writer = writer
+        self.opened = 0
+        self.before_commit: list[Any] = []
+        self.after_commit: list[Any] = []
+        self.on_send: list[Any] = []
+
+    def open(self) -> None:
+        self.opened += 1
+        self.writer.open()
+
+    def begin(self) -> None:
+        self.writer.begin()
+
+    def send(self, batch: Batch, *, first_id: int = 0, careful: bool = False) -> int:
+        if self.on_send:
+            self.on_send.pop(0)()
+        return self.writer.send(batch, first_id=first_id, careful=careful)
+
+    def commit(self, offsets: Any, group_metadata: object) -> None:
+        if self.before_commit:
+            self.before_commit.pop(0)()
+        self.writer.commit(offsets, group_metadata)
+        if self.after_commit:
+            self.after_commit.pop(0)()
+
+    def abort(self) -> None:
+        self.writer.abort()
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+def raising(error: Exception) -> Any:
+    """A function that raises."""
+
+    def fail() -> None:
+        raise error
+
+    return fail
+
+
+def rig_with_interference(broker: Broker, delay: str, **more: Any) -> tuple[Rig, Interfering]:
+    made: list[Interfering] = []
+
+    def make(writer: Writer) -> Writer:
+        made.append(Interfering(writer))
+        return made[0]
+
+    rig = Rig(broker.bootstrap, delay, make_writer=make, **more)
+    return rig, made[0]
+
+
+def values(broker: Broker, topic: str) -> list[bytes | None]:
+    return [record.value for record in read_committed(broker.bootstrap, topic)]
+
+
+def timers(rig: Rig, target: str | None, count: int, first: int = 0, **more: Any) -> list[dict[str, Any]]:
+    """Timers that are due, values v<offset>."""
+    now = rig.clock.now_ms()
+    return [
+        timer(rig.delay_topic, 0, i, now - 1_000 + i, target, **{"value": b"v%d" % i, **more})
+        for i in range(first, first + count)
+    ]
+
+
+@pytest.mark.parametrize("mode", ["exactly-once", "at-least-once"])
+def test_what_is_due_is_delivered_as_the_contract_says(broker: Broker, topics: Topics, mode: str) -> None:
+    """Key, value and headers are the original ones, in order, with duplicates; origin and due time come last. Null and
+    empty stay apart, and so do records with and without headers or a partition."""
+    delay, target = delay_topic(topics), topics.create(partitions=3)
+    with Rig(broker.bootstrap, delay, mode=mode) as rig:
         assert rig.store is not None
-        now = rig.clock.now_ms()
+        due = rig.clock.now_ms() - 5
+        own = [("a", b"1"), ("b", None), ("a", b""), ("é", b"\x00\xff")]
         rig.store.add(
-            [timer(delay, 0, 0, now - 5, target, key=b"k", value=b"v", headers=[("a", b"1"), ("b", None), ("a", b"")])]
+            [
+                timer(delay, 0, 0, due, target, key=b"k", value=b"v", headers=own, target_partition=2),
+                timer(delay, 0, 1, due, target, key=None, value=None, target_partition=2),
+                timer(delay, 0, 2, due, target, key=b"", value=b"", target_partition=2),
+                timer(delay, 0, 3, due, target, key=b"key", value=b"murmur2", origin=1),
+            ]
         )
         rig.start()
         rig.wait_delivered()
-        [record] = read_committed(broker.bootstrap, target)
-        assert (record.key, record.value) == (b"k", b"v")
-        assert record.headers == (
-            ("a", b"1"),
-            ("b", None),
-            ("a", b""),
-            ("delay-origin", f"{delay}/0/0".encode()),
-            ("delay-due", str(now - 5).encode()),
+        records = read_committed(broker.bootstrap, target)
+        *explicit, hashed = sorted(records, key=lambda r: (r.key == b"key", r.offset))
+        assert [(r.key, r.value, r.partition) for r in explicit] == [(b"k", b"v", 2), (None, None, 2), (b"", b"", 2)]
+        assert hashed.partition == 1  # what Java's default partitioner makes of "key" with three partitions
+
+        def added(offset: int) -> tuple[tuple[str, bytes], ...]:
+            return ("delay-origin", f"{delay}/0/{offset}".encode()), ("delay-due", str(due).encode())
+
+        assert explicit[0].headers == (*own, *added(0))
+        assert explicit[1].headers == added(1)
+        assert hashed.headers == added(1)
+        assert rig.tally.by_topic == {target: 4}
+        assert min(rig.tally.lateness_ms) >= 0
+        [state] = rig.committed().values()
+        assert state is not None
+        assert (state.offset, state.position) == (4, (due, delay, 0, 3))
+
+
+def test_nothing_is_delivered_before_it_is_due(broker: Broker, topics: Topics) -> None:
+    """Records are produced at their time or some milliseconds later, in order of position, several to a transaction."""
+    delay, target = delay_topic(topics), topics.create()
+    with Rig(broker.bootstrap, delay) as rig:
+        assert rig.store is not None
+        rig.start()
+        assert rig.dispatcher.wait_open(DEADLINE_S)
+        start = rig.clock.now_ms() + 300
+        rig.store.add([timer(delay, 0, i, start + 2 * i, target, value=b"%d" % (start + 2 * i)) for i in range(200)])
+        rig.wait_delivered()
+        records = read_committed(broker.bootstrap, target)
+        lateness = [r.timestamp_ms - int(r.value or b"0") for r in records]
+        assert len(records) == 200
+        assert min(lateness) >= 0
+        assert sorted(records, key=lambda r: int(r.value or b"0")) == records
+        assert rig.tally.transactions < 100
+
+
+def test_rejects_and_refused_targets_go_to_the_dead_letter_topic(broker: Broker, topics: Topics) -> None:
+    """Byte for byte, each with its reason, and nothing else is held up."""
+    delay, target, small = delay_topic(topics), topics.create(), topics.create(config={"max.message.bytes": "1000"})
+    with Rig(broker.bootstrap, delay, deny=["secret-.*"]) as rig:
+        assert rig.store is not None
+        due = rig.clock.now_ms() - 1_000
+        rig.store.add(
+            [
+                reject(delay, 0, 0, due, "no-time", key=b"k", value=b"\x00raw", headers=[("x", b"1"), ("x", None)]),
+                timer(delay, 0, 1, due, "secret-topic"),
+                timer(delay, 0, 2, due, "__consumer_offsets"),
+                timer(delay, 0, 3, due, delay),
+                timer(delay, 0, 4, due, f"{delay}.dlt"),
+                timer(delay, 0, 5, due, "does-not-exist", headers=[("own", b"h")], id="i", target_partition=7),
+                timer(delay, 0, 6, due, small, value=bytes(2_000)),
+                timer(delay, 0, 7, due, target, target_partition=1),
+                timer(delay, 0, 8, due, None),
+                timer(delay, 0, 9, due, target, value=b"fine"),
+                timer(delay, 0, 10, due, small, value=b"fine too"),
+            ]
         )
-        assert rig.tally.by_topic == {target: 1}
-        print(rig.committed())
+        rig.start()
+        rig.wait_delivered()
+        assert values(broker, target) == [b"fine"]
+        assert values(broker, small) == [b"fine too"]
+        dead = {r.header("delay-origin"): r for r in read_committed(broker.bootstrap, f"{delay}.dlt")}
+        reasons = [dead[f"{delay}/0/{i}".encode()].header("delay-reason") for i in range(9)]
+        assert reasons == [
+            b"no-time", b"forbidden-target", b"forbidden-target", b"forbidden-target", b"forbidden-target",
+            b"unknown-target", b"too-large", b"partition-out-of-range", b"no-target",
+        ]  # fmt: skip
+        raw = dead[f"{delay}/0/0".encode()]
+        assert (raw.key, raw.value, raw.headers[:2]) == (b"k", b"\x00raw", (("x", b"1"), ("x", None)))
+        assert raw.header("kafka_dlt-original-offset") == struct.pack(">q", 0)
+        again = dead[f"{delay}/0/5".encode()].headers
+        assert again[:5] == (
+            ("own", b"h"), ("delay-until", str(due).encode()), ("delay-topic", b"does-not-exist"), ("delay-id", b"i"),
+            ("delay-partition", b"7"),
+        )  # fmt: skip
+        assert rig.tally.aborted == 0
+        assert sum(rig.tally.by_reason.values()) == 9
+
+
+def test_many_small_records_fit_into_a_topic_with_a_small_limit(broker: Broker, topics: Topics) -> None:
+    """The client's batches are larger than such a topic takes; they are sent in lots that fit."""
+    delay, small = delay_topic(topics), topics.create(config={"max.message.bytes": "2000"})
+    with Rig(broker.bootstrap, delay) as rig:
+        assert rig.store is not None
+        rig.store.add(timers(rig, small, 200))
+        rig.start()
+        rig.wait_delivered()
+        assert values(broker, small) == [b"v%d" % i for i in range(200)]
+        assert rig.tally.aborted == 0
+
+
+@pytest.mark.parametrize("mode", ["exactly-once", "at-least-once"])
+def test_one_record_that_the_broker_refuses_does_not_stop_the_others(broker: Broker, topics: Topics, mode: str) -> None:
+    """The cache believes in a larger limit: the abort singles out the two culprits, the rest arrives in order."""
+    delay, small = delay_topic(topics), topics.create(config={"max.message.bytes": "20000"})
+    with Rig(broker.bootstrap, delay, mode=mode) as rig:
+        assert rig.store is not None
+        rows = timers(rig, small, 100)
+        for culprit in (30, 31):
+            rows[culprit]["value"] = bytes(30_000)
+        rig.store.add(rows)
+        rig.planner._compressed = True  # "only the brokers can tell"
+        rig.start()
+        rig.wait_delivered()
+        wanted = [b"v%d" % i for i in range(100) if i not in (30, 31)]
+        got = values(broker, small)
+        assert list(dict.fromkeys(got)) == wanted
+        if mode == "exactly-once":
+            assert got == wanted
+        dead = read_committed(broker.bootstrap, f"{delay}.dlt")
+        assert {r.header("delay-origin") for r in dead} == {f"{delay}/0/30".encode(), f"{delay}/0/31".encode()}
+        assert {r.header("delay-reason") for r in dead} == {b"too-large"}
+        assert rig.tally.aborted > 0
+
+
+def test_a_record_that_the_client_refuses_at_once_becomes_a_dead_letter(broker: Broker, topics: Topics) -> None:
+    """produce() itself raises for one record: nothing is swallowed, the others arrive."""
+    delay, target = delay_topic(topics), topics.create()
+    rig, writer = rig_with_interference(broker, delay)
+    too_large = KafkaError(KafkaError.MSG_SIZE_TOO_LARGE, "too large")
+    writer.on_send.append(raising(Aborted(too_large, {4: too_large}, is_exact=True)))
+    with rig:
+        assert rig.store is not None
+        rig.store.add(timers(rig, target, 10))
+        rig.start()
+        rig.wait_delivered()
+        assert values(broker, target) == [b"v%d" % i for i in range(10) if i != 4]
+        [dead] = read_committed(broker.bootstrap, f"{delay}.dlt")
+        assert (dead.value, dead.header("delay-reason")) == (b"v4", b"too-large")
+        assert rig.tally.aborted == 1
+
+
+def test_a_target_that_is_deleted_while_it_is_known_becomes_unknown(broker: Broker, topics: Topics) -> None:
+    """The abort makes the dispatcher look again; what was for the other target arrives exactly once."""
+    delay, target, doomed = delay_topic(topics), topics.create(), topics.create()
+    with Rig(broker.bootstrap, delay, properties={"topic.metadata.propagation.max.ms": 1_000}) as rig:
+        assert rig.store is not None
+        rig.store.add([*timers(rig, target, 5), *timers(rig, doomed, 5, first=5)])
+        rig.start()
+        rig.wait_delivered()
+        topics.delete(doomed)
+        rig.store.add([*timers(rig, target, 5, first=10), *timers(rig, doomed, 5, first=15)])
+        rig.wait_delivered()
+        assert values(broker, target) == [b"v%d" % i for i in (0, 1, 2, 3, 4, 10, 11, 12, 13, 14)]
+        dead = read_committed(broker.bootstrap, f"{delay}.dlt")
+        assert [r.value for r in dead] == [b"v%d" % i for i in range(15, 20)]
+        assert {r.header("delay-reason") for r in dead} == {b"unknown-target"}
+
+
+def test_offsets_move_without_output_about_once_a_second(broker: Broker, topics: Topics) -> None:
+    """Ingest that is far away moves O in empty transactions; an idle bridge makes none."""
+    delay = delay_topic(topics)
+    with Rig(broker.bootstrap, delay) as rig:
+        assert rig.store is not None
+        rig.start()
+        rig.store.add([timer(delay, 0, 0, rig.clock.now_ms() + 10**6, "x")], ends={(delay, 0): 5})
+        wait_until(lambda: not rig.store.offsets_behind(), DEADLINE_S, "O follows")  # type: ignore[union-attr]
+        for end in range(6, 30):
+            rig.store.add([], ends={(delay, 0): end})
+            rig.ownership.wait(0.05)
+        wait_until(lambda: not rig.store.offsets_behind(), DEADLINE_S, "O follows")  # type: ignore[union-attr]
+        made = rig.tally.transactions
+        assert made <= 5
+        rig.ownership.wait(1.5)
+        assert rig.tally.transactions == made
+        [state] = rig.committed().values()
+        assert state is not None
+        assert (state.offset, state.position) == (29, None)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_commit_without_an_answer_is_resolved_by_what_kafka_holds(broker: Broker, topics: Topics, when: str) -> None:
+    """The producer is made anew; whether the commit happened or not, everything arrives exactly once."""
+    delay, target = delay_topic(topics), topics.create()
+    rig, writer = rig_with_interference(broker, delay, transaction_rows=10)
+    lost = raising(Indefinite(KafkaError(KafkaError._TIMED_OUT, "no answer")))
+    (writer.before_commit if when == "before" else writer.after_commit).append(lost)
+    with rig:
+        assert rig.store is not None
+        rig.store.add(timers(rig, target, 25))
+        rig.start()
+        rig.wait_delivered()
+        assert values(broker, target) == [b"v%d" % i for i in range(25)]
+        assert writer.opened == 2
+        assert rig.store.rollbacks == (1 if when == "before" else 0)
+        assert rig.store.acknowledged == [(0, i) for i in range(25)]
+
+
+def test_a_transaction_that_is_fenced_without_a_rival_is_done_again_once(broker: Broker, topics: Topics) -> None:
+    """The first fencing rebuilds the producer, the second within a minute ends this instance."""
+    delay, target = delay_topic(topics), topics.create()
+    rig, writer = rig_with_interference(broker, delay)
+    fenced = raising(Broken(KafkaError(KafkaError._FENCED, "fenced")))
+    writer.on_send.append(fenced)
+    with rig:
+        assert rig.store is not None
+        rig.store.add(timers(rig, target, 5))
+        rig.start()
+        rig.wait_delivered()
+        assert values(broker, target) == [b"v%d" % i for i in range(5)]
+        writer.on_send.append(fenced)
+        rig.store.add(timers(rig, target, 5, first=5))
+        wait_until(lambda: rig.fatal, DEADLINE_S, "it gives up")
+        assert isinstance(rig.fatal[0], FencedError)
+        assert len(values(broker, target)) == 5
+
+
+def test_a_rival_with_the_same_name_ends_delivery_here(broker: Broker, topics: Topics) -> None:
+    """The second instance delivers what the first one had open, once; the first commits nothing more."""
+    delay, target = delay_topic(topics), topics.create()
+    produce(broker.bootstrap, [Outgoing(topic=delay) for _ in range(6)])
+    with Rig(broker.bootstrap, delay) as old:
+        assert old.store is not None
+        old.start()
+        old.store.add(timers(old, target, 3))
+        old.wait_delivered()
+        with Rig(broker.bootstrap, delay) as new:
+            assert new.store is not None
+            assert [s.offset for s in new.states.values()] == [3]
+            new.store.add(timers(new, target, 3, first=3))
+            new.start()
+            old.store.add(timers(old, target, 3, first=3))
+            new.wait_delivered()
+            wait_until(lambda: old.listener.fatal or old.fatal, DEADLINE_S, "the old one is told")
+            assert isinstance([*old.listener.fatal, *old.fatal][0], FencedError)
+            assert values(broker, target) == [b"v%d" % i for i in range(6)]
+
+
+def test_an_aborted_transaction_is_never_seen_and_done_again(broker: Broker, topics: Topics) -> None:
+    """Transient trouble rolls everything back; a read_committed reader sees each record once, in order."""
+    delay, target = delay_topic(topics), topics.create()
+    rig, writer = rig_with_interference(broker, delay, transaction_rows=10)
+    passing = raising(Aborted(KafkaError(KafkaError.REBALANCE_IN_PROGRESS, "rebalancing")))
+    writer.before_commit += [passing, passing]
+    with rig:
+        assert rig.store is not None
+        rig.store.add(timers(rig, target, 15))
+        rig.start()
+        rig.wait_delivered()
+        assert values(broker, target) == [b"v%d" % i for i in range(15)]
+        assert rig.tally.aborted == 2
+        assert sum(rig.tally.by_topic.values()) == 15
+
+
+def test_revoked_partitions_are_not_committed(broker: Broker, topics: Topics) -> None:
+    """A transaction that was planned before a revocation is aborted, and delivery holds until it is given a new store."""
+    delay, target = delay_topic(topics), topics.create()
+    with Rig(broker.bootstrap, delay) as rig:
+        assert rig.store is not None
+        rig.store.add(timers(rig, target, 5))
+        rig.ownership._set(rig.ownership.assignment(), revoked=True)
+        rig.states = dict(rig.states)
+        rig.dispatcher.start()
+        assert rig.dispatcher.wait_open(DEADLINE_S)
+        wait_until(lambda: rig.dispatcher._parked, DEADLINE_S, "parked")
+        rig.dispatcher.resume(rig.store, rig.states, rig.ownership.membership().revocations - 1)
+        wait_until(lambda: rig.store.rollbacks, DEADLINE_S, "rolled back")  # type: ignore[union-attr]
+        assert values(broker, target) == []
+        assert rig.dispatcher.quiesce(DEADLINE_S)
+        rig.dispatcher.resume(rig.store, rig.states, rig.ownership.membership().revocations)
+        rig.wait_delivered()
+        assert values(broker, target) == [b"v%d" % i for i in range(5)]
+
+
+def test_quiesce_ends_the_open_transaction_and_resume_goes_on(broker: Broker, topics: Topics) -> None:
+    """While held nothing is written; afterwards all of it, once."""
+    delay, target = delay_topic(topics), topics.create()
+    with Rig(broker.bootstrap, delay, transaction_rows=50) as rig:
+        assert rig.store is not None
+        rig.store.add(timers(rig, target, 2_000))
+        rig.start()
+        wait_until(lambda: rig.tally.transactions > 2, DEADLINE_S, "some transactions")
+        assert rig.dispatcher.quiesce(DEADLINE_S)
+        held = values(broker, target)
+        [state] = rig.committed().values()
+        assert state is not None
+        assert state.position is not None
+        assert len(held) == state.position[3] + 1
+        rig.ownership.wait(0.3)
+        assert values(broker, target) == held
+        rig.dispatcher.resume(rig.store, rig.states, rig.ownership.membership().revocations)
+        rig.wait_delivered()
+        assert values(broker, target) == [b"v%d" % i for i in range(2_000)]
+
+
+def test_an_unexpected_exception_reaches_the_application(broker: Broker, topics: Topics) -> None:
+    """A bug ends the thread, says so, and leaves the rows pending and uncommitted."""
+    delay, target = delay_topic(topics), topics.create()
+    rig, writer = rig_with_interference(broker, delay)
+    writer.before_commit.append(raising(ZeroDivisionError("a bug")))
+    with rig:
+        assert rig.store is not None
+        rig.store.add(timers(rig, target, 5))
+        rig.start()
+        wait_until(lambda: rig.fatal, DEADLINE_S, "it is told")
+        assert isinstance(rig.fatal[0], InternalError)
+        assert "ZeroDivisionError" in str(rig.fatal[0])
+        assert len(rig.store) == 5
+        assert rig.dispatcher.quiesce(1.0)
+        assert values(broker, target) == []
+
+
+def test_timers_beyond_the_roll_window_are_rolled(broker: Broker, topics: Topics) -> None:
+    """A row that comes up before it is due is written back into its own partition, and is not delivered."""
+    delay, target = delay_topic(topics, partitions=2), topics.create()
+    with Rig(broker.bootstrap, delay) as rig:
+        assert rig.store is not None
+        now = rig.clock.now_ms()
+        row = timer(delay, 1, 4, now + 10**7, target, key=b"k", headers=[("a", b"1")], id="i", origin=2, rolls=1)
+        rig.store.add([{**row, "at": now - 10}])
+        rig.start()
+        rig.wait_delivered()
+        assert values(broker, target) == []
+        [copy] = read_committed(broker.bootstrap, delay)
+        assert (copy.partition, copy.key, copy.value) == (1, b"k", b"value")
+        assert dict(copy.headers) == {
+            "a": b"1", "delay-copy-origin": b"2", "delay-copy-due": str(now + 10**7).encode(), "delay-copy-rolls": b"2",
+            "delay-copy-attempt": b"0", "delay-topic": target.encode(), "delay-id": b"i",
+        }  # fmt: skip
+
+
+def test_a_default_target_is_used_where_a_record_names_none(broker: Broker, topics: Topics) -> None:
+    """Null means the delay topic's default."""
+    delay, target, other = delay_topic(topics), topics.create(), topics.create()
+    with Rig(broker.bootstrap, delay, default_target=target) as rig:
+        assert rig.store is not None
+        rig.store.add([*timers(rig, None, 2), *timers(rig, other, 2, first=2)])
+        rig.start()
+        rig.wait_delivered()
+        assert values(broker, target) == [b"v0", b"v1"]
+        assert values(broker, other) == [b"v2", b"v3"]
