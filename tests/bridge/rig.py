@@ -58,6 +58,7 @@ class Tally:
         self.by_reason: dict[str, int] = {}
         self.lateness_ms: list[int] = []
         self.transactions = self.aborted = self.rebuilt = 0
+        self.longest_s = 0.0
 
     def delivered(self, topic: str, rows: int) -> None:
         self.by_topic[topic] = self.by_topic.get(topic, 0) + rows
@@ -70,6 +71,7 @@ class Tally:
 
     def observe_transaction(self, seconds: float) -> None:
         self.transactions += 1
+        self.longest_s = max(self.longest_s, seconds)
 
     def transaction_aborted(self) -> None:
         self.aborted += 1

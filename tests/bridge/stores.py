@@ -1,4 +1,4 @@
-"""A store in a list, behind the seam that the dispatcher works against: what it promises, without memory limits, files or Spark."""
+"""A store in a list, behind the dispatcher's seam: what it promises, without memory limits, files or Spark."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]  # publ
 from bridge.errors import FencedError, InternalError
 from bridge.outgoing import Batch
 from bridge.writer import Aborted, Broken, Indefinite, Writer
+from embedded import EmbeddedBroker
 from tests.bridge.rig import DEADLINE_S, Rig
 from tests.bridge.stores import reject, timer
 from tests.system.broker import Broker
@@ -362,7 +363,7 @@ def test_an_aborted_transaction_is_never_seen_and_done_again(broker: Broker, top
 
 
 def test_revoked_partitions_are_not_committed(broker: Broker, topics: Topics) -> None:
-    """A transaction that was planned before a revocation is aborted, and delivery holds until it is given a new store."""
+    """A transaction planned before a revocation is aborted, and delivery holds until it is resumed."""
     delay, target = delay_topic(topics), topics.create()
     with Rig(broker.bootstrap, delay) as rig:
         assert rig.store is not None
@@ -448,3 +449,28 @@ def test_a_default_target_is_used_where_a_record_names_none(broker: Broker, topi
         rig.wait_delivered()
         assert values(broker, target) == [b"v0", b"v1"]
         assert values(broker, other) == [b"v2", b"v3"]
+
+
+@pytest.mark.slow
+def test_a_broker_that_is_killed_and_comes_back_costs_nothing(topics: Topics) -> None:
+    """Through three kills under load every record arrives exactly once, and delivery goes on by itself."""
+    del topics  # a broker of its own
+    count = 6_000
+    with EmbeddedBroker(tmpfs=True) as own:
+        mine = Topics(own.bootstrap)
+        delay, target = delay_topic(mine), mine.create(partitions=2)
+        produce(own.bootstrap, [Outgoing(topic=delay) for _ in range(count)])
+        with Rig(own.bootstrap, delay) as rig:
+            store = rig.store
+            assert store is not None
+            start = rig.clock.now_ms() + 1_000
+            store.add([timer(delay, 0, i, start + 2 * i, target, value=b"%d" % i) for i in range(count)])
+            rig.start()
+            for left in (5_000, 3_500, 2_000):
+                wait_until(lambda left=left: len(store) < left, DEADLINE_S, "some are delivered")  # type: ignore[misc]
+                own.kill()
+                own.start()
+            rig.wait_delivered(3 * DEADLINE_S)
+            got = [int(value or b"-1") for value in values(own, target)]
+            assert sorted(got) == list(range(count))
+            assert min(rig.tally.lateness_ms) >= 0

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
 
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import NewPartitions  # type: ignore[attr-defined]  # public, but not marked as exported
 
+from bridge.adopt import adopt
 from bridge.cluster import Cluster
 from bridge.errors import EnvironmentFailure, FencedError, StateError
+from bridge.kafka import librdkafka
 from bridge.ownership import Ownership
 from bridge.progress import CommittedState, initial_state
 from bridge.settings import Settings
@@ -19,6 +23,7 @@ from tests.bridge.rig import DEADLINE_S, PARAMETERS, Listener, ownership_of, set
 from tests.system.broker import Broker
 from tests.system.kafka import Outgoing, Topics, produce
 from tests.waiting import wait_until
+from timerstore import files
 from timerstore.clock import SystemClock
 from timerstore.sources import SourceName
 
@@ -26,7 +31,7 @@ pytestmark = pytest.mark.system
 
 
 @contextmanager
-def member(settings: Settings, **config: object) -> Iterator[tuple[Ownership, Listener]]:
+def member(settings: Settings, **config: Any) -> Iterator[tuple[Ownership, Listener]]:
     """A running membership."""
     listener = Listener()
     ownership = ownership_of(settings, listener, **config)
@@ -147,8 +152,6 @@ def test_offsets_that_an_admin_removed_are_refused(broker: Broker, topics: Topic
     with member(settings) as (ownership, _):
         wait_owned(ownership, 2)
         settled(ownership, settings)
-        group = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "nobody"})
-        group.close()
         ownership.commit_offsets([TopicPartition(delay, 1, 0)])  # as an offset reset leaves it: without metadata
         with pytest.raises(StateError, match="not written by the bridge") as refused:
             settled(ownership, settings)
@@ -185,3 +188,47 @@ def test_a_stop_and_a_start_of_the_same_name_keep_the_partitions(broker: Broker,
         wait_owned(again, 2)
         assert settled(again, settings) == states
         assert listener.fatal == []
+
+
+@pytest.mark.parametrize("start", ["earliest", "latest"])
+def test_adopting_decides_what_a_start_refused(
+    broker: Broker, topics: Topics, tmp_path: Path, start: Literal["earliest", "latest"]
+) -> None:
+    """While a member is there the group refuses; afterwards the start goes on from where the operator said."""
+    delay = topics.delay()
+    produce(broker.bootstrap, [Outgoing(topic=delay, value=b"x") for _ in range(9)])
+    [future] = topics.admin.delete_records([TopicPartition(delay, 0, 4)]).values()
+    future.result(DEADLINE_S)
+    settings = settings_for(broker.bootstrap, delay, delivery={"session_timeout": "6s"})
+    (tmp_path / files.CHECKPOINT).write_text("old")
+    refusals: list[str] = []
+
+    def decide() -> bool:
+        try:
+            adopt(
+                consumer=librdkafka(settings, "consumer"),
+                group_id=settings.group_id,
+                topics={delay: facts_of(Cluster(settings), delay)},
+                parameters=lambda topic: PARAMETERS,
+                start=start,
+                directory=tmp_path,
+                now_ms=1,
+            )
+        except EnvironmentFailure as refused:
+            refusals.append(str(refused))
+            return False
+        return True
+
+    with member(settings) as (ownership, _):
+        wait_owned(ownership, 1)
+        with pytest.raises(StateError, match="oldest records are gone"):
+            settled(ownership, settings)
+        assert not decide()
+        assert "running" in refusals[0]
+    wait_until(decide, DEADLINE_S, "the group is empty")
+    assert not (tmp_path / files.CHECKPOINT).exists()
+    with member(settings) as (ownership, _):
+        wait_owned(ownership, 1)
+        [state] = settled(ownership, settings).values()
+        expected = 4 if start == "earliest" else 9
+        assert (state.offset, state.first_offset, state.position) == (expected, expected, None)

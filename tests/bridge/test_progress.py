@@ -105,9 +105,17 @@ def test_metadata_of_others_or_of_a_later_version_is_refused(metadata: str | Non
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("n", 0), ("p", [1, "t", -1, 0]), ("p", [AT_MIN, "t", 0, 0]), ("p", [1]), ("h", []), ("h", [[5, A.to_json()]]), ("h", [[0, {}]]),
-     ("q", 1)],
-)  # fmt: skip
+    [
+        ("n", 0),
+        ("p", [1, "t", -1, 0]),
+        ("p", [AT_MIN, "t", 0, 0]),
+        ("p", [1]),
+        ("h", []),
+        ("h", [[5, A.to_json()]]),
+        ("h", [[0, {}]]),
+        ("q", 1),
+    ],
+)
 def test_metadata_with_a_damaged_field_is_refused(field: str, value: object) -> None:
     """No field is guessed at."""
     fields = json.loads(encode(initial_state(offset=5, topic_id="id", partitions=1, parameters=A)))
@@ -156,7 +164,7 @@ def test_a_shorter_maximum_keeps_accepting_copies_of_what_was_accepted() -> None
 def test_records_below_the_committed_offset_keep_their_parameters(
     before: History, committed: int, log_start: int, configured: DecodeParameters
 ) -> None:
-    """For every record that the log still holds below O, amended and old history agree; from O on the configured hold."""
+    """For every record still in the log below O, amended and old history agree; from O on the configured hold."""
     amended = amend_history(before, committed, log_start, configured)
 
     def in_force(of: History, offset: int) -> DecodeParameters:

@@ -83,7 +83,9 @@ class Group:
         return self.owned
 
     def read_committed_states(
-        self, partitions: Collection[SourceName], timeout_s: float = 30.0
+        self,
+        partitions: Collection[SourceName],
+        timeout_s: float = 30.0,  # noqa: ARG002 - the seam's
     ) -> dict[SourceName, CommittedState | None]:
         return {name: self.commits.get(name) for name in partitions}
 

@@ -1,0 +1,239 @@
+"""What the client's errors mean, for errors that no broker gives on demand: a producer that does as it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from bridge.errors import EnvironmentFailure, FencedError
+from bridge.outgoing import Batch, HeaderList
+from bridge.writer import Aborted, AcknowledgedWriter, Broken, Indefinite, TransactionalWriter
+from timerstore.clock import ManualClock
+
+
+def error(code: int, **flags: bool) -> KafkaException:
+    return KafkaException(KafkaError(code, "as told", **flags))
+
+
+RETRIABLE = error(KafkaError._TIMED_OUT, retriable=True)
+ABORTABLE = error(KafkaError.TRANSACTION_ABORTABLE, txn_requires_abort=True)
+FATAL = error(KafkaError._FENCED, fatal=True)
+
+
+class StubProducer:
+    """Each method does the next thing of its script: None, or an exception to raise. Time passes with every call."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self.clock = clock
+        self.script: dict[str, list[Exception | None]] = {}
+        self.forever: dict[str, Exception] = {}
+        self.calls: list[str] = []
+        self.sent: list[bytes | None] = []
+        self.reports: list[Callable[..., None]] = []
+        self.failing: set[bytes] = set()
+
+    def _do(self, name: str) -> None:
+        self.calls.append(name)
+        self.clock.advance(100)
+        script = self.script.get(name, [])
+        told = script.pop(0) if script else self.forever.get(name)
+        if told is not None:
+            raise told
+
+    def init_transactions(self, _timeout: float) -> None:
+        self._do("init")
+
+    def begin_transaction(self) -> None:
+        self._do("begin")
+
+    def send_offsets_to_transaction(self, _offsets: Any, _metadata: Any, _timeout: float) -> None:
+        self._do("offsets")
+
+    def commit_transaction(self, _timeout: float) -> None:
+        self._do("commit")
+
+    def abort_transaction(self, _timeout: float) -> None:
+        self._do("abort")
+
+    def produce(self, _topic: str, value: bytes | None, _key: Any, _partition: int, callback: Any, *_rest: Any) -> None:
+        self._do("produce")
+        self.sent.append(value)
+        if callback is not None:
+            failed = KafkaError(KafkaError.MSG_SIZE_TOO_LARGE) if value in self.failing else None
+            self.reports.append(lambda: callback(failed, None))
+
+    def poll(self, timeout: float) -> int:
+        self.clock.advance(int(timeout * 1000))
+        return 0
+
+    def flush(self, _timeout: float) -> int:
+        self._do("flush")
+        for report in self.reports:
+            report()
+        self.reports = []
+        return 0
+
+    def purge(self, **_: bool) -> None:
+        self.calls.append("purge")
+
+
+class Told:
+    """A writer on stub producers."""
+
+    def __init__(self, writer: Callable[..., Any] = TransactionalWriter, *more: Any) -> None:
+        self.clock = ManualClock()
+        self.producer = StubProducer(self.clock)
+        self.made: list[StubProducer] = []
+        self.writer = writer({}, self.clock, *more, make_producer=self._make)
+
+    def _make(self, _config: dict[str, Any]) -> StubProducer:
+        self.made.append(self.producer)
+        return self.producer
+
+
+def batch(*values: bytes, own: bool = False) -> Batch:
+    n = len(values)
+    headers: list[HeaderList] | None = [[("h", b"1")] for _ in values] if own else None
+    texts = [str(i) for i in range(n)]
+    keys: list[bytes | None] = [None] * n
+    return Batch(
+        topic="t", ids=np.arange(n) + 10, values=list(values), keys=keys, origins=texts, dues=texts, headers=headers
+    )  # fmt: skip
+
+
+@pytest.fixture
+def told() -> Told:
+    made = Told()
+    made.writer.open()
+    made.writer.begin()
+    return made
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_full_queue_is_waited_for_and_nothing_is_sent_twice(told: Told, own: bool) -> None:
+    """BufferError in the middle of a batch: each record is accepted once, in order."""
+    told.producer.script["produce"] = [None, BufferError(), BufferError(), None, BufferError()]
+    assert told.writer.send(batch(b"a", b"b", b"c", own=own)) == 3
+    assert told.producer.sent == [b"a", b"b", b"c"]
+
+
+def test_a_queue_that_stays_full_aborts(told: Told) -> None:
+    """The wait has a limit."""
+    told.producer.forever["produce"] = BufferError()
+    with pytest.raises(Aborted) as aborted:
+        told.writer.send(batch(b"a"))
+    assert aborted.value.culprits == {}
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_record_that_produce_refuses_is_named(told: Told, own: bool) -> None:
+    """The exception is never swallowed, and says which record it was, by its number within the transaction."""
+    told.producer.script["produce"] = [None, error(KafkaError.MSG_SIZE_TOO_LARGE)]
+    with pytest.raises(Aborted) as aborted:
+        told.writer.send(batch(b"a", b"b", b"c", own=own), first_id=100)
+    assert list(aborted.value.culprits) == [111]
+    assert aborted.value.is_exact
+
+
+def test_careful_sending_names_everyone_who_failed_but_convicts_only_who_was_alone(told: Told) -> None:
+    """A batch is answered as a whole; only a batch of one is proof."""
+    told.producer.failing = {b"b", b"c"}
+    with pytest.raises(Aborted) as aborted:
+        told.writer.send(batch(b"a", b"b", b"c"), careful=True)
+    assert sorted(aborted.value.culprits) == [11, 12]
+    assert not aborted.value.is_exact
+    told.writer.begin()
+    with pytest.raises(Aborted) as aborted:
+        told.writer.send(batch(b"b"), careful=True)
+    assert aborted.value.is_exact
+
+
+@pytest.mark.parametrize(
+    ("step", "told_error", "raised"),
+    [
+        ("offsets", ABORTABLE, Aborted),
+        ("offsets", FATAL, Broken),
+        ("offsets", RETRIABLE, Broken),
+        ("offsets", error(KafkaError.FENCED_INSTANCE_ID, txn_requires_abort=True), FencedError),
+        ("commit", ABORTABLE, Aborted),
+        ("commit", FATAL, Indefinite),
+        ("commit", RETRIABLE, Indefinite),
+        ("begin", FATAL, Broken),
+        ("init", FATAL, Broken),
+        ("init", RETRIABLE, Aborted),
+        ("init", error(KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED), EnvironmentFailure),
+        ("abort", FATAL, Broken),
+        ("abort", ABORTABLE, Broken),
+    ],
+)
+def test_errors_of_each_step(step: str, told_error: Exception, raised: type[Exception]) -> None:
+    """After commit was asked for, only an abortable error is a definite no; before it, everything but commit is."""
+    made = Told()
+    made.producer.forever[step] = told_error
+
+    def run() -> None:
+        made.writer.open()
+        made.writer.begin()
+        if step == "abort":
+            made.writer.abort()
+        made.writer.commit([], None)
+
+    with pytest.raises(raised) as caught:
+        run()
+    assert type(caught.value) is raised
+
+
+def test_retriable_errors_are_repeated_until_they_pass(told: Told) -> None:
+    """A time-out of commit is asked again, not guessed."""
+    told.producer.script["commit"] = [RETRIABLE, RETRIABLE, None]
+    told.writer.commit([], None)
+    assert told.producer.calls.count("commit") == 3
+
+
+def test_a_fencing_is_told_from_other_trouble(told: Told) -> None:
+    """Only a fencing counts towards giving up."""
+    told.producer.forever["offsets"] = FATAL
+    with pytest.raises(Broken) as broken:
+        told.writer.commit([], None)
+    assert broken.value.is_fenced
+    assert not Broken(KafkaError(KafkaError._TIMED_OUT)).is_fenced
+
+
+class TestAtLeastOnce:
+    """Acknowledged first, committed afterwards."""
+
+    def test_offsets_are_committed_only_after_every_acknowledgement(self) -> None:
+        committed: list[Any] = []
+        made = Told(AcknowledgedWriter, committed.append)
+        made.writer.open()
+        made.writer.begin()
+        made.writer.send(batch(b"a", b"b"))
+        made.writer.commit(["offsets"], None)
+        assert committed == [["offsets"]]
+        assert made.producer.calls.index("flush") > made.producer.calls.index("produce")
+
+    def test_a_failed_record_keeps_offsets_where_they_are(self) -> None:
+        committed: list[Any] = []
+        made = Told(AcknowledgedWriter, committed.append)
+        made.producer.failing = {b"b"}
+        made.writer.open()
+        made.writer.begin()
+        made.writer.send(batch(b"a", b"b"), first_id=5)
+        with pytest.raises(Aborted) as aborted:
+            made.writer.commit(["offsets"], None)
+        assert list(aborted.value.culprits) == [16]
+        assert committed == []
+
+    def test_a_commit_that_fails_is_indefinite(self) -> None:
+        def fail(_offsets: Any) -> None:
+            raise EnvironmentFailure("no answer", hint="wait")
+
+        made = Told(AcknowledgedWriter, fail)
+        made.writer.open()
+        made.writer.begin()
+        with pytest.raises(Indefinite):
+            made.writer.commit([], None)
