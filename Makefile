@@ -11,6 +11,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := install
+.DELETE_ON_ERROR:
 
 VENV := .venv
 BIN := $(VENV)/bin

@@ -26,7 +26,10 @@ INTERRUPTED = 130
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.messages < 4 or options.rate <= 0:
+        parser.error("there must be at least 4 messages, at a rate above 0")
     console = Console()
     signal.signal(signal.SIGTERM, _terminate)
     directory = Path(tempfile.mkdtemp(prefix="delay-bridge-demo-"))
@@ -48,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 console,
                 SystemClock(),
                 messages=options.messages,
-                duration_s=options.seconds,
+                rate_s=options.rate,
                 seed=options.seed,
             ).run()
         keep = not verdict.good
@@ -83,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
         help="a client property for that cluster, in librdkafka's spelling; may be repeated",
     )
     parser.add_argument("--messages", type=int, default=4_000, help="how many to send (default: %(default)s)")
-    parser.add_argument("--seconds", type=float, default=8, help="over how long (default: %(default)s)")
+    parser.add_argument("--rate", type=float, default=500, help="messages a second (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of delays, topics and keys (default: %(default)s)")
     return parser
 

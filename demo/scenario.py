@@ -19,7 +19,7 @@ from rich.console import Console
 from bridge.errors import EnvironmentFailure
 from demo.ledger import Ledger, Verdict
 from demo.process import BridgeProcess
-from demo.traffic import DELAY_MS, Listener, Sender
+from demo.traffic import DELAY_MS, QUIET, Listener, Sender
 from demo.view import View, summary
 from embedded.broker import HOST, free_ports
 from timerstore.clock import Clock
@@ -58,7 +58,7 @@ class Names:
 @contextmanager
 def topics(kafka: Mapping[str, str], names: Names) -> Iterator[None]:
     """The run's topics, with the broker's timestamps; removed afterwards."""
-    admin = AdminClient(dict(kafka))
+    admin = AdminClient({**kafka, **QUIET})
     # LogAppendTime on the targets, too: lateness is then measured by the broker's clock, not by the bridge's.
     config = {"message.timestamp.type": "LogAppendTime", "retention.ms": "-1"}
     new = [NewTopic(topic, PARTITIONS, -1, config=config) for topic in (names.delay, *names.targets)]
@@ -99,7 +99,7 @@ class Scenario:
         clock: Clock,
         *,
         messages: int,
-        duration_s: float,
+        rate_s: float,
         seed: int,
     ) -> None:
         self._clock = clock
@@ -107,20 +107,12 @@ class Scenario:
         self._shown_s = -SHOW_S
         self._console = console
         self._names = names
-        self._duration_s = duration_s
+        self._messages = messages
+        self._rate_s = rate_s
         self._ledger = Ledger()
         self._view = View(console, messages)
         self._listener = Listener(kafka, names.targets, self._ledger, clock, f"{names.delay}-reader")
-        self._sender = Sender(
-            kafka,
-            names.delay,
-            names.targets,
-            self._ledger,
-            clock,
-            total=messages,
-            duration_ms=int(duration_s * 1000),
-            seed=seed,
-        )
+        self._sender = Sender(kafka, names.delay, names.targets, self._ledger, clock, seed=seed)
         config = directory / "bridge.yaml"
         write_config(config, kafka, names)
         self._bridge = BridgeProcess(config, directory / "bridge.log")
@@ -131,13 +123,20 @@ class Scenario:
             with self._view:
                 self._listener.start()
                 self._start_bridge("starting the bridge")
-                self._send_until_half_is_delivered()
+                self._send(self._messages * 3 // 4)
+                self._event("the bridge will be killed when half of all messages are delivered")
+                if not self._wait_until_delivered(self._messages // 2, "delivering"):
+                    raise EnvironmentFailure(
+                        "The bridge does not deliver", hint=f"Its last words:\n{self._bridge.last_lines()}"
+                    )
                 killed_ms = self._clock.now_ms()
                 self._bridge.kill()
-                self._event(f"SIGKILL: {self._pending():,} messages are pending")
+                self._event(f"SIGKILL: {self._ledger.pending:,} messages are pending")
                 self._start_bridge("starting the bridge again")
                 ready_ms = self._clock.now_ms()
-                self._wait_for_the_rest()
+                # The last quarter shows that a bridge that came back is as punctual as before.
+                self._send(self._messages)
+                self._wait_until_delivered(self._messages, "delivering the rest")  # if not, the verdict says so
                 status = self._bridge.stop(STOP_TIMEOUT_S)
                 self._event(f"the bridge stopped on SIGTERM with status {status}")
         finally:
@@ -161,36 +160,27 @@ class Scenario:
             self._tick(phase)
         self._event(f"ready after {self._elapsed_s() - began_s:.1f} s")
 
-    def _send_until_half_is_delivered(self) -> None:
-        began_s = self._elapsed_s()
-        deadline_s = began_s + self._duration_s + DELAY_MS[1] / 1000 + CATCH_UP_TIMEOUT_S
-        self._event(f"sending {self._sender.total:,} messages that are due in {DELAY_MS[0]} to {DELAY_MS[1]:,} ms")
-        flushed = False
-        while not flushed or self._delivered() < self._sender.total / 2:
-            self._sender.send_until((self._elapsed_s() - began_s) * 1000)
-            if self._sender.done and not flushed:
-                self._sender.flush()
-                flushed = True
-                self._event("all are sent; the bridge will be killed when half of them are delivered")
+    def _send(self, up_to: int) -> None:
+        """Send at the run's rate until `up_to` messages are sent altogether and taken by the delay topic."""
+        began_s, before = self._elapsed_s(), self._sender.sent
+        self._event(f"sending {up_to - before:,} messages that are due in {DELAY_MS[0]} to {DELAY_MS[1]:,} ms")
+        while self._sender.sent < up_to:
+            due = before + int(self._rate_s * (self._elapsed_s() - began_s))
+            self._sender.send_up_to(min(up_to, due))
             self._bridge.check()
-            self._check(deadline_s, "half of the messages")
-            self._tick("sending and delivering" if not flushed else "delivering")
+            self._tick("sending and delivering")
+        self._sender.flush()
 
-    def _wait_for_the_rest(self) -> None:
+    def _wait_until_delivered(self, count: int, phase: str) -> bool:
+        """Whether `count` messages arrived in the time that the longest delay and a loaded machine may take."""
         deadline_s = self._elapsed_s() + DELAY_MS[1] / 1000 + CATCH_UP_TIMEOUT_S
-        while self._pending() > 0:
+        while self._ledger.delivered < count:
             self._bridge.check()
             if self._elapsed_s() > deadline_s:
-                self._event(f"{self._pending():,} messages did not arrive in time")
-                return  # the verdict says so, too
-            self._tick("delivering the rest")
-
-    def _check(self, deadline_s: float, what: str) -> None:
-        if self._elapsed_s() > deadline_s:
-            raise EnvironmentFailure(
-                f"{what.capitalize()} did not arrive in time: {self._delivered():,} of {self._sender.total:,}",
-                hint=f"The bridge's last words:\n{self._bridge.last_lines()}",
-            )
+                self._event(f"only {self._ledger.delivered:,} of {count:,} messages arrived in time")
+                return False
+            self._tick(phase)
+        return True
 
     def _tick(self, phase: str) -> None:
         self._listener.check()
@@ -202,12 +192,6 @@ class Scenario:
 
     def _event(self, text: str) -> None:
         self._view.event(self._elapsed_s(), text)
-
-    def _delivered(self) -> int:
-        return self._ledger.delivered
-
-    def _pending(self) -> int:
-        return self._ledger.pending
 
     def _elapsed_s(self) -> float:
         return self._clock.monotonic_s() - self._started_s

@@ -29,7 +29,7 @@ END_TIMEOUT_S: Final = 30
 
 
 class Sender:
-    """Sends `total` messages evenly over `duration_ms`, with delays and topics by chance from `seed`."""
+    """Sends numbered messages, with delays and topics by chance from `seed`."""
 
     def __init__(
         self,
@@ -39,11 +39,8 @@ class Sender:
         ledger: Ledger,
         clock: Clock,
         *,
-        total: int,
-        duration_ms: int,
         seed: int,
     ) -> None:
-        self.total = total
         self._client = DelayClient(
             Producer({**kafka, **QUIET, "enable.idempotence": True, "partitioner": "murmur2_random", "linger.ms": 5}),
             delay_topic,
@@ -52,22 +49,15 @@ class Sender:
         self._topics = topics
         self._ledger = ledger
         self._clock = clock
-        self._duration_ms = duration_ms
         self._random = random.Random(seed)
-        self._sent = 0
+        self.sent = 0
         self._failure: KafkaError | None = None
 
-    @property
-    def done(self) -> bool:
-        """Whether every message has been handed to the producer."""
-        return self._sent == self.total
-
-    def send_until(self, elapsed_ms: float) -> None:
-        """Send what the schedule has up to `elapsed_ms` after its start. Raises KafkaException after a refusal."""
-        wanted = min(self.total, int(self.total * elapsed_ms / self._duration_ms))
-        while self._sent < wanted:
-            self._send(self._sent)
-            self._sent += 1
+    def send_up_to(self, count: int) -> None:
+        """Send until `count` messages have been sent altogether. Raises KafkaException after a refusal."""
+        while self.sent < count:
+            self._send(self.sent)
+            self.sent += 1
         self._client.producer.poll(0)
         self._raise_failure()
 

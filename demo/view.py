@@ -17,6 +17,7 @@ from demo.ledger import Account, Lateness, Verdict
 
 EVENTS_SHOWN: Final = 8
 PLAIN_INTERVAL_S: Final = 2.0
+SECONDS_FROM_MS: Final = 10_000
 
 
 class View:
@@ -48,7 +49,7 @@ class View:
             if everything.sent:
                 line += f": sent {everything.sent}, pending {everything.pending}, delivered {everything.delivered}"
             if everything.delivered:
-                line += f", late p50 {late.p50_ms:.0f} p99 {late.p99_ms:.0f} ms"
+                line += f", late p50 {_duration(late.p50_ms)}, p99 {_duration(late.p99_ms)}"
             self._console.print(line, highlight=False, soft_wrap=True)
 
     def _picture(self, elapsed_s: float, phase: str, accounts: Sequence[Account]) -> RenderableType:
@@ -77,10 +78,13 @@ def accounts_table(accounts: Sequence[Account]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2))
     table.add_column("topic")
     for name in ("sent", "pending", "delivered", "late p50", "p99", "max"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     for account in accounts:
         counts = (account.sent, account.pending, account.delivered)
-        table.add_row(account.topic, *(f"{count:,}" for count in counts), *_milliseconds(account.lateness))
+        # Topics of a run have a prefix in common, which would only take the room of the numbers.
+        table.add_row(
+            account.topic.rsplit("-", 1)[-1], *(f"{count:,}" for count in counts), *_durations(account.lateness)
+        )
     return table
 
 
@@ -100,13 +104,17 @@ def summary(verdict: Verdict, lateness: Lateness, around: Mapping[str, Lateness]
     late = Table(title="Lateness", title_justify="left", box=None, pad_edge=False, padding=(0, 2))
     late.add_column("")
     for name in ("messages", "p50", "p99", "max"):
-        late.add_column(name, justify="right")
+        late.add_column(name, justify="right", no_wrap=True)
     for name, each in {"all": lateness, **around}.items():
-        late.add_row(name, f"{each.count:,}", *_milliseconds(each))
+        late.add_row(name, f"{each.count:,}", *_durations(each))
     return Group("", counts, "", late, "")
 
 
-def _milliseconds(lateness: Lateness) -> tuple[str, str, str]:
+def _durations(lateness: Lateness) -> tuple[str, str, str]:
     if not lateness.count:
         return ("-", "-", "-")
-    return (f"{lateness.p50_ms:,.0f} ms", f"{lateness.p99_ms:,.0f} ms", f"{lateness.max_ms:,.0f} ms")
+    return (_duration(lateness.p50_ms), _duration(lateness.p99_ms), _duration(lateness.max_ms))
+
+
+def _duration(ms: float) -> str:
+    return f"{ms:.0f} ms" if ms < SECONDS_FROM_MS else f"{ms / 1000:.1f} s"

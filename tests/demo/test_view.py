@@ -30,8 +30,8 @@ def test_without_a_terminal_there_are_plain_lines() -> None:
     assert "\x1b" not in output.getvalue()
     assert output.getvalue().splitlines() == [
         "   0.5 s  ready",
-        "   1.0 s  delivering: sent 2, pending 1, delivered 1, late p50 7 p99 7 ms",
-        "   3.5 s  delivering: sent 2, pending 1, delivered 1, late p50 7 p99 7 ms",
+        "   1.0 s  delivering: sent 2, pending 1, delivered 1, late p50 7 ms, p99 7 ms",
+        "   3.5 s  delivering: sent 2, pending 1, delivered 1, late p50 7 ms, p99 7 ms",
     ]
 
 
