@@ -1,0 +1,67 @@
+"""The bridge killed at random moments: nothing lost, nothing doubled, nothing early."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.system.bridge import RunningBridge
+from tests.system.broker import Broker
+from tests.system.kafka import Topics
+from tests.system.load import Balance, Load
+from tests.waiting import wait_until
+from timerstore.clock import SystemClock
+
+pytestmark = [pytest.mark.system, pytest.mark.crash, pytest.mark.slow]
+
+KILLS: Final = 22
+STARTING_KILLS: Final = 0.5
+"""The share of kills that hit the bridge while it starts; the others come soon after it is ready."""
+STARTING_S: Final = 10.0
+RUNNING_S: Final = 4.0
+PER_SECOND: Final = 150
+DELIVERED_S_MAX: Final = 180
+
+# Small bounds, so that segments, windows and reclaim take part: everything here is due within half a minute.
+BUSY_DISK: Final = {"store": {"flush_interval": "1s"}, "hot": {"horizon": "5s"}}
+
+
+def pause(seconds: float) -> None:
+    """Until the kill: the one thing here that is not waited for, but chosen at random."""
+    clock = SystemClock()
+    end_s = clock.monotonic_s() + seconds
+    wait_until(lambda: clock.monotonic_s() >= end_s, seconds + 10)
+
+
+@pytest.mark.timeout(1800)
+def test_no_kill_loses_or_doubles_anything(broker: Broker, topics: Topics, tmp_path: Path) -> None:
+    """However often and whenever the bridge is killed, a read_committed consumer sees every message once, not early."""
+    seed = int(os.environ.get("DELAY_BRIDGE_SEED") or random.SystemRandom().randrange(1 << 32))
+    print(f"seed {seed}: set DELAY_BRIDGE_SEED to it to kill at the same moments")
+    chance = random.Random(seed)
+    delay = topics.delay(partitions=4)
+    targets = [topics.create("orders", partitions=3), topics.create("bills")]
+    load = Load(broker.bootstrap, delay, targets, seed=seed)
+    with RunningBridge(tmp_path, broker.bootstrap, delay, config=BUSY_DISK) as bridge:
+        with load.running(PER_SECOND):
+            for _ in range(KILLS):
+                bridge.launch()
+                if chance.random() < STARTING_KILLS:
+                    pause(chance.uniform(0, STARTING_S))
+                else:
+                    bridge.wait_ready()
+                    pause(chance.uniform(0, RUNNING_S))
+                bridge.kill()
+            bridge.start()
+        records = load.wait_delivered(broker.bootstrap, DELIVERED_S_MAX)
+        assert load.balance(records) == Balance(), f"seed {seed}: {load.balance(records)}"
+        metrics = bridge.wait_idle(30)
+        assert metrics["early_deliveries_total"] == 0
+        assert bridge.stop() == 0
+        bridge.wait_no_orphans()
+        records = load.wait_delivered(broker.bootstrap, 30)
+        assert load.balance(records) == Balance(), f"seed {seed}: {load.balance(records)}"

@@ -1,0 +1,75 @@
+"""Several bridges at once: one takes over from another, two share the partitions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from bridge.errors import FencedError
+from tests.system.bridge import RunningBridge
+from tests.system.broker import Broker
+from tests.system.kafka import Topics
+from tests.system.load import Balance, Load
+from tests.waiting import wait_until
+
+pytestmark = [pytest.mark.system, pytest.mark.slow]
+
+PER_SECOND: Final = 100
+DELIVERED_S_MAX: Final = 120
+TAKEN_OVER_S_MAX: Final = 60
+SESSION: Final = {"delivery": {"session_timeout": "6s"}}
+
+
+@pytest.mark.timeout(600)
+def test_a_second_instance_of_the_same_name_takes_over(broker: Broker, topics: Topics, tmp_path: Path) -> None:
+    """A second bridge of the same name goes on where the first one is; the first says so and ends with 5."""
+    delay, target = topics.delay(partitions=2), topics.create("orders", partitions=2)
+    load = Load(broker.bootstrap, delay, [target], seed=1, delay_ms_max=20_000)
+    with (
+        RunningBridge(tmp_path / "first", broker.bootstrap, delay) as first,
+        RunningBridge(tmp_path / "second", broker.bootstrap, delay) as second,
+    ):
+        first.start()
+        with load.running(PER_SECOND):
+            second.launch()
+            assert first.wait_end(TAKEN_OVER_S_MAX) == FencedError.exit_code
+            assert "took over" in first.last_words()
+            second.wait_ready()
+        records = load.wait_delivered(broker.bootstrap, DELIVERED_S_MAX)
+        assert load.balance(records) == Balance(), load.balance(records)
+        second.wait_idle(30)
+        assert second.stop() == 0
+        first.wait_no_orphans()
+        second.wait_no_orphans()
+
+
+@pytest.mark.timeout(600)
+def test_instances_that_come_and_go_share_the_partitions(broker: Broker, topics: Topics, tmp_path: Path) -> None:
+    """A second instance joins, takes its share and leaves, in order or killed: nothing is lost or doubled."""
+    delay, target = topics.delay(partitions=4), topics.create("orders", partitions=2)
+    load = Load(broker.bootstrap, delay, [target], seed=2, delay_ms_max=20_000)
+    name = f"bridge-{delay}"
+    with (
+        RunningBridge(tmp_path / "a", broker.bootstrap, delay, id=name, instance="a", config=SESSION) as a,
+        RunningBridge(tmp_path / "b", broker.bootstrap, delay, id=name, instance="b", config=SESSION) as b,
+    ):
+        a.start()
+        with load.running(PER_SECOND):
+            for leave in (b.stop, b.kill):
+                b.start()
+                wait_until(lambda: owned(a) == 2 and owned(b) == 2, 60, lambda: f"a {owned(a)}, b {owned(b)} of 4")
+                load.send(200)
+                leave()
+                wait_until(lambda: owned(a) == 4, 60, lambda: f"a has {owned(a)} of 4; log:\n{a.tail()}")
+        records = load.wait_delivered(broker.bootstrap, DELIVERED_S_MAX)
+        assert load.balance(records) == Balance(), load.balance(records)
+        a.wait_idle(30)
+        assert a.stop() == 0
+
+
+def owned(bridge: RunningBridge) -> int:
+    """How many partitions the instance was ready with last."""
+    ready = bridge.events("ready")
+    return int(ready[-1]["partitions"]) if ready else 0
