@@ -46,6 +46,7 @@ TRANSACTION_BYTES_MAX: Final = 64 << 20
 GATHER_S: Final = 0.003
 """The shortest time between two takes of a transaction: a millisecond's rows at a time cost more in overhead than in
 work. Half of it is added to the usual lateness."""
+NOTHING_S: Final = 0.01
 IDLE_COMMIT_S: Final = 1.0
 LOOK_AGAIN_S: Final = 1.0
 """The longest sleep: ingest of what is far away moves O without waking anybody, and a stepped wall clock must be
@@ -335,6 +336,7 @@ class Dispatcher:
             work.rollback()
             # Whatever made us look, there is nothing to do: look again later, not at once.
             self._committed_s = self._clock.monotonic_s()
+            self._pause(NOTHING_S)
             return
         member = self._membership()
         if member.revocations != self._revocations or not member.partitions >= work.states.keys():
