@@ -256,7 +256,7 @@ def _own_headers(frame: DataFrame, _: _Parameters) -> DataFrame:
 
 
 def _texts(frame: DataFrame, _: _Parameters) -> DataFrame:
-    """The texts of the headers. One time is legal at most, so whichever is there is `time` (and `number`)."""
+    """The texts of the headers. One time is legal at most, so whichever is there is `time`, `number`, `until`."""
     time_at = reduce(lambda a, b: a + b, (_at(name) for name in _TIMES))
     columns = {
         "times": _count(_TIMES),
@@ -268,13 +268,15 @@ def _texts(frame: DataFrame, _: _Parameters) -> DataFrame:
     }
     for name in (h.PARTITION, h.COPY_ORIGIN, h.COPY_DUE, h.COPY_ROLLS, h.COPY_ATTEMPT, h.COPY_AT):
         columns[_number_name(name)] = F.when(_at(name) > 0, _number(_text(_at(name))))
-    return frame.withColumns(columns).withColumn("number", _number(F.col("time")))
+    frame = frame.withColumns(columns).withColumn("number", _number(F.col("time")))
+    until = F.when(F.col("number").isNotNull(), F.col("number")).otherwise(_instant_ms(F.col("time")))
+    return frame.withColumn("until", F.when(_at(h.UNTIL) > 0, until))
 
 
 def _times(frame: DataFrame, parameters: _Parameters) -> DataFrame:
     """`delay` (due - ts in ms, null: not valid), and whether a control header is there twice."""
     time, number, ts = F.col("time"), F.col("number"), F.col("ts")
-    until = F.when(number.isNotNull(), number).otherwise(_instant_ms(time))
+    until = F.col("until")  # of a stage before: it is used four times here, and would be computed as often
     sane = until.between(_long(0), _long(h.UNTIL_MS_MAX)) & (until >= ts - h.PAST_MS_MAX)
     delay = (
         F.when(F.col("is_copy"), F.col(_number_name(h.COPY_DUE)) - ts)
