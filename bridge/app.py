@@ -1,8 +1,10 @@
 """The composition root: what the bridge is made of, in which order it starts, and how it ends.
 
-    checks -> management port -> Spark and group membership -> pipeline -> ready        SIGTERM, SIGINT, a fatal error -> stop
+    checks -> management port -> Spark and group membership -> pipeline -> ready        SIGTERM, SIGINT, a fatal error
+    -> stop
 
-One thread, the main one, makes and stops pipelines. The others tell it what has happened through a queue of events; signals come that way too.
+One thread, the main one, makes and stops pipelines. The others tell it what has happened through a queue of events;
+signals come that way too.
 """
 
 from __future__ import annotations
@@ -108,7 +110,7 @@ class Application:
         self._events.put(Stop(signal.Signals(number).name))
         self._cancel_start()
 
-    def on_assigned(self, partitions: frozenset[SourceName]) -> None:
+    def on_assigned(self, partitions: frozenset[SourceName]) -> None:  # noqa: ARG002 - a listener
         """The membership has new partitions."""
         self._cancel_start()
         self._events.put(Changed())
@@ -167,8 +169,8 @@ class Application:
         )
         dispatcher = self._dispatcher = self._make_dispatcher(ownership)
         self._health.enter("starting-spark", reasons=("starting Spark",))
-        # Spark takes some seconds: the group is joined meanwhile. The producer is opened (and a predecessor of this name fenced) with the
-        # membership, not before it: who cannot join must not fence.
+        # Spark takes some seconds: the group is joined meanwhile. The producer is opened (and a predecessor of this
+        # name fenced) with the membership, not before it: who cannot join must not fence.
         ownership.start()
         dispatcher.start()
         session = spark.start(settings, connector.jars())

@@ -1,4 +1,5 @@
-"""The pipeline of one assignment: from the committed states to a store that is filled by the query and emptied by the dispatcher.
+"""The pipeline of one assignment: from the committed states to a store that is filled by the query and emptied by the
+dispatcher.
 
     settle      committed (O, P) of the owned partitions, first commits where they are due
     amend       the decode parameters' history: a barrier at O where the configuration has changed
@@ -6,7 +7,8 @@
     catch up    read from where the index ends up to O; nothing is dispatched before (invariant I6)
     run         query, housekeeping, dispatcher
 
-When the assignment changes, or a segment turns out to be damaged, a pipeline is stopped and a new one made; it never changes hands while it runs.
+When the assignment changes, or a segment turns out to be damaged, a pipeline is stopped and a new one made; it never
+changes hands while it runs.
 """
 
 from __future__ import annotations
@@ -85,7 +87,8 @@ class Pipeline:
     def start(self) -> bool:
         """Bring the pipeline up; False when it was cancelled, or its assignment is out of date already.
 
-        Raises StateError where going on would lose or repeat something, EnvironmentFailure where something does not answer.
+        Raises StateError where going on would lose or repeat something, EnvironmentFailure where something does not
+        answer.
         """
         around = self._around
         around.health.enter("settling", reasons=("reading the committed offsets",))
@@ -120,7 +123,8 @@ class Pipeline:
             self.store.close_intake()
 
     def stop(self, *, flush: bool) -> None:
-        """Stop the query, hold the dispatcher, and give up the directory; with `flush`, write down what is in memory first."""
+        """Stop the query, hold the dispatcher, and give up the directory; with `flush`, write down what is in memory
+        first."""
         self.cancel()
         self._around.dispatcher.quiesce(timeout_s=3.0)
         if self._enqueue is not None:
@@ -227,7 +231,7 @@ class Pipeline:
             if covered is not None and covered < log_start:
                 raise StateError(
                     "records that the local index does not hold yet were deleted from the delay topic",
-                    hint="Raise the topic's retention. To go on with what is left: delete the directory, it is rebuilt from the topic.",
+                    hint="Raise the topic's retention. To go on with what is left, delete the directory.",
                     topic=name[0], partition=name[1], covered=covered, log_start=log_start,
                 )  # fmt: skip
             starts[name] = log_start if covered is None else covered
@@ -268,7 +272,8 @@ class Pipeline:
 
 
 def decode_parameters(settings: Settings, topic: str) -> DecodeParameters:
-    """What the configuration says about reading a delay topic's records. Nothing is rolled: the window is the longest delay."""
+    """What the configuration says about reading a delay topic's records. Nothing is rolled: the window is the longest
+    delay."""
     return DecodeParameters(
         levels_ms=settings.levels_ms,
         max_delay_ms=settings.delay.max,
@@ -312,4 +317,3 @@ def sampled_record_bytes(settings: Settings, start: Mapping[SourceName, int], cl
     finally:
         consumer.close()
     return sum(sizes) / len(sizes) + 100 if sizes else UNKNOWN_RECORD_BYTES
-

@@ -125,14 +125,14 @@ class RunningBridge:
         process.kill()
         process.wait(ORPHAN_S_MAX)
 
-    def stop(self, deadline_s: float = STOP_S_MAX) -> int:
-        """SIGTERM; returns the exit status. Raises AssertionError when it takes longer than promised."""
+    def stop(self, deadline_s: float = STOP_S_MAX, number: signal.Signals = signal.SIGTERM) -> int:
+        """SIGTERM, or `number`; returns the exit status. Raises AssertionError when it takes longer than promised."""
         process = self._running_process()
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(number)
         try:
             return process.wait(deadline_s)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"no end within {deadline_s:g} s of SIGTERM; log:\n{self.tail()}") from None
+            raise AssertionError(f"no end within {deadline_s:g} s of {number.name}; log:\n{self.tail()}") from None
 
     def wait_end(self, deadline_s: float) -> int:
         """Wait until the process ends of its own accord; returns the exit status."""
