@@ -1,0 +1,69 @@
+"""The broker goes away and comes back, and another one stands in its place. On a broker of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from bridge.errors import EnvironmentFailure, StateError
+from embedded import EmbeddedBroker
+from tests.system.bridge import RunningBridge
+from tests.system.broker import Broker
+from tests.system.kafka import Topics
+from tests.system.load import Balance, Load
+
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
+
+DELIVERED_S_MAX: Final = 120
+OUTAGE_S_MAX: Final = 90
+REFUSED_S_MAX: Final = 120
+
+
+@pytest.fixture(scope="module")
+def fragile() -> Iterator[EmbeddedBroker]:
+    """A broker that may be stopped: nobody else uses it."""
+    with EmbeddedBroker(tmpfs=True) as broker:
+        yield broker
+
+
+@pytest.mark.parametrize("way", ["stop", "kill"])
+def test_a_broker_that_restarts_costs_nothing(fragile: EmbeddedBroker, tmp_path: Path, way: str) -> None:
+    """The bridge sits out a broker's restart or crash, or ends with one clear line; nothing is lost or doubled."""
+    topics = Topics(fragile.bootstrap)
+    delay = topics.delay(partitions=2)
+    load = Load(fragile.bootstrap, delay, [topics.create("orders")], seed=5, delay_ms_max=10_000)
+    with RunningBridge(tmp_path, fragile.bootstrap, delay) as bridge:
+        bridge.start()
+        load.send(500)
+        getattr(fragile, way)()
+        fragile.start()
+        load.send(500)
+        records = load.wait_delivered(fragile.bootstrap, OUTAGE_S_MAX)
+        if not bridge.running:
+            assert bridge.wait_end(0) == EnvironmentFailure.exit_code
+            print(f"it ended: {bridge.last_words()}")
+            bridge.start()
+            records = load.wait_delivered(fragile.bootstrap, DELIVERED_S_MAX)
+        balance = load.balance(records)
+        assert balance == Balance(), f"{balance}; log:\n{bridge.tail()}"
+        assert bridge.stop() == 0
+
+
+def test_a_directory_of_another_cluster_is_refused(broker: Broker, fragile: EmbeddedBroker, tmp_path: Path) -> None:
+    """A directory that indexes another cluster is not used and not touched: status 4, and what to do about it."""
+    delay = Topics(fragile.bootstrap).delay()
+    with RunningBridge(tmp_path, fragile.bootstrap, delay) as bridge:
+        bridge.start()
+        assert bridge.stop() == 0
+        kept = {path.name: path.read_bytes() for path in bridge.data.iterdir() if path.is_file()}
+        assert any("checkpoint" in name for name in kept)
+        bridge.configure({"kafka": {"common": {"bootstrap.servers": broker.bootstrap}}})
+        bridge.launch()
+        assert bridge.wait_end(REFUSED_S_MAX) == StateError.exit_code, bridge.tail()
+        words = bridge.last_words()
+        assert fragile.cluster_id in words
+        assert "store.directory" in words
+        assert {path.name: path.read_bytes() for path in bridge.data.iterdir() if path.is_file()} == kept
