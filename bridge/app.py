@@ -88,7 +88,7 @@ def run(settings: Settings) -> int:
 
 
 class Application:
-    """See the module. It is the membership's listener: the three `on_` methods are called on the membership's thread."""
+    """See the module. It is the membership's listener: its `on_` methods are called on that thread."""
 
     def __init__(self, settings: Settings, clock: Clock) -> None:
         self._settings = settings

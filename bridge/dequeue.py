@@ -1,7 +1,7 @@
 """Dequeue: the next window of the TimerLog into the hot wheel, as a Spark job over its Parquet segments.
 
-Spark prunes row groups by the predicate on the position; the driver sorts what comes back (a range-sampled sort in Spark would read twice). The
-store decides when a window is loaded, where it ends, and what of it is still pending.
+Spark prunes row groups by the predicate on the position; the driver sorts what comes back (a range-sampled sort in
+Spark would read twice). The store decides when a window is loaded, where it ends, and what of it is still pending.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from timerstore.sources import Sources
 from timerstore.timerlog import Window
 
 SCHEMA = (
-    "topic string, partition int, offset bigint, at bigint, ts bigint, due bigint, kind tinyint, target string, target_partition int,"
-    " key binary, value binary, headers array<struct<key: string, value: binary>>, id string, replace boolean, origin bigint,"
-    " attempt smallint, rolls smallint, reason string"
+    "topic string, partition int, offset bigint, at bigint, ts bigint, due bigint, kind tinyint, target string,"
+    " target_partition int, key binary, value binary, headers array<struct<key: string, value: binary>>, id string,"
+    " replace boolean, origin bigint, attempt smallint, rolls smallint, reason string"
 )
 """`entry.ENTRY` in Spark's words: given, so that Spark does not open files to infer it."""
 

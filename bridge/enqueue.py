@@ -2,18 +2,21 @@
 
     Kafka source (read_committed, headers) -> decode (Catalyst) -> one Arrow table a batch -> TimerStore.append
 
-Resume contract: Spark's own checkpoint is a scratch directory of one run. Every run starts at the offsets that the store asks for; a batch
-that Spark hands over twice is recognised by its offsets. `catch_up` reads up to the committed offsets with bounded batch jobs, before the query starts: nothing may be
-dispatched until then (invariant I6), so nothing may be read beyond it for the source that is done first.
+Resume contract: Spark's own checkpoint is a scratch directory of one run. Every run starts at the offsets that the
+store asks for; a batch that Spark hands over twice is recognised by its offsets. `catch_up` reads up to the committed
+offsets with bounded batch jobs, before the query starts: nothing may be dispatched until then (invariant I6), so
+nothing may be read beyond it for the source that is done first.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -40,7 +43,8 @@ LEAST_RECORDS: Final = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLimits:
-    """A micro-batch holds at most `records`, and about `bytes` of decoded entries; `trigger_ms` is the shortest time between two."""
+    """A micro-batch holds at most `records`, and about `bytes` of decoded entries; `trigger_ms` is the shortest time
+    between two."""
 
     records: int
     bytes: int
@@ -62,8 +66,8 @@ class IngestMetrics(Protocol):
 class BatchSize:
     """How many records a micro-batch may have, so that it stays within its bytes whatever the records' size is.
 
-    Spark's Kafka source counts records only. The count follows the mean size seen: at once when batches grow beyond twice the bytes wanted,
-    and upwards when they stay below a quarter.
+    Spark's Kafka source counts records only. The count follows the mean size seen: at once when batches grow beyond
+    twice the bytes wanted, and upwards when they stay below a quarter.
     """
 
     def __init__(self, limits: BatchLimits, mean_bytes: float) -> None:
@@ -171,7 +175,8 @@ class Enqueue:
         self._thread.start()
 
     def stop(self, timeout_s: float = 8.0) -> None:
-        """End the query. The store's intake must be closed first: a batch that waits for room would hold the query up."""
+        """End the query. The store's intake must be closed first: a batch that waits for room would hold the query
+        up."""
         self._stopping.set()
         thread = self._thread
         if thread is not None:
@@ -184,7 +189,7 @@ class Enqueue:
                 offsets = self._store.next_offsets()
         except BridgeError as error:
             self._fail(error)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - the application must know that nobody reads any more
             bug = InternalError(f"enqueue failed: {error!r}", hint="Please report this with the log.")
             bug.__cause__ = error
             self._fail(bug)
@@ -246,7 +251,8 @@ class Enqueue:
 
 
 def read_ends(directory: Path, batch_id: int) -> dict[SourceName, int]:
-    """The exclusive end offsets of a micro-batch, from the query's offset log, which Spark writes before it runs the batch.
+    """The exclusive end offsets of a micro-batch, from the query's offset log, which Spark writes before it runs the
+    batch.
 
     They are more than the last record's offset + 1 where the log ends in transaction markers or aborted records.
     """
@@ -255,17 +261,29 @@ def read_ends(directory: Path, batch_id: int) -> dict[SourceName, int]:
     return {(topic, int(partition)): offset for topic, by in ends.items() for partition, offset in by.items()}
 
 
-class scratch_directory:
+SCRATCH_PREFIX: Final = "delay-bridge-query-"
+
+
+@contextmanager
+def scratch_directory() -> Iterator[Path]:
     """A directory for Spark's own checkpoint of one run, in memory where the machine has a tmpfs for that."""
+    memory = Path("/dev/shm")
+    usable = memory.is_dir() and shutil.disk_usage(memory).free > 16 << 20
+    parent = memory if usable else Path(tempfile.gettempdir())
+    _sweep(parent)
+    path = Path(tempfile.mkdtemp(prefix=f"{SCRATCH_PREFIX}{os.getpid()}-", dir=parent))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
 
-    def __enter__(self) -> Path:
-        parent = Path("/dev/shm")
-        usable = parent.is_dir() and shutil.disk_usage(parent).free > 16 << 20
-        self._path = Path(tempfile.mkdtemp(prefix="delay-bridge-query-", dir=parent if usable else None))
-        return self._path
 
-    def __exit__(self, *_: object) -> None:
-        shutil.rmtree(self._path, ignore_errors=True)
+def _sweep(parent: Path) -> None:
+    """Remove what killed processes have left: each directory's name holds its process id."""
+    for path in parent.glob(f"{SCRATCH_PREFIX}*"):
+        owner = path.name.removeprefix(SCRATCH_PREFIX).partition("-")[0]
+        if owner.isdigit() and not Path(f"/proc/{owner}").exists():
+            shutil.rmtree(path, ignore_errors=True)
 
 
 class failures_named:
@@ -293,14 +311,15 @@ def named_failure(what: str, error: Exception) -> BridgeError:
     if any(sign in text for sign in lost):
         return StateError(
             "records of the delay topic were deleted before the bridge had read them",
-            hint="Raise the delay topic's retention; then start again: what is lost is lost, choose where to go on with `delay-bridge adopt`.",
+            hint="Raise the delay topic's retention, then choose where to go on with `delay-bridge adopt`.",
             reason=_first_line(text),
         )
     if isinstance(error, PySparkException) or "Py4J" in type(error).__name__:
         return EnvironmentFailure(
-            f"Spark cannot {what}", hint="Check the brokers, and the log above; the bridge goes on from the same place when it is started again.",
+            f"Spark cannot {what}",
+            hint="Check the brokers, and the log above; started again, the bridge goes on from the same place.",
             reason=_first_line(text),
-        )  # fmt: skip
+        )
     return InternalError(f"cannot {what}: {error!r}", hint="Please report this with the log.")
 
 

@@ -1,7 +1,7 @@
 """Housekeeping: the thread that flushes the store, loads its windows and reclaims its segments.
 
-One thread for all of it, which is what `timerstore.maintenance` asks for. A full disk is waited out; a damaged segment is set aside, and the
-pipeline starts again from Kafka.
+One thread for all of it, which is what `timerstore.maintenance` asks for. A full disk is waited out; a damaged
+segment is set aside, and the pipeline starts again from Kafka.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from timerstore.timerlog import Window
 
 BUSY_WAIT_S: Final = 0.05
 IDLE_WAIT_S: Final = 0.5
+RECLAIM_INTERVAL_S: Final = 1.0
 DISK_FULL_WAIT_S: Final = 5.0
 
 log = structlog.get_logger("bridge.housekeeping")
@@ -49,6 +50,7 @@ class Housekeeping:
         self._on_fatal = on_fatal
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="housekeeping", daemon=True)
+        self._reclaimed_s = 0.0
         self.disk_is_full = False
 
     def start(self) -> None:
@@ -86,7 +88,7 @@ class Housekeeping:
             self._on_fatal(error)
         except Closed:
             return
-        except Exception as error:  # noqa: BLE001 - whatever it is, the application must know that nobody flushes any more
+        except Exception as error:  # noqa: BLE001 - the application must know that nobody flushes any more
             bug = InternalError("housekeeping failed", hint="Please report this.", reason=repr(error))
             bug.__cause__ = error
             self._on_fatal(bug)
@@ -98,7 +100,7 @@ class Housekeeping:
             flushed = self._store.maintenance.flush_due(self._clock.now_ms())
             if flushed:
                 self._flush()
-            self._store.maintenance.reclaim(self._clock.now_ms())
+            self._reclaim()
         except DiskFull as full:
             self._note_full(full)
             return DISK_FULL_WAIT_S
@@ -108,6 +110,12 @@ class Housekeeping:
         stats = self._store.stats()
         busy = loaded or flushed or stats.memtable_bytes or stats.segments
         return 0.0 if loaded else BUSY_WAIT_S if busy else IDLE_WAIT_S
+
+    def _reclaim(self) -> None:
+        now_s = self._clock.monotonic_s()
+        if now_s - self._reclaimed_s >= RECLAIM_INTERVAL_S:
+            self._reclaimed_s = now_s
+            self._store.maintenance.reclaim(self._clock.now_ms())
 
     def _load_window(self) -> bool:
         window = self._store.maintenance.next_window(self._clock.now_ms())

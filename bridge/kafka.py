@@ -48,8 +48,8 @@ _PRODUCER: Final[Mapping[str, str]] = {
 }
 _JAVA: Final[Mapping[str, str]] = {
     "max.poll.records": "20000",
-    "max.partition.fetch.bytes": str(8 << 20),
-    "fetch.max.bytes": str(32 << 20),
+    "max.partition.fetch.bytes": str(1 << 20),
+    "fetch.max.bytes": str(4 << 20),
     "receive.buffer.bytes": str(1 << 20),
 }
 

@@ -1,4 +1,5 @@
-"""Progress of long work: a bar on a terminal, a log line every few seconds elsewhere, and the phase that /readyz tells."""
+"""Progress of long work: a bar on a terminal, a log line every few seconds elsewhere, and the phase that /readyz
+tells."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Final
 
 import structlog
@@ -58,7 +59,7 @@ def snapshot(store: TimerStore, settings: Settings, now_ms: int, lag: Lag) -> St
     return StoreSnapshot(
         pending_total=stats.pending,
         pending_by_topic=by_topic,
-        pending_by_time_to_go=tuple(max(0, b - a) for a, b in zip(until, until[1:], strict=False)),
+        pending_by_time_to_go=tuple(max(0, b - a) for a, b in pairwise(until)),
         oldest_overdue_s=max(0, now_ms - first_at_ms) / 1000 if first_at_ms is not None and first_at_ms > 0 else 0.0,
         hot_rows=stats.hot_rows,
         hot_bytes=stats.hot_bytes,

@@ -1,7 +1,8 @@
 """The Spark session, set up for small, latency-bound work in a sidecar.
 
-Measured on two cores (docs/architecture.md has the table): what an analytics job wants from Spark, wide parallelism and a fully optimising compiler,
-costs a sidecar memory and its tail latency. Every default here can be overridden by `spark.conf`, except what decoding and recovery rest on.
+Measured on two cores (docs/architecture.md has the table): what an analytics job wants from Spark, wide parallelism
+and a fully optimising compiler, costs a sidecar memory and its tail latency. Every default here can be overridden by
+`spark.conf`, except what decoding and recovery rest on.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from pyspark.sql import SparkSession
 from bridge.errors import EnvironmentFailure
 from bridge.settings import Settings, plain
 
-JVM_OPTIONS: Final = "-XX:+UseSerialGC -Xss4m -XX:-DontCompileHugeMethods -XX:+ExitOnOutOfMemoryError"
+JVM_OPTIONS: Final = "-XX:+UseSerialGC -Xss4m -XX:+ExitOnOutOfMemoryError"
+YOUNG_SHARE: Final = 0.6
+"""Of the heap: nearly everything in it lives for one micro-batch."""
 
 DEFAULTS: Final = {
     "spark.ui.enabled": "false",
@@ -27,6 +30,7 @@ DEFAULTS: Final = {
     "spark.sql.streaming.metricsEnabled": "false",
     "spark.sql.streaming.numRecentProgressUpdates": "2",
     "spark.sql.streaming.minBatchesToRetain": "2",
+    "spark.sql.streaming.stopTimeout": "3s",
     "spark.sql.ui.retainedExecutions": "1",
     "spark.ui.retainedJobs": "1",
     "spark.ui.retainedStages": "1",
@@ -58,7 +62,8 @@ def start(settings: Settings, jars: Sequence[Path]) -> SparkSession:
     os.environ.setdefault("MALLOC_ARENA_MAX", "2")  # of the JVM that is about to start: fewer, fuller heaps of glibc
     heap = f"{settings.spark.driver_memory >> 20}m"
     user = {name: plain(value) for name, value in settings.spark.conf.items()}
-    options = f"{JVM_OPTIONS} {user.pop('spark.driver.extraJavaOptions', '')}".strip()
+    young = f"-Xmn{int(settings.spark.driver_memory * YOUNG_SHARE) >> 20}m"
+    options = f"{JVM_OPTIONS} {young} {user.pop('spark.driver.extraJavaOptions', '')}".strip()
     conf = DEFAULTS | user | REQUIRED
     builder = SparkSession.builder.appName(f"delay-bridge {settings.bridge.id}").master(settings.spark.master)
     builder = builder.config("spark.driver.memory", heap).config("spark.driver.extraJavaOptions", options)

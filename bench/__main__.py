@@ -1,0 +1,248 @@
+"""Measure the bridge on this machine, and print a table beside what RocketMQ 5.5 and a prototype of this design did
+on such a machine.
+
+make bench                              everything (some five minutes)
+make bench BENCH_ARGS="--only burst"    one scenario: burst, rate, idle, restart
+make bench BENCH_ARGS="--messages 200000"   a smaller burst
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.bridge import Bridge, bridge_on_broker
+
+WARM_SECONDS = 30
+WARM_RATE = 2_000
+IDLE_SECONDS = 20
+PORT = 18_080
+LEAD_MS = 30_000
+
+
+@dataclass(slots=True)
+class Report:
+    """Lines of the table: scenario, figure, value, and what it is compared with."""
+
+    lines: list[tuple[str, str, str, str]] = field(default_factory=list)
+
+    def add(self, scenario: str, figure: str, value: str, compared: str = "") -> None:
+        """One line, shown at once as well."""
+        self.lines.append((scenario, figure, value, compared))
+        Console(stderr=True).print(f"{scenario}: {figure} {value}  [{compared}]", highlight=False, markup=False)
+
+    def print(self) -> None:
+        """The table."""
+        table = Table(title="delay bridge, measured")
+        for column in ("scenario", "figure", "here", "bar (prototype; RocketMQ 5.5)"):
+            table.add_column(column)
+        for line in self.lines:
+            table.add_row(*line)
+        Console(width=150).print(table)
+
+
+def main() -> None:
+    """Run the chosen scenarios."""
+    parser = argparse.ArgumentParser(prog="bench")
+    parser.add_argument("--only", choices=sorted(SCENARIOS), action="append")
+    parser.add_argument("--messages", type=int, default=1_000_000, help="of the burst and of the restart")
+    parser.add_argument("--seconds", type=int, default=30, help="of each rate")
+    arguments = parser.parse_args()
+    report = Report()
+    for name in arguments.only or SCENARIOS:
+        with bridge_on_broker(PORT) as (bridge, bootstrap):
+            SCENARIOS[name](bridge, bootstrap, arguments, report)
+    report.print()
+
+
+def idle(bridge: Bridge, bootstrap: str, _arguments: argparse.Namespace, report: Report) -> None:
+    """CPU and memory with nothing to do, cold and after load."""
+    report.add("start", "cold start to ready", f"{bridge.start():.1f} s", "")
+    warm_up(bridge, bootstrap)
+    pause(15)
+    before, began_s = bridge.usage(), bridge.clock.monotonic_s()
+    pause(IDLE_SECONDS)
+    after, seconds = bridge.usage(), bridge.clock.monotonic_s() - began_s
+    share = 100 * (after.cpu_s - before.cpu_s) / seconds
+    report.add("idle", "CPU", f"{share:.1f} % of a core", "<= 5 % (4 %)")
+    report.add("idle", "RSS", mib(after.rss_bytes), "<= 700 MiB")
+
+
+def burst(bridge: Bridge, bootstrap: str, arguments: argparse.Namespace, report: Report) -> None:
+    """Everything due at one instant: ingest, delivery, memory, exactness."""
+    bridge.start()
+    warm_up(bridge, bootstrap)
+    ingested, delivered = bridge.metric("records_ingested_total"), bridge.metric("records_delivered_total")
+    count = arguments.messages
+    due_ms = bridge.clock.now_ms() + LEAD_MS + count // 40
+    load = run("bench.load", "--bootstrap", bootstrap, "--messages", str(count), "--due", str(due_ms))
+    began_s = bridge.clock.monotonic_s()
+    bridge.wait(lambda: bridge.metric("records_ingested_total") - ingested >= count, 300, "ingest")
+    seconds = bridge.clock.monotonic_s() - began_s
+    load.wait()
+    left_ms = due_ms - bridge.clock.now_ms()
+    report.add("burst", "ingest, the load beside it", f"{count / seconds:,.0f}/s", "(; 13-26k/s)")
+    report.add("burst", "ingested before due", f"{left_ms / 1000:.1f} s", "> 0")
+    bridge.wait(lambda: bridge.metric("records_delivered_total") - delivered >= count, 300, "delivery")
+    seconds = (bridge.clock.now_ms() - due_ms) / 1000
+    report.add("burst", f"{count:,} due at one instant delivered", f"{seconds:.1f} s", "<= 8 s (5.7 s; 14.1 s)")
+    report.add("burst", "delivery rate", f"{count / seconds:,.0f}/s", ">= 150,000/s (; 54-72k/s)")
+    report.add("burst", "peak RSS", mib(bridge.peak_bytes()), "<= 1,536 MiB (2.9 GiB)")
+    got = receive(bootstrap, count + WARM_SECONDS * WARM_RATE, 120)
+    report.add(
+        "burst", "received / doubled / early", f"{got['received']:,} / {got['doubled']} / {got['early']}", "all / 0 / 0"
+    )
+
+
+def rate(bridge: Bridge, bootstrap: str, arguments: argparse.Namespace, report: Report) -> None:
+    """Lateness at 1k/s and 10k/s, delays of 1 to 5 s, consumers of both isolation levels in processes of their own."""
+    bridge.start()
+    warm_up(bridge, bootstrap)
+    sent = WARM_SECONDS * WARM_RATE
+    for per_second in (1_000, 10_000):
+        count = per_second * arguments.seconds
+        sent += count
+        start_ms = bridge.clock.now_ms()
+        wanted = (
+            "--messages",
+            str(sent),
+            "--seconds",
+            str(arguments.seconds + 40),
+            "--skip-due-before",
+            str(start_ms + 3_000),
+        )
+        readers = {
+            isolation: run("bench.receive", "--bootstrap", bootstrap, "--isolation", isolation, *wanted, read=True)
+            for isolation in ("read_committed", "read_uncommitted")
+        }
+        before, began_s = bridge.usage(), bridge.clock.monotonic_s()
+        run("bench.load", "--bootstrap", bootstrap, "--messages", str(count), "--rate", str(per_second)).wait()
+        after, seconds = bridge.usage(), bridge.clock.monotonic_s() - began_s
+        scenario = f"{per_second:,}/s"
+        for isolation, reader in readers.items():
+            got = result(reader)
+            if isolation == "read_committed":
+                report.add(
+                    scenario,
+                    "record timestamp - due p50 / p99 / p99.9",
+                    tell(got["stamped_ms"]),
+                    "10k: <= 5 / 50 ms (5 / 70)",
+                )
+            report.add(
+                scenario,
+                f"arrival - due, {isolation}, p50 / p99 / p99.9",
+                tell(got["arrived_ms"]),
+                "10k: p99 <= 100 ms (298; 133)",
+            )
+            report.add(
+                scenario,
+                "received / doubled / early",
+                f"{got['received']:,} / {got['doubled']} / {got['early']}",
+                f"{sent:,} / 0 / 0",
+            )
+        report.add(scenario, "CPU", f"{100 * (after.cpu_s - before.cpu_s) / seconds:.0f} % of a core", "")
+    report.add("10,000/s", "peak RSS", mib(bridge.peak_bytes()), "")
+
+
+def restart(bridge: Bridge, bootstrap: str, arguments: argparse.Namespace, report: Report) -> None:
+    """SIGKILL with a million pending: how long until the first delivery, with the index and without it."""
+    bridge.start()
+    count = arguments.messages
+    ingested = bridge.metric("records_ingested_total")
+    due_ms = bridge.clock.now_ms() + 3_600_000
+    run("bench.load", "--bootstrap", bootstrap, "--messages", str(count), "--due", str(due_ms)).wait()
+    bridge.wait(lambda: bridge.metric("records_ingested_total") - ingested >= count, 300, "ingest")
+    bridge.wait(lambda: bridge.metric("segments") > 0, 120, "a flush")
+    bridge.kill()
+    run("bench.load", "--bootstrap", bootstrap, "--messages", "1", "--rate", "1", "--delay", "1", "2").wait()
+    began_s = bridge.clock.monotonic_s()
+    bridge.start()
+    bridge.wait(lambda: bridge.metric("records_delivered_total") >= 1, 120, "the first delivery")
+    report.add(
+        "restart",
+        f"{count:,} pending, to the first delivery",
+        f"{bridge.clock.monotonic_s() - began_s:.1f} s",
+        "<= 20 s (; 6 s)",
+    )
+    report.add("restart", "pending after it", f"{bridge.metric('pending_messages'):,.0f}", f"{count:,}")
+
+
+def warm_up(bridge: Bridge, bootstrap: str) -> None:
+    """Half a minute of load, delivered before anything is measured: the JVM's compiler has done its work then."""
+    count = WARM_SECONDS * WARM_RATE
+    run(
+        "bench.load",
+        "--bootstrap",
+        bootstrap,
+        "--messages",
+        str(count),
+        "--rate",
+        str(WARM_RATE),
+        "--delay",
+        "100",
+        "2000",
+    ).wait()
+    bridge.wait(
+        lambda: bridge.metric("pending_messages") == 0 and bridge.metric("records_delivered_total") >= count,
+        60,
+        "the warm-up",
+    )
+
+
+def receive(bootstrap: str, count: int, seconds: int) -> dict[str, Any]:
+    """Read the targets to the end."""
+    return result(
+        run("bench.receive", "--bootstrap", bootstrap, "--messages", str(count), "--seconds", str(seconds), read=True)
+    )
+
+
+def run(module: str, *arguments: str, read: bool = False) -> subprocess.Popen[str]:
+    """A process of its own."""
+    command = [sys.executable, "-m", module, *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE if read else None, text=True)
+
+
+def result(reader: subprocess.Popen[str]) -> dict[str, Any]:
+    """What a receiver printed."""
+    text, _ = reader.communicate()
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def pause(seconds: float) -> None:
+    """Let time pass: what is measured here is a stretch of it."""
+    threading.Event().wait(seconds)
+
+
+def mib(size: int) -> str:
+    """A size in MiB."""
+    return f"{size / (1 << 20):,.0f} MiB"
+
+
+def tell(figures: dict[str, float]) -> str:
+    """Percentiles in ms."""
+    return (
+        f"{figures['p50']:.0f} / {figures['p99']:.0f} / {figures['p999']:.0f} ms (max {figures['max']:.0f})"
+        if figures
+        else "nothing came"
+    )
+
+
+SCENARIOS: dict[str, Callable[[Bridge, str, argparse.Namespace, Report], None]] = {
+    "idle": idle,
+    "burst": burst,
+    "rate": rate,
+    "restart": restart,
+}
+
+if __name__ == "__main__":
+    main()

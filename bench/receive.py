@@ -1,0 +1,93 @@
+"""Receive: a process of its own that reads the targets to a number of messages and tells how late they came.
+
+Prints one JSON line: counts, duplicates, early ones, and percentiles (ms) of record timestamp minus due and of
+arrival here minus due.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+import numpy as np
+from confluent_kafka import Consumer
+
+from bench.load import TARGETS
+from timerstore.clock import SystemClock
+
+FETCHED = 2_000
+
+
+def main() -> None:
+    """Read until `--messages` have come or `--seconds` are over; what came before `--skip-until` (epoch ms) is not
+    counted."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--bootstrap", required=True)
+    parser.add_argument("--isolation", default="read_committed")
+    parser.add_argument("--messages", type=int, required=True)
+    parser.add_argument("--seconds", type=float, required=True)
+    parser.add_argument("--skip-due-before", type=int, default=0)
+    arguments = parser.parse_args()
+    clock = SystemClock()
+    consumer = Consumer(
+        {
+            "bootstrap.servers": arguments.bootstrap,
+            "group.id": f"bench-{arguments.isolation}-{clock.now_ms()}",
+            "auto.offset.reset": "earliest",
+            "isolation.level": arguments.isolation,
+            "fetch.wait.max.ms": 10,
+            "enable.auto.commit": False,
+        }
+    )
+    consumer.subscribe(list(TARGETS))
+    origins: set[bytes] = set()
+    stamped: list[int] = []
+    arrived: list[int] = []
+    due: list[int] = []
+    doubled = 0
+    deadline_s = clock.monotonic_s() + arguments.seconds
+    while len(due) < arguments.messages and clock.monotonic_s() < deadline_s:
+        batch = consumer.consume(FETCHED, timeout=0.02)
+        now_ms = clock.now_ms()
+        for message in batch:
+            if message.error() is not None:
+                continue
+            headers: dict[str, Any] = dict(message.headers() or [])
+            origin = headers["delay-origin"]
+            doubled += origin in origins
+            origins.add(origin)
+            due.append(int(headers["delay-due"]))
+            stamped.append(message.timestamp()[1])
+            arrived.append(now_ms)
+    consumer.close()
+    dues = np.array(due)
+    steady = dues >= arguments.skip_due_before
+    print(
+        json.dumps(
+            {
+                "received": len(due),
+                "doubled": doubled,
+                "early": int((np.array(stamped) < dues).sum()),
+                "last_ms": int(max(stamped, default=0)),
+                "stamped_ms": percentiles((np.array(stamped) - dues)[steady]),
+                "arrived_ms": percentiles((np.array(arrived) - dues)[steady]),
+            }
+        )
+    )
+
+
+def percentiles(values: np.ndarray) -> dict[str, float]:
+    """p50, p99, p99.9 and maximum."""
+    if not len(values):
+        return {}
+    return {
+        "p50": float(np.percentile(values, 50)),
+        "p99": float(np.percentile(values, 99)),
+        "p999": float(np.percentile(values, 99.9)),
+        "max": float(values.max()),
+    }
+
+
+if __name__ == "__main__":
+    main()
