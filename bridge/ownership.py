@@ -28,7 +28,9 @@ from typing import Any, Final, Protocol
 import structlog
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
 
+from bridge.errorlog import ErrorLog
 from bridge.errors import BridgeError, EnvironmentFailure, FencedError, InternalError
+from bridge.guard import Guard, Unanswered
 from bridge.progress import CommittedState, decode_metadata
 from timerstore.clock import Clock
 from timerstore.sources import SourceName
@@ -36,6 +38,7 @@ from timerstore.sources import SourceName
 POLL_INTERVAL_S: Final = 0.1
 READ_SLICE_S: Final = 2.0
 COMMIT_ATTEMPTS_MAX: Final = 5
+COMMIT_TIMEOUT_S: Final = 20.0
 
 FORCED: Final[Mapping[str, Any]] = {
     "enable.auto.commit": False,
@@ -128,6 +131,7 @@ class Ownership:
             self._cooperative = True
         else:
             self._cooperative = "cooperative" in str(self._config["partition.assignment.strategy"])
+        self._trouble = ErrorLog("bridge.ownership", "group-membership-trouble", clock)
         self._lock = threading.Lock()
         self._partitions: frozenset[SourceName] = frozenset()
         self._revocations = 0
@@ -242,9 +246,22 @@ class Ownership:
         Raises FencedError when we are no member any more, EnvironmentFailure when it cannot be done; after the latter
         it may have happened.
         """
+        guard = Guard("consumer-commit")
+        try:
+            guard.call(lambda: self._commit_offsets(list(offsets)), COMMIT_TIMEOUT_S)
+        except Unanswered as unanswered:
+            raise EnvironmentFailure(
+                "the offsets cannot be committed",
+                hint="Check that the brokers are reachable and that the group's coordinator answers.",
+                reason=str(unanswered),
+            ) from None
+        finally:
+            guard.close()
+
+    def _commit_offsets(self, offsets: list[TopicPartition]) -> None:
         for attempt in range(1, COMMIT_ATTEMPTS_MAX + 1):
             try:
-                answers = self._client().commit(offsets=list(offsets), asynchronous=False)
+                answers = self._client().commit(offsets=offsets, asynchronous=False)
                 error = next((answer.error for answer in answers if answer.error is not None), None)
             except KafkaException as exception:
                 error = kafka_error(exception)
@@ -297,7 +314,7 @@ class Ownership:
             raise fenced(error)
         if is_fatal(error) or error.code() in _DENIED_CODES:
             raise _ended(error)
-        log.warning("group-membership-trouble", code=error.name(), reason=error.str())
+        self._trouble.warn(error)
 
     def _fail(self, error: BridgeError) -> None:
         if self._failure is None:

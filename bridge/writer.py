@@ -19,17 +19,20 @@ from functools import partial
 from itertools import repeat
 from typing import Any, Final, NoReturn, Protocol
 
-import structlog
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from bridge import headers as h
+from bridge.errorlog import ErrorLog
 from bridge.errors import EnvironmentFailure
+from bridge.guard import Guard, Unanswered
 from bridge.outgoing import Batch
 from bridge.ownership import fenced, is_fatal, is_fenced, kafka_error
 from timerstore.clock import Clock
 
 CALL_TIMEOUT_S: Final = 5.0
 """One call; a retriable time-out is repeated until the deadline of the whole step."""
+UNANSWERED_S: Final = 6.0
+"""When a call that ignores its time-out is left behind, with the producer (guard.py)."""
 STEP_TIMEOUT_S: Final = 15.0
 """Sending offsets, committing, aborting: longer than the transaction time-out, after which the broker has decided
 anyway.
@@ -50,8 +53,6 @@ DENIED_CODES: Final = frozenset(
     }
 )
 _PURGED: Final = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})
-
-log = structlog.get_logger("bridge.dispatcher")
 
 
 class Aborted(Exception):
@@ -131,13 +132,16 @@ class _ProducerWriter:
         self._clock = clock
         self._make_producer = make_producer
         self._producer: Producer | None = None
+        self._trouble = ErrorLog("bridge.dispatcher", "producer-trouble", clock)
         self._fatal: KafkaError | None = None
+        self._guard = Guard("producer-calls")
         self._failed: dict[int, KafkaError] = {}
         self._awaited = 0
         self._reported = 0
 
     def close(self) -> None:
         """Drop the producer without waiting for anything."""
+        self._guard.close()
         producer, self._producer = self._producer, None
         self._awaited = self._reported = 0
         if producer is not None:
@@ -168,7 +172,7 @@ class _ProducerWriter:
     def _on_error(self, error: KafkaError) -> None:
         if is_fatal(error):
             self._fatal = error
-        log.warning("producer-trouble", code=error.name(), reason=error.str())
+        self._trouble.warn(error)
 
     def _forget(self) -> None:
         self._failed = {}
@@ -280,9 +284,11 @@ class TransactionalWriter(_ProducerWriter):
         """Commit. Raises Aborted before the point of no return, Indefinite after it, Broken, FencedError."""
         producer = self._client()
         deadline_s = self._clock.monotonic_s() + STEP_TIMEOUT_S
-        self._step(
-            partial(producer.send_offsets_to_transaction, list(offsets), group_metadata, CALL_TIMEOUT_S), deadline_s
-        )
+        send = partial(producer.send_offsets_to_transaction, list(offsets), group_metadata, CALL_TIMEOUT_S)
+        try:
+            self._step(partial(self._guard.call, send, UNANSWERED_S), deadline_s)
+        except Unanswered as unanswered:
+            raise Broken(KafkaError(KafkaError._TIMED_OUT, f"sending offsets: {unanswered}")) from None
         try:
             self._step(partial(producer.commit_transaction, CALL_TIMEOUT_S), deadline_s)
         except Broken as broken:

@@ -116,10 +116,15 @@ class Rig:
         transaction_rows: int = 20_000,
         clock: Clock | None = None,
         default_target: str | None = None,
+        session_timeout: str = "30s",
     ) -> None:
         self.clock = clock or SystemClock()
         self.settings = settings_for(
-            bootstrap, delay_topic, bridge={"instance": instance}, delivery={"mode": mode}, targets={"deny": list(deny)}
+            bootstrap,
+            delay_topic,
+            bridge={"instance": instance},
+            delivery={"mode": mode, "session_timeout": session_timeout},
+            targets={"deny": list(deny)},
         )
         self.delay_topic = delay_topic
         self.listener = Listener(lambda: self.dispatcher.quiesce())

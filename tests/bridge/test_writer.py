@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -192,6 +193,23 @@ def test_retriable_errors_are_repeated_until_they_pass(told: Told) -> None:
     told.producer.script["commit"] = [RETRIABLE, RETRIABLE, None]
     told.writer.commit([], None)
     assert told.producer.calls.count("commit") == 3
+
+
+def test_a_call_that_ignores_its_time_out_is_left_behind(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A producer that never answers is given up, and the next one works while the old call still hangs."""
+    monkeypatch.setattr("bridge.writer.UNANSWERED_S", 0.05)
+    hanging, released = told.producer, threading.Event()
+    monkeypatch.setattr(hanging, "send_offsets_to_transaction", lambda *_: released.wait(30))
+    with pytest.raises(Broken) as broken:
+        told.writer.commit([], None)
+    assert not broken.value.is_fenced
+    told.producer = StubProducer(told.clock)
+    told.writer.open()
+    told.writer.begin()
+    told.writer.commit([], None)
+    assert "commit" not in hanging.calls
+    assert told.producer.calls == ["init", "begin", "offsets", "commit"]
+    released.set()
 
 
 def test_a_fencing_is_told_from_other_trouble(told: Told) -> None:
