@@ -95,6 +95,7 @@ class Application:
         self._clock = clock
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._stopping = False
+        self._failure: BridgeError | None = None
         self._pipeline: Pipeline | None = None
         self._dispatcher: Dispatcher | None = None
         self._ownership: Ownership | None = None
@@ -154,6 +155,9 @@ class Application:
             try:
                 if not self._stopping:
                     self._run_pipelines()
+            except BridgeError as error:
+                self._failure = error
+                raise
             finally:
                 self._shut_down()
 
@@ -243,7 +247,7 @@ class Application:
         self._stopping = True
         self._health.enter("stopping", reasons=("stopping",))
         log.info("stopping")
-        watchdog = threading.Timer(STOP_S_MAX, _end_now)
+        watchdog = threading.Timer(STOP_S_MAX, _end_now, (self._failure,))
         watchdog.daemon = True
         watchdog.start()
         if self._pipeline is not None:
@@ -305,9 +309,11 @@ class Application:
         return [] if pipeline is None else pipeline.problems()
 
 
-def _end_now() -> None:
+def _end_now(failure: BridgeError | None) -> None:
     """The end took too long: a broker that does not answer, most likely. Nothing is lost by ending here."""
     log.warning("stopped-without-waiting", waited_s=STOP_S_MAX)
+    if failure is not None:
+        print(failure, file=sys.stderr, flush=True)
     with suppress(OSError):
         sys.stdout.flush()
-    os._exit(0)
+    os._exit(0 if failure is None else failure.exit_code)

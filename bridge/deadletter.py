@@ -76,7 +76,8 @@ def _headers(outgoing: Outgoing, ids: np.ndarray, condemned: Mapping[int, Condem
             detail = h.reject_detail(reason, original, where.ts_ms)
         else:
             reason, detail = verdict.reason, verdict.detail
-            original = [*original, *_control_headers({name: column[i] for name, column in columns.items()})]
+            if columns["kind"][i] == Kind.TIMER:
+                original = [*original, *_control_headers({name: column[i] for name, column in columns.items()})]
         result.append(list(h.dead_letter_headers(original, reason, detail[:DETAIL_CHARS_MAX], where)))
     return result
 

@@ -24,6 +24,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import structlog
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -34,6 +35,8 @@ from timerstore.clock import Clock
 from timerstore.errors import Closed
 from timerstore.sources import SourceName
 from timerstore.store import TimerStore
+
+log = structlog.get_logger("bridge.enqueue")
 
 Offsets = Mapping[SourceName, int]
 
@@ -67,7 +70,7 @@ class BatchSize:
     """How many records a micro-batch may have, so that it stays within its bytes whatever the records' size is.
 
     Spark's Kafka source counts records only. The count follows the mean size seen: at once when batches grow beyond
-    twice the bytes wanted, and upwards when they stay below a quarter.
+    twice the bytes wanted, and upwards when full ones stay below half.
     """
 
     def __init__(self, limits: BatchLimits, mean_bytes: float) -> None:
@@ -80,7 +83,7 @@ class BatchSize:
             return False
         wanted = self._fitting(size_bytes / rows)
         grown = size_bytes > 2 * self._limits.bytes and wanted < self.records
-        shrunk = rows >= self.records // 2 and wanted >= 4 * self.records
+        shrunk = rows >= self.records // 2 and wanted >= 2 * self.records
         if grown or shrunk:
             self.records = wanted
         return grown or shrunk
@@ -228,7 +231,9 @@ class Enqueue:
             if self._stopping.is_set():
                 return
             raise
-        self._metrics.observe_batch(self._clock.monotonic_s() - began_s)
+        seconds = self._clock.monotonic_s() - began_s
+        self._metrics.observe_batch(seconds)
+        log.debug("batch", rows=table.num_rows, bytes=table.nbytes, seconds=round(seconds, 3), limit=self._size.records)
         self._count(table, before)
         if self._size.observe(table.num_rows, table.nbytes):
             self._resize.set()

@@ -120,6 +120,7 @@ class RejectReason(StrEnum):
     UNKNOWN_TARGET = "unknown-target", "The target does not exist."
     TOO_LARGE = "too-large", "The message is larger than its target takes."
     PARTITION_OUT_OF_RANGE = "partition-out-of-range", "The target has no partition of this number."
+    UNSUPPORTED = "unsupported", "This version of the bridge neither cancels nor replaces messages."
     PRODUCE_FAILED = "produce-failed", "The target did not take the message in as many attempts as are configured."
 
 

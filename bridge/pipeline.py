@@ -48,7 +48,8 @@ from timerstore.timerlog import Window
 
 SAMPLE_RECORDS: Final = 200
 SAMPLE_WAIT_S: Final = 1.0
-UNKNOWN_RECORD_BYTES: Final = 1_000.0
+UNKNOWN_RECORD_BYTES: Final = 400.0
+"""Assumed where nothing waits to be read: the first batches are then small because little has come in."""
 
 log = structlog.get_logger("bridge.pipeline")
 

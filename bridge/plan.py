@@ -115,7 +115,8 @@ class Planner:
         sizes = outgoing.bytes()
         timers = outgoing.kind == Kind.TIMER
         rolling = timers & (outgoing.due > now_ms)
-        sorting = _Sorting(timers & ~rolling)
+        sorting = _Sorting((timers & ~rolling) | (outgoing.kind == Kind.CANCEL))
+        sorting.refuse(_unsupported(outgoing), RejectReason.UNSUPPORTED, RejectReason.UNSUPPORTED.explanation)
         if condemned:
             for row in np.flatnonzero(np.isin(keys, np.fromiter(condemned, np.int64))).tolist():
                 mine = condemned[int(keys[row])]
@@ -213,6 +214,13 @@ class Planner:
             yield from rolls(outgoing, rolled, sizes)
         if dead:
             yield from dead_letters(outgoing, condemned, self._dead_letter_topics, sizes)
+
+
+def _unsupported(outgoing: Outgoing) -> Bools:
+    """Cancels, and timers that ask to take the place of another: a promise that is not kept must not look kept."""
+    replaces: Bools = outgoing.rows.payload.column("replace").to_numpy(zero_copy_only=False)
+    cancels: Bools = outgoing.kind == Kind.CANCEL
+    return cancels | replaces
 
 
 def _only(row: int, n: int) -> Bools:
