@@ -1,7 +1,7 @@
 """The checkpoint: which segments make up the index, and which offsets of the delay topics they cover.
 
-One JSON file, replaced atomically, with a CRC over its body. A row of the delay topics below `offsets` is either in a named segment or
-finished; everything from there on is read from Kafka again at the next start.
+One JSON file, replaced atomically, with a CRC over its body. A row of the delay topics below `offsets` is either in a
+named segment or finished; everything from there on is read from Kafka again at the next start.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ def write(directory: Path, checkpoint: Checkpoint) -> None:
 
 
 def read(directory: Path) -> Checkpoint | None:
-    """The directory's checkpoint, or None when there is none. Raises Corrupt when it is damaged or of an unknown version."""
+    """The directory's checkpoint, or None when there is none. Raises Corrupt when it is damaged or of an unknown
+    version."""
     path = directory / files.CHECKPOINT
     try:
         text = path.read_text(encoding="utf-8")

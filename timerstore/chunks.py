@@ -1,8 +1,8 @@
 """Chunks: the Arrow batches that resident rows point into, and the book-keeping of who still needs them.
 
-A row in memory is a reference (chunk, row); moving it between memtable, hot wheel and late rows moves two integers. A chunk is dropped when its
-last row has left. What is known of every chunk is kept in vectors, so that questions about many rows (their bytes, whether they are
-stored in a segment) are one indexing operation.
+A row in memory is a reference (chunk, row); moving it between memtable, hot wheel and late rows moves two integers. A
+chunk is dropped when its last row has left. What is known of every chunk is kept in vectors, so that a question about
+many rows (their bytes) is one indexing operation.
 """
 
 from __future__ import annotations
@@ -25,26 +25,23 @@ class Chunks:
         self._payload: dict[int, pa.RecordBatch] = {}
         self._free: list[int] = []
         self.row_bytes: Int64s = np.zeros(64, dtype=np.int64)
-        self.stored: npt.NDArray[np.bool_] = np.zeros(64, dtype=np.bool_)
-        self.batch: Int64s = np.zeros(64, dtype=np.int64)
         self._live: Int64s = np.zeros(64, dtype=np.int64)
         self.physical_bytes = 0
 
     def __len__(self) -> int:
         return len(self._payload)
 
-    def add(self, payload: pa.RecordBatch, *, batch: int, stored: bool) -> int:
-        """Register a payload of which every row is live; returns the chunk's id.
+    def live_rows(self) -> int:
+        """How many rows are in memory, handed out ones included."""
+        return int(self._live[list(self._payload)].sum())
 
-        `batch` is the number of the ingested batch it came with; `stored` says that a segment holds its rows.
-        """
+    def add(self, payload: pa.RecordBatch) -> int:
+        """Register a payload of which every row is live; returns the chunk's id."""
         chunk = self._free.pop() if self._free else len(self._payload)
         if chunk >= len(self.row_bytes):
             self._grow(2 * chunk)
         self._payload[chunk] = payload
         self.row_bytes[chunk] = -(-payload.nbytes // max(1, payload.num_rows)) + ROW_REFERENCE_BYTES
-        self.stored[chunk] = stored
-        self.batch[chunk] = batch
         self._live[chunk] = payload.num_rows
         self.physical_bytes += payload.nbytes
         return chunk
@@ -69,11 +66,12 @@ class Chunks:
         return {c: self._payload[c] for c in np.unique(chunk).tolist()}
 
     def bytes_of(self, chunk: npt.NDArray[np.int32]) -> int:
-        """Bytes of the rows with these chunk ids, every row taken for the mean of its chunk; exact in sums and differences."""
+        """Bytes of the rows with these chunk ids, every row taken for the mean of its chunk; exact in sums and
+        differences."""
         return int(self.row_bytes[chunk].sum())
 
     def _grow(self, size: int) -> None:
-        for name in ("row_bytes", "stored", "batch", "_live"):
+        for name in ("row_bytes", "_live"):
             old = getattr(self, name)
             new = np.zeros(size, dtype=old.dtype)
             new[: len(old)] = old

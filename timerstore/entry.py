@@ -1,7 +1,7 @@
 """The columns of an entry: a record of a delay topic, decoded.
 
-`ENTRY` is what decoding hands to the store and what a segment holds. In memory the four columns of the position live in the row
-references (runs.py), and the rest, `PAYLOAD`, in Arrow chunks.
+`ENTRY` is what decoding hands to the store and what a segment holds. In memory the four columns of the position live in
+the row references (runs.py), and the rest, `PAYLOAD`, in Arrow chunks.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ POSITION_COLUMNS = [field.name for field in _POSITION_FIELDS]
 PAYLOAD_COLUMNS = [field.name for field in _PAYLOAD_FIELDS]
 
 ENTRY = pa.schema(_POSITION_FIELDS + _PAYLOAD_FIELDS)
-"""Every column of an entry. `ts`, `due` and `at` are epoch milliseconds; `at` is int64's minimum for rejects and cancels."""
+"""Every column of an entry. `ts`, `due` and `at` are epoch milliseconds; `at` is int64's minimum for rejects and
+cancels."""
 
 PAYLOAD = pa.schema(_PAYLOAD_FIELDS)
 """The columns that delivery needs beside the position."""

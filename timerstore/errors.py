@@ -1,13 +1,13 @@
 """Errors of the timer store, by who must act.
 
-    TimerStoreError
-    ├── WrongIdentity      environment: the directory belongs to another cluster or topic
-    ├── DirectoryInUse     environment: another process holds the directory
-    ├── Corrupt            data: a file is damaged; it is set aside and the index is rebuilt
-    ├── DiskFailure        environment: write or fsync failed
-    │   └── DiskFull       environment: no room; nothing is lost, the write is tried again later
-    ├── Closed             the store was closed while somebody waited
-    └── Misuse             our bug: an argument or a call out of order
+TimerStoreError
+├── WrongIdentity      environment: the directory belongs to another cluster or topic
+├── DirectoryInUse     environment: another process holds the directory
+├── Corrupt            data: a file is damaged; it is set aside and the index is rebuilt
+├── DiskFailure        environment: write or fsync failed
+│   └── DiskFull       environment: no room; nothing is lost, the write is tried again later
+├── Closed             the store was closed while somebody waited
+└── Misuse             our bug: an argument or a call out of order
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
     temporary name -> write -> fsync -> rename -> fsync of the directory
 
-A crash before the rename leaves a temporary file, which opening removes; after it the file is whole. A failed fsync says nothing about what is
-on the disk, so it is never retried (the lesson of PostgreSQL's "fsyncgate", 2018): it is a `DiskFailure`, and the process ends.
+A crash before the rename leaves a temporary file, which opening removes; after it the file is whole. A failed fsync
+says nothing about what is on the disk, so it is never retried (the lesson of PostgreSQL's "fsyncgate", 2018): it is a
+`DiskFailure`, and the process ends.
 """
 
 from __future__ import annotations
@@ -35,12 +36,23 @@ def segment_number(name: str) -> int:
 
 
 def lock_directory(directory: Path) -> int:
-    """Take the directory's lock, held until the descriptor is closed (also by the process's death); returns the descriptor."""
-    descriptor = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    """Make the directory if need be and take its lock, held until the descriptor is closed (also by the process's
+    death).
+
+    Returns the descriptor. Raises DirectoryInUse or DiskFailure.
+    """
+    hint = "check store.directory: it must be a directory that this user may write to, on a file system with locks"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise DiskFailure(f"cannot use {directory}: {error}", hint=hint) from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         os.close(descriptor)
+        if not isinstance(error, BlockingIOError):
+            raise DiskFailure(f"cannot lock {directory}: {error}", hint=hint) from error
         raise DirectoryInUse(
             f"{directory} is in use by another process",
             hint="give every instance a store.directory of its own, or end the other process",
@@ -49,7 +61,8 @@ def lock_directory(directory: Path) -> int:
 
 
 def write_durably(path: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a temporary file, then make it durable under `path`; on failure the temporary file is removed."""
+    """Let `write` fill a temporary file, then make it durable under `path`; on failure the temporary file is
+    removed."""
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
     try:
         write(temporary)
@@ -80,6 +93,14 @@ def fsync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sync_directory(directory: Path) -> None:
+    """Make renames and removals in a directory durable. Raises DiskFailure."""
+    try:
+        fsync(directory)
+    except OSError as error:
+        raise DiskFailure(f"cannot sync {directory}: {error}", hint="check the volume of store.directory") from error
 
 
 def set_aside(path: Path, now_ms: int) -> Path:

@@ -1,13 +1,15 @@
-"""Late rows: entries whose position the delivered position had passed when they were ingested. They are delivered in the order of offset.
+"""Late rows: entries whose position the delivered position had passed when they were ingested. They are delivered in
+the order of offset.
 
-A late row is finished by moving O over it (invariant I1), so O of its source stops in front of the first one that is not delivered yet.
+A late row is finished by moving O over it (invariant I1), so O of its source stops in front of the first one that is
+not delivered yet.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from timerstore.position import offsets_of
+from timerstore.position import Int64s, offsets_of, sources_of
 from timerstore.runs import EMPTY, Selection, concat
 
 
@@ -16,6 +18,7 @@ class Late:
 
     def __init__(self) -> None:
         self._rows: Selection = EMPTY
+        self._starts: Int64s = np.empty(0, dtype=np.int64)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -24,39 +27,33 @@ class Late:
         """Add rows in any order."""
         if len(rows):
             both = concat([self._rows, rows])
-            self._rows = both[np.argsort(both.seq, kind="stable")]
+            self._set(both[np.argsort(both.seq, kind="stable")])
 
     def take(self, now_ms: int, limit: int) -> Selection:
-        """Remove and return, source by source in the order of offset, at most `limit` rows; a row that is not due stops its source.
+        """Remove and return, source by source in the order of offset, at most `limit` rows; a row that is not due stops
+        its source.
 
-        Every source gets its share of the limit, so that a flood in one does not hold up another.
+        Every source gets its share of the limit (one row at least), so that a flood in one does not hold up another.
         """
         if not len(self._rows) or limit <= 0:
             return EMPTY
-        source = self._rows.source
-        starts = np.flatnonzero(np.r_[True, source[1:] != source[:-1]])
-        counts = np.diff(np.r_[starts, len(source)])
-        rank = np.arange(len(source)) - np.repeat(starts, counts)
+        counts = np.diff(np.r_[self._starts, len(self._rows)])
+        rank = np.arange(len(self._rows)) - np.repeat(self._starts, counts)
         early = np.where(self._rows.at > now_ms, rank, np.iinfo(np.int64).max)
-        due_before = np.repeat(np.minimum.reduceat(early, starts), counts)
-        chosen = rank < np.minimum(max(1, limit // len(starts)), due_before)
+        due_before = np.repeat(np.minimum.reduceat(early, self._starts), counts)
+        chosen = rank < np.minimum(max(1, limit // len(self._starts)), due_before)
         taken = self._rows[chosen]
-        self._rows = self._rows[~chosen]
+        self._set(self._rows[~chosen])
         return taken
 
     def first_offsets(self) -> dict[int, int]:
         """The smallest offset of every source that has rows here."""
-        if not len(self._rows):
-            return {}
-        sources, first = np.unique(self._rows.source, return_index=True)
-        return dict(zip(sources.tolist(), offsets_of(self._rows.seq[first]).tolist(), strict=True))
+        first = self._rows.seq[self._starts]
+        return dict(zip(sources_of(first).tolist(), offsets_of(first).tolist(), strict=True))
 
     def first_at_ms(self) -> int | None:
         """The earliest time at which some source can go on, or None when there are no rows."""
-        if not len(self._rows):
-            return None
-        _, first = np.unique(self._rows.source, return_index=True)
-        return int(self._rows.at[first].min())
+        return int(self._rows.at[self._starts].min()) if len(self._rows) else None
 
     def all(self) -> Selection:
         """Every row."""
@@ -64,5 +61,11 @@ class Late:
 
     def pop_all(self) -> Selection:
         """Remove and return every row."""
-        rows, self._rows = self._rows, EMPTY
+        rows = self._rows
+        self._set(EMPTY)
         return rows
+
+    def _set(self, rows: Selection) -> None:
+        source = rows.source
+        self._rows = rows
+        self._starts = np.flatnonzero(np.r_[len(rows) > 0, source[1:] != source[:-1]][: len(rows)])

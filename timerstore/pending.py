@@ -1,22 +1,63 @@
 """What is pending, counted: in all, by target, and by time.
 
-Counts go up when a timer is taken in and down when its delivery is known to be committed, nowhere else; after a restart they are counted from the segments.
+Counts go up when a timer is taken in and down when its delivery is known to be committed, nowhere else; after a restart
+they are counted from the segments.
 """
 
 from __future__ import annotations
 
-import pyarrow as pa
+from collections.abc import Mapping
+from dataclasses import dataclass
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from timerstore.entry import Kind
 from timerstore.position import Int64s
-from timerstore.segment import Segment, count_targets
-from timerstore.wheel import TimerWheel
+from timerstore.wheel import SLOT_MS, TimerWheel
 
 TARGETS_MAX = 1_000
 OTHER_TARGETS = "(other)"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Tally:
+    """Timers counted: `counts` (int64) by absolute wheel slot (`slots`, int64, distinct), and by target ("" is the
+    delay topic's default)."""
+
+    slots: Int64s
+    counts: Int64s
+    targets: Mapping[str, int]
+
+
+def tally(at: Int64s, target: pa.Array | pa.ChunkedArray) -> Tally:
+    """Count timers by their effective times (ms) and target names (null: the default)."""
+    slots, counts = np.unique(at // SLOT_MS, return_counts=True)
+    return Tally(slots=slots, counts=counts, targets=count_targets(target))
+
+
+def tally_timers(at: Int64s, payload: pa.RecordBatch) -> Tally:
+    """Count the timers among rows of `entry.PAYLOAD`; rejects and cancels are not pending deliveries."""
+    timers = payload.column("kind").to_numpy() == Kind.TIMER
+    target = payload.column("target")
+    if timers.all():
+        return tally(at, target)
+    return tally(at[timers], target.filter(pa.array(timers)))
+
+
+def count_targets(target: pa.Array | pa.ChunkedArray) -> dict[str, int]:
+    """How often each target occurs; null, the delay topic's default, as the empty string."""
+    counts: dict[str, int] = {}
+    for pair in pc.value_counts(target).to_pylist():
+        name = pair["values"] or ""
+        counts[name] = counts.get(name, 0) + pair["counts"]
+    return counts
+
+
 class Pending:
-    """Pending timers. Targets beyond the first thousand names are counted together, so that producers cannot grow the metrics without bound."""
+    """Pending timers. Targets beyond the first thousand names are counted together, so that producers cannot grow the
+    metrics without bound."""
 
     def __init__(self) -> None:
         self.wheel = TimerWheel()
@@ -29,28 +70,17 @@ class Pending:
         """Pending timers by target; the delay topic's default target is the empty string."""
         return {target: count for target, count in self._by_target.items() if count}
 
-    def add(self, at: Int64s, target: pa.Array | pa.ChunkedArray) -> None:
-        """Count timers in: effective times (ms) and target names."""
-        self.wheel.add(at)
-        self._count(target, 1)
+    def add(self, timers: Tally) -> None:
+        """Count timers in."""
+        self._move(timers, 1)
 
-    def remove(self, at: Int64s, target: pa.Array | pa.ChunkedArray) -> None:
+    def remove(self, timers: Tally) -> None:
         """Count timers out."""
-        self.wheel.remove(at)
-        self._count(target, -1)
+        self._move(timers, -1)
 
-    def add_segment(self, segment: Segment) -> None:
-        """Count in a segment of which nothing is finished, by its footer."""
-        self.wheel.add_slots(segment.slots, segment.counts)
-        self._merge(segment.targets)
-
-    def _count(self, target: pa.Array | pa.ChunkedArray, sign: int) -> None:
-        counts: dict[str, int] = {}
-        count_targets(target, counts, sign)
-        self._merge(counts)
-
-    def _merge(self, counts: dict[str, int]) -> None:
-        for name, count in counts.items():
+    def _move(self, timers: Tally, sign: int) -> None:
+        self.wheel.add_slots(timers.slots, sign * timers.counts)
+        for name, count in timers.targets.items():
             known = name in self._by_target or len(self._by_target) < TARGETS_MAX
             label = name if known else OTHER_TARGETS
-            self._by_target[label] = self._by_target.get(label, 0) + count
+            self._by_target[label] = self._by_target.get(label, 0) + sign * count

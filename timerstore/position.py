@@ -1,8 +1,8 @@
 """Positions: the total order in which entries are delivered, and the committed state that is made of them.
 
-An entry's position is (at, source, offset): its effective time, the partition of the delay topic it was read from, and its offset there.
-In vectors a position is two int64 columns, `at` and `seq`, where `seq` packs the source (15 bits) above the offset (48 bits), so that
-comparing (at, seq) compares positions.
+An entry's position is (at, source, offset): its effective time, the partition of the delay topic it was read from, and
+its offset there. In vectors a position is two int64 columns, `at` and `seq`, where `seq` packs the source (15 bits)
+above the offset (48 bits), so that comparing (at, seq) compares positions.
 
     finished  =  {entries: offset < O  and  position <= P}        (invariant I1; O and P are kept per source)
 """
@@ -61,7 +61,8 @@ class Position:
 
 
 ORIGIN = Position(AT_MIN, SOURCE_MAX, OFFSET_MAX)
-"""Minus infinity: smaller than every timer, and not smaller than any reject or cancel (whose `at` is minus infinity)."""
+"""Minus infinity: smaller than every timer, and not smaller than any reject or cancel (whose `at` is minus
+infinity)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,8 @@ def offsets_of(seq: Int64s) -> Int64s:
 
 def at_or_below(at: Int64s, seq: Int64s, bound_at: Int64s | int, bound_seq: Int64s | int) -> Bools:
     """Mask of the rows whose position is <= the bound (a scalar bound or one bound a row)."""
-    return (at < bound_at) | ((at == bound_at) & (seq <= bound_seq))
+    mask: Bools = (at < bound_at) | ((at == bound_at) & (seq <= bound_seq))
+    return mask
 
 
 def search(at: Int64s, seq: Int64s, bound: Position) -> int:

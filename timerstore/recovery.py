@@ -1,15 +1,15 @@
 """Recovery: from a directory to the index that it still holds.
 
-    checkpoint missing          an empty index; everything is read from Kafka
-    checkpoint damaged          set aside, then as if missing
-    a segment damaged           set aside with the checkpoint, then as if missing: its rows can only come from Kafka again
-    another cluster or topic    refused: WrongIdentity
-    segments nobody names       removed (a crash came between rename and checkpoint)
+checkpoint missing          an empty index; everything is read from Kafka
+checkpoint damaged          set aside, then as if missing
+a segment damaged           set aside with the checkpoint, then as if missing: its rows can only come from Kafka again
+another cluster or topic    refused: WrongIdentity
+segments nobody names       removed (a crash came between rename and checkpoint)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from timerstore import files, segment
 from timerstore.checkpoint import Checkpoint, Identity
 from timerstore.errors import Corrupt, WrongIdentity
 from timerstore.segment import Segment
-from timerstore.sources import Sources
+from timerstore.sources import NamedPosition, SourceName, Sources
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,11 +68,34 @@ def open_segments(
 
 
 def discard(directory: Path, error: Corrupt, now_ms: int) -> str:
-    """Set a damaged segment aside and the checkpoint that names it, so that the next opening rebuilds; returns a report."""
+    """Set a damaged segment aside and the checkpoint that names it, so that the next opening rebuilds; returns a
+    report."""
     for path in (Path(error.path), directory / files.CHECKPOINT):
         if path.exists():
             files.set_aside(path, now_ms)
     return f"{error.message}: set aside, the index is rebuilt from Kafka"
+
+
+def discard_outrun(
+    directory: Path, found: Checkpoint, committed: Mapping[SourceName, tuple[int, NamedPosition | None]], now_ms: int
+) -> str | None:
+    """Set the checkpoint aside if the committed state lies before it: what it left out as finished is pending again.
+
+    Somebody has reset the group's offsets (which also clears P). Returns a report, or None when all is well.
+    """
+    outrun = sorted(
+        name for name, (offset, position) in committed.items() if _lies_before(offset, position, found, name)
+    )
+    if not outrun:
+        return None
+    files.set_aside(directory / files.CHECKPOINT, now_ms)
+    where = ", ".join(f"{topic}/{partition}" for topic, partition in outrun)
+    return f"the committed state of {where} lies before the index: it is rebuilt from Kafka"
+
+
+def _lies_before(offset: int, position: NamedPosition | None, found: Checkpoint, name: SourceName) -> bool:
+    known = found.progress.get(name, (0, None))[1]
+    return offset < found.offsets.get(name, 0) or (known is not None and (position is None or position < known))
 
 
 def _must_be_ours(found: Identity, ours: Identity, directory: Path) -> None:

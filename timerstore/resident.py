@@ -1,4 +1,5 @@
-"""Resident rows: what is in memory, where each row belongs, and how the delivered position and the loaded frontier move over it.
+"""Resident rows: what is in memory, where each row belongs, and how the delivered position and the loaded frontier move
+over it.
 
     position:   finished ... P ......... hot wheel ......... L ......... memtable .........
                          late rows                              (and segments' rows, on disk)
@@ -6,6 +7,8 @@
     late      at or below P of its source, and not finished: its offset is not covered by O yet
     hot       above P, at or below the loaded frontier L: every pending row there is resident
     memtable  above L, and not in a segment yet
+
+A row is *stored*, in a segment that the checkpoint names, exactly when its offset lies below O_c of its source.
 
 No lock and no IO here: `TimerStore` guards it, one instance is used by one thread at a time.
 """
@@ -38,7 +41,11 @@ class Resident:
         self.owned: Bools = np.zeros(sources, dtype=np.bool_)
         self.owned[list(committed)] = True
         self.offset: Int64s = np.zeros(sources, dtype=np.int64)
+        """O by source."""
         self.ends: Int64s = np.zeros(sources, dtype=np.int64)
+        """Exclusive end of what is ingested, by source."""
+        self.stored: Int64s = np.zeros(sources, dtype=np.int64)
+        """O_c of the durable checkpoint, by source."""
         self._committed_at: Int64s = np.full(sources, ORIGIN.at_ms, dtype=np.int64)
         self._committed_seq: Int64s = np.full(sources, ORIGIN.seq, dtype=np.int64)
         for source in committed:
@@ -55,23 +62,36 @@ class Resident:
         passed = at_or_below(rows.at, rows.seq, self._committed_at[source], self._committed_seq[source])
         return (covered & passed) | ~self.owned[source]
 
-    def add(self, rows: Selection, payload: pa.RecordBatch, *, batch: int, stored: bool) -> None:
-        """Take in new rows; `rows` are in the order of position and `rows.row` indexes `payload`; `rows.chunk` is not looked at.
+    def covered(self) -> Int64s:
+        """Where O_c may go, by source: the committed O, as far as ingest has come."""
+        return np.maximum(self.stored, np.minimum(self.offset, self.ends))
 
-        Each of late, hot and memtable gets a chunk of its own, in the order of position, so that what is popped together lies together.
+    def offsets_reachable(self) -> Int64s:
+        """Where O can be moved by a transaction that delivers what is due, by source: the end of what is ingested, or
+        the first late row."""
+        reachable = self.ends.copy()
+        for source, offset in self.late.first_offsets().items():
+            reachable[source] = offset
+        return reachable
+
+    def parts(self, rows: Selection) -> list[Selection]:
+        """Rows divided by where they belong now (late, hot, memtable), without the empty parts.
+
+        A chunk for each part keeps together what leaves together; a part that is placed elsewhere later is no mistake.
         """
         late, hot = self._late(rows), rows.at_or_below(self.frontier)
-        for mask in (late, hot & ~late, ~hot & ~late):
-            count = int(np.count_nonzero(mask))
-            if not count:
-                continue
-            part = rows[mask]
-            chunk = self.chunks.add(payload.take(pa.array(part.row)), batch=batch, stored=stored)
-            self.place(
-                Selection(
-                    part.at, part.seq, np.full(count, chunk, dtype=np.int32), np.arange(count, dtype=np.int32)
-                )
-            )
+        return [rows[mask] for mask in (late, hot & ~late, ~hot & ~late) if mask.any()]
+
+    def add(self, rows: Selection, payload: pa.RecordBatch) -> None:
+        """Take in new rows, in the order of position, whose payloads are the rows of `payload` one by one."""
+        if len(rows):
+            chunk = np.full(len(rows), self.chunks.add(payload), dtype=np.int32)
+            self.place(Selection(rows.at, rows.seq, chunk, np.arange(len(rows), dtype=np.int32)))
+
+    def is_stored(self, rows: Selection) -> Bools:
+        """Mask of the rows that a durable segment holds."""
+        mask: Bools = rows.offset < self.stored[rows.source]
+        return mask
 
     def place(self, rows: Selection) -> None:
         """Put row references, in the order of position, where they belong now.
@@ -82,7 +102,7 @@ class Resident:
         self._insert_late(rows[late])
         self.insert_hot(rows[hot & ~late])
         beyond = rows[~hot & ~late]
-        stored = self.chunks.stored[beyond.chunk]
+        stored = self.is_stored(beyond)
         self.chunks.release(beyond.chunk[stored])
         unstored = beyond[~stored]
         self.memtable.insert(unstored)
@@ -110,7 +130,8 @@ class Resident:
         self._insert_late(rows)
 
     def replace_all(self, rows: Selection) -> None:
-        """Put rows back after a transaction that did not happen, and all late rows with them: P may lie before them again."""
+        """Put rows back after a transaction that did not happen, and all late rows with them: P may lie before them
+        again."""
         late = self.late.pop_all()
         self.late_bytes = 0
         for selection in (rows, late):
@@ -122,7 +143,6 @@ class Resident:
             self.committed[source] = state
             self._note_committed(source)
         self.position = max(self.position, position)
-        self.frontier = max(self.frontier, self.position)
         self.make_late(self.pop_hot(self.position))
 
     def advance_frontier(self, upper: Position) -> None:
@@ -134,22 +154,19 @@ class Resident:
 
     def retreat_frontier(self, budget_bytes: int, floor: Position) -> None:
         """Move L back so that the hot wheel holds at most `budget_bytes`; never below `floor` (invariant I8)."""
-        rows = self.hot.all().sorted()
-        fits = int(np.searchsorted(np.cumsum(self.chunks.row_bytes[rows.chunk]), budget_bytes, side="right"))
-        if fits >= len(rows):
+        last_in = self.hot.largest_within(self.frontier, self.chunks.row_bytes, budget_bytes)
+        if last_in is None:
             return
-        first_out = Position.of(int(rows.at[fits]), int(rows.seq[fits]))
-        self.frontier = max(first_out.before(), floor)
+        self.frontier = max(last_in, floor)
         out = self.hot.pop_after(self.frontier)
         self.hot_bytes -= self.chunks.bytes_of(out.chunk)
         self.place(out.sorted())
 
-    def mark_stored(self, batch: int) -> None:
-        """A segment now holds every unstored row of the batches up to `batch`: the memtable lets go of them."""
-        written = self.chunks.batch <= batch
-        rows = self.memtable.remove(written)
+    def mark_stored(self, offsets: Int64s) -> None:
+        """A durable checkpoint has O_c at `offsets` (by source): the memtable lets go of what lies below."""
+        self.stored = np.where(self.owned, offsets, self.stored)
+        rows = self.memtable.remove(self.is_stored)
         self.memtable_bytes -= self.chunks.bytes_of(rows.chunk)
-        self.chunks.stored[written] = True
         self.chunks.release(rows.chunk)
 
     def _late(self, rows: Selection) -> Bools:

@@ -1,8 +1,9 @@
 """Runs: resident rows in the order of position.
 
-The hot wheel (rows at or below the loaded frontier) and the memtable (rows beyond it, not yet in a segment) are each one `Runs`: a short list of sorted vectors
-of row references. An inserted batch becomes a run; runs of like size are merged, so that a row is merged a logarithmic number of times and
-there are never many runs to look at (the log-structured merge of Patrick O'Neil et al., 1996, in memory). Popping what is due moves the head of each run.
+The hot wheel (rows at or below the loaded frontier) and the memtable (rows beyond it, not yet in a segment) are each
+one `Runs`: a short list of sorted vectors of row references. An inserted batch becomes a run; runs of like size are
+merged, so that a row is merged a logarithmic number of times and there are never many runs to look at (the
+log-structured merge of Patrick O'Neil et al., 1996, in memory). Popping what is due moves the head of each run.
 
     insert [3 5 9]       runs: [3 5 9]
     insert [4 6 7]       runs: [3 4 5 6 7 9]          (equal sizes are merged)
@@ -12,17 +13,21 @@ there are never many runs to look at (the log-structured merge of Patrick O'Neil
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import bisect
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from timerstore.position import (
+    ORIGIN,
+    SEQ_MAX,
     Bools,
     Int64s,
     Position,
     at_or_below,
+    end_of,
     offsets_of,
     order_by_position,
     search,
@@ -37,7 +42,8 @@ MERGED_ROWS_MAX = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """References to resident rows: `at` and `seq` (int64[n], the position), `chunk` and `row` (int32[n], where the payload is)."""
+    """References to resident rows: `at` and `seq` (int64[n], the position), `chunk` and `row` (int32[n], where the
+    payload is)."""
 
     at: Int64s
     seq: Int64s
@@ -113,18 +119,28 @@ class Runs:
         """Effective time of the first row, or None when there is none."""
         return min((int(run.at[0]) for run in self._runs), default=None)
 
+    def first(self) -> Position:
+        """Position of the first row; there must be one."""
+        return min(Position.of(int(run.at[0]), int(run.seq[0])) for run in self._runs)
+
+    def count_until(self, bound: Position) -> int:
+        """How many rows are at or below `bound`."""
+        return sum(search(run.at, run.seq, bound) for run in self._runs)
+
     def pop_until(self, bound: Position, limit: int | None = None) -> Selection:
-        """Remove and return the rows at or below `bound` in the order of position, at most the first `limit` of them."""
+        """Remove and return the rows at or below `bound` in the order of position, at most the first `limit` of
+        them."""
         cuts = [search(run.at, run.seq, bound) for run in self._runs]
-        if not any(cuts):
-            return EMPTY
-        heads = [run[:cut] for run, cut in zip(self._runs, cuts, strict=True)]
-        popped = concat(heads)
+        if limit is not None and sum(cuts) > limit:
+            # The first `limit` rows of all are among the first `limit` of each run: no need to sort the rest.
+            heads = concat([run[: min(cut, limit)] for run, cut in zip(self._runs, cuts, strict=True)]).sorted()
+            if not limit:
+                return EMPTY
+            bound = heads[limit - 1 : limit].last()
+            cuts = [search(run.at, run.seq, bound) for run in self._runs]
+        popped = concat([run[:cut] for run, cut in zip(self._runs, cuts, strict=True)])
         if sum(1 for cut in cuts if cut) > 1:
             popped = popped.sorted()
-        if limit is not None and len(popped) > limit:
-            popped = popped[:limit]
-            cuts = [search(run.at, run.seq, popped.last()) for run in self._runs] if limit else [0] * len(cuts)
         self._runs = [run[cut:] for run, cut in zip(self._runs, cuts, strict=True) if cut < len(run)]
         return popped
 
@@ -135,24 +151,37 @@ class Runs:
         self._runs = [run[:cut] for run, cut in zip(self._runs, cuts, strict=True) if cut]
         return concat(tails)
 
-    def prefix_within(self, bound: Position, row_bytes: Int64s, budget_bytes: int) -> Position | None:
-        """The last row at or below `bound` up to which the rows fit into a budget, or None when all of them do.
+    def largest_within(self, bound: Position, row_bytes: Int64s, budget_bytes: int) -> Position | None:
+        """The last row at or below `bound` up to which the rows fit into a budget, or None when all of them do; ORIGIN
+        when none does.
 
-        `row_bytes` is bytes a row by chunk id. At least one row is always inside.
+        `row_bytes` is bytes a row by chunk id. Nothing is sorted: the answer is searched for by halving, in each run's
+        cumulative bytes.
         """
-        rows = concat([run[: search(run.at, run.seq, bound)] for run in self._runs]).sorted()
-        fits = int(np.searchsorted(np.cumsum(row_bytes[rows.chunk]), budget_bytes, side="right"))
-        if fits >= len(rows):
+        runs = [run[: search(run.at, run.seq, bound)] for run in self._runs]
+        runs = [run for run in runs if len(run)]
+        totals = [np.cumsum(row_bytes[run.chunk]) for run in runs]
+        if sum(int(total[-1]) for total in totals) <= budget_bytes:
             return None
-        fits = max(fits, 1)
-        return rows[fits - 1 : fits].last()
 
-    def remove(self, gone: npt.NDArray[np.bool_]) -> Selection:
-        """Remove and return the rows of every chunk id marked in `gone` (bool by chunk id), in no order."""
+        def too_many(position: Position) -> bool:
+            cuts = (search(run.at, run.seq, position) for run in runs)
+            return sum(int(total[cut - 1]) for total, cut in zip(totals, cuts, strict=True) if cut) > budget_bytes
+
+        low, high = min(int(run.at[0]) for run in runs), max(int(run.at[-1]) for run in runs)
+        at_ms = low + bisect.bisect_left(range(high - low), True, key=lambda ms: too_many(end_of(low + ms)))
+        seq = bisect.bisect_left(range(SEQ_MAX), True, key=lambda s: too_many(Position.of(at_ms, s)))
+        # (at_ms, seq) is the first row too many; the answer is the last row before it.
+        beyond = Position.of(at_ms, seq).before()
+        cuts = [search(run.at, run.seq, beyond) for run in runs]
+        return max((run[:cut].last() for run, cut in zip(runs, cuts, strict=True) if cut), default=ORIGIN)
+
+    def remove(self, gone: Callable[[Selection], Bools]) -> Selection:
+        """Remove and return the rows for which `gone` answers True (a mask of the rows it is given), in no order."""
         removed: list[Selection] = []
         kept: list[Selection] = []
         for run in self._runs:
-            mask = gone[run.chunk]
+            mask = gone(run)
             removed.append(run[mask])
             rest = run[~mask]
             if len(rest):
@@ -163,10 +192,6 @@ class Runs:
     def all(self) -> Selection:
         """Every row, in no order."""
         return concat(self._runs)
-
-    def clear(self) -> None:
-        """Forget every row."""
-        self._runs = []
 
     @staticmethod
     def _mergeable(older: Selection, newer: Selection) -> bool:

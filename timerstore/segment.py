@@ -1,8 +1,8 @@
 """Segments: immutable Parquet files of entries, sorted by position.
 
-The footer says everything that opening and planning need, so that neither scans: whose rows they are, the range of offsets and of positions of every
-source, a histogram of slots, pending counts by target, and a fence for each row group (its first position, its rows, its bytes in memory). Any tool that
-reads Parquet can look inside.
+The footer says everything that opening and planning need, so that neither scans: whose rows they are, the range of
+offsets and of positions of every source, a histogram of slots, pending counts by target, and a fence for each row group
+(its first position, its rows, its bytes in memory). Any tool that reads Parquet can look inside.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import base64
 import json
 import zlib
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from timerstore import files
@@ -26,7 +26,8 @@ from timerstore.checkpoint import Identity, NamedSegment
 from timerstore.chunks import ROW_REFERENCE_BYTES, materialize
 from timerstore.entry import SEGMENT
 from timerstore.errors import Corrupt
-from timerstore.position import Int64s, Position, pack
+from timerstore.pending import Tally, count_targets
+from timerstore.position import OFFSET_MAX, Int64s, Position, pack
 from timerstore.runs import Selection
 from timerstore.sources import Sources
 from timerstore.wheel import SLOT_MS
@@ -38,7 +39,8 @@ ROW_GROUP_ROWS = 16_384
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Segment:
-    """An open segment. The `group_*` vectors have one element a row group; `slots`/`counts` are the histogram of `at` by wheel slot."""
+    """An open segment. The `group_*` vectors have one element a row group; `timers` is the histogram of all its rows by
+    wheel slot and target."""
 
     path: Path
     named: NamedSegment
@@ -50,14 +52,13 @@ class Segment:
     first: Position
     last: Position
     largest: dict[int, Position]
-    slots: Int64s
-    counts: Int64s
-    targets: dict[str, int]
+    timers: Tally
 
     def groups_between(self, lower: Position, upper: Position) -> npt.NDArray[np.bool_]:
-        """Mask of the row groups that may hold rows in (lower, upper]; none where the histogram has nothing in its slots."""
-        slots = slice(*np.searchsorted(self.slots, [lower.at_ms // SLOT_MS, upper.at_ms // SLOT_MS + 1]))
-        if not self.counts[slots].any():
+        """Mask of the row groups that may hold rows in (lower, upper]; none where the histogram has nothing in its
+        slots."""
+        slots = slice(*np.searchsorted(self.timers.slots, [lower.at_ms // SLOT_MS, upper.at_ms // SLOT_MS + 1]))
+        if not self.timers.counts[slots].any():
             return np.zeros(len(self.group_at), dtype=np.bool_)
         begins_in_time = (self.group_at < upper.at_ms) | (
             (self.group_at == upper.at_ms) & (self.group_seq <= upper.seq)
@@ -97,13 +98,11 @@ def read(path: Path, identity: Identity, sources: Sources, expected: NamedSegmen
         if footer["version"] != FORMAT_VERSION or footer["cluster_id"] != identity.cluster_id:
             raise Corrupt(f"{path.name} is of another format version or cluster", path=str(path))
         return _from_footer(path, NamedSegment(name=path.name, bytes=size, footer_crc=crc), footer, sources)
-    except (OSError, pa.ArrowException, ValueError, KeyError) as error:
+    except (OSError, pa.ArrowException, zlib.error, ValueError, LookupError, TypeError) as error:
         raise Corrupt(f"{path.name} cannot be read: {error}", path=str(path)) from error
 
 
-def read_rows(
-    segment: Segment, groups: Sequence[int] | None = None, columns: Sequence[str] | None = None
-) -> pa.Table:
+def read_rows(segment: Segment, groups: Sequence[int] | None = None, columns: Sequence[str] | None = None) -> pa.Table:
     """Rows of some row groups (all), some columns (all), pages verified by their checksums. Raises Corrupt."""
     try:
         with pq.ParquetFile(segment.path, page_checksum_verification=True) as parquet:
@@ -117,7 +116,7 @@ def _write_parquet(
     path: Path, identity: Identity, sources: Sources, rows: Selection, payloads: dict[int, pa.RecordBatch]
 ) -> None:
     group_bytes: list[int] = []
-    targets: dict[str, int] = {}
+    targets: Counter[str] = Counter()
     with pq.ParquetWriter(
         path, SEGMENT, compression="lz4", use_dictionary=["topic", "target"], write_page_checksum=True
     ) as writer:
@@ -125,50 +124,48 @@ def _write_parquet(
             part = rows[start : start + ROW_GROUP_ROWS]
             payload = materialize(payloads, part.chunk, part.row)
             topic, partition = sources.columns(part.source)
-            position = {"topic": topic, "partition": partition, "offset": pa.array(part.offset), "at": pa.array(part.at)}
+            position = {
+                "topic": topic,
+                "partition": partition,
+                "offset": pa.array(part.offset),
+                "at": pa.array(part.at),
+            }
             columns = position | {name: payload.column(name) for name in payload.schema.names}
             writer.write_table(pa.table([columns[name] for name in SEGMENT.names], schema=SEGMENT))
             group_bytes.append(payload.nbytes + len(part) * ROW_REFERENCE_BYTES)
-            count_targets(payload.column("target"), targets)
+            targets.update(count_targets(payload.column("target")))
         footer = json.dumps(_footer(identity, sources, rows, group_bytes, targets), separators=(",", ":"))
         writer.add_key_value_metadata({METADATA_KEY.decode(): footer})
 
 
-def count_targets(target: pa.Array | pa.ChunkedArray, into: dict[str, int], sign: int = 1) -> None:
-    """Add how often each target occurs (null, the delay topic's default, as the empty string) to `into`."""
-    for pair in pc.value_counts(target).to_pylist():
-        name = pair["values"] or ""
-        into[name] = into.get(name, 0) + sign * pair["counts"]
-
-
 def _footer(
-    identity: Identity, sources: Sources, rows: Selection, group_bytes: list[int], targets: dict[str, int]
+    identity: Identity, sources: Sources, rows: Selection, group_bytes: list[int], targets: Mapping[str, int]
 ) -> dict[str, Any]:
-    present = np.unique(rows.source).tolist()
+    source, offset = rows.source, rows.offset
+    present, first = np.unique(source, return_index=True)
+    last = len(rows) - 1 - np.unique(source[::-1], return_index=True)[1]
+    smallest, largest = np.full(len(sources), OFFSET_MAX), np.zeros(len(sources), dtype=np.int64)
+    np.minimum.at(smallest, source, offset)
+    np.maximum.at(largest, source, offset)
+    extent = np.stack(
+        [smallest[present], largest[present], rows.at[first], offset[first], rows.at[last], offset[last]], axis=1
+    )
     slots, counts = np.unique(rows.at // SLOT_MS, return_counts=True)
     starts = np.arange(0, len(rows), ROW_GROUP_ROWS)
-    extent = []
-    for source in present:
-        mine = rows[rows.source == source]
-        offsets = mine.offset
-        first, last = mine[:1].last(), mine.last()
-        extent.append([int(offsets.min()), int(offsets.max()), first.at_ms, first.offset, last.at_ms, last.offset])
-    code = {source: i for i, source in enumerate(present)}
-    group_source = np.array([code[s] for s in rows.source[starts].tolist()], dtype=np.int64)
     return {
         "version": FORMAT_VERSION,
         "cluster_id": identity.cluster_id,
         "topic_ids": dict(identity.topic_ids),
         "rows": len(rows),
-        "sources": [list(sources.name(source)) for source in present],
-        "extent": extent,
+        "sources": [list(sources.name(source)) for source in present.tolist()],
+        "extent": extent.tolist(),
         "slots": _pack_vector(slots),
         "counts": _pack_vector(counts),
         "targets": targets,
         "groups": {
             "at": _pack_vector(rows.at[starts]),
-            "source": _pack_vector(group_source),
-            "offset": _pack_vector(rows.offset[starts]),
+            "source": _pack_vector(np.searchsorted(present, source[starts])),
+            "offset": _pack_vector(offset[starts]),
             "rows": _pack_vector(np.diff(np.r_[starts, len(rows)])),
             "bytes": _pack_vector(np.array(group_bytes, dtype=np.int64)),
         },
@@ -194,9 +191,9 @@ def _from_footer(path: Path, named: NamedSegment, footer: dict[str, Any], source
         first=Position.of(int(groups["at"][0]), int(group_seq[0])),
         last=max(largest.values()),
         largest=largest,
-        slots=_unpack_vector(footer["slots"]),
-        counts=_unpack_vector(footer["counts"]),
-        targets=footer["targets"],
+        timers=Tally(
+            slots=_unpack_vector(footer["slots"]), counts=_unpack_vector(footer["counts"]), targets=footer["targets"]
+        ),
     )
 
 

@@ -1,7 +1,7 @@
 """Sources: the partitions of the delay topics, numbered in the order of (topic, partition).
 
-The number is valid within one opening of a store: files, Spark and Kafka's metadata always say (topic, partition), so that a topic or
-a partition more tomorrow moves no position relative to another.
+The number is valid within one opening of a store: files, Spark and Kafka's metadata always say (topic, partition), so
+that a topic or a partition more tomorrow moves no position relative to another.
 """
 
 from __future__ import annotations
@@ -67,7 +67,9 @@ class Sources:
         column = topic.combine_chunks() if isinstance(topic, pa.ChunkedArray) else topic
         encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
         topics = encoded.dictionary.to_pylist()
-        partitions = partition.to_numpy(zero_copy_only=False) if isinstance(partition, pa.Array) else partition.to_numpy()
+        partitions = (
+            partition.to_numpy(zero_copy_only=False) if isinstance(partition, pa.Array) else partition.to_numpy()
+        )
         codes = encoded.indices.to_numpy(zero_copy_only=False)
         result = np.full(len(codes), -1, dtype=np.int64)
         for code, name in enumerate(topics):

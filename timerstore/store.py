@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -24,16 +23,17 @@ import pyarrow as pa
 
 from timerstore import files, recovery, segment
 from timerstore.checkpoint import Checkpoint, Identity
-from timerstore.entry import Kind, payload_of
-from timerstore.errors import Closed, Misuse
+from timerstore.entry import payload_of
+from timerstore.errors import Closed, Corrupt, Misuse
 from timerstore.maintenance import Maintenance
-from timerstore.pending import Pending
-from timerstore.position import Int64s, Position, Progress, pack
+from timerstore.pending import Pending, Tally, tally, tally_timers
+from timerstore.position import Position, Progress, pack
 from timerstore.recovery import Recovered
 from timerstore.resident import Resident
 from timerstore.runs import EMPTY, Selection
 from timerstore.segment import Segment
 from timerstore.sources import NamedPosition, SourceName, Sources
+from timerstore.stats import Stats
 from timerstore.timerlog import TimerLog
 from timerstore.transaction import Transaction
 
@@ -62,28 +62,6 @@ class Limits:
         return self.flush_bytes + self.flush_bytes // 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stats:
-    """A consistent look at the store. `pending_by_target` has "" for a delay topic's default target."""
-
-    pending: int
-    pending_by_target: dict[str, int]
-    pending_until: tuple[int, ...]
-    first_at_ms: int | None
-    hot_rows: int
-    hot_bytes: int
-    memtable_rows: int
-    memtable_bytes: int
-    late_rows: int
-    physical_bytes: int
-    segments: int
-    segment_bytes: int
-    frontier_ms: int
-    checkpoint_ms: int | None
-    ingested: dict[SourceName, int]
-    committed: dict[SourceName, int]
-
-
 class TimerStore:
     """See the module. Made by `open`; every public method may be called from any thread unless it says otherwise."""
 
@@ -106,9 +84,7 @@ class TimerStore:
         self._changed = threading.Condition(self.lock)
         self._pending = Pending()
         self._transaction: Transaction | None = None
-        self._batch = 0
-        self._batches: deque[tuple[int, Int64s]] = deque()
-        self._covered: tuple[int, Int64s] = (0, self.resident.ends)
+        self._appending = threading.Lock()
         self._news = False
         self._closed = False
         self._intake_closed = False
@@ -130,33 +106,33 @@ class TimerStore:
         `partitions` are all partitions of the delay topics. What is found wrong and mended is told in `reports`.
         Raises WrongIdentity, DirectoryInUse, DiskFailure.
         """
-        directory.mkdir(parents=True, exist_ok=True)
         descriptor = files.lock_directory(directory)
         try:
             found, reports = recovery.read_checkpoint(directory, identity, now_ms)
-            moved_back = [
-                f"{topic}/{partition}"
-                for (topic, partition), (offset, _) in committed.items()
-                if found is not None and found.offsets.get((topic, partition), 0) > offset
-            ]
-            if moved_back:
-                files.set_aside(directory / files.CHECKPOINT, now_ms)
-                reports.append(f"committed offsets of {', '.join(moved_back)} lie before the index: it is rebuilt")
+            if found is not None and (report := recovery.discard_outrun(directory, found, committed, now_ms)):
+                reports.append(report)
                 found = None
             names = [*partitions, *committed, *(found.offsets if found is not None else ())]
             positions = [position for _, position in committed.values() if position is not None]
             sources = Sources([*names, *((topic, partition) for _, topic, partition, _ in positions)])
             recovered = recovery.open_segments(directory, found, identity, sources, now_ms, progress)
             store = cls(directory, descriptor, identity, sources, limits)
+            try:
+                store._restore(recovered, committed)
+            except Corrupt as error:
+                reports.append(recovery.discard(directory, error, now_ms))
+                recovered = recovery.open_segments(directory, None, identity, sources, now_ms, progress)
+                store = cls(directory, descriptor, identity, sources, limits)
+                store._restore(recovered, committed)
             store.reports = (*reports, *recovered.reports)
-            store._restore(recovered, committed)
         except BaseException:
             os.close(descriptor)
             raise
         return store
 
     def resume_offsets(self) -> dict[SourceName, int | None]:
-        """Where ingest has to start for every owned source: O_c, or None when the index knows nothing of it (the log's start)."""
+        """Where ingest has to start for every owned source: O_c, or None when the index knows nothing of it (the log's
+        start)."""
         return {
             name: self.checkpoint.offsets.get(name) for name in map(self.sources.name, sorted(self.resident.committed))
         }
@@ -166,7 +142,6 @@ class TimerStore:
         with self.lock:
             for name, offset in offsets.items():
                 self.resident.ends[self.sources.index(*name)] = offset
-            self._covered = (self._batch, self.resident.ends.copy())
 
     def next_offsets(self) -> dict[SourceName, int]:
         """The next expected offset of every owned source."""
@@ -178,44 +153,67 @@ class TimerStore:
     def append(self, entries: pa.Table, ends: Mapping[SourceName, int]) -> int:
         """Take in a micro-batch of `entry.ENTRY` rows; `ends` are the exclusive end offsets it reaches, by source.
 
-        Blocks while there is no room. Rows below the next expected offset (a batch seen before) and finished ones are dropped. Returns how many
-        rows were new. Raises Closed when the store is closed meanwhile.
+        Blocks while there is no room. Rows below the next expected offset (a batch seen before) and finished ones are
+        dropped. Returns how many rows were new. Raises Closed when the store is closed meanwhile.
         """
-        source = self.sources.of_columns(entries.column("topic"), entries.column("partition"))
-        offset = entries.column("offset").to_numpy()
-        at = entries.column("at").to_numpy()
+        everything = self.selection(entries)
         payload = payload_of(entries)
+        with self._appending:
+            with self.lock:
+                self._wait_for_room()
+                resident = self.resident
+                reached = resident.ends.copy()
+                for name, end in ends.items():
+                    source = self.sources.index(*name)
+                    reached[source] = max(int(reached[source]), end)
+                fresh = everything[everything.offset >= resident.ends[everything.source]]
+                if not (fresh.offset < reached[fresh.source]).all():
+                    raise Misuse("a batch has rows beyond the end offsets that it is said to reach")
+                # Stays so until the rows are placed: what is not ingested yet cannot become finished.
+                parts = resident.parts(fresh[~resident.finished(fresh)].sorted())
+            # Copies and counts are made without the lock: delivery goes on.
+            chunks = [(part, payload.take(pa.array(part.row))) for part in parts]
+            tallies = [tally_timers(part.at, chunk) for part, chunk in chunks]
+            with self.lock:
+                nearest = resident.hot.first_at_ms()
+                resident.ends = reached
+                for part, chunk in chunks:
+                    resident.add(part, chunk)
+                for timers in tallies:
+                    self._pending.add(timers)
+                if resident.hot_bytes > self.limits.hot_bytes:
+                    resident.retreat_frontier(self.limits.loaded_bytes_max, self._floor())
+                self._announce(nearest)
+        return len(fresh)
+
+    def has_room(self) -> bool:
+        """Whether a batch may come in. Room is made by a flush, or by delivery; where neither is possible there is
+        nothing to wait for.
+
+        (Delivery waits for ingest to catch up. Whoever catches up no further than the committed O never gets that far.)
+        """
         with self.lock:
-            self._wait_for_room()
-            resident = self.resident
-            new = (source >= 0) & (offset >= resident.ends[source])
-            fresh = Selection(
-                at[new],
-                pack(source[new], offset[new]),
-                np.zeros(int(new.sum()), dtype=np.int32),
-                np.flatnonzero(new).astype(np.int32),
-            )
-            pending = fresh[~resident.finished(fresh)]
-            self._batch += 1
-            for name, end in ends.items():
-                index = self.sources.index(*name)
-                resident.ends[index] = max(int(resident.ends[index]), end)
-            self._batches.append((self._batch, resident.ends.copy()))
-            nearest = resident.hot.first_at_ms()
-            resident.add(pending.sorted(), payload, batch=self._batch, stored=False)
-            self._count_in(pending, payload)
-            if resident.hot_bytes > self.limits.hot_bytes:
-                resident.retreat_frontier(self.limits.loaded_bytes_max, self._floor())
-            first = resident.hot.first_at_ms()
-            if len(resident.late) or (first is not None and (nearest is None or first < nearest)) or self.is_pressed():
-                self._news = True
-            self._changed.notify_all()
-            return len(fresh)
+            limits, resident = self.limits, self.resident
+            delivers = self.is_caught_up()
+            flushes = bool((resident.covered() > resident.stored)[resident.owned].any())
+            full = resident.memtable_bytes >= limits.memtable_bytes_max and (delivers or flushes)
+            flooded = resident.late_bytes >= limits.late_bytes and delivers
+            return not full and not flooded
+
+    def selection(self, entries: pa.Table) -> Selection:
+        """The positions of an entry table; `row` is the index in the table, `chunk` means nothing. Rows of unknown
+        sources are left out."""
+        source = self.sources.of_columns(entries.column("topic"), entries.column("partition"))
+        known = np.flatnonzero(source >= 0)
+        offset = entries.column("offset").to_numpy().astype(np.int64, copy=False)[known]
+        at = entries.column("at").to_numpy().astype(np.int64, copy=False)[known]
+        return Selection(at, pack(source[known], offset), np.zeros(len(known), np.int32), known.astype(np.int32))
 
     # ---- dispatcher
 
     def begin(self) -> Transaction:
-        """Start a transaction; one at a time, and only when every owned source is ingested up to its committed O (invariant I6)."""
+        """Start a transaction; one at a time, and only when every owned source is ingested up to its committed O
+        (invariant I6)."""
         with self.lock:
             if self._transaction is not None:
                 raise Misuse("a transaction is open")
@@ -236,9 +234,11 @@ class TimerStore:
             return min((at for at in candidates if at is not None), default=None)
 
     def offsets_behind(self) -> bool:
-        """Whether ingest is ahead of the committed O, so that a transaction without rows would move it."""
+        """Whether ingest is ahead of the committed O, so that a transaction would move it without rows (late rows in
+        front stop it)."""
         with self.lock:
-            return bool((self.resident.ends > self.resident.offset)[self.resident.owned].any())
+            resident = self.resident
+            return bool((resident.offsets_reachable() > resident.offset)[resident.owned].any())
 
     def is_pressed(self) -> bool:
         """Whether O should be committed at once: the memtable has to be flushed, and only rows below O can be."""
@@ -261,14 +261,14 @@ class TimerStore:
     def transaction_committed(
         self,
         rows: Selection,
-        delivered: list[tuple[Int64s, pa.Array]],
+        delivered: Sequence[Tally],
         progress: Mapping[int, Progress],
         position: Position,
     ) -> None:
-        """Called by Transaction.acknowledge; `delivered` are times and targets of the timers among `rows`."""
+        """Called by Transaction.acknowledge; `delivered` counts the timers among `rows`."""
         with self.lock:
-            for at, target in delivered:
-                self._pending.remove(at, target)
+            for timers in delivered:
+                self._pending.remove(timers)
             self.resident.commit(progress, position)
             self.resident.chunks.release(rows.chunk)
             self._transaction = None
@@ -283,13 +283,6 @@ class TimerStore:
             self._changed.notify_all()
 
     # ---- maintenance (see maintenance.py)
-
-    def covered(self) -> tuple[int, Int64s]:
-        """The last batch whose ends the committed O covers, and these ends by source: where O_c may go."""
-        with self.lock:
-            while self._batches and (self._batches[0][1] <= self.resident.offset)[self.resident.owned].all():
-                self._covered = self._batches.popleft()
-            return self._covered
 
     def transaction_rows(self) -> Selection:
         """References of the rows that are handed out."""
@@ -340,7 +333,8 @@ class TimerStore:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Give up the directory and wake everybody who waits; what is not flushed is read from Kafka again next time."""
+        """Give up the directory and wake everybody who waits; what is not flushed is read from Kafka again next
+        time."""
         with self.lock:
             if not self._closed:
                 self._closed = True
@@ -358,9 +352,14 @@ class TimerStore:
                 for name, (offset, position) in committed.items()
             },
         )
-        self._covered = (0, self.resident.ends)
         if recovered.checkpoint is not None:
             self.checkpoint = recovered.checkpoint
+            known = recovered.checkpoint.identity.topic_ids
+            # A topic that is not configured now may come back: its rows in the segments must be known to be of that
+            # topic.
+            self.identity = replace(self.identity, topic_ids={**known, **self.identity.topic_ids})
+            for name, offset in recovered.checkpoint.offsets.items():
+                self.resident.stored[self.sources.index(*name)] = offset
         for opened in recovered.segments:
             self.timerlog.add(opened)
             self.next_segment = max(self.next_segment, files.segment_number(opened.path.name) + 1)
@@ -372,31 +371,25 @@ class TimerStore:
         if all(source in resident.committed for source in opened.largest) and opened.first > max(
             state.position for state in resident.committed.values()
         ):
-            self._pending.add_segment(opened)
+            self._pending.add(opened.timers)
             return
         table = segment.read_rows(opened, columns=["topic", "partition", "offset", "at", "target"])
-        source = self.sources.of_columns(table.column("topic"), table.column("partition"))
-        at = table.column("at").to_numpy()
-        nowhere = np.zeros(len(at), dtype=np.int32)
-        rows = Selection(at, pack(source, table.column("offset").to_numpy()), nowhere, nowhere)
-        pending = ~resident.finished(rows)
-        self._pending.add(at[pending], table.column("target").filter(pa.array(pending)))
+        rows = self.selection(table)
+        pending = rows[~resident.finished(rows)]
+        self._pending.add(tally(pending.at, table.column("target").take(pa.array(pending.row))))
 
-    def _count_in(self, rows: Selection, payload: pa.RecordBatch) -> None:
-        """Count new timers; rejects and cancels are not pending deliveries."""
-        timers = rows[payload.column("kind").to_numpy()[rows.row] == Kind.TIMER]
-        if len(timers):
-            target = payload.column("target")
-            whole = len(timers) == payload.num_rows
-            self._pending.add(timers.at, target if whole else target.take(pa.array(timers.row)))
+    def _announce(self, nearest_ms: int | None) -> None:
+        """Wake who waits, if there is something for them: late rows, something nearer than what was the nearest, or
+        pressure."""
+        first = self.resident.hot.first_at_ms()
+        nearer = first is not None and (nearest_ms is None or first < nearest_ms)
+        if nearer or len(self.resident.late) or self.is_pressed():
+            self._news = True
+            self._changed.notify_all()
 
     def _wait_for_room(self) -> None:
-        limits = self.limits
         while not (self._closed or self._intake_closed):
-            resident = self.resident
-            full = resident.memtable_bytes >= limits.memtable_bytes_max
-            flooded = resident.late_bytes >= limits.late_bytes and self.is_caught_up()
-            if not full and not flooded:
+            if self.has_room():
                 return
             self._changed.wait(1.0)
         raise Closed("the store was closed while a batch waited for room")

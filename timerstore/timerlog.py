@@ -1,7 +1,7 @@
 """TimerLog: all live segments, and the questions asked of them together.
 
-RocketMQ's TimerLog is one file with a linked list for each slot; here it is a set of sorted, immutable files, so that a window is read
-sequentially and space is freed by unlinking.
+RocketMQ's TimerLog is one file with a linked list for each slot; here it is a set of sorted, immutable files, so that a
+window is read sequentially and space is freed by unlinking.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from timerstore.position import Position, Progress, order_by_position
+from timerstore.position import Bools, Position, Progress, at_or_below, order_by_position
 from timerstore.segment import Segment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Window:
-    """The next stretch (lower, upper] of positions to load, and the segments that have rows in it (none: memory has them all)."""
+    """The next stretch (lower, upper] of positions to load, and the segments that have rows in it (none: memory has
+    them all)."""
 
     lower: Position
     upper: Position
@@ -60,29 +61,35 @@ class TimerLog:
             )
         ]
 
-    def window(self, lower: Position, upper: Position, room_bytes: int, *, at_least_one: bool) -> Window | None:
-        """The largest window (lower, X], X <= upper, whose row groups fit into `room_bytes`.
+    def window(self, lower: Position, upper: Position, room_bytes: int) -> Window:
+        """The largest window (lower, X], X <= upper, whose row groups fit into `room_bytes`; it always gets on by one
+        row group at least.
 
-        It ends just before the first row group that does not fit, which may be in the middle of a millisecond. None when not even the first row
-        group fits, unless `at_least_one` asks for it all the same.
+        It ends just before the first row group that does not fit, which may be in the middle of a millisecond. Row
+        groups that begin at or below `lower` have to be read wherever the window ends; how much of them lies in the
+        window is known only then, so they are counted by half.
         """
-        touched = [(segment, segment.groups_between(lower, upper)) for segment in self._segments]
-        touched = [(segment, mask) for segment, mask in touched if mask.any()]
+        touched = self._touched(lower, upper)
         if not touched:
             return Window(lower=lower, upper=upper, segments=())
         at = np.concatenate([segment.group_at[mask] for segment, mask in touched])
         seq = np.concatenate([segment.group_seq[mask] for segment, mask in touched])
         size = np.concatenate([segment.group_bytes[mask] for segment, mask in touched])
         order = order_by_position(at, seq)
+        is_begun = at_or_below(at, seq, lower.at_ms, lower.seq)
+        begun = int(np.count_nonzero(is_begun))
+        size = np.where(is_begun, size // 2, size)
         fitting = int(np.searchsorted(np.cumsum(size[order]), room_bytes, side="right"))
-        # Groups that begin at or below `lower` all have to be read, whatever the window's end is.
-        begun = int(np.count_nonzero((at < lower.at_ms) | ((at == lower.at_ms) & (seq <= lower.seq))))
-        if fitting <= begun and fitting < len(order):
-            if not at_least_one:
-                return None
-            fitting = begun + 1
+        fitting = max(fitting, begun + 1)
         if fitting < len(order):
             next_group = order[fitting]
             upper = min(upper, Position.of(int(at[next_group]), int(seq[next_group])).before())
-        segments = tuple(segment for segment, _ in touched if segment.groups_between(lower, upper).any())
-        return Window(lower=lower, upper=upper, segments=segments)
+        return Window(lower=lower, upper=upper, segments=self.segments_between(lower, upper))
+
+    def segments_between(self, lower: Position, upper: Position) -> tuple[Segment, ...]:
+        """The segments that may have rows in (lower, upper]."""
+        return tuple(segment for segment, _ in self._touched(lower, upper))
+
+    def _touched(self, lower: Position, upper: Position) -> list[tuple[Segment, Bools]]:
+        touched = [(segment, segment.groups_between(lower, upper)) for segment in self._segments]
+        return [(segment, mask) for segment, mask in touched if mask.any()]

@@ -1,6 +1,7 @@
 """Transactions: rows handed out for delivery, together with the committed state that says they are finished.
 
-A transaction outputs exactly the difference between two finished sets (invariant I1), in as many pieces as the dispatcher likes to take:
+A transaction outputs exactly the difference between two finished sets (invariant I1), in as many pieces as the
+dispatcher likes to take:
 
     late rows     move O of their source: O' is the first late row that is not taken, or the end of what is ingested
     on-time rows  move P: P' is the position of the last row popped from the hot wheel
@@ -19,8 +20,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from timerstore.chunks import materialize
-from timerstore.entry import Kind
 from timerstore.errors import Misuse
+from timerstore.pending import Tally, tally_timers
 from timerstore.position import Int64s, Progress, end_of
 from timerstore.runs import EMPTY, Selection, concat
 
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
     from timerstore.store import TimerStore
 
 P_STALE_MS_MAX = 1_000
-"""A source whose committed P lies further behind than this is committed along, though nothing of it was output: a restart begins at the smallest P."""
+"""A source whose committed P lies further behind than this is committed along, though nothing of it was output: a
+restart begins at the smallest P."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,11 +57,12 @@ class Transaction:
         self.position = store.resident.position
         self._offsets = store.resident.offset.copy()
         self._output: list[Selection] = []
-        self._delivered: list[tuple[Int64s, pa.Array]] = []
+        self._delivered: list[Tally] = []
         self._ended = False
 
     def take(self, now_ms: int, max_rows: int) -> Rows:
-        """Up to about `max_rows` rows that are due at `now_ms`: late ones first. An empty answer means that nothing is due.
+        """Up to about `max_rows` rows that are due at `now_ms`: late ones first. An empty answer means that nothing is
+        due.
 
         (A source's share of late rows is at least one row, so a hundred sources may exceed a limit of ten.)
         """
@@ -67,9 +70,11 @@ class Transaction:
             self._must_be_open()
             resident = self._store.resident
             resident.make_late(resident.pop_hot(self.position))
-            late = resident.pop_late(now_ms, max_rows)
+            bound = min(end_of(now_ms), resident.frontier)
+            # A flood of late rows leaves half of the room to what is due on time, if there is so much of it.
+            late = resident.pop_late(now_ms, max(max_rows - resident.hot.count_until(bound), (max_rows + 1) // 2))
             self._cover()
-            due = resident.pop_hot(min(end_of(now_ms), resident.frontier), max(0, max_rows - len(late)))
+            due = resident.pop_hot(bound, max(0, max_rows - len(late)))
             if len(due):
                 self.position = due.last()
             covered = due.offset < self._offsets[due.source]
@@ -80,7 +85,8 @@ class Transaction:
             self._output.append(rows)
             payloads = resident.chunks.payloads(rows.chunk)
         payload = materialize(payloads, rows.chunk, rows.row)
-        self._note_timers(rows, payload)
+        # What leaves the pending counts when the commit is known.
+        self._delivered.append(tally_timers(rows.at, payload))
         return Rows(at=rows.at, source=rows.source.astype(np.int32), offset=rows.offset, payload=payload)
 
     def progress(self) -> dict[int, Progress]:
@@ -118,18 +124,7 @@ class Transaction:
     def _cover(self) -> None:
         """O' of every source: in front of its first late row that is left, else the end of what is ingested."""
         resident = self._store.resident
-        np.copyto(self._offsets, resident.ends, where=resident.owned)
-        for source, offset in resident.late.first_offsets().items():
-            self._offsets[source] = offset
-
-    def _note_timers(self, rows: Selection, payload: pa.RecordBatch) -> None:
-        """Remember what leaves the pending counts when the commit is known."""
-        timers = payload.column("kind").to_numpy() == Kind.TIMER
-        target = payload.column("target")
-        if timers.all():
-            self._delivered.append((rows.at, target))
-        elif timers.any():
-            self._delivered.append((rows.at[timers], target.filter(pa.array(timers))))
+        np.copyto(self._offsets, resident.offsets_reachable(), where=resident.owned)
 
     def _must_be_open(self) -> None:
         if self._ended:

@@ -1,7 +1,8 @@
 """TimerWheel: how many entries are pending in each slot of time.
 
-RocketMQ maps a file of slots and wraps around; here the slots are absolute, in pages of a day that exist only while something is pending in
-them. Nothing aliases, a year ahead costs what is used of it, and one cumulative sum answers every "how many until then".
+RocketMQ maps a file of slots and wraps around; here the slots are absolute, in pages of a day that exist only while
+something is pending in them. Nothing aliases, a year ahead costs what is used of it, and one cumulative sum answers
+every "how many until then".
 """
 
 from __future__ import annotations
@@ -25,18 +26,6 @@ class TimerWheel:
     def __len__(self) -> int:
         return sum(self._page_total.values())
 
-    def add(self, time_ms: Int64s) -> None:
-        """Count entries in."""
-        if len(time_ms):
-            slots, counts = np.unique(time_ms // SLOT_MS, return_counts=True)
-            self.add_slots(slots, counts)
-
-    def remove(self, time_ms: Int64s) -> None:
-        """Count entries out."""
-        if len(time_ms):
-            slots, counts = np.unique(time_ms // SLOT_MS, return_counts=True)
-            self.add_slots(slots, -counts)
-
     def add_slots(self, slots: Int64s, counts: Int64s) -> None:
         """Add `counts` (may be negative) to distinct absolute `slots`, as a segment's histogram gives them."""
         pages = slots // PAGE_SLOTS
@@ -53,15 +42,6 @@ class TimerWheel:
         if counts is None:
             return before
         return before + int(counts[:index].sum()) + int(counts[index]) * rest // SLOT_MS
-
-    def any_between(self, low_ms: int, high_ms: int) -> bool:
-        """Whether some slot that touches [low_ms, high_ms] has entries: it may say yes for a neighbour, never no for an entry."""
-        low, high = low_ms // SLOT_MS, high_ms // SLOT_MS
-        for page, counts in self._pages.items():
-            first, last = max(low - page * PAGE_SLOTS, 0), min(high - page * PAGE_SLOTS, PAGE_SLOTS - 1)
-            if first <= last and bool((counts[first : last + 1] > 0).any()):
-                return True
-        return False
 
     def _add_page(self, page: int, index: Int64s, counts: Int64s) -> None:
         slots = self._pages.get(page)
