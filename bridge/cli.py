@@ -1,4 +1,4 @@
-"""The command `delay-bridge`: run, check, send, config, version.
+"""The command `delay-bridge`: run, check, adopt, send, config, version.
 
 Every failure is one clear line on standard error and the exit status of its kind (bridge/errors.py): 2 configuration,
 3 environment, 4 state, 5 another instance took over.
@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from enum import Enum
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -30,6 +31,7 @@ from bridge.finding import Finding
 from bridge.headers import parse_duration, parse_until
 from bridge.secrets import Redactor
 from bridge.settings import Settings, plain
+from timerstore.clock import SystemClock
 
 log = structlog.get_logger("bridge.cli")
 
@@ -45,6 +47,13 @@ ConfigOption = Annotated[
     Path | None, typer.Option("--config", "-c", metavar="FILE", help="YAML; DELAY_BRIDGE__* variables win over it.")
 ]
 STYLES: Final = {"ok": "green", "warning": "yellow", "failed": "bold red"}
+
+
+class Start(Enum):
+    """Where a delay topic begins for the bridge."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
 
 
 @app.command()
@@ -71,6 +80,40 @@ def check(
         findings = run_checks(settings, timeout_s=timeout)
         _print_findings(findings, Redactor(settings.secrets()))
         raise typer.Exit(any(finding.status == "failed" for finding in findings))
+
+
+@app.command()
+def adopt(
+    start: Annotated[Start, typer.Option("--from", help="What of the delay topics is to be delivered.")],
+    config: ConfigOption = None,
+    topic: Annotated[list[str] | None, typer.Option(help="Only this delay topic; may be repeated.")] = None,
+) -> None:
+    """Write new committed offsets, after a start was refused for lack of them. Every instance must be down.
+
+    earliest: everything that the topics still hold is delivered, again if need be. latest: nothing of it is.
+    """
+    with _failures_as_one_line() as known:
+        settings = _settings(config, known)
+        unknown = set(topic or ()) - settings.delay_topics.keys()
+        if unknown:
+            raise ConfigurationError(f"not a delay topic: {', '.join(sorted(unknown))}", hint="see delay_topics")
+        from bridge import adopt as adoption
+        from bridge.cluster import Cluster
+        from bridge.facts import decode_parameters, topic_facts
+        from bridge.kafka import librdkafka
+
+        cluster = Cluster(settings)
+        states = adoption.adopt(
+            consumer=librdkafka(settings, "consumer"),
+            group_id=settings.group_id,
+            topics={name: topic_facts(cluster, name) for name in topic or settings.delay_topics},
+            parameters=lambda name: decode_parameters(settings, name),
+            start=start.value,
+            directory=settings.store.directory,
+            now_ms=SystemClock().now_ms(),
+        )
+        for (name, partition), state in sorted(states.items()):
+            Console().print(f"{name}/{partition}: from offset {state.offset}", highlight=False)
 
 
 @app.command()

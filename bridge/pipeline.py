@@ -24,11 +24,11 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 from pyspark.sql import SparkSession
 
 from bridge.cluster import Cluster
-from bridge.decode import DecodeParameters
 from bridge.dequeue import gather
 from bridge.dispatcher import Dispatcher
 from bridge.enqueue import BatchLimits, Enqueue
 from bridge.errors import BridgeError, EnvironmentFailure, StateError
+from bridge.facts import decode_parameters, topic_facts
 from bridge.housekeeping import Housekeeping
 from bridge.http import Health
 from bridge.kafka import java, librdkafka
@@ -37,8 +37,8 @@ from bridge.metrics import Metrics
 from bridge.ownership import Ownership
 from bridge.progress import CommittedState, amend_history
 from bridge.settings import Settings
-from bridge.standing import TopicFacts, settle
-from timerstore import recovery
+from bridge.standing import settle
+from timerstore import files, recovery
 from timerstore.checkpoint import Identity
 from timerstore.clock import Clock
 from timerstore.errors import DirectoryInUse, DiskFailure, TimerStoreError, WrongIdentity
@@ -99,7 +99,7 @@ class Pipeline:
             return False
         store = self.store = self._open(identity, states)
         log.info("index-opened", partitions=len(self._owned), segments=len(store.timerlog), reports=list(store.reports))
-        start, end = self._starts(store), {name: state.offset for name, state in states.items()}
+        start, end = self._starts(store, states), {name: state.offset for name, state in states.items()}
         store.start_at(start)
         self._housekeeping = self._make_housekeeping(store)
         self._housekeeping.start()
@@ -166,17 +166,20 @@ class Pipeline:
             found, _ = recovery.read_checkpoint(directory, identity, now_ms)
         except WrongIdentity as error:
             raise StateError(error.message, hint=error.hint) from error
-        states = settle(
+        settled = settle(
             around.ownership,
             owned=self._owned,
-            look_up=self._topic_facts,
+            look_up=lambda topic: topic_facts(around.cluster, topic),
             checkpointed=[] if found is None else list(found.offsets),
             parameters=lambda topic: decode_parameters(around.settings, topic),
             clock=around.clock,
         )
-        if states is None:
+        if settled is None:
             return None
-        self._log_starts = around.cluster.watermarks(sorted(states))
+        if found is not None and any(found.offsets.get(name, 0) < s.first_offset for name, s in settled.items()):
+            # An operator has given up what lies below (`delay-bridge adopt`), and this index may still hold it.
+            files.set_aside(directory / files.CHECKPOINT, now_ms)
+        self._log_starts = around.cluster.watermarks(sorted(settled))
         return {
             (topic, partition): replace(
                 state,
@@ -187,22 +190,8 @@ class Pipeline:
                     decode_parameters(around.settings, topic),
                 ),
             )
-            for (topic, partition), state in states.items()
+            for (topic, partition), state in settled.items()
         }
-
-    def _topic_facts(self, topic: str) -> TopicFacts:
-        cluster = self._around.cluster
-        found = cluster.topics([topic]).get(topic)
-        if found is None:
-            raise StateError(
-                "a delay topic does not exist any more", hint="Create it, or take it out of delay_topics.", topic=topic
-            )
-        marks = cluster.watermarks([(topic, p) for p in range(found.partitions)])
-        return TopicFacts(
-            topic_id=found.topic_id,
-            log_start=tuple(marks[topic, p].start for p in range(found.partitions)),
-            log_end=tuple(marks[topic, p].end for p in range(found.partitions)),
-        )
 
     def _open(self, identity: Identity, states: Mapping[SourceName, CommittedState]) -> TimerStore:
         around = self._around
@@ -224,8 +213,9 @@ class Pipeline:
             except TimerStoreError as error:
                 raise StateError(error.message, hint=error.hint) from error
 
-    def _starts(self, store: TimerStore) -> dict[SourceName, int]:
-        """Where reading begins: the end of what the index covers, or the log's start where it covers nothing."""
+    def _starts(self, store: TimerStore, states: Mapping[SourceName, CommittedState]) -> dict[SourceName, int]:
+        """Where reading begins: the end of what the index covers; where it covers nothing, the log's start, or where
+        the bridge's part of the topic begins."""
         starts = {}
         for name, covered in store.resume_offsets().items():
             log_start = self._log_starts[name].start
@@ -235,7 +225,7 @@ class Pipeline:
                     hint="Raise the topic's retention. To go on with what is left, delete the directory.",
                     topic=name[0], partition=name[1], covered=covered, log_start=log_start,
                 )  # fmt: skip
-            starts[name] = log_start if covered is None else covered
+            starts[name] = max(log_start, states[name].first_offset) if covered is None else covered
         return starts
 
     def _make_housekeeping(self, store: TimerStore) -> Housekeeping:
@@ -270,17 +260,6 @@ class Pipeline:
             metrics=around.metrics,
             on_fatal=around.on_fatal,
         )
-
-
-def decode_parameters(settings: Settings, topic: str) -> DecodeParameters:
-    """What the configuration says about reading a delay topic's records. Nothing is rolled: the window is the longest
-    delay."""
-    return DecodeParameters(
-        levels_ms=settings.levels_ms,
-        max_delay_ms=settings.delay.max,
-        roll_window_ms=settings.delay.max,
-        has_default_target=settings.delay_topics[topic].target is not None,
-    )
 
 
 def limits(settings: Settings) -> Limits:

@@ -189,7 +189,6 @@ def test_commands_within_sentences_exist() -> None:
             assert words[1] in targets, f"{document}: {span}"
 
 
-@pytest.mark.xfail(reason="remedies name `delay-bridge adopt`, which is not a command yet", strict=False)
 def test_commands_within_remedies_exist() -> None:
     """What an error tells the operator to type can be typed."""
     sources = sorted((ROOT / "bridge").glob("*.py"))

@@ -147,10 +147,10 @@ class Resident:
 
     def advance_frontier(self, upper: Position) -> None:
         """Move L up; rows of the memtable in between move with it."""
-        rows = self.memtable.pop_until(upper)
-        self.memtable_bytes -= self.chunks.bytes_of(rows.chunk)
         self.frontier = upper
-        self.place(rows)
+        for rows in self.memtable.split_until(upper):
+            self.memtable_bytes -= self.chunks.bytes_of(rows.chunk)
+            self.place(rows)
 
     def retreat_frontier(self, budget_bytes: int, floor: Position) -> None:
         """Move L back so that the hot wheel holds at most `budget_bytes`; never below `floor` (invariant I8)."""
@@ -158,9 +158,9 @@ class Resident:
         if last_in is None:
             return
         self.frontier = max(last_in, floor)
-        out = self.hot.pop_after(self.frontier)
-        self.hot_bytes -= self.chunks.bytes_of(out.chunk)
-        self.place(out.sorted())
+        for rows in self.hot.split_after(self.frontier):
+            self.hot_bytes -= self.chunks.bytes_of(rows.chunk)
+            self.place(rows)
 
     def mark_stored(self, offsets: Int64s) -> None:
         """A durable checkpoint has O_c at `offsets` (by source): the memtable lets go of what lies below."""

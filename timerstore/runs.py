@@ -36,8 +36,9 @@ from timerstore.position import (
 
 Int32s = npt.NDArray[np.int32]
 
-MERGED_ROWS_MAX = 1 << 18
-"""Larger runs are left alone: merging one must not hold up delivery for more than some tens of milliseconds."""
+MERGED_ROWS_MAX = 1 << 16
+"""Larger runs are left alone: a merge happens under the store's lock, and must not hold up delivery for more than some
+10 ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,24 +133,47 @@ class Runs:
         them."""
         cuts = [search(run.at, run.seq, bound) for run in self._runs]
         if limit is not None and sum(cuts) > limit:
-            # The first `limit` rows of all are among the first `limit` of each run: no need to sort the rest.
-            heads = concat([run[: min(cut, limit)] for run, cut in zip(self._runs, cuts, strict=True)]).sorted()
             if not limit:
                 return EMPTY
-            bound = heads[limit - 1 : limit].last()
-            cuts = [search(run.at, run.seq, bound) for run in self._runs]
+            cuts = self._first(cuts, limit)
         popped = concat([run[:cut] for run, cut in zip(self._runs, cuts, strict=True)])
         if sum(1 for cut in cuts if cut) > 1:
             popped = popped.sorted()
         self._runs = [run[cut:] for run, cut in zip(self._runs, cuts, strict=True) if cut < len(run)]
         return popped
 
-    def pop_after(self, bound: Position) -> Selection:
-        """Remove and return the rows above `bound`, in no order."""
+    def split_until(self, bound: Position) -> list[Selection]:
+        """Remove and return the rows at or below `bound` as the runs that they are: each is in the order of
+        position."""
+        heads, self._runs = self._split(bound)
+        return heads
+
+    def split_after(self, bound: Position) -> list[Selection]:
+        """Remove and return the rows above `bound` as the runs that they are: each is in the order of position."""
+        self._runs, tails = self._split(bound)
+        return tails
+
+    def _split(self, bound: Position) -> tuple[list[Selection], list[Selection]]:
         cuts = [search(run.at, run.seq, bound) for run in self._runs]
-        tails = [run[cut:] for run, cut in zip(self._runs, cuts, strict=True)]
-        self._runs = [run[:cut] for run, cut in zip(self._runs, cuts, strict=True) if cut]
-        return concat(tails)
+        heads = [run[:cut] for run, cut in zip(self._runs, cuts, strict=True) if cut]
+        tails = [run[cut:] for run, cut in zip(self._runs, cuts, strict=True) if cut < len(run)]
+        return heads, tails
+
+    def _first(self, cuts: list[int], limit: int) -> list[int]:
+        """How many rows of each run are among the first `limit` of the first `cuts` rows of the runs; there are more
+        than that.
+
+        Only about as many rows as are wanted get sorted: runs are much alike, so a fair share of each reaches nearly to
+        the same position.
+        """
+        share = -(-limit // len(cuts))
+        reach = max((run[share - 1 : share].last() for run, cut in zip(self._runs, cuts, strict=True) if cut >= share))
+        near = [min(cut, limit, search(run.at, run.seq, reach)) for run, cut in zip(self._runs, cuts, strict=True)]
+        if sum(near) < limit:
+            near = [min(cut, limit) for cut in cuts]
+        heads = concat([run[:cut] for run, cut in zip(self._runs, near, strict=True)]).sorted()
+        last = heads[limit - 1 : limit].last()
+        return [search(run.at, run.seq, last) for run in self._runs]
 
     def largest_within(self, bound: Position, row_bytes: Int64s, budget_bytes: int) -> Position | None:
         """The last row at or below `bound` up to which the rows fit into a budget, or None when all of them do; ORIGIN
