@@ -80,7 +80,7 @@ class Resident:
         A chunk for each part keeps together what leaves together; a part that is placed elsewhere later is no mistake.
         """
         late, hot = self._late(rows), rows.at_or_below(self.frontier)
-        return [rows[mask] for mask in (late, hot & ~late, ~hot & ~late) if mask.any()]
+        return [rows.where(mask) for mask in (late, hot & ~late, ~hot & ~late) if mask.any()]
 
     def add(self, rows: Selection, payload: pa.RecordBatch) -> None:
         """Take in new rows, in the order of position, whose payloads are the rows of `payload` one by one."""
@@ -99,12 +99,12 @@ class Resident:
         Rows beyond the frontier that a segment holds are let go: they are loaded again when the frontier comes to them.
         """
         late, hot = self._late(rows), rows.at_or_below(self.frontier)
-        self._insert_late(rows[late])
-        self.insert_hot(rows[hot & ~late])
-        beyond = rows[~hot & ~late]
+        self._insert_late(rows.where(late))
+        self.insert_hot(rows.where(hot & ~late))
+        beyond = rows.where(~hot & ~late)
         stored = self.is_stored(beyond)
         self.chunks.release(beyond.chunk[stored])
-        unstored = beyond[~stored]
+        unstored = beyond.where(~stored)
         self.memtable.insert(unstored)
         self.memtable_bytes += self.chunks.bytes_of(unstored.chunk)
 

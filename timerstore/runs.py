@@ -57,6 +57,12 @@ class Selection:
     def __getitem__(self, key: slice | Bools | npt.NDArray[np.intp]) -> Selection:
         return Selection(self.at[key], self.seq[key], self.chunk[key], self.row[key])
 
+    def where(self, mask: Bools) -> Selection:
+        """The rows of a mask; no copy where it says all or none, the usual cases."""
+        if mask.all():
+            return self
+        return self[mask] if mask.any() else EMPTY
+
     @property
     def source(self) -> Int64s:
         """Sources, int64[n]."""
