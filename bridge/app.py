@@ -17,7 +17,6 @@ import threading
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
-from types import FrameType
 from typing import Final
 
 import structlog
@@ -34,7 +33,9 @@ from bridge.ownership import Ownership
 from bridge.pipeline import Pipeline, Surroundings
 from bridge.plan import Planner
 from bridge.progress import CommittedState
+from bridge.secrets import Redactor
 from bridge.settings import Settings
+from bridge.signals import StopSignals
 from bridge.snapshot import Lag, snapshot
 from bridge.targets import TargetLookUp, Targets
 from bridge.writer import AcknowledgedWriter, TransactionalWriter, Writer
@@ -81,9 +82,8 @@ Event = Stop | Changed | Rebuild | Fatal
 def run(settings: Settings) -> int:
     """Run the bridge until a signal; returns the exit status 0. Raises BridgeError when it cannot go on."""
     application = Application(settings, SystemClock())
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, application.on_signal)
-    application.run()
+    with StopSignals(application.on_signal):
+        application.run()
     return 0
 
 
@@ -96,6 +96,7 @@ class Application:
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._stopping = False
         self._failure: BridgeError | None = None
+        self._watchdog: threading.Timer | None = None
         self._pipeline: Pipeline | None = None
         self._dispatcher: Dispatcher | None = None
         self._ownership: Ownership | None = None
@@ -105,10 +106,11 @@ class Application:
 
     # ---- from other threads, and signals
 
-    def on_signal(self, number: int, _frame: FrameType | None) -> None:
-        """SIGTERM or SIGINT: end in order."""
+    def on_signal(self, number: signal.Signals) -> None:
+        """SIGTERM or SIGINT: end in order, and in any case end."""
         self._stopping = True
-        self._events.put(Stop(signal.Signals(number).name))
+        self._watch_the_end()
+        self._events.put(Stop(number.name))
         self._cancel_start()
 
     def on_assigned(self, partitions: frozenset[SourceName]) -> None:  # noqa: ARG002 - a listener
@@ -156,8 +158,13 @@ class Application:
                 if not self._stopping:
                     self._run_pipelines()
             except BridgeError as error:
-                self._failure = error
-                raise
+                if not self._stopping:
+                    self._failure = error
+                    raise
+                log.warning("failed-while-stopping", reason=str(error))
+            except KeyboardInterrupt:
+                if not self._stopping:  # else it is Spark's own answer to SIGINT, from before `install` came again
+                    raise
             finally:
                 self._shut_down()
 
@@ -178,6 +185,7 @@ class Application:
         ownership.start()
         dispatcher.start()
         session = spark.start(settings, connector.jars())
+        StopSignals.install()
         around = Surroundings(
             settings=settings,
             clock=self._clock,
@@ -247,9 +255,7 @@ class Application:
         self._stopping = True
         self._health.enter("stopping", reasons=("stopping",))
         log.info("stopping")
-        watchdog = threading.Timer(STOP_S_MAX, _end_now, (self._failure,))
-        watchdog.daemon = True
-        watchdog.start()
+        self._watch_the_end()
         if self._pipeline is not None:
             self._pipeline.stop(flush=True)
         if self._dispatcher is not None:
@@ -257,8 +263,24 @@ class Application:
         if self._ownership is not None:
             self._ownership.stop(timeout_s=2.0)
         spark.stop()
-        watchdog.cancel()
         log.info("stopped")
+
+    def _watch_the_end(self) -> None:
+        """From now on the process has `STOP_S_MAX` left, whatever it waits for, the interpreter's own end included."""
+        if self._watchdog is None:
+            self._watchdog = threading.Timer(STOP_S_MAX, self._end_now)
+            self._watchdog.daemon = True
+            self._watchdog.start()
+
+    def _end_now(self) -> None:
+        """The end took too long: Spark is starting, or a broker does not answer. Nothing is lost by ending here."""
+        failure = self._failure
+        log.warning("stopped-without-waiting", waited_s=STOP_S_MAX)
+        with suppress(OSError):
+            if failure is not None:
+                print(f"delay-bridge: {Redactor(self._settings.secrets())(str(failure))}", file=sys.stderr, flush=True)
+            sys.stdout.flush()
+        os._exit(0 if failure is None else failure.exit_code)
 
     # ---- parts
 
@@ -307,13 +329,3 @@ class Application:
     def _problems(self) -> list[str]:
         pipeline = self._pipeline
         return [] if pipeline is None else pipeline.problems()
-
-
-def _end_now(failure: BridgeError | None) -> None:
-    """The end took too long: a broker that does not answer, most likely. Nothing is lost by ending here."""
-    log.warning("stopped-without-waiting", waited_s=STOP_S_MAX)
-    if failure is not None:
-        print(failure, file=sys.stderr, flush=True)
-    with suppress(OSError):
-        sys.stdout.flush()
-    os._exit(0 if failure is None else failure.exit_code)

@@ -163,9 +163,11 @@ class Pipeline:
         directory, now_ms = around.settings.store.directory, around.clock.now_ms()
         directory.mkdir(parents=True, exist_ok=True)
         try:
-            found, _ = recovery.read_checkpoint(directory, identity, now_ms)
+            found, reports = recovery.read_checkpoint(directory, identity, now_ms)
         except WrongIdentity as error:
             raise StateError(error.message, hint=error.hint) from error
+        for report in reports:
+            log.error("checkpoint-corrupt", report=report)
         settled = settle(
             around.ownership,
             owned=self._owned,
