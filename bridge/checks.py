@@ -73,12 +73,16 @@ def _guarded(check: Check, context: Context) -> list[Finding]:
 
 
 def require(findings: Iterable[Finding]) -> None:
-    """Raise EnvironmentFailure naming everything that failed; do nothing if all is well."""
+    """Raise an error that names everything that failed; do nothing if all is well. Its kind is that of the failures;
+    EnvironmentFailure where they are of several, since what is in place by then may look different.
+    """
     failed = [finding for finding in findings if finding.status == "failed"]
     if failed:
         found = "; ".join(f"{finding.name}: {finding.detail}" for finding in failed)
         remedies = "; ".join(dict.fromkeys(finding.remedy for finding in failed if finding.remedy))
-        raise EnvironmentFailure(found, hint=remedies)
+        kinds = {finding.error for finding in failed}
+        kind = kinds.pop() if len(kinds) == 1 else EnvironmentFailure
+        raise kind(found, hint=remedies)
 
 
 def check_brokers(context: Context) -> Iterator[Finding]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from bridge.cluster import Cluster
+from bridge.errors import BridgeError, EnvironmentFailure
 from bridge.settings import Settings
 
 Status = Literal["ok", "warning", "failed"]
@@ -15,12 +16,15 @@ Status = Literal["ok", "warning", "failed"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that was looked at. `remedy` says what to do, and is empty where all is well."""
+    """One thing that was looked at. `remedy` says what to do, and is empty where all is well; `error` is what `run` ends
+    with where it is not.
+    """
 
     name: str
     status: Status
     detail: str
     remedy: str = ""
+    error: type[BridgeError] = EnvironmentFailure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from bridge.errors import StateError
 from bridge.finding import Context, Finding
 from bridge.kafka import java
 from timerstore.checkpoint import read as read_checkpoint
@@ -67,12 +68,12 @@ def check_directory_identity(context: Context) -> Iterator[Finding]:
     identity, cluster_id = checkpoint.identity, context.cluster.describe().cluster_id
     if identity.cluster_id != cluster_id:
         detail = f"{directory} belongs to cluster {identity.cluster_id}, this is {cluster_id}"
-        yield Finding(name=name, status="failed", detail=detail, remedy=_WRONG_DIRECTORY)
+        yield Finding(name=name, status="failed", detail=detail, remedy=_WRONG_DIRECTORY, error=StateError)
         return
     ids = context.cluster.topic_ids(context.settings.delay_topics)
     for topic in sorted(t for t, known in identity.topic_ids.items() if ids.get(t, known) != known):
         detail = f"topic {topic} was deleted and made anew since {directory} was written"
-        yield Finding(name=name, status="failed", detail=detail, remedy=_WRONG_DIRECTORY)
+        yield Finding(name=name, status="failed", detail=detail, remedy=_WRONG_DIRECTORY, error=StateError)
     yield Finding(name=name, status="ok", detail=f"belongs to cluster {cluster_id}")
 
 

@@ -12,7 +12,7 @@ from confluent_kafka import Producer
 
 from bridge.checks import require, run_checks
 from bridge.cluster import Cluster, api_versions, release
-from bridge.errors import EnvironmentFailure
+from bridge.errors import EnvironmentFailure, StateError
 from bridge.finding import Finding
 from bridge.settings import Settings
 from timerstore.checkpoint import Checkpoint, Identity, write
@@ -286,3 +286,14 @@ def test_properties_that_java_does_not_have_are_a_failed_check(tmp_path: Path) -
     common = {"bootstrap.servers": "127.0.0.1:1", "ssl.cipher.suites": "x"}
     found = local(tmp_path, kafka={"common": common})["java properties"]
     assert (found.status, "ssl.cipher.suites" in found.detail) == ("failed", True)
+
+
+def test_a_start_ends_with_the_kind_of_what_failed() -> None:
+    """State and surroundings have a status each; where both failed it is that of the surroundings."""
+    state = Finding(name="directory", status="failed", detail="another cluster's", error=StateError)
+    surroundings = Finding(name="brokers", status="failed", detail="no answer")
+    with pytest.raises(StateError):
+        require([state])
+    with pytest.raises(EnvironmentFailure):
+        require([state, surroundings])
+    require([Finding(name="brokers", status="warning", detail="old", error=StateError)])
