@@ -16,8 +16,8 @@ Status = Literal["ok", "warning", "failed"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that was looked at. `remedy` says what to do, and is empty where all is well; `error` is what `run` ends
-    with where it is not.
+    """One thing that was looked at. `remedy` says what to do, and is empty where all is well; `error` is what `run`
+    ends with where it is not.
     """
 
     name: str

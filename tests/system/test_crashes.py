@@ -18,11 +18,11 @@ from timerstore.clock import SystemClock
 
 pytestmark = [pytest.mark.system, pytest.mark.crash, pytest.mark.slow]
 
-KILLS: Final = 22
+KILLS: Final = 20
 STARTING_KILLS: Final = 0.5
 """The share of kills that hit the bridge while it starts; the others come soon after it is ready."""
 STARTING_S: Final = 10.0
-RUNNING_S: Final = 4.0
+RUNNING_S: Final = 3.0
 PER_SECOND: Final = 150
 DELIVERED_S_MAX: Final = 180
 

@@ -26,7 +26,7 @@ SESSION: Final = {"delivery": {"session_timeout": "6s"}}
 def test_a_second_instance_of_the_same_name_takes_over(broker: Broker, topics: Topics, tmp_path: Path) -> None:
     """A second bridge of the same name goes on where the first one is; the first says so and ends with 5."""
     delay, target = topics.delay(partitions=2), topics.create("orders", partitions=2)
-    load = Load(broker.bootstrap, delay, [target], seed=1, delay_ms_max=20_000)
+    load = Load(broker.bootstrap, delay, [target], seed=1, delay_ms_max=10_000)
     with (
         RunningBridge(tmp_path / "first", broker.bootstrap, delay) as first,
         RunningBridge(tmp_path / "second", broker.bootstrap, delay) as second,
@@ -49,7 +49,7 @@ def test_a_second_instance_of_the_same_name_takes_over(broker: Broker, topics: T
 def test_instances_that_come_and_go_share_the_partitions(broker: Broker, topics: Topics, tmp_path: Path) -> None:
     """A second instance joins, takes its share and leaves, in order or killed: nothing is lost or doubled."""
     delay, target = topics.delay(partitions=4), topics.create("orders", partitions=2)
-    load = Load(broker.bootstrap, delay, [target], seed=2, delay_ms_max=20_000)
+    load = Load(broker.bootstrap, delay, [target], seed=2, delay_ms_max=10_000)
     name = f"bridge-{delay}"
     with (
         RunningBridge(tmp_path / "a", broker.bootstrap, delay, id=name, instance="a", config=SESSION) as a,

@@ -59,7 +59,7 @@ class Site:
 def site(broker: Broker, topics: Topics, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """A bridge with its load; down until a test asks for it."""
     delay = topics.delay(partitions=3)
-    load = Load(broker.bootstrap, delay, [topics.create("orders", partitions=2)], seed=3, delay_ms_max=20_000)
+    load = Load(broker.bootstrap, delay, [topics.create("orders", partitions=2)], seed=3, delay_ms_max=12_000)
     directory = tmp_path_factory.mktemp("restarts")
     with RunningBridge(directory, broker.bootstrap, delay, config=BUSY_DISK) as bridge:
         yield Site(broker, topics, bridge, load)
@@ -129,7 +129,7 @@ def test_a_damaged_checkpoint_is_set_aside(site: Site) -> None:
 def test_at_least_once_delivers(broker: Broker, topics: Topics, tmp_path: Path) -> None:
     """Without transactions everything arrives, unaltered and not early; a kill may repeat messages, but loses none."""
     delay = topics.delay(partitions=2)
-    load = Load(broker.bootstrap, delay, [topics.create("orders")], seed=4, delay_ms_max=10_000)
+    load = Load(broker.bootstrap, delay, [topics.create("orders")], seed=4, delay_ms_max=8_000)
     config = {**BUSY_DISK, "delivery": {"mode": "at-least-once"}}
     with RunningBridge(tmp_path, broker.bootstrap, delay, config=config) as bridge:
         bridge.start()
@@ -157,9 +157,9 @@ def test_decode_parameters_may_change_between_two_runs(broker: Broker, topics: T
         ]
         return produce(broker.bootstrap, messages)
 
-    level, far = ("delay-level", b"2"), ("delay-for", b"25s")
+    level, far = ("delay-level", b"2"), ("delay-for", b"15s")
     with RunningBridge(
-        tmp_path, broker.bootstrap, delay, config={"delay": {"levels": "1s 20s", "max": "1m"}}
+        tmp_path, broker.bootstrap, delay, config={"delay": {"levels": "1s 12s", "max": "1m"}}
     ) as bridge:
         bridge.start()
         old = send("old", level, far)
@@ -169,7 +169,7 @@ def test_decode_parameters_may_change_between_two_runs(broker: Broker, topics: T
         bridge.configure({"delay": {"levels": "1s 2s", "max": "10s"}})
         new = send("new", level, far)
         bridge.start()
-        due_ms = {(record.value, record.timestamp_ms + (20_000 if i < 2 else 25_000)) for i, record in enumerate(old)}
+        due_ms = {(record.value, record.timestamp_ms + (12_000 if i < 2 else 15_000)) for i, record in enumerate(old)}
         due_ms |= {(record.value, record.timestamp_ms + 2_000) for record in new[:2]}
         with Reader(broker.bootstrap, [target, f"{delay}.dlt"]) as reader:
             reader.wait_for(len(old) + len(new), DELIVERED_S_MAX)
@@ -185,7 +185,7 @@ def test_decode_parameters_may_change_between_two_runs(broker: Broker, topics: T
         assert {record.header("delay-reason") for record in letters} == {b"beyond-max"}
         # And back: a history of several barriers.
         bridge.stop()
-        bridge.configure({"delay": {"levels": "1s 20s", "max": "1m"}})
+        bridge.configure({"delay": {"levels": "1s 12s", "max": "1m"}})
         send("third", ("delay-level", b"1"))
         bridge.start()
         with Reader(broker.bootstrap, [target]) as reader:
