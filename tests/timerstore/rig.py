@@ -10,6 +10,7 @@ from timerstore.checkpoint import Identity
 from timerstore.position import ORIGIN
 from timerstore.sources import NamedPosition, SourceName
 from timerstore.store import Limits, TimerStore
+from timerstore.transaction import Rows, Transaction
 
 IDENTITY = Identity(cluster_id="cluster", topic_ids={"delay": "a"})
 ORDERS = ("delay", 0)
@@ -62,9 +63,13 @@ class Rig:
     def deliver(self, now_ms: int = NOW_MS, limit: int = 1_000) -> list[Record]:
         """One transaction, committed and acknowledged."""
         transaction = self.store.begin()
-        rows = transaction.take(now_ms, limit)
+        return self.commit(transaction, [transaction.take(now_ms, limit)])
+
+    def commit(self, transaction: Transaction, parts: Sequence[Rows]) -> list[Record]:
+        """Commit what was taken, and acknowledge."""
         taken = [
             self.log[self.store.sources.name(source)][offset]
+            for rows in parts
             for source, offset in zip(rows.source.tolist(), rows.offset.tolist(), strict=True)
         ]
         for source, progress in transaction.progress().items():

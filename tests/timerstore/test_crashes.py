@@ -82,7 +82,7 @@ def test_death_after_any_step_of_a_flush(
 ) -> None:
     """The rows come from the segment or from Kafka, never from both and never from neither."""
     if transaction_open:
-        assert len(rig.store.begin().take(SOON_MS + 1, 2)) == 2
+        assert len(rig.store.begin().take(SOON_MS + 2, 99)) == 6
     with monkeypatch.context() as patch:
         patch.setattr(*STEPS[step], die)
         with pytest.raises(Death):

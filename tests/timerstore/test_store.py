@@ -286,6 +286,41 @@ def test_a_rolled_back_transaction_has_not_happened(tmp_path: Path) -> None:
     rig.assert_each_delivered_once()
 
 
+def test_what_comes_between_two_takes_may_lie_before_what_was_taken(tmp_path: Path) -> None:
+    """It is late from then on, and P does not go back for it."""
+    rig = Rig(tmp_path)
+    rig.load()
+    rig.produce(NOW_MS, NOW_MS + 5)
+    rig.ingest()
+    transaction = rig.store.begin()
+    parts = [transaction.take(NOW_MS + 5, 99)]
+    rig.produce(NOW_MS + 3)
+    rig.ingest()
+    parts.append(transaction.take(NOW_MS + 5, 99))
+    rig.commit(transaction, parts)
+    assert rig.committed[ORDERS] == (3, (NOW_MS + 5, *ORDERS, 1))
+    rig.reopen()
+    rig.ingest()
+    rig.load()
+    assert rig.deliver(NOW_MS + 5) == []
+    rig.assert_each_delivered_once()
+
+
+def test_what_comes_after_the_last_take_is_late(tmp_path: Path) -> None:
+    """The hot wheel holds nothing that P has passed."""
+    rig = Rig(tmp_path)
+    rig.load()
+    rig.produce(NOW_MS + 5)
+    rig.ingest()
+    transaction = rig.store.begin()
+    taken = transaction.take(NOW_MS + 5, 99)
+    rig.produce(NOW_MS + 3)
+    rig.ingest()
+    rig.commit(transaction, [taken])
+    assert (rig.store.stats().hot_rows, rig.store.stats().late_rows) == (0, 1)
+    assert [record.offset for record in rig.deliver(NOW_MS + 5)] == [1]
+
+
 def test_what_comes_late_waits_behind_no_flood(tmp_path: Path) -> None:
     """While thousands of overdue rows come in, a take leaves room for what is due on time."""
     rig = Rig(tmp_path)
@@ -391,6 +426,39 @@ def test_a_window_that_a_flush_reaches_into_is_asked_for_again(tmp_path: Path) -
     assert not rig.store.maintenance.admit(window, gathered)
     rig.finish(FAR_MS + 2)
     rig.assert_each_delivered_once()
+
+
+def test_a_window_is_asked_for_again_when_the_frontier_has_moved_back(tmp_path: Path) -> None:
+    """What was dropped from the hot wheel lies before the window: the frontier must not jump over it."""
+    rig = Rig(tmp_path, limits=SMALL)
+    rig.load()
+    rig.produce(*[NOW_MS + 60_001] * 10)
+    rig.ingest()
+    rig.deliver()
+    rig.store.maintenance.flush(NOW_MS)
+    rig.produce(*[NOW_MS + 40_000] * 10)
+    rig.ingest()
+    window = rig.store.maintenance.next_window(NOW_MS + 40_000 - 1)
+    assert window is not None
+    gathered = gather(window)
+    while rig.store.resident.frontier == window.lower:
+        rig.produce(*[NOW_MS + 39_999] * 5)
+        rig.ingest()
+    assert not rig.store.maintenance.admit(window, gathered)
+    rig.finish(NOW_MS + 60_001)
+    rig.assert_each_delivered_once()
+
+
+def test_the_memtable_moves_into_the_hot_wheel_in_windows_too(tmp_path: Path) -> None:
+    """What falls due before a flush never touches the disk, and keeps to the budget all the same."""
+    rig = Rig(tmp_path, limits=Limits(flush_bytes=1 << 20, hot_bytes=10_000, window_bytes=4_000))
+    rig.produce(*[FAR_MS] * 500)
+    rig.ingest()
+    assert not rig.load(FAR_MS)
+    assert 0 < rig.store.stats().hot_bytes <= 4_000
+    rig.finish(FAR_MS)
+    rig.assert_each_delivered_once()
+    assert rig.store.stats().segments == 0
 
 
 def test_a_window_is_cut_where_the_room_ends(tmp_path: Path) -> None:
