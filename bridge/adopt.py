@@ -19,9 +19,10 @@ from typing import Any, Literal
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
+from bridge.clienterrors import kafka_error
 from bridge.decode import DecodeParameters
 from bridge.errors import EnvironmentFailure
-from bridge.ownership import FORCED, kafka_error
+from bridge.ownership import FORCED
 from bridge.progress import CommittedState, initial_state
 from bridge.standing import TopicFacts
 from timerstore import files

@@ -1,9 +1,10 @@
-"""Calls of a client that may never return.
+"""Calls of a client that wait, and who waits for them.
 
-librdkafka 2.16 ignores the time-out of `send_offsets_to_transaction` when the group's coordinator goes away in the
-middle of it (its issue 5456), and a consumer's synchronous commit has none. A C call cannot be interrupted, so it runs
-in a thread of its own, which is left behind, with the client, when the time is over. The next client fences the one
-that was left behind.
+A call into the C library cannot be interrupted. `Guard` runs one in a thread of its own, which is left behind, with the
+client, when the time is over: librdkafka 2.16 ignores the time-out of `send_offsets_to_transaction` when the group's
+coordinator goes away in the middle of it (its issue 5456). `Mailbox` has one run by the thread that polls the client:
+asked from another thread, a consumer answers only when the callback that it is in has returned, and a revocation waits
+for just that thread.
 """
 
 from __future__ import annotations
@@ -18,15 +19,47 @@ T = TypeVar("T")
 
 
 class Unanswered(Exception):
-    """The call has not returned in time; nothing is known of it, and its client must not be used any more."""
+    """The call has not returned in time. It may still do what it was to do."""
+
+
+class Closed(Exception):
+    """Nobody serves the mailbox any more; the call was not made."""
 
 
 @dataclass(slots=True, eq=False)
 class _Call:
+    """A call on its way. Whoever takes `claim` first, the one that runs it or the one that gives up, has it."""
+
     run: Callable[[], Any]
+    claim: threading.Lock = field(default_factory=threading.Lock)
     done: threading.Event = field(default_factory=threading.Event)
     result: Any = None
     error: Exception | None = None
+
+    def serve(self) -> None:
+        """Run it, unless its caller has given up."""
+        if not self.claim.acquire(blocking=False):
+            return
+        try:
+            self.result = self.run()
+        except Exception as error:  # noqa: BLE001 - raised again by the caller
+            self.error = error
+        self.done.set()
+
+    def refuse(self) -> None:
+        """Do not run it."""
+        if self.claim.acquire(blocking=False):
+            self.error = Closed()
+            self.done.set()
+
+    def wait(self, timeout_s: float) -> Any:
+        """Its result. Raises what it raised, or Unanswered."""
+        if not self.done.wait(timeout_s):
+            self.claim.acquire(blocking=False)
+            raise Unanswered(f"no answer within {timeout_s:g} s")
+        if self.error is not None:
+            raise self.error
+        return self.result
 
 
 class Guard:
@@ -43,12 +76,11 @@ class Guard:
             threading.Thread(target=_serve, args=(self._calls,), name=self._name, daemon=True).start()
         call = _Call(run)
         self._calls.put(call)
-        if not call.done.wait(timeout_s):
+        try:
+            result: T = call.wait(timeout_s)
+        except Unanswered:
             self.close()
-            raise Unanswered(f"no answer within {timeout_s:g} s")
-        if call.error is not None:
-            raise call.error
-        result: T = call.result
+            raise
         return result
 
     def close(self) -> None:
@@ -58,14 +90,53 @@ class Guard:
             calls.put(None)
 
 
+class Mailbox:
+    """Calls for the one thread that owns a client; `call` from any thread, `serve` and `close` from that one."""
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[_Call] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._is_closed = False
+
+    def call(self, run: Callable[[], T], timeout_s: float) -> T:
+        """What `run` returns or raises. Raises Unanswered (a call that was not begun by then never will be), Closed."""
+        call = _Call(run)
+        with self._lock:
+            if self._is_closed:
+                raise Closed
+            self._calls.put(call)
+        result: T = call.wait(timeout_s)
+        return result
+
+    def wake(self) -> None:
+        """End `serve` now."""
+        self._calls.put(_Call(lambda: None))
+
+    def serve(self, timeout_s: float) -> None:
+        """Run what is there; wait for something to run for up to `timeout_s` if that is nothing."""
+        try:
+            call = self._calls.get(timeout=timeout_s)
+            while True:
+                call.serve()
+                call = self._calls.get_nowait()
+        except queue.Empty:
+            return
+
+    def close(self) -> None:
+        """Refuse every further call, and those that wait."""
+        with self._lock:
+            self._is_closed = True
+        while True:
+            try:
+                self._calls.get_nowait().refuse()
+            except queue.Empty:
+                return
+
+
 def _serve(calls: queue.SimpleQueue[_Call | None]) -> None:
     while True:
         call = calls.get()
         if call is None:
             return
-        try:
-            call.result = call.run()
-        except Exception as error:  # noqa: BLE001 - raised again by the caller
-            call.error = error
-        call.done.set()
+        call.serve()
         del call  # while this thread waits, nothing may keep the client of its last call alive

@@ -13,8 +13,8 @@ section 3, *Ownership*):
       before a revocation is told from one planned after it, even when the same partition came back
     - committed states are read stable: an open transaction's outcome is waited for
 
-The thread polls without blocking and waits in between: the client serves one call at a time, and `membership()` must
-not wait for a poll.
+One thread polls the client, and makes every other call to it too (guard.py says why). The group metadata is sampled
+between two polls: asked for during one it would wait for its end, and a revocation is part of one.
 """
 
 from __future__ import annotations
@@ -23,14 +23,16 @@ import logging
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Protocol
 
 import structlog
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
 
+from bridge.clienterrors import fenced, is_fatal, is_fenced, kafka_error
 from bridge.errorlog import ErrorLog
-from bridge.errors import BridgeError, EnvironmentFailure, FencedError, InternalError
-from bridge.guard import Guard, Unanswered
+from bridge.errors import BridgeError, EnvironmentFailure, InternalError
+from bridge.guard import Closed, Mailbox, Unanswered
 from bridge.progress import CommittedState, decode_metadata
 from timerstore.clock import Clock
 from timerstore.sources import SourceName
@@ -39,6 +41,9 @@ POLL_INTERVAL_S: Final = 0.1
 READ_SLICE_S: Final = 2.0
 COMMIT_ATTEMPTS_MAX: Final = 5
 COMMIT_TIMEOUT_S: Final = 20.0
+CALLBACK_S: Final = 1.0
+"""How long a call may wait for the polling thread to take it up."""
+REVOCATION_POLL_S: Final = 0.01
 
 FORCED: Final[Mapping[str, Any]] = {
     "enable.auto.commit": False,
@@ -49,14 +54,6 @@ FORCED: Final[Mapping[str, Any]] = {
 }
 """What the rules above rest on; wins over any given configuration."""
 
-FENCED_CODES: Final = frozenset(
-    {
-        KafkaError.FENCED_INSTANCE_ID,
-        KafkaError.UNRELEASED_INSTANCE_ID,
-        KafkaError.PRODUCER_FENCED,
-        KafkaError._FENCED,
-    }
-)
 _DENIED_CODES: Final = frozenset(
     {
         KafkaError.GROUP_AUTHORIZATION_FAILED,
@@ -81,10 +78,12 @@ class Membership:
 
 
 class OwnershipListener(Protocol):
-    """Called on the membership's thread; everything but `on_revoked` must return quickly."""
+    """Called on the membership's thread (`on_revoked` on one of its own, which the membership waits for); the other two
+    must return quickly.
+    """
 
     def on_assigned(self, partitions: frozenset[SourceName]) -> None:
-        """The full assignment after partitions were added."""
+        """The full assignment, after partitions were added or taken away; not when nothing is left."""
         ...
 
     def on_revoked(self, partitions: frozenset[SourceName], *, lost: bool) -> None:
@@ -132,9 +131,14 @@ class Ownership:
         else:
             self._cooperative = "cooperative" in str(self._config["partition.assignment.strategy"])
         self._trouble = ErrorLog("bridge.ownership", "group-membership-trouble", clock)
+        self._mailbox = Mailbox()
         self._lock = threading.Lock()
         self._partitions: frozenset[SourceName] = frozenset()
         self._revocations = 0
+        self._metadata: object = None
+        # The polling thread's own: what it was told to own, and of what it has told the listener.
+        self._owned: frozenset[SourceName] = frozenset()
+        self._told: tuple[frozenset[SourceName], int] = (frozenset(), 0)
         self._stop = threading.Event()
         self._failure: BridgeError | None = None
         self._consumer: Consumer | None = None
@@ -157,7 +161,7 @@ class Ownership:
             raise EnvironmentFailure(
                 "the group's consumer cannot be made",
                 hint="Look at kafka.common and kafka.consumer.",
-                reason=_text(error),
+                reason=kafka_error(error).str(),
             ) from error
         self._thread = threading.Thread(target=self._run, name="ownership", daemon=True)
         self._thread.start()
@@ -168,6 +172,7 @@ class Ownership:
         on.
         """
         self._stop.set()
+        self._mailbox.wake()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout_s)
@@ -186,13 +191,14 @@ class Ownership:
             return self._partitions
 
     def membership(self) -> Membership:
-        """Owned partitions together with the group metadata that a transaction must carry."""
+        """Owned partitions together with the group metadata that a transaction must carry. Never waits for the client.
+
+        Raises what ended the membership.
+        """
+        if self._failure is not None:
+            raise self._failure
         with self._lock:
-            try:
-                metadata = self._client().consumer_group_metadata()
-            except RuntimeError as closed:
-                raise self._gone() from closed
-            return Membership(partitions=self._partitions, revocations=self._revocations, metadata=metadata)
+            return Membership(partitions=self._partitions, revocations=self._revocations, metadata=self._metadata)
 
     def group_metadata(self) -> object:
         """The group metadata alone."""
@@ -214,13 +220,16 @@ class Ownership:
         deadline = self._clock.monotonic_s() + timeout_s
         while True:
             left = deadline - self._clock.monotonic_s()
+            slice_s = max(0.1, min(READ_SLICE_S, left))
             try:
-                answers = self._client().committed(wanted, timeout=max(0.1, min(READ_SLICE_S, left)))
+                answers = self._mailbox.call(partial(self._committed, wanted, slice_s), 2 * slice_s + CALLBACK_S)
                 error = next((answer.error for answer in answers if answer.error is not None), None)
             except KafkaException as exception:
                 error = kafka_error(exception)
-            except RuntimeError as closed:
-                raise self._gone() from closed
+            except Unanswered as unanswered:
+                error = KafkaError(KafkaError._TIMED_OUT, str(unanswered))
+            except Closed:
+                raise self._gone() from None
             if error is None:
                 return {(a.topic, a.partition): _state_of(a) for a in answers}
             if is_fenced(error):
@@ -234,6 +243,9 @@ class Ownership:
                 ) from None
             self._stop.wait(0.1)
 
+    def _committed(self, partitions: list[TopicPartition], timeout_s: float) -> list[TopicPartition]:
+        return self._client().committed(partitions, timeout=timeout_s)
+
     def commit_states(self, states: Mapping[SourceName, CommittedState]) -> None:
         """Commit states outside of a transaction: first use. As `commit_offsets`."""
         self.commit_offsets(
@@ -246,17 +258,16 @@ class Ownership:
         Raises FencedError when we are no member any more, EnvironmentFailure when it cannot be done; after the latter
         it may have happened.
         """
-        guard = Guard("consumer-commit")
         try:
-            guard.call(lambda: self._commit_offsets(list(offsets)), COMMIT_TIMEOUT_S)
+            self._mailbox.call(lambda: self._commit_offsets(list(offsets)), COMMIT_TIMEOUT_S)
         except Unanswered as unanswered:
             raise EnvironmentFailure(
                 "the offsets cannot be committed",
                 hint="Check that the brokers are reachable and that the group's coordinator answers.",
                 reason=str(unanswered),
             ) from None
-        finally:
-            guard.close()
+        except Closed:
+            raise self._gone() from None
 
     def _commit_offsets(self, offsets: list[TopicPartition]) -> None:
         for attempt in range(1, COMMIT_ATTEMPTS_MAX + 1):
@@ -265,8 +276,6 @@ class Ownership:
                 error = next((answer.error for answer in answers if answer.error is not None), None)
             except KafkaException as exception:
                 error = kafka_error(exception)
-            except RuntimeError as closed:
-                raise self._gone() from closed
             if error is None:
                 return
             if is_fenced(error):
@@ -287,9 +296,10 @@ class Ownership:
                 error = None if message is None else message.error()
                 if error is not None:
                     self._judge(error)
+                self._sample(consumer)
                 # A record can only come from a fetch that was sent between assign and pause. Spark reads it too.
                 if message is None:
-                    self._stop.wait(self._poll_interval_s)
+                    self._mailbox.serve(self._poll_interval_s)
         except BridgeError as failure:
             self._fail(failure)
         except KafkaException as exception:
@@ -303,7 +313,24 @@ class Ownership:
             self._stop.set()
             self._set(frozenset(), revoked=True)
             self._consumer = None
+            self._mailbox.close()
             consumer.close()
+
+    def _sample(self, consumer: Consumer) -> None:
+        """Publish the group metadata together with the assignment that it belongs to, and tell of the latter if it is
+        new.
+
+        Here, between two polls, because nothing can change meanwhile; and only here, because the call waits for a poll
+        that is under way, hence for a revocation, which waits for the transaction that asks.
+        """
+        metadata = consumer.consumer_group_metadata()
+        with self._lock:
+            self._metadata = metadata
+            self._partitions = self._owned
+            news = (self._owned, self._revocations)
+        if self._owned and news != self._told:
+            self._told = news
+            self._listener.on_assigned(self._owned)
 
     def _on_error(self, error: KafkaError) -> None:
         """Errors of the client itself; called from poll."""
@@ -328,15 +355,13 @@ class Ownership:
         names = frozenset((p.topic, p.partition) for p in partitions)
         if self._cooperative:
             consumer.incremental_assign(added)
-            everything = self.assignment() | names
+            self._owned |= names
         else:
             consumer.assign(added)
-            everything = names
+            self._owned = names
         if added:
             consumer.pause(added)
-        self._set(everything, revoked=False)
-        log.info("partitions-assigned", added=len(names), owned=len(everything))
-        self._listener.on_assigned(everything)
+        log.info("partitions-assigned", added=len(names), owned=len(self._owned))
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         self._give_up(consumer, partitions, lost=False)
@@ -346,17 +371,35 @@ class Ownership:
 
     def _give_up(self, consumer: Consumer, partitions: list[TopicPartition], *, lost: bool) -> None:
         names = frozenset((p.topic, p.partition) for p in partitions)
+        self._owned -= names
         if not self._stop.is_set():
             log.info("partitions-revoked", count=len(names), lost=lost)
             if lost:
                 # They may be somebody else's already: a transaction that is open now must not be committed.
-                self._set(self.assignment() - names, revoked=True)
-            self._listener.on_revoked(names, lost=lost)
-        self._set(self.assignment() - names, revoked=True)
+                self._set(self._owned, revoked=True)
+            self._tell_revoked(names, lost=lost)
+        self._set(self._owned, revoked=True)
         if self._cooperative:
             consumer.incremental_unassign(partitions)
         else:
             consumer.unassign()
+
+    def _tell_revoked(self, names: frozenset[SourceName], *, lost: bool) -> None:
+        """Wait for the listener, and meanwhile make the calls that the open transaction may need for its end."""
+        failed: list[Exception] = []
+
+        def tell() -> None:
+            try:
+                self._listener.on_revoked(names, lost=lost)
+            except Exception as error:  # noqa: BLE001 - raised again below
+                failed.append(error)
+
+        teller = threading.Thread(target=tell, name="revocation", daemon=True)
+        teller.start()
+        while teller.is_alive():
+            self._mailbox.serve(REVOCATION_POLL_S)
+        if failed:
+            raise failed[0]
 
     def _set(self, partitions: frozenset[SourceName], *, revoked: bool) -> None:
         with self._lock:
@@ -371,37 +414,6 @@ class Ownership:
     def _gone(self) -> BridgeError:
         """Why there is no consumer."""
         return self._failure or EnvironmentFailure("group membership has ended", hint="The bridge is stopping.")
-
-
-def is_fatal(error: KafkaError) -> bool:
-    """Whether the client is of no use after this error."""
-    return error.fatal() or error.code() == KafkaError._FATAL
-
-
-def is_fenced(error: KafkaError) -> bool:
-    """Whether somebody else has our name now. A callback gets the error wrapped, with the cause in words."""
-    if error.code() == KafkaError._FATAL:
-        return any(KafkaError(code).str() in error.str() for code in FENCED_CODES)
-    return error.code() in FENCED_CODES
-
-
-def fenced(error: KafkaError) -> FencedError:
-    """What to tell the operator when Kafka says that the name is somebody else's now."""
-    return FencedError(
-        "another instance of the same name took over",
-        hint="If that was not meant: give every instance its own bridge.instance.",
-        reason=error.str(),
-    )
-
-
-def kafka_error(exception: KafkaException) -> KafkaError:
-    """The error inside of a client's exception."""
-    inner = exception.args[0] if exception.args else None
-    return inner if isinstance(inner, KafkaError) else KafkaError(KafkaError._FAIL, str(exception))
-
-
-def _text(exception: KafkaException) -> str:
-    return kafka_error(exception).str()
 
 
 def _ended(error: KafkaError) -> EnvironmentFailure:

@@ -22,11 +22,11 @@ from typing import Any, Final, NoReturn, Protocol
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from bridge import headers as h
+from bridge.clienterrors import fenced, is_fatal, is_fenced, kafka_error
 from bridge.errorlog import ErrorLog
 from bridge.errors import EnvironmentFailure
 from bridge.guard import Guard, Unanswered
 from bridge.outgoing import Batch
-from bridge.ownership import fenced, is_fatal, is_fenced, kafka_error
 from timerstore.clock import Clock
 
 CALL_TIMEOUT_S: Final = 5.0

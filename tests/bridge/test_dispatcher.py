@@ -13,7 +13,7 @@ from bridge.errors import FencedError, InternalError
 from bridge.outgoing import Batch
 from bridge.writer import Aborted, Broken, Indefinite, Writer
 from embedded import EmbeddedBroker
-from tests.bridge.rig import DEADLINE_S, Rig
+from tests.bridge.rig import DEADLINE_S, Listener, Rig, ownership_of, settings_for
 from tests.bridge.stores import reject, timer
 from tests.system.broker import Broker
 from tests.system.kafka import Outgoing, Topics, produce, read_committed
@@ -368,8 +368,6 @@ def test_revoked_partitions_are_not_committed(broker: Broker, topics: Topics) ->
     with Rig(broker.bootstrap, delay) as rig:
         assert rig.store is not None
         rig.store.add(timers(rig, target, 5))
-        rig.ownership._set(rig.ownership.assignment(), revoked=True)
-        rig.states = dict(rig.states)
         rig.dispatcher.start()
         assert rig.dispatcher.wait_open(DEADLINE_S)
         wait_until(lambda: rig.dispatcher._parked, DEADLINE_S, "parked")
@@ -449,6 +447,41 @@ def test_a_default_target_is_used_where_a_record_names_none(broker: Broker, topi
         rig.wait_delivered()
         assert values(broker, target) == [b"v0", b"v1"]
         assert values(broker, other) == [b"v2", b"v3"]
+
+
+@pytest.mark.parametrize("mode", ["exactly-once", "at-least-once"])
+def test_a_revocation_waits_for_the_open_transaction_and_not_longer(broker: Broker, topics: Topics, mode: str) -> None:
+    """While another instance joins under load, the open transaction still commits: nothing is lost, doubled or late."""
+    delay, target = delay_topic(topics, partitions=2), topics.create()
+    produce(broker.bootstrap, [Outgoing(topic=delay, partition=0) for _ in range(20_000)])
+    with Rig(broker.bootstrap, delay, mode=mode, transaction_rows=100) as rig:
+        store = rig.store
+        assert store is not None
+        waited: list[float] = []
+
+        def quiesce() -> None:
+            began_s = rig.clock.monotonic_s()
+            assert rig.dispatcher.quiesce()
+            waited.append(rig.clock.monotonic_s() - began_s)
+
+        rig.listener.quiesce = quiesce
+        store.add(timers(rig, target, 20_000))
+        rig.start()
+        wait_until(lambda: rig.tally.transactions > 2, DEADLINE_S, "some transactions")
+        other = settings_for(broker.bootstrap, delay, bridge={"instance": "two"})
+        second = ownership_of(other, Listener())
+        second.start()
+        try:
+            wait_until(lambda: waited, DEADLINE_S, "a revocation")
+            assert len(store) > 0, "the load must outlast the revocation"
+            assert max(waited) < 5
+            held = rig.ownership.read_committed_states([(delay, 0)])[delay, 0]
+            assert held is not None
+            assert held.position is not None
+            assert values(broker, target) == [b"v%d" % i for i in range(held.position[3] + 1)]
+            assert rig.tally.aborted == rig.tally.rebuilt == 0
+        finally:
+            second.stop()
 
 
 @pytest.mark.slow
