@@ -14,6 +14,7 @@ from confluent_kafka import Producer
 from timerstore.clock import SystemClock
 
 VALUE_BYTES = 200
+VALUES = 50_000
 DELAY_TOPIC = "delay"
 TARGETS = ("bench-a", "bench-b")
 PACE_S = 0.005
@@ -39,7 +40,7 @@ def main() -> None:
         }
     )
     chance = random.Random(1)
-    value = chance.randbytes(VALUE_BYTES)
+    values = [chance.randbytes(VALUE_BYTES) for _ in range(VALUES)]
     began_s = clock.monotonic_s()
     for i in range(arguments.messages):
         if arguments.due is not None:
@@ -49,7 +50,7 @@ def main() -> None:
         headers: list[tuple[str, str | bytes | None]] = [when, ("delay-topic", TARGETS[i % len(TARGETS)].encode())]
         while True:
             try:
-                producer.produce(DELAY_TOPIC, value, key=b"key-%d" % (i % 10_000), headers=headers)
+                producer.produce(DELAY_TOPIC, values[i % VALUES], key=b"key-%d" % (i % 10_000), headers=headers)
                 break
             except BufferError:
                 producer.poll(0.05)

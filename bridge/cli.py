@@ -99,14 +99,15 @@ def adopt(
             raise ConfigurationError(f"not a delay topic: {', '.join(sorted(unknown))}", hint="see delay_topics")
         from bridge import adopt as adoption
         from bridge.cluster import Cluster
-        from bridge.facts import decode_parameters, topic_facts
         from bridge.kafka import librdkafka
+        from bridge.parameters import decode_parameters
+        from bridge.standing import facts_of
 
         cluster = Cluster(settings)
         states = adoption.adopt(
             consumer=librdkafka(settings, "consumer"),
             group_id=settings.group_id,
-            topics={name: topic_facts(cluster, name) for name in topic or settings.delay_topics},
+            topics={name: facts_of(cluster, name) for name in topic or settings.delay_topics},
             parameters=lambda name: decode_parameters(settings, name),
             start=start.value,
             directory=settings.store.directory,

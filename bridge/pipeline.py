@@ -28,16 +28,16 @@ from bridge.dequeue import gather
 from bridge.dispatcher import Dispatcher
 from bridge.enqueue import BatchLimits, Enqueue
 from bridge.errors import BridgeError, EnvironmentFailure, StateError
-from bridge.facts import decode_parameters, topic_facts
 from bridge.housekeeping import Housekeeping
 from bridge.http import Health
 from bridge.kafka import java, librdkafka
 from bridge.longwork import LongWork
 from bridge.metrics import Metrics
 from bridge.ownership import Ownership
+from bridge.parameters import decode_parameters
 from bridge.progress import CommittedState, amend_history
 from bridge.settings import Settings
-from bridge.standing import settle
+from bridge.standing import facts_of, settle
 from timerstore import files, recovery
 from timerstore.checkpoint import Identity
 from timerstore.clock import Clock
@@ -171,7 +171,7 @@ class Pipeline:
         settled = settle(
             around.ownership,
             owned=self._owned,
-            look_up=lambda topic: topic_facts(around.cluster, topic),
+            look_up=lambda topic: facts_of(around.cluster, topic),
             checkpointed=[] if found is None else list(found.offsets),
             parameters=lambda topic: decode_parameters(around.settings, topic),
             clock=around.clock,

@@ -18,9 +18,8 @@ from pyspark.sql import SparkSession
 from bridge.errors import EnvironmentFailure
 from bridge.settings import Settings, plain
 
-JVM_OPTIONS: Final = "-XX:+UseSerialGC -Xss4m -XX:+ExitOnOutOfMemoryError"
-YOUNG_SHARE: Final = 0.6
-"""Of the heap: nearly everything in it lives for one micro-batch."""
+JVM_OPTIONS: Final = "-XX:+UseSerialGC -Xmn200m -Xss4m -XX:+ExitOnOutOfMemoryError"
+"""The young generation holds one micro-batch: a smaller one passes it on to the old one, a larger one costs memory."""
 
 DEFAULTS: Final = {
     "spark.ui.enabled": "false",
@@ -41,7 +40,7 @@ DEFAULTS: Final = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.maxResultSize": "1g",
-    "spark.cleaner.periodicGC.interval": "10min",
+    "spark.cleaner.periodicGC.interval": "30s",
 }
 
 REQUIRED: Final = {
@@ -62,8 +61,7 @@ def start(settings: Settings, jars: Sequence[Path]) -> SparkSession:
     os.environ.setdefault("MALLOC_ARENA_MAX", "2")  # of the JVM that is about to start: fewer, fuller heaps of glibc
     heap = f"{settings.spark.driver_memory >> 20}m"
     user = {name: plain(value) for name, value in settings.spark.conf.items()}
-    young = f"-Xmn{int(settings.spark.driver_memory * YOUNG_SHARE) >> 20}m"
-    options = f"{JVM_OPTIONS} {young} {user.pop('spark.driver.extraJavaOptions', '')}".strip()
+    options = f"{JVM_OPTIONS} {user.pop('spark.driver.extraJavaOptions', '')}".strip()
     conf = DEFAULTS | user | REQUIRED
     builder = SparkSession.builder.appName(f"delay-bridge {settings.bridge.id}").master(settings.spark.master)
     builder = builder.config("spark.driver.memory", heap).config("spark.driver.extraJavaOptions", options)
