@@ -25,7 +25,7 @@ from bridge import connector, spark
 from bridge.checks import require, run_checks
 from bridge.cluster import Cluster
 from bridge.dispatcher import Dispatcher
-from bridge.errors import BridgeError
+from bridge.errors import BridgeError, EnvironmentFailure
 from bridge.http import Health, ManagementServer
 from bridge.kafka import librdkafka
 from bridge.metrics import Metrics, StoreSnapshot
@@ -47,7 +47,6 @@ STOP_S_MAX: Final = 9.0
 """After this the process ends as it is: whatever it was at can be cut off at any point."""
 SWITCH_INTERVAL_S: Final = 0.001
 """How long a thread may keep the interpreter from the dispatcher."""
-PRODUCER_WAIT_S: Final = 60.0
 
 log = structlog.get_logger("bridge.app")
 
@@ -221,7 +220,11 @@ class Application:
     def _rebase(self, around: Surroundings) -> None:
         """Stop the pipeline there is, and start one for what is owned now."""
         if self._pipeline is not None:
-            self._pipeline.stop(flush=True)
+            if not self._pipeline.stop():
+                raise EnvironmentFailure(
+                    "the pipeline for the partitions there were does not end",
+                    hint="Spark or the disk does not answer. Started again, the bridge goes on where it was.",
+                )
             self._pipeline = None
             self._metrics.rebalanced()
         member = around.ownership.membership()
@@ -232,13 +235,10 @@ class Application:
         pipeline = self._pipeline = Pipeline(around, member.partitions, member.revocations)
         if not self._events.empty():
             return  # out of date already
-        if pipeline.start() and around.dispatcher.wait_open(PRODUCER_WAIT_S):
-            self._health.enter("running", ready=True)
-            log.info(
-                "ready",
-                partitions=len(member.partitions),
-                pending=pipeline.store.stats().pending if pipeline.store else 0,
-            )
+        if pipeline.start():
+            self._health.enter("connecting", reasons=("waiting for the producer",))
+            around.dispatcher.wait_open(LOOK_INTERVAL_S)
+            self._look(around)
 
     def _look(self, around: Surroundings) -> None:
         """Once a second: lag, and what /readyz should tell."""
@@ -246,7 +246,11 @@ class Application:
         if pipeline is None or pipeline.store is None:
             return
         self._lag.refresh(around.cluster, pipeline.store)
-        if self._health.phase.name == "running":
+        phase = self._health.phase.name
+        if phase == "connecting" and around.dispatcher.wait_open(0):
+            log.info("ready", partitions=len(pipeline.store.next_offsets()), pending=pipeline.store.stats().pending)
+            phase = "running"
+        if phase == "running":
             impediments = pipeline.impediments()
             self._health.enter("running", ready=not impediments, reasons=impediments)
 
@@ -257,7 +261,7 @@ class Application:
         log.info("stopping")
         self._watch_the_end()
         if self._pipeline is not None:
-            self._pipeline.stop(flush=True)
+            self._pipeline.stop()
         if self._dispatcher is not None:
             self._dispatcher.stop(timeout_s=3.0)
         if self._ownership is not None:

@@ -123,20 +123,25 @@ class Pipeline:
         if self.store is not None:
             self.store.close_intake()
 
-    def stop(self, *, flush: bool) -> None:
-        """Stop the query, hold the dispatcher, and give up the directory; with `flush`, write down what is in memory
-        first."""
+    def stop(self) -> bool:
+        """Stop the query, hold the dispatcher, write down what is in memory, and give up the directory.
+
+        False when housekeeping does not end: the directory then stays locked, and only the end of the process frees it.
+        """
         self.cancel()
         self._around.dispatcher.quiesce(timeout_s=3.0)
         if self._enqueue is not None:
             self._enqueue.stop(timeout_s=4.0)
-        if self._housekeeping is not None and self._housekeeping.stop() and flush:
+        if self._housekeeping is not None:
+            if not self._housekeeping.stop():
+                return False
             try:
                 self._housekeeping.flush()
             except TimerStoreError as error:
                 log.warning("last-flush-failed", reason=error.message, hint=error.hint)
         if self.store is not None:
             self.store.close()
+        return True
 
     def problems(self) -> list[str]:
         """What has died, in words."""
