@@ -51,6 +51,9 @@ SAMPLE_WAIT_S: Final = 1.0
 UNKNOWN_RECORD_BYTES: Final = 400.0
 """Assumed where nothing waits to be read: the first batches are then small because little has come in."""
 
+WINDOW_BYTES_MAX: Final = 40 << 20
+"""A gathered window is in memory up to three times for a moment: in the JVM, as it came, and sorted."""
+
 log = structlog.get_logger("bridge.pipeline")
 
 
@@ -276,7 +279,7 @@ def limits(settings: Settings) -> Limits:
         flush_interval_ms=settings.store.flush_interval,
         hot_bytes=settings.hot.bytes,
         horizon_ms=settings.hot.horizon,
-        window_bytes=min(settings.hot.bytes // 4, 64 << 20),
+        window_bytes=min(settings.hot.bytes // 4, WINDOW_BYTES_MAX),
     )
 
 
