@@ -125,7 +125,8 @@ class Enqueue:
         self._metrics = metrics
         self._on_fatal = on_fatal
         self._stopping = threading.Event()
-        self._resize = threading.Event()
+        self._over = threading.Event()
+        self._failure: BridgeError | None = None
         self._thread: threading.Thread | None = None
         self._query: StreamingQuery | None = None
 
@@ -199,15 +200,17 @@ class Enqueue:
 
     def _run_query(self, offsets: Offsets) -> None:
         """One query, until it fails, is stopped, or wants another batch size."""
-        self._resize.clear()
+        self._over.clear()
         with scratch_directory() as directory, failures_named("read the delay topics", self._stopping.is_set):
             query = self._query = self._start_query(offsets, directory)
             try:
-                while not (self._stopping.is_set() or self._resize.is_set()):
+                while not (self._stopping.is_set() or self._over.is_set()):
                     if query.awaitTermination(1):
                         break
             finally:
                 query.stop()
+        if self._failure is not None:
+            raise self._failure
 
     def _start_query(self, offsets: Offsets, directory: Path) -> StreamingQuery:
         reader = self._spark.readStream.format("kafka").options(**self._options)
@@ -215,13 +218,31 @@ class Enqueue:
         records = reader.option("maxOffsetsPerTrigger", self._size.records).load()
 
         def each(frame: DataFrame, batch_id: int) -> None:
-            began_s = self._clock.monotonic_s()
-            ends = read_ends(directory, batch_id)
-            self._store_batch(frame.toArrow(), ends, began_s)
+            # Nothing is raised into Spark: it takes the text apart with a regular expression that overflows its
+            # stack. Once a batch has failed, none that follows may be stored: its offsets would be skipped.
+            if self._over.is_set() or self._stopping.is_set():
+                return
+            try:
+                began_s = self._clock.monotonic_s()
+                begins = read_ends(directory, batch_id - 1) if batch_id else offsets
+                self._must_follow(begins)
+                self._store_batch(frame.toArrow(), read_ends(directory, batch_id), began_s)
+            except Exception as error:  # noqa: BLE001 - told to the application by the query's thread
+                if not self._stopping.is_set():
+                    self._failure = named_failure("take in a micro-batch", error)
+                    self._over.set()
 
         writer = decode(records, self._histories).writeStream.foreachBatch(each)
         writer = writer.option("checkpointLocation", str(directory)).queryName("enqueue")
         return writer.trigger(processingTime=f"{self._limits.trigger_ms} milliseconds").start()
+
+    def _must_follow(self, begins: Offsets) -> None:
+        """A batch that begins beyond what the store expects would leave a gap: whatever made it, nothing is lost by
+        stopping here."""
+        expected = self._store.next_offsets()
+        gaps = {name: (expected[name], begin) for name, begin in begins.items() if begin > expected[name]}
+        if gaps:
+            raise InternalError("a micro-batch does not follow the one before", hint="Please report this.", gaps=gaps)
 
     def _store_batch(self, table: pa.Table, ends: Offsets, began_s: float) -> None:
         before = self._store.next_offsets()
@@ -236,7 +257,7 @@ class Enqueue:
         log.debug("batch", rows=table.num_rows, bytes=table.nbytes, seconds=round(seconds, 3), limit=self._size.records)
         self._count(table, before)
         if self._size.observe(table.num_rows, table.nbytes):
-            self._resize.set()
+            self._over.set()
 
     def _count(self, table: pa.Table, before: Offsets) -> None:
         """Tell the metrics how many records of each topic were new."""
@@ -310,7 +331,9 @@ class failures_named:
 
 
 def named_failure(what: str, error: Exception) -> BridgeError:
-    """The bridge's error for one of Spark's."""
+    """The bridge's error for one of Spark's; one of the bridge's own as it is."""
+    if isinstance(error, BridgeError):
+        return error
     text = str(error)
     lost = ("OffsetOutOfRange", "KAFKA_DATA_LOSS", "data may have been lost", "OFFSET_OUT_OF_RANGE")
     if any(sign in text for sign in lost):
