@@ -69,6 +69,8 @@ def _replace_handlers(handler: logging.Handler, level: int) -> None:
     root.setLevel(level)
     for chatty in ("py4j", "pyspark", "urllib3"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
+    # What goes wrong in a micro-batch comes out of its query, too; here it is a traceback whenever a stop cuts one off.
+    logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
 
 
 class Masking:

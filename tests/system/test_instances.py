@@ -67,6 +67,7 @@ def test_instances_that_come_and_go_share_the_partitions(broker: Broker, topics:
         assert load.balance(records) == Balance(), load.balance(records)
         a.wait_idle(30)
         assert a.stop() == 0
+        assert "StackOverflowError" not in a.logs, "Spark's own handling of a batch that is cut off"
 
 
 def owned(bridge: RunningBridge) -> int:
