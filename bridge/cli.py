@@ -100,15 +100,16 @@ def adopt(
         from bridge import adopt as adoption
         from bridge.cluster import Cluster
         from bridge.kafka import librdkafka
-        from bridge.parameters import decode_parameters
+        from bridge.parameters import decode_parameters, limits_of
         from bridge.standing import facts_of
 
         cluster = Cluster(settings)
+        limits = limits_of(cluster, topic or settings.delay_topics)
         states = adoption.adopt(
             consumer=librdkafka(settings, "consumer"),
             group_id=settings.group_id,
             topics={name: facts_of(cluster, name) for name in topic or settings.delay_topics},
-            parameters=lambda name: decode_parameters(settings, name),
+            parameters=lambda name: decode_parameters(settings, name, limits[name]),
             start=start.value,
             directory=settings.store.directory,
             now_ms=SystemClock().now_ms(),

@@ -31,7 +31,7 @@ def rolls(outgoing: Outgoing, ids: npt.NDArray[np.intp], sizes: Int64s) -> Itera
                 due_ms=int(column["due"][i]),
                 rolls=int(column["rolls"][i]) + 1,
                 attempt=int(column["attempt"][i]),
-                target=column["target"][i] or outgoing.columns.defaults[sources[i]] or "",
+                target=column["target"][i] or outgoing.columns.defaults[sources[i]],
                 partition=None if partition is None or partition != partition else int(partition),  # noqa: PLR0124 - NaN: null
                 id=column["id"][i],
             )

@@ -323,6 +323,7 @@ class Dispatcher:
             work.delivered[topic] = work.delivered.get(topic, 0) + count
         for reason, count in plan.rejected.items():
             work.rejected[reason] = work.rejected.get(reason, 0) + count
+        work.rolled += plan.rolled
 
     # -- ending a transaction
 
@@ -370,6 +371,8 @@ class Dispatcher:
             self._metrics.delivered(topic, count)
         for reason, count in work.rejected.items():
             self._metrics.rejected(reason, count)
+        if work.rolled:
+            self._metrics.rolled(work.rolled)
         for lateness_ms in work.lateness:
             self._metrics.observe_lateness(lateness_ms)
         self._metrics.observe_transaction(self._committed_s - work.opened_s)

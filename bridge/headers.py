@@ -292,18 +292,19 @@ def copy_headers(
     due_ms: int,
     rolls: int,
     attempt: int,
-    target: str,
+    target: str | None,
     at_ms: int | None = None,
     partition: int | None = None,
     id: str | None = None,
 ) -> list[tuple[str, bytes]]:
     """The control headers of a copy, to stand beside the timer's own headers.
 
-    `target` is the resolved one, not None for the default: the default may have changed when the copy is read. The
-    cancelling half of a replace was done by the original, so a copy has no delay-replace.
+    `target` is the resolved one, since the default may have changed when the copy is read; None: there is no default
+    any more. The cancelling half of a replace was done by the original, so a copy has no delay-replace.
     """
     texts = [(COPY_ORIGIN, str(origin)), (COPY_DUE, str(due_ms)), (COPY_ROLLS, str(min(rolls, 32_767)))]
-    texts += [(COPY_ATTEMPT, str(min(attempt, 32_767))), (TOPIC, target)]
+    texts += [(COPY_ATTEMPT, str(min(attempt, 32_767)))]
+    texts += [(TOPIC, target)] if target is not None else []
     texts += [(COPY_AT, str(at_ms))] if at_ms is not None else []
     texts += [(PARTITION, str(partition))] if partition is not None else []
     texts += [(ID, id)] if id is not None else []

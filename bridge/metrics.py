@@ -68,6 +68,9 @@ class Metrics:
             "reason",
         )
         self._delivered = self._counter("records_delivered", "Messages committed to their real topics.", "topic")
+        self._rolled = self._counter(
+            "records_rolled", "Copies written back to a delay topic because the message is due after its roll window."
+        )
         self._cancelled = self._counter("records_cancelled", "Messages that a cancel or replace has finished.")
         self._early = self._counter("early_deliveries", "Messages sent before they were due. Must stay 0; report it.")
         self._aborted = self._counter("transactions_aborted", "Transactions that were rolled back and tried again.")
@@ -97,6 +100,10 @@ class Metrics:
     def delivered(self, topic: str, rows: int) -> None:
         """`rows` messages were committed to the real topic `topic`."""
         self._delivered.labels(topic).inc(rows)
+
+    def rolled(self, rows: int) -> None:
+        """`rows` messages were written back into their delay topic."""
+        self._rolled.inc(rows)
 
     def cancelled(self, rows: int) -> None:
         """`rows` pending messages were finished without delivery."""

@@ -34,7 +34,7 @@ from bridge.kafka import java, librdkafka
 from bridge.longwork import LongWork
 from bridge.metrics import Metrics
 from bridge.ownership import Ownership
-from bridge.parameters import decode_parameters
+from bridge.parameters import decode_parameters, limits_of
 from bridge.progress import CommittedState, amend_history
 from bridge.settings import Settings
 from bridge.standing import facts_of, settle
@@ -176,12 +176,17 @@ class Pipeline:
             raise StateError(error.message, hint=error.hint) from error
         for report in reports:
             log.error("checkpoint-corrupt", report=report)
+        limits = limits_of(around.cluster, sorted({topic for topic, _ in self._owned}))
+        parameters = {topic: decode_parameters(around.settings, topic, limit) for topic, limit in limits.items()}
+        for topic, decoded in parameters.items():
+            kept_ms = limits[topic].retention_ms
+            log.info("roll-window", topic=topic, window_ms=decoded.roll_window_ms, retention_ms=kept_ms)
         settled = settle(
             around.ownership,
             owned=self._owned,
             look_up=lambda topic: facts_of(around.cluster, topic),
             checkpointed=[] if found is None else list(found.offsets),
-            parameters=lambda topic: decode_parameters(around.settings, topic),
+            parameters=parameters.__getitem__,
             clock=around.clock,
         )
         if settled is None:
@@ -197,7 +202,7 @@ class Pipeline:
                     state.history,
                     state.offset,
                     self._log_starts[topic, partition].start,
-                    decode_parameters(around.settings, topic),
+                    parameters[topic],
                 ),
             )
             for (topic, partition), state in settled.items()

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
@@ -21,20 +20,18 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    GetCoreSchemaHandler,
-    GetJsonSchemaHandler,
     PrivateAttr,
     SecretStr,
     ValidationError,
     field_validator,
     model_validator,
 )
-from pydantic_core import CoreSchema, core_schema
 
 from bridge import librdkafka
 from bridge.errors import ConfigurationError
+from bridge.quantity import AUTO, duration, duration_or_auto, size
 from bridge.secrets import MASK, Redactor, is_secret_key
-from bridge.units import format_bytes, format_duration_ms, parse_bytes, parse_duration_ms
+from bridge.units import parse_bytes, parse_duration_ms
 
 DEFAULT_LEVELS: Final = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 DEAD_LETTER_SUFFIX: Final = ".dlt"
@@ -51,42 +48,6 @@ SPARK_OWNED: Final[Mapping[str, str]] = {
     "spark.sql.session.timeZone": "due times are decoded in UTC",
     "spark.sql.ansi.enabled": "decoding is written for ANSI mode",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Quantity:
-    """Metadata of an int field that is written with a unit: how it is read, its limits, how it is shown."""
-
-    least: str
-    most: str
-    read: Callable[[str], int]
-    show: Callable[[int], str]
-    bare: bool
-    pattern: str
-
-    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
-        shown = core_schema.plain_serializer_function_ser_schema(self.show, when_used="json")
-        return core_schema.no_info_plain_validator_function(self._validate, serialization=shown)
-
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        text = {"type": "string", "pattern": self.pattern}
-        return {"anyOf": [{"type": "integer", "minimum": 0}, text]} if self.bare else text
-
-    def _validate(self, value: object) -> int:
-        if isinstance(value, bool) or not isinstance(value, int | str) or (isinstance(value, int) and not self.bare):
-            raise ValueError(f"{value!r} has no unit; write it as {self.least} or {self.most}")
-        number = self.read(str(value))
-        if not self.read(self.least) <= number <= self.read(self.most):
-            raise ValueError(f"{value} is outside of {self.least} to {self.most}")
-        return number
-
-
-def _duration(least: str, most: str) -> Quantity:
-    return Quantity(least, most, parse_duration_ms, format_duration_ms, False, r"^( *[0-9]+(ms|s|m|h|d))+$")
-
-
-def _size(least: str, most: str) -> Quantity:
-    return Quantity(least, most, parse_bytes, format_bytes, True, r"^[0-9]+ *(B|[KMGT]iB|[kKMGT]B)?$")
 
 
 def _legal_name(value: str) -> str:
@@ -199,7 +160,7 @@ class Targets(Section):
 class Delay(Section):
     """What delays are accepted."""
 
-    max: Annotated[int, _duration("1s", "36500d")] = parse_duration_ms("3650d")
+    max: Annotated[int, duration("1s", "36500d")] = parse_duration_ms("3650d")
     levels: str = DEFAULT_LEVELS
 
     @field_validator("levels")
@@ -210,43 +171,49 @@ class Delay(Section):
         return value
 
 
+class Roll(Section):
+    """How long a record of the delay topic waits before it is written again."""
+
+    window: Annotated[int, duration_or_auto("1s", "3650d")] = AUTO
+
+
 class Delivery(Section):
     """How the dispatcher writes."""
 
     mode: Literal["exactly-once", "at-least-once"] = "exactly-once"
-    commit_interval: Annotated[int, _duration("1ms", "5s")] = 20
+    commit_interval: Annotated[int, duration("1ms", "5s")] = 20
     transaction_rows: int = Field(default=20_000, ge=1, le=1_000_000)
-    session_timeout: Annotated[int, _duration("1s", "30m")] = parse_duration_ms("30s")
+    session_timeout: Annotated[int, duration("1s", "30m")] = parse_duration_ms("30s")
 
 
 class Store(Section):
     """The local index."""
 
     directory: Path = Path("data")
-    flush_bytes: Annotated[int, _size("4KiB", "16GiB")] = parse_bytes("128MiB")
-    flush_interval: Annotated[int, _duration("10ms", "1d")] = parse_duration_ms("60s")
+    flush_bytes: Annotated[int, size("4KiB", "16GiB")] = parse_bytes("128MiB")
+    flush_interval: Annotated[int, duration("10ms", "1d")] = parse_duration_ms("60s")
 
 
 class Hot(Section):
     """What is kept in memory, ready to be delivered."""
 
-    horizon: Annotated[int, _duration("100ms", "1d")] = parse_duration_ms("60s")
-    bytes: Annotated[int, _size("64KiB", "64GiB")] = parse_bytes("256MiB")
+    horizon: Annotated[int, duration("100ms", "1d")] = parse_duration_ms("60s")
+    bytes: Annotated[int, size("64KiB", "64GiB")] = parse_bytes("256MiB")
 
 
 class Ingest(Section):
     """The micro-batches in which delay topics are read."""
 
-    trigger: Annotated[int, _duration("0ms", "1m")] = 200
+    trigger: Annotated[int, duration("0ms", "1m")] = 200
     batch_records: int = Field(default=60_000, ge=1, le=10_000_000)
-    batch_bytes: Annotated[int, _size("64KiB", "4GiB")] = parse_bytes("32MiB")
+    batch_bytes: Annotated[int, size("64KiB", "4GiB")] = parse_bytes("32MiB")
 
 
 class Spark(Section):
     """The Spark session."""
 
     master: str = Field(default="local[2]", min_length=1)
-    driver_memory: Annotated[int, _size("256MiB", "1TiB")] = parse_bytes("512MiB")
+    driver_memory: Annotated[int, size("256MiB", "1TiB")] = parse_bytes("512MiB")
     conf: dict[str, Property] = Field(default_factory=dict)
 
     @field_validator("conf")
@@ -284,6 +251,7 @@ class Settings(Section):
     )
     targets: Targets = Field(default_factory=Targets)
     delay: Delay = Field(default_factory=Delay)
+    roll: Roll = Field(default_factory=Roll)
     delivery: Delivery = Field(default_factory=Delivery)
     store: Store = Field(default_factory=Store)
     hot: Hot = Field(default_factory=Hot)

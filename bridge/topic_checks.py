@@ -9,19 +9,20 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from bridge.cluster import Topic
-from bridge.errors import EnvironmentFailure
+from bridge.errors import BridgeError, EnvironmentFailure
 from bridge.finding import Context, Finding
 from bridge.kafka import HEADER_ALLOWANCE_BYTES
+from bridge.parameters import MESSAGE_BYTES, TopicLimits, retention_to_create_ms, roll_window_ms
 from bridge.settings import Settings
 from bridge.units import format_bytes, format_duration_ms
 
-_MESSAGE_BYTES: Final = 1_048_588  # max.message.bytes of a topic that does not say
 _CONFIG: Final = {"message.timestamp.type": "LogAppendTime", "cleanup.policy": "delete"}  # of topics made here
 
 
 def check_delay_topics(context: Context) -> Iterator[Finding]:
     """They exist, stamp records by the broker's clock, and keep them."""
-    wanted = dict.fromkeys(context.settings.delay_topics, _CONFIG)
+    keeps = {"retention.ms": str(retention_to_create_ms(context.settings)), "retention.bytes": "-1"}
+    wanted = dict.fromkeys(context.settings.delay_topics, _CONFIG | keeps)
     topics, missing = _present(context, wanted)
     configs = context.cluster.topic_configs(topics)
     for name, config in wanted.items():
@@ -53,20 +54,27 @@ def _delay_topic(label: str, name: str, config: dict[str, str], context: Context
 
 
 def _retention(label: str, name: str, config: dict[str, str], context: Context) -> Iterator[Finding]:
-    longest = context.settings.delay.max
-    retention_ms, retention_bytes = int(config.get("retention.ms", -1)), int(config.get("retention.bytes", -1))
-    if 0 <= retention_ms < longest:
-        kept = f"retention.ms={retention_ms} ({format_duration_ms(retention_ms)})"
-        detail = f"{kept} is shorter than delay.max {format_duration_ms(longest)}"
-        remedy = f"lower delay.max, or: {_alter(context, name, f'retention.ms={longest}')}"
-        yield Finding(name=label, status="warning", detail=detail, remedy=remedy)
-    if retention_bytes >= 0:
-        limit = format_bytes(retention_bytes)
-        detail = f"retention.bytes={retention_bytes}: pending records are lost when a partition outgrows {limit}"
+    limits = TopicLimits.of(config)
+    try:
+        window_ms = roll_window_ms(context.settings, name, limits)
+    except BridgeError as error:
+        detail = f"{error.message}: retention.ms={limits.retention_ms}"
+        yield Finding(name=label, status="failed", detail=detail, remedy=error.hint, error=type(error))
+        return
+    if limits.retention_bytes >= 0:
+        size = format_bytes(limits.retention_bytes)
+        detail = f"retention.bytes={limits.retention_bytes}: pending records are lost if a partition outgrows {size}"
+        detail += f" within {format_duration_ms(window_ms)}"
         yield Finding(name=label, status="warning", detail=detail, remedy=_alter(context, name, "retention.bytes=-1"))
-    if (retention_ms < 0 or retention_ms >= longest) and retention_bytes < 0:
-        kept = "for ever" if retention_ms < 0 else format_duration_ms(retention_ms)
-        yield Finding(name=label, status="ok", detail=f"records are kept {kept}")
+    kept = "for ever" if limits.retention_ms < 0 else format_duration_ms(limits.retention_ms)
+    detail = f"records are kept {kept}, and roll after {format_duration_ms(window_ms)}"
+    if 0 <= limits.retention_ms < 2 * window_ms:
+        spare = format_duration_ms(limits.retention_ms - window_ms)
+        detail += f": a bridge that is down or behind for more than {spare} may lose messages"
+        remedy = f"lower roll.window, or: {_alter(context, name, f'retention.ms={2 * window_ms}')}"
+        yield Finding(name=label, status="warning", detail=detail, remedy=remedy)
+    else:
+        yield Finding(name=label, status="ok", detail=detail)
 
 
 def check_dead_letter_topics(context: Context) -> Iterator[Finding]:
@@ -75,7 +83,7 @@ def check_dead_letter_topics(context: Context) -> Iterator[Finding]:
     dead_letter = {name: context.settings.dead_letter_topic(name) for name in delay_topics}
     limits = {name: _message_bytes(c) for name, c in context.cluster.topic_configs(delay_topics).items()}
     needed = {
-        target: max(limits.get(name, _MESSAGE_BYTES) for name in delay_topics if dead_letter[name] == target)
+        target: max(limits.get(name, MESSAGE_BYTES) for name in delay_topics if dead_letter[name] == target)
         + HEADER_ALLOWANCE_BYTES
         for target in dict.fromkeys(dead_letter.values())
     }
@@ -184,7 +192,7 @@ def _partitions(label: str, topic: Topic) -> Finding:
 
 
 def _message_bytes(config: dict[str, str]) -> int:
-    return int(config.get("max.message.bytes", _MESSAGE_BYTES))
+    return TopicLimits.of(config).message_bytes
 
 
 def _alter(context: Context, topic: str, setting: str) -> str:

@@ -84,6 +84,10 @@ class DispatchMetrics(Protocol):
         """Committed to a dead-letter topic."""
         ...
 
+    def rolled(self, rows: int) -> None:
+        """Copies committed to a delay topic."""
+        ...
+
     def observe_lateness(self, lateness_ms: npt.NDArray[np.int64]) -> None:
         """Milliseconds from due to produced of committed messages; negative: early."""
         ...
@@ -118,6 +122,7 @@ class Work:
     lateness: list[Int64s] = field(default_factory=list)
     delivered: dict[str, int] = field(default_factory=dict)
     rejected: dict[str, int] = field(default_factory=dict)
+    rolled: int = 0
     states: dict[SourceName, CommittedState] = field(default_factory=dict)
 
     def blame(self, rows: Mapping[int, KafkaError]) -> dict[int, tuple[str, KafkaError]]:

@@ -57,7 +57,7 @@ class Tally:
         self.by_topic: dict[str, int] = {}
         self.by_reason: dict[str, int] = {}
         self.lateness_ms: list[int] = []
-        self.transactions = self.aborted = self.rebuilt = 0
+        self.transactions = self.aborted = self.rebuilt = self.rolls = 0
         self.longest_s = 0.0
 
     def delivered(self, topic: str, rows: int) -> None:
@@ -65,6 +65,9 @@ class Tally:
 
     def rejected(self, reason: str, rows: int = 1) -> None:
         self.by_reason[reason] = self.by_reason.get(reason, 0) + rows
+
+    def rolled(self, rows: int) -> None:
+        self.rolls += rows
 
     def observe_lateness(self, lateness_ms: npt.NDArray[np.int64]) -> None:
         self.lateness_ms += lateness_ms.tolist()

@@ -12,7 +12,7 @@ from confluent_kafka import Producer
 
 from bridge.checks import require, run_checks
 from bridge.cluster import Cluster, api_versions, release
-from bridge.errors import EnvironmentFailure, StateError
+from bridge.errors import ConfigurationError, EnvironmentFailure, StateError
 from bridge.finding import Finding
 from bridge.settings import Settings
 from timerstore.checkpoint import Checkpoint, Identity, write
@@ -133,13 +133,14 @@ def test_missing_topics_are_told_by_check_and_made_by_run(bench: Bench) -> None:
     assert all("kafka-topics --bootstrap-server" in f.remedy for f in told)
     assert bench.cluster.topics([bench.name]) == {}
 
-    findings = bench.check(create=True, delay={"max": "7d"})
+    findings = bench.check(create=True)
     assert {f.status for f in findings} == {"ok"}
     made = bench.cluster.topics([bench.name, f"{bench.name}.dlt"])
     assert made[bench.name].partitions == 2
     configs = bench.cluster.topic_configs(made)
     assert configs[bench.name]["message.timestamp.type"] == "LogAppendTime"
     assert configs[bench.name]["cleanup.policy"] == "delete"
+    assert (configs[bench.name]["retention.ms"], configs[bench.name]["retention.bytes"]) == ("1209600000", "-1")
     assert (
         int(configs[f"{bench.name}.dlt"]["max.message.bytes"]) == int(configs[bench.name]["max.message.bytes"]) + 65_536
     )
@@ -173,13 +174,16 @@ def test_a_delay_topic_that_would_lose_or_misplace_messages_is_refused(
     assert bench.name in failed.remedy
 
 
-def test_retention_shorter_than_the_longest_delay_is_a_warning_with_numbers(bench: Bench) -> None:
-    """By time and by size."""
+def test_retention_is_compared_with_the_roll_window(bench: Bench) -> None:
+    """Not longer: refused, whose error it is. Less than twice, or a limit in bytes: a warning with numbers."""
     bench.create(STAMPED | {"retention.ms": "3600000", "retention.bytes": "1048576"})
-    findings = bench.check(create=True, delay={"max": "2h"})
-    assert about(findings, "retention.ms=3600000 (1h) is shorter than delay.max 2h").status == "warning"
-    assert about(findings, "outgrows 1MiB").status == "warning"
-    assert bench.failures(delay={"max": "2h"}) == []
+    findings = bench.check()
+    assert about(findings, "kept 1h, and roll after 30m").status == "ok"
+    assert about(findings, "outgrows 1MiB within 30m").status == "warning"
+    warned = about(bench.check(roll={"window": "50m"}), "more than 10m may lose messages")
+    assert (warned.status, "retention.ms=6000000" in warned.remedy) == ("warning", True)
+    (failed,) = bench.failures(roll={"window": "1h"})
+    assert (failed.error, "retention.ms=3600000" in failed.detail) == (ConfigurationError, True)
 
 
 def test_a_dead_letter_topic_must_take_a_reject_with_its_headers(bench: Bench) -> None:

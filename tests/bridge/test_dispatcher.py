@@ -430,6 +430,7 @@ def test_timers_beyond_the_roll_window_are_rolled(broker: Broker, topics: Topics
         rig.wait_delivered()
         assert values(broker, target) == []
         [copy] = read_committed(broker.bootstrap, delay)
+        assert rig.tally.rolls == 1
         assert (copy.partition, copy.key, copy.value) == (1, b"k", b"value")
         assert dict(copy.headers) == {
             "a": b"1", "delay-copy-origin": b"2", "delay-copy-due": str(now + 10**7).encode(), "delay-copy-rolls": b"2",

@@ -17,6 +17,8 @@ from embedded.broker import HOST, SINGLE_NODE, free_ports, kafka_version, wait_f
 log = logging.getLogger(__name__)
 
 ENGINE_TIMEOUT_S: Final = 5
+RETENTION: Final = {"log.retention.check.interval.ms": 500, "log.initial.task.delay.ms": 500}
+"""For topics that keep their records for seconds: what is over is deleted soon."""
 CONTAINER_CLUSTER_ID: Final = "5L6g3nShT-eMCtK--X86sw"
 
 
@@ -33,7 +35,7 @@ def start_broker() -> AbstractContextManager[Broker]:
     """A broker for as long as the context lasts."""
     if engine_answers():
         return container()
-    return EmbeddedBroker(tmpfs=True)
+    return EmbeddedBroker(properties=RETENTION, tmpfs=True)
 
 
 def engine_answers() -> bool:
@@ -84,6 +86,7 @@ def container() -> Iterator[ContainerBroker]:
         "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
         "log.dirs": "/tmp/kafka",
         **SINGLE_NODE,
+        **RETENTION,
     }
     engine = DockerContainer(image()).with_envs(CLUSTER_ID=CONTAINER_CLUSTER_ID, **environment(properties))
     with engine.with_bind_ports(port, port):

@@ -1,0 +1,96 @@
+"""Delays that outlive the delay topic's retention: rolled many times, and delivered once, on time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import pytest
+
+from tests.system.bridge import RunningBridge
+from tests.system.broker import Broker
+from tests.system.kafka import Outgoing, Reader, Record, Topics, produce
+
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
+
+DELIVERED_S_MAX: Final = 120
+LATE_MS_MAX: Final = 20_000
+WINDOW_MS: Final = 2_000
+RETENTION_MS: Final = 12_000
+SHORT: Final = {"retention.ms": str(RETENTION_MS), "segment.ms": "1000"}
+BUSY_DISK: Final = {"store": {"flush_interval": "500ms"}, "hot": {"horizon": "1s"}}
+
+
+class Site:
+    """A bridge that rolls every two seconds, on a topic that keeps its records for twelve."""
+
+    def __init__(self, broker: Broker, topics: Topics, bridge: RunningBridge, delay: str) -> None:
+        self.bootstrap = broker.bootstrap
+        self.topics = topics
+        self.bridge = bridge
+        self.delay = delay
+
+    def receive(self, target: str, count: int) -> list[Record]:
+        """All records of `target` when there are `count`; there must not be more."""
+        with Reader(self.bootstrap, [target]) as reader:
+            reader.wait_for(count, DELIVERED_S_MAX)
+            records = reader.to_end()
+        assert len(records) == count, f"{len(records)} records; log:\n{self.bridge.tail()}"
+        return records
+
+
+@pytest.fixture(scope="module")
+def site(broker: Broker, topics: Topics, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """One bridge for this module; every test has targets of its own."""
+    delay = topics.delay(partitions=2, config=SHORT)
+    config = {**BUSY_DISK, "roll": {"window": f"{WINDOW_MS}ms"}}
+    with RunningBridge(tmp_path_factory.mktemp("rolls"), broker.bootstrap, delay, config=config) as bridge:
+        bridge.start()
+        yield Site(broker, topics, bridge, delay)
+
+
+def log_start(topics: Topics, topic: str, partition: int) -> int:
+    """The first offset that is still there."""
+    with Reader(topics.bootstrap, [topic], isolation="read_uncommitted") as reader:
+        offsets = [record.offset for record in reader.to_end() if record.partition == partition]
+    return min(offsets, default=1 << 62)
+
+
+def test_a_delay_outlives_the_retention(site: Site) -> None:
+    """A message due long after its record is gone arrives once, on time, with all that it had; as many rolls as
+    needed, and no more (RocketMQ #11156)."""
+    target = site.topics.create("orders")
+    to = ("delay-topic", target.encode())
+    own = [("a", b"1"), ("none", None), ("a", b"2"), ("b", b"\xff")]
+    delays_ms = [1_000, WINDOW_MS + 1, 2 * WINDOW_MS, RETENTION_MS + 4_000, RETENTION_MS + 5_000]
+    messages = [
+        Outgoing(
+            topic=site.delay,
+            key=b"k%d" % i,
+            value=b"v%d" % i,
+            partition=i % 2,
+            headers=[own[0], ("delay-for", b"%dms" % delay_ms), *own[1:], to, ("delay-id", b"id-%d" % i)],
+        )
+        for i, delay_ms in enumerate(delays_ms)
+    ]
+    before = site.bridge.metrics()["records_rolled_total"]
+    sent = produce(site.bootstrap, messages)
+    arrived = {record.key: record for record in site.receive(target, len(sent))}
+    for record, delay_ms in zip(sent, delays_ms, strict=True):
+        got = arrived[record.key]
+        due_ms = record.timestamp_ms + delay_ms
+        assert (got.value, got.headers[: len(own)]) == (record.value, tuple(own))
+        assert got.header("delay-origin") == f"{record.topic}/{record.partition}/{record.offset}".encode()
+        assert got.header("delay-due") == b"%d" % due_ms
+        assert due_ms <= got.timestamp_ms <= due_ms + LATE_MS_MAX
+        assert {name for name, _ in got.headers} == {"a", "b", "none", "delay-origin", "delay-due"}
+    for partition in range(2):
+        last = max(record.offset for record in sent if record.partition == partition)
+        assert log_start(site.topics, site.delay, partition) > last, "no record has outlived the retention"
+    metrics = site.bridge.wait_idle(30)
+    # A roll moves a message on by three quarters of the window at least, and the last window needs none.
+    rolls = metrics["records_rolled_total"] - before
+    most = sum(max(0, delay_ms - WINDOW_MS) // (WINDOW_MS * 3 // 4) + (delay_ms > WINDOW_MS) for delay_ms in delays_ms)
+    assert sum(delay_ms > WINDOW_MS for delay_ms in delays_ms) <= rolls <= most
+    assert metrics["early_deliveries_total"] == 0
+    assert not [name for name in metrics if name.startswith("records_rejected_total")]
