@@ -5,6 +5,8 @@
 #   make bench [BENCH_ARGS=...]         measurements
 #   make lint                           format, lint, types
 #   make lock                           requirements.lock anew, from pyproject.toml
+#   make chart                          what of helm/delay-bridge is generated; SNAPSHOTS=1 also its tests' snapshots
+#   make helm                           the program helm, built with Go into .cache/bin, for the chart's tests
 #   make clean, make distclean          caches; also the environment and the broker's jars
 #
 # PYTHON=... chooses the interpreter of a new environment.
@@ -15,9 +17,10 @@ SHELL := /bin/bash
 
 VENV := .venv
 BIN := $(VENV)/bin
-SOURCES := $(wildcard bridge timerstore embedded demo bench tests)
+HELM_VERSION := v3.22.0
+SOURCES := $(wildcard bridge timerstore embedded demo bench helm tests)
 
-.PHONY: install prerequisites demo test bench lint format lock clean distclean
+.PHONY: install prerequisites demo test bench lint format lock chart helm clean distclean
 
 install: prerequisites $(VENV)/.installed
 
@@ -73,6 +76,17 @@ format: install
 lock: install
 	$(BIN)/uv pip compile pyproject.toml --quiet --extra dev --universal --python-version 3.11 --generate-hashes \
 	  --no-emit-index-url --no-annotate --custom-compile-command "make lock" --output-file requirements.lock
+
+chart: install
+	$(BIN)/python -m helm
+	$(if $(SNAPSHOTS),SNAPSHOTS=write $(BIN)/python -m pytest -q tests/helm -k is_the_snapshot)
+
+# Three minutes of one core, once; the tests look here and on the PATH.
+helm: .cache/bin/helm
+
+.cache/bin/helm:
+	@command -v go >/dev/null || { echo "Go is needed to build helm; or put a helm on the PATH" >&2; exit 1; }
+	GOBIN=$(CURDIR)/.cache/bin go install -p 1 helm.sh/helm/v3/cmd/helm@$(HELM_VERSION)
 
 clean:
 	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis spark-warehouse metastore_db derby.log

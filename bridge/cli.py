@@ -20,13 +20,15 @@ from typing import Annotated, Any, Final
 import structlog
 import typer
 import yaml
+from confluent_kafka import KafkaError, Message
 from rich.console import Console
 from rich.table import Table
 
 from bridge import __version__, logs
+from bridge.arrival import Arrivals
 from bridge.client import DelayClient
 from bridge.configuration import load
-from bridge.errors import BridgeError, ConfigurationError, InternalError
+from bridge.errors import BridgeError, ConfigurationError, EnvironmentFailure, InternalError
 from bridge.finding import Finding
 from bridge.headers import parse_duration, parse_until
 from bridge.secrets import Redactor
@@ -137,6 +139,7 @@ def send(
     partition: Annotated[int | None, typer.Option(help="Partition of the real topic.")] = None,
     file: Annotated[Path | None, typer.Option(help="The message is this file's content.")] = None,
     delay_topic: Annotated[str | None, typer.Option(help="Delay topic; default: the configuration's only one.")] = None,
+    wait: Annotated[str | None, typer.Option(help="Wait for the arrival, up to this long: 60s, 5m.")] = None,
     bootstrap: Annotated[str | None, typer.Option(help="Brokers, host:port; wins over the configuration.")] = None,
     config: ConfigOption = None,
 ) -> None:
@@ -147,7 +150,11 @@ def send(
             raise ConfigurationError("both a message and --file are given", hint="give one of them")
         send_at, send_after = _read(parse_until, at, "--at"), _after(after)
         headers = [_header(text) for text in header or ()]
-        client = DelayClient(_producer(settings, bootstrap), delay_topic or _only_delay_topic(settings))
+        delay_topic = delay_topic or _only_delay_topic(settings)
+        client = DelayClient(_producer(settings, bootstrap), delay_topic)
+        arrivals = _arrivals(settings, delay_topic, topic, bootstrap) if wait is not None else None
+        wait_ms = _read(parse_duration, wait, "--wait") or 0
+        sent = _Sent()
         count = 0
         for message in _messages(value, file):
             try:
@@ -161,12 +168,17 @@ def send(
                     id=id,
                     replace=replace,
                     partition=partition,
+                    on_delivery=sent if arrivals is not None else None,
                 )
             except ValueError as error:
                 raise ConfigurationError(str(error), hint="`delay-bridge send --help` says what can be given") from None
             count += 1
         client.flush()
         typer.echo(f"{count} message{'s' * (count != 1)} sent to {client.delay_topic}", err=True)
+        if arrivals is not None:
+            with arrivals:
+                for arrived in arrivals.wait(sent.origins(), wait_ms / 1000):
+                    typer.echo(f"{arrived.origin} arrived at {arrived.place}, {arrived.lateness_ms} ms late")
 
 
 @app.command("config")
@@ -264,6 +276,39 @@ def _messages(value: str | None, file: Path | None) -> Iterator[bytes]:
     else:
         for line in sys.stdin.buffer:
             yield line.removesuffix(b"\n").removesuffix(b"\r")
+
+
+class _Sent:
+    """Takes the brokers' answers, and knows which places in the delay topic they name."""
+
+    def __init__(self) -> None:
+        self._origins: list[str] = []
+        self._failures: list[str] = []
+
+    def __call__(self, error: KafkaError | None, message: Message) -> None:
+        if error is None:
+            self._origins.append(f"{message.topic()}/{message.partition()}/{message.offset()}")
+        else:
+            self._failures.append(error.str())
+
+    def origins(self) -> list[str]:
+        """All of them. Raises EnvironmentFailure if a message was not taken."""
+        if self._failures:
+            raise EnvironmentFailure(f"not taken: {self._failures[0]}", hint="send it again")
+        return self._origins
+
+
+def _arrivals(settings: Settings, delay_topic: str, topic: str | None, bootstrap: str | None) -> Arrivals:
+    """Made before the first message is sent, so that none can be missed."""
+    mapped = settings.delay_topics.get(delay_topic)
+    target = topic or (mapped.target if mapped is not None else None)
+    if target is None:
+        raise ConfigurationError("--wait needs to know the real topic", hint="name it with --to")
+    common = {name: plain(value) for name, value in settings.kafka.common.items()}
+    # A group that the bridge's user may name in any case; it is never joined.
+    properties = {**common, "group.id": settings.group_id} | ({"bootstrap.servers": bootstrap} if bootstrap else {})
+    dead_letters = [settings.dead_letter_topic(delay_topic)] if mapped is not None else []
+    return Arrivals(properties, [target, *dead_letters], SystemClock())
 
 
 def _producer(settings: Settings, bootstrap: str | None) -> dict[str, Any]:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import struct
+import subprocess
+import sys
 import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Final
 
 import pytest
+import yaml
 from confluent_kafka import Producer
 
 from bridge.headers import RejectReason
-from tests.system.bridge import RunningBridge
+from tests.system.bridge import ROOT, RunningBridge
 from tests.system.broker import Broker
 from tests.system.kafka import Headers, Outgoing, Reader, Record, Topics, produce, produce_with, read_committed
 from tests.waiting import wait_until
@@ -396,3 +400,48 @@ def test_the_probes_answer(site: Site) -> None:
     assert site.bridge.http("/livez")[0] == 200
     status, body = site.bridge.http("/readyz")
     assert (status, '"running"' in body) == (200, True)
+
+
+# ---- seen from a shell
+
+
+def test_the_charts_test_pod_sends_a_message_and_sees_it_arrive(site: Site) -> None:
+    """What `helm test` runs, against a real broker: status 0, and one line that says where and how late."""
+    pod = yaml.safe_load((ROOT / "tests/helm/snapshots/pod-test.yaml").read_text())
+    target = site.topics.create("test")
+    values = {"--config": str(site.bridge.config_file), "--to": target, "--delay-topic": site.delay, "--after": "1s"}
+    arguments = [
+        f"{name}={values.get(name, value)}" if equals else name
+        for name, equals, value in (word.partition("=") for word in pod["spec"]["containers"][0]["args"])
+    ]
+    run = send_from_a_shell(arguments)
+    assert run.returncode == 0, run.stderr
+    assert re.fullmatch(rf"{site.delay}/\d+/\d+ arrived at {target}/0/0, \d+ ms late\n", run.stdout), run.stdout
+    (record,) = site.receive(target, 1)
+    assert record.value == b"helm test"
+
+
+def test_who_waits_for_a_dead_letter_is_told_so(site: Site) -> None:
+    """`send --wait` ends at once, with the reason, when the message cannot be delivered."""
+    denied = site.topics.create(DENIED)
+    run = send_from_a_shell(
+        [
+            "send",
+            f"--config={site.bridge.config_file}",
+            "--to",
+            denied,
+            "--delay-topic",
+            site.delay,
+            "--after=1s",
+            "--wait=90s",
+            "x",
+        ]
+    )
+    assert run.returncode == 3, run.stdout
+    assert "is a dead letter" in run.stderr and "forbidden-target" in run.stderr
+
+
+def send_from_a_shell(arguments: list[str]) -> subprocess.CompletedProcess[str]:
+    """`delay-bridge ...`, as a process of its own."""
+    command = [sys.executable, "-m", "bridge", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=DELIVERED_S_MAX, check=False)

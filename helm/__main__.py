@@ -1,0 +1,175 @@
+"""Writes what of the chart follows from something else; `make chart` runs it, a test compares.
+
+values.schema.json    from values.yaml and the bridge's own settings
+README.md             the table of values, from the `# --` comments in values.yaml
+files/                the alert rules and the dashboard, from config/
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from bridge.settings import Settings
+
+ROOT: Final = Path(__file__).parents[1]
+CHART: Final = ROOT / "helm" / "delay-bridge"
+COPIES: Final[Mapping[str, str]] = {"alerts.yaml": "alerts.yaml", "dashboard.json": "dashboard.json"}
+MARK: Final = "<!-- values -->\n"
+
+Tree = dict[str, Any]
+
+# What stands for a value that is known only later: a Helm template, or a reference to a file or variable.
+LATER: Final[Tree] = {"type": "string", "pattern": r"\{\{|\$\{"}
+QUANTITY: Final[Tree] = {
+    "anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": r"^[0-9.]+[A-Za-z]*$"}]
+}
+# Where a default's type says too little about a value.
+NARROWER: Final[Mapping[str, Tree]] = {
+    "replicas": {"type": "integer", "minimum": 0, "maximum": 1000},
+    "image.pullPolicy": {"enum": ["Always", "IfNotPresent", "Never"]},
+    "image.digest": {"type": "string", "pattern": "^(sha256:[0-9a-f]{64})?$"},
+    "persistence.size": QUANTITY,
+    "persistence.retention.whenDeleted": {"enum": ["Retain", "Delete"]},
+    "persistence.retention.whenScaled": {"enum": ["Retain", "Delete"]},
+    "scratch.tmpSize": QUANTITY,
+    "scratch.shmSize": QUANTITY,
+    "podDisruptionBudget.maxUnavailable": {"type": ["integer", "string"]},
+    "networkPolicy.brokerPorts": {"type": "array", "items": {"type": "integer", "minimum": 1, "maximum": 65535}},
+    "terminationGracePeriodSeconds": {"type": "integer", "minimum": 10},
+}
+# Kubernetes' own shapes: it knows their keys better.
+FOREIGN: Final = frozenset(
+    {"resources", "podSecurityContext", "securityContext", "startupProbe", "readinessProbe", "livenessProbe"}
+    | {"dashboard.labels"}
+)
+
+
+def main() -> int:
+    """The command line; returns the exit status."""
+    for path, text in generated().items():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        print(path.relative_to(ROOT))
+    return 0
+
+
+def generated() -> dict[Path, str]:
+    """The chart's generated files with what they must hold."""
+    text = (CHART / "values.yaml").read_text(encoding="utf-8")
+    readme = (CHART / "README.md").read_text(encoding="utf-8")
+    return {
+        CHART / "values.schema.json": json.dumps(schema(yaml.safe_load(text)), indent=2) + "\n",
+        CHART / "README.md": readme.split(MARK)[0] + MARK + table(text),
+        **{CHART / "files" / to: (ROOT / "config" / name).read_text("utf-8") for name, to in COPIES.items()},
+    }
+
+
+# --- schema ----------------------------------------------------------------------------------------------------------
+
+
+def schema(values: Tree) -> Tree:
+    """JSON schema of the chart's values: `config` as the settings have it, the rest as the defaults have it."""
+    settings = Settings.model_json_schema()
+    definitions = {name: _relaxed(part) for name, part in settings.pop("$defs").items()}
+    root = _of_defaults(values, "")
+    root["properties"]["config"] = _relaxed(settings)
+    # Helm itself hands these to every chart.
+    root["properties"]["global"] = {"type": "object"}
+    return {"$schema": "http://json-schema.org/draft-07/schema#", "$defs": definitions, **root}
+
+
+def _of_defaults(default: object, path: str) -> Tree:
+    if path in NARROWER:
+        return NARROWER[path]
+    if isinstance(default, dict):
+        if not default or path in FOREIGN:
+            return {"type": "object"}
+        inner = {key: _of_defaults(value, f"{path}.{key}".lstrip(".")) for key, value in default.items()}
+        return {"type": "object", "additionalProperties": False, "properties": inner}
+    if isinstance(default, bool):
+        return {"type": "boolean"}
+    if isinstance(default, list):
+        return {"type": "array"}
+    return {"type": "integer" if isinstance(default, int) else "string"}
+
+
+def _relaxed(part: Tree) -> Tree:
+    """A part of the settings' schema, in which a template or a reference may stand for any single value.
+
+    Defaults are left out: they are not the chart's business, and one of them is the name of this machine.
+    """
+    part = {key: value for key, value in part.items() if key not in ("default", "title", "description")}
+    if "properties" in part:
+        part["properties"] = {name: _relaxed(inner) for name, inner in part["properties"].items()}
+        return part | {"type": "object"}
+    if part.get("type") == "object":
+        # Names with a pattern of their own are checked by the bridge; here a template may stand in them, too.
+        return {key: value for key, value in part.items() if key not in ("minProperties", "propertyNames")}
+    if "$ref" in part or part.get("type") == "array":
+        return part
+    return {"anyOf": [*part.get("anyOf", [part]), LATER]}
+
+
+# --- table of values -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Value:
+    """One documented value."""
+
+    path: str
+    text: str
+    default: str
+
+
+def documented(text: str) -> Iterator[Value]:
+    """Every value of a values.yaml that has a `# --` comment, with the comment and the default."""
+    tree = yaml.safe_load(text)
+    path: list[tuple[int, str]] = []
+    comment: list[str] = []
+    for line in text.splitlines():
+        stripped = line.strip()
+        if stripped.startswith("# --"):
+            comment = [stripped.removeprefix("# --").strip()]
+        elif stripped.startswith("#") and comment:
+            comment.append(stripped.removeprefix("#").strip())
+        elif match := re.match(r"( *)([\w.-]+):", line):
+            indent = len(match[1])
+            path = [(depth, key) for depth, key in path if depth < indent] + [(indent, match[2])]
+            if comment:
+                yield _value([key for _, key in path], comment, tree)
+            comment = []
+        else:
+            comment = []
+
+
+def _value(path: list[str], comment: list[str], tree: Tree) -> Value:
+    default: Any = tree
+    for key in path:
+        default = default[key]
+    said = [line.removeprefix("@default -- ") for line in comment if line.startswith("@default -- ")]
+    words = " ".join(line for line in comment if not line.startswith("@default"))
+    shown = said[0] if said else f"`{json.dumps(default)}`"
+    return Value(path=".".join(f'"{key}"' if "." in key else key for key in path), text=words, default=shown)
+
+
+def table(text: str) -> str:
+    """The Markdown table of all values."""
+    rows = [f"| `{v.path}` | {_cell(v.text)} | {_cell(v.default)} |\n" for v in documented(text)]
+    return "\n| value | what it is for | default |\n|---|---|---|\n" + "".join(rows)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

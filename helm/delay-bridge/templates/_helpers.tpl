@@ -1,0 +1,160 @@
+{{- define "delay-bridge.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
+{{- end }}
+
+{{- /* 52 characters: the pods' names, labels of their controller revision and the volumes' names come on top. */}}
+{{- define "delay-bridge.fullname" -}}
+{{- $name := default .Chart.Name .Values.nameOverride }}
+{{- $full := ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) }}
+{{- default $full .Values.fullnameOverride | trunc 52 | trimSuffix "-" }}
+{{- end }}
+
+{{- define "delay-bridge.selectorLabels" -}}
+app.kubernetes.io/name: {{ include "delay-bridge.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "delay-bridge.labels" -}}
+{{ include "delay-bridge.selectorLabels" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
+{{- end }}
+
+{{- define "delay-bridge.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create }}
+{{- default (include "delay-bridge.fullname" .) .Values.serviceAccount.name }}
+{{- else }}
+{{- default "default" .Values.serviceAccount.name }}
+{{- end }}
+{{- end }}
+
+{{- define "delay-bridge.image" -}}
+{{- if .Values.image.digest }}
+{{- printf "%s@%s" .Values.image.repository .Values.image.digest }}
+{{- else }}
+{{- printf "%s:%s" .Values.image.repository (default .Chart.AppVersion .Values.image.tag) }}
+{{- end }}
+{{- end }}
+
+{{- /* The configuration: values.config through tpl, with the files of the mounted secrets where it names none itself. */}}
+{{- define "delay-bridge.config" -}}
+{{- $config := tpl (toYaml .Values.config) . | fromYaml }}
+{{- if hasKey $config "Error" }}
+{{- fail (printf "config is not YAML once its templates are filled in: %s" $config.Error) }}
+{{- end }}
+{{- /* Helm merges maps: a default in values.yaml would stay beside the topics that a user names. */}}
+{{- if not $config.delay_topics }}
+{{- $_ := unset $config "delay_topics" }}
+{{- end }}
+{{- $files := dict }}
+{{- with .Values.kafka.sasl }}
+{{- if .existingSecret }}
+{{- $_ := set $files "sasl.username" (printf "${file:/etc/delay-bridge/sasl/%s}" .usernameKey) }}
+{{- $_ := set $files "sasl.password_file" (printf "/etc/delay-bridge/sasl/%s" .passwordKey) }}
+{{- end }}
+{{- end }}
+{{- with .Values.kafka.tls }}
+{{- if .existingSecret }}
+{{- range $property, $key := dict "ssl.ca.location" .caKey "ssl.certificate.location" .certKey "ssl.key.location" .keyKey }}
+{{- if $key }}
+{{- $_ := set $files $property (printf "/etc/delay-bridge/tls/%s" $key) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- $common := mergeOverwrite $files $config.kafka.common }}
+{{- $_ := set $config.kafka "common" $common }}
+{{- toYaml $config }}
+{{- end }}
+
+{{- define "delay-bridge.scheme" -}}
+{{- $http := (include "delay-bridge.config" . | fromYaml).http }}
+{{- ternary "HTTPS" "HTTP" (hasKey $http "tls") }}
+{{- end }}
+
+{{- /* A size as the bridge or Kubernetes writes it, in MiB. */}}
+{{- define "delay-bridge.mebibytes" -}}
+{{- $text := toString . }}
+{{- $number := regexFind "^[0-9.]+" $text | float64 }}
+{{- $unit := regexFind "[A-Za-z]*$" $text | trimSuffix "B" }}
+{{- $kibi := dict "" 0.0009765625 "K" 0.9765625 "k" 0.9765625 "Ki" 1.0 "M" 976.5625 "Mi" 1024.0 "G" 976562.5 "Gi" 1048576.0 "T" 976562500.0 "Ti" 1073741824.0 }}
+{{- if not (hasKey $kibi $unit) }}
+{{- fail (printf "%s is not a size that this chart understands; write it as 512Mi or 2Gi" $text) }}
+{{- end }}
+{{- divf (mulf $number (get $kibi $unit)) 1024.0 | floor | int64 }}
+{{- end }}
+
+{{- /* What no schema can say. */}}
+{{- define "delay-bridge.validate" -}}
+{{- $config := include "delay-bridge.config" . | fromYaml }}
+{{- if not (index $config.kafka.common "bootstrap.servers") }}
+{{- fail "config.kafka.common.\"bootstrap.servers\" is empty: name your brokers, host:port" }}
+{{- end }}
+{{- if not (int $config.http.port) }}
+{{- fail "config.http.port is 0: probes need a port that is known beforehand" }}
+{{- end }}
+{{- if not (hasPrefix "/" $config.store.directory) }}
+{{- fail (printf "config.store.directory %s is not absolute: the volume is mounted there" $config.store.directory) }}
+{{- end }}
+{{- with (.Values.resources.limits).memory }}
+{{- $limit := include "delay-bridge.mebibytes" . | int }}
+{{- $heap := include "delay-bridge.mebibytes" $config.spark.driver_memory | int }}
+{{- if gt (add $heap 512) $limit }}
+{{- fail (printf "config.spark.driver_memory %s leaves less than 512Mi of resources.limits.memory %s to Python and Arrow" $config.spark.driver_memory .) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- /* What the bridge and the test pod mount alike. */}}
+{{- define "delay-bridge.mounts" -}}
+- name: config
+  mountPath: /etc/delay-bridge/bridge.yaml
+  subPath: bridge.yaml
+  readOnly: true
+- name: tmp
+  mountPath: /tmp
+- name: shm
+  mountPath: /dev/shm
+{{- if .Values.kafka.sasl.existingSecret }}
+- name: sasl
+  mountPath: /etc/delay-bridge/sasl
+  readOnly: true
+{{- end }}
+{{- if .Values.kafka.tls.existingSecret }}
+- name: tls
+  mountPath: /etc/delay-bridge/tls
+  readOnly: true
+{{- end }}
+{{- with .Values.extraVolumeMounts }}
+{{ tpl (toYaml .) $ }}
+{{- end }}
+{{- end }}
+
+{{- define "delay-bridge.volumes" -}}
+- name: config
+  configMap:
+    name: {{ include "delay-bridge.fullname" . }}
+- name: tmp
+  emptyDir:
+    sizeLimit: {{ .Values.scratch.tmpSize }}
+- name: shm
+  emptyDir:
+    medium: Memory
+    sizeLimit: {{ .Values.scratch.shmSize }}
+{{- with .Values.kafka.sasl.existingSecret }}
+- name: sasl
+  secret:
+    secretName: {{ . }}
+    defaultMode: 0440
+{{- end }}
+{{- with .Values.kafka.tls.existingSecret }}
+- name: tls
+  secret:
+    secretName: {{ . }}
+    defaultMode: 0440
+{{- end }}
+{{- with .Values.extraVolumes }}
+{{ tpl (toYaml .) $ }}
+{{- end }}
+{{- end }}
