@@ -35,6 +35,9 @@ DEFAULT_LEVELS_MS: Final = h.parse_levels("1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m
 _NATIVE: Final = "native"
 _SPAN_MS_MAX: Final = 10**14  # 3,000 years: timestamp + span stays far below 2**63
 _SMALLINT_MAX: Final = 32_767
+_BYTES_MAX: Final = 2**31
+_HEADER_BYTES: Final = 10
+"""Of a header's framing, at most: three varints."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,8 +45,8 @@ class DecodeParameters:
     """What, beside the record itself, decides its entry. All spans in ms.
 
     `copy_max_delay_ms` bounds copies: the largest maximum delay ever in force (0: the current one), for a copy of a
-    timer that was accepted under a longer maximum must not be refused under a shorter one. `following` keeps it. Raises
-    ValueError.
+    timer that was accepted under a longer maximum must not be refused under a shorter one. `following` keeps it.
+    `roll_bytes_max` bounds key, value and headers of what is rolled, uncompressed (0: nothing does). Raises ValueError.
     """
 
     levels_ms: tuple[int, ...] = DEFAULT_LEVELS_MS
@@ -53,6 +56,7 @@ class DecodeParameters:
     dialect: str = _NATIVE
     version: int = 1
     copy_max_delay_ms: int = 0
+    roll_bytes_max: int = 0
 
     def __post_init__(self) -> None:
         if self.dialect != _NATIVE or self.version != 1:
@@ -63,6 +67,8 @@ class DecodeParameters:
             raise ValueError("the maximum delay must be positive, and shorter than 3,000 years")
         if not 4 <= self.roll_window_ms <= _SPAN_MS_MAX:
             raise ValueError("the roll window must be at least 4 ms, and shorter than 3,000 years")
+        if not 0 <= self.roll_bytes_max < 2**31:
+            raise ValueError("the largest size of what is rolled must be 0 to 2 GiB")
 
     @property
     def longest_copy_ms(self) -> int:
@@ -86,12 +92,14 @@ class DecodeParameters:
             compact["v"] = self.version
         if self.copy_max_delay_ms:
             compact["c"] = self.copy_max_delay_ms
+        if self.roll_bytes_max:
+            compact["b"] = self.roll_bytes_max
         return compact
 
     @classmethod
     def from_json(cls, compact: Mapping[str, Any]) -> DecodeParameters:
         """The inverse of `to_json`. Raises ValueError on what is unknown, KeyError on what is missing."""
-        if unknown := set(compact) - set("mwtldvc"):
+        if unknown := set(compact) - set("mwtldvcb"):
             raise ValueError(f"unknown decode parameters {sorted(unknown)}")
         return cls(
             levels_ms=tuple(compact.get("l", DEFAULT_LEVELS_MS)),
@@ -101,6 +109,7 @@ class DecodeParameters:
             dialect=compact.get("d", _NATIVE),
             version=compact.get("v", 1),
             copy_max_delay_ms=compact.get("c", 0),
+            roll_bytes_max=compact.get("b", 0),
         )
 
 
@@ -139,6 +148,7 @@ class _Parameters:
     max_delay_ms: Column
     copy_max_delay_ms: Column
     roll_window_ms: Column
+    roll_bytes_max: Column
     has_default_target: Column
 
 
@@ -156,6 +166,7 @@ def _in_force(histories: Mapping[tuple[str, int], History]) -> _Parameters:
             max_delay_ms=_long(sets[0].max_delay_ms),
             copy_max_delay_ms=_long(sets[0].longest_copy_ms),
             roll_window_ms=_long(sets[0].roll_window_ms),
+            roll_bytes_max=_long(sets[0].roll_bytes_max or _BYTES_MAX),
             has_default_target=F.lit(sets[0].has_default_target),
         )
     p = F.col("p")
@@ -165,6 +176,7 @@ def _in_force(histories: Mapping[tuple[str, int], History]) -> _Parameters:
         max_delay_ms=p["max"],
         copy_max_delay_ms=p["copy"],
         roll_window_ms=p["window"],
+        roll_bytes_max=p["bytes"],
         has_default_target=p["default"],
     )
 
@@ -184,6 +196,7 @@ def _lookup(histories: Mapping[tuple[str, int], History], sets: Sequence[DecodeP
             "max": s.max_delay_ms,
             "copy": s.longest_copy_ms,
             "window": s.roll_window_ms,
+            "bytes": s.roll_bytes_max or _BYTES_MAX,
             "default": s.has_default_target,
         }
         for s in sets
@@ -198,7 +211,7 @@ def _lookup(histories: Mapping[tuple[str, int], History], sets: Sequence[DecodeP
         F.concat(F.lit("no decode parameters for "), F.col("topic"), F.lit("/"), F.col("partition"))
     )
     found = F.coalesce(index, unknown.cast("int"))
-    schema = "array<struct<levels:array<bigint>,max:bigint,copy:bigint,window:bigint,default:boolean>>"
+    schema = "array<struct<levels:array<bigint>,max:bigint,copy:bigint,window:bigint,bytes:bigint,default:boolean>>"
     return F.get(_constant(set_rows, schema), found)
 
 
@@ -336,6 +349,11 @@ def _reason(parameters: _Parameters) -> Column:
             RejectReason.BAD_REPLACE,
             timer & (_at(h.REPLACE) > 0) & ~((replaces == "false") | ((replaces == "true") & (_at(h.ID) > 0))),
         ),
+        (
+            RejectReason.TOO_LARGE_TO_ROLL,
+            # In this order: the size is only computed of what is rolled. A copy was as large before.
+            original & timer & (delay > parameters.roll_window_ms) & (_bytes() > parameters.roll_bytes_max),
+        ),
     ]
     (first, applies), *others = rules
     reason = F.when(applies, F.lit(first.value))
@@ -401,6 +419,13 @@ def _position(name: str) -> Column:
 def _count(names: Sequence[str]) -> Column:
     """How many of these headers are there, each counted once."""
     return reduce(lambda a, b: a + b, ((_at(name) > 0).cast("int") for name in names))
+
+
+def _bytes() -> Column:
+    """Size of key, value and headers, uncompressed. No lambda: it would keep its stage out of generated code."""
+    texts = F.concat_ws("", "names", F.col("headers")["value"].cast("array<string>"))
+    parts = (F.octet_length("key"), F.octet_length("value"), F.octet_length(texts), F.size("names") * _HEADER_BYTES)
+    return reduce(lambda a, b: a + b, (F.coalesce(part, F.lit(0)) for part in parts))
 
 
 def _text(position: Column) -> Column:

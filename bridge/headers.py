@@ -115,6 +115,10 @@ class RejectReason(StrEnum):
     BAD_PARTITION = "bad-partition", "delay-partition is not a whole number from 0 to 2147483647."
     BAD_ID = "bad-id", "The id in delay-id or delay-cancel is empty, longer than 256 characters, or not UTF-8."
     BAD_REPLACE = "bad-replace", "delay-replace is neither true nor false, or is true without a delay-id."
+    TOO_LARGE_TO_ROLL = (
+        "too-large-to-roll",
+        "Due after the roll window, and too large for the copy that the bridge would have to write to the delay topic.",
+    )
     # Found at dispatch, where targets are known.
     FORBIDDEN_TARGET = "forbidden-target", "The target is not one that the configuration allows."
     UNKNOWN_TARGET = "unknown-target", "The target does not exist."

@@ -18,6 +18,7 @@ from typing import Final
 from bridge.cluster import Cluster
 from bridge.decode import DecodeParameters
 from bridge.errors import ConfigurationError, EnvironmentFailure
+from bridge.kafka import librdkafka
 from bridge.quantity import AUTO
 from bridge.settings import Settings
 from bridge.units import format_duration_ms
@@ -25,6 +26,8 @@ from bridge.units import format_duration_ms
 ROLL_WINDOW_MS_MAX: Final = 7 * 86_400_000
 """What `auto` gives at most."""
 ROLL_WINDOW_MS_MIN: Final = 1_000
+COPY_BYTES: Final = 1_024
+"""What a copy in the delay topic may be larger than the record that it copies: a batch of its own, and its headers."""
 MESSAGE_BYTES: Final = 1_048_588
 """`max.message.bytes` of a topic that does not say."""
 
@@ -91,7 +94,18 @@ def decode_parameters(settings: Settings, topic: str, limits: TopicLimits) -> De
         max_delay_ms=settings.delay.max,
         roll_window_ms=roll_window_ms(settings, topic, limits),
         has_default_target=settings.delay_topics[topic].target is not None,
+        roll_bytes_max=roll_bytes_max(settings, limits),
     )
+
+
+def roll_bytes_max(settings: Settings, limits: TopicLimits) -> int:
+    """How large key, value and headers of a record may be together that is to be rolled.
+
+    All of it counts uncompressed, though brokers look at compressed batches: whether a copy years later compresses as
+    well as the original did, in whatever batch it is by then, is not known when the record is first seen.
+    """
+    largest = min(limits.message_bytes, int(librdkafka(settings, "producer")["message.max.bytes"]))
+    return max(1, largest - COPY_BYTES)
 
 
 def retention_to_create_ms(settings: Settings) -> int:

@@ -129,7 +129,9 @@ def test_every_reject_keeps_the_record_and_gives_its_reason(spark: SparkSession)
     for result, (reason, headers) in zip(decoded(spark, [record(*hs) for _, hs in REJECTS]), REJECTS, strict=True):
         expected = _reject(record(*headers), reason)
         assert result == expected, f"{reason} {str(headers)[:200]}"
-    assert {reason for reason, _ in REJECTS} | {RejectReason.CREATE_TIME} == set(list(RejectReason)[:14])
+    assert {reason for reason, _ in REJECTS} | {RejectReason.CREATE_TIME} == set(list(RejectReason)[:15]) - {
+        RejectReason.TOO_LARGE_TO_ROLL
+    }
 
 
 def test_the_producer_s_time_is_refused(spark: SparkSession) -> None:
@@ -257,6 +259,29 @@ def test_far_timers_roll_in_the_last_quarter_of_the_window(spark: SparkSession) 
     assert all(row["due"] == TS + window + 1 for row in far)
 
 
+def test_what_would_outgrow_the_topic_by_rolling_is_refused_at_first_sight(spark: SparkSession) -> None:
+    """Key, value and headers count, in bytes. What is due within the window is not rolled; a copy passes."""
+    far, limit = ("delay-for", "8d"), 500
+    own: Some = [("a", b"\xff" * 10), ("b", None), ("delay-id", "é")]
+    size = len("delay-for8ddelay-topicordersabdelay-id") + 10 + 2 + 5 * 10 + len("key")
+    fits: Row = {"key": b"key", "value": b"v" * (limit - size)}
+    outgrows: Row = {"key": b"key", "value": b"v" * (limit - size + 1)}
+    rows = [
+        record(far, TO, *own, **fits),
+        record(far, TO, *own, **outgrows),
+        record(far, TO, key=None, value=None),
+        record(far, TO, *own, **outgrows, offset=99),
+        record(("delay-for", "7d"), TO, *own, **outgrows),
+        record(*_without("delay-copy-due", ("delay-copy-due", str(TS + 8 * DAY))), *own, **outgrows),
+        record(("delay-cancel", "x"), **outgrows),
+    ]
+    limited = replace(PARAMETERS, roll_bytes_max=limit)
+    histories = {("delay", 0): (Barrier(offset=0, parameters=PARAMETERS), Barrier(offset=100, parameters=limited))}
+    results = decoded(spark, rows, histories)
+    assert [row["reason"] for row in results] == [None, "too-large-to-roll", None, None, None, None, None]
+    assert results[1] == _reject(record(far, TO, *own, **outgrows), RejectReason.TOO_LARGE_TO_ROLL)
+
+
 def test_a_position_never_changes(spark: SparkSession) -> None:
     """The spread is part of positions that Kafka holds: its values are pinned."""
     (row,) = decoded(spark, [record(("delay-for", "30d"), TO)])
@@ -326,8 +351,9 @@ def test_parameters_in_json() -> None:
     """Parameters survive committed metadata, in few characters; what this version does not know is refused."""
     plain = DecodeParameters(max_delay_ms=5, roll_window_ms=4, has_default_target=False)
     full = DecodeParameters(
-        levels_ms=(1, 2), max_delay_ms=5, roll_window_ms=4, has_default_target=True, copy_max_delay_ms=9
-    )
+        levels_ms=(1, 2), max_delay_ms=5, roll_window_ms=4, has_default_target=True, copy_max_delay_ms=9,
+        roll_bytes_max=7,
+    )  # fmt: skip
     for parameters in (plain, full):
         assert DecodeParameters.from_json(json.loads(json.dumps(parameters.to_json()))) == parameters
     assert plain.to_json() == {"m": 5, "w": 4}
@@ -341,6 +367,7 @@ def test_parameters_in_json() -> None:
         {"max_delay_ms": 0},
         {"roll_window_ms": 3},
         {"max_delay_ms": 10**15},
+        {"roll_bytes_max": -1},
     ):
         with pytest.raises(ValueError, match=r"\w+ \w+"):
             replace(plain, **wrong)

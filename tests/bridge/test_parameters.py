@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bridge.errors import ConfigurationError, EnvironmentFailure
-from bridge.parameters import TopicLimits, decode_parameters, retention_to_create_ms, roll_window_ms
+from bridge.parameters import COPY_BYTES, TopicLimits, decode_parameters, retention_to_create_ms, roll_window_ms
 from bridge.settings import Settings
 
 DAY = 86_400_000
@@ -53,6 +53,15 @@ def test_limits_are_read_from_a_topic_s_configuration() -> None:
     said = {"retention.ms": "5", "retention.bytes": "6", "max.message.bytes": "7"}
     assert TopicLimits.of(said) == TopicLimits(retention_ms=5, retention_bytes=6, message_bytes=7)
     assert TopicLimits.of({}) == TopicLimits(retention_ms=-1, retention_bytes=-1, message_bytes=1_048_588)
+
+
+def test_what_is_rolled_must_leave_room_for_a_copy_s_headers() -> None:
+    """In the topic and in the client, whichever takes less."""
+    limits, small = TopicLimits(message_bytes=50_000), {"message.max.bytes": 20_000}
+    assert decode_parameters(settings("auto"), "delay", limits).roll_bytes_max == 50_000 - COPY_BYTES
+    client = Settings.of({"kafka": {"producer": small}})
+    assert decode_parameters(client, "delay", limits).roll_bytes_max == 20_000 - COPY_BYTES
+    assert decode_parameters(client, "delay", TopicLimits(message_bytes=10)).roll_bytes_max == 1
 
 
 def test_topics_made_by_the_bridge_keep_twice_the_window() -> None:

@@ -43,6 +43,7 @@ decode_parameters = st.builds(
     levels_ms=st.lists(st.integers(0, 10**10), min_size=1, max_size=18).map(tuple),
     max_delay_ms=st.integers(1, 10**12),
     roll_window_ms=st.integers(4, 10**12),
+    roll_bytes_max=st.integers(0, 2**31 - 1),
     has_default_target=st.booleans(),
 )
 positions = st.none() | st.tuples(
