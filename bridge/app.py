@@ -16,7 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import structlog
@@ -28,16 +28,18 @@ from bridge.dispatcher import Dispatcher
 from bridge.errors import BridgeError, EnvironmentFailure
 from bridge.http import Health, ManagementServer
 from bridge.kafka import librdkafka
+from bridge.lookup import TargetLookUp
 from bridge.metrics import Metrics, StoreSnapshot
 from bridge.ownership import Ownership
 from bridge.pipeline import Pipeline, Surroundings
 from bridge.plan import Planner
 from bridge.progress import CommittedState
+from bridge.retry import RetryPolicy
 from bridge.secrets import Redactor
 from bridge.settings import Settings
 from bridge.signals import StopSignals
 from bridge.snapshot import Lag, snapshot
-from bridge.targets import TargetLookUp, Targets
+from bridge.targets import Targets
 from bridge.writer import AcknowledgedWriter, TransactionalWriter, Writer
 from timerstore.clock import Clock, SystemClock
 from timerstore.sources import SourceName
@@ -99,6 +101,7 @@ class Application:
         self._pipeline: Pipeline | None = None
         self._dispatcher: Dispatcher | None = None
         self._ownership: Ownership | None = None
+        self._targets: Targets | None = None
         self._lag = Lag(clock)
         self._health = Health(self._problems)
         self._metrics = Metrics(self._snapshot)
@@ -291,12 +294,17 @@ class Application:
     def _make_dispatcher(self, ownership: Ownership) -> Dispatcher:
         settings = self._settings
         properties = librdkafka(settings, "producer")
-        targets = Targets(TargetLookUp(librdkafka(settings, "admin")), self._clock)
+        targets = self._targets = Targets(TargetLookUp(librdkafka(settings, "admin")), self._clock)
         planner = Planner(
             targets=targets,
             permitted=settings.target_permitted,
             default_targets={name: topic.target for name, topic in settings.delay_topics.items()},
             dead_letter_topics={name: settings.dead_letter_topic(name) for name in settings.delay_topics},
+            retry=RetryPolicy(
+                attempts=settings.delivery.retry.attempts,
+                backoff_ms=settings.delivery.retry.backoff,
+                backoff_max_ms=settings.delivery.retry.backoff_max,
+            ),
             batch_bytes_max=int(properties.get("batch.size", 1_000_000)),
             record_bytes_max=int(properties.get("message.max.bytes", 1_000_000)),
             compressed=str(properties.get("compression.type", "none")) != "none",
@@ -328,7 +336,8 @@ class Application:
         store = pipeline.store if pipeline is not None else None
         if store is None:
             return StoreSnapshot()
-        return snapshot(store, self._settings, self._clock.now_ms(), self._lag)
+        seen = snapshot(store, self._settings, self._clock.now_ms(), self._lag)
+        return seen if self._targets is None else replace(seen, failing=self._targets.failing())
 
     def _problems(self) -> list[str]:
         pipeline = self._pipeline

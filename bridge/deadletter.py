@@ -3,19 +3,25 @@
 A record that decoding refused still has all its headers. A timer that is refused at dispatch (its target is missing,
 forbidden, too small...) had its control headers taken off when it was decoded; they are written anew, with the due time
 in its absolute form, so that the dead letter can be put back into the delay topic and is the same timer again.
+
+Where a dead-letter topic does not take records for now, a timer is retried like any other failure, and a record that
+decoding refused is *held*: it waits in the delay topic as a copy whose target is the dead-letter topic, complete with
+the headers that it will have there, those that decoding would read renamed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from bridge import headers as h
-from bridge.headers import Headers, RejectReason, Where
-from bridge.outgoing import Batch, HeaderList, Outgoing, pieces
+from bridge.copies import to_sources
+from bridge.headers import HeaderList, Headers, RejectReason, Where
+from bridge.outgoing import Batch, Outgoing, pieces
+from bridge.verdict import Refusal
 from timerstore.entry import Kind
 from timerstore.position import Int64s
 
@@ -23,31 +29,22 @@ DETAIL_CHARS_MAX: Final = 1_000
 _REASONS: Final = {str(reason): reason for reason in RejectReason}
 
 
-@dataclass(frozen=True, slots=True)
-class Condemned:
-    """Why a timer is not delivered: the reason, and in words what exactly is wrong."""
-
-    reason: RejectReason
-    detail: str
-
-
 def dead_letters(
-    outgoing: Outgoing, condemned: Mapping[int, Condemned], topic_of: Mapping[str, str], sizes: Int64s
+    outgoing: Outgoing,
+    ids: npt.NDArray[np.intp],
+    condemned: Mapping[int, Refusal],
+    topic_of: Mapping[str, str],
+    sizes: Int64s,
 ) -> Iterator[Batch]:
-    """Dead letters of all rejects among the rows, and of the `condemned` ones (by row index), in the order of the rows.
+    """Dead letters of the rows `ids`: rejects, `condemned` ones (by row index), and held ones that are released.
 
     `topic_of` maps a delay topic to its dead-letter topic.
     """
-    rows = outgoing.rows
-    refused = outgoing.kind == Kind.REJECT
-    if condemned:
-        refused[list(condemned)] = True
-    ids = np.flatnonzero(refused)
     for part in pieces(ids, sizes):
         chosen = ids[part]
         headers = _headers(outgoing, chosen, condemned)
         values, keys = outgoing.column("value", chosen), outgoing.column("key", chosen)
-        topics = [topic_of[outgoing.sources.name(source)[0]] for source in rows.source[chosen].tolist()]
+        topics = [topic_of[outgoing.sources.name(source)[0]] for source in outgoing.rows.source[chosen].tolist()]
         for topic in dict.fromkeys(topics):
             mine = [i for i, name in enumerate(topics) if name == topic]
             yield Batch(
@@ -59,27 +56,60 @@ def dead_letters(
             )
 
 
-def _headers(outgoing: Outgoing, ids: np.ndarray, condemned: Mapping[int, Condemned]) -> list[HeaderList]:
-    columns = {name: outgoing.column(name, ids) for name in ("kind", "origin", "ts", "due", "reason", "target", "id")}
-    columns["target_partition"] = outgoing.column("target_partition", ids)
+def held(
+    outgoing: Outgoing, ids: npt.NDArray[np.intp], topic_of: Mapping[str, str], sizes: Int64s, at_ms: Int64s
+) -> Iterator[Batch]:
+    """Copies of the rejects `ids` that become dead letters at `at_ms` int64[m]."""
+    for part in pieces(ids, sizes):
+        chosen = ids[part]
+        origins, dues = outgoing.column("origin", chosen), outgoing.column("due", chosen)
+        topics = [topic_of[outgoing.sources.name(source)[0]] for source in outgoing.rows.source[chosen].tolist()]
+        headers: list[HeaderList] = [
+            [
+                *h.hold([(name, _bytes(value)) for name, value in complete]),
+                *h.copy_headers(origin=origin, due_ms=due, rolls=0, attempt=1, target=topic, at_ms=at),
+            ]
+            for complete, origin, due, topic, at in zip(
+                _headers(outgoing, chosen, {}), origins, dues, topics, at_ms[part].tolist(), strict=True
+            )
+        ]
+        values, keys = outgoing.column("value", chosen), outgoing.column("key", chosen)
+        yield from to_sources(outgoing, chosen, values, keys, headers, alone=False)
+
+
+def is_held(outgoing: Outgoing, ids: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_]:
+    """Which of the rows are held dead letters; bool[m]."""
+    lists = outgoing.headers(ids).lists()
+    return np.fromiter((h.is_held(own) for own in lists), np.bool_, len(ids))
+
+
+def _headers(outgoing: Outgoing, ids: npt.NDArray[np.intp], condemned: Mapping[int, Refusal]) -> list[HeaderList]:
+    names = ("kind", "origin", "ts", "due", "reason", "target", "target_partition", "id", "attempt")
+    columns = {name: outgoing.column(name, ids) for name in names}
     sources, offsets = outgoing.rows.source[ids].tolist(), outgoing.rows.offset[ids].tolist()
     result: list[HeaderList] = []
     for i, (row, own) in enumerate(zip(ids.tolist(), outgoing.headers(ids).lists(), strict=True)):
         topic, partition = outgoing.sources.name(sources[i])
         where = Where(topic, partition, offsets[i], int(columns["origin"][i]), int(columns["ts"][i]))
-        original: Headers = [
-            (name, value if isinstance(value, bytes | None) else value.encode()) for name, value in own
-        ]
-        verdict = condemned.get(row)
+        original: Headers = [(name, _bytes(value)) for name, value in own]
+        verdict, attempts = condemned.get(row), 0
+        if columns["kind"][i] == Kind.TIMER and verdict is None:
+            result.append(h.release(own))
+            continue
         if columns["kind"][i] == Kind.REJECT or verdict is None:
             reason = _REASONS[columns["reason"][i]]
             detail = h.reject_detail(reason, original, where.ts_ms)
         else:
             reason, detail = verdict.reason, verdict.detail
             if columns["kind"][i] == Kind.TIMER:
+                attempts = columns["attempt"][i] + 1
                 original = [*original, *_control_headers({name: column[i] for name, column in columns.items()})]
-        result.append(list(h.dead_letter_headers(original, reason, detail[:DETAIL_CHARS_MAX], where)))
+        result.append(list(h.dead_letter_headers(original, reason, detail[:DETAIL_CHARS_MAX], where, attempts)))
     return result
+
+
+def _bytes(value: str | bytes | None) -> bytes | None:
+    return value.encode() if isinstance(value, str) else value
 
 
 def _control_headers(row: Mapping[str, object]) -> Headers:

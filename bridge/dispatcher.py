@@ -103,7 +103,7 @@ class Dispatcher:
         self._is_open = False
         self._is_stale = False
         self._unresolved: Work | None = None
-        self._suspects = Suspects(planner.targets, planner.own_topics)
+        self._suspects = Suspects(planner.targets, planner.delay_topics, planner.dead_letter_topics)
         self._failures = 0
         self._fenced_s: float | None = None
         self._committed_s = 0.0
@@ -113,6 +113,7 @@ class Dispatcher:
 
     def start(self) -> None:
         """Start the thread, held; it opens the producer meanwhile."""
+        self._planner.targets.start()
         self._thread = threading.Thread(target=self._run, name="dispatcher", daemon=True)
         self._thread.start()
 
@@ -180,6 +181,7 @@ class Dispatcher:
             failure = InternalError("delivery failed", hint="Please report this.", reason=repr(error))
             failure.__cause__ = error
         finally:
+            self._planner.targets.stop()
             self._writer.close()
             with self._changed:
                 self._ended = self._parked = True
@@ -222,7 +224,6 @@ class Dispatcher:
         ):
             self._transact(store)
             return
-        self._planner.targets.refresh()
         sleep_s = LOOK_AGAIN_S
         if wakeup_ms is not None:
             sleep_s = min(sleep_s, (wakeup_ms - self._clock.now_ms()) / 1000)
@@ -294,10 +295,7 @@ class Dispatcher:
         return max(1, min(PIECE_ROWS, self._transaction_rows - work.rows, int(PIECE_BYTES / self._row_bytes)))
 
     def _plan(self, store: Store, rows: Rows, now_ms: int) -> Plan:
-        try:
-            plan = self._planner.plan(rows, store.sources, now_ms, self._suspects.condemned)
-        except EnvironmentFailure as failure:
-            raise Aborted(KafkaError(KafkaError._TRANSPORT, str(failure), retriable=True)) from failure
+        plan = self._planner.plan(rows, store.sources, now_ms, self._suspects.findings)
         self._row_bytes += 0.5 * (max(1.0, plan.bytes / len(rows)) - self._row_bytes)
         if len(plan.due) and int(plan.due.max()) > self._clock.now_ms():
             # I4: the wall clock was set back since the rows were taken. They are not due any more.
@@ -324,6 +322,8 @@ class Dispatcher:
         for reason, count in plan.rejected.items():
             work.rejected[reason] = work.rejected.get(reason, 0) + count
         work.rolled += plan.rolled
+        for reason, count in plan.retried.items():
+            work.retried[reason] = work.retried.get(reason, 0) + count
 
     # -- ending a transaction
 
@@ -373,6 +373,8 @@ class Dispatcher:
             self._metrics.rejected(reason, count)
         if work.rolled:
             self._metrics.rolled(work.rolled)
+        for reason, count in work.retried.items():
+            self._metrics.retried(reason, count)
         for lateness_ms in work.lateness:
             self._metrics.observe_lateness(lateness_ms)
         self._metrics.observe_transaction(self._committed_s - work.opened_s)

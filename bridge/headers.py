@@ -17,6 +17,8 @@ from enum import StrEnum
 from typing import Final, NamedTuple, Self
 
 Headers = list[tuple[str, bytes | None]]
+HeaderList = list[tuple[str, str | bytes | None]]
+"""As the client takes them."""
 
 # What a producer writes.
 UNTIL: Final = "delay-until"
@@ -37,11 +39,16 @@ COPY_AT: Final = "delay-copy-at"
 COPY_FORWARDED: Final = "delay-copy-forwarded"
 """On a cancel without a key that the bridge forwarded from another partition: it must not be forwarded again."""
 
+# What the bridge writes on a dead letter that waits in the delay topic until its dead-letter topic takes it.
+HELD: Final = "delay-held"
+HELD_PREFIX: Final = "delay-held-"
+
 # What the bridge adds to a delivered message, and to a dead letter.
 ORIGIN: Final = "delay-origin"
 DUE: Final = "delay-due"
 REASON: Final = "delay-reason"
 REASON_DETAIL: Final = "delay-reason-detail"
+ATTEMPTS: Final = "delay-attempts"
 DLT_TOPIC: Final = "kafka_dlt-original-topic"
 DLT_PARTITION: Final = "kafka_dlt-original-partition"
 DLT_OFFSET: Final = "kafka_dlt-original-offset"
@@ -122,10 +129,12 @@ class RejectReason(StrEnum):
     # Found at dispatch, where targets are known.
     FORBIDDEN_TARGET = "forbidden-target", "The target is not one that the configuration allows."
     UNKNOWN_TARGET = "unknown-target", "The target does not exist."
+    TARGET_DENIED = "target-denied", "The brokers do not let the bridge write to the target."
+    TARGET_UNAVAILABLE = "target-unavailable", "The target's partition has no leader, too few replicas, or no answer."
     TOO_LARGE = "too-large", "The message is larger than its target takes."
     PARTITION_OUT_OF_RANGE = "partition-out-of-range", "The target has no partition of this number."
     UNSUPPORTED = "unsupported", "This version of the bridge neither cancels nor replaces messages."
-    PRODUCE_FAILED = "produce-failed", "The target did not take the message in as many attempts as are configured."
+    PRODUCE_FAILED = "produce-failed", "The target did not take the message, for a reason that has no name here."
 
 
 # -- reading: each raises ValueError with a sentence that says what is wrong -----------------------------------------
@@ -315,6 +324,24 @@ def copy_headers(
     return _encoded(texts)
 
 
+def hold(headers: Headers) -> Headers:
+    """The headers of a dead letter as ones that decoding passes over: those that it would read are renamed."""
+    held: Headers = [(HELD, None)]
+    for name, value in headers:
+        held.append((HELD_PREFIX + name if name in STRIPPED or name.startswith(HELD) else name, value))
+    return held
+
+
+def is_held(headers: HeaderList) -> bool:
+    """Whether `hold` wrote them."""
+    return bool(headers) and headers[0] == (HELD, None)
+
+
+def release(headers: HeaderList) -> HeaderList:
+    """What `hold` was given."""
+    return [(name.removeprefix(HELD_PREFIX), value) for name, value in headers[1:]]
+
+
 class Where(NamedTuple):
     """A record of a delay topic: where it is, and its origin's offset (its own for an original)."""
 
@@ -325,8 +352,11 @@ class Where(NamedTuple):
     ts_ms: int
 
 
-def dead_letter_headers(original: Headers, reason: RejectReason, detail: str, where: Where) -> Headers:
-    """The headers of a dead letter: the original ones, byte for byte and first, then why, and where from.
+def dead_letter_headers(
+    original: Headers, reason: RejectReason, detail: str, where: Where, attempts: int = 0
+) -> Headers:
+    """The headers of a dead letter: the original ones, byte for byte and first, then why, and where from; `attempts`
+    is how often its delivery was tried.
 
     The `kafka_dlt-*` names and encodings (integers big-endian) are Spring's, so that its tools understand them.
     """
@@ -334,6 +364,7 @@ def dead_letter_headers(original: Headers, reason: RejectReason, detail: str, wh
         *original,
         (REASON, reason.value.encode()),
         (REASON_DETAIL, detail.encode("utf-8", "replace")),
+        *([(ATTEMPTS, str(attempts).encode())] if attempts else []),
         (ORIGIN, origin_text(where.topic, where.partition, where.origin).encode()),
         (DLT_TOPIC, where.topic.encode()),
         (DLT_PARTITION, struct.pack(">i", where.partition)),

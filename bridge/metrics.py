@@ -44,6 +44,8 @@ class StoreSnapshot:
     segment_bytes: int = 0
     checkpoint_age_s: float | None = None
     consumer_lag: Mapping[tuple[str, int], int] = field(default_factory=dict)
+    failing: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """Partitions that take nothing now, by target and reason."""
 
     def __post_init__(self) -> None:
         if len(self.pending_by_time_to_go) != len(TIME_TO_GO):
@@ -65,6 +67,11 @@ class Metrics:
         self._rejected = self._counter(
             "records_rejected",
             "Records sent to a dead-letter topic. Look there: headers give reason and origin.",
+            "reason",
+        )
+        self._retried = self._counter(
+            "records_retried",
+            "Records put off because their target fails for now. target_partitions_failing names it; put it right.",
             "reason",
         )
         self._delivered = self._counter("records_delivered", "Messages committed to their real topics.", "topic")
@@ -96,6 +103,10 @@ class Metrics:
     def rejected(self, reason: str, rows: int = 1) -> None:
         """`rows` records went to a dead-letter topic for `reason`."""
         self._rejected.labels(reason).inc(rows)
+
+    def retried(self, reason: str, rows: int) -> None:
+        """`rows` records were put off for `reason`."""
+        self._retried.labels(reason).inc(rows)
 
     def delivered(self, topic: str, rows: int) -> None:
         """`rows` messages were committed to the real topic `topic`."""
@@ -202,6 +213,12 @@ class _Gauges(Collector):
         text = "Records of a delay topic that are not read yet. Rises when ingest is slower than producers, or stopped."
         lag = [((topic, str(partition)), n) for (topic, partition), n in now.consumer_lag.items()]
         yield _labelled("consumer_lag_records", text, ["topic", "partition"], lag)
+        text = (
+            "Partitions of targets that take nothing now: their messages are retried, then dead letters. "
+            "unknown-target: create the topic; target-denied: grant WRITE; target-unavailable: look at its brokers."
+        )
+        failing = list(now.failing.items())
+        yield _labelled("target_partitions_failing", text, ["topic", "reason"], failing)
         yield _gauge("hot_messages", "Messages in memory, ready to go.", now.hot_rows)
         yield _gauge("hot_bytes", "Memory of the messages that are ready to go; limited by hot.bytes.", now.hot_bytes)
         yield _gauge("segments", "Segments of the TimerLog on disk.", now.segments)

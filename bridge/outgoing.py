@@ -16,11 +16,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from bridge.headers import HeaderList
 from timerstore.position import Int64s
 from timerstore.sources import Sources
 from timerstore.transaction import Rows
-
-HeaderList = list[tuple[str, str | bytes | None]]
 
 BATCH_BYTES_MAX: Final = 4 << 20
 """Payload bytes that exist as Python objects at one time."""
@@ -99,6 +98,8 @@ class Lane:
 
     topic: str
     ids: npt.NDArray[np.intp]
+    partitions: npt.NDArray[np.int32] | None = None
+    """Partition of each, -1: the partitioner's choice. None: what the rows say."""
 
 
 class SourceColumns:
@@ -123,6 +124,7 @@ class Outgoing:
         self.sources = columns.sources
         self.kind: npt.NDArray[np.int8] = payload.column("kind").to_numpy(zero_copy_only=False)
         self.due: Int64s = payload.column("due").to_numpy(zero_copy_only=False)
+        self.attempt: npt.NDArray[np.int16] = payload.column("attempt").to_numpy(zero_copy_only=False)
         lists = payload.column("headers")
         counts = integers(pc.list_value_length(lists), 0)
         self._header_bounds: Int64s = np.concatenate((_ZERO, np.cumsum(counts, dtype=np.int64)))
@@ -139,6 +141,10 @@ class Outgoing:
         """A payload column, or some rows of it, as Python objects."""
         column = self.rows.payload.column(name)
         return _objects(column if ids is None else column.take(pa.array(ids)))
+
+    def lengths(self, name: str, ids: npt.NDArray[np.intp]) -> pa.Array:
+        """Bytes of a text column's values, null for null."""
+        return pc.binary_length(self.rows.payload.column(name).take(pa.array(ids)))
 
     def bytes(self) -> Int64s:
         """Size of each record when it is delivered, int64[n]: an upper bound, as if it were alone in its batch."""
@@ -181,7 +187,9 @@ class Outgoing:
             )
             if self.has_headers(ids):
                 batch.own = self.headers(ids)
-            if self.has_partition:
+            if lane.partitions is not None:
+                batch.partitions = lane.partitions[part].tolist()
+            elif self.has_partition:
                 batch.partitions = integers(payload.column("target_partition"), -1).tolist()
             yield batch
 

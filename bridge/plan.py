@@ -1,38 +1,45 @@
-"""What becomes of every row that is due: delivered, rolled, or a dead letter. The targets are looked at before anything
-is produced.
+"""What becomes of every row that is due. The targets are looked at before anything is produced.
 
 kind      due          target                                             becomes
 reject    -            -                                                  dead letter with its reason
-cancel    -            -                                                  nothing: it has done its work in the store
-timer     after now    -                                                  a roll: a copy in its own partition of the
-delay topic
+cancel    -            -                                                  dead letter: not supported yet
+timer     after now    -                                                  a roll: a copy in its own partition
 timer     by now       condemned after an abort                           dead letter with what the brokers said
-timer     by now       none, not allowed, missing, no such partition,     dead letter with its reason
-                       larger than the topic takes
+timer     by now       none, not allowed, no such partition, too small    dead letter with its reason
+timer     by now       missing, denied, unavailable, unknown to be any    retry: see `sorting`
+timer     by now       its own dead-letter topic, and it was held         the dead letter that it is
 timer     by now       fine                                               delivered
+
+A partition number that is too large and a record that is too large are looked up again before they are believed: the
+target may have grown since. They are not retried: what is wrong is most likely the message, and its sender should know
+now and not in an hour.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
-from bridge.copies import rolls
-from bridge.deadletter import Condemned, dead_letters
+from bridge.copies import copies
+from bridge.deadletter import dead_letters, held, is_held
 from bridge.headers import RejectReason
 from bridge.outgoing import Batch, Lane, Outgoing, SourceColumns, integers
+from bridge.retry import RetryPolicy
+from bridge.sorting import Fates, Sorting, settle
 from bridge.targets import Target, Targets
+from bridge.verdict import Findings, Refusal
 from timerstore.entry import Kind
 from timerstore.position import Bools, Int64s, pack
 from timerstore.sources import Sources
 from timerstore.transaction import Rows
 
+NOTHING: Final = Findings()
+NO_ROWS: Final = np.empty(0, dtype=np.intp)
 PERMITTED_MAX: Final = 10_000
 """Answers of the allow-list that are kept; names come from headers."""
 
@@ -43,7 +50,7 @@ class Plan:
 
     `keys` int64[n] are the rows' (source, offset) packed as in the store, `due` int64[] the due times of the rows that
     are delivered,
-    `delivered` counts by topic, `rejected` by reason, `bytes` all that is sent.
+    `delivered` counts by topic, `rejected` and `retried` by reason, `bytes` all that is sent.
     """
 
     batches: Iterator[Batch]
@@ -53,21 +60,8 @@ class Plan:
     due: Int64s
     delivered: Mapping[str, int]
     rejected: Mapping[str, int]
+    retried: Mapping[str, int]
     rolled: int
-
-
-@dataclass(slots=True)
-class _Sorting:
-    """Rows on their way to a plan: `deliver` bool[n] shrinks as rows are `condemned` (by row)."""
-
-    deliver: Bools
-    condemned: dict[int, Condemned] = field(default_factory=dict)
-
-    def refuse(self, rows: Bools, reason: RejectReason, detail: str) -> None:
-        hit = np.flatnonzero(rows & self.deliver)
-        if len(hit):
-            self.deliver[hit] = False
-            self.condemned.update(dict.fromkeys(hit.tolist(), Condemned(reason, detail)))
 
 
 class Planner:
@@ -80,6 +74,7 @@ class Planner:
         permitted: Callable[[str], bool],
         default_targets: Mapping[str, str | None],
         dead_letter_topics: Mapping[str, str],
+        retry: RetryPolicy,
         batch_bytes_max: int = 1_000_000,
         record_bytes_max: int = 64 << 20,
         compressed: bool = False,
@@ -92,22 +87,20 @@ class Planner:
         too large.
         """
         self.targets = targets
-        self.own_topics = frozenset(dead_letter_topics.values()) | frozenset(default_targets)
+        self.delay_topics = frozenset(default_targets)
+        self.dead_letter_topics = frozenset(dead_letter_topics.values())
         self._permitted = permitted
         self._permitted_known: dict[str, bool] = {}
         self._default_targets = default_targets
-        self._dead_letter_topics = dead_letter_topics
+        self._dead_letter_topic_of = dead_letter_topics
+        self._retry = retry
         self._batch_bytes_max = batch_bytes_max
         self._record_bytes_max = record_bytes_max
         self._compressed = compressed
         self._columns: SourceColumns | None = None
 
-    def plan(self, rows: Rows, sources: Sources, now_ms: int, condemned: Mapping[int, Condemned]) -> Plan:
-        """Sort out the rows taken at `now_ms`. `condemned` (by packed source and offset) were refused by the brokers
-        before.
-
-        Raises EnvironmentFailure when a target cannot be looked up now.
-        """
+    def plan(self, rows: Rows, sources: Sources, now_ms: int, findings: Findings = NOTHING) -> Plan:
+        """Sort out the rows taken at `now_ms`. `findings` are what aborts have taught."""
         if self._columns is None or self._columns.sources is not sources:
             self._columns = SourceColumns(sources, self._default_targets)
         outgoing = Outgoing(rows, self._columns)
@@ -115,30 +108,68 @@ class Planner:
         sizes = outgoing.bytes()
         timers = outgoing.kind == Kind.TIMER
         rolling = timers & (outgoing.due > now_ms)
-        sorting = _Sorting((timers & ~rolling) | (outgoing.kind == Kind.CANCEL))
+        sorting = Sorting((timers & ~rolling) | (outgoing.kind == Kind.CANCEL))
         sorting.refuse(_unsupported(outgoing), RejectReason.UNSUPPORTED, RejectReason.UNSUPPORTED.explanation)
-        if condemned:
-            for row in np.flatnonzero(np.isin(keys, np.fromiter(condemned, np.int64))).tolist():
-                mine = condemned[int(keys[row])]
+        if findings.condemned:
+            for row in np.flatnonzero(np.isin(keys, np.fromiter(findings.condemned, np.int64))).tolist():
+                mine = findings.condemned[int(keys[row])]
                 sorting.refuse(_only(row, len(rows)), mine.reason, mine.detail)
         names, codes = outgoing.targets()
         lanes = self._lanes(outgoing, sorting, names, codes, sizes)
         rolled = np.flatnonzero(rolling)
-        dead = int((outgoing.kind == Kind.REJECT).sum()) + len(sorting.condemned)
+        if findings.no_copy and len(rolled):
+            rolled = self._give_up_rolls(rolled, keys, findings, sorting)
+        fates = self._settle(outgoing, sorting, keys, sizes, now_ms, findings)
         due = outgoing.due if len(lanes) == 1 and len(lanes[0][0].ids) == len(rows) else outgoing.due[sorting.deliver]
+        dead = NO_ROWS if fates is None else fates.dead
         return Plan(
-            batches=self._batches(outgoing, lanes, sorting.condemned, rolled, sizes, dead),
-            records=sum(len(lane.ids) for lane, _ in lanes) + len(rolled) + dead,
+            batches=self._batches(outgoing, lanes, sorting.condemned, rolled, sizes, fates),
+            records=sum(len(lane.ids) for lane, _ in lanes)
+            + len(rolled)
+            + (0 if fates is None else len(dead) + len(fates.retried) + len(fates.held)),
             bytes=int(sizes.sum()),
             keys=keys,
             due=due,
             delivered={lane.topic: len(lane.ids) for lane, _ in lanes},
             rejected=_reasons(outgoing, sorting.condemned, dead),
+            retried={} if fates is None else fates.reasons,
             rolled=len(rolled),
         )
 
+    def _give_up_rolls(
+        self, rolled: npt.NDArray[np.intp], keys: Int64s, findings: Findings, sorting: Sorting
+    ) -> npt.NDArray[np.intp]:
+        """Rolls whose copies are refused become dead letters; returns the others."""
+        refused = np.isin(keys[rolled], np.fromiter(findings.no_copy, np.int64))
+        refusal = Refusal(RejectReason.TOO_LARGE, "its copy is larger than the delay topic takes")
+        sorting.condemned.update(dict.fromkeys(rolled[refused].tolist(), refusal))
+        return rolled[~refused]
+
+    def _settle(
+        self, outgoing: Outgoing, sorting: Sorting, keys: Int64s, sizes: Int64s, now_ms: int, findings: Findings
+    ) -> Fates | None:
+        """What becomes of rows that are not delivered; None when there is none, the usual case."""
+        rejects = outgoing.kind == Kind.REJECT
+        if not (sorting.condemned or sorting.failing or sorting.released or rejects.any()):
+            return None
+        used = {outgoing.sources.name(source)[0] for source in np.unique(outgoing.rows.source).tolist()}
+        found = self.targets.resolve([*used, *(self._dead_letter_topic_of[name] for name in used)])
+        if self._compressed:
+            found = {name: replace(target, bytes_max=None) for name, target in found.items()}
+        return settle(
+            outgoing,
+            sorting,
+            keys=keys,
+            sizes=sizes,
+            now_ms=now_ms,
+            policy=self._retry,
+            findings=findings,
+            outlets={name: (found[name], found[self._dead_letter_topic_of[name]]) for name in used},
+            bytes_max=self._record_bytes_max,
+        )
+
     def _lanes(
-        self, outgoing: Outgoing, sorting: _Sorting, names: list[str], codes: npt.NDArray[np.int32], sizes: Int64s
+        self, outgoing: Outgoing, sorting: Sorting, names: list[str], codes: npt.NDArray[np.int32], sizes: Int64s
     ) -> list[tuple[Lane, Target]]:
         """One lane for each target that gets anything; what may not go there is condemned in `sorting`."""
         without = codes < 0
@@ -154,45 +185,68 @@ class Planner:
         for code, name in used:
             rows = codes == code
             target = found.get(name)
-            if name not in allowed:
-                sorting.refuse(
-                    rows, RejectReason.FORBIDDEN_TARGET, f"{name}: {RejectReason.FORBIDDEN_TARGET.explanation}"
-                )
-            elif target is None:
-                sorting.refuse(rows, RejectReason.UNKNOWN_TARGET, f"{name}: {RejectReason.UNKNOWN_TARGET.explanation}")
-            elif target.refusal is not None:
-                sorting.refuse(rows, RejectReason.PRODUCE_FAILED, f"{name}: {target.refusal}")
-            else:
-                self._refuse_misfits(sorting, rows, name, target, partition, sizes)
-                ids = np.flatnonzero(rows & sorting.deliver)
-                if len(ids):
-                    lanes.append((Lane(topic=name, ids=ids), target))
+            if target is None:
+                detail = f"{name}: {RejectReason.FORBIDDEN_TARGET.explanation}"
+                if name in self.dead_letter_topics:
+                    _release(outgoing, sorting, rows, name, self._dead_letter_topic_of)
+                sorting.refuse(rows, RejectReason.FORBIDDEN_TARGET, detail)
+                continue
+            target = self._refuse_misfits(sorting, rows, name, target, partition, sizes)
+            if target.refusal is not None:
+                sorting.put_off(rows, target.refusal)
+                continue
+            ids = np.flatnonzero(rows & sorting.deliver)
+            if len(ids):
+                lanes.append((Lane(topic=name, ids=ids), target))
         return lanes
 
     def _refuse_misfits(
         self,
-        sorting: _Sorting,
+        sorting: Sorting,
         rows: Bools,
         name: str,
         target: Target,
         partition: npt.NDArray[np.int32] | None,
         sizes: Int64s,
-    ) -> None:
-        if partition is not None:
-            outside = rows & (partition >= target.partitions)
-            sorting.refuse(outside, RejectReason.PARTITION_OUT_OF_RANGE, f"{name} has {target.partitions} partitions")
-        limit = self._record_bytes_max
-        if target.bytes_max is not None and not self._compressed:
-            limit = min(limit, target.bytes_max)
-        if int(sizes.max()) > limit:
-            sorting.refuse(rows & (sizes > limit), RejectReason.TOO_LARGE, f"{name} takes at most {limit} bytes")
+    ) -> Target:
+        """Condemn what cannot go there by its size or partition; returns the target as it turned out to be."""
+        if target.refusal is not None and not target.partitions:
+            return target
+        outside, large = self._misfits(target, rows, partition, sizes)
+        if outside.any() or large.any():
+            target = self.targets.renew(name)
+            if target.refusal is not None and not target.partitions:
+                return target
+            outside, large = self._misfits(target, rows, partition, sizes)
+            detail = f"{name} has {target.partitions} partitions"
+            sorting.refuse(outside, RejectReason.PARTITION_OUT_OF_RANGE, detail)
+            sorting.refuse(large, RejectReason.TOO_LARGE, f"{name} takes at most {self._limit(target)} bytes")
+        return target
+
+    def _misfits(
+        self, target: Target, rows: Bools, partition: npt.NDArray[np.int32] | None, sizes: Int64s
+    ) -> tuple[Bools, Bools]:
+        """Rows whose partition does not exist, and rows that are too large."""
+        none: Bools = np.zeros(len(rows), dtype=np.bool_)
+        limit = self._limit(target)
+        return (
+            none if partition is None else rows & (partition >= target.partitions),
+            none if int(sizes.max()) <= limit else rows & (sizes > limit),
+        )
+
+    def _limit(self, target: Target) -> int:
+        """Bytes of the largest record that can go there."""
+        if target.bytes_max is None or self._compressed:
+            return self._record_bytes_max
+        return min(self._record_bytes_max, target.bytes_max)
 
     def _may_go_to(self, name: str) -> bool:
         known = self._permitted_known.get(name)
         if known is None:
             if len(self._permitted_known) >= PERMITTED_MAX:
                 self._permitted_known.clear()
-            known = not name.startswith("__") and name not in self.own_topics and self._permitted(name)
+            is_own = name in self.delay_topics or name in self.dead_letter_topics
+            known = not name.startswith("__") and not is_own and self._permitted(name)
             self._permitted_known[name] = known
         return known
 
@@ -200,10 +254,10 @@ class Planner:
         self,
         outgoing: Outgoing,
         lanes: list[tuple[Lane, Target]],
-        condemned: Mapping[int, Condemned],
+        condemned: Mapping[int, Refusal],
         rolled: npt.NDArray[np.intp],
         sizes: Int64s,
-        dead: int,
+        fates: Fates | None,
     ) -> Iterator[Batch]:
         for lane, target in lanes:
             # The client fills batches up to batch.size whatever the topic takes: a topic that takes less gets what
@@ -211,9 +265,28 @@ class Planner:
             small = target.bytes_max is not None and target.bytes_max < self._batch_bytes_max and not self._compressed
             yield from outgoing.batches(lane, sizes, lot_bytes=target.bytes_max if small else None)
         if len(rolled):
-            yield from rolls(outgoing, rolled, sizes)
-        if dead:
-            yield from dead_letters(outgoing, condemned, self._dead_letter_topics, sizes)
+            yield from copies(outgoing, rolled, sizes, rolled=1)
+        if fates is not None:
+            if len(fates.retried):
+                yield from copies(outgoing, fates.retried, sizes, failed=1, at_ms=fates.retried_at_ms)
+            if len(fates.held):
+                yield from held(outgoing, fates.held, self._dead_letter_topic_of, sizes, fates.held_at_ms)
+            if len(fates.dead):
+                yield from dead_letters(outgoing, fates.dead, condemned, self._dead_letter_topic_of, sizes)
+
+
+def _release(
+    outgoing: Outgoing, sorting: Sorting, rows: Bools, name: str, dead_letter_topics: Mapping[str, str]
+) -> None:
+    """Dead letters that were held come back for their dead-letter topic; nobody else may send there."""
+    ids = np.flatnonzero(rows & sorting.deliver)
+    ids = ids[is_held(outgoing, ids)]
+    own = [
+        dead_letter_topics[outgoing.sources.name(source)[0]] == name for source in outgoing.rows.source[ids].tolist()
+    ]
+    ids = ids[np.array(own, dtype=np.bool_)]
+    sorting.deliver[ids] = False
+    sorting.released += ids.tolist()
 
 
 def _unsupported(outgoing: Outgoing) -> Bools:
@@ -229,10 +302,12 @@ def _only(row: int, n: int) -> Bools:
     return mask
 
 
-def _reasons(outgoing: Outgoing, condemned: Mapping[int, Condemned], dead: int) -> dict[str, int]:
-    if not dead:
+def _reasons(outgoing: Outgoing, condemned: Mapping[int, Refusal], dead: npt.NDArray[np.intp]) -> dict[str, int]:
+    """Dead letters by reason; those that were held are counted when they are held no longer, by no reason's name."""
+    if not len(dead):
         return {}
-    counts = Counter(str(verdict.reason) for verdict in condemned.values())
-    rejects = outgoing.rows.payload.column("reason").filter(pa.array(outgoing.kind == Kind.REJECT))
-    counts.update(reason for reason in rejects.to_numpy(zero_copy_only=False).tolist())
+    rows = dead.tolist()
+    counts = Counter(str(condemned[row].reason) for row in rows if row in condemned)
+    rejects = dead[outgoing.kind[dead] == Kind.REJECT]
+    counts.update(outgoing.column("reason", rejects))
     return dict(counts)

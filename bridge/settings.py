@@ -177,6 +177,20 @@ class Roll(Section):
     window: Annotated[int, duration_or_auto("1s", "3650d")] = AUTO
 
 
+class Retry(Section):
+    """What is done about a target that fails for now."""
+
+    attempts: int = Field(default=16, ge=1, le=10_000)
+    backoff: Annotated[int, duration("1ms", "1h")] = parse_duration_ms("1s")
+    backoff_max: Annotated[int, duration("1ms", "1d")] = parse_duration_ms("10m")
+
+    @model_validator(mode="after")
+    def _rising(self) -> Self:
+        if self.backoff_max < self.backoff:
+            raise ValueError("delivery.retry.backoff_max: is less than delivery.retry.backoff")
+        return self
+
+
 class Delivery(Section):
     """How the dispatcher writes."""
 
@@ -184,6 +198,7 @@ class Delivery(Section):
     commit_interval: Annotated[int, duration("1ms", "5s")] = 20
     transaction_rows: int = Field(default=20_000, ge=1, le=1_000_000)
     session_timeout: Annotated[int, duration("1s", "30m")] = parse_duration_ms("30s")
+    retry: Retry = Field(default_factory=Retry)
 
 
 class Store(Section):

@@ -14,11 +14,11 @@ from typing import Final
 import numpy as np
 from confluent_kafka import KafkaError
 
-from bridge.deadletter import Condemned
 from bridge.errors import EnvironmentFailure
 from bridge.outgoing import Batch
-from bridge.targets import Targets
-from bridge.verdict import UNKNOWN_TARGET, Verdict, judge_failure, reason_of
+from bridge.targets import EVERY, Targets
+from bridge.verdict import UNKNOWN_TARGET, Findings, Refusal, Verdict, judge_failure, refusal_of
+from bridge.work import Culprit
 from timerstore.position import Int64s
 
 GROUPS: Final = 64
@@ -31,23 +31,32 @@ CONDEMNED_MAX: Final = 100_000
 class Suspects:
     """State of the search. Records are named by packed (source, offset)."""
 
-    def __init__(self, targets: Targets, own_topics: frozenset[str]) -> None:
-        """`own_topics`: delay and dead-letter topics. What cannot be written there has nowhere else to go."""
-        self.condemned: dict[int, Condemned] = {}
+    def __init__(self, targets: Targets, delay_topics: frozenset[str], dead_letter_topics: frozenset[str]) -> None:
+        """What the bridge's own topics do not take has to go to the other of the two, or nowhere."""
+        self.condemned: dict[int, Refusal] = {}
         self.is_careful = False
+        self._no_letter: set[int] = set()
+        self._no_copy: set[int] = set()
         self._targets = targets
-        self._own_topics = own_topics
+        self._delay_topics = delay_topics
+        self._dead_letter_topics = dead_letter_topics
         self._keys: Int64s = np.empty(0, np.int64)
+
+    @property
+    def findings(self) -> Findings:
+        """What is known of single records."""
+        return Findings(self.condemned, self._no_letter, self._no_copy)
 
     def clear(self) -> None:
         """Forget everything: another store, other numbers."""
         self.condemned.clear()
+        self._no_letter.clear()
+        self._no_copy.clear()
         self._end()
 
     def committed(self) -> None:
         """A transaction went through: whoever is condemned was in it, and nobody else is suspected."""
-        self.condemned.clear()
-        self._end()
+        self.clear()
 
     def split(self, batch: Batch, keys: Int64s) -> Iterator[Batch]:
         """The batch in parts to be sent one after the other; `keys` int64[len(batch)] are its records' names."""
@@ -62,38 +71,57 @@ class Suspects:
             yield batch.part(start, end)
             start = end
 
-    def learn(self, culprits: Mapping[int, tuple[str, KafkaError]], *, is_exact: bool) -> bool:
-        """Draw the conclusions of an abort; `culprits` by name: topic and error; `is_exact`: there is one, and it was
-        alone. Returns whether the next attempt differs.
+    def learn(self, culprits: Mapping[int, Culprit], *, is_exact: bool) -> bool:
+        """Draw the conclusions of an abort; `culprits` by name; `is_exact`: there is one, and it was alone. Returns
+        whether the next attempt differs.
 
-        Raises EnvironmentFailure when a topic of the bridge's own refuses a record for good.
+        Raises EnvironmentFailure when a record has nowhere to go.
         """
         suspects = []
+        blamed: dict[tuple[str, int], KafkaError] = {}
         learned = False
-        for key, (topic, error) in culprits.items():
-            verdict = judge_failure(error)
-            if error.code() in UNKNOWN_TARGET:
-                self._targets.forget(topic)
-            if verdict is Verdict.PASSING:
-                continue
-            if topic in self._own_topics:
-                raise _homeless(topic, error)
-            learned = True
-            if verdict is Verdict.TARGET:
-                self._targets.refuse(topic, error.str())
-            elif is_exact:
-                self._condemn(key, error)
-            else:
-                suspects.append(key)
+        for key, culprit in culprits.items():
+            verdict = judge_failure(culprit.error)
+            if verdict is Verdict.RECORD:
+                learned = True
+                if is_exact:
+                    self._condemn(key, culprit)
+                else:
+                    suspects.append(key)
+            elif verdict is Verdict.TARGET or culprit.error.code() in UNKNOWN_TARGET:
+                blamed[culprit.topic, EVERY] = culprit.error
+            elif verdict is Verdict.PARTITION:
+                blamed[culprit.topic, culprit.partition] = culprit.error
+        for (topic, partition), error in blamed.items():
+            learned |= self._blame(topic, partition, error)
         if suspects:
             self._keys = np.array(sorted(suspects), dtype=np.int64)
         self.is_careful = learned
         return learned
 
-    def _condemn(self, key: int, error: KafkaError) -> None:
-        if len(self.condemned) >= CONDEMNED_MAX:
-            self.condemned.clear()
-        self.condemned[key] = Condemned(reason_of(error), error.str())
+    def _blame(self, topic: str, partition: int, error: KafkaError) -> bool:
+        """A target, or a partition of it, takes nothing. Returns whether that leads anywhere."""
+        is_own = topic in self._delay_topics or topic in self._dead_letter_topics
+        if topic in self._delay_topics and judge_failure(error) is not Verdict.TARGET:
+            return False  # there is no other place for a copy: wait
+        if is_own and self._targets.resolve([topic])[topic].refusal is not None:
+            raise _homeless(topic, error)  # it was sent there for want of another place
+        # The brokers may be able to say it themselves, and will say when it is over; else there is the breaker.
+        if not self._targets.look_again([topic]):
+            self._targets.trip(topic, partition, refusal_of(error))
+        return True
+
+    def _condemn(self, key: int, culprit: Culprit) -> None:
+        if len(self.condemned) + len(self._no_letter) + len(self._no_copy) >= CONDEMNED_MAX:
+            self.clear()
+        if culprit.topic in self._delay_topics:
+            self._no_copy.add(key)
+        elif culprit.topic in self._dead_letter_topics:
+            self._no_letter.add(key)
+        else:
+            self.condemned[key] = refusal_of(culprit.error)
+        if key in self._no_copy and key in self._no_letter:
+            raise _homeless(culprit.topic, culprit.error)
         self._keys = self._keys[self._keys != key]
 
     def _end(self) -> None:

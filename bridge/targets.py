@@ -1,152 +1,286 @@
 """What is known of real topics: looked up before a record for them enters a transaction, and kept for a while.
 
-One missing or forbidden topic aborts everything in its transaction (and a missing one first blocks it for seconds), so
-nothing is produced to a topic that was not seen to exist. What is known here may be outdated; then the abort brings it
-up again (`forget`).
+One missing, forbidden or leaderless topic aborts everything in its transaction (and holds it up for seconds first), so
+nothing is produced to a topic that was not seen to exist and to take records. What is known here may be outdated; then
+an abort, or a transaction that is not acknowledged, brings it up again.
+
+A circuit breaker for each partition (`trip`) does the same for what looks well and is not: a leader that does not
+answer. It closes when that leader answers again, and reopens for twice as long.
+
+The thread of `start` keeps all that up to date beside delivery, for as long as it is used: a target that fails costs a
+look-up now and then, and no delivery waits for it.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import dataclass, replace
-from typing import Any, Final
+import threading
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final, Protocol
 
-from confluent_kafka import KafkaError, KafkaException, TopicCollection
-from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public, but not marked as exported
-    AdminClient,
-    ConfigResource,
-    ResourceType,
-)
+import structlog
 
 from bridge.errors import EnvironmentFailure
+from bridge.headers import RejectReason
+from bridge.verdict import Refusal
 from timerstore.clock import Clock
 
 KNOWN_FOR_S: Final = 60.0
-MISSING_FOR_S: Final = 5.0
-REFUSED_FOR_S: Final = 10.0
+FAILING_FOR_S: Final = 2.0
+"""What fails is asked about again after this by the thread ..."""
+FAILING_FOR_S_MAX: Final = 10.0
+"""... and after this by who needs it. (The thread forgets what nobody asks for.)"""
+USED_FOR_S: Final = 30.0
+RENEWED_FOR_S: Final = 5.0
+UNANSWERED_FOR_S: Final = 5.0
+LOOK_INTERVAL_S: Final = 0.5
+LOOK_UPS_MAX: Final = 100
+OPEN_S: Final = 5.0
+OPEN_S_MAX: Final = 300.0
+RELAPSE_S: Final = 600.0
+"""Who fails again within this time stays out for longer."""
 TARGETS_MAX: Final = 10_000
 """Names come from headers, so anybody can make up any number of them."""
+EVERY: Final = -1
+"""In place of a partition: all of them."""
+
+log = structlog.get_logger("bridge.targets")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """An existing topic: its partition count, the largest batch it takes in bytes (None: we may not look), and why it
-    takes nothing from us.
+    """A topic: its partition count, the largest batch it takes in bytes (None: we may not look), why it takes nothing
+    from us at all (None: it does), and which partitions take nothing now, and why.
     """
 
     partitions: int
     bytes_max: int | None
-    refusal: str | None = None
+    refusal: Refusal | None = None
+    down: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def is_well(self) -> bool:
+        """Whether everything can go there."""
+        return self.refusal is None and not self.down
 
 
-LookUp = Callable[[Collection[str]], Mapping[str, Target | None]]
-"""Topics by name -> what they are, None for one that does not exist. Raises EnvironmentFailure when the brokers do not
-answer.
-"""
+class LookUp(Protocol):
+    """`lookup.TargetLookUp`."""
+
+    def __call__(self, names: Collection[str]) -> Mapping[str, Target]:
+        """Each topic as it is now. Raises EnvironmentFailure when the brokers do not answer."""
+        ...
+
+    def answers(self, name: str, partitions: Collection[int]) -> bool:
+        """Whether the leaders of these partitions answer."""
+        ...
+
+
+@dataclass(slots=True)
+class _Known:
+    target: Target
+    asked_s: float
+    used_s: float
+
+
+@dataclass(slots=True)
+class _Breaker:
+    """Open until a probe at `until_s` or later succeeds; `wait_s` is how long it stays open the next time."""
+
+    refusal: Refusal
+    until_s: float
+    wait_s: float
+    is_open: bool = True
 
 
 class Targets:
-    """A cache of `Target` by name with an expiry. One thread."""
+    """A cache of `Target` by name with an expiry, and the circuit breakers. Any thread; `resolve` is the
+    dispatcher's."""
 
     def __init__(self, look_up: LookUp, clock: Clock) -> None:
         self._look_up = look_up
         self._clock = clock
-        self._known: dict[str, tuple[Target | None, float]] = {}
+        self._lock = threading.Lock()
+        self._known: dict[str, _Known] = {}
+        self._breakers: dict[tuple[str, int], _Breaker] = {}
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
 
-    def resolve(self, names: Iterable[str]) -> dict[str, Target | None]:
-        """What each name is; asks the brokers only for names not asked for lately. Raises EnvironmentFailure."""
-        wanted = list(names)
-        now_s = self._clock.monotonic_s()
-        ask = [name for name in wanted if self._must_ask(name, now_s)]
-        if ask:
-            self._learn(ask, now_s)
-        return {name: self._known[name][0] for name in wanted}
+    # -- the thread
+
+    def start(self) -> None:
+        """Keep what is known up to date from now on."""
+        self._thread = threading.Thread(target=self._run, name="targets", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread, soon."""
+        self._stopped.set()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(LOOK_INTERVAL_S):
+            self.refresh()
 
     def refresh(self) -> None:
-        """Ask again for what has expired; for the time between transactions. Keeps what it knew when the brokers do not
-        answer.
+        """Ask again for what has expired, and whether open breakers may be closed. Keeps what it knew when the brokers
+        do not answer.
         """
         now_s = self._clock.monotonic_s()
-        expired = [name for name, (target, until_s) in self._known.items() if target is not None and until_s < now_s]
-        if not expired:
-            return
-        try:
-            self._learn(expired[:100], now_s)
-        except EnvironmentFailure:
-            for name in expired:
-                self._known[name] = (self._known[name][0], now_s + MISSING_FOR_S)
+        with self._lock:
+            expired = [name for name, known in self._known.items() if _is_expired(known, now_s)]
+            probes = [key for key, breaker in self._breakers.items() if breaker.is_open and breaker.until_s <= now_s]
+        if expired:
+            self._learn(expired[:LOOK_UPS_MAX])
+        for name, partition in probes[:LOOK_UPS_MAX]:
+            self._probe(name, partition)
 
-    def refuse(self, name: str, refusal: str) -> None:
+    # -- for the dispatcher
+
+    def resolve(self, names: Iterable[str]) -> dict[str, Target]:
+        """What each name is; asks the brokers only for names not asked for lately. What they give no answer for is
+        unavailable.
+        """
+        wanted = list(names)
+        now_s = self._clock.monotonic_s()
+        with self._lock:
+            ask = [name for name in wanted if self._must_ask(name, now_s)]
+        if ask:
+            self._learn(ask)
+        with self._lock:
+            result = {}
+            for name in wanted:
+                known = self._known.get(name) or _Known(_unanswered(name), now_s, now_s)
+                known.used_s = now_s
+                result[name] = self._with_breakers(name, known.target)
+            return result
+
+    def renew(self, name: str, older_than_s: float = RENEWED_FOR_S) -> Target:
+        """What `name` is by an answer that is not older than that."""
+        with self._lock:
+            known = self._known.get(name)
+            is_old = known is None or self._clock.monotonic_s() - known.asked_s >= older_than_s
+        if is_old:
+            self._learn([name])
+        return self.resolve([name])[name]
+
+    def look_again(self, names: Collection[str]) -> bool:
+        """Whether one of these turns out to be worse than it was thought to be."""
+        before = self.resolve(names)
+        self._learn(list(names))
+        after = self.resolve(names)
+        return any(not after[name].is_well and after[name] != before[name] for name in names)
+
+    def refuse(self, name: str, refusal: Refusal) -> None:
         """Send nothing there for a while: the brokers do not take it."""
-        target = self._known.get(name, (None, 0.0))[0]
-        if target is not None:
-            self._known[name] = (replace(target, refusal=refusal), self._clock.monotonic_s() + REFUSED_FOR_S)
+        self.trip(name, EVERY, refusal)
+
+    def trip(self, name: str, partition: int, refusal: Refusal) -> None:
+        """Open the breaker of a partition (or of EVERY one): it looks well, and takes nothing."""
+        now_s = self._clock.monotonic_s()
+        with self._lock:
+            key = (name, partition)
+            old = self._breakers.pop(key, None)
+            relapses = old is not None and now_s - old.until_s <= RELAPSE_S
+            wait_s = min(OPEN_S_MAX, 2 * old.wait_s) if old is not None and relapses else OPEN_S
+            self._breakers[key] = _Breaker(refusal, now_s + wait_s, wait_s)
+            if len(self._breakers) > TARGETS_MAX:
+                del self._breakers[next(iter(self._breakers))]
+        log.warning("target-breaker-open", topic=name, partition=partition, detail=refusal.detail, wait_s=wait_s)
 
     def forget(self, name: str) -> None:
         """Ask again at the next use: the brokers did not agree with what is known."""
-        self._known.pop(name, None)
+        with self._lock:
+            self._known.pop(name, None)
+
+    # -- for metrics
+
+    def failing(self) -> dict[tuple[str, str], int]:
+        """How many partitions take nothing now, by target and reason (of targets used lately; EVERY counts as one)."""
+        now_s = self._clock.monotonic_s()
+        counts: dict[tuple[str, str], int] = {}
+        with self._lock:
+            for name, known in self._known.items():
+                if now_s - known.used_s >= FAILING_FOR_S_MAX + KNOWN_FOR_S:
+                    continue
+                target = self._with_breakers(name, known.target)
+                if target.refusal is not None:
+                    counts[name, str(target.refusal.reason)] = max(1, target.partitions)
+                elif target.down:
+                    counts[name, str(RejectReason.TARGET_UNAVAILABLE)] = len(target.down)
+        return counts
+
+    # -- inside
 
     def _must_ask(self, name: str, now_s: float) -> bool:
-        """A target that is known and takes records is used until `refresh` finds time; the others are asked about when
-        they expire.
-        """
-        target, until_s = self._known.get(name, (None, 0.0))
-        return (target is None or target.refusal is not None) and until_s <= now_s
+        """A target that is well is used until `refresh` finds time."""
+        known = self._known.get(name)
+        return known is None or (not known.target.is_well and now_s - known.asked_s >= FAILING_FOR_S_MAX)
 
-    def _learn(self, names: list[str], now_s: float) -> None:
-        for name, target in self._look_up(names).items():
-            self._known.pop(name, None)
-            self._known[name] = (target, now_s + (MISSING_FOR_S if target is None else KNOWN_FOR_S))
-        if len(self._known) > TARGETS_MAX + len(names):
-            for name in list(self._known)[: len(self._known) - TARGETS_MAX]:
-                if name not in names:
-                    del self._known[name]
-
-
-class TargetLookUp:
-    """Looks targets up with an admin client, all names in two requests."""
-
-    def __init__(self, properties: Mapping[str, Any], timeout_s: float = 3.0) -> None:
-        """`timeout_s` must stay well below the transaction time-out: a transaction may be open meanwhile."""
-        self._admin = AdminClient(dict(properties), logger=logging.getLogger("bridge.librdkafka"))
-        self._timeout_s = timeout_s
-
-    def __call__(self, names: Collection[str]) -> Mapping[str, Target | None]:
-        described = self._admin.describe_topics(TopicCollection(list(names)), request_timeout=self._timeout_s)
-        found = {name: self._result(name, future) for name, future in described.items()}
-        resources = [ConfigResource(ResourceType.TOPIC, name) for name, topic in found.items() if topic is not None]
-        limits: dict[str, int | None] = {}
-        if resources:
-            configs = self._admin.describe_configs(resources, request_timeout=self._timeout_s)
-            for resource, future in configs.items():
-                entries = self._result(resource.name, future)
-                limits[resource.name] = None if entries is None else int(entries["max.message.bytes"].value)
-        return {
-            name: None if topic is None else Target(partitions=len(topic.partitions), bytes_max=limits[name])
-            for name, topic in found.items()
-        }
-
-    def _result(self, name: str, future: Future[Any]) -> Any | None:
-        """The answer; None for a topic that is missing, or that we may not see."""
+    def _learn(self, names: list[str]) -> None:
+        """Ask, without holding anybody up who only wants to know."""
         try:
-            return future.result(timeout=self._timeout_s + 1)
-        except KafkaException as exception:
-            error: KafkaError = exception.args[0]
-            if error.code() in (
-                KafkaError.UNKNOWN_TOPIC_OR_PART,
-                KafkaError.TOPIC_AUTHORIZATION_FAILED,
-                KafkaError.TOPIC_EXCEPTION,
-            ):
-                return None
-            reason = error.str()
-        except FutureTimeout:
-            reason = "no answer in time"
-        raise EnvironmentFailure(
-            "the target topics cannot be looked up",
-            hint="Check that the brokers are reachable; delivery goes on by itself then.",
-            topic=name,
-            reason=reason,
-        )
+            answers = self._look_up(names)
+        except EnvironmentFailure as failure:
+            log.warning("targets-not-looked-up", topics=len(names), reason=str(failure))
+            answers = {}
+        now_s = self._clock.monotonic_s()
+        with self._lock:
+            for name in names:
+                old = self._known.pop(name, None)
+                used_s = now_s if old is None else old.used_s
+                if name in answers:
+                    self._known[name] = _Known(answers[name], now_s, used_s)
+                elif old is not None:
+                    # Asked about again soon, if it was well: as if it had been asked about a while ago.
+                    asked_s = now_s - KNOWN_FOR_S + UNANSWERED_FOR_S if old.target.is_well else now_s
+                    self._known[name] = _Known(old.target, asked_s, used_s)
+                else:
+                    self._known[name] = _Known(_unanswered(name), now_s, used_s)
+            if len(self._known) > TARGETS_MAX + len(names):
+                for name in list(self._known)[: len(self._known) - TARGETS_MAX]:
+                    if name not in names:
+                        del self._known[name]
+
+    def _with_breakers(self, name: str, target: Target) -> Target:
+        if not self._breakers or target.refusal is not None:
+            return target
+        all_of_it = self._breakers.get((name, EVERY))
+        if all_of_it is not None and all_of_it.is_open:
+            return replace(target, refusal=all_of_it.refusal)
+        tripped = {
+            partition: breaker.refusal.detail
+            for (topic, partition), breaker in self._breakers.items()
+            if topic == name and breaker.is_open
+        }
+        return replace(target, down={**tripped, **target.down}) if tripped else target
+
+    def _probe(self, name: str, partition: int) -> None:
+        """Close a breaker whose leader answers."""
+        with self._lock:
+            known = self._known.get(name)
+            count = 0 if known is None else known.target.partitions
+        partitions = [partition] if partition != EVERY else list(range(count))
+        is_well = self._look_up.answers(name, partitions) if partitions else known is None
+        with self._lock:
+            breaker = self._breakers.get((name, partition))
+            if breaker is None:
+                return
+            if is_well:
+                breaker.is_open = False
+            else:
+                breaker.until_s = self._clock.monotonic_s() + FAILING_FOR_S
+        if is_well:
+            log.info("target-breaker-closed", topic=name, partition=partition)
+
+
+def _is_expired(known: _Known, now_s: float) -> bool:
+    """Failing ones are asked about only while they are used: there may be thousands, made up by headers."""
+    age_s = now_s - known.asked_s
+    if known.target.is_well:
+        return age_s >= KNOWN_FOR_S
+    return age_s >= FAILING_FOR_S and now_s - known.used_s < USED_FOR_S
+
+
+def _unanswered(name: str) -> Target:
+    refusal = Refusal(RejectReason.TARGET_UNAVAILABLE, f"{name}: the brokers do not say whether it exists")
+    return Target(partitions=0, bytes_max=None, refusal=refusal)

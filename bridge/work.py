@@ -88,6 +88,10 @@ class DispatchMetrics(Protocol):
         """Copies committed to a delay topic."""
         ...
 
+    def retried(self, reason: str, rows: int) -> None:
+        """Put off."""
+        ...
+
     def observe_lateness(self, lateness_ms: npt.NDArray[np.int64]) -> None:
         """Milliseconds from due to produced of committed messages; negative: early."""
         ...
@@ -103,6 +107,15 @@ class DispatchMetrics(Protocol):
     def producer_rebuilt(self) -> None:
         """A new producer took the place of a lost one."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Culprit:
+    """A record that failed: where it was sent, and what was said. `partition` is -1 where that is not known."""
+
+    topic: str
+    partition: int
+    error: KafkaError
 
 
 @dataclass(slots=True)
@@ -123,16 +136,20 @@ class Work:
     delivered: dict[str, int] = field(default_factory=dict)
     rejected: dict[str, int] = field(default_factory=dict)
     rolled: int = 0
+    retried: dict[str, int] = field(default_factory=dict)
     states: dict[SourceName, CommittedState] = field(default_factory=dict)
 
-    def blame(self, rows: Mapping[int, KafkaError]) -> dict[int, tuple[str, KafkaError]]:
-        """Failed rows, by number within the transaction, as packed (source, offset) -> topic and error."""
+    def blame(self, rows: Mapping[int, tuple[KafkaError, int]]) -> dict[int, Culprit]:
+        """Failed rows, by number within the transaction, with error and partition, as packed (source, offset) ->
+        culprit.
+        """
         keys = np.concatenate(self.keys) if self.keys else np.empty(0, np.int64)
         wanted = np.fromiter(rows, np.int64)
         result = {}
         for first, topic, ids in self.sent:
             for row in np.intersect1d(ids + first, wanted).tolist():
-                result[int(keys[row])] = (topic, rows[row])
+                error, partition = rows[row]
+                result[int(keys[row])] = Culprit(topic, partition, error)
         return result
 
     def acknowledge(self) -> None:

@@ -57,12 +57,12 @@ _PURGED: Final = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}
 
 class Aborted(Exception):
     """The transaction must be given up. `error` is the cause, `culprits` are rows that failed, by number within the
-    transaction, with the error of each; `is_exact` says that the one culprit was sent alone, so that no other record
-    can be to blame.
+    transaction, with the error of each and the partition (-1: not known); `is_exact` says that the one culprit was sent
+    alone, so that no other record can be to blame.
     """
 
     def __init__(
-        self, error: KafkaError, culprits: Mapping[int, KafkaError] | None = None, *, is_exact: bool = False
+        self, error: KafkaError, culprits: Mapping[int, tuple[KafkaError, int]] | None = None, *, is_exact: bool = False
     ) -> None:
         super().__init__(error.str())
         self.error = error
@@ -135,7 +135,8 @@ class _ProducerWriter:
         self._trouble = ErrorLog("bridge.dispatcher", "producer-trouble", clock)
         self._fatal: KafkaError | None = None
         self._guard = Guard("producer-calls")
-        self._failed: dict[int, KafkaError] = {}
+        self._failed: dict[int, tuple[KafkaError, int]] = {}
+        self._is_overdue = False
         self._awaited = 0
         self._reported = 0
 
@@ -176,6 +177,7 @@ class _ProducerWriter:
 
     def _forget(self) -> None:
         self._failed = {}
+        self._is_overdue = False
         self._awaited = self._reported = 0
 
     @staticmethod
@@ -189,11 +191,11 @@ class _ProducerWriter:
             # Something in the record that this client cannot express (a NUL in a header's name). One record must not
             # stop the others.
             error = KafkaError(KafkaError.INVALID_RECORD, str(exception))
-            raise Aborted(error, {row: error}, is_exact=True) from None
+            raise Aborted(error, {row: (error, -1)}, is_exact=True) from None
         error = kafka_error(exception)
         if is_fatal(error) or is_fenced(error):
             raise Broken(error) from None
-        raise Aborted(error, {row: error}, is_exact=True) from None
+        raise Aborted(error, {row: (error, -1)}, is_exact=True) from None
 
     def _produce(self, batch: Batch, first_id: int, *, reported: bool) -> int:
         """The loop around produce; `reported`: `_report` is called with the number of every record, `first_id` + its
@@ -218,11 +220,15 @@ class _ProducerWriter:
                     self._give_up(stopped.cause, first_id + int(batch.ids[done]))
                 producer.poll(FULL_POLL_S)
 
-    def _report(self, row: int, error: KafkaError | None, _message: Message) -> None:
+    def _report(self, row: int, error: KafkaError | None, message: Message) -> None:
         """Delivery report of one record, called from poll and flush."""
         self._reported += 1
-        if error is not None and error.code() not in _PURGED:
-            self._failed.setdefault(row, error)
+        if error is None or (error.code() in _PURGED and not self._is_overdue):
+            return
+        if error.code() in _PURGED:
+            error = KafkaError(KafkaError._MSG_TIMED_OUT, "not acknowledged in time")
+        partition = message.partition()
+        self._failed.setdefault(row, (error, -1 if partition is None else partition))
 
     def _settle(self, timeout_s: float, *, is_exact: bool = False) -> None:
         """Wait until the fate of every reported record is known. Raises Aborted with the culprits, Broken."""
@@ -232,8 +238,12 @@ class _ProducerWriter:
             producer.flush(min(1.0, timeout_s))
             if self._fatal is not None:
                 raise Broken(self._fatal)
+        if self._reported < self._awaited:
+            self._is_overdue = True
+            producer.purge(blocking=False)
+            producer.flush(1.0)  # reports what is purged: that is what was not acknowledged
         if self._failed:
-            raise Aborted(next(iter(self._failed.values())), self._failed, is_exact=is_exact)
+            raise Aborted(next(iter(self._failed.values()))[0], self._failed, is_exact=is_exact)
         if self._reported < self._awaited:
             raise Aborted(
                 KafkaError(KafkaError._MSG_TIMED_OUT, "records were not acknowledged in time", retriable=True)

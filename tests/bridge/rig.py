@@ -14,12 +14,14 @@ from bridge.decode import DecodeParameters
 from bridge.dispatcher import Dispatcher
 from bridge.errors import BridgeError
 from bridge.kafka import librdkafka
+from bridge.lookup import TargetLookUp
 from bridge.ownership import Ownership
 from bridge.plan import Planner
 from bridge.progress import CommittedState
+from bridge.retry import RetryPolicy
 from bridge.settings import Settings
 from bridge.standing import TopicFacts, facts_of, settle
-from bridge.targets import TargetLookUp, Targets
+from bridge.targets import Targets
 from bridge.writer import AcknowledgedWriter, TransactionalWriter, Writer
 from tests.bridge.stores import ListStore
 from tests.waiting import wait_until
@@ -56,6 +58,7 @@ class Tally:
     def __init__(self) -> None:
         self.by_topic: dict[str, int] = {}
         self.by_reason: dict[str, int] = {}
+        self.by_retry: dict[str, int] = {}
         self.lateness_ms: list[int] = []
         self.transactions = self.aborted = self.rebuilt = self.rolls = 0
         self.longest_s = 0.0
@@ -68,6 +71,9 @@ class Tally:
 
     def rolled(self, rows: int) -> None:
         self.rolls += rows
+
+    def retried(self, reason: str, rows: int) -> None:
+        self.by_retry[reason] = self.by_retry.get(reason, 0) + rows
 
     def observe_lateness(self, lateness_ms: npt.NDArray[np.int64]) -> None:
         self.lateness_ms += lateness_ms.tolist()
@@ -120,6 +126,7 @@ class Rig:
         clock: Clock | None = None,
         default_target: str | None = None,
         session_timeout: str = "30s",
+        retry: RetryPolicy | None = None,
     ) -> None:
         self.clock = clock or SystemClock()
         self.settings = settings_for(
@@ -145,6 +152,7 @@ class Rig:
             permitted=self.settings.target_permitted,
             default_targets={delay_topic: default_target},
             dead_letter_topics={delay_topic: f"{delay_topic}.dlt"},
+            retry=retry or RetryPolicy(),
         )
         self.dispatcher = Dispatcher(
             writer=make_writer(writer),

@@ -38,6 +38,7 @@ def test_gauges_are_read_from_the_snapshot_at_every_scrape() -> None:
         segment_bytes=1000,
         checkpoint_age_s=12.0,
         consumer_lag={("delay", 0): 7, ("delay", 1): 0},
+        failing={("orders", "target-denied"): 3},
     )
     assert value(metrics, "pending_messages") == 5
     assert value(metrics, "pending_messages_by_topic", topic="delay") == 5
@@ -47,6 +48,7 @@ def test_gauges_are_read_from_the_snapshot_at_every_scrape() -> None:
     assert (value(metrics, "segments"), value(metrics, "segment_bytes")) == (4, 1000)
     assert value(metrics, "checkpoint_age_seconds") == 12
     assert value(metrics, "consumer_lag_records", topic="delay", partition="0") == 7
+    assert value(metrics, "target_partitions_failing", topic="orders", reason="target-denied") == 3
 
 
 def test_the_snapshot_can_be_bound_later() -> None:
@@ -144,7 +146,7 @@ def _timed(metrics: Metrics, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -
 def test_names_follow_the_conventions() -> None:
     """One prefix, base units, _total on counters, and a HELP text that says something."""
     families = list(text_string_to_metric_families(generate_latest(Metrics().registry).decode()))
-    units = ("_seconds", "_bytes", "_messages", "_records", "_segments", "_created")
+    units = ("_seconds", "_bytes", "_messages", "_records", "_segments", "_partitions", "_created")
     for family in families:
         assert family.name.startswith("delay_bridge_")
         assert len(family.documentation) > 10, family.name

@@ -11,7 +11,8 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from bridge.errors import EnvironmentFailure, FencedError
-from bridge.outgoing import Batch, HeaderList
+from bridge.headers import HeaderList
+from bridge.outgoing import Batch
 from bridge.writer import Aborted, AcknowledgedWriter, Broken, Indefinite, TransactionalWriter
 from timerstore.clock import ManualClock
 
@@ -23,6 +24,13 @@ def error(code: int, **flags: bool) -> KafkaException:
 RETRIABLE = error(KafkaError._TIMED_OUT, retriable=True)
 ABORTABLE = error(KafkaError.TRANSACTION_ABORTABLE, txn_requires_abort=True)
 FATAL = error(KafkaError._FENCED, fatal=True)
+
+
+class Written:
+    """What a delivery report says of the record."""
+
+    def partition(self) -> int:
+        return 3
 
 
 class StubProducer:
@@ -65,7 +73,7 @@ class StubProducer:
         self.sent.append(value)
         if callback is not None:
             failed = KafkaError(KafkaError.MSG_SIZE_TOO_LARGE) if value in self.failing else None
-            self.reports.append(lambda: callback(failed, None))
+            self.reports.append(lambda: callback(failed, Written()))
 
     def poll(self, timeout: float) -> int:
         self.clock.advance(int(timeout * 1000))

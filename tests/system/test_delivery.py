@@ -65,6 +65,7 @@ def site(broker: Broker, topics: Topics, tmp_path_factory: pytest.TempPathFactor
     config = {
         "delay_topics": {other: {"target": target}},
         "targets": {"deny": [f"{DENIED}.*"]},
+        "delivery": {"retry": {"attempts": 2, "backoff": "500ms"}},
         "delay": {"levels": " ".join(f"{ms}ms" for ms in LEVELS_MS), "max": "1h"},
     }
     directory = tmp_path_factory.mktemp("site")
@@ -281,8 +282,8 @@ def test_what_cannot_be_understood_becomes_a_dead_letter(site: Site) -> None:
 
 
 def test_a_target_that_cannot_take_a_message_stops_no_other(site: Site) -> None:
-    """Forbidden, unknown, too small or short of the partition: the message becomes a dead letter when it is due; the
-    others arrive.
+    """Forbidden, too small or short of the partition: the message becomes a dead letter when it is due; where the topic
+    is missing, after the attempts that are configured. The others arrive.
     """
     good, small = site.topics.create("good"), site.topics.create("small", config={"max.message.bytes": "2000"})
     forbidden = site.topics.create(DENIED)

@@ -1,0 +1,113 @@
+"""Asking the brokers what a target is: whether it exists, takes our records, how large, and on which partitions.
+
+Everything that keeps a target from taking a record and that can be known without producing one is found out here: a
+missing topic, a missing permission, partitions without a leader or with fewer replicas in sync than acks=all needs.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import Any, Final
+
+from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public, but not marked as exported
+    AclOperation,
+    AdminClient,
+    ConfigResource,
+    OffsetSpec,
+    ResourceType,
+)
+
+from bridge.errors import EnvironmentFailure
+from bridge.headers import RejectReason
+from bridge.targets import Target
+from bridge.verdict import Refusal
+
+PROBE_TIMEOUT_S: Final = 2.0
+
+
+class TargetLookUp:
+    """Looks targets up with an admin client, all names in two requests. Any thread."""
+
+    def __init__(self, properties: Mapping[str, Any], timeout_s: float = 3.0) -> None:
+        """`timeout_s` must stay well below the transaction time-out: a transaction may be open meanwhile."""
+        self._admin = AdminClient(dict(properties), logger=logging.getLogger("bridge.librdkafka"))
+        self._timeout_s = timeout_s
+
+    def __call__(self, names: Collection[str]) -> Mapping[str, Target]:
+        """Each topic as it is now. Raises EnvironmentFailure when the brokers do not answer."""
+        described = self._admin.describe_topics(
+            TopicCollection(list(names)), request_timeout=self._timeout_s, include_authorized_operations=True
+        )
+        found = {name: self._result(name, future) for name, future in described.items()}
+        resources = [
+            ConfigResource(ResourceType.TOPIC, name)
+            for name, answer in found.items()
+            if not isinstance(answer, Refusal)
+        ]
+        configs: dict[str, Any] = {}
+        if resources:
+            answers = self._admin.describe_configs(resources, request_timeout=self._timeout_s)
+            configs = {resource.name: self._result(resource.name, future) for resource, future in answers.items()}
+        return {name: _target(name, answer, configs.get(name)) for name, answer in found.items()}
+
+    def answers(self, name: str, partitions: Collection[int]) -> bool:
+        """Whether the leaders of these partitions answer a request for their end offsets."""
+        latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+        wanted = {TopicPartition(name, partition): latest for partition in partitions}
+        try:
+            for future in self._admin.list_offsets(wanted, request_timeout=PROBE_TIMEOUT_S).values():
+                future.result(timeout=PROBE_TIMEOUT_S + 1)
+        except (KafkaException, FutureTimeout):
+            return False
+        return True
+
+    def _result(self, name: str, future: Future[Any]) -> Any:
+        """The answer, or a Refusal where the answer is that it is missing, or that we may not see it."""
+        try:
+            return future.result(timeout=self._timeout_s + 1)
+        except KafkaException as exception:
+            error: KafkaError = exception.args[0]
+            if error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_EXCEPTION):
+                return Refusal(RejectReason.UNKNOWN_TARGET, f"{name}: {RejectReason.UNKNOWN_TARGET.explanation}")
+            if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                return Refusal(RejectReason.TARGET_DENIED, f"{name}: no permission to DESCRIBE it")
+            reason = error.str()
+        except FutureTimeout:
+            reason = "no answer in time"
+        raise EnvironmentFailure(
+            "the target topics cannot be looked up",
+            hint="Check that the brokers are reachable; delivery goes on by itself then.",
+            topic=name,
+            reason=reason,
+        )
+
+
+def _target(name: str, answer: Any, config: Any) -> Target:
+    if isinstance(answer, Refusal):
+        return Target(partitions=0, bytes_max=None, refusal=answer)
+    refusal = None
+    # Older brokers, and other makes, may not tell: only producing does then.
+    if answer.authorized_operations and AclOperation.WRITE not in answer.authorized_operations:
+        refusal = Refusal(RejectReason.TARGET_DENIED, f"{name}: no permission to WRITE to it")
+    told = config is not None and not isinstance(config, Refusal)
+    replicas_min = int(config["min.insync.replicas"].value) if told and "min.insync.replicas" in config else 1
+    return Target(
+        partitions=len(answer.partitions),
+        bytes_max=int(config["max.message.bytes"].value) if told else None,
+        refusal=refusal,
+        down={p.id: why for p in answer.partitions if (why := _trouble(p, replicas_min))},
+    )
+
+
+def _trouble(partition: Any, replicas_min: int) -> str:
+    """Why a partition takes nothing now; empty: it does."""
+    leader = partition.leader
+    if leader is None or leader.id < 0:
+        return "has no leader"
+    if len(partition.isr) < min(replicas_min, len(partition.replicas)):
+        return f"has {len(partition.isr)} replicas in sync and needs {replicas_min}"
+    return ""
