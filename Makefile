@@ -4,7 +4,8 @@
 #   make test [PYTEST_ARGS="-k wheel"]  all tests
 #   make bench [BENCH_ARGS=...]         measurements
 #   make lint                           format, lint, types
-#   make lock                           requirements.lock anew, from pyproject.toml
+#   make lock                           the lock files anew: all packages, those of the image, the connector's jars
+#   make image [IMAGE_ARGS=...]         the container image, with docker
 #   make chart                          what of helm/delay-bridge is generated; SNAPSHOTS=1 also its tests' snapshots
 #   make helm                           the program helm, built with Go into .cache/bin, for the chart's tests
 #   make clean, make distclean          caches; also the environment and the broker's jars
@@ -17,10 +18,11 @@ SHELL := /bin/bash
 
 VENV := .venv
 BIN := $(VENV)/bin
+VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 HELM_VERSION := v3.22.0
 SOURCES := $(wildcard bridge timerstore embedded demo bench helm tests)
 
-.PHONY: install prerequisites demo test bench lint format lock chart helm clean distclean
+.PHONY: install prerequisites demo test bench lint format lock image chart helm clean distclean
 
 install: prerequisites $(VENV)/.installed
 
@@ -76,6 +78,14 @@ format: install
 lock: install
 	$(BIN)/uv pip compile pyproject.toml --quiet --extra dev --universal --python-version 3.11 --generate-hashes \
 	  --no-emit-index-url --no-annotate --custom-compile-command "make lock" --output-file requirements.lock
+	$(BIN)/uv pip compile pyproject.toml --quiet --extra build --constraint requirements.lock --universal --python-version 3.11 \
+	  --generate-hashes --no-emit-index-url --no-annotate --custom-compile-command "make lock" \
+	  --output-file requirements.runtime.lock
+	cd $(VENV)/share/delay-bridge/jars && sha256sum *.jar > $(CURDIR)/connector.lock
+
+image:
+	docker build --tag delay-bridge:$(VERSION) --build-arg VERSION=$(VERSION) \
+	  --build-arg REVISION=$$(git rev-parse HEAD) $(IMAGE_ARGS) .
 
 chart: install
 	$(BIN)/python -m helm

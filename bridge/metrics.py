@@ -13,9 +13,11 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+
+from bridge import __version__
 
 # fmt: off
 LATENESS_BUCKETS_MS: Final = (
@@ -42,6 +44,8 @@ class StoreSnapshot:
     hot_bytes: int = 0
     segments: int = 0
     segment_bytes: int = 0
+    disk_free_bytes: int | None = None
+    disk_bytes: int | None = None
     checkpoint_age_s: float | None = None
     consumer_lag: Mapping[tuple[str, int], int] = field(default_factory=dict)
     failing: Mapping[tuple[str, str], int] = field(default_factory=dict)
@@ -61,6 +65,10 @@ class Metrics:
         self._lateness = _Lateness()
         self.registry.register(self._gauges)
         self.registry.register(self._lateness)
+        # Of Python alone: the JVM is a process of its own. Its start time tells restarts.
+        ProcessCollector(registry=self.registry)
+        version = Gauge("delay_bridge_build_info", "Version, as a label.", ["version"], registry=self.registry)
+        version.labels(__version__).set(1)
         self._ingested = self._counter(
             "records_ingested", "Records read from delay topics, whatever they are.", "topic"
         )
@@ -223,6 +231,10 @@ class _Gauges(Collector):
         yield _gauge("hot_bytes", "Memory of the messages that are ready to go; limited by hot.bytes.", now.hot_bytes)
         yield _gauge("segments", "Segments of the TimerLog on disk.", now.segments)
         yield _gauge("segment_bytes", "Size of the segments on disk.", now.segment_bytes)
+        if now.disk_free_bytes is not None and now.disk_bytes is not None:
+            text = "Room on the file system of store.directory. When it is full, ingest waits; delivery goes on."
+            yield _gauge("disk_free_bytes", text, now.disk_free_bytes)
+            yield _gauge("disk_size_bytes", "Size of the file system of store.directory.", now.disk_bytes)
         if now.checkpoint_age_s is not None:
             text = "Age of the local checkpoint: what a restart reads again. Normally about store.flush_interval."
             yield _gauge("checkpoint_age_seconds", text, now.checkpoint_age_s)

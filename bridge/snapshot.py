@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from itertools import pairwise
+from pathlib import Path
 from typing import Final
 
 import structlog
@@ -56,6 +58,7 @@ def snapshot(store: TimerStore, settings: Settings, now_ms: int, lag: Lag) -> St
     by_topic: dict[str, int] = {}
     for target, count in stats.pending_by_target.items():
         by_topic[target or default] = by_topic.get(target or default, 0) + count
+    disk_bytes, disk_free_bytes = _room(settings.store.directory)
     return StoreSnapshot(
         pending_total=stats.pending,
         pending_by_topic=by_topic,
@@ -65,6 +68,17 @@ def snapshot(store: TimerStore, settings: Settings, now_ms: int, lag: Lag) -> St
         hot_bytes=stats.hot_bytes,
         segments=stats.segments,
         segment_bytes=stats.segment_bytes,
+        disk_free_bytes=disk_free_bytes,
+        disk_bytes=disk_bytes,
         checkpoint_age_s=None if stats.checkpoint_ms is None else max(0, now_ms - stats.checkpoint_ms) / 1000,
         consumer_lag=lag.of(stats.ingested),
     )
+
+
+def _room(directory: Path) -> tuple[int | None, int | None]:
+    """Size and room of the file system; None where it cannot be asked: the other gauges are worth having anyway."""
+    try:
+        usage = shutil.disk_usage(directory)
+    except OSError:
+        return None, None
+    return usage.total, usage.free

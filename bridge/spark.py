@@ -59,6 +59,10 @@ def start(settings: Settings, jars: Sequence[Path]) -> SparkSession:
     """The process's session with the Kafka connector's jars. Raises EnvironmentFailure when Java does not start."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ.setdefault("MALLOC_ARENA_MAX", "2")  # of the JVM that is about to start: fewer, fuller heaps of glibc
+    if settings.spark.master.startswith("local"):
+        # Else the JVM looks its own host's name up, and does not start where no name server knows it.
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        os.environ.setdefault("SPARK_LOCAL_HOSTNAME", "localhost")
     heap = f"{settings.spark.driver_memory >> 20}m"
     user = {name: plain(value) for name, value in settings.spark.conf.items()}
     options = f"{JVM_OPTIONS} {user.pop('spark.driver.extraJavaOptions', '')}".strip()
