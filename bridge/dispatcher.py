@@ -216,6 +216,8 @@ class Dispatcher:
         if not store.is_caught_up():
             store.wait(CATCH_UP_WAIT_S)
             return
+        if store.outruns(self._clock.now_ms()):
+            self._step_back(store)
         wakeup_ms, now_ms = store.next_wakeup_ms(), self._clock.now_ms()
         behind = store.offsets_behind()
         idle_s = self._clock.monotonic_s() - self._committed_s
@@ -231,6 +233,14 @@ class Dispatcher:
             sleep_s = min(sleep_s, IDLE_COMMIT_S - idle_s)
         if sleep_s > 0:
             store.wait(sleep_s)
+
+    def _step_back(self, store: Store) -> None:
+        """The clock was set back behind P: go on from the new time, if that can be written down (I4)."""
+        if not all(state.has_room_for_a_step() for state in self._states.values()):
+            return  # the clock was set back too often: what is due before P waits for it
+        now_ms = self._clock.now_ms()
+        store.step_back(now_ms)
+        log.warning("clock-behind-position", now_ms=now_ms, steps=1 + max(len(s.frozen) for s in self._states.values()))
 
     def _open(self) -> None:
         try:
@@ -355,8 +365,8 @@ class Dispatcher:
         for source, new in progress.items():
             name = sources.name(source)
             state = self._states[name]
-            old = state.progress(sources)
-            if new.offset < old.offset or new.position < old.position:
+            old = state.progress(name, sources)
+            if not new.includes(old, source):
                 raise _bug("the committed state would go back", topic=name[0], partition=name[1], old=old, new=new)
             result[name] = state.moved(new, sources)
         return result
@@ -439,8 +449,8 @@ class Dispatcher:
             log.warning("commit-still-unanswered", reason=str(failure))
             self._back_off()
             return
-        committed = {name for name, state in work.states.items() if _same(found[name], state)}
-        unchanged = {name for name in work.states if _same(found[name], self._states[name])}
+        committed = {name for name, state in work.states.items() if state.is_same_progress(found[name])}
+        unchanged = {name for name in work.states if self._states[name].is_same_progress(found[name])}
         self._unresolved = None
         if committed == work.states.keys():
             log.info("commit-was-made", rows=work.rows)
@@ -468,11 +478,6 @@ class Dispatcher:
     def _pause(self, seconds: float) -> None:
         with self._changed:
             self._changed.wait_for(self._is_wanted, seconds)
-
-
-def _same(found: CommittedState | None, expected: CommittedState) -> bool:
-    """Whether that is the state: O and P. (The history may have been amended in memory, and not be committed yet.)"""
-    return found is not None and (found.offset, found.position) == (expected.offset, expected.position)
 
 
 def _bug(message: str, **fields: object) -> InternalError:

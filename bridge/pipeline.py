@@ -42,8 +42,9 @@ from timerstore import files, recovery
 from timerstore.checkpoint import Identity
 from timerstore.clock import Clock
 from timerstore.errors import DirectoryInUse, DiskFailure, TimerStoreError, WrongIdentity
+from timerstore.limits import Limits
 from timerstore.sources import SourceName
-from timerstore.store import Limits, TimerStore
+from timerstore.store import TimerStore
 from timerstore.timerlog import Window
 
 SAMPLE_RECORDS: Final = 200
@@ -219,6 +220,7 @@ class Pipeline:
                     identity=identity,
                     partitions=[(name, p) for name, topic in topics.items() for p in range(topic.partitions)],
                     committed={name: (state.offset, state.position) for name, state in states.items()},
+                    frozen={name: state.frozen for name, state in states.items() if state.frozen},
                     now_ms=around.clock.now_ms(),
                     limits=limits(settings),
                     progress=work.report,

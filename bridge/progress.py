@@ -6,12 +6,15 @@ it):
 
     {"v":1,"t":"<topic id>","n":8,"p":[1767225600000,"delay",3,4711],"h":[[0,{...}],[9000,{...}]],"f":0}
 
-    v   version; an unknown one is refused, because a downgrade must not guess (a later one adds the staircase of I4)
+    v   version: the smallest one whose readers understand the text; an unknown one is refused, because a downgrade must
+        not guess. 2 has frozen steps, 1 has none
     t   id of the topic, so that a topic that was deleted and made anew is told from the one this offset belongs to
     n   how many partitions of the topic had a commit by then, so that an added partition is told from a deleted commit
     p   P as (at, topic, partition, offset); null: nothing is finished yet (minus infinity)
     h   the decode parameters and the offsets from which they hold (barriers)
     f   the first offset that is ours to deliver (left out when 0): `adopt --from latest` gave up what lies below
+    s   frozen steps of the staircase (invariant I4), after the clock was set back (left out when none), the oldest
+        first: [[O, at, offset], ...], P of a step being the position (at, this partition, offset)
 
 Pure: no IO, no clock.
 """
@@ -27,11 +30,19 @@ from typing import Any
 from bridge.decode import Barrier, DecodeParameters, History
 from bridge.errors import StateError
 from timerstore.position import AT_MAX, AT_MIN, OFFSET_MAX, Progress
-from timerstore.sources import NamedPosition, SourceName, Sources
+from timerstore.sources import NamedPosition, NamedStep, SourceName, Sources
 
 VERSION = 1
+VERSION_WITH_STEPS = 2
 METADATA_CHARS_MAX = 4_095
 """What a broker accepts (`offset.metadata.max.bytes` is 4,096 by default, and the last one did not pass when tried)."""
+
+STEPS_MAX = 16
+"""Frozen steps of one partition. They pass when the clock gets to their P again; a clock that was set back more often
+before that is waited for."""
+SPARE_CHARS = 640
+"""What frozen steps leave of the metadata for a change of decode parameters."""
+_STEP_CHARS_MAX = 56
 
 ADOPT = (
     "Choose what to deliver: `delay-bridge adopt --from earliest` (everything that the topic still holds) "
@@ -40,7 +51,7 @@ ADOPT = (
 """The remedy where the bridge must not decide by itself."""
 
 _REQUIRED = {"v", "t", "n", "p", "h"}
-_KNOWN = _REQUIRED | {"f"}
+_KNOWN = _REQUIRED | {"f", "s"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +60,7 @@ class CommittedState:
 
     `offset` is O (exclusive), `position` P (None: nothing finished), `topic_id` the topic's id as text, `partitions`
     the topic's count of partitions that had a commit, `history` the decode parameters by barrier, `first_offset` where
-    the bridge's part of the topic begins.
+    the bridge's part of the topic begins, `frozen` the steps from before the clock was set back.
     """
 
     offset: int
@@ -58,22 +69,44 @@ class CommittedState:
     partitions: int
     history: History
     first_offset: int = 0
+    frozen: tuple[NamedStep, ...] = ()
 
     def __post_init__(self) -> None:
         if self.offset < 0 or self.partitions < 1 or self.first_offset < 0:
             raise ValueError(f"not a committed state: {self}")
+        for end, at_ms, offset in self.frozen:
+            if end < 0 or not AT_MIN < at_ms <= AT_MAX or not 0 <= offset <= OFFSET_MAX:
+                raise ValueError(f"not a step of a committed state: {self}")
         if self.position is not None:
             at_ms, _, partition, offset = self.position
             if not AT_MIN < at_ms <= AT_MAX or not 0 <= partition < 1 << 31 or not 0 <= offset <= OFFSET_MAX:
                 raise ValueError(f"not a position: {self.position}")
 
-    def progress(self, sources: Sources) -> Progress:
-        """(O, P) with P by index in `sources`."""
-        return Progress(self.offset, sources.position(self.position))
+    def progress(self, source: SourceName, sources: Sources) -> Progress:
+        """(O, P) and the frozen steps of `source`, with P by index in `sources`."""
+        return sources.progress(source, self.offset, self.position, self.frozen)
 
     def moved(self, progress: Progress, sources: Sources) -> CommittedState:
-        """The same partition with another (O, P)."""
-        return replace(self, offset=progress.offset, position=sources.named(progress.position))
+        """The same partition with another (O, P), and the frozen steps that go with it."""
+        return replace(
+            self,
+            offset=progress.offset,
+            position=sources.named(progress.position),
+            frozen=sources.named_steps(progress.frozen),
+        )
+
+    def is_same_progress(self, other: CommittedState | None) -> bool:
+        """Whether (O, P) and the frozen steps are the same. (A history may have been amended in memory only.)"""
+        return other is not None and (self.offset, self.position, self.frozen) == (
+            other.offset,
+            other.position,
+            other.frozen,
+        )
+
+    def has_room_for_a_step(self) -> bool:
+        """Whether one more frozen step may be written down."""
+        chars = len(self.metadata()) + _STEP_CHARS_MAX
+        return len(self.frozen) < STEPS_MAX and chars <= METADATA_CHARS_MAX - SPARE_CHARS
 
     def metadata(self) -> str:
         """The text for Kafka; raises StateError when it is longer than Kafka takes."""
@@ -84,7 +117,7 @@ def encode(state: CommittedState) -> str:
     """A state's metadata. Raises StateError when it is too long (a history of very many changes)."""
     p = state.position
     fields: dict[str, Any] = {
-        "v": VERSION,
+        "v": VERSION_WITH_STEPS if state.frozen else VERSION,
         "t": state.topic_id,
         "n": state.partitions,
         "p": None if p is None else list(p),
@@ -92,6 +125,8 @@ def encode(state: CommittedState) -> str:
     }
     if state.first_offset:
         fields["f"] = state.first_offset
+    if state.frozen:
+        fields["s"] = state.frozen
     text = json.dumps(fields, separators=(",", ":"), ensure_ascii=True)
     if len(text) > METADATA_CHARS_MAX:
         raise StateError(
@@ -123,20 +158,20 @@ def decode_metadata(source: SourceName, offset: int, metadata: str | None) -> Co
         version = fields["v"]
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise _unreadable(source, error) from error
-    if version != VERSION:
+    if version not in (VERSION, VERSION_WITH_STEPS):
         raise StateError(
             f"the committed state has format {version!r}, of which this version of the bridge knows nothing",
-            hint=f"Run the version that wrote it, or a later one; this one knows format {VERSION}.",
+            hint=f"Run the version that wrote it, or a later one; this one knows formats up to {VERSION_WITH_STEPS}.",
             topic=source[0],
             partition=source[1],
         )
     try:
-        return _decode_fields(offset, fields)
+        return _decode_fields(source, offset, fields)
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise _unreadable(source, error) from error
 
 
-def _decode_fields(offset: int, fields: dict[str, Any]) -> CommittedState:
+def _decode_fields(source: SourceName, offset: int, fields: dict[str, Any]) -> CommittedState:
     missing, unknown = _REQUIRED - fields.keys(), fields.keys() - _KNOWN
     if missing or unknown:
         raise ValueError(f"missing {sorted(missing)}, unknown {sorted(unknown)}")
@@ -145,14 +180,29 @@ def _decode_fields(offset: int, fields: dict[str, Any]) -> CommittedState:
         Barrier(offset=int(at), parameters=DecodeParameters.from_json(parameters)) for at, parameters in fields["h"]
     )
     _must_be_a_history(history)
+    position = None if p is None else (int(p[0]), str(p[1]), int(p[2]), int(p[3]))
+    frozen = tuple((int(end), int(at_ms), int(o)) for end, at_ms, o in fields.get("s", ()))
+    _must_be_stairs(source, offset, position, frozen)
     return CommittedState(
         offset=offset,
-        position=None if p is None else (int(p[0]), str(p[1]), int(p[2]), int(p[3])),
+        position=position,
         topic_id=str(fields["t"]),
         partitions=int(fields["n"]),
         history=history,
         first_offset=int(fields.get("f", 0)),
+        frozen=frozen,
     )
+
+
+def _must_be_stairs(
+    source: SourceName, offset: int, position: NamedPosition | None, frozen: tuple[NamedStep, ...]
+) -> None:
+    if not frozen:
+        return
+    ends = [end for end, _, _ in frozen]
+    corners = [(at_ms, *source, o) for _, at_ms, o in frozen] + ([] if position is None else [position])
+    if any(a >= b for a, b in pairwise(ends)) or ends[-1] > offset or any(a <= b for a, b in pairwise(corners)):
+        raise ValueError(f"frozen steps {frozen} are no stairs to {offset}, {position}")
 
 
 def _must_be_a_history(history: History) -> None:

@@ -64,6 +64,14 @@ class Store(Protocol):
         """Whether O should move at once."""
         ...
 
+    def outruns(self, now_ms: int) -> bool:
+        """Whether the clock was set back behind what is delivered."""
+        ...
+
+    def step_back(self, now_ms: int) -> None:
+        """Go on from there."""
+        ...
+
     def wait(self, timeout_s: float | None) -> None:
         """Sleep until something nearer is there, or `wake`."""
         ...

@@ -15,7 +15,7 @@ from typing import Any
 
 from timerstore import files
 from timerstore.errors import Corrupt
-from timerstore.sources import NamedPosition, SourceName
+from timerstore.sources import NamedPosition, NamedStep, SourceName
 
 FORMAT_VERSION = 1
 
@@ -39,11 +39,13 @@ class NamedSegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """`offsets` is O_c by source; `progress` the last (O, P) known when it was written, by source."""
+    """`offsets` is O_c by source; `progress` the last (O, P) known when it was written, by source, `frozen` its frozen
+    steps, where there were any."""
 
     identity: Identity
     offsets: Mapping[SourceName, int]
     progress: Mapping[SourceName, tuple[int, NamedPosition | None]] = field(default_factory=dict)
+    frozen: Mapping[SourceName, tuple[NamedStep, ...]] = field(default_factory=dict)
     segments: tuple[NamedSegment, ...] = ()
 
 
@@ -88,6 +90,7 @@ def _to_json(checkpoint: Checkpoint) -> dict[str, Any]:
             [topic, partition, offset, position]
             for (topic, partition), (offset, position) in sorted(checkpoint.progress.items())
         ],
+        "frozen": [[*name, *step] for name, steps in sorted(checkpoint.frozen.items()) for step in steps],
         "segments": [[s.name, s.bytes, s.footer_crc] for s in checkpoint.segments],
     }
 
@@ -102,5 +105,14 @@ def _from_json(body: dict[str, Any]) -> Checkpoint:
             (topic, partition): (offset, None if position is None else tuple(position))
             for topic, partition, offset, position in body["progress"]
         },
+        frozen=_grouped(body.get("frozen", [])),
         segments=tuple(NamedSegment(name=n, bytes=b, footer_crc=c) for n, b, c in body["segments"]),
     )
+
+
+def _grouped(rows: list[tuple[str, int, int, int, int]]) -> dict[SourceName, tuple[NamedStep, ...]]:
+    result: dict[SourceName, tuple[NamedStep, ...]] = {}
+    for topic, partition, *step in rows:
+        end, at_ms, offset = step
+        result[topic, partition] = (*result.get((topic, partition), ()), (end, at_ms, offset))
+    return result

@@ -215,8 +215,12 @@ class Maintenance:
     ) -> None:
         store = self._store
         with store.lock:
-            progress = store.named_progress()
-        written = Checkpoint(identity=store.identity, offsets=offsets, progress=progress, segments=segments)
+            sources, states = store.sources, store.resident.committed
+            progress = {sources.name(s): (state.offset, sources.named(state.position)) for s, state in states.items()}
+            frozen = {sources.name(s): sources.named_steps(state.frozen) for s, state in states.items() if state.frozen}
+        written = Checkpoint(
+            identity=store.identity, offsets=offsets, progress=progress, frozen=frozen, segments=segments
+        )
         checkpoints.write(store.directory, written)
         with store.lock:
             store.checkpoint = written

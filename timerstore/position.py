@@ -5,11 +5,23 @@ its offset there. In vectors a position is two int64 columns, `at` and `seq`, wh
 above the offset (48 bits), so that comparing (at, seq) compares positions.
 
     finished  =  {entries: offset < O  and  position <= P}        (invariant I1; O and P are kept per source)
+
+When the clock steps back below P, what is ingested from then on must not count as passed. So the state becomes a
+staircase (invariant I4): the old (O1, P1) is frozen, and a second step (O2 >= O1, P2 < P1) goes on from the new time.
+Finished is the union; it never shrinks. A frozen step is forgotten when the current one includes it.
+
+    position
+     P1 |-------+                          frozen: o < O1 and position <= P1
+        |#######|   pending: due later
+     P2 |#######+-------------+            current: o < O2 and position <= P2
+        |#####################|
+        +-------O1------------O2---- offset
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -53,6 +65,12 @@ class Position:
         """The position of a row of `at` and `seq` columns."""
         return cls(int(at_ms), int(seq) >> OFFSET_BITS, int(seq) & OFFSET_MAX)
 
+    def within(self, source: int) -> Position:
+        """The largest position of `source` at or below this one."""
+        if source == self.source:
+            return self
+        return Position(self.at_ms if source < self.source else self.at_ms - 1, source, OFFSET_MAX)
+
     def before(self) -> Position:
         """The largest position smaller than this one (rows lie on every integer, so this is exact)."""
         if self.seq > 0:
@@ -66,15 +84,69 @@ infinity)."""
 
 
 @dataclass(frozen=True, slots=True)
+class Step:
+    """A frozen committed state: {entries: offset < `offset` and position <= `position`} is finished."""
+
+    offset: int
+    position: Position
+
+    def includes(self, offset: int, position: Position) -> bool:
+        """Whether everything below `offset` and at or below `position` is finished by this step."""
+        return offset <= self.offset and position <= self.position
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
-    """The committed state of one source: `offset` is O (exclusive), `position` is P."""
+    """The committed state of one source: `offset` is O (exclusive), `position` is P; `frozen` are earlier steps of the
+    staircase, the oldest (smallest O, largest P) first. There is none unless the clock has stepped back."""
 
     offset: int
     position: Position = ORIGIN
+    frozen: tuple[Step, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.frozen:
+            return
+        steps = self.steps
+        offsets_rise = all(a.offset < b.offset for a, b in pairwise(self.frozen)) and steps[-2].offset <= self.offset
+        if not offsets_rise or any(a.position <= b.position for a, b in pairwise(steps)):
+            raise Misuse(f"offsets must rise and positions fall from step to step: {steps}")
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """All steps, the current one last."""
+        return (*self.frozen, Step(self.offset, self.position))
+
+    @property
+    def highest(self) -> Position:
+        """The position above which nothing is finished."""
+        return self.frozen[0].position if self.frozen else self.position
 
     def finished(self, at_ms: int, source: int, offset: int) -> bool:
         """Whether the entry at that position is finished under this state (invariant I1)."""
-        return offset < self.offset and Position(at_ms, source, offset) <= self.position
+        return self.finishes(offset + 1, Position(at_ms, source, offset))
+
+    def finishes(self, offset: int, position: Position) -> bool:
+        """Whether everything below `offset` and at or below `position` is finished."""
+        return any(step.includes(offset, position) for step in self.steps)
+
+    def includes(self, other: Progress, source: int) -> bool:
+        """Whether every entry of `source` that `other` says is finished is so here too."""
+        steps = (step for step in other.steps if step.offset)  # below offset 0 there is nothing
+        return self.offset >= other.offset and all(self.finishes(s.offset, s.position.within(source)) for s in steps)
+
+    def moved(self, offset: int, position: Position) -> Progress:
+        """The state after (O, P) have moved on; frozen steps that the current one includes now are gone."""
+        return Progress(offset, position, tuple(step for step in self.frozen if step.position > position))
+
+    def stepped_back(self, source: int, position: Position) -> Progress:
+        """The same finished set, from which the current step of `source` goes on at `position`, below P."""
+        frozen, highest = self.frozen, self.position.within(source)
+        if position >= highest:
+            return self
+        if self.offset > (frozen[-1].offset if frozen else 0):
+            frozen = (*frozen, Step(self.offset, highest))
+        return Progress(self.offset, position, frozen)
 
 
 def end_of(at_ms: int) -> Position:

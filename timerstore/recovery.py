@@ -9,7 +9,7 @@ segments nobody names       removed (a crash came between rename and checkpoint)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,8 +17,11 @@ from timerstore import checkpoint as checkpoints
 from timerstore import files, segment
 from timerstore.checkpoint import Checkpoint, Identity
 from timerstore.errors import Corrupt, WrongIdentity
+from timerstore.position import OFFSET_MAX
 from timerstore.segment import Segment
-from timerstore.sources import NamedPosition, SourceName, Sources
+from timerstore.sources import NamedPosition, NamedStep, SourceName, Sources
+
+_NamedCorner = tuple[int, NamedPosition | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,14 +80,18 @@ def discard(directory: Path, error: Corrupt, now_ms: int) -> str:
 
 
 def discard_outrun(
-    directory: Path, found: Checkpoint, committed: Mapping[SourceName, tuple[int, NamedPosition | None]], now_ms: int
+    directory: Path,
+    found: Checkpoint,
+    committed: Mapping[SourceName, tuple[int, NamedPosition | None]],
+    frozen: Mapping[SourceName, Sequence[NamedStep]],
+    now_ms: int,
 ) -> str | None:
     """Set the checkpoint aside if the committed state lies before it: what it left out as finished is pending again.
 
     Somebody has reset the group's offsets (which also clears P). Returns a report, or None when all is well.
     """
     outrun = sorted(
-        name for name, (offset, position) in committed.items() if _lies_before(offset, position, found, name)
+        name for name, (o, p) in committed.items() if _lies_before(name, _named_steps(name, o, p, frozen), found)
     )
     if not outrun:
         return None
@@ -93,9 +100,31 @@ def discard_outrun(
     return f"the committed state of {where} lies before the index: it is rebuilt from Kafka"
 
 
-def _lies_before(offset: int, position: NamedPosition | None, found: Checkpoint, name: SourceName) -> bool:
-    known = found.progress.get(name, (0, None))[1]
-    return offset < found.offsets.get(name, 0) or (known is not None and (position is None or position < known))
+def _lies_before(name: SourceName, steps: Sequence[_NamedCorner], found: Checkpoint) -> bool:
+    """Whether something below O_c is not finished under `steps` (the current one last) that was when the checkpoint
+    was written."""
+    covered = found.offsets.get(name, 0)
+    offset, position = found.progress.get(name, (0, None))
+    known = _named_steps(name, offset, position, found.frozen)
+    return steps[-1][0] < covered or not all(
+        any(o2 >= min(o, covered) and p2 is not None and p2 >= _within(name, p) for o2, p2 in steps)
+        for o, p in known
+        if p is not None and min(o, covered)
+    )
+
+
+def _within(name: SourceName, position: NamedPosition) -> NamedPosition:
+    """The largest position of a source at or below another (as `Position.within`)."""
+    at_ms, topic, partition, _ = position
+    if (topic, partition) == name:
+        return position
+    return (at_ms if name < (topic, partition) else at_ms - 1, *name, OFFSET_MAX)
+
+
+def _named_steps(
+    name: SourceName, offset: int, position: NamedPosition | None, frozen: Mapping[SourceName, Sequence[NamedStep]]
+) -> list[_NamedCorner]:
+    return [*((end, (at_ms, *name, o)) for end, at_ms, o in frozen.get(name, ())), (offset, position)]
 
 
 def _must_be_ours(found: Identity, ours: Identity, directory: Path) -> None:

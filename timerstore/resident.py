@@ -22,8 +22,8 @@ import pyarrow as pa
 
 from timerstore.chunks import Chunks
 from timerstore.late import Late
-from timerstore.position import ORIGIN, Bools, Int64s, Position, Progress, at_or_below
-from timerstore.runs import Runs, Selection
+from timerstore.position import OFFSET_MAX, ORIGIN, Bools, Int64s, Position, Progress, Step, at_or_below
+from timerstore.runs import EMPTY, Runs, Selection
 
 
 class Resident:
@@ -48,6 +48,8 @@ class Resident:
         """O_c of the durable checkpoint, by source."""
         self._committed_at: Int64s = np.full(sources, ORIGIN.at_ms, dtype=np.int64)
         self._committed_seq: Int64s = np.full(sources, ORIGIN.seq, dtype=np.int64)
+        self._frozen: dict[int, tuple[Step, ...]] = {}
+        """Frozen steps by source, where there are any (invariant I4)."""
         for source in committed:
             self._note_committed(source)
         self.position = min((progress.position for progress in committed.values()), default=ORIGIN)
@@ -60,7 +62,12 @@ class Resident:
         source = rows.source
         covered = rows.offset < self.offset[source]
         passed = at_or_below(rows.at, rows.seq, self._committed_at[source], self._committed_seq[source])
-        return (covered & passed) | ~self.owned[source]
+        finished: Bools = (covered & passed) | ~self.owned[source]
+        for stepped, frozen in self._frozen.items():
+            mine = source == stepped
+            for step in frozen:
+                finished |= mine & (rows.offset < step.offset) & rows.at_or_below(step.position)
+        return finished
 
     def covered(self) -> Int64s:
         """Where O_c may go, by source: the committed O, as far as ingest has come."""
@@ -145,6 +152,24 @@ class Resident:
         self.position = max(self.position, position)
         self.make_late(self.pop_hot(self.position))
 
+    def leads_ms(self, now_ms: int) -> int:
+        """How far the furthest P lies ahead of the clock (negative: behind it, as it should be)."""
+        return int(self._committed_at.max(initial=ORIGIN.at_ms)) - now_ms
+
+    def step_back(self, now_ms: int) -> None:
+        """Freeze the committed states whose P lies ahead of the clock, and go on just below `now_ms` (invariant I4).
+
+        What is finished stays the same. Late rows that are not due become hot rows again: nothing waits behind them.
+        """
+        for source, state in self.committed.items():
+            bound = Position(now_ms - 1, source, OFFSET_MAX)
+            if state.position > bound:
+                self.committed[source] = state.stepped_back(source, bound)
+                self._note_committed(source)
+        first = min(self.committed, default=0)
+        self.position = min(self.position, Position(now_ms - 1, first, OFFSET_MAX))
+        self.replace_all(EMPTY)
+
     def advance_frontier(self, upper: Position) -> None:
         """Move L up; rows of the memtable in between move with it."""
         self.frontier = upper
@@ -183,3 +208,7 @@ class Resident:
         self.offset[source] = state.offset
         self._committed_at[source] = state.position.at_ms
         self._committed_seq[source] = state.position.seq
+        if state.frozen:
+            self._frozen[source] = state.frozen
+        else:
+            self._frozen.pop(source, None)

@@ -52,6 +52,9 @@ class Segment:
     first: Position
     last: Position
     largest: dict[int, Position]
+    """The largest position by source."""
+    ends: dict[int, int]
+    """The largest offset + 1 by source."""
     timers: Tally
 
     def groups_between(self, lower: Position, upper: Position) -> npt.NDArray[np.bool_]:
@@ -191,6 +194,7 @@ def _from_footer(path: Path, named: NamedSegment, footer: dict[str, Any], source
         first=Position.of(int(groups["at"][0]), int(group_seq[0])),
         last=max(largest.values()),
         largest=largest,
+        ends={int(s): extent[1] + 1 for s, extent in zip(present, footer["extent"], strict=True)},
         timers=Tally(
             slots=_unpack_vector(footer["slots"]), counts=_unpack_vector(footer["counts"]), targets=footer["targets"]
         ),

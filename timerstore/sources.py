@@ -6,19 +6,23 @@ that a topic or a partition more tomorrow moves no position relative to another.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
 
 from timerstore.errors import Misuse
-from timerstore.position import ORIGIN, SOURCE_MAX, Int64s, Position
+from timerstore.position import ORIGIN, SOURCE_MAX, Int64s, Position, Progress, Step
 
 SourceName = tuple[str, int]
 """(topic, partition)."""
 
 NamedPosition = tuple[int, str, int, int]
 """A position as files and Kafka's metadata hold it: (at in ms, topic, partition, offset)."""
+
+NamedStep = tuple[int, int, int]
+"""A frozen step of a source as files and Kafka's metadata hold it: (O, at in ms and offset of P). P is a position of
+the source itself."""
 
 
 class Sources:
@@ -54,6 +58,19 @@ class Sources:
             return ORIGIN
         at_ms, topic, partition, offset = named
         return Position(at_ms, self.index(topic, partition), offset)
+
+    def progress(
+        self, name: SourceName, offset: int, position: NamedPosition | None, frozen: Sequence[NamedStep]
+    ) -> Progress:
+        """The committed state of a source as files and metadata name it."""
+        source = self.index(*name)
+        steps = tuple(Step(end, Position(at_ms, source, o)) for end, at_ms, o in frozen)
+        return Progress(offset, self.position(position), steps)
+
+    @staticmethod
+    def named_steps(frozen: Sequence[Step]) -> tuple[NamedStep, ...]:
+        """How files and metadata name frozen steps."""
+        return tuple((step.offset, step.position.at_ms, step.position.offset) for step in frozen)
 
     def named(self, position: Position) -> NamedPosition | None:
         """How files and metadata name the position of an entry."""

@@ -15,8 +15,9 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +26,7 @@ from timerstore import files, recovery, segment
 from timerstore.checkpoint import Checkpoint, Identity
 from timerstore.entry import payload_of
 from timerstore.errors import Closed, Corrupt, Misuse
+from timerstore.limits import DEFAULTS, Limits
 from timerstore.maintenance import Maintenance
 from timerstore.pending import Pending, Tally, tally, tally_timers
 from timerstore.position import Position, Progress, pack
@@ -32,34 +34,10 @@ from timerstore.recovery import Recovered
 from timerstore.resident import Resident
 from timerstore.runs import EMPTY, Selection
 from timerstore.segment import Segment
-from timerstore.sources import NamedPosition, SourceName, Sources
+from timerstore.sources import NamedPosition, NamedStep, SourceName, Sources
 from timerstore.stats import Stats
 from timerstore.timerlog import TimerLog
 from timerstore.transaction import Transaction
-
-MIB = 1 << 20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """Bounds and paces of a store; bytes are of rows in memory."""
-
-    flush_bytes: int = 128 * MIB
-    flush_interval_ms: int = 60_000
-    hot_bytes: int = 256 * MIB
-    horizon_ms: int = 60_000
-    late_bytes: int = 64 * MIB
-    window_bytes: int = 64 * MIB
-
-    @property
-    def loaded_bytes_max(self) -> int:
-        """To where windows fill the hot wheel, and to where it shrinks when ingest has overfilled it."""
-        return self.hot_bytes // 4 * 3
-
-    @property
-    def memtable_bytes_max(self) -> int:
-        """Where ingest stops: a flush is under way and half of the next one has come in."""
-        return self.flush_bytes + self.flush_bytes // 2
 
 
 class TimerStore:
@@ -97,11 +75,13 @@ class TimerStore:
         identity: Identity,
         partitions: Iterable[SourceName],
         committed: Mapping[SourceName, tuple[int, NamedPosition | None]],
+        frozen: Mapping[SourceName, Sequence[NamedStep]] = MappingProxyType({}),
         now_ms: int,
-        limits: Limits = Limits(),
+        limits: Limits = DEFAULTS,
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> TimerStore:
-        """Open the index of a directory for the owned sources (the keys of `committed`, with their committed O and P).
+        """Open the index of a directory for the owned sources (the keys of `committed`, with their committed O and P;
+        `frozen` are their frozen steps, where there are any).
 
         `partitions` are all partitions of the delay topics. What is found wrong and mended is told in `reports`.
         Raises WrongIdentity, DirectoryInUse, DiskFailure.
@@ -109,7 +89,7 @@ class TimerStore:
         descriptor = files.lock_directory(directory)
         try:
             found, reports = recovery.read_checkpoint(directory, identity, now_ms)
-            if found is not None and (report := recovery.discard_outrun(directory, found, committed, now_ms)):
+            if found is not None and (report := recovery.discard_outrun(directory, found, committed, frozen, now_ms)):
                 reports.append(report)
                 found = None
             names = [*partitions, *committed, *(found.offsets if found is not None else ())]
@@ -118,12 +98,12 @@ class TimerStore:
             recovered = recovery.open_segments(directory, found, identity, sources, now_ms, progress)
             store = cls(directory, descriptor, identity, sources, limits)
             try:
-                store._restore(recovered, committed)
+                store._restore(recovered, committed, frozen)
             except Corrupt as error:
                 reports.append(recovery.discard(directory, error, now_ms))
                 recovered = recovery.open_segments(directory, None, identity, sources, now_ms, progress)
                 store = cls(directory, descriptor, identity, sources, limits)
-                store._restore(recovered, committed)
+                store._restore(recovered, committed, frozen)
             store.reports = (*reports, *recovered.reports)
         except BaseException:
             os.close(descriptor)
@@ -245,6 +225,24 @@ class TimerStore:
         with self.lock:
             return self.resident.memtable_bytes >= self.limits.flush_bytes // 2 and self.offsets_behind()
 
+    def outruns(self, now_ms: int) -> bool:
+        """Whether the clock has been set back behind P, further than is just waited for."""
+        with self.lock:
+            return self.resident.leads_ms(now_ms) > self.limits.clock_step_ms
+
+    def step_back(self, now_ms: int) -> None:
+        """Go on from a clock that was set back behind P (invariant I4); between two transactions.
+
+        What is finished stays the same, so nothing need be committed: the next transaction carries it along.
+        """
+        with self.lock:
+            if self._transaction is not None:
+                raise Misuse("a transaction is open")
+            self.resident.step_back(now_ms)
+            if self.resident.hot_bytes > self.limits.hot_bytes:
+                self.resident.retreat_frontier(self.limits.loaded_bytes_max, self._floor())
+            self.wake()
+
     def wait(self, timeout_s: float | None) -> None:
         """Sleep until something nearer was appended, `wake` was called, or the time is over."""
         with self.lock:
@@ -287,13 +285,6 @@ class TimerStore:
     def transaction_rows(self) -> Selection:
         """References of the rows that are handed out."""
         return EMPTY if self._transaction is None else self._transaction.rows()
-
-    def named_progress(self) -> dict[SourceName, tuple[int, NamedPosition | None]]:
-        """Committed (O, P) of the owned sources as files name them."""
-        return {
-            self.sources.name(source): (state.offset, self.sources.named(state.position))
-            for source, state in self.resident.committed.items()
-        }
 
     def notify(self) -> None:
         """There may be room again for who waits in `append`."""
@@ -343,15 +334,18 @@ class TimerStore:
 
     # ---- inside
 
-    def _restore(self, recovered: Recovered, committed: Mapping[SourceName, tuple[int, NamedPosition | None]]) -> None:
+    def _restore(
+        self,
+        recovered: Recovered,
+        committed: Mapping[SourceName, tuple[int, NamedPosition | None]],
+        frozen: Mapping[SourceName, Sequence[NamedStep]],
+    ) -> None:
         """Become what the checkpoint and its segments describe."""
-        self.resident = Resident(
-            len(self.sources),
-            {
-                self.sources.index(*name): Progress(offset, self.sources.position(position))
-                for name, (offset, position) in committed.items()
-            },
-        )
+        states = {
+            self.sources.index(*name): self.sources.progress(name, *state, frozen.get(name, ()))
+            for name, state in committed.items()
+        }
+        self.resident = Resident(len(self.sources), states)
         if recovered.checkpoint is not None:
             self.checkpoint = recovered.checkpoint
             known = recovered.checkpoint.identity.topic_ids
@@ -369,7 +363,7 @@ class TimerStore:
         """Count the pending rows of a segment: by its footer when all are, else by looking at its positions."""
         resident = self.resident
         if all(source in resident.committed for source in opened.largest) and opened.first > max(
-            state.position for state in resident.committed.values()
+            state.highest for state in resident.committed.values()
         ):
             self._pending.add(opened.timers)
             return

@@ -51,12 +51,12 @@ class TimerLog:
         self._segments = [s for s in self._segments if s not in segments]
 
     def finished(self, committed: Mapping[int, Progress]) -> list[Segment]:
-        """Segments of which every row is finished: each source's largest position is at or below its committed P."""
+        """Segments of which every row is finished: for each source, one step of its committed state includes them."""
         return [
             segment
             for segment in self._segments
             if all(
-                source in committed and largest <= committed[source].position
+                source in committed and committed[source].finishes(segment.ends[source], largest)
                 for source, largest in segment.largest.items()
             )
         ]

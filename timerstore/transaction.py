@@ -100,7 +100,7 @@ class Transaction:
                 offset, position = int(self._offsets[source]), max(state.position, self.position)
                 behind = position.at_ms - state.position.at_ms > P_STALE_MS_MAX
                 if with_output[source] or offset != state.offset or behind:
-                    result[source] = Progress(offset, position)
+                    result[source] = state.moved(offset, position)
             return result
 
     def rows(self) -> Selection:

@@ -192,7 +192,7 @@ class Rig:
         assert states is not None
         self.states = states
         sources = Sources(states)
-        self.store = ListStore({name: state.progress(sources) for name, state in states.items()}, sources)
+        self.store = ListStore({name: state.progress(name, sources) for name, state in states.items()}, sources)
         return self.store
 
     def start(self) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from timerstore.entry import PAYLOAD, Kind
-from timerstore.position import AT_MIN, ORIGIN, Position, Progress
+from timerstore.position import AT_MIN, OFFSET_MAX, ORIGIN, Position, Progress
 from timerstore.sources import SourceName, Sources
 from timerstore.transaction import Rows
 
@@ -92,6 +92,17 @@ class ListStore:
     def is_pressed(self) -> bool:
         return False
 
+    def outruns(self, now_ms: int) -> bool:
+        return self._position.at_ms > now_ms + 2_000
+
+    def step_back(self, now_ms: int) -> None:
+        with self._changed:
+            for source, old in self.committed.items():
+                bound = Position(now_ms - 1, source, OFFSET_MAX)
+                if old.position > bound:
+                    self.committed[source] = old.stepped_back(source, bound)
+            self._position = Position(now_ms - 1, 0, OFFSET_MAX)
+
     def wait(self, timeout_s: float | None) -> None:
         with self._changed:
             self._changed.wait_for(lambda: self._news, timeout_s)
@@ -113,6 +124,7 @@ class ListTransaction:
         self._store = store
         self._taken: list[tuple[int, int, int, dict[str, Any]]] = []
         self._position = store._position
+        self._progress: dict[int, Progress] = {}
         self._ended = False
 
     def take(self, now_ms: int, max_rows: int) -> Rows:
@@ -129,16 +141,17 @@ class ListTransaction:
     def progress(self) -> dict[int, Progress]:
 
         new = {
-            source: Progress(self._store.ends[source], max(self._position, old.position))
+            source: old.moved(self._store.ends[source], max(self._position, old.position))
             for source, old in self._store.committed.items()
         }
-        return {source: state for source, state in new.items() if state != self._store.committed[source]}
+        self._progress = {source: state for source, state in new.items() if state != self._store.committed[source]}
+        return self._progress
 
     def acknowledge(self) -> None:
         assert not self._ended
         store = self._store
         with store._changed:
-            store.committed.update(self.progress())
+            store.committed.update(self._progress)
             store.acknowledged += [(source, offset) for _, source, offset, _ in self._taken]
             store._position = self._position
             self._end()

@@ -20,6 +20,7 @@ from tests.bridge.stores import reject, timer
 from tests.system.broker import Broker
 from tests.system.kafka import Outgoing, Topics, produce, read_committed
 from tests.waiting import wait_until
+from timerstore.clock import SystemClock
 
 pytestmark = pytest.mark.system
 
@@ -623,3 +624,44 @@ def test_a_broker_that_is_killed_and_comes_back_costs_nothing() -> None:
             got = [int(value or b"-1") for value in values(own, target)]
             assert sorted(got) == list(range(count))
             assert min(rig.tally.lateness_ms) >= 0
+
+
+class SettableClock(SystemClock):
+    """The machine's clock, with a wall clock that a test sets."""
+
+    def __init__(self) -> None:
+        self.ahead_ms = 0
+
+    def now_ms(self) -> int:
+        return super().now_ms() + self.ahead_ms
+
+
+def test_a_clock_that_is_set_back_is_followed(broker: Broker, topics: Topics) -> None:
+    """What was delivered stays finished as a step in Kafka, P goes on from the new time, and nothing comes early or
+    twice; when the clock is where it was, the steps are one again."""
+    delay, target = delay_topic(topics), topics.create()
+    clock = SettableClock()
+    clock.ahead_ms = 3_600_000
+    with Rig(broker.bootstrap, delay, clock=clock) as rig:
+        store = rig.store
+        assert store is not None
+        store.add(timers(rig, target, 3))
+        rig.start()
+        rig.wait_delivered()
+        [before] = rig.committed().values()
+        clock.ahead_ms = 0
+        soon_ms = clock.now_ms() + 1_500
+        store.add([timer(delay, 0, 3, soon_ms, target, value=b"v3"), *timers(rig, target, 1, first=4)])
+        wait_until(lambda: len(rig.tally.lateness_ms) == 4 or rig.fatal, DEADLINE_S, "what is due")
+        [stepped] = rig.committed().values()
+        assert before is not None and stepped is not None and before.position is not None
+        assert stepped.frozen == ((before.offset, before.position[0], before.position[3]),)
+        assert stepped.position is not None and stepped.position < before.position
+        rig.wait_delivered()
+        assert values(broker, target) == [b"v0", b"v1", b"v2", b"v4", b"v3"]
+        assert min(rig.tally.lateness_ms) >= 0
+        clock.ahead_ms = 3_600_000
+        store.add(timers(rig, target, 1, first=5))
+        rig.wait_delivered()
+        [after] = rig.committed().values()
+        assert after is not None and not after.frozen

@@ -13,6 +13,7 @@ from bridge.decode import Barrier, DecodeParameters, History
 from bridge.errors import StateError
 from bridge.progress import (
     METADATA_CHARS_MAX,
+    STEPS_MAX,
     CommittedState,
     amend_history,
     decode_metadata,
@@ -93,7 +94,7 @@ def test_a_history_that_does_not_fit_is_refused_before_kafka_does() -> None:
         ("[1]", "cannot be read"),
         ('"v"', "cannot be read"),
         ('{"v":1}', "cannot be read"),
-        ('{"v":2,"x":0}', "format 2"),
+        ('{"v":3,"x":0}', "format 3"),
         ('{"v":"1"}', "format '1'"),
     ],
 )
@@ -130,8 +131,8 @@ def test_the_position_names_its_partition_and_survives_renumbering() -> None:
     state = initial_state(offset=0, topic_id="id", partitions=2, parameters=A)
     moved = state.moved(Progress(9, Position(1_000, few.index("delay", 1), 8)), few)
     assert moved.position == (1_000, "delay", 1, 8)
-    assert moved.progress(more) == Progress(9, Position(1_000, more.index("delay", 1), 8))
-    assert state.progress(few) == Progress(0, ORIGIN)
+    assert moved.progress(("delay", 0), more) == Progress(9, Position(1_000, more.index("delay", 1), 8))
+    assert state.progress(("delay", 0), few) == Progress(0, ORIGIN)
 
 
 @pytest.mark.parametrize(
@@ -189,3 +190,44 @@ def test_largest_roll_window_is_over_all_barriers_and_partitions() -> None:
     narrow = initial_state(offset=0, topic_id="id", partitions=1, parameters=A)
     assert largest_roll_window_ms([narrow, replace(narrow, history=history((0, wide), (4, A)))]) == 9_000
     assert largest_roll_window_ms([]) == 0
+
+
+def stepped(steps: int) -> CommittedState:
+    """A state after the clock was set back that many times."""
+    sources = Sources([("delay", 0), SOURCE, ("other", 1)])
+    source = sources.index(*SOURCE)
+    progress = Progress(10, Position(10**13, sources.index("other", 1), 7))
+    for step in range(1, steps + 1):
+        progress = progress.stepped_back(source, Position(10**13 - step * 10**6, source, OFFSET_MAX))
+        progress = progress.moved(10 + step, Position(progress.position.at_ms + 5, source, 4))
+    return initial_state(offset=0, topic_id="id", partitions=2, parameters=A).moved(progress, sources)
+
+
+@pytest.mark.parametrize("steps", [1, 2, STEPS_MAX])
+def test_frozen_steps_are_read_back(steps: int) -> None:
+    """The staircase in Kafka is the one in memory; a version that knows nothing of it refuses the text by its
+    version."""
+    state = stepped(steps)
+    assert len(state.frozen) == steps
+    text = state.metadata()
+    assert decode_metadata(SOURCE, state.offset, text) == state
+    assert json.loads(text)["v"] == 2
+    assert json.loads(initial_state(offset=5, topic_id="id", partitions=1, parameters=A).metadata())["v"] == 1
+
+
+def test_steps_stop_before_the_metadata_is_full() -> None:
+    """What is allowed always fits, with room for a change of parameters."""
+    assert stepped(STEPS_MAX - 1).has_room_for_a_step() and not stepped(STEPS_MAX).has_room_for_a_step()
+    barriers = tuple(Barrier(offset=i, parameters=parameters(levels_ms=tuple(range(i, i + 60)))) for i in range(17))
+    long = replace(stepped(2), history=barriers)
+    assert len(long.metadata()) > METADATA_CHARS_MAX - 1_000
+    assert not long.has_room_for_a_step()
+    assert long.is_same_progress(stepped(2)) and not long.is_same_progress(stepped(3))
+
+
+@pytest.mark.parametrize("steps", [[[9, 5, 1]], [[2, 50, 1], [2, 40, 1]], [[2, 10, 1]], [[2, 50]], [[-1, 50, 1]]])
+def test_steps_that_are_no_stairs_are_refused(steps: list[list[int]]) -> None:
+    """Offsets rise to O, positions fall to P; anything else was not written by the bridge."""
+    state = replace(initial_state(offset=5, topic_id="id", partitions=1, parameters=A), position=(20, *SOURCE, 1))
+    with pytest.raises(StateError, match="cannot be read"):
+        decode_metadata(SOURCE, 5, json.dumps({**json.loads(encode(state)), "v": 2, "s": steps}))

@@ -31,11 +31,12 @@ from timerstore import checkpoint as checkpoints
 from timerstore.checkpoint import Identity
 from timerstore.entry import ENTRY
 from timerstore.errors import DiskFull
+from timerstore.limits import Limits
 from timerstore.position import AT_MIN, Position
 from timerstore.resident import Resident
 from timerstore.segment import Segment, read_rows
-from timerstore.sources import NamedPosition, SourceName
-from timerstore.store import Limits, TimerStore
+from timerstore.sources import NamedPosition, NamedStep, SourceName
+from timerstore.store import TimerStore
 from timerstore.timerlog import Window
 from timerstore.transaction import Transaction
 
@@ -52,6 +53,7 @@ LIMITS = Limits(
     horizon_ms=HORIZON_MS,
     late_bytes=1 << 20,
     window_bytes=5 * ROW_BYTES,
+    clock_step_ms=5,
 )
 
 # When a record is due, from now: rejects, overdue, this instant, soon, around the horizon (the frontier is half of it
@@ -70,7 +72,7 @@ DELAYS = st.one_of(
 RECORDS = st.lists(st.tuples(st.sampled_from(PARTITIONS), DELAYS), min_size=1, max_size=8)
 TAKE = st.sampled_from([1, 2, 3, 8])
 HOW = st.sampled_from(["acknowledge", "acknowledge", "rollback", "rollback", "crash before", "crash after"])
-STEP_MS = st.sampled_from([1, 4, 4, 10, 10, 20, 40, -20])
+STEP_MS = st.sampled_from([1, 4, 4, 10, 10, 20, 40, -20, -60])
 MEANWHILE = st.lists(
     st.one_of(
         st.tuples(st.just("news"), RECORDS),
@@ -105,6 +107,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.now_ms = 1_000
         self.log: dict[SourceName, list[Record]] = {name: [] for name in PARTITIONS}
         self.committed: dict[SourceName, tuple[int, NamedPosition | None]] = dict.fromkeys(PARTITIONS, (0, None))
+        self.frozen: dict[SourceName, tuple[NamedStep, ...]] = {}
         self.owned = set(PARTITIONS)
         self.output: Counter[Key] = Counter()
         self.calm = 0
@@ -118,6 +121,7 @@ class StoreMachine(RuleBasedStateMachine):
             identity=IDENTITY,
             partitions=PARTITIONS,
             committed={name: self.committed[name] for name in self.owned},
+            frozen=self.frozen,
             now_ms=self.now_ms,
             limits=LIMITS,
         )
@@ -147,6 +151,14 @@ class StoreMachine(RuleBasedStateMachine):
     def time_passes(self, ms: int) -> None:
         """Sometimes backwards: the wall clock may step."""
         self.now_ms += ms
+
+    @precondition(lambda self: self.transaction is None and self.store.outruns(self.now_ms))
+    @rule()
+    def step_back(self) -> None:
+        """The dispatcher finds the clock behind P: afterwards nothing that is due waits behind what is not (I4)."""
+        self.store.step_back(self.now_ms)
+        assert not self.store.outruns(self.now_ms)
+        assert (self.store.resident.late.all().at <= self.now_ms).all()
 
     # ---- enqueue
 
@@ -193,12 +205,13 @@ class StoreMachine(RuleBasedStateMachine):
         return Position(record.at_ms, self.store.sources.index(record.topic, record.partition), record.offset)
 
     def finished(self, record: Record) -> bool:
-        offset, position = self.committed[(record.topic, record.partition)]
-        if record.offset >= offset:
-            return False
-        if record.at_ms == AT_MIN:
-            return True
-        return position is not None and (record.at_ms, *key(record)) <= position
+        name = record.topic, record.partition
+        steps = [self.committed[name], *((end, (at, *name, o)) for end, at, o in self.frozen.get(name, ()))]
+        return any(
+            record.offset < offset
+            and (record.at_ms == AT_MIN or (position is not None and (record.at_ms, *key(record)) <= position))
+            for offset, position in steps
+        )
 
     def can_begin(self) -> bool:
         return self.transaction is None and self.store.is_caught_up()
@@ -248,8 +261,8 @@ class StoreMachine(RuleBasedStateMachine):
             name = self.store.sources.name(source)
             position = self.store.sources.named(progress.position)
             assert progress.offset >= self.committed[name][0], "O went back"
-            assert position is None or position >= (self.committed[name][1] or position), "P went back"
             self.committed[name] = (progress.offset, position)
+            self.frozen[name] = self.store.sources.named_steps(progress.frozen)
         after = {key(r) for log in self.log.values() for r in log if self.finished(r)}
         assert sorted(map(key, self.taken)) == sorted(after - before)
         assert before <= after
@@ -469,6 +482,7 @@ class StoreMachine(RuleBasedStateMachine):
                 self.output.subtract(map(key, due))
                 return
             self.committed[name] = (len(self.log[name]), position if last[0] > AT_MIN else self.committed[name][1])
+            self.frozen[name] = tuple(s for s in self.frozen.get(name, ()) if (s[1], *name, s[2]) > position)
 
     # ---- promises
 
@@ -584,6 +598,8 @@ class StoreMachine(RuleBasedStateMachine):
         for _ in range(50):
             self.now_ms += 50
             self.ingest_all()
+            if self.store.outruns(self.now_ms):
+                self.step_back()
             if self.window is not None:
                 self.admit()
             if self.can_load():

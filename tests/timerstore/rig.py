@@ -7,9 +7,10 @@ from pathlib import Path
 
 from tests.timerstore.entries import Record, entries, gather
 from timerstore.checkpoint import Identity
+from timerstore.limits import Limits
 from timerstore.position import ORIGIN
-from timerstore.sources import NamedPosition, SourceName
-from timerstore.store import Limits, TimerStore
+from timerstore.sources import NamedPosition, NamedStep, SourceName
+from timerstore.store import TimerStore
 from timerstore.transaction import Rows, Transaction
 
 IDENTITY = Identity(cluster_id="cluster", topic_ids={"delay": "a"})
@@ -28,6 +29,7 @@ class Rig:
         self.limits = limits or Limits()
         self.log: dict[SourceName, list[Record]] = {name: [] for name in sources}
         self.committed: dict[SourceName, tuple[int, NamedPosition | None]] = dict.fromkeys(sources, (0, None))
+        self.frozen: dict[SourceName, tuple[NamedStep, ...]] = {}
         self.delivered: list[Record] = []
         self.identity = IDENTITY
         self.store = self.open()
@@ -38,6 +40,7 @@ class Rig:
             identity=self.identity,
             partitions=list(self.log),
             committed=self.committed,
+            frozen=self.frozen,
             now_ms=now_ms,
             limits=self.limits,
         )
@@ -76,6 +79,7 @@ class Rig:
             name = self.store.sources.name(source)
             position = None if progress.position == ORIGIN else self.store.sources.named(progress.position)
             self.committed[name] = (progress.offset, position)
+            self.frozen[name] = self.store.sources.named_steps(progress.frozen)
         transaction.acknowledge()
         self.delivered += taken
         return taken

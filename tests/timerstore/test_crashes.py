@@ -16,8 +16,8 @@ import timerstore.segment
 from tests.timerstore.rig import BILLS, NOW_MS, ORDERS, Rig
 from timerstore import checkpoint, files
 from timerstore.errors import DiskFailure, DiskFull
+from timerstore.limits import Limits
 from timerstore.resident import Resident
-from timerstore.store import Limits
 
 SOON_MS, FAR_MS = NOW_MS + 20_000, NOW_MS + 900_000
 

@@ -17,6 +17,7 @@ from timerstore.position import (
     SOURCE_MAX,
     Position,
     Progress,
+    Step,
     at_or_below,
     end_of,
     order_by_position,
@@ -88,3 +89,52 @@ def test_a_position_outside_its_ranges_is_refused(values: tuple[int, int, int]) 
     """It would compare wrongly once packed."""
     with pytest.raises(Misuse):
         Position(*values)
+
+
+COORDINATES = st.tuples(st.integers(0, 5), st.integers(0, 5))
+SOURCE = 1
+
+
+def finished_set(state: Progress) -> set[tuple[int, int]]:
+    """(at, offset) of the finished entries of source 1, by the plain definition."""
+    return {(at, o) for at in range(-1, 7) for o in range(7) if state.finished(at, SOURCE, o)}
+
+
+@given(st.lists(st.tuples(COORDINATES, st.booleans()), max_size=12), st.integers(0, 2))
+def test_a_staircase_never_unfinishes_anything(moves: list[tuple[tuple[int, int], bool]], other: int) -> None:
+    """Steps back change nothing, moves only add; what one state includes the other says by its set, and a plain list of
+    the states there were says the same."""
+    state, seen = Progress(0), [Progress(0)]
+    for (offset, at_ms), back in moves:
+        before = finished_set(state)
+        if back and Position(at_ms, SOURCE, OFFSET_MAX) < state.position:
+            state = state.stepped_back(SOURCE, Position(at_ms, SOURCE, OFFSET_MAX))
+            assert finished_set(state) == before
+        else:
+            state = state.moved(max(offset, state.offset), max(Position(at_ms, other, 3), state.position))
+            seen.append(Progress(state.offset, state.position))
+        assert finished_set(state) == set.union(*map(finished_set, seen))
+        assert all(state.includes(each, SOURCE) for each in seen)
+    for each in seen:
+        is_smaller = each.offset < state.offset or finished_set(each) < finished_set(state)
+        assert each.includes(state, SOURCE) <= (not is_smaller)
+
+
+def test_steps_merge_when_p_gets_there_again() -> None:
+    """A frozen step is kept exactly as long as it says something that the current one does not."""
+    state = Progress(10, Position(100, 1, 5)).stepped_back(1, Position(49, 1, OFFSET_MAX))
+    assert state.frozen == (Step(10, Position(100, 1, 5)),)
+    assert state.moved(12, Position(99, 2, 0)).frozen
+    assert state.moved(12, Position(100, 1, 5)) == Progress(12, Position(100, 1, 5))
+
+
+def test_steps_that_are_no_stairs_are_refused() -> None:
+    """Offsets rise and positions fall."""
+    low, high = Position(10, 0, 0), Position(20, 0, 0)
+    for frozen, current in [
+        ((Step(5, low),), (6, high)),
+        ((Step(7, high),), (6, low)),
+        ((Step(5, high), Step(5, low)), (6, ORIGIN)),
+    ]:
+        with pytest.raises(Misuse):
+            Progress(*current, frozen)

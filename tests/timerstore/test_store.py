@@ -15,7 +15,7 @@ from tests.timerstore.entries import Record, entries, gather
 from tests.timerstore.rig import BILLS, NOW_MS, ORDERS, Rig
 from timerstore.entry import ENTRY
 from timerstore.errors import Closed, Misuse
-from timerstore.store import Limits
+from timerstore.limits import Limits
 from timerstore.transaction import P_STALE_MS_MAX
 
 FAR_MS = NOW_MS + 900_000

@@ -1,0 +1,34 @@
+"""Bounds and paces of a store."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Bounds and paces of a store; bytes are of rows in memory."""
+
+    flush_bytes: int = 128 * MIB
+    flush_interval_ms: int = 60_000
+    hot_bytes: int = 256 * MIB
+    horizon_ms: int = 60_000
+    late_bytes: int = 64 * MIB
+    window_bytes: int = 64 * MIB
+    clock_step_ms: int = 2_000
+    """A clock that was set back by less is waited for: what arrives meanwhile is late by no more than that."""
+
+    @property
+    def loaded_bytes_max(self) -> int:
+        """To where windows fill the hot wheel, and to where it shrinks when ingest has overfilled it."""
+        return self.hot_bytes // 4 * 3
+
+    @property
+    def memtable_bytes_max(self) -> int:
+        """Where ingest stops: a flush is under way and half of the next one has come in."""
+        return self.flush_bytes + self.flush_bytes // 2
+
+
+DEFAULTS = Limits()
