@@ -307,6 +307,7 @@ class Application:
             ),
             batch_bytes_max=int(properties.get("batch.size", 1_000_000)),
             record_bytes_max=int(properties.get("message.max.bytes", 1_000_000)),
+            partitioner=str(properties["partitioner"]),
             compressed=str(properties.get("compression.type", "none")) != "none",
         )
         return Dispatcher(

@@ -356,8 +356,14 @@ class Dispatcher:
         if not work.begun:
             self._writer.begin()
             work.begun = True
-        self._writer.commit(offsets, member.metadata)
+        self._writer.commit(offsets, member.metadata, lambda: self._look_at_targets(work))
         self._acknowledge(work)
+
+    def _look_at_targets(self, work: Work) -> None:
+        """Nothing is acknowledged. Raises Aborted when that is because a target takes nothing any more."""
+        if self._planner.targets.look_again({topic for _, topic, _ in work.sent}):
+            error = KafkaError(KafkaError._MSG_TIMED_OUT, "a target takes nothing any more")
+            raise Aborted(error, is_explained=True)
 
     def _next_states(self, sources: Sources, progress: Mapping[int, Progress]) -> dict[SourceName, CommittedState]:
         """The committed states that the transaction leads to. Raises InternalError when one would go back (I1)."""
@@ -407,6 +413,8 @@ class Dispatcher:
         if may_be_a_record(error):
             # A batch that was refused leaves a gap in the client's sequence numbers, on which the next one stumbles.
             self._set_open(False)
+        if aborted.is_explained:
+            return
         was_careful = self._suspects.is_careful
         learned = self._suspects.learn(work.blame(aborted.culprits), is_exact=aborted.is_exact)
         if learned:

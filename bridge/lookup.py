@@ -7,7 +7,7 @@ missing topic, a missing permission, partitions without a leader or with fewer r
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any, Final
@@ -30,15 +30,23 @@ PROBE_TIMEOUT_S: Final = 2.0
 
 
 class TargetLookUp:
-    """Looks targets up with an admin client, all names in two requests. Any thread."""
+    """Looks targets up with an admin client, all names in three requests. Any thread."""
 
-    def __init__(self, properties: Mapping[str, Any], timeout_s: float = 3.0) -> None:
-        """`timeout_s` must stay well below the transaction time-out: a transaction may be open meanwhile."""
+    def __init__(self, properties: Mapping[str, Any], timeout_s: float = 1.5) -> None:
+        """`timeout_s` is for each of three requests; their sum must stay well below the transaction time-out, since a
+        transaction may be open meanwhile.
+        """
         self._admin = AdminClient(dict(properties), logger=logging.getLogger("bridge.librdkafka"))
         self._timeout_s = timeout_s
 
-    def __call__(self, names: Collection[str]) -> Mapping[str, Target]:
+    def __call__(self, names: Sequence[str]) -> Mapping[str, Target]:
         """Each topic as it is now. Raises EnvironmentFailure when the brokers do not answer."""
+        # The other requests go to a broker that this client remembers, and which may be the one that has just died;
+        # this one goes to any that answers, and brings that memory up to date.
+        try:
+            self._admin.list_topics(names[0], timeout=self._timeout_s)
+        except KafkaException as exception:
+            raise _unanswered(names[0], exception.args[0].str()) from None
         described = self._admin.describe_topics(
             TopicCollection(list(names)), request_timeout=self._timeout_s, include_authorized_operations=True
         )
@@ -68,7 +76,7 @@ class TargetLookUp:
     def _result(self, name: str, future: Future[Any]) -> Any:
         """The answer, or a Refusal where the answer is that it is missing, or that we may not see it."""
         try:
-            return future.result(timeout=self._timeout_s + 1)
+            return future.result(timeout=self._timeout_s + 0.5)
         except KafkaException as exception:
             error: KafkaError = exception.args[0]
             if error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_EXCEPTION):
@@ -78,12 +86,16 @@ class TargetLookUp:
             reason = error.str()
         except FutureTimeout:
             reason = "no answer in time"
-        raise EnvironmentFailure(
-            "the target topics cannot be looked up",
-            hint="Check that the brokers are reachable; delivery goes on by itself then.",
-            topic=name,
-            reason=reason,
-        )
+        raise _unanswered(name, reason)
+
+
+def _unanswered(name: str, reason: str) -> EnvironmentFailure:
+    return EnvironmentFailure(
+        "the target topics cannot be looked up",
+        hint="Check that the brokers are reachable; delivery goes on by itself then.",
+        topic=name,
+        reason=reason,
+    )
 
 
 def _target(name: str, answer: Any, config: Any) -> Target:

@@ -29,6 +29,7 @@ from bridge.copies import copies
 from bridge.deadletter import dead_letters, held, is_held
 from bridge.headers import RejectReason
 from bridge.outgoing import Batch, Lane, Outgoing, SourceColumns, integers
+from bridge.placement import PARTITIONER, place
 from bridge.retry import RetryPolicy
 from bridge.sorting import Fates, Sorting, settle
 from bridge.targets import Target, Targets
@@ -78,13 +79,14 @@ class Planner:
         batch_bytes_max: int = 1_000_000,
         record_bytes_max: int = 64 << 20,
         compressed: bool = False,
+        partitioner: str = PARTITIONER,
     ) -> None:
         """`permitted` is the allow-list; dead-letter topics are refused here, whatever it says. By delay topic: default
         target, dead-letter topic.
 
         `batch_bytes_max` is the producer's batch.size: targets that take less get their records in smaller lots.
         `record_bytes_max` is its message.max.bytes. With `compressed`, only the brokers can tell whether a record is
-        too large.
+        too large. `partitioner` is the producer's, by its name.
         """
         self.targets = targets
         self.delay_topics = frozenset(default_targets)
@@ -97,6 +99,7 @@ class Planner:
         self._batch_bytes_max = batch_bytes_max
         self._record_bytes_max = record_bytes_max
         self._compressed = compressed
+        self._partitioner = partitioner
         self._columns: SourceColumns | None = None
 
     def plan(self, rows: Rows, sources: Sources, now_ms: int, findings: Findings = NOTHING) -> Plan:
@@ -195,10 +198,39 @@ class Planner:
             if target.refusal is not None:
                 sorting.put_off(rows, target.refusal)
                 continue
-            ids = np.flatnonzero(rows & sorting.deliver)
-            if len(ids):
-                lanes.append((Lane(topic=name, ids=ids), target))
+            lane = self._lane(outgoing, sorting, rows, name, target, partition)
+            if len(lane.ids):
+                lanes.append((lane, target))
         return lanes
+
+    def _lane(
+        self,
+        outgoing: Outgoing,
+        sorting: Sorting,
+        rows: Bools,
+        name: str,
+        target: Target,
+        partition: npt.NDArray[np.int32] | None,
+    ) -> Lane:
+        """The rows that go there; what belongs into partitions that are down is put off."""
+        ids = np.flatnonzero(rows & sorting.deliver)
+        if not target.down or not len(ids):
+            return Lane(topic=name, ids=ids)
+        placed, is_up = place(
+            outgoing.column("key", ids),
+            np.full(len(ids), -1, dtype=np.int32) if partition is None else partition[ids],
+            partitions=target.partitions,
+            down=target.down,
+            partitioner=self._partitioner,
+        )
+        waiting: Bools = np.zeros(len(rows), dtype=np.bool_)
+        waiting[ids[~is_up]] = True
+        number, trouble = next(iter(target.down.items()))
+        more = f" and {len(target.down) - 1} more" if len(target.down) > 1 else ""
+        sorting.put_off(
+            waiting, Refusal(RejectReason.TARGET_UNAVAILABLE, f"{name}: partition {number}{more} {trouble}")
+        )
+        return Lane(topic=name, ids=ids[is_up], partitions=placed[is_up])
 
     def _refuse_misfits(
         self,

@@ -134,7 +134,7 @@ def _copyable(
     limits = np.full(len(outgoing.sources), bytes_max, dtype=np.int64)
     for source in np.unique(outgoing.rows.source[ids]).tolist():
         topic, _ = outlets[outgoing.sources.name(source)[0]]
-        if topic.refusal is not None:
+        if topic.refusal is not None and not topic.is_unanswered:
             limits[source] = 0
         elif topic.bytes_max is not None:
             limits[source] = min(bytes_max, topic.bytes_max)
@@ -155,7 +155,8 @@ def _writable(
     """Which of the rows can become dead letters; bool[m]."""
     well = np.ones(len(outgoing.sources), dtype=np.bool_)
     for source in np.unique(outgoing.rows.source[ids]).tolist():
-        well[source] = outlets[outgoing.sources.name(source)[0]][1].is_well
+        topic = outlets[outgoing.sources.name(source)[0]][1]
+        well[source] = topic.is_well or topic.is_unanswered
     result: Bools = well[outgoing.rows.source[ids]] & ~_named(keys[ids], findings.no_letter)
     return result
 

@@ -92,24 +92,28 @@ class Suspects:
                 blamed[culprit.topic, EVERY] = culprit.error
             elif verdict is Verdict.PARTITION:
                 blamed[culprit.topic, culprit.partition] = culprit.error
-        for (topic, partition), error in blamed.items():
-            learned |= self._blame(topic, partition, error)
+        learned |= self._blame(blamed)
         if suspects:
             self._keys = np.array(sorted(suspects), dtype=np.int64)
         self.is_careful = learned
         return learned
 
-    def _blame(self, topic: str, partition: int, error: KafkaError) -> bool:
-        """A target, or a partition of it, takes nothing. Returns whether that leads anywhere."""
-        is_own = topic in self._delay_topics or topic in self._dead_letter_topics
-        if topic in self._delay_topics and judge_failure(error) is not Verdict.TARGET:
-            return False  # there is no other place for a copy: wait
-        if is_own and self._targets.resolve([topic])[topic].refusal is not None:
-            raise _homeless(topic, error)  # it was sent there for want of another place
+    def _blame(self, blamed: Mapping[tuple[str, int], KafkaError]) -> bool:
+        """Targets, or partitions of them, take nothing. Returns whether that leads anywhere."""
+        found = dict(blamed)
+        for (topic, partition), error in blamed.items():
+            if topic in self._delay_topics and judge_failure(error) is not Verdict.TARGET:
+                del found[topic, partition]  # there is no other place for a copy: wait
+            elif topic in self._delay_topics or topic in self._dead_letter_topics:
+                target = self._targets.resolve([topic])[topic]
+                if target.refusal is not None and not target.is_unanswered:
+                    raise _homeless(topic, error)  # it was sent there for want of another place
         # The brokers may be able to say it themselves, and will say when it is over; else there is the breaker.
-        if not self._targets.look_again([topic]):
-            self._targets.trip(topic, partition, refusal_of(error))
-        return True
+        told = self._targets.look_again({topic for topic, _ in found}) if found else frozenset()
+        for (topic, partition), error in found.items():
+            if topic not in told:
+                self._targets.trip(topic, partition, refusal_of(error))
+        return bool(found)
 
     def _condemn(self, key: int, culprit: Culprit) -> None:
         if len(self.condemned) + len(self._no_letter) + len(self._no_copy) >= CONDEMNED_MAX:

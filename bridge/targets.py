@@ -14,7 +14,7 @@ look-up now and then, and no delivery waits for it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
@@ -44,6 +44,8 @@ TARGETS_MAX: Final = 10_000
 EVERY: Final = -1
 """In place of a partition: all of them."""
 
+UNAVAILABLE: Final = RejectReason.TARGET_UNAVAILABLE
+
 log = structlog.get_logger("bridge.targets")
 
 
@@ -63,11 +65,16 @@ class Target:
         """Whether everything can go there."""
         return self.refusal is None and not self.down
 
+    @property
+    def is_unanswered(self) -> bool:
+        """Whether the brokers have not said anything of it."""
+        return not self.partitions and self.refusal is not None and self.refusal.reason is UNAVAILABLE
+
 
 class LookUp(Protocol):
     """`lookup.TargetLookUp`."""
 
-    def __call__(self, names: Collection[str]) -> Mapping[str, Target]:
+    def __call__(self, names: Sequence[str]) -> Mapping[str, Target]:
         """Each topic as it is now. Raises EnvironmentFailure when the brokers do not answer."""
         ...
 
@@ -163,12 +170,12 @@ class Targets:
             self._learn([name])
         return self.resolve([name])[name]
 
-    def look_again(self, names: Collection[str]) -> bool:
-        """Whether one of these turns out to be worse than it was thought to be."""
+    def look_again(self, names: Collection[str]) -> frozenset[str]:
+        """Those that turn out to take less than it was thought."""
         before = self.resolve(names)
         self._learn(list(names))
         after = self.resolve(names)
-        return any(not after[name].is_well and after[name] != before[name] for name in names)
+        return frozenset(name for name in names if not after[name].is_well and after[name] != before[name])
 
     def refuse(self, name: str, refusal: Refusal) -> None:
         """Send nothing there for a while: the brokers do not take it."""
@@ -206,7 +213,7 @@ class Targets:
                 if target.refusal is not None:
                     counts[name, str(target.refusal.reason)] = max(1, target.partitions)
                 elif target.down:
-                    counts[name, str(RejectReason.TARGET_UNAVAILABLE)] = len(target.down)
+                    counts[name, str(UNAVAILABLE)] = len(target.down)
         return counts
 
     # -- inside
@@ -282,5 +289,5 @@ def _is_expired(known: _Known, now_s: float) -> bool:
 
 
 def _unanswered(name: str) -> Target:
-    refusal = Refusal(RejectReason.TARGET_UNAVAILABLE, f"{name}: the brokers do not say whether it exists")
+    refusal = Refusal(UNAVAILABLE, f"{name}: the brokers do not say whether it exists")
     return Target(partitions=0, bytes_max=None, refusal=refusal)

@@ -37,6 +37,10 @@ STEP_TIMEOUT_S: Final = 15.0
 """Sending offsets, committing, aborting: longer than the transaction time-out, after which the broker has decided
 anyway.
 """
+STALLED_S: Final = 0.5
+"""Nothing is acknowledged for so long: time to look at the targets. Usually it takes milliseconds."""
+STALLED_S_MAX: Final = 4.0
+"""And so long: whoever does not answer is to blame, though nobody knows why."""
 FULL_TIMEOUT_S: Final = 8.0
 """How long the client's queue may stay full; below the transaction time-out."""
 FULL_POLL_S: Final = 0.05
@@ -58,16 +62,23 @@ _PURGED: Final = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}
 class Aborted(Exception):
     """The transaction must be given up. `error` is the cause, `culprits` are rows that failed, by number within the
     transaction, with the error of each and the partition (-1: not known); `is_exact` says that the one culprit was sent
-    alone, so that no other record can be to blame.
+    alone, so that no other record can be to blame; `is_explained` that the targets turned out to be otherwise than
+    planned for, so that the next plan differs.
     """
 
     def __init__(
-        self, error: KafkaError, culprits: Mapping[int, tuple[KafkaError, int]] | None = None, *, is_exact: bool = False
+        self,
+        error: KafkaError,
+        culprits: Mapping[int, tuple[KafkaError, int]] | None = None,
+        *,
+        is_exact: bool = False,
+        is_explained: bool = False,
     ) -> None:
         super().__init__(error.str())
         self.error = error
         self.culprits = dict(culprits or {})
         self.is_exact = is_exact
+        self.is_explained = is_explained
 
 
 class Broken(Exception):
@@ -81,6 +92,9 @@ class Broken(Exception):
 
 class Indefinite(Broken):
     """No answer to a commit."""
+
+
+OnStall = Callable[[], None]
 
 
 class Writer(Protocol):
@@ -103,8 +117,10 @@ class Writer(Protocol):
         """
         ...
 
-    def commit(self, offsets: Sequence[TopicPartition], group_metadata: object) -> None:
-        """Commit everything sent, and the offsets, together."""
+    def commit(self, offsets: Sequence[TopicPartition], group_metadata: object, on_stall: OnStall) -> None:
+        """Commit everything sent, and the offsets, together. While nothing of it is acknowledged `on_stall` is called
+        now and then; it raises Aborted when it knows why.
+        """
         ...
 
     def abort(self) -> None:
@@ -230,15 +246,12 @@ class _ProducerWriter:
         partition = message.partition()
         self._failed.setdefault(row, (error, -1 if partition is None else partition))
 
-    def _settle(self, timeout_s: float, *, is_exact: bool = False) -> None:
-        """Wait until the fate of every reported record is known. Raises Aborted with the culprits, Broken."""
+    def _settle(self, on_stall: OnStall = lambda: None, *, is_exact: bool = False) -> None:
+        """Wait until the fate of every reported record is known, for as long as there is progress. Raises Aborted with
+        the culprits, Broken.
+        """
         producer = self._client()
-        deadline_s = self._clock.monotonic_s() + timeout_s
-        while self._reported < self._awaited and self._clock.monotonic_s() < deadline_s:
-            producer.flush(min(1.0, timeout_s))
-            if self._fatal is not None:
-                raise Broken(self._fatal)
-        if self._reported < self._awaited:
+        if self._reported < self._awaited and not self._wait(lambda: self._awaited - self._reported, on_stall):
             self._is_overdue = True
             producer.purge(blocking=False)
             producer.flush(1.0)  # reports what is purged: that is what was not acknowledged
@@ -248,6 +261,24 @@ class _ProducerWriter:
             raise Aborted(
                 KafkaError(KafkaError._MSG_TIMED_OUT, "records were not acknowledged in time", retriable=True)
             )
+
+    def _wait(self, count_left: Callable[[], int], on_stall: OnStall) -> bool:
+        """Flush until nothing is left; False when nothing has moved for too long. Raises Broken."""
+        producer = self._client()
+        left, moved_s = count_left(), self._clock.monotonic_s()
+        while left:
+            producer.flush(STALLED_S)
+            if self._fatal is not None:
+                raise Broken(self._fatal)
+            before, left = left, count_left()
+            now_s = self._clock.monotonic_s()
+            if left < before:
+                moved_s = now_s
+            elif now_s - moved_s >= STALLED_S_MAX:
+                return False
+            elif now_s - moved_s >= STALLED_S / 2:
+                on_stall()
+        return True
 
 
 class TransactionalWriter(_ProducerWriter):
@@ -284,13 +315,13 @@ class TransactionalWriter(_ProducerWriter):
         """Hand a batch to the client. Careful: with a report for every record, waited for. Raises Aborted, Broken."""
         accepted = self._produce(batch, first_id, reported=careful)
         if careful:
-            self._settle(FULL_TIMEOUT_S, is_exact=len(batch) == 1)
+            self._settle(is_exact=len(batch) == 1)
         elif batch.alone:
             self._client().flush(FULL_TIMEOUT_S)
         self._client().poll(0)
         return accepted
 
-    def commit(self, offsets: Sequence[TopicPartition], group_metadata: object) -> None:
+    def commit(self, offsets: Sequence[TopicPartition], group_metadata: object, on_stall: OnStall) -> None:
         """Commit. Raises Aborted before the point of no return, Indefinite after it, Broken, FencedError."""
         producer = self._client()
         deadline_s = self._clock.monotonic_s() + STEP_TIMEOUT_S
@@ -299,6 +330,9 @@ class TransactionalWriter(_ProducerWriter):
             self._step(partial(self._guard.call, send, UNANSWERED_S), deadline_s)
         except Unanswered as unanswered:
             raise Broken(KafkaError(KafkaError._TIMED_OUT, f"sending offsets: {unanswered}")) from None
+        # The commit would wait for the records, too, but without a word.
+        if not self._wait(lambda: len(producer), on_stall):
+            raise Aborted(KafkaError(KafkaError._MSG_TIMED_OUT, "records were not acknowledged in time"))
         try:
             self._step(partial(producer.commit_transaction, CALL_TIMEOUT_S), deadline_s)
         except Broken as broken:
@@ -358,12 +392,17 @@ class AcknowledgedWriter(_ProducerWriter):
         accepted = self._produce(batch, first_id, reported=True)
         self._client().poll(0)
         if careful or batch.alone:
-            self._settle(FULL_TIMEOUT_S, is_exact=len(batch) == 1)
+            self._settle(is_exact=len(batch) == 1)
         return accepted
 
-    def commit(self, offsets: Sequence[TopicPartition], group_metadata: object) -> None:  # noqa: ARG002 - for transactions
+    def commit(
+        self,
+        offsets: Sequence[TopicPartition],
+        group_metadata: object,  # noqa: ARG002 - for transactions
+        on_stall: OnStall,
+    ) -> None:
         """Wait for the acknowledgements, then commit. Raises Aborted, Broken, Indefinite, FencedError."""
-        self._settle(STEP_TIMEOUT_S)
+        self._settle(on_stall)
         try:
             self._commit_offsets(offsets)
         except EnvironmentFailure as failure:

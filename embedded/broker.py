@@ -1,4 +1,5 @@
-"""A native Kafka broker (KRaft, one node) from Maven's jars, started with `java` on 127.0.0.1.
+"""A native Kafka broker (KRaft, one node, or a second that joins it) from Maven's jars, started with `java` on
+127.0.0.1.
 
     with EmbeddedBroker() as broker:
         Producer({"bootstrap.servers": broker.bootstrap})
@@ -130,6 +131,7 @@ class EmbeddedBroker:
     Arguments:
         properties: broker properties on top of, or instead of, the defaults here. `broker.properties` may be changed
             while the broker is down; `port` and `controller_port` are known before the first start.
+        joins: another broker, running, whose cluster this one becomes a second node of.
         data: directory to keep the data in. One that an earlier broker left is taken over with its ports and cluster
             id. Default: a new temporary one, removed by `close()`.
         tmpfs: put the temporary directory into memory (/dev/shm), where that has room.
@@ -143,6 +145,7 @@ class EmbeddedBroker:
         self,
         *,
         properties: Mapping[str, object] | None = None,
+        joins: EmbeddedBroker | None = None,
         data: Path | None = None,
         tmpfs: bool = False,
         heap: str = "512m",
@@ -163,6 +166,9 @@ class EmbeddedBroker:
         self.data: Final = data.resolve()
         self.data.mkdir(parents=True, exist_ok=True)
         self.cluster_id, self.port, self.controller_port = self._identity()
+        self._joins = joins
+        if joins is not None:
+            self.cluster_id, self.controller_port = joins.cluster_id, joins.controller_port
         self._process: subprocess.Popen[bytes] | None = None
         self._guard: subprocess.Popen[bytes] | None = None
 
@@ -276,13 +282,15 @@ class EmbeddedBroker:
 
     def _all_properties(self) -> dict[str, object]:
         controller = f"{HOST}:{self.controller_port}"
+        alone = self._joins is None
+        listeners = f"PLAINTEXT://{self.bootstrap}" + (f",CONTROLLER://{controller}" if alone else "")
         return {
-            "process.roles": "broker,controller",
-            "node.id": 1,
+            "process.roles": "broker,controller" if alone else "broker",
+            "node.id": 1 if alone else 2,
             "controller.quorum.bootstrap.servers": controller,
             "controller.listener.names": "CONTROLLER",
-            "listeners": f"PLAINTEXT://{self.bootstrap},CONTROLLER://{controller}",
-            "advertised.listeners": f"PLAINTEXT://{self.bootstrap},CONTROLLER://{controller}",
+            "listeners": listeners,
+            "advertised.listeners": listeners,
             "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
             "inter.broker.listener.name": "PLAINTEXT",
             "log.dirs": self.data / "kafka",
@@ -304,7 +312,8 @@ class EmbeddedBroker:
         return [java, f"-Xmx{heap}", *self._jvm_options, "-Djava.awt.headless=true", log4j, "-cp", class_path]
 
     def _format(self, class_path: str, configuration: Path) -> None:
-        command = [*self._java(class_path, "128m"), "kafka.tools.StorageTool", "format", "--standalone"]
+        command = [*self._java(class_path, "128m"), "kafka.tools.StorageTool", "format"]
+        command += ["--standalone"] if self._joins is None else []
         command += ["--cluster-id", self.cluster_id, "--config", str(configuration)]
         run = subprocess.run(command, capture_output=True, text=True, timeout=FORMAT_TIMEOUT_S, check=False)
         if run.returncode != 0:

@@ -13,7 +13,7 @@ from bridge import headers as h
 from bridge.errors import FencedError, InternalError
 from bridge.outgoing import Batch
 from bridge.retry import RetryPolicy
-from bridge.writer import Aborted, Broken, Indefinite, Writer
+from bridge.writer import Aborted, Broken, Indefinite, OnStall, Writer
 from embedded import EmbeddedBroker
 from tests.bridge.rig import DEADLINE_S, Listener, Rig, ownership_of, settings_for
 from tests.bridge.stores import reject, timer
@@ -55,10 +55,10 @@ class Interfering:
             self.on_send.pop(0)()
         return self.writer.send(batch, first_id=first_id, careful=careful)
 
-    def commit(self, offsets: Any, group_metadata: object) -> None:
+    def commit(self, offsets: Any, group_metadata: object, on_stall: OnStall) -> None:
         if self.before_commit:
             self.before_commit.pop(0)()
-        self.writer.commit(offsets, group_metadata)
+        self.writer.commit(offsets, group_metadata, on_stall)
         if self.after_commit:
             self.after_commit.pop(0)()
 

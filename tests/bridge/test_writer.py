@@ -89,6 +89,9 @@ class StubProducer:
     def purge(self, **_: bool) -> None:
         self.calls.append("purge")
 
+    def __len__(self) -> int:
+        return len(self.reports)
+
 
 class Told:
     """A writer on stub producers."""
@@ -189,7 +192,7 @@ def test_errors_of_each_step(step: str, told_error: Exception, raised: type[Exce
         made.writer.begin()
         if step == "abort":
             made.writer.abort()
-        made.writer.commit([], None)
+        made.writer.commit([], None, lambda: None)
 
     with pytest.raises(raised) as caught:
         run()
@@ -199,7 +202,7 @@ def test_errors_of_each_step(step: str, told_error: Exception, raised: type[Exce
 def test_retriable_errors_are_repeated_until_they_pass(told: Told) -> None:
     """A time-out of commit is asked again, not guessed."""
     told.producer.script["commit"] = [RETRIABLE, RETRIABLE, None]
-    told.writer.commit([], None)
+    told.writer.commit([], None, lambda: None)
     assert told.producer.calls.count("commit") == 3
 
 
@@ -209,12 +212,12 @@ def test_a_call_that_ignores_its_time_out_is_left_behind(told: Told, monkeypatch
     hanging, released = told.producer, threading.Event()
     monkeypatch.setattr(hanging, "send_offsets_to_transaction", lambda *_: released.wait(30))
     with pytest.raises(Broken) as broken:
-        told.writer.commit([], None)
+        told.writer.commit([], None, lambda: None)
     assert not broken.value.is_fenced
     told.producer = StubProducer(told.clock)
     told.writer.open()
     told.writer.begin()
-    told.writer.commit([], None)
+    told.writer.commit([], None, lambda: None)
     assert "commit" not in hanging.calls
     assert told.producer.calls == ["init", "begin", "offsets", "commit"]
     released.set()
@@ -224,7 +227,7 @@ def test_a_fencing_is_told_from_other_trouble(told: Told) -> None:
     """Only a fencing counts towards giving up."""
     told.producer.forever["offsets"] = FATAL
     with pytest.raises(Broken) as broken:
-        told.writer.commit([], None)
+        told.writer.commit([], None, lambda: None)
     assert broken.value.is_fenced
     assert not Broken(KafkaError(KafkaError._TIMED_OUT)).is_fenced
 
@@ -238,7 +241,7 @@ class TestAtLeastOnce:
         made.writer.open()
         made.writer.begin()
         made.writer.send(batch(b"a", b"b"))
-        made.writer.commit(["offsets"], None)
+        made.writer.commit(["offsets"], None, lambda: None)
         assert committed == [["offsets"]]
         assert made.producer.calls.index("flush") > made.producer.calls.index("produce")
 
@@ -250,7 +253,7 @@ class TestAtLeastOnce:
         made.writer.begin()
         made.writer.send(batch(b"a", b"b"), first_id=5)
         with pytest.raises(Aborted) as aborted:
-            made.writer.commit(["offsets"], None)
+            made.writer.commit(["offsets"], None, lambda: None)
         assert list(aborted.value.culprits) == [16]
         assert committed == []
 
@@ -262,4 +265,4 @@ class TestAtLeastOnce:
         made.writer.open()
         made.writer.begin()
         with pytest.raises(Indefinite):
-            made.writer.commit([], None)
+            made.writer.commit([], None, lambda: None)
