@@ -340,20 +340,23 @@ def named_failure(what: str, error: Exception) -> BridgeError:
         return StateError(
             "records of the delay topic were deleted before the bridge had read them",
             hint="Raise the delay topic's retention, then choose where to go on with `delay-bridge adopt`.",
-            reason=_first_line(text),
+            reason=_reason(text),
         )
     if isinstance(error, PySparkException) or "Py4J" in type(error).__name__:
         return EnvironmentFailure(
             f"Spark cannot {what}",
             hint="Check the brokers, and the log above; started again, the bridge goes on from the same place.",
-            reason=_first_line(text),
+            reason=_reason(text),
         )
     return InternalError(f"cannot {what}: {error!r}", hint="Please report this with the log.")
 
 
-def _first_line(text: str) -> str:
-    lines: Iterator[str] = (line.strip() for line in text.splitlines())
-    return next((line for line in lines if line), "")[:500]
+def _reason(text: str) -> str:
+    """What was wrong, and what was at the bottom of it, from a stack trace of Java's."""
+    lines = [line.strip() for line in text.splitlines()]
+    said = [line.lstrip(": ") for line in lines if line and not line.startswith("An error occurred while calling")]
+    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
+    return "; ".join([*said[:1], *causes[-1:]])[:500]
 
 
 def _assignment(offsets: Offsets) -> str:

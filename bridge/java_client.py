@@ -6,6 +6,7 @@ a restriction that only one of two clients honours is none.
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -51,6 +52,7 @@ _HANDLED: Final = re.compile(
     r"|ssl\.(ca|key|certificate)\.(location|pem)|ssl\.key\.password|ssl\.keystore\.(location|password)"
     r"|ssl\.endpoint\.identification\.algorithm|enable\.ssl\.certificate\.verification"
 )
+_PBES2: Final = bytes.fromhex("06092a864886f70d01050d")  # the scheme's object identifier, 1.2.840.113549.1.5.13
 _OAUTH_HANDLER: Final = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginCallbackHandler"
 _HINT: Final = "remove it, or set it under kafka.producer if only the producer needs it"
 
@@ -117,8 +119,23 @@ def _keystore(properties: Mapping[str, str]) -> dict[str, str]:
         )
     translated = {"ssl.keystore.type": "PEM", "ssl.keystore.key": key, "ssl.keystore.certificate.chain": chain}
     if "BEGIN ENCRYPTED PRIVATE KEY" in key:
+        _refuse_unreadable(key)
         translated["ssl.key.password"] = properties.get("ssl.key.password", "")
     return translated
+
+
+def _refuse_unreadable(key: str) -> None:
+    """Java has no key factory for PBES2, which openssl encrypts with unless told otherwise."""
+    body = "".join(line for line in key.splitlines() if "-----" not in line)
+    try:
+        is_pbes2 = _PBES2 in base64.b64decode(body, validate=True)
+    except ValueError:
+        raise ConfigurationError("ssl.key.*: not a PEM file", hint="the key's lines are damaged") from None
+    if is_pbes2:
+        raise ConfigurationError(
+            "ssl.key.*: the Java client cannot decrypt a key that is encrypted with PBES2",
+            hint="convert it: openssl pkcs8 -topk8 -v1 PBE-SHA1-3DES -in key.pem -out key.pkcs8.pem",
+        )
 
 
 def _pem(properties: Mapping[str, str], name: str) -> str | None:

@@ -44,6 +44,9 @@ DEFAULTS: Final = {
 }
 
 REQUIRED: Final = {
+    # Options of the source hold logins and keys: wherever Spark prints options, it prints these as redacted.
+    "spark.redaction.regex": "(?i)secret|password|token|access[.]?key|jaas|keystore",
+    "spark.sql.redaction.options.regex": "(?i)url|secret|password|token|jaas|keystore",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.ansi.enabled": "true",
     # The query's log is not our recovery point: no forked chmod and no CRC files for it.

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
 from bridge import errors
+from bridge.enqueue import named_failure
+from bridge.errors import EnvironmentFailure
 
 
 @pytest.mark.parametrize(
@@ -26,3 +29,14 @@ def test_an_error_prints_as_one_line_with_fields_and_hint() -> None:
     """Whatever a library put into the message, the operator sees a single line."""
     error = errors.EnvironmentFailure("no answer\n  from broker.", hint="start it", bootstrap="a:1\nb:2")
     assert str(error) == "no answer from broker (bootstrap=a:1 b:2). Start it"
+
+
+def test_a_failure_of_sparks_names_its_cause() -> None:
+    """Py4J's first line says nothing; the exception and what is at the bottom of it do."""
+    trace = (
+        "An error occurred while calling o1986.getResult.\n: org.apache.spark.SparkException: Job aborted\n"
+        "\tat a.b.C(C.java:1)\nCaused by: KafkaException: Failed to construct\n\tat d\nCaused by: Bad: key\n\t... 3"
+    )
+    failure = named_failure("read", Py4JError(trace))
+    assert isinstance(failure, EnvironmentFailure)
+    assert failure.fields["reason"] == "org.apache.spark.SparkException: Job aborted; Bad: key"

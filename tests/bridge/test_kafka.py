@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +157,18 @@ def test_pem_files_serve_both_clients(tmp_path: Path) -> None:
     }
 
 
+def encrypted(scheme: str) -> str:
+    """A private key as PEM, of which all that counts here is the object identifier of its encryption, in hex."""
+    body = base64.b64encode(bytes.fromhex("3082" + scheme + "0500")).decode()
+    return f"-----BEGIN ENCRYPTED PRIVATE KEY-----\n{body}\n-----END ENCRYPTED PRIVATE KEY-----\n"
+
+
+def test_an_encrypted_key_goes_to_java_with_its_password() -> None:
+    """PBES1 is what both clients can decrypt."""
+    tls = {"ssl.key.pem": encrypted("060a2a864886f70d010c0103"), "ssl.certificate.pem": "c", "ssl.key.password": "p"}
+    assert translate(tls)["ssl.key.password"] == "p"
+
+
 @pytest.mark.parametrize(
     ("properties", "needle"),
     [
@@ -163,6 +176,8 @@ def test_pem_files_serve_both_clients(tmp_path: Path) -> None:
         ({"ssl.cipher.suites": "x"}, "ssl.cipher.suites has no equivalent"),
         ({"ssl.ca.location": "/tmp"}, "directory"),
         ({"ssl.key.pem": "-----BEGIN RSA PRIVATE KEY-----", "ssl.certificate.pem": "c"}, "PKCS#8"),
+        ({"ssl.key.pem": encrypted("06092a864886f70d01050d"), "ssl.certificate.pem": "c"}, "PBES2"),
+        ({"ssl.key.pem": "-----BEGIN ENCRYPTED PRIVATE KEY-----\n!", "ssl.certificate.pem": "c"}, "not a PEM file"),
         ({"ssl.key.pem": "k"}, "ssl.certificate.* is not"),
         ({"ssl.key.location": "/nowhere", "ssl.certificate.pem": "c"}, "cannot read /nowhere"),
         (

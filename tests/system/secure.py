@@ -1,0 +1,155 @@
+"""A broker that lets in only who has a certificate of its authority and a password, to do only what is granted."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any, Final
+
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public, but not marked as exported
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    NewTopic,
+    ResourcePatternType,
+    ResourceType,
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialUpsertion,
+)
+
+from embedded import EmbeddedBroker
+from embedded.broker import HOST, free_ports
+
+ADMIN: Final = "admin"
+ADMIN_PASSWORD: Final = "admin-secret"
+REQUEST_TIMEOUT_S: Final = 30
+SCRAM_ITERATIONS: Final = 4096
+LOGIN: Final = "org.apache.kafka.common.security"
+
+
+class Authority:
+    """A private certificate authority, in a directory, for as long as a test lasts."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.certificate = directory / "ca.pem"
+        directory.mkdir(parents=True, exist_ok=True)
+        _openssl("req", "-x509", *_KEY, "-keyout", self._at("ca.key"), "-out", self._at("ca.pem"), "-subj", "/CN=ca")
+
+    def issue(self, name: str, password: str | None = None) -> tuple[Path, Path]:
+        """Key (PKCS#8, encrypted where there is a password) and certificate for `name`; they replace older ones."""
+        key, request, certificate = self._at(f"{name}.key"), self._at(f"{name}.csr"), self._at(f"{name}.pem")
+        _openssl("req", *_KEY, "-keyout", key, "-out", request, "-subj", f"/CN={name}")
+        if password is not None:
+            plain = Path(key).rename(self._at(f"{name}.plain"))
+            scheme = ["-v1", "PBE-SHA1-3DES", "-passout", f"pass:{password}"]  # the best that Java's client can decrypt
+            _openssl("pkcs8", "-topk8", "-in", str(plain), "-out", key, *scheme)
+            plain.unlink()
+        extensions = Path(self._at("san.ext"))
+        extensions.write_text(f"subjectAltName=IP:{HOST}\n")
+        authority = ["-CA", self._at("ca.pem"), "-CAkey", self._at("ca.key"), "-CAcreateserial"]
+        _openssl(
+            *("x509", "-req", "-in", request, *authority, "-extfile", str(extensions), "-days", "2"),
+            "-out",
+            certificate,
+        )
+        return Path(key), Path(certificate)
+
+    def _at(self, name: str) -> str:
+        return str(self.directory / name)
+
+
+_KEY: Final = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
+
+
+def _openssl(*arguments: str) -> None:
+    subprocess.run(["openssl", *arguments], capture_output=True, check=True, timeout=60)
+
+
+class SecureBroker(EmbeddedBroker):
+    """SASL_SSL with client certificates, PLAIN and SCRAM, and Kafka's own authorizer; `admin` may do everything."""
+
+    def __init__(self, authority: Authority) -> None:
+        self.authority = authority
+        key, certificate = authority.issue("broker")
+        store = authority.directory / "broker.store.pem"
+        store.write_text(key.read_text() + certificate.read_text())
+        self.admin_properties: dict[str, str] = {
+            **client_properties(authority, ADMIN),
+            "sasl.mechanism": "PLAIN",
+            "sasl.username": ADMIN,
+            "sasl.password": ADMIN_PASSWORD,
+        }
+        super().__init__(tmpfs=True, client=self.admin_properties)
+        (internal,) = free_ports(1)
+        listeners = {"CLIENTS": self.port, "INTERNAL": internal, "CONTROLLER": self.controller_port}
+        addresses = ",".join(f"{name}://{HOST}:{port}" for name, port in listeners.items())
+        self.properties |= {
+            "listeners": addresses,
+            "advertised.listeners": addresses,
+            "listener.security.protocol.map": "CLIENTS:SASL_SSL,INTERNAL:PLAINTEXT,CONTROLLER:PLAINTEXT",
+            "inter.broker.listener.name": "INTERNAL",
+            "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-512",
+            "listener.name.clients.plain.sasl.jaas.config": (
+                f'{LOGIN}.plain.PlainLoginModule required user_{ADMIN}="{ADMIN_PASSWORD}";'
+            ),
+            "listener.name.clients.scram-sha-512.sasl.jaas.config": f"{LOGIN}.scram.ScramLoginModule required;",
+            "listener.name.clients.ssl.client.auth": "required",
+            "ssl.keystore.type": "PEM",
+            "ssl.keystore.location": store,
+            "ssl.truststore.type": "PEM",
+            "ssl.truststore.location": authority.certificate,
+            "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+            "super.users": f"User:{ADMIN};User:ANONYMOUS",  # anonymous is who comes by the listeners inside
+        }
+
+    def admin(self) -> AdminClient:
+        """A client that may do everything."""
+        return AdminClient({**self.admin_properties, "bootstrap.servers": self.bootstrap})
+
+    def add_user(self, name: str, password: str) -> None:
+        """Let `name` in with SCRAM-SHA-512; also changes the password."""
+        info = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, SCRAM_ITERATIONS)
+        change = UserScramCredentialUpsertion(name, info, password.encode())
+        admin = self.admin()  # kept: what it promises ends with it
+        for done in admin.alter_user_scram_credentials([change]).values():
+            done.result(REQUEST_TIMEOUT_S)
+
+    def create(self, name: str, config: dict[str, str] | None = None) -> None:
+        """A topic of exactly this name."""
+        admin = self.admin()
+        new = NewTopic(name, num_partitions=1, replication_factor=1, config=config or {})
+        admin.create_topics([new])[name].result(REQUEST_TIMEOUT_S)
+
+    def grant(self, user: str, kind: str, name: str, operations: list[str], *, prefixed: bool = False) -> None:
+        """Allow `user` these operations, by Kafka's names in any spelling (`DescribeConfigs`, `DESCRIBE_CONFIGS`)."""
+        pattern = ResourcePatternType.PREFIXED if prefixed else ResourcePatternType.LITERAL
+        known: dict[str, Any] = {operation.name.replace("_", "").lower(): operation for operation in AclOperation}
+        bindings = [
+            AclBinding(
+                ResourceType[kind],
+                name,
+                pattern,
+                f"User:{user}",
+                "*",
+                known[operation.replace("_", "").lower()],
+                AclPermissionType.ALLOW,
+            )
+            for operation in operations
+        ]
+        admin = self.admin()
+        for done in admin.create_acls(bindings).values():
+            done.result(REQUEST_TIMEOUT_S)
+
+
+def client_properties(authority: Authority, name: str, password: str | None = None) -> dict[str, str]:
+    """What a client needs to get through TLS, with a new certificate of its own."""
+    key, certificate = authority.issue(name, password)
+    return {
+        "security.protocol": "SASL_SSL",
+        "ssl.ca.location": str(authority.certificate),
+        "ssl.key.location": str(key),
+        "ssl.certificate.location": str(certificate),
+    }
