@@ -261,10 +261,14 @@ def _other_headers(frame: DataFrame, _: _Parameters) -> DataFrame:
 
 
 def _own_headers(frame: DataFrame, _: _Parameters) -> DataFrame:
-    """The record's own headers, null where there are none."""
-    own = F.filter("headers", lambda header: ~header["key"].isin(*h.STRIPPED))
-    return frame.withColumn("controls", _count(h.STRIPPED)).withColumn(
-        "own", F.when(F.col("size") > F.col("controls"), own)
+    """The headers of a record that has some of its own, null of one that has none; and whether a control header is
+    there twice."""
+    more = F.col("size") > F.col("controls")
+    others = reduce(F.array_remove, h.CONTROL, F.col("names"))
+    repeats = F.size(F.array_distinct("names")) < F.col("size")
+    twice = F.when(more & repeats, F.col("size") - F.size(others) > _count(h.CONTROL)).otherwise(F.lit(False))
+    return frame.withColumn("controls", _count(h.STRIPPED)).withColumns(
+        {"own": F.when(more, F.col("headers")), "twice": twice}
     )
 
 
@@ -287,7 +291,7 @@ def _texts(frame: DataFrame, _: _Parameters) -> DataFrame:
 
 
 def _times(frame: DataFrame, parameters: _Parameters) -> DataFrame:
-    """`delay` (due - ts in ms, null: not valid), and whether a control header is there twice."""
+    """`delay`: due - ts in ms, null where it is not valid."""
     time, number, ts = F.col("time"), F.col("number"), F.col("ts")
     until = F.col("until")  # of a stage before: it is used four times here, and would be computed as often
     sane = until.between(_long(0), _long(h.UNTIL_MS_MAX)) & (until >= ts - h.PAST_MS_MAX)
@@ -298,11 +302,7 @@ def _times(frame: DataFrame, parameters: _Parameters) -> DataFrame:
         .when(_at(h.LEVEL) > 0, F.when(number >= 1, parameters.level_ms(number)))
         .when(_at(h.CANCEL) > 0, _long(0))
     )
-    # More headers went than names were found: one is there twice. That may be one which is not read, so look closer.
-    left = F.coalesce(F.size("own"), F.lit(0))
-    read = F.filter("names", lambda name: name.isin(*h.CONTROL))
-    twice = F.when(F.col("size") - left > F.col("controls"), F.size(read) > _count(h.CONTROL)).otherwise(F.lit(False))
-    return frame.withColumns({"delay": delay, "twice": twice})
+    return frame.withColumn("delay", delay)
 
 
 def _verdict(frame: DataFrame, parameters: _Parameters) -> DataFrame:

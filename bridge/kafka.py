@@ -48,6 +48,7 @@ _PRODUCER: Final[Mapping[str, str]] = {
 }
 _JAVA: Final[Mapping[str, str]] = {
     "max.poll.records": "20000",
+    "fetch.max.wait.ms": "50",
     "max.partition.fetch.bytes": str(1 << 20),
     "fetch.max.bytes": str(4 << 20),
     "receive.buffer.bytes": str(1 << 20),
