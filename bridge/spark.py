@@ -18,8 +18,9 @@ from pyspark.sql import SparkSession
 from bridge.errors import EnvironmentFailure
 from bridge.settings import Settings, plain
 
-JVM_OPTIONS: Final = "-XX:+UseSerialGC -Xmn200m -Xss4m -XX:+ExitOnOutOfMemoryError"
-"""The young generation holds one micro-batch: a smaller one passes it on to the old one, a larger one costs memory."""
+JVM_OPTIONS: Final = "-XX:+UseSerialGC -Xmn200m -Xss4m -XX:-DontCompileHugeMethods -XX:+ExitOnOutOfMemoryError"
+"""The young generation holds one micro-batch: a smaller one passes it on to the old one, a larger one costs memory.
+Decoding is one method of more than 8,000 bytecodes, which HotSpot only interprets unless it is told otherwise."""
 
 DEFAULTS: Final = {
     "spark.ui.enabled": "false",
