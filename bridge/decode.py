@@ -6,9 +6,10 @@ is a function of the record and of the parameters in force at its offset, never 
 of the moment.
 
 How it is fast. Each `select` is a stage whose columns are used more than once in the next, so that the optimizer keeps
-the stages apart (each becomes one method small enough for the JIT) and computes nothing twice. Headers are looked up by
-`array_position`; a lambda (`filter`) runs only for records that carry headers of their own. Cheap patterns stand before
-expensive ones.
+the stages apart and computes nothing twice. Headers are looked up by `array_position`, and nowhere is a lambda: it
+would keep its stage out of whole-stage code, and each task of each micro-batch would generate code anew. What would
+need one, taking the control headers out of a record's own, is done in Arrow (`own_headers`). Cheap patterns stand
+before expensive ones.
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ History = tuple[Barrier, ...]
 
 
 def decode(records: DataFrame, histories: Mapping[tuple[str, int], History]) -> DataFrame:
-    """The entry of every record, in the entry schema's columns and order.
+    """The entry of every record, in the entry schema's columns and order; `own_headers` finishes its `headers`.
 
     `records` has the columns of Spark's Kafka source with `includeHeaders`. `histories` has every (topic, partition)
     that occurs in them; a record of any other stops the query, since its position would be a guess. Raises ValueError

@@ -31,6 +31,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from bridge.decode import History, decode
 from bridge.errors import BridgeError, EnvironmentFailure, InternalError, StateError
+from bridge.own_headers import own_headers
 from timerstore.clock import Clock
 from timerstore.errors import Closed
 from timerstore.sources import SourceName
@@ -246,6 +247,7 @@ class Enqueue:
 
     def _store_batch(self, table: pa.Table, ends: Offsets, began_s: float) -> None:
         before = self._store.next_offsets()
+        table = own_headers(table)
         try:
             self._store.append(table, ends)
         except Closed:

@@ -18,9 +18,21 @@ from pyspark.sql import SparkSession
 from bridge.errors import EnvironmentFailure
 from bridge.settings import Settings, plain
 
-JVM_OPTIONS: Final = "-XX:+UseSerialGC -Xmn200m -Xss4m -XX:-DontCompileHugeMethods -XX:+ExitOnOutOfMemoryError"
-"""The young generation holds one micro-batch: a smaller one passes it on to the old one, a larger one costs memory.
-Decoding is one method of more than 8,000 bytecodes, which HotSpot only interprets unless it is told otherwise."""
+JVM_OPTIONS: Final = " ".join(
+    (
+        # A young generation that holds one micro-batch: a smaller one passes it on to the old one, a larger one costs
+        # memory.
+        "-XX:+UseSerialGC -Xmn160m -Xss4m",
+        # The rest of the heap follows what lives: by default it would begin at a 64th of the machine's memory, and
+        # keep more than half of itself free.
+        "-Xms220m -XX:MinHeapFreeRatio=15 -XX:MaxHeapFreeRatio=30",
+        # Decoding is one method of more than 8,000 bytecodes, which HotSpot only interprets unless told otherwise.
+        "-XX:-DontCompileHugeMethods",
+        # One task at a time makes Arrow's batches: one arena for them is enough.
+        "-Dio.netty.allocator.numDirectArenas=1 -Dio.netty.allocator.numHeapArenas=0",
+        "-XX:+ExitOnOutOfMemoryError",
+    )
+)
 
 DEFAULTS: Final = {
     "spark.ui.enabled": "false",

@@ -21,6 +21,7 @@ from pyspark.sql import SparkSession
 from bridge import headers as h
 from bridge.decode import AT_MIN, DEFAULT_LEVELS_MS, Barrier, DecodeParameters, History, decode
 from bridge.headers import Headers, RejectReason
+from bridge.own_headers import own_headers
 from timerstore.entry import ENTRY
 
 TS = 1_800_000_000_000
@@ -52,7 +53,7 @@ def decoded(spark: SparkSession, rows: Sequence[Row], histories: Mapping[tuple[s
     data = [
         {"timestamp": epoch + timedelta(milliseconds=row["ts"])} | {name: row[name] for name in names} for row in rows
     ]
-    entries = decode(spark.createDataFrame(data, SOURCE_SCHEMA), histories).toArrow()
+    entries = own_headers(decode(spark.createDataFrame(data, SOURCE_SCHEMA), histories).toArrow())
     assert entries.schema.names == ENTRY.names
     assert entries.cast(ENTRY).num_rows == len(rows)
     assert [field.type for field in entries.schema if not pa.types.is_list(field.type)] == [
