@@ -40,7 +40,9 @@ def test_rejects_and_cancels_keep_all_headers() -> None:
 
 def test_pieces_of_a_batch_are_taken_as_what_they_are() -> None:
     """Sliced and chunked tables give what whole ones give."""
-    rows = [(Kind.TIMER, [("delay-for", b"1"), (f"h{i}", b"v")] if i % 3 else None) for i in range(20)]
+    rows: list[tuple[Kind, Headers | None]] = [
+        (Kind.TIMER, [("delay-for", b"1"), (f"h{i}", b"v")] if i % 3 else None) for i in range(20)
+    ]
     whole = entries(*rows)
     pieces = pa.concat_tables([whole.slice(i, 7) for i in range(0, 20, 7)])
     assert left(own_headers(pieces)) == left(own_headers(whole))
