@@ -22,6 +22,7 @@ from typing import Final
 import structlog
 
 from bridge import connector, spark
+from bridge.catchup import OverduePolicy
 from bridge.checks import require, run_checks
 from bridge.cluster import Cluster
 from bridge.dispatcher import Dispatcher
@@ -307,6 +308,10 @@ class Application:
             ),
             batch_bytes_max=int(properties.get("batch.size", 1_000_000)),
             record_bytes_max=int(properties.get("message.max.bytes", 1_000_000)),
+            overdue=OverduePolicy(
+                give_up_ms=settings.overdue.older_than if settings.overdue.policy == "dead-letter" else None,
+                rate=settings.overdue.rate,
+            ),
             partitioner=str(properties["partitioner"]),
             compressed=str(properties.get("compression.type", "none")) != "none",
         )

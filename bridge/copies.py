@@ -2,8 +2,8 @@
 
 A roll is an entry whose due time lies beyond the roll window: it is written again, so that a year's delay never depends
 on a year's retention. A retry is an entry whose target fails for now: it is written again with a time at which it is
-looked at again. Both keep the absolute due time and the origin's offset, hence the order of cancels, and what the
-message is known by when it is delivered.
+looked at again. An overdue entry gets a time as well, when others must not wait for it. All keep the absolute due time
+and the origin's offset, hence the order of cancels, and what the message is known by when it is delivered.
 """
 
 from __future__ import annotations
@@ -35,6 +35,9 @@ def copies(
     """Copies of the rows `ids`, with `rolled` more rolls and `failed` more attempts, to come up at `at_ms` int64[m]
     (None: when they are due, or have to roll again). With `lot_bytes`, in lots of no more than that, each sent alone.
     """
+    if lot_bytes:
+        sizes = sizes.copy()
+        sizes[ids] = copy_sizes(outgoing, ids, sizes)
     for part in pieces(ids, sizes, lot_bytes) if lot_bytes else pieces(ids, sizes):
         chosen = ids[part]
         names = ("value", "key", "target", "target_partition", "id", "origin", "due", "rolls", "attempt")

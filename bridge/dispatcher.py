@@ -258,6 +258,7 @@ class Dispatcher:
 
     def _transact(self, store: Store) -> None:
         work = Work(store.begin(), self._clock.monotonic_s())
+        self._planner.catch_up.begin()
         try:
             self._fill(store, work)
             self._commit(store, work)
@@ -332,6 +333,7 @@ class Dispatcher:
         for reason, count in plan.rejected.items():
             work.rejected[reason] = work.rejected.get(reason, 0) + count
         work.rolled += plan.rolled
+        work.deferred += plan.deferred
         for reason, count in plan.retried.items():
             work.retried[reason] = work.retried.get(reason, 0) + count
 
@@ -379,6 +381,7 @@ class Dispatcher:
 
     def _acknowledge(self, work: Work) -> None:
         work.acknowledge()
+        self._planner.catch_up.commit()
         self._states.update(work.states)
         self._suspects.committed()
         self._failures = 0
@@ -389,6 +392,8 @@ class Dispatcher:
             self._metrics.rejected(reason, count)
         if work.rolled:
             self._metrics.rolled(work.rolled)
+        if work.deferred:
+            self._metrics.deferred(work.deferred)
         for reason, count in work.retried.items():
             self._metrics.retried(reason, count)
         for lateness_ms in work.lateness:

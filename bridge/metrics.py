@@ -77,6 +77,10 @@ class Metrics:
             "Records sent to a dead-letter topic. Look there: headers give reason and origin.",
             "reason",
         )
+        self._deferred = self._counter(
+            "records_deferred",
+            "Overdue messages that overdue.rate has spread over time. If catching up takes too long, raise it.",
+        )
         self._retried = self._counter(
             "records_retried",
             "Records put off because their target fails for now. target_partitions_failing names it; put it right.",
@@ -111,6 +115,10 @@ class Metrics:
     def rejected(self, reason: str, rows: int = 1) -> None:
         """`rows` records went to a dead-letter topic for `reason`."""
         self._rejected.labels(reason).inc(rows)
+
+    def deferred(self, rows: int) -> None:
+        """`rows` overdue messages were given slots."""
+        self._deferred.inc(rows)
 
     def retried(self, reason: str, rows: int) -> None:
         """`rows` records were put off for `reason`."""

@@ -142,6 +142,10 @@ class Outgoing:
         column = self.rows.payload.column(name)
         return _objects(column if ids is None else column.take(pa.array(ids)))
 
+    def ts(self) -> Int64s:
+        """When each record was written (ms), int64[n]."""
+        return integers(self.rows.payload.column("ts"), 0)
+
     def lengths(self, name: str, ids: npt.NDArray[np.intp]) -> pa.Array:
         """Bytes of a text column's values, null for null."""
         return pc.binary_length(self.rows.payload.column(name).take(pa.array(ids)))

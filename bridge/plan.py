@@ -4,6 +4,8 @@ kind      due          target                                             become
 reject    -            -                                                  dead letter with its reason
 cancel    -            -                                                  dead letter: not supported yet
 timer     after now    -                                                  a roll: a copy in its own partition
+timer     by now       -, and it has waited too long                      dead letter, or a copy with a slot: see
+                                                                          `catchup`
 timer     by now       condemned after an abort                           dead letter with what the brokers said
 timer     by now       none, not allowed, no such partition, too small    dead letter with its reason
 timer     by now       missing, denied, unavailable, unknown to be any    retry: see `sorting`
@@ -25,13 +27,14 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from bridge.catchup import BURST_MS, CatchUp, OverduePolicy
 from bridge.copies import copies
 from bridge.deadletter import dead_letters, held, is_held
 from bridge.headers import RejectReason
 from bridge.outgoing import Batch, Lane, Outgoing, SourceColumns, integers
 from bridge.placement import PARTITIONER, place
 from bridge.retry import RetryPolicy
-from bridge.sorting import Fates, Sorting, settle
+from bridge.sorting import Fates, Sorting, copyable, settle
 from bridge.targets import Target, Targets
 from bridge.verdict import Findings, Refusal
 from timerstore.entry import Kind
@@ -40,6 +43,8 @@ from timerstore.sources import Sources
 from timerstore.transaction import Rows
 
 NOTHING: Final = Findings()
+ANY_TIME: Final = OverduePolicy()
+NO_TIMES: Final = np.empty(0, dtype=np.int64)
 NO_ROWS: Final = np.empty(0, dtype=np.intp)
 PERMITTED_MAX: Final = 10_000
 """Answers of the allow-list that are kept; names come from headers."""
@@ -63,6 +68,7 @@ class Plan:
     rejected: Mapping[str, int]
     retried: Mapping[str, int]
     rolled: int
+    deferred: int
 
 
 class Planner:
@@ -76,6 +82,7 @@ class Planner:
         default_targets: Mapping[str, str | None],
         dead_letter_topics: Mapping[str, str],
         retry: RetryPolicy,
+        overdue: OverduePolicy = ANY_TIME,
         batch_bytes_max: int = 1_000_000,
         record_bytes_max: int = 64 << 20,
         compressed: bool = False,
@@ -96,6 +103,7 @@ class Planner:
         self._default_targets = default_targets
         self._dead_letter_topic_of = dead_letter_topics
         self._retry = retry
+        self.catch_up = CatchUp(overdue)
         self._batch_bytes_max = batch_bytes_max
         self._record_bytes_max = record_bytes_max
         self._compressed = compressed
@@ -117,6 +125,7 @@ class Planner:
             for row in np.flatnonzero(np.isin(keys, np.fromiter(findings.condemned, np.int64))).tolist():
                 mine = findings.condemned[int(keys[row])]
                 sorting.refuse(_only(row, len(rows)), mine.reason, mine.detail)
+        deferred, slots_ms = self._overdue(outgoing, sorting, timers, keys, sizes, now_ms, findings)
         names, codes = outgoing.targets()
         lanes = self._lanes(outgoing, sorting, names, codes, sizes)
         rolled = np.flatnonzero(rolling)
@@ -126,9 +135,10 @@ class Planner:
         due = outgoing.due if len(lanes) == 1 and len(lanes[0][0].ids) == len(rows) else outgoing.due[sorting.deliver]
         dead = NO_ROWS if fates is None else fates.dead
         return Plan(
-            batches=self._batches(outgoing, lanes, sorting.condemned, rolled, sizes, fates),
+            batches=self._batches(outgoing, lanes, sorting.condemned, rolled, deferred, slots_ms, sizes, fates),
             records=sum(len(lane.ids) for lane, _ in lanes)
             + len(rolled)
+            + len(deferred)
             + (0 if fates is None else len(dead) + len(fates.retried) + len(fates.held)),
             bytes=int(sizes.sum()),
             keys=keys,
@@ -137,7 +147,36 @@ class Planner:
             rejected=_reasons(outgoing, sorting.condemned, dead),
             retried={} if fates is None else fates.reasons,
             rolled=len(rolled),
+            deferred=len(deferred),
         )
+
+    def _overdue(
+        self,
+        outgoing: Outgoing,
+        sorting: Sorting,
+        timers: Bools,
+        keys: Int64s,
+        sizes: Int64s,
+        now_ms: int,
+        findings: Findings,
+    ) -> tuple[npt.NDArray[np.intp], Int64s]:
+        """Apply the overdue policy; returns the rows that are put off to slots of their own, and the slots."""
+        if not self.catch_up.policy.is_any:
+            return NO_ROWS, NO_TIMES
+        waited_ms = self.catch_up.waited_ms(now_ms, outgoing.rows.at, outgoing.ts())
+        sorting.refuse(
+            timers & self.catch_up.given_up(waited_ms), RejectReason.OVERDUE, RejectReason.OVERDUE.explanation
+        )
+        behind = np.flatnonzero(timers & sorting.deliver & self.catch_up.is_behind(waited_ms))
+        if not len(behind):
+            return NO_ROWS, NO_TIMES
+        behind = behind[
+            copyable(outgoing, behind, keys, sizes, findings, self._outlets(outgoing), self._record_bytes_max)
+        ]
+        slots_ms = self.catch_up.slots_ms(now_ms, len(behind))
+        later = slots_ms > now_ms + BURST_MS
+        sorting.deliver[behind[later]] = False
+        return behind[later], slots_ms[later]
 
     def _give_up_rolls(
         self, rolled: npt.NDArray[np.intp], keys: Int64s, findings: Findings, sorting: Sorting
@@ -155,10 +194,6 @@ class Planner:
         rejects = outgoing.kind == Kind.REJECT
         if not (sorting.condemned or sorting.failing or sorting.released or rejects.any()):
             return None
-        used = {outgoing.sources.name(source)[0] for source in np.unique(outgoing.rows.source).tolist()}
-        found = self.targets.resolve([*used, *(self._dead_letter_topic_of[name] for name in used)])
-        if self._compressed:
-            found = {name: replace(target, bytes_max=None) for name, target in found.items()}
         return settle(
             outgoing,
             sorting,
@@ -167,9 +202,17 @@ class Planner:
             now_ms=now_ms,
             policy=self._retry,
             findings=findings,
-            outlets={name: (found[name], found[self._dead_letter_topic_of[name]]) for name in used},
+            outlets=self._outlets(outgoing),
             bytes_max=self._record_bytes_max,
         )
+
+    def _outlets(self, outgoing: Outgoing) -> dict[str, tuple[Target, Target]]:
+        """The delay topics that the rows are of, each with its dead-letter topic."""
+        used = {outgoing.sources.name(source)[0] for source in np.unique(outgoing.rows.source).tolist()}
+        found = self.targets.resolve([*used, *(self._dead_letter_topic_of[name] for name in used)])
+        if self._compressed:
+            found = {name: replace(target, bytes_max=None) for name, target in found.items()}
+        return {name: (found[name], found[self._dead_letter_topic_of[name]]) for name in used}
 
     def _lanes(
         self, outgoing: Outgoing, sorting: Sorting, names: list[str], codes: npt.NDArray[np.int32], sizes: Int64s
@@ -288,6 +331,8 @@ class Planner:
         lanes: list[tuple[Lane, Target]],
         condemned: Mapping[int, Refusal],
         rolled: npt.NDArray[np.intp],
+        deferred: npt.NDArray[np.intp],
+        slots_ms: Int64s,
         sizes: Int64s,
         fates: Fates | None,
     ) -> Iterator[Batch]:
@@ -296,15 +341,24 @@ class Planner:
             # fits, one lot at a time.
             small = target.bytes_max is not None and target.bytes_max < self._batch_bytes_max and not self._compressed
             yield from outgoing.batches(lane, sizes, lot_bytes=target.bytes_max if small else None)
+        lot = self._copy_lot_bytes(outgoing) if len(rolled) or len(deferred) or fates is not None else None
         if len(rolled):
-            yield from copies(outgoing, rolled, sizes, rolled=1)
+            yield from copies(outgoing, rolled, sizes, rolled=1, lot_bytes=lot)
+        if len(deferred):
+            yield from copies(outgoing, deferred, sizes, at_ms=slots_ms, lot_bytes=lot)
         if fates is not None:
             if len(fates.retried):
-                yield from copies(outgoing, fates.retried, sizes, failed=1, at_ms=fates.retried_at_ms)
+                yield from copies(outgoing, fates.retried, sizes, failed=1, at_ms=fates.retried_at_ms, lot_bytes=lot)
             if len(fates.held):
                 yield from held(outgoing, fates.held, self._dead_letter_topic_of, sizes, fates.held_at_ms)
             if len(fates.dead):
                 yield from dead_letters(outgoing, fates.dead, condemned, self._dead_letter_topic_of, sizes)
+
+    def _copy_lot_bytes(self, outgoing: Outgoing) -> int | None:
+        """As for targets: what a delay topic takes at once, if that is less than the client's batches."""
+        limits = [topic.bytes_max for topic, _ in self._outlets(outgoing).values()]
+        least = min((limit for limit in limits if limit is not None), default=self._batch_bytes_max)
+        return least if least < self._batch_bytes_max else None
 
 
 def _release(

@@ -9,7 +9,7 @@ from typing import Any, Final
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
-from bridge.units import format_bytes, format_duration_ms, parse_bytes, parse_duration_ms
+from bridge.units import format_bytes, format_duration_ms, format_rate, parse_bytes, parse_duration_ms, parse_rate
 
 AUTO: Final = 0
 """`auto`, where a setting may be that instead of a number of milliseconds."""
@@ -64,3 +64,8 @@ def duration_or_auto(least: str, most: str) -> Quantity:
 def size(least: str, most: str) -> Quantity:
     """A size between these."""
     return Quantity(least, most, parse_bytes, format_bytes, True, r"^[0-9]+ *(B|[KMGT]iB|[kKMGT]B)?$")
+
+
+def per_second(least: str, most: str) -> Quantity:
+    """A number a second between these."""
+    return Quantity(least, most, parse_rate, format_rate, True, r"^[0-9]+(/s)?$")

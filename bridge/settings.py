@@ -29,7 +29,7 @@ from pydantic import (
 
 from bridge import librdkafka
 from bridge.errors import ConfigurationError
-from bridge.quantity import AUTO, duration, duration_or_auto, size
+from bridge.quantity import AUTO, duration, duration_or_auto, per_second, size
 from bridge.secrets import MASK, Redactor, is_secret_key
 from bridge.units import parse_bytes, parse_duration_ms
 
@@ -201,6 +201,14 @@ class Delivery(Section):
     retry: Retry = Field(default_factory=Retry)
 
 
+class Overdue(Section):
+    """What is done about messages that have waited for the bridge."""
+
+    policy: Literal["deliver", "dead-letter"] = "deliver"
+    older_than: Annotated[int, duration("1s", "36500d")] = parse_duration_ms("1d")
+    rate: Annotated[int, per_second("0/s", "10000000/s")] = 0
+
+
 class Store(Section):
     """The local index."""
 
@@ -268,6 +276,7 @@ class Settings(Section):
     delay: Delay = Field(default_factory=Delay)
     roll: Roll = Field(default_factory=Roll)
     delivery: Delivery = Field(default_factory=Delivery)
+    overdue: Overdue = Field(default_factory=Overdue)
     store: Store = Field(default_factory=Store)
     hot: Hot = Field(default_factory=Hot)
     ingest: Ingest = Field(default_factory=Ingest)

@@ -95,7 +95,7 @@ def settle(
     reasons: Counter[str] = Counter()
     failing = _rows(sorting.failing)
     over = policy.is_over(outgoing.attempt[failing].astype(np.int64) + 1)
-    can = _copyable(outgoing, failing, keys, sizes, findings, outlets, bytes_max)
+    can = copyable(outgoing, failing, keys, sizes, findings, outlets, bytes_max)
     for row in failing[over | ~can].tolist():
         sorting.condemned[row] = sorting.failing.pop(row)
     retried = failing[~over & can]
@@ -106,7 +106,7 @@ def settle(
     stuck = dead[~_writable(outgoing, dead, keys, findings, outlets)]
     held: Rows = np.empty(0, np.intp)
     if len(stuck):
-        stuck = stuck[_copyable(outgoing, stuck, keys, sizes, findings, outlets, bytes_max)]
+        stuck = stuck[copyable(outgoing, stuck, keys, sizes, findings, outlets, bytes_max)]
         is_timer = outgoing.kind[stuck] == Kind.TIMER
         reasons[DEAD_LETTER_TOPIC] += len(stuck)
         dead = np.setdiff1d(dead, stuck)
@@ -121,7 +121,7 @@ def settle(
     )
 
 
-def _copyable(
+def copyable(
     outgoing: Outgoing,
     ids: Rows,
     keys: Int64s,

@@ -48,3 +48,16 @@ def format_bytes(size: int) -> str:
         if size and size % _BYTES_PER_UNIT[unit] == 0:
             return f"{size // _BYTES_PER_UNIT[unit]}{unit}"
     return f"{size}B"
+
+
+def parse_rate(text: str) -> int:
+    """`1000/s`, or `1000`, or 0 for no limit. Raises ValueError."""
+    match = re.fullmatch(r"([0-9]{1,9})(?:/s)?", text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is not a rate; write it as 1000/s, or 0 for none")
+    return int(match[1])
+
+
+def format_rate(rate: int) -> str:
+    """The inverse of `parse_rate`."""
+    return f"{rate}/s" if rate else "0"

@@ -96,6 +96,10 @@ class DispatchMetrics(Protocol):
         """Copies committed to a delay topic."""
         ...
 
+    def deferred(self, rows: int) -> None:
+        """Overdue, and given a slot."""
+        ...
+
     def retried(self, reason: str, rows: int) -> None:
         """Put off."""
         ...
@@ -144,6 +148,7 @@ class Work:
     delivered: dict[str, int] = field(default_factory=dict)
     rejected: dict[str, int] = field(default_factory=dict)
     rolled: int = 0
+    deferred: int = 0
     retried: dict[str, int] = field(default_factory=dict)
     states: dict[SourceName, CommittedState] = field(default_factory=dict)
 

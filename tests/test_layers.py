@@ -29,7 +29,7 @@ LONGER: Final = {  # module: its own limit, and why it is one thing all the same
 PURE: Final = (
     *("bridge/headers.py", "bridge/units.py", "bridge/errors.py", "bridge/java_client.py", "bridge/decode.py"),
     *("bridge/progress.py", "bridge/verdict.py", "bridge/outgoing.py", "bridge/copies.py", "bridge/deadletter.py"),
-    *("bridge/retry.py", "bridge/placement.py", "bridge/sorting.py"),
+    *("bridge/retry.py", "bridge/catchup.py", "bridge/placement.py", "bridge/sorting.py"),
     *("timerstore/position.py", "timerstore/sources.py", "timerstore/entry.py", "timerstore/wheel.py"),
     *("timerstore/runs.py", "timerstore/late.py", "timerstore/pending.py", "timerstore/chunks.py"),
     *("timerstore/resident.py", "timerstore/timerlog.py", "timerstore/errors.py"),

@@ -9,6 +9,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from bridge.catchup import OverduePolicy
 from bridge.cluster import Cluster
 from bridge.decode import DecodeParameters
 from bridge.dispatcher import Dispatcher
@@ -60,7 +61,7 @@ class Tally:
         self.by_reason: dict[str, int] = {}
         self.by_retry: dict[str, int] = {}
         self.lateness_ms: list[int] = []
-        self.transactions = self.aborted = self.rebuilt = self.rolls = 0
+        self.transactions = self.aborted = self.rebuilt = self.rolls = self.deferrals = 0
         self.longest_s = 0.0
 
     def delivered(self, topic: str, rows: int) -> None:
@@ -71,6 +72,9 @@ class Tally:
 
     def rolled(self, rows: int) -> None:
         self.rolls += rows
+
+    def deferred(self, rows: int) -> None:
+        self.deferrals += rows
 
     def retried(self, reason: str, rows: int) -> None:
         self.by_retry[reason] = self.by_retry.get(reason, 0) + rows
@@ -127,6 +131,7 @@ class Rig:
         default_target: str | None = None,
         session_timeout: str = "30s",
         retry: RetryPolicy | None = None,
+        overdue: OverduePolicy | None = None,
     ) -> None:
         self.clock = clock or SystemClock()
         self.settings = settings_for(
@@ -153,6 +158,7 @@ class Rig:
             default_targets={delay_topic: default_target},
             dead_letter_topics={delay_topic: f"{delay_topic}.dlt"},
             retry=retry or RetryPolicy(),
+            overdue=overdue or OverduePolicy(),
         )
         self.dispatcher = Dispatcher(
             writer=make_writer(writer),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 from typing import Any
 
@@ -10,6 +11,7 @@ from confluent_kafka import KafkaError
 from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]  # public, but not marked as exported
 
 from bridge import headers as h
+from bridge.catchup import OverduePolicy
 from bridge.errors import FencedError, InternalError
 from bridge.outgoing import Batch
 from bridge.retry import RetryPolicy
@@ -339,6 +341,58 @@ def test_a_retry_copy_that_outgrows_the_delay_topic_is_a_dead_letter(broker: Bro
         [dead] = read_committed(broker.bootstrap, f"{delay}.dlt")
         assert (len(dead.value or b""), dead.header("delay-reason")) == (1_700, b"unknown-target")
         assert [r.value for r in read_committed(broker.bootstrap, delay)] == [b"v0", b"v1"]
+
+
+def test_what_has_waited_too_long_is_given_up(broker: Broker, topics: Topics) -> None:
+    """With the reason overdue; a message that was sent for the past, and a retry, have not waited."""
+    delay, target = delay_topic(topics), topics.create()
+    with Rig(broker.bootstrap, delay, overdue=OverduePolicy(give_up_ms=60_000)) as rig:
+        assert rig.store is not None
+        now = rig.clock.now_ms()
+        rig.store.add(
+            [
+                timer(delay, 0, 0, now - 120_000, target, value=b"old"),
+                timer(delay, 0, 1, now - 30_000, target, value=b"late"),
+                timer(delay, 0, 2, now - 120_000, target, value=b"past", ts=now - 10),
+                {**timer(delay, 0, 3, now - 120_000, target, value=b"retry", attempt=3), "at": now - 1_000},
+            ]
+        )
+        rig.start()
+        rig.wait_delivered()
+        assert sorted(values(broker, target)) == [b"late", b"past", b"retry"]  # type: ignore[type-var]
+        [dead] = read_committed(broker.bootstrap, f"{delay}.dlt")
+        assert (dead.value, dead.header("delay-reason")) == (b"old", b"overdue")
+
+
+@pytest.mark.parametrize("mode", ["exactly-once", "at-least-once"])
+def test_an_overdue_backlog_is_spread_by_the_rate(broker: Broker, topics: Topics, mode: str) -> None:
+    """A second's worth goes at once; each other message is written back once, with a slot of its own and no attempt
+    counted; what is due now passes. In its slot a message goes."""
+    delay, target = delay_topic(topics), topics.create()
+    with Rig(broker.bootstrap, delay, mode=mode, overdue=OverduePolicy(rate=100), transaction_rows=150) as rig:
+        assert rig.store is not None
+        old = rig.clock.now_ms() - 3_600_000
+        rig.store.add([timer(delay, 0, i, old + i, target, value=b"%d" % i, attempt=1) for i in range(500)])
+        rig.store.add([timer(delay, 0, 500, rig.clock.now_ms(), target, value=b"now")])
+        rig.start()
+        rig.wait_delivered()
+        got = values(broker, target)
+        assert got[-1] == b"now"
+        assert [int(v or b"") for v in got[:-1]] == list(range(len(got) - 1))
+        assert 100 <= len(got) - 1 <= 102
+        copies = read_committed(broker.bootstrap, delay)
+        assert [int(r.value or b"") for r in copies] == list(range(len(got) - 1, 500))
+        assert {r.header("delay-copy-attempt") for r in copies} == {b"1"}
+        slots = [int(r.header("delay-copy-at") or b"") for r in copies]
+        assert {b - a for a, b in itertools.pairwise(slots)} <= {9, 10, 11}
+        assert [int(r.header("delay-copy-due") or b"") - old for r in copies] == [int(r.value or b"") for r in copies]
+        assert rig.tally.deferrals == len(copies)
+        assert rig.tally.by_retry == {}
+        now = rig.clock.now_ms()
+        back = timer(delay, 0, 501, old, target, value=b"back", ts=now - 10_000, origin=499)
+        rig.store.add([{**back, "at": now - 50}])
+        rig.wait_delivered()
+        assert values(broker, target)[-1] == b"back"
 
 
 def test_dead_letters_wait_for_their_topic(broker: Broker, topics: Topics) -> None:
