@@ -35,6 +35,7 @@ from bridge.ownership import Ownership
 from bridge.pipeline import Pipeline, Surroundings
 from bridge.plan import Planner
 from bridge.progress import CommittedState
+from bridge.protection import Protection
 from bridge.retry import RetryPolicy
 from bridge.secrets import Redactor
 from bridge.settings import Settings
@@ -149,7 +150,11 @@ class Application:
         settings = self._settings
         self._health.enter("checking", reasons=("brokers, topics, Java",))
         with ManagementServer(
-            settings.http.host, settings.http.port, health=self._health, registry=self._metrics.registry
+            settings.http.host,
+            settings.http.port,
+            health=self._health,
+            registry=self._metrics.registry,
+            protection=Protection.of(settings.http),
         ) as server:
             log.info("management-port", host=settings.http.host, port=server.port)
             findings = run_checks(settings, create=True)

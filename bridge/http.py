@@ -1,4 +1,4 @@
-"""The management port: /livez, /readyz and /metrics over plain HTTP, without secrets.
+"""The management port: /livez, /readyz and /metrics, without secrets; over TLS where that is configured.
 
 `Health` is what the parts of the bridge report into; the server only reads it.
 """
@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from bridge.errors import EnvironmentFailure
+from bridge.protection import Protection
 
 log = structlog.get_logger("bridge.http")
 
@@ -68,10 +69,19 @@ class Health:
 class ManagementServer:
     """Serves the probes and metrics on threads of its own. Port 0 takes a free one; `port` tells which."""
 
-    def __init__(self, host: str, port: int, *, health: Health, registry: CollectorRegistry) -> None:
-        handler = type("BoundHandler", (_Handler,), {"health": health, "registry": registry})
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        health: Health,
+        registry: CollectorRegistry,
+        protection: Protection | None = None,
+    ) -> None:
+        protection = protection or Protection()
+        handler = type("BoundHandler", (_Handler,), {"health": health, "registry": registry, "protection": protection})
         try:
-            self._server = _Server((host, port), handler)
+            self._server = _Server((host, port), handler, protection)
         except OSError as error:
             raise EnvironmentFailure(
                 f"cannot listen on {host}:{port}: {error.strerror}",
@@ -110,8 +120,9 @@ class _Server(ThreadingHTTPServer):
     block_on_close = False  # a client that keeps its connection open must not hold up the stop
     request_queue_size = CONNECTIONS_MAX
 
-    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler], protection: Protection) -> None:
         self._slots = threading.BoundedSemaphore(CONNECTIONS_MAX)
+        self._protection = protection
         super().__init__(address, handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -126,6 +137,16 @@ class _Server(ThreadingHTTPServer):
         finally:
             self._slots.release()
 
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        """On the request's own thread: a client that does not shake hands holds up nobody else."""
+        certificate = self._protection.certificate
+        if certificate is None:
+            super().finish_request(request, client_address)
+            return
+        request.settimeout(REQUEST_TIMEOUT_S)
+        with certificate.context().wrap_socket(request, server_side=True) as secured:
+            super().finish_request(secured, client_address)
+
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - the base class's signature
         log.debug("http_request_failed", exc_info=True)
 
@@ -133,6 +154,7 @@ class _Server(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     health: ClassVar[Health]
     registry: ClassVar[CollectorRegistry]
+    protection: ClassVar[Protection]
     timeout = REQUEST_TIMEOUT_S
     server_version = "delay-bridge"
     sys_version = ""
@@ -163,6 +185,9 @@ class _Handler(BaseHTTPRequestHandler):
         self._json(HTTPStatus.OK if phase.ready else HTTPStatus.SERVICE_UNAVAILABLE, body)
 
     def _metrics(self) -> None:
+        if not self.protection.permits(self.headers.get("Authorization")):
+            self._answer(HTTPStatus.UNAUTHORIZED, "text/plain; charset=utf-8", b"user and password, please\n")
+            return
         encode, content_type = choose_encoder(self.headers.get("Accept", ""))
         self._answer(HTTPStatus.OK, content_type, encode(self.registry))
 
@@ -174,6 +199,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Cache-Control", "no-store")
+        if status is HTTPStatus.UNAUTHORIZED:
+            self.send_header("WWW-Authenticate", 'Basic realm="metrics"')
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)

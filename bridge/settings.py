@@ -255,6 +255,17 @@ class Http(Section):
 
     host: str = Field(default="0.0.0.0", min_length=1)  # probes and Prometheus come from outside
     port: int = Field(default=8080, ge=0, le=65_535)
+    certificate_file: Path | None = None
+    key_file: Path | None = None
+    user: str | None = Field(default=None, pattern="^[^:]+$")
+    password_file: Path | None = None
+
+    @model_validator(mode="after")
+    def _in_pairs(self) -> Self:
+        for one, other in (("certificate_file", "key_file"), ("user", "password_file")):
+            if (getattr(self, one) is None) != (getattr(self, other) is None):
+                raise ValueError(f"http.{one} and http.{other} go together; set both or none")
+        return self
 
 
 class Logs(Section):

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import http.client
 import json
+import shutil
 import socket
+import ssl
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from bridge.errors import EnvironmentFailure
+from bridge.errors import ConfigurationError, EnvironmentFailure
 from bridge.http import CONNECTIONS_MAX, Health, ManagementServer
 from bridge.metrics import Metrics
+from bridge.protection import Protection
+from bridge.settings import Settings
+from tests.system.secure import Authority
 
 
 class Bench:
@@ -107,3 +115,58 @@ def test_stop_frees_the_port() -> None:
     bench.server.stop()
     again = ManagementServer("127.0.0.1", port, health=bench.health, registry=bench.metrics.registry)
     again.stop()
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl on this machine")
+def test_metrics_can_be_guarded_and_certificates_replaced(tmp_path: Path) -> None:
+    """TLS with a private authority; /metrics with a password, the probes without; a new certificate at once."""
+    authority = Authority(tmp_path / "ca")
+    key, chain = authority.issue("bridge")
+    (tmp_path / "password").write_text("secret\n")
+    names = {"certificate_file": chain, "key_file": key, "user": "scraper", "password_file": tmp_path / "password"}
+    protection = Protection.of(Settings.of({"http": {name: str(value) for name, value in names.items()}}).http)
+    assert "secret" not in repr(protection)
+    context = ssl.create_default_context(cafile=str(authority.certificate))
+
+    def get(path: str, **headers: str) -> tuple[int, int]:
+        """Status, and the certificate's serial number."""
+        connection = http.client.HTTPSConnection("127.0.0.1", server.port, timeout=5, context=context)
+        try:
+            connection.connect()
+            certificate: Any = connection.sock.getpeercert()
+            connection.request("GET", path, headers=headers)
+            return connection.getresponse().status, int(str(certificate["serialNumber"]), 16)
+        finally:
+            connection.close()
+
+    def basic(text: str) -> str:
+        return "Basic " + base64.b64encode(text.encode()).decode()
+
+    with ManagementServer(
+        "127.0.0.1", 0, health=Health(), registry=Metrics().registry, protection=protection
+    ) as server:
+        assert get("/livez")[0] == 200
+        assert get("/metrics")[0] == 401
+        for wrong in (basic("scraper:Secret"), basic("scraper"), "Basic ???", "Bearer secret", ""):
+            assert get("/metrics", Authorization=wrong)[0] == 401
+        status, serial = get("/metrics", Authorization=basic("scraper:secret"))
+        assert status == 200
+        authority.issue("bridge")
+        assert get("/livez")[1] != serial
+        chain.write_text("being written")
+        assert get("/livez")[0] == 200, "what is in force stays in force"
+        with socket.create_connection(("127.0.0.1", server.port)) as plain:
+            plain.sendall(b"GET /livez HTTP/1.0\r\n\r\n")
+            plain.settimeout(5)
+            with contextlib.suppress(ConnectionResetError):
+                assert not plain.recv(100).startswith(b"HTTP"), "no plain text beside TLS"
+
+
+def test_a_certificate_that_cannot_be_used_is_an_error_with_its_key(tmp_path: Path) -> None:
+    """At the start, not at the first probe."""
+    (tmp_path / "chain").write_text("nonsense")
+    settings = Settings.of({"http": {"certificate_file": str(tmp_path / "chain"), "key_file": str(tmp_path / "none")}})
+    with pytest.raises(ConfigurationError, match=r"http\.certificate_file"):
+        Protection.of(settings.http)
+    with pytest.raises(ConfigurationError, match="go together"):
+        Settings.of({"http": {"user": "scraper"}})

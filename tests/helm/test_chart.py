@@ -36,6 +36,10 @@ MATRIX: Final[dict[str, dict[str, Any]]] = {
     "TLS without user": {"kafka": {"tls": {"existingSecret": "tls", "certKey": "tls.crt", "keyKey": "tls.key"}}},
     "no limit": {"resources": {"limits": None}},
     "another port": {"config": {"http": {"port": 9000}}, "podMonitor": {"enabled": True}},
+    "TLS inside": {
+        "config": {"http": {"certificate_file": "/etc/tls/tls.crt", "key_file": "/etc/tls/tls.key"}},
+        "podMonitor": {"enabled": True, "tlsConfig": {"insecureSkipVerify": True}},
+    },
     "long name": {"nameOverride": "a-name-that-is-much-longer-than-the-sixty-three-characters-of-a-label"},
 }
 
@@ -227,6 +231,16 @@ def test_a_changed_configuration_restarts_the_pods(tmp_path: Path) -> None:
     same = {"prometheusRule": {"enabled": True}, "service": {"annotations": {"a": "b"}}}
     assert pod({}) == pod(same)
     assert pod({}) != pod({"config": {"delay": {"max": "1d"}}})
+
+
+@needs_helm
+def test_probes_and_scrapes_use_tls_where_the_port_does(tmp_path: Path) -> None:
+    """One without the other would be a pod that never becomes ready."""
+    rendered = {manifest["kind"]: manifest for manifest in template(tmp_path, LEAST, MATRIX["TLS inside"])}
+    (container,) = rendered["StatefulSet"]["spec"]["template"]["spec"]["containers"]
+    probes = [container[f"{name}Probe"]["httpGet"]["scheme"] for name in ("startup", "readiness", "liveness")]
+    assert probes == ["HTTPS"] * 3
+    assert rendered["PodMonitor"]["spec"]["podMetricsEndpoints"][0]["scheme"] == "https"
 
 
 @needs_helm

@@ -70,7 +70,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 
 {{- define "delay-bridge.scheme" -}}
 {{- $http := (include "delay-bridge.config" . | fromYaml).http }}
-{{- ternary "HTTPS" "HTTP" (hasKey $http "tls") }}
+{{- ternary "HTTPS" "HTTP" (not (empty $http.certificate_file)) }}
 {{- end }}
 
 {{- /* A size as the bridge or Kubernetes writes it, in MiB. */}}
