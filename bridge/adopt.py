@@ -5,6 +5,7 @@ Where committed offsets are missing, unreadable or out of range, going on would 
 
     earliest   everything that the topic still holds is pending: what was delivered before is delivered again
     latest     nothing that the topic holds is pending: what was not delivered yet is given up
+    committed  the committed states stay as they are; what is gone from the topic is given up
 
 Order, and what a crash right after each step costs: 1. the index's checkpoint is set aside (the index is rebuilt at the
 next start, which would end in the same error as before); 2. one commit for all partitions (none: adopting is done).
@@ -14,19 +15,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from bridge.clienterrors import kafka_error
 from bridge.decode import DecodeParameters
-from bridge.errors import EnvironmentFailure
+from bridge.errors import EnvironmentFailure, StateError
 from bridge.ownership import FORCED
-from bridge.progress import CommittedState, initial_state
+from bridge.progress import ADOPT, CommittedState, decode_metadata, initial_state
 from bridge.standing import TopicFacts
 from timerstore import files
 from timerstore.sources import SourceName
+
+Start = Literal["earliest", "latest", "committed"]
+READ_TIMEOUT_S: Final = 30.0
 
 
 def adopt(
@@ -35,7 +40,7 @@ def adopt(
     group_id: str,
     topics: Mapping[str, TopicFacts],
     parameters: Callable[[str], DecodeParameters],
-    start: Literal["earliest", "latest"],
+    start: Start,
     directory: Path,
     now_ms: int,
 ) -> dict[SourceName, CommittedState]:
@@ -45,20 +50,25 @@ def adopt(
     the store's. Every instance of the bridge must be down: raises EnvironmentFailure when the group has members, or
     does not take the commit.
     """
+    config = {**consumer, "group.id": group_id, **FORCED}
+    known = _committed(config, topics) if start == "committed" else {}
     states = {
-        (topic, partition): _state(facts, partition, start, parameters(topic))
+        (topic, partition): _state(facts, partition, start, parameters(topic), known.get((topic, partition)))
         for topic, facts in topics.items()
         for partition in range(facts.partitions)
     }
     if (directory / files.CHECKPOINT).exists():
         files.set_aside(directory / files.CHECKPOINT, now_ms)
-    _commit({**consumer, "group.id": group_id, **FORCED}, states)
+    _commit(config, states)
     return states
 
 
 def _state(
-    facts: TopicFacts, partition: int, start: Literal["earliest", "latest"], parameters: DecodeParameters
+    facts: TopicFacts, partition: int, start: Start, parameters: DecodeParameters, known: CommittedState | None
 ) -> CommittedState:
+    if known is not None:
+        begin = facts.log_start[partition]
+        return replace(known, offset=max(known.offset, begin), first_offset=max(known.first_offset, begin))
     offset = facts.log_start[partition] if start == "earliest" else facts.log_end[partition]
     return initial_state(
         offset=offset,
@@ -69,9 +79,42 @@ def _state(
     )
 
 
+def _committed(config: Mapping[str, Any], topics: Mapping[str, TopicFacts]) -> dict[SourceName, CommittedState]:
+    """The states of all partitions. Raises StateError where one is missing, or of another topic of that name."""
+    client = Consumer({**_no_member(config), "logger": logging.getLogger("bridge.librdkafka")})
+    places = [TopicPartition(topic, p) for topic, facts in topics.items() for p in range(facts.partitions)]
+    try:
+        found = client.committed(places, timeout=READ_TIMEOUT_S)
+    except KafkaException as exception:
+        raise EnvironmentFailure(
+            "the committed offsets cannot be read",
+            hint="Check that the brokers can be reached, and try again.",
+            reason=kafka_error(exception).str(),
+        ) from None
+    finally:
+        client.close()
+    states = {}
+    for place in found:
+        name = (place.topic, place.partition)
+        state = decode_metadata(name, place.offset, place.metadata) if place.offset >= 0 else None
+        if state is None or state.topic_id != topics[place.topic].topic_id:
+            raise StateError(
+                "there is no committed state of this topic to go on from",
+                hint=f"{ADOPT}.",
+                topic=place.topic,
+                partition=place.partition,
+            )
+        states[name] = state
+    return states
+
+
+def _no_member(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A consumer that does not join: the group takes a commit of one only while it has no members."""
+    return {name: value for name, value in config.items() if name != "group.instance.id"}
+
+
 def _commit(config: dict[str, Any], states: Mapping[SourceName, CommittedState]) -> None:
-    config.pop("group.instance.id", None)  # not a member: the group takes such a commit only while it has none
-    client = Consumer({**config, "logger": logging.getLogger("bridge.librdkafka")})
+    client = Consumer({**_no_member(config), "logger": logging.getLogger("bridge.librdkafka")})
     try:
         offsets = [TopicPartition(*name, state.offset, state.metadata()) for name, state in states.items()]
         answers = client.commit(offsets=offsets, asynchronous=False)

@@ -255,13 +255,14 @@ class Application:
         if pipeline is None or pipeline.store is None:
             return
         self._lag.refresh(around.cluster, pipeline.store)
+        pipeline.look_at_retention(self._lag)
         phase = self._health.phase.name
         if phase == "connecting" and around.dispatcher.wait_open(0):
             log.info("ready", partitions=len(pipeline.store.next_offsets()), pending=pipeline.store.stats().pending)
             phase = "running"
         if phase == "running":
             impediments = pipeline.impediments()
-            self._health.enter("running", ready=not impediments, reasons=impediments)
+            self._health.enter("running", ready=not impediments, reasons=(*impediments, *pipeline.alarms()))
 
     def _shut_down(self) -> None:
         """End everything in order, within `STOP_S_MAX`."""
@@ -347,7 +348,8 @@ class Application:
         store = pipeline.store if pipeline is not None else None
         if store is None:
             return StoreSnapshot()
-        seen = snapshot(store, self._settings, self._clock.now_ms(), self._lag)
+        guard = None if pipeline is None else pipeline.retention
+        seen = snapshot(store, self._settings, self._clock.now_ms(), self._lag, guard)
         return seen if self._targets is None else replace(seen, failing=self._targets.failing())
 
     def _problems(self) -> list[str]:

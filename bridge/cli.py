@@ -1,4 +1,4 @@
-"""The command `delay-bridge`: run, check, adopt, send, config, version.
+"""The command `delay-bridge`: run, check, adopt, send, cancel, config, version.
 
 Every failure is one clear line on standard error and the exit status of its kind (bridge/errors.py): 2 configuration,
 3 environment, 4 state, 5 another instance took over.
@@ -56,6 +56,7 @@ class Start(Enum):
 
     EARLIEST = "earliest"
     LATEST = "latest"
+    COMMITTED = "committed"
 
 
 @app.command()
@@ -93,6 +94,7 @@ def adopt(
     """Write new committed offsets, after a start was refused for lack of them. Every instance must be down.
 
     earliest: everything that the topics still hold is delivered, again if need be. latest: nothing of it is.
+    committed: what is pending of it is; only what is gone from the topics is given up.
     """
     with _failures_as_one_line() as known:
         settings = _settings(config, known)
@@ -179,6 +181,28 @@ def send(
             with arrivals:
                 for arrived in arrivals.wait(sent.origins(), wait_ms / 1000):
                     typer.echo(f"{arrived.origin} arrived at {arrived.place}, {arrived.lateness_ms} ms late")
+
+
+@app.command()
+def cancel(
+    id: Annotated[str, typer.Argument(help="The id that the message was sent with.")],
+    key: Annotated[str | None, typer.Option(help="The key that it was sent with; without: all partitions.")] = None,
+    delay_topic: Annotated[
+        str | None, typer.Option("--delay-topic", "--topic", help="Delay topic; default: the configuration's only one.")
+    ] = None,
+    bootstrap: Annotated[str | None, typer.Option(help="Brokers, host:port; wins over the configuration.")] = None,
+    config: ConfigOption = None,
+) -> None:
+    """Cancel a pending message. What is delivered already, or unknown, is not an error."""
+    with _failures_as_one_line() as known:
+        settings = _settings(config, known)
+        client = DelayClient(_producer(settings, bootstrap), delay_topic or _only_delay_topic(settings))
+        try:
+            client.cancel(id, key)
+        except ValueError as error:
+            raise ConfigurationError(str(error), hint="give the id that the message was sent with") from None
+        client.flush()
+        typer.echo(f"cancel of {id} sent to {client.delay_topic}", err=True)
 
 
 @app.command("config")

@@ -81,12 +81,15 @@ class DelayClient:
     def cancel(self, id: str, key: bytes | str | None = None, *, on_delivery: OnDelivery | None = None) -> None:
         """Cancel the pending message that was sent with this `id`, and with this `key`.
 
-        A message without a key may be in any partition, so without a key a cancel is sent to all of them. Cancelling
-        what is delivered already, or unknown, does nothing.
+        A message without a key may be in any partition, so without a key a cancel is sent to all of them, marked so
+        that the bridge does not do that again. Cancelling what is delivered already, or unknown, does nothing.
         """
-        headers: list[Header] = [*cancel_headers(id)]
-        for partition in [_ANY_PARTITION] if key is not None else range(self._partitions()):
-            self._produce(None, key, headers, partition, on_delivery)
+        if key is not None:
+            self._produce(None, key, [*cancel_headers(id)], _ANY_PARTITION, on_delivery)
+            return
+        headers: list[Header] = [*cancel_headers(id, forwarded="client")]
+        for partition in range(self._partitions()):
+            self._produce(None, None, headers, partition, on_delivery)
 
     def flush(self, timeout_s: float = 60.0) -> None:
         """Wait until the delay topic has taken everything that was sent.

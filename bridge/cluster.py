@@ -14,7 +14,15 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Final
 
-from confluent_kafka import IsolationLevel, KafkaError, KafkaException, Producer, TopicCollection, TopicPartition
+from confluent_kafka import (
+    Consumer,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    Producer,
+    TopicCollection,
+    TopicPartition,
+)
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public, but not marked as exported
     AdminClient,
     ConfigResource,
@@ -31,6 +39,10 @@ from timerstore.clock import Clock, SystemClock
 
 _POLLS: Final = 20
 _RETRY_S: Final = 0.1
+_SAMPLE_S: Final = 2.0
+_SAMPLE_RECORDS: Final = 200
+_RECORD_BYTES: Final = 100
+"""Of a record's headers and framing, roughly."""
 _SECURITY: Final = frozenset({KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError.SASL_AUTHENTICATION_FAILED})
 _FORBIDDEN: Final = frozenset(
     {
@@ -69,6 +81,14 @@ class Watermarks:
     end: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Oldest:
+    """The oldest records of a partition: the first one's timestamp, and their mean size in bytes."""
+
+    timestamp_ms: int
+    mean_bytes: float
+
+
 class Cluster:
     """A connection for look-ups. Make one, use it, drop it; it holds no state of ours."""
 
@@ -81,6 +101,12 @@ class Cluster:
         self._last_error: KafkaError | None = None
         properties: dict[str, Any] = librdkafka(settings, "admin")
         properties["error_cb"] = self._remember
+        self._consumer: dict[str, Any] = {
+            **librdkafka(settings, "admin"),
+            "group.id": f"{settings.group_id}-sample",
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+        }
         self._admin = AdminClient(properties, logger=_collecting_logger([]))
 
     def describe(self) -> ClusterDescription:
@@ -134,6 +160,36 @@ class Cluster:
         starts = self._offsets(partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
         ends = self._offsets(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
         return {p: Watermarks(start=starts[p], end=ends[p]) for p in partitions}
+
+    def first_after(
+        self, partitions: Sequence[tuple[str, int]], timestamp_ms: int
+    ) -> dict[tuple[str, int], int | None]:
+        """The first offset of each (topic, partition) whose record is not older than this; None: all are older."""
+        found = self._offsets(partitions, OffsetSpec.for_timestamp(timestamp_ms))
+        return {place: offset if offset >= 0 else None for place, offset in found.items()}
+
+    def oldest(self, marks: Mapping[tuple[str, int], Watermarks]) -> dict[tuple[str, int], Oldest]:
+        """What the logs begin with, where there is anything between their marks, and it comes within two seconds."""
+        wanted = {place: mark for place, mark in marks.items() if mark.start < mark.end}
+        found: dict[tuple[str, int], list[tuple[int, int]]] = {}
+        if not wanted:
+            return {}
+        consumer = Consumer(self._consumer, logger=_collecting_logger([]))
+        try:
+            consumer.assign([TopicPartition(*place, mark.start) for place, mark in wanted.items()])
+            deadline_s = self._clock.monotonic_s() + _SAMPLE_S
+            while len(found) < len(wanted) and self._clock.monotonic_s() < deadline_s:
+                for message in consumer.consume(_SAMPLE_RECORDS, _RETRY_S):
+                    if message.error() is None:
+                        size = len(message.key() or b"") + len(message.value() or b"") + _RECORD_BYTES
+                        place = (str(message.topic()), int(message.partition() or 0))
+                        found.setdefault(place, []).append((message.timestamp()[1], size))
+        finally:
+            consumer.close()
+        return {
+            place: Oldest(timestamp_ms=records[0][0], mean_bytes=sum(size for _, size in records) / len(records))
+            for place, records in found.items()
+        }
 
     def create_topic(self, name: str, *, partitions: int, replication: int, config: Mapping[str, str]) -> None:
         """Create a topic; one that exists by now is left as it is. `replication` -1: the brokers' default."""

@@ -37,7 +37,8 @@ COPY_ROLLS: Final = "delay-copy-rolls"
 COPY_ATTEMPT: Final = "delay-copy-attempt"
 COPY_AT: Final = "delay-copy-at"
 COPY_FORWARDED: Final = "delay-copy-forwarded"
-"""On a cancel without a key that the bridge forwarded from another partition: it must not be forwarded again."""
+"""On a cancel without a key that was sent to all partitions, by the bridge (the value is where it came from) or by a
+client: it must not be forwarded again."""
 
 # What the bridge writes on a dead letter that waits in the delay topic until its dead-letter topic takes it.
 HELD: Final = "delay-held"
@@ -275,9 +276,12 @@ def timer_headers(
     return _encoded(texts)
 
 
-def cancel_headers(id: str) -> list[tuple[str, bytes]]:
-    """The headers of a record that cancels `id`; send it with the key of what it cancels. Raises ValueError."""
-    return _encoded([(CANCEL, check_id(id))])
+def cancel_headers(id: str, *, forwarded: str | None = None) -> list[tuple[str, bytes]]:
+    """The headers of a record that cancels `id`; send it with the key of what it cancels. Raises ValueError.
+
+    `forwarded`, by whom: it is in every partition already, and the bridge need not send it on.
+    """
+    return _encoded([(CANCEL, check_id(id)), *([(COPY_FORWARDED, forwarded)] if forwarded is not None else [])])
 
 
 def refuse_control(names: Iterable[str]) -> None:

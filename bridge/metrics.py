@@ -48,6 +48,8 @@ class StoreSnapshot:
     disk_bytes: int | None = None
     checkpoint_age_s: float | None = None
     consumer_lag: Mapping[tuple[str, int], int] = field(default_factory=dict)
+    retention_headroom_s: Mapping[str, float] = field(default_factory=dict)
+    trimmed_partitions: Mapping[str, int] = field(default_factory=dict)
     failing: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """Partitions that take nothing now, by target and reason."""
 
@@ -235,6 +237,18 @@ class _Gauges(Collector):
         )
         failing = list(now.failing.items())
         yield _labelled("target_partitions_failing", text, ["topic", "reason"], failing)
+        text = (
+            "By how much a delay topic keeps its records longer than they are needed: retention less roll window, lag "
+            "and lateness. Below 0 pending messages may be deleted: raise retention.ms, or lower roll.window."
+        )
+        headroom = [((topic,), seconds) for topic, seconds in now.retention_headroom_s.items()]
+        yield _labelled("retention_headroom_seconds", text, ["topic"], headroom)
+        text = (
+            "Partitions of a delay topic in which Kafka has deleted records of pending messages: these are delivered "
+            "from store.directory alone. Must stay 0; raise retention.ms, and do not lose the directory."
+        )
+        trimmed = [((topic,), count) for topic, count in now.trimmed_partitions.items()]
+        yield _labelled("trimmed_partitions", text, ["topic"], trimmed)
         yield _gauge("hot_messages", "Messages in memory, ready to go.", now.hot_rows)
         yield _gauge("hot_bytes", "Memory of the messages that are ready to go; limited by hot.bytes.", now.hot_bytes)
         yield _gauge("segments", "Segments of the TimerLog on disk.", now.segments)

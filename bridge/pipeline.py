@@ -35,8 +35,10 @@ from bridge.longwork import LongWork
 from bridge.metrics import Metrics
 from bridge.ownership import Ownership
 from bridge.parameters import decode_parameters, limits_of
-from bridge.progress import CommittedState, amend_history
+from bridge.progress import ADOPT_COMMITTED, CommittedState, amend_history, largest_roll_window_ms
+from bridge.retention import RetentionGuard, Windows, must_hold_what_is_pending
 from bridge.settings import Settings
+from bridge.snapshot import Lag
 from bridge.standing import facts_of, settle
 from timerstore import files, recovery
 from timerstore.checkpoint import Identity
@@ -86,6 +88,7 @@ class Pipeline:
         self._enqueue: Enqueue | None = None
         self._housekeeping: Housekeeping | None = None
         self.store: TimerStore | None = None
+        self.retention: RetentionGuard | None = None
 
     # ---- life
 
@@ -160,6 +163,16 @@ class Pipeline:
             return ("the disk is full: ingest waits, delivery goes on",)
         return ()
 
+    def look_at_retention(self, lag: Lag) -> None:
+        """Now and then: does the topic keep what is pending?"""
+        if self.retention is not None and self.store is not None:
+            ingested = self.store.next_offsets()
+            self.retention.refresh(self._around.cluster, self.store, lag.marks(ingested), lag.behind_s(ingested))
+
+    def alarms(self) -> tuple[str, ...]:
+        """What an operator should know although messages are delivered."""
+        return () if self.retention is None else self.retention.alarms()
+
     # ---- parts of start
 
     def _identity(self) -> Identity:
@@ -177,7 +190,7 @@ class Pipeline:
             raise StateError(error.message, hint=error.hint) from error
         for report in reports:
             log.error("checkpoint-corrupt", report=report)
-        limits = limits_of(around.cluster, sorted({topic for topic, _ in self._owned}))
+        limits = self._limits = limits_of(around.cluster, sorted({topic for topic, _ in self._owned}))
         parameters = {topic: decode_parameters(around.settings, topic, limit) for topic, limit in limits.items()}
         for topic, decoded in parameters.items():
             kept_ms = limits[topic].retention_ms
@@ -196,7 +209,7 @@ class Pipeline:
             # An operator has given up what lies below (`delay-bridge adopt`), and this index may still hold it.
             files.set_aside(directory / files.CHECKPOINT, now_ms)
         self._log_starts = around.cluster.watermarks(sorted(settled))
-        return {
+        states = {
             (topic, partition): replace(
                 state,
                 history=amend_history(
@@ -208,6 +221,15 @@ class Pipeline:
             )
             for (topic, partition), state in settled.items()
         }
+        self._windows = {
+            topic: Windows(
+                current_ms=decoded.roll_window_ms,
+                largest_ms=largest_roll_window_ms(state for (name, _), state in states.items() if name == topic),
+            )
+            for topic, decoded in parameters.items()
+        }
+        self.retention = RetentionGuard(around.settings, self._windows, around.clock)
+        return states
 
     def _open(self, identity: Identity, states: Mapping[SourceName, CommittedState]) -> TimerStore:
         around = self._around
@@ -233,16 +255,29 @@ class Pipeline:
     def _starts(self, store: TimerStore, states: Mapping[SourceName, CommittedState]) -> dict[SourceName, int]:
         """Where reading begins: the end of what the index covers; where it covers nothing, the log's start, or where
         the bridge's part of the topic begins."""
-        starts = {}
+        starts, unheld = {}, []
         for name, covered in store.resume_offsets().items():
             log_start = self._log_starts[name].start
             if covered is not None and covered < log_start:
                 raise StateError(
                     "records that the local index does not hold yet were deleted from the delay topic",
-                    hint="Raise the topic's retention. To go on with what is left, delete the directory.",
+                    hint=f"Raise the topic's retention. To go on with what is left: {ADOPT_COMMITTED}.",
                     topic=name[0], partition=name[1], covered=covered, log_start=log_start,
                 )  # fmt: skip
             starts[name] = max(log_start, states[name].first_offset) if covered is None else covered
+            if covered is None and log_start > states[name].first_offset:
+                unheld.append(name)
+        must_hold_what_is_pending(
+            self._around.cluster,
+            {name: states[name].offset for name in unheld},
+            {name: self._log_starts[name] for name in unheld},
+            {
+                topic: limit.retention_ms - self._windows[topic].largest_ms
+                for topic, limit in self._limits.items()
+                if limit.retention_ms >= 0
+            },
+            self._around.clock.now_ms(),
+        )
         return starts
 
     def _make_housekeeping(self, store: TimerStore) -> Housekeeping:

@@ -50,6 +50,9 @@ ADOPT = (
 )
 """The remedy where the bridge must not decide by itself."""
 
+ADOPT_COMMITTED = "`delay-bridge adopt --from committed`"
+"""The remedy where something is gone for good, and going on without it repeats nothing."""
+
 _REQUIRED = {"v", "t", "n", "p", "h"}
 _KNOWN = _REQUIRED | {"f", "s"}
 

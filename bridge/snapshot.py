@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -12,6 +13,7 @@ import structlog
 from bridge.cluster import Cluster, Watermarks
 from bridge.errors import EnvironmentFailure
 from bridge.metrics import StoreSnapshot
+from bridge.retention import RetentionGuard
 from bridge.settings import Settings
 from timerstore.clock import Clock
 from timerstore.sources import SourceName
@@ -20,6 +22,8 @@ from timerstore.store import TimerStore
 EDGES_MS: Final = (60_000, 300_000, 3_600_000, 21_600_000, 86_400_000, 604_800_000)
 """The upper edges of `metrics.TIME_TO_GO`, but for the last."""
 REFRESH_INTERVAL_S: Final = 5.0
+SAMPLES_MAX: Final = 512
+"""Ends that are remembered; when there are more, every other is forgotten."""
 
 log = structlog.get_logger("bridge.metrics")
 
@@ -31,6 +35,7 @@ class Lag:
         self._clock = clock
         self._looked_s: float | None = None
         self._ends: dict[SourceName, Watermarks] = {}
+        self._samples: list[tuple[float, dict[SourceName, Watermarks]]] = []
 
     def refresh(self, cluster: Cluster, store: TimerStore) -> None:
         """Look the ends up again if it is time to. Brokers that do not answer leave the old ones."""
@@ -38,17 +43,44 @@ class Lag:
         if self._looked_s is not None and now_s - self._looked_s < REFRESH_INTERVAL_S:
             return
         self._looked_s = now_s
+        ingested = store.next_offsets()
         try:
-            self._ends = cluster.watermarks(sorted(store.next_offsets()))
+            self._ends = cluster.watermarks(sorted(ingested))
         except EnvironmentFailure as error:
             log.warning("lag-unknown", reason=error.message)
+            return
+        self.note(now_s, self._ends, ingested)
+
+    def note(self, now_s: float, ends: dict[SourceName, Watermarks], ingested: dict[SourceName, int]) -> None:
+        """Remember what the ends were, for as long as ingest has not reached them."""
+        self._samples = [
+            sample
+            for sample in [*self._samples, (now_s, ends)]
+            if any(mark.end > ingested.get(name, mark.end) for name, mark in sample[1].items())
+        ]
+        if len(self._samples) > SAMPLES_MAX:
+            del self._samples[1::2]
 
     def of(self, ingested: dict[SourceName, int]) -> dict[SourceName, int]:
         """Records between what is ingested and the log's end, by partition."""
         return {name: max(0, self._ends[name].end - at) for name, at in ingested.items() if name in self._ends}
 
+    def marks(self, partitions: Iterable[SourceName]) -> dict[SourceName, Watermarks]:
+        """Where the logs begin and end, of those partitions that were looked up."""
+        return {name: self._ends[name] for name in partitions if name in self._ends}
 
-def snapshot(store: TimerStore, settings: Settings, now_ms: int, lag: Lag) -> StoreSnapshot:
+    def behind_s(self, ingested: dict[SourceName, int]) -> dict[SourceName, float]:
+        """For how long records wait to be read, by partition: since the oldest end that ingest has not reached."""
+        now_s = self._clock.monotonic_s()
+        return {
+            name: next((now_s - at_s for at_s, ends in self._samples if name in ends and ends[name].end > at), 0.0)
+            for name, at in ingested.items()
+        }
+
+
+def snapshot(
+    store: TimerStore, settings: Settings, now_ms: int, lag: Lag, guard: RetentionGuard | None
+) -> StoreSnapshot:
     """The store's state as the gauges tell it."""
     stats = store.stats([now_ms + edge for edge in EDGES_MS])
     until = [0, *stats.pending_until, stats.pending]
@@ -72,6 +104,8 @@ def snapshot(store: TimerStore, settings: Settings, now_ms: int, lag: Lag) -> St
         disk_bytes=disk_bytes,
         checkpoint_age_s=None if stats.checkpoint_ms is None else max(0, now_ms - stats.checkpoint_ms) / 1000,
         consumer_lag=lag.of(stats.ingested),
+        retention_headroom_s={} if guard is None else guard.headroom_s,
+        trimmed_partitions={} if guard is None else guard.trimmed,
     )
 
 

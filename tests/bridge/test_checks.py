@@ -106,6 +106,22 @@ def test_watermarks_count_what_is_in_the_log(bench: Bench) -> None:
     assert (marks.start, marks.end) == (0, 3)
 
 
+def test_the_log_tells_its_age(bench: Bench) -> None:
+    """Offsets by time, and the oldest record's time and size, where there is one."""
+    bench.create(STAMPED)
+    marks = bench.cluster.watermarks([(bench.name, 0)])
+    assert bench.cluster.oldest(marks) == {}
+    producer = Producer({"bootstrap.servers": bench.bootstrap})
+    for value in (b"x" * 100, b"x" * 300):
+        producer.produce(bench.name, value)
+    assert producer.flush(30) == 0
+    place = (bench.name, 0)
+    oldest = bench.cluster.oldest(bench.cluster.watermarks([place]))[place]
+    assert 100 < oldest.mean_bytes < 400
+    assert bench.cluster.first_after([place], oldest.timestamp_ms) == {place: 0}
+    assert bench.cluster.first_after([place], oldest.timestamp_ms + 3_600_000) == {place: None}
+
+
 def test_a_failure_names_the_brokers_and_the_reason() -> None:
     """`Timed out` alone would send the operator looking in the wrong place."""
     settings = Settings.of({"kafka": {"common": {"bootstrap.servers": "127.0.0.1:1"}}})

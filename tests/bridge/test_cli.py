@@ -59,7 +59,7 @@ def test_config_prints_what_is_in_force_without_secrets_and_can_be_read_again(tm
 def test_a_configuration_error_is_one_line_and_status_2(tmp_path: Path) -> None:
     """Nothing on standard output, no traceback."""
     file = write(tmp_path / "a.yaml", {"store": {"flush_byte": 1}})
-    for command in ("run", "check", "config", "send"):
+    for command in ("run", "check", "config", "send", "cancel"):
         status, out, err = invoke(command, "--config", file)
         assert (status, out) == (2, "")
         assert err.startswith("delay-bridge: unknown key store.flush_byte")
@@ -186,6 +186,23 @@ def test_send_takes_the_message_from_argument_file_or_lines(broker: Broker, tmp_
     assert [value for _, value, _ in records] == ["grün".encode(), b"\x00\xff\n", b"x", b"y z", b""]
     assert records[0][0] == b"k"
     assert records[0][2] == {"a": b"b=c", "delay-for": b"5400000", "delay-topic": b"real", "delay-id": b"i"}
+
+
+@pytest.mark.system
+def test_cancel_goes_to_the_key_s_partition_or_to_all(broker: Broker) -> None:
+    """With the key the partitioner finds the message's; without, it may be in any, and the bridge is told so."""
+    topic = f"delay-{uuid.uuid4().hex[:8]}"
+    cluster = Cluster(Settings.of({"kafka": {"common": {"bootstrap.servers": broker.bootstrap}}}))
+    cluster.create_topic(topic, partitions=3, replication=1, config={})
+    cluster.await_topics([topic])
+    common = ["--bootstrap", broker.bootstrap, "--topic", topic]
+    assert invoke("cancel", "order-42", "--key", "k", *common)[::2] == (0, f"cancel of order-42 sent to {topic}\n")
+    assert received(broker.bootstrap, topic, 1) == [(b"k", None, {"delay-cancel": b"order-42"})]
+    assert invoke("cancel", "order-42", *common)[0] == 0
+    keyless = [headers for key, _, headers in received(broker.bootstrap, topic, 4) if key is None]
+    assert keyless == [{"delay-cancel": b"order-42", "delay-copy-forwarded": b"client"}] * 3
+    status, _, err = invoke("cancel", "", *common)
+    assert (status, "1 to 256 characters" in err) == (2, True)
 
 
 @pytest.mark.system

@@ -111,6 +111,10 @@ def test_a_cancel_goes_to_its_targets_partition_or_to_all() -> None:
     producer.sent.clear()
     sender.cancel("a")
     assert [(s["key"], s["partition"]) for s in producer.sent] == [(None, 0), (None, 1), (None, 2)]
+    # The bridge need not send it on.
+    assert {tuple(s["headers"]) for s in producer.sent} == {
+        (("delay-cancel", b"a"), ("delay-copy-forwarded", b"client"))
+    }
 
 
 def test_a_full_queue_is_waited_for() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -232,3 +233,38 @@ def test_adopting_decides_what_a_start_refused(
         [state] = settled(ownership, settings).values()
         expected = 4 if start == "earliest" else 9
         assert (state.offset, state.first_offset, state.position) == (expected, expected, None)
+
+
+def test_adopting_what_is_committed_gives_up_only_what_is_gone(broker: Broker, topics: Topics, tmp_path: Path) -> None:
+    """O, P and history stay; a partition whose log begins later goes on from there, and knows that it does."""
+    delay = topics.delay(partitions=2)
+    produce(broker.bootstrap, [Outgoing(topic=delay, value=b"x", partition=p) for p in (0, 1) for _ in range(9)])
+    settings = settings_for(broker.bootstrap, delay, delivery={"session_timeout": "6s"})
+    with member(settings) as (ownership, _):
+        wait_owned(ownership, 2)
+        states = settled(ownership, settings)
+        done = {name: replace(state, offset=3, position=(7, delay, 0, 2)) for name, state in states.items()}
+        ownership.commit_states(done)
+    [future] = topics.admin.delete_records([TopicPartition(delay, 0, 5)]).values()
+    future.result(DEADLINE_S)
+
+    def decide() -> bool:
+        with suppress(EnvironmentFailure):
+            adopt(
+                consumer=librdkafka(settings, "consumer"),
+                group_id=settings.group_id,
+                topics={delay: facts_of(Cluster(settings), delay)},
+                parameters=lambda topic: PARAMETERS,
+                start="committed",
+                directory=tmp_path,
+                now_ms=1,
+            )
+            return True
+        return False
+
+    wait_until(decide, DEADLINE_S, "the group is empty")
+    with member(settings) as (ownership, _):
+        wait_owned(ownership, 2)
+        found = settled(ownership, settings)
+    assert found[delay, 0] == replace(done[delay, 0], offset=5, first_offset=5)
+    assert found[delay, 1] == done[delay, 1]

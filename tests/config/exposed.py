@@ -19,6 +19,8 @@ def _samples() -> dict[str, frozenset[str]]:
             consumer_lag={("delay", 0): 1},
             pending_by_topic={"orders": 1},
             failing={("orders", "target-denied"): 1},
+            retention_headroom_s={"delay": 1.0},
+            trimmed_partitions={"delay": 1},
             **known,  # type: ignore[arg-type]
         )
     )

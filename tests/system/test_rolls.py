@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 import pytest
+from confluent_kafka import TopicPartition
 
 from tests.system.bridge import RunningBridge
 from tests.system.broker import Broker
 from tests.system.kafka import Outgoing, Reader, Record, Topics, produce
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -94,3 +97,28 @@ def test_a_delay_outlives_the_retention(site: Site) -> None:
     assert sum(delay_ms > WINDOW_MS for delay_ms in delays_ms) <= rolls <= most
     assert metrics["early_deliveries_total"] == 0
     assert not [name for name in metrics if name.startswith("records_rejected_total")]
+
+
+def test_a_topic_that_is_trimmed_under_the_bridge(broker: Broker, topics: Topics, tmp_path: Path) -> None:
+    """Pending messages whose records are deleted are told of at once, by log, gauge and /readyz, and are delivered."""
+    delay, target = topics.delay(config={"retention.ms": "100000"}), topics.create("orders")
+    with RunningBridge(tmp_path, broker.bootstrap, delay, config={"roll": {"window": "40s"}}) as bridge:
+        bridge.start()
+        headers = [("delay-for", b"20s"), ("delay-topic", target.encode())]
+        [sent] = produce(broker.bootstrap, [Outgoing(topic=delay, headers=headers)])
+        label = f'{{topic="{delay}"}}'
+        headroom, trimmed = f"retention_headroom_seconds{label}", f"trimmed_partitions{label}"
+        wait_until(lambda: bridge.metrics()["pending_messages"], 20, "it is read")
+        metrics = bridge.metrics()
+        assert 0 < metrics[headroom] <= 60
+        assert metrics[trimmed] == 0
+        [deleted] = topics.admin.delete_records([TopicPartition(delay, 0, sent.offset + 1)]).values()
+        deleted.result(30)
+        wait_until(lambda: bridge.metrics()[trimmed] == 1, 20, "an alarm")
+        assert [event["partitions"] for event in bridge.events("unfinished-records-deleted")] == [[f"{delay}/0"]]
+        status, body = bridge.http("/readyz")
+        assert (status, "store.directory alone" in body) == (200, True)
+        with Reader(broker.bootstrap, [target]) as reader:
+            [arrived] = reader.wait_for(1, DELIVERED_S_MAX)
+        assert arrived.header("delay-origin") == f"{delay}/0/{sent.offset}".encode()
+        assert bridge.stop() == 0

@@ -1,0 +1,107 @@
+"""bridge.cancels: what is sent on to which partitions, and the second row of a timer that replaces without a key."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from bridge.cancels import forwards, partitions_of, records_of, to_forward, with_cancels
+from bridge.outgoing import Outgoing, SourceColumns
+from tests.bridge.stores import rows_of, timer
+from timerstore.entry import ENTRY, Kind
+from timerstore.position import AT_MIN
+from timerstore.sources import Sources
+
+SOURCES = Sources([("one", 0), *(("many", p) for p in range(3)), ("two", 0), ("two", 1)])
+PARTITIONS = {"one": 1, "many": 3, "two": 2}
+FORWARDED = ("delay-copy-forwarded", b"many/1/5")
+
+
+def cancel(topic: str, partition: int, offset: int, **more: Any) -> dict[str, Any]:
+    """An entry of a cancel without a key."""
+    entry = timer(topic, partition, offset, 1_000, None, kind=int(Kind.CANCEL), id=f"id-{offset}", **more)
+    return {**entry, "at": AT_MIN}
+
+
+def outgoing(*entries: dict[str, Any]) -> Outgoing:
+    rows = rows_of([(e["at"], SOURCES.index(e["topic"], e["partition"]), e["offset"], e) for e in entries])
+    return Outgoing(rows, SourceColumns(SOURCES, {}))
+
+
+def table(*entries: dict[str, Any]) -> pa.Table:
+    """Entries as a micro-batch has them."""
+    rows = [{**e, "headers": [{"key": k, "value": v} for k, v in e["headers"]]} for e in entries]
+    return pa.Table.from_pylist(rows, schema=ENTRY)
+
+
+def test_partitions_are_counted_by_topic() -> None:
+    """All of them, whoever owns them: the store knows each."""
+    assert partitions_of(SOURCES) == PARTITIONS
+
+
+def test_a_cancel_without_a_key_goes_to_every_other_partition() -> None:
+    """Once each, marked, without key and value; where there is no other partition, or it was sent on, not at all."""
+    out = outgoing(
+        cancel("many", 1, 5, headers=[("delay-cancel", b"id-5"), ("x", b"1")]),
+        cancel("one", 0, 6),
+        timer("many", 1, 7, 5, "orders", id="i"),
+        cancel("many", 2, 8, key=b"k"),
+        cancel("many", 0, 9, headers=[("delay-cancel", b"id-9"), FORWARDED]),
+        cancel("two", 0, 10),
+        cancel("many", 0, 11, key=b""),
+    )
+    ids = to_forward(out, PARTITIONS)
+    assert ids.tolist() == [0, 5]
+    batches = list(forwards(out, ids, PARTITIONS, out.bytes()))
+    sent = [
+        (batch.topic, partition, headers, value, key)
+        for batch in batches
+        for partition, headers, value, key in zip(
+            batch.partitions or [], batch.headers or [], batch.values, batch.keys, strict=True
+        )
+    ]
+    expected = [
+        ("many", 0, [("delay-cancel", b"id-5"), FORWARDED], None, None),
+        ("many", 2, [("delay-cancel", b"id-5"), FORWARDED], None, None),
+        ("two", 1, [("delay-cancel", b"id-10"), ("delay-copy-forwarded", b"two/0/10")], None, None),
+    ]
+    assert sorted(sent, key=lambda record: record[:2]) == expected
+    assert records_of(out, ids, PARTITIONS) == len(expected)
+    assert {row for batch in batches for row in batch.ids.tolist()} == {0, 5}
+
+
+def test_nothing_is_sent_on_where_there_is_no_cancel() -> None:
+    """The usual transaction pays nothing for it."""
+    assert to_forward(outgoing(timer("many", 1, 7, 5, "orders")), PARTITIONS).tolist() == []
+
+
+def test_a_replacing_timer_without_a_key_is_a_cancel_too() -> None:
+    """At once, at its own offset, in topics with other partitions only; the timer stays as it was."""
+    more: dict[str, Any] = {"id": "i", "replace": True, "headers": [("a", b"1")], "target_partition": 1}
+    batch = table(
+        timer("many", 1, 7, 5_000, "orders", **more),
+        timer("many", 1, 8, 5_000, "orders", **more, key=b"k"),
+        timer("one", 0, 9, 5_000, "orders", **more),
+        timer("two", 1, 10, 5_000, None, id="i"),
+        timer("two", 1, 11, 5_000, None, id="j", replace=True),
+    )
+    result = with_cancels(batch, PARTITIONS)
+    assert result.schema == batch.schema
+    assert result.slice(0, len(batch)).equals(batch)
+    extra = result.slice(len(batch)).to_pylist()
+    assert [(row["topic"], row["partition"], row["offset"], row["id"]) for row in extra] == [
+        ("many", 1, 7, "i"),
+        ("two", 1, 11, "j"),
+    ]
+    for row in extra:
+        assert (row["kind"], row["at"], row["due"], row["replace"]) == (Kind.CANCEL, AT_MIN, row["ts"], False)
+        assert (row["key"], row["value"], row["headers"], row["target"], row["target_partition"]) == (None,) * 5
+        assert (row["origin"], row["rolls"], row["attempt"], row["reason"]) == (row["offset"], 0, 0, None)
+
+
+def test_a_batch_without_such_timers_is_handed_on_as_it_is() -> None:
+    """No copy is made of it."""
+    plain, keyed = timer("many", 1, 7, 5, "orders"), timer("many", 1, 8, 5, "o", id="i", replace=True, key=b"k")
+    for batch in (table(), table(plain), table(plain, keyed)):
+        assert with_cancels(batch, PARTITIONS) is batch
