@@ -43,7 +43,7 @@ from bridge.signals import StopSignals
 from bridge.snapshot import Lag, snapshot
 from bridge.targets import Targets
 from bridge.writer import AcknowledgedWriter, TransactionalWriter, Writer
-from timerstore.clock import Clock, SystemClock
+from timerstore.clock import Clock, ClockWatch, SystemClock
 from timerstore.sources import SourceName
 
 LOOK_INTERVAL_S: Final = 1.0
@@ -105,6 +105,7 @@ class Application:
         self._ownership: Ownership | None = None
         self._targets: Targets | None = None
         self._lag = Lag(clock)
+        self._clock_watch = ClockWatch(clock)
         self._health = Health(self._problems)
         self._metrics = Metrics(self._snapshot)
 
@@ -214,6 +215,7 @@ class Application:
             if isinstance(event, Changed | Rebuild):
                 self._rebase(around)
             elif event is None:
+                self._watch_clock(dispatcher)
                 self._look(around)
 
     def _next_event(self) -> Event | None:
@@ -248,6 +250,21 @@ class Application:
             self._health.enter("connecting", reasons=("waiting for the producer",))
             around.dispatcher.wait_open(LOOK_INTERVAL_S)
             self._look(around)
+
+    def _watch_clock(self, dispatcher: Dispatcher) -> None:
+        """Clients wait by the wall clock in places (librdkafka #2145, Spark's trigger): after a jump they are renewed.
+        The store needs nothing: the dispatcher compares the time with P.
+
+        The group's consumer wakes at every look at its metadata, ten times a second.
+        """
+        jump_ms = self._clock_watch.jump_ms()
+        if not jump_ms:
+            return
+        log.warning("clock-jumped", jump_ms=jump_ms)
+        self._metrics.clock_jumped(jump_ms)
+        dispatcher.renew_producer()
+        if self._pipeline is not None:
+            self._pipeline.clock_jumped(jump_ms)
 
     def _look(self, around: Surroundings) -> None:
         """Once a second: lag, and what /readyz should tell."""

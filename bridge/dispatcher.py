@@ -102,6 +102,7 @@ class Dispatcher:
         self._revocations = 0
         self._is_open = False
         self._is_stale = False
+        self._renewal = False
         self._unresolved: Work | None = None
         self._suspects = Suspects(planner.targets, planner.delay_topics, planner.dead_letter_topics)
         self._failures = 0
@@ -142,6 +143,12 @@ class Dispatcher:
         for its end.
         """
         return self._hold(timeout_s)
+
+    def renew_producer(self) -> None:
+        """Have the producer made anew between two transactions: its timers stand still after a jump of the clock."""
+        self._renewal = True
+        if self._store is not None:
+            self._store.wake()
 
     def stop(self, timeout_s: float = 10.0) -> bool:
         """Quiesce and end the thread. Returns whether it ended in time."""
@@ -203,6 +210,10 @@ class Dispatcher:
             return not self._stopping
 
     def _step(self) -> None:
+        if self._renewal:
+            self._renewal = False
+            self._set_open(False)
+            self._metrics.producer_rebuilt()
         if not self._is_open:
             self._open()
             return

@@ -135,6 +135,11 @@ class Enqueue:
         """Let `catch_up` return after the slice that it is at, and take every failure from now on for a consequence."""
         self._stopping.set()
 
+    def renew(self) -> None:
+        """Start the query anew where the store stands: Spark's trigger and its consumers wait by the wall clock, and
+        would wait for one that was set back."""
+        self._over.set()
+
     # ---- catching up
 
     def catch_up(self, start: Offsets, end: Offsets, progress: Callable[[int, int], None]) -> dict[SourceName, int]:

@@ -101,6 +101,9 @@ class Metrics:
         self._rebalances = self._counter(
             "rebalances", "Times that the pipeline was stopped and started for new partitions."
         )
+        self._clock_jumps = self._counter(
+            "clock_jumps", "Jumps of the wall clock by a second or more. Messages follow the new time.", "direction"
+        )
         self._flush = self._duration("flush", "Writing one segment of the TimerLog.")
         self._window = self._duration("window", "Loading one window from the TimerLog into memory.")
         self._transaction = self._duration("transaction", "One transaction, from its first record to its commit.")
@@ -149,6 +152,10 @@ class Metrics:
     def rebalanced(self) -> None:
         """The owned partitions changed."""
         self._rebalances.inc()
+
+    def clock_jumped(self, jump_ms: int) -> None:
+        """The wall clock jumped, forward or (negative) back."""
+        self._clock_jumps.labels("forward" if jump_ms > 0 else "back").inc()
 
     def observe_lateness(self, lateness_ms: npt.NDArray[np.int64]) -> None:
         """Lateness of committed messages in milliseconds, int64[n]; what is negative is counted as early as well."""

@@ -150,6 +150,11 @@ class Pipeline:
             self.store.close()
         return True
 
+    def clock_jumped(self, jump_ms: int) -> None:
+        """The wall clock jumped (negative: back)."""
+        if jump_ms < 0 and self._enqueue is not None:
+            self._enqueue.renew()
+
     def problems(self) -> list[str]:
         """What has died, in words."""
         found = []

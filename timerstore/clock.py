@@ -33,6 +33,25 @@ class SystemClock:
         return time.monotonic()
 
 
+class ClockWatch:
+    """Tells when the wall clock has jumped against the monotonic one. (A machine that slept jumps forward, too.)"""
+
+    def __init__(self, clock: Clock, threshold_ms: int = 1_000) -> None:
+        """Less than `threshold_ms` between two looks is no jump: clocks are slewed, and a look takes time."""
+        self._clock = clock
+        self._threshold_ms = threshold_ms
+        self._difference_ms = self._measure_ms()
+
+    def jump_ms(self) -> int:
+        """How far the wall clock has jumped since the last look (negative: back), or 0."""
+        before_ms, self._difference_ms = self._difference_ms, self._measure_ms()
+        jump_ms = self._difference_ms - before_ms
+        return jump_ms if abs(jump_ms) >= self._threshold_ms else 0
+
+    def _measure_ms(self) -> int:
+        return self._clock.now_ms() - int(self._clock.monotonic_s() * 1_000)
+
+
 class ManualClock:
     """A clock that a test moves by hand. `step_wall` moves only the wall clock, as an administrator or NTP would."""
 

@@ -28,6 +28,7 @@ def _samples() -> dict[str, frozenset[str]]:
     metrics.rejected("no-time")
     metrics.retried("target-denied", 1)
     metrics.delivered("orders", 1)
+    metrics.clock_jumped(-1)
     return {s.name: frozenset(s.labels) for family in metrics.registry.collect() for s in family.samples}
 
 

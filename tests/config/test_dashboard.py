@@ -17,7 +17,12 @@ from tests.config.exposed import exposed, labels
 DASHBOARD: Final[dict[str, Any]] = json.loads(
     (Path(__file__).parents[2] / "config" / "dashboard.json").read_text(encoding="utf-8")
 )
-HIDDEN: Final = {"delay_bridge_build_info", "delay_bridge_disk_size_bytes", "delay_bridge_hot_messages"}
+HIDDEN: Final = {
+    "delay_bridge_build_info",
+    "delay_bridge_clock_jumps_total",
+    "delay_bridge_disk_size_bytes",
+    "delay_bridge_hot_messages",
+}
 
 
 def queries() -> Iterator[tuple[str, str]]:

@@ -62,6 +62,8 @@ class RunningBridge:
             "logs": {"level": "debug"},
         }
         self.configure(config or {})
+        self.environment: dict[str, str] = {}
+        """Variables of the next start, beside the tests' own."""
         self._process: subprocess.Popen[bytes] | None = None
         self._groups: list[int] = []
         self._log_start = 0
@@ -100,6 +102,7 @@ class RunningBridge:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "bridge", "run", "--config", str(self.config_file)],
                 cwd=ROOT,
+                env={**os.environ, **self.environment},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from timerstore.clock import ManualClock, SystemClock
+from timerstore.clock import ClockWatch, ManualClock, SystemClock
 
 
 def test_the_system_clock_never_runs_ahead_of_the_wall_clock() -> None:
@@ -27,3 +27,21 @@ def test_the_manual_clock_advances_both_times_and_steps_only_the_wall() -> None:
     assert (clock.now_ms(), clock.monotonic_s()) == (250, 5.25)
     with pytest.raises(ValueError, match="backwards"):
         clock.advance(-1)
+
+
+def test_jumps_of_the_wall_clock_are_told_apart_from_time_that_passes() -> None:
+    """By sign and size, once each; a slow drift is none, however far it goes."""
+    clock = ManualClock()
+    watch = ClockWatch(clock)
+    clock.advance(10_000_000)
+    assert watch.jump_ms() == 0
+    clock.step_wall(-3_600_000)
+    assert watch.jump_ms() == -3_600_000
+    assert watch.jump_ms() == 0
+    clock.step_wall(5_000)
+    clock.advance(1_000)
+    assert watch.jump_ms() == 5_000
+    for _ in range(100):
+        clock.advance(1_000)
+        clock.step_wall(-500)
+        assert watch.jump_ms() == 0

@@ -1,0 +1,98 @@
+"""The bridge's wall clock jumps: libfaketime stands between the process (Python, librdkafka, JVM) and its clock."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sysconfig
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.system.bridge import RunningBridge
+from tests.system.broker import Broker
+from tests.system.kafka import Outgoing, Reader, Topics, produce
+from tests.waiting import wait_until
+from timerstore.clock import SystemClock
+
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(300)]
+
+LIBRARY: Final = Path(sysconfig.get_path("purelib"), "libfaketime", "vendor", "libfaketime", "src", "libfaketime.so.1")
+COMPILER: Final = shutil.which("cc") or ""
+JUMP_S: Final = 3_600
+DEADLINE_S: Final = 60
+
+
+class WallClock:
+    """The wall clock of a bridge that is started with it."""
+
+    def __init__(self, directory: Path, bridge: RunningBridge) -> None:
+        self._file, waits = directory / "faketime", directory / "wallwait.so"
+        self.set(0)
+        source = Path(__file__).with_name("wallwait.c")
+        subprocess.run([COMPILER, "-O1", "-shared", "-fPIC", "-o", str(waits), str(source), "-ldl"], check=True)
+        bridge.environment = {
+            "LD_PRELOAD": f"{waits} {LIBRARY}",
+            "FAKETIME_TIMESTAMP_FILE": str(self._file),
+            "FAKETIME_CACHE_DURATION": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+            "DONT_FAKE_MONOTONIC": "1",
+            "FAKETIME_FORCE_MONOTONIC_FIX": "0",
+        }
+
+    def set(self, ahead_s: int) -> None:
+        """Seconds before the true time; the process sees it within a second."""
+        self._file.write_text(f"{ahead_s:+d}s\n")
+
+
+@pytest.mark.skipif(not COMPILER, reason="no C compiler: without wallwait.c, libfaketime stalls librdkafka")
+def test_a_clock_that_jumps_and_comes_back_is_followed(broker: Broker, topics: Topics, tmp_path: Path) -> None:
+    """An hour forward: what is due by then arrives. Back again: what is sent then arrives at its time by the new
+    clock, in order, behind nothing, exactly once; and what is not due stays, also over a restart."""
+    assert LIBRARY.is_file(), "the wheel of libfaketime holds another file: make install"
+    delay, clock = topics.delay(), SystemClock()
+    target = topics.create("orders", config={"message.timestamp.type": "LogAppendTime"})
+
+    def send(name: bytes, due_ms: int) -> None:
+        headers = [("delay-until", b"%d" % due_ms), ("delay-topic", target.encode())]
+        produce(broker.bootstrap, [Outgoing(topic=delay, value=name, headers=headers)])
+
+    with RunningBridge(tmp_path, broker.bootstrap, delay) as bridge, Reader(broker.bootstrap, [target]) as reader:
+        wall = WallClock(tmp_path, bridge)
+        bridge.start()
+        begun_ms = clock.now_ms()
+        send(b"within the hour", begun_ms + (JUMP_S - 600) * 1_000)
+        send(b"beyond it", begun_ms + 2 * JUMP_S * 1_000)
+        wall.set(JUMP_S)
+        reader.wait_for(1, DEADLINE_S)
+        wait_until(lambda: jumps(bridge, "forward") == 1, DEADLINE_S, "the jump is told")
+        wall.set(0)
+        wait_until(lambda: jumps(bridge, "back") == 1, DEADLINE_S, "the jump back is told")
+        now_ms = clock.now_ms()
+        send(b"second", now_ms + 8_000)
+        send(b"third", now_ms + JUMP_S * 1_000)
+        send(b"first", now_ms + 4_000)
+        records = reader.wait_for(3, DEADLINE_S)
+        assert [record.value for record in records] == [b"within the hour", b"first", b"second"]
+        for record, due_ms in zip(records[1:], (now_ms + 4_000, now_ms + 8_000), strict=True):
+            late_ms = record.timestamp_ms - due_ms
+            assert 0 <= late_ms < 3_000, f"{late_ms} ms late; log:\n{bridge.tail()}"
+        metrics = bridge.metrics()
+        assert metrics["pending_messages"] == 2
+        assert metrics["early_deliveries_total"] == 0
+        assert bridge.events("clock-behind-position")
+        assert bridge.stop() == 0
+        bridge.start()
+        wait_until(lambda: bridge.metrics()["pending_messages"] == 2, DEADLINE_S, "what is pending is known again")
+        wall.set(3 * JUMP_S)
+        values = [record.value for record in reader.wait_for(5, DEADLINE_S)]
+        assert values[3:] == [b"third", b"beyond it"]
+        bridge.wait_idle(DEADLINE_S)
+        assert len(reader.to_end()) == 5
+        assert bridge.stop() == 0
+
+
+def jumps(bridge: RunningBridge, direction: str) -> float:
+    """How many jumps the bridge has counted."""
+    return bridge.metrics().get(f'clock_jumps_total{{direction="{direction}"}}', 0)
