@@ -254,7 +254,7 @@ class Enqueue:
         before = self._store.next_offsets()
         table = own_headers(table)
         try:
-            self._store.append(table, ends)
+            self._store.append(table, ends, self._clock.now_ms())
         except Closed:
             if self._stopping.is_set():
                 return

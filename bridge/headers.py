@@ -135,7 +135,6 @@ class RejectReason(StrEnum):
     TOO_LARGE = "too-large", "The message is larger than its target takes."
     PARTITION_OUT_OF_RANGE = "partition-out-of-range", "The target has no partition of this number."
     OVERDUE = "overdue", "The message has waited for the bridge for longer than overdue.older_than."
-    UNSUPPORTED = "unsupported", "This version of the bridge neither cancels nor replaces messages."
     PRODUCE_FAILED = "produce-failed", "The target did not take the message, for a reason that has no name here."
 
 

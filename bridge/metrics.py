@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
-from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from bridge import __version__
@@ -33,7 +33,8 @@ class StoreSnapshot:
     """The state of the store and of ingest at one moment.
 
     `pending_by_time_to_go`: counts for the buckets of `TIME_TO_GO`, in that order and not cumulative; overdue messages
-    count into the first. `oldest_overdue_s` is 0 when nothing is overdue, `checkpoint_age_s` None before the first.
+    count into the first. `cancelled_total` counts from the start of the pipeline. `oldest_overdue_s` is 0 when nothing
+    is overdue, `checkpoint_age_s` None before the first.
     """
 
     pending_total: int = 0
@@ -46,6 +47,8 @@ class StoreSnapshot:
     segment_bytes: int = 0
     disk_free_bytes: int | None = None
     disk_bytes: int | None = None
+    cancelled_total: int = 0
+    tombstones: int = 0
     checkpoint_age_s: float | None = None
     consumer_lag: Mapping[tuple[str, int], int] = field(default_factory=dict)
     retention_headroom_s: Mapping[str, float] = field(default_factory=dict)
@@ -92,7 +95,6 @@ class Metrics:
         self._rolled = self._counter(
             "records_rolled", "Copies written back to a delay topic because the message is due after its roll window."
         )
-        self._cancelled = self._counter("records_cancelled", "Messages that a cancel or replace has finished.")
         self._early = self._counter("early_deliveries", "Messages sent before they were due. Must stay 0; report it.")
         self._aborted = self._counter("transactions_aborted", "Transactions that were rolled back and tried again.")
         self._rebuilt = self._counter(
@@ -136,10 +138,6 @@ class Metrics:
     def rolled(self, rows: int) -> None:
         """`rows` messages were written back into their delay topic."""
         self._rolled.inc(rows)
-
-    def cancelled(self, rows: int) -> None:
-        """`rows` pending messages were finished without delivery."""
-        self._cancelled.inc(rows)
 
     def transaction_aborted(self) -> None:
         """A transaction was rolled back."""
@@ -264,6 +262,10 @@ class _Gauges(Collector):
             text = "Room on the file system of store.directory. When it is full, ingest waits; delivery goes on."
             yield _gauge("disk_free_bytes", text, now.disk_free_bytes)
             yield _gauge("disk_size_bytes", "Size of the file system of store.directory.", now.disk_bytes)
+        text = "Pending messages that a cancel or replace has finished."
+        yield CounterMetricFamily("delay_bridge_records_cancelled", text, value=now.cancelled_total)
+        text = "Cancels that are remembered, in case that what they name comes by once more."
+        yield _gauge("tombstone_records", text, now.tombstones)
         if now.checkpoint_age_s is not None:
             text = "Age of the local checkpoint: what a restart reads again. Normally about store.flush_interval."
             yield _gauge("checkpoint_age_seconds", text, now.checkpoint_age_s)

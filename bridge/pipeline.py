@@ -14,7 +14,7 @@ changes hands while it runs.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -24,6 +24,7 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 from pyspark.sql import SparkSession
 
 from bridge.cluster import Cluster
+from bridge.decode import History
 from bridge.dequeue import gather
 from bridge.dispatcher import Dispatcher
 from bridge.enqueue import BatchLimits, Enqueue
@@ -249,7 +250,7 @@ class Pipeline:
                     committed={name: (state.offset, state.position) for name, state in states.items()},
                     frozen={name: state.frozen for name, state in states.items() if state.frozen},
                     now_ms=around.clock.now_ms(),
-                    limits=limits(settings),
+                    limits=limits(settings, [state.history for state in states.values()]),
                     progress=work.report,
                 )
             except (DirectoryInUse, DiskFailure) as error:
@@ -319,14 +320,16 @@ class Pipeline:
         )
 
 
-def limits(settings: Settings) -> Limits:
-    """The store's bounds."""
+def limits(settings: Settings, histories: Iterable[History]) -> Limits:
+    """The store's bounds. Cancels are kept for the largest roll window that any record is read with."""
+    windows = [barrier.parameters.roll_window_ms for history in histories for barrier in history]
     return Limits(
         flush_bytes=settings.store.flush_bytes,
         flush_interval_ms=settings.store.flush_interval,
         hot_bytes=settings.hot.bytes,
         horizon_ms=settings.hot.horizon,
         window_bytes=min(settings.hot.bytes // 4, WINDOW_BYTES_MAX),
+        window_ms=max(windows),
     )
 
 

@@ -2,7 +2,7 @@
 
 kind      due          target                                             becomes
 reject    -            -                                                  dead letter with its reason
-cancel    -            -                                                  dead letter: not supported yet
+cancel    -            -                                                  nothing: it has done its work in the store
 timer     after now    -                                                  a roll: a copy in its own partition
 timer     by now       -, and it has waited too long                      dead letter, or a copy with a slot: see
                                                                           `catchup`
@@ -119,8 +119,7 @@ class Planner:
         sizes = outgoing.bytes()
         timers = outgoing.kind == Kind.TIMER
         rolling = timers & (outgoing.due > now_ms)
-        sorting = Sorting((timers & ~rolling) | (outgoing.kind == Kind.CANCEL))
-        sorting.refuse(_unsupported(outgoing), RejectReason.UNSUPPORTED, RejectReason.UNSUPPORTED.explanation)
+        sorting = Sorting(timers & ~rolling)
         if findings.condemned:
             for row in np.flatnonzero(np.isin(keys, np.fromiter(findings.condemned, np.int64))).tolist():
                 mine = findings.condemned[int(keys[row])]
@@ -373,13 +372,6 @@ def _release(
     ids = ids[np.array(own, dtype=np.bool_)]
     sorting.deliver[ids] = False
     sorting.released += ids.tolist()
-
-
-def _unsupported(outgoing: Outgoing) -> Bools:
-    """Cancels, and timers that ask to take the place of another: a promise that is not kept must not look kept."""
-    replaces: Bools = outgoing.rows.payload.column("replace").to_numpy(zero_copy_only=False)
-    cancels: Bools = outgoing.kind == Kind.CANCEL
-    return cancels | replaces
 
 
 def _only(row: int, n: int) -> Bools:

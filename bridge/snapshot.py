@@ -102,6 +102,8 @@ def snapshot(
         segment_bytes=stats.segment_bytes,
         disk_free_bytes=disk_free_bytes,
         disk_bytes=disk_bytes,
+        cancelled_total=stats.cancelled,
+        tombstones=stats.tombstones,
         checkpoint_age_s=None if stats.checkpoint_ms is None else max(0, now_ms - stats.checkpoint_ms) / 1000,
         consumer_lag=lag.of(stats.ingested),
         retention_headroom_s={} if guard is None else guard.headroom_s,

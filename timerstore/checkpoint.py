@@ -17,7 +17,7 @@ from timerstore import files
 from timerstore.errors import Corrupt
 from timerstore.sources import NamedPosition, NamedStep, SourceName
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,15 +38,29 @@ class NamedSegment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NamedFile:
+    """A file of tombstones as the checkpoint names it: file name, size in bytes, CRC-32 of its footer (which has those
+    of the columns)."""
+
+    name: str
+    bytes: int
+    crc: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
     """`offsets` is O_c by source; `progress` the last (O, P) known when it was written, by source, `frozen` its frozen
-    steps, where there were any."""
+    steps, where there were any.
+
+    Every cancel below `offsets` is in one of the `tombstones` files, unless it has expired.
+    """
 
     identity: Identity
     offsets: Mapping[SourceName, int]
     progress: Mapping[SourceName, tuple[int, NamedPosition | None]] = field(default_factory=dict)
     frozen: Mapping[SourceName, tuple[NamedStep, ...]] = field(default_factory=dict)
     segments: tuple[NamedSegment, ...] = ()
+    tombstones: tuple[NamedFile, ...] = ()
 
 
 def write(directory: Path, checkpoint: Checkpoint) -> None:
@@ -92,6 +106,7 @@ def _to_json(checkpoint: Checkpoint) -> dict[str, Any]:
         ],
         "frozen": [[*name, *step] for name, steps in sorted(checkpoint.frozen.items()) for step in steps],
         "segments": [[s.name, s.bytes, s.footer_crc] for s in checkpoint.segments],
+        "tombstones": [[t.name, t.bytes, t.crc] for t in checkpoint.tombstones],
     }
 
 
@@ -107,6 +122,7 @@ def _from_json(body: dict[str, Any]) -> Checkpoint:
         },
         frozen=_grouped(body.get("frozen", [])),
         segments=tuple(NamedSegment(name=n, bytes=b, footer_crc=c) for n, b, c in body["segments"]),
+        tombstones=tuple(NamedFile(name=n, bytes=b, crc=c) for n, b, c in body["tombstones"]),
     )
 
 

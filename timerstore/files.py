@@ -21,6 +21,8 @@ from timerstore.errors import DirectoryInUse, DiskFailure, DiskFull
 CHECKPOINT = "checkpoint.json"
 LOCK = "lock"
 SEGMENT_SUFFIX = ".parquet"
+IDS_SUFFIX = ".ids"
+TOMBSTONES_SUFFIX = ".tombstones"
 TEMPORARY_SUFFIX = ".tmp"
 CORRUPT_SUFFIX = ".corrupt"
 
@@ -33,6 +35,16 @@ def segment_name(number: int) -> str:
 def segment_number(name: str) -> int:
     """The number in a segment's file name."""
     return int(name.removeprefix("segment-").removesuffix(SEGMENT_SUFFIX))
+
+
+def tombstones_name(number: int) -> str:
+    """File name of a file of tombstones."""
+    return f"cancels-{number:010d}{TOMBSTONES_SUFFIX}"
+
+
+def tombstones_number(name: str) -> int:
+    """The number in the name of a file of tombstones."""
+    return int(name.removeprefix("cancels-").removesuffix(TOMBSTONES_SUFFIX))
 
 
 def lock_directory(directory: Path) -> int:
@@ -111,10 +123,12 @@ def set_aside(path: Path, now_ms: int) -> Path:
 
 
 def remove_strangers(directory: Path, named: set[str]) -> list[str]:
-    """Remove temporary files and segments that no checkpoint names (left by a crash); returns their names."""
+    """Remove temporary files, and segments and tombstones that no checkpoint names (left by a crash), and what lies
+    beside a segment; returns their names."""
     removed = []
     for path in directory.iterdir():
-        orphan = path.name.endswith(SEGMENT_SUFFIX) and path.name not in named
+        main = path.with_suffix(SEGMENT_SUFFIX) if path.suffix == IDS_SUFFIX else path
+        orphan = main.suffix in (SEGMENT_SUFFIX, TOMBSTONES_SUFFIX) and main.name not in named
         if orphan or path.name.endswith(TEMPORARY_SUFFIX):
             path.unlink()
             removed.append(path.name)

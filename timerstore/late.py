@@ -38,7 +38,9 @@ class Late:
         if not len(self._rows) or limit <= 0:
             return EMPTY
         counts = np.diff(np.r_[self._starts, len(self._rows)])
-        rank = np.arange(len(self._rows)) - np.repeat(self._starts, counts)
+        # Two rows may share an offset (a cancel and the timer that takes its target's place): O passes both or none.
+        nth = np.cumsum(np.r_[0, self._rows.seq[1:] != self._rows.seq[:-1]])
+        rank = nth - np.repeat(nth[self._starts], counts)
         early = np.where(self._rows.at > now_ms, rank, np.iinfo(np.int64).max)
         due_before = np.repeat(np.minimum.reduceat(early, self._starts), counts)
         chosen = rank < np.minimum(max(1, limit // len(self._starts)), due_before)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MIB = 1 << 20
+DAY_MS = 86_400_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Bounds and paces of a store; bytes are of rows in memory."""
+    """Bounds and paces of a store; bytes are of rows in memory. `window_ms` is the largest W in force, `tombstone_rows`
+    how many cancels are in memory before they are written (36 bytes each; ingest waits at twice as many)."""
 
     flush_bytes: int = 128 * MIB
     flush_interval_ms: int = 60_000
@@ -17,6 +19,8 @@ class Limits:
     horizon_ms: int = 60_000
     late_bytes: int = 64 * MIB
     window_bytes: int = 64 * MIB
+    window_ms: int = 7 * DAY_MS
+    tombstone_rows: int = 250_000
     clock_step_ms: int = 2_000
     """A clock that was set back by less is waited for: what arrives meanwhile is late by no more than that."""
 

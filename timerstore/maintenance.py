@@ -7,22 +7,24 @@ refuses a window that a newer segment reaches into.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 
 from timerstore import checkpoint as checkpoints
-from timerstore import files, segment
+from timerstore import files, segment, tombstones
 from timerstore.checkpoint import Checkpoint, NamedSegment
 from timerstore.chunks import ROW_REFERENCE_BYTES
 from timerstore.entry import payload_of
 from timerstore.errors import DiskFull
-from timerstore.position import Int64s, Position, end_of
+from timerstore.position import Bools, Int64s, Position, end_of
 from timerstore.runs import Selection, concat
 from timerstore.sources import SourceName
 from timerstore.timerlog import Window
+from timerstore.tombstones import Run, TombstoneFile
 
 if TYPE_CHECKING:
     from timerstore.store import TimerStore
@@ -36,6 +38,18 @@ class Flushed:
     bytes: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Burial:
+    """Tombstones on their way into a file: memory runs and files to be merged, and what is left out. `elsewhere` bool
+    by source: partitions of which the index holds rows, but which another instance owns."""
+
+    number: int
+    runs: tuple[Run, ...]
+    absorbed: list[TombstoneFile]
+    expired_before_ms: int
+    elsewhere: Bools
+
+
 class Maintenance:
     """The store's housekeeping; see the module for who may call it."""
 
@@ -44,9 +58,12 @@ class Maintenance:
         self._flushed_ms: int | None = None
 
     def flush_due(self, now_ms: int) -> bool:
-        """Whether a flush is worth while: the memtable is full, or the interval is over and O_c can move."""
+        """Whether a flush is worth while: the memtable is full, or the interval is over, and O_c can move; or there are
+        too many tombstones in memory."""
         store = self._store
         with store.lock:
+            if store.cancels.tombstones.memory_rows >= store.limits.tombstone_rows:
+                return True
             covered = store.resident.covered()
             known = store.checkpoint.offsets
             if all(known.get(store.sources.name(source)) == covered[source] for source in store.resident.committed):
@@ -57,7 +74,7 @@ class Maintenance:
             return aged or store.resident.memtable_bytes >= store.limits.flush_bytes
 
     def flush(self, now_ms: int) -> Flushed:
-        """Make every row below a committed O durable, and move O_c there.
+        """Make every row below a committed O durable, and every tombstone, and move O_c there.
 
         Raises DiskFull (nothing has changed; try again later) or DiskFailure.
         """
@@ -72,28 +89,42 @@ class Maintenance:
                 store.sources.name(source): int(covered[source]) for source in resident.committed
             }
             number = store.next_segment
-        # 2. Write them as one segment: temporary file, fsync, rename, fsync of the directory.
-        #    A crash until here leaves a file that no checkpoint names; opening removes it.
+            burial = self._burial(now_ms, offsets)
+        # 2. Write them as one segment, and the index beside it: temporary file, fsync, rename, fsync of the directory.
+        #    A crash until here leaves files that no checkpoint names; opening removes them.
         written = None
         if len(rows):
             written = segment.write(store.directory, number, store.identity, store.sources, rows.sorted(), payloads)
-        # 3. Replace the checkpoint: it names the segment and moves O_c in one step.
-        #    A crash before it reads the rows from Kafka again, after it from the segment.
-        named = tuple(s.named for s in store.timerlog) + ((written.named,) if written else ())
+        buried = None
         try:
-            self._write_checkpoint(offsets, named, now_ms)
+            # 3. Write the tombstones that are in memory only, merged with files that are not much larger. As 2.
+            if burial is not None:
+                buried = self._bury(burial)
+            # 4. Replace the checkpoint: it names all that and moves O_c in one step.
+            #    A crash before it reads rows and cancels from Kafka again, after it from the files.
+            named = tuple(s.named for s in store.timerlog) + ((written.named,) if written else ())
+            left = tuple(t for t in store.cancels.tombstones.files if burial is None or t not in burial.absorbed)
+            self._write_checkpoint(offsets, named, (*left, buried) if buried else left, now_ms)
         except DiskFull:
             if written is not None:
-                written.path.unlink(missing_ok=True)
+                segment.remove(written.path)
+            if buried is not None:
+                buried.file.path.unlink(missing_ok=True)
             raise
-        # 4. Only now may memory let go of what the segment holds.
+        # 5. Only now may memory let go of what the files hold.
         with store.lock:
             store.next_segment = number + 1
             if written is not None:
                 store.timerlog.add(written)
             store.resident.mark_stored(covered)
+            store.cancels.forget_stored(store.resident)
+            if burial is not None:
+                store.cancels.tombstones.stored(burial.absorbed, buried)
             self._flushed_ms = now_ms
             store.notify()
+        # 6. A crash before it leaves files that no checkpoint names.
+        for gone in burial.absorbed if burial is not None else ():
+            gone.file.path.unlink(missing_ok=True)
         return Flushed(rows=len(rows), bytes=written.named.bytes if written else 0)
 
     def next_window(self, now_ms: int) -> Window | None:
@@ -165,11 +196,11 @@ class Maintenance:
             if not finished:
                 return 0
         named = tuple(s.named for s in store.timerlog if s not in finished)
-        self._write_checkpoint(store.checkpoint.offsets, named, now_ms)
+        self._write_checkpoint(store.checkpoint.offsets, named, store.cancels.tombstones.files, now_ms)
         with store.lock:
             store.timerlog.remove(finished)
         for gone in finished:
-            gone.path.unlink(missing_ok=True)
+            segment.remove(gone.path)
         files.sync_directory(store.directory)
         return len(finished)
 
@@ -182,6 +213,33 @@ class Maintenance:
         open_rows = self._store.transaction_rows()
         rows = concat([resident.hot.all(), resident.memtable.all(), open_rows])
         return rows[~resident.is_stored(rows) & (rows.offset < covered[rows.source])]
+
+    def _burial(self, now_ms: int, offsets: Mapping[SourceName, int]) -> _Burial | None:
+        """What there is to write of tombstones; `offsets` is O_c as it will be."""
+        store = self._store
+        cancels, resident = store.cancels, store.resident
+        runs = cancels.tombstones.freeze()
+        expired_before_ms = cancels.expired_before_ms(resident, store.transaction_rows(), now_ms)
+        # A partition that another instance has: what is pending of it in our segments is not looked at here.
+        elsewhere = np.array([name in offsets for name in store.sources]) & ~resident.owned
+        absorbed = tombstones.to_absorb(cancels.tombstones.files, sum(map(len, runs)), expired_before_ms, elsewhere)
+        if not runs and not absorbed:
+            return None
+        number = store.next_tombstones
+        store.next_tombstones += 1
+        return _Burial(
+            number=number, runs=runs, absorbed=absorbed, expired_before_ms=expired_before_ms, elsewhere=elsewhere
+        )
+
+    def _bury(self, burial: _Burial) -> TombstoneFile | None:
+        store = self._store
+
+        def is_gone(run: Run) -> Bools:
+            gone: Bools = (run.expire_ms < burial.expired_before_ms) & ~burial.elsewhere[run.source]
+            return gone
+
+        path = store.directory / files.tombstones_name(burial.number)
+        return tombstones.write(path, store.sources, burial.runs, burial.absorbed, is_gone)
 
     def _room(self) -> int:
         """Bytes that a window may load.
@@ -211,7 +269,11 @@ class Maintenance:
         self._store.wake()
 
     def _write_checkpoint(
-        self, offsets: Mapping[SourceName, int], segments: tuple[NamedSegment, ...], now_ms: int
+        self,
+        offsets: Mapping[SourceName, int],
+        segments: tuple[NamedSegment, ...],
+        cancels: Sequence[TombstoneFile],
+        now_ms: int,
     ) -> None:
         store = self._store
         with store.lock:
@@ -219,7 +281,12 @@ class Maintenance:
             progress = {sources.name(s): (state.offset, sources.named(state.position)) for s, state in states.items()}
             frozen = {sources.name(s): sources.named_steps(state.frozen) for s, state in states.items() if state.frozen}
         written = Checkpoint(
-            identity=store.identity, offsets=offsets, progress=progress, frozen=frozen, segments=segments
+            identity=store.identity,
+            offsets=offsets,
+            progress=progress,
+            frozen=frozen,
+            segments=segments,
+            tombstones=tuple(file.named for file in cancels),
         )
         checkpoints.write(store.directory, written)
         with store.lock:

@@ -1,20 +1,21 @@
 """What is pending, counted: in all, by target, and by time.
 
-Counts go up when a timer is taken in and down when its delivery is known to be committed, nowhere else; after a restart
-they are counted from the segments.
+Counts go up when a timer is taken in that nothing cancels, and down when its delivery is known to be committed or when
+its cancel is read (cancels.py), nowhere else; after a restart they are counted from the segments.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from timerstore.entry import Kind
-from timerstore.position import Int64s
+from timerstore.position import Bools, Int64s
 from timerstore.wheel import SLOT_MS, TimerWheel
 
 TARGETS_MAX = 1_000
@@ -37,9 +38,21 @@ def tally(at: Int64s, target: pa.Array | pa.ChunkedArray) -> Tally:
     return Tally(slots=slots, counts=counts, targets=count_targets(target))
 
 
-def tally_timers(at: Int64s, payload: pa.RecordBatch) -> Tally:
-    """Count the timers among rows of `entry.PAYLOAD`; rejects and cancels are not pending deliveries."""
+def tally_coded(at: Int64s, target: npt.NDArray[np.int32], names: Sequence[str]) -> Tally:
+    """Count timers by their effective times (ms) and the indices of their targets in `names`."""
+    slots, counts = np.unique(at // SLOT_MS, return_counts=True)
+    targets: dict[str, int] = {}
+    for code, count in zip(*(v.tolist() for v in np.unique(target, return_counts=True)), strict=True):
+        targets[names[code]] = targets.get(names[code], 0) + count
+    return Tally(slots=slots, counts=counts, targets=targets)
+
+
+def tally_timers(at: Int64s, payload: pa.RecordBatch, left_out: Bools | None = None) -> Tally:
+    """Count the timers among rows of `entry.PAYLOAD`, without those of a mask; rejects and cancels are not pending
+    deliveries."""
     timers = payload.column("kind").to_numpy() == Kind.TIMER
+    if left_out is not None:
+        timers &= ~left_out
     target = payload.column("target")
     if timers.all():
         return tally(at, target)

@@ -2,7 +2,9 @@
 
 checkpoint missing          an empty index; everything is read from Kafka
 checkpoint damaged          set aside, then as if missing
-a segment damaged           set aside with the checkpoint, then as if missing: its rows can only come from Kafka again
+a segment damaged,          set aside with the checkpoint, then as if missing: rows and cancels can only come from Kafka
+or a file of tombstones     again
+an id index damaged         made again from its segment
 another cluster or topic    refused: WrongIdentity
 segments nobody names       removed (a crash came between rename and checkpoint)
 """
@@ -13,23 +15,31 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import pyarrow as pa
+
 from timerstore import checkpoint as checkpoints
-from timerstore import files, segment
+from timerstore import files, segment, tombstones
 from timerstore.checkpoint import Checkpoint, Identity
 from timerstore.errors import Corrupt, WrongIdentity
+from timerstore.pending import Tally, tally
 from timerstore.position import OFFSET_MAX
+from timerstore.resident import Resident
+from timerstore.runs import Selection
 from timerstore.segment import Segment
 from timerstore.sources import NamedPosition, NamedStep, SourceName, Sources
+from timerstore.tombstones import TombstoneFile
 
 _NamedCorner = tuple[int, NamedPosition | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovered:
-    """`checkpoint` and its open `segments`, or None and none; `reports` are sentences for the operator."""
+    """`checkpoint` and its open `segments` and `tombstones`, or None and none; `reports` are sentences for the
+    operator."""
 
     checkpoint: Checkpoint | None
     segments: tuple[Segment, ...]
+    tombstones: tuple[TombstoneFile, ...]
     reports: tuple[str, ...]
 
 
@@ -53,21 +63,37 @@ def open_segments(
     now_ms: int,
     progress: Callable[[int, int], None],
 ) -> Recovered:
-    """Open the segments that `found` names; `progress(done, total)` is called after each."""
+    """Open the segments and the tombstones that `found` names; `progress(done, total)` is called after each segment."""
     reports: list[str] = []
     opened: list[Segment] = []
-    for named in found.segments if found is not None else ():
-        try:
+    cancels: list[TombstoneFile] = []
+    try:
+        for named in found.segments if found is not None else ():
             opened.append(segment.read(directory / named.name, identity, sources, named))
-        except Corrupt as error:
-            reports.append(discard(directory, error, now_ms))
-            found, opened = None, []
-            break
-        progress(len(opened), len(found.segments) if found is not None else 0)
-    removed = files.remove_strangers(directory, {s.named.name for s in opened})
+            progress(len(opened), len(found.segments) if found is not None else 0)
+        if found is not None:
+            cancels = [tombstones.read(directory / file.name, sources, file) for file in found.tombstones]
+    except Corrupt as error:
+        reports.append(discard(directory, error, now_ms))
+        found, opened, cancels = None, [], []
+    removed = files.remove_strangers(directory, {s.named.name for s in opened} | {t.named.name for t in cancels})
     if removed and found is not None:
         reports.append(f"removed {len(removed)} files that a crash had left unfinished")
-    return Recovered(checkpoint=found, segments=tuple(opened), reports=tuple(reports))
+    return Recovered(checkpoint=found, segments=tuple(opened), tombstones=tuple(cancels), reports=tuple(reports))
+
+
+def count_pending(opened: Segment, resident: Resident, selection: Callable[[pa.Table], Selection]) -> Tally:
+    """The pending rows of a segment, counted: by its footer when all are, else by looking at its positions (with
+    `selection`)."""
+    committed = resident.committed
+    if all(source in committed for source in opened.largest) and opened.first > max(
+        state.highest for state in committed.values()
+    ):
+        return opened.timers
+    table = segment.read_rows(opened, columns=["topic", "partition", "offset", "at", "target"])
+    rows = selection(table)
+    pending = rows[~resident.finished(rows)]
+    return tally(pending.at, table.column("target").take(pa.array(pending.row)))
 
 
 def discard(directory: Path, error: Corrupt, now_ms: int) -> str:

@@ -2,7 +2,8 @@
 
 The footer says everything that opening and planning need, so that neither scans: whose rows they are, the range of
 offsets and of positions of every source, a histogram of slots, pending counts by target, and a fence for each row group
-(its first position, its rows, its bytes in memory). Any tool that reads Parquet can look inside.
+(its first position, its rows, its bytes in memory). Any tool that reads Parquet can look inside. Where there are timers
+with ids, an index of them lies beside the segment (idindex.py).
 """
 
 from __future__ import annotations
@@ -19,13 +20,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from timerstore import files
 from timerstore.checkpoint import Identity, NamedSegment
 from timerstore.chunks import ROW_REFERENCE_BYTES, materialize
 from timerstore.entry import SEGMENT
-from timerstore.errors import Corrupt
+from timerstore.errors import Corrupt, DiskFull
+from timerstore.idindex import SegmentIds, open_or_make, timers_with_ids
 from timerstore.pending import Tally, count_targets
 from timerstore.position import OFFSET_MAX, Int64s, Position, pack
 from timerstore.runs import Selection
@@ -40,7 +43,7 @@ ROW_GROUP_ROWS = 16_384
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Segment:
     """An open segment. The `group_*` vectors have one element a row group; `timers` is the histogram of all its rows by
-    wheel slot and target."""
+    wheel slot and target, `ids` the index of those that have ids."""
 
     path: Path
     named: NamedSegment
@@ -56,6 +59,7 @@ class Segment:
     ends: dict[int, int]
     """The largest offset + 1 by source."""
     timers: Tally
+    ids: SegmentIds | None
 
     def groups_between(self, lower: Position, upper: Position) -> npt.NDArray[np.bool_]:
         """Mask of the row groups that may hold rows in (lower, upper]; none where the histogram has nothing in its
@@ -81,17 +85,31 @@ def write(
     rows: Selection,
     payloads: dict[int, pa.RecordBatch],
 ) -> Segment:
-    """Write rows (in the order of position) as one durable segment; memory beside them is bounded by a row group.
+    """Write rows (in the order of position) as one durable segment; memory beside them is bounded by a row group (and
+    by what the index of ids holds).
 
     Raises DiskFull (nothing was written) or DiskFailure.
     """
     path = directory / files.segment_name(number)
     files.write_durably(path, lambda temporary: _write_parquet(temporary, identity, sources, rows, payloads))
-    return read(path, identity, sources)
+    try:
+        return read(path, identity, sources)
+    except DiskFull:
+        remove(path)
+        raise
+
+
+def remove(path: Path) -> None:
+    """Remove a segment, and the index beside it."""
+    path.unlink(missing_ok=True)
+    path.with_suffix(files.IDS_SUFFIX).unlink(missing_ok=True)
 
 
 def read(path: Path, identity: Identity, sources: Sources, expected: NamedSegment | None = None) -> Segment:
-    """Open a segment by its footer. Raises Corrupt when it is damaged, not the one expected, or of another cluster."""
+    """Open a segment by its footer, and the index beside it, which is made if it is missing or damaged.
+
+    Raises Corrupt when the segment is damaged, not the one expected, or of another cluster; DiskFull, DiskFailure.
+    """
     try:
         size, crc = path.stat().st_size, _footer_crc(path)
         if expected is not None and (size, crc) != (expected.bytes, expected.footer_crc):
@@ -120,6 +138,7 @@ def _write_parquet(
 ) -> None:
     group_bytes: list[int] = []
     targets: Counter[str] = Counter()
+    ids = 0
     with pq.ParquetWriter(
         path, SEGMENT, compression="lz4", use_dictionary=["topic", "target"], write_page_checksum=True
     ) as writer:
@@ -137,12 +156,13 @@ def _write_parquet(
             writer.write_table(pa.table([columns[name] for name in SEGMENT.names], schema=SEGMENT))
             group_bytes.append(payload.nbytes + len(part) * ROW_REFERENCE_BYTES)
             targets.update(count_targets(payload.column("target")))
-        footer = json.dumps(_footer(identity, sources, rows, group_bytes, targets), separators=(",", ":"))
+            ids += pc.sum(timers_with_ids(payload.column("kind"), payload.column("id"))).as_py()
+        footer = json.dumps(_footer(identity, sources, rows, group_bytes, targets, ids), separators=(",", ":"))
         writer.add_key_value_metadata({METADATA_KEY.decode(): footer})
 
 
 def _footer(
-    identity: Identity, sources: Sources, rows: Selection, group_bytes: list[int], targets: Mapping[str, int]
+    identity: Identity, sources: Sources, rows: Selection, group_bytes: list[int], targets: Mapping[str, int], ids: int
 ) -> dict[str, Any]:
     source, offset = rows.source, rows.offset
     present, first = np.unique(source, return_index=True)
@@ -165,6 +185,7 @@ def _footer(
         "slots": _pack_vector(slots),
         "counts": _pack_vector(counts),
         "targets": targets,
+        "ids": ids,
         "groups": {
             "at": _pack_vector(rows.at[starts]),
             "source": _pack_vector(np.searchsorted(present, source[starts])),
@@ -195,6 +216,7 @@ def _from_footer(path: Path, named: NamedSegment, footer: dict[str, Any], source
         last=max(largest.values()),
         largest=largest,
         ends={int(s): extent[1] + 1 for s, extent in zip(present, footer["extent"], strict=True)},
+        ids=open_or_make(path, named.footer_crc, sources) if footer["ids"] else None,
         timers=Tally(
             slots=_unpack_vector(footer["slots"]), counts=_unpack_vector(footer["counts"]), targets=footer["targets"]
         ),

@@ -22,20 +22,21 @@ from types import MappingProxyType
 import numpy as np
 import pyarrow as pa
 
-from timerstore import files, recovery, segment
+from timerstore import files, recovery
+from timerstore.cancels import Cancels, Judged, unfinished
 from timerstore.checkpoint import Checkpoint, Identity
 from timerstore.entry import payload_of
 from timerstore.errors import Closed, Corrupt, Misuse
+from timerstore.idindex import Timers
 from timerstore.limits import DEFAULTS, Limits
 from timerstore.maintenance import Maintenance
-from timerstore.pending import Pending, Tally, tally, tally_timers
-from timerstore.position import Position, Progress, pack
+from timerstore.pending import Pending, Tally, tally_timers
+from timerstore.position import Bools, Position, Progress, pack
 from timerstore.recovery import Recovered
 from timerstore.resident import Resident
 from timerstore.runs import EMPTY, Selection
-from timerstore.segment import Segment
 from timerstore.sources import NamedPosition, NamedStep, SourceName, Sources
-from timerstore.stats import Stats
+from timerstore.stats import Stats, look
 from timerstore.timerlog import TimerLog
 from timerstore.transaction import Transaction
 
@@ -44,7 +45,7 @@ class TimerStore:
     """See the module. Made by `open`; every public method may be called from any thread unless it says otherwise."""
 
     def __init__(
-        self, directory: Path, lock_descriptor: int, identity: Identity, sources: Sources, limits: Limits
+        self, directory: Path, lock_descriptor: int, identity: Identity, sources: Sources, limits: Limits, now_ms: int
     ) -> None:
         self.lock = threading.RLock()
         self.directory = directory
@@ -57,6 +58,8 @@ class TimerStore:
         self.checkpoint = Checkpoint(identity=identity, offsets={})
         self.checkpoint_ms: int | None = None
         self.next_segment = 1
+        self.next_tombstones = 1
+        self.cancels = Cancels(sources, limits.window_ms, now_ms)
         self.maintenance = Maintenance(self)
         self._lock_descriptor = lock_descriptor
         self._changed = threading.Condition(self.lock)
@@ -96,13 +99,13 @@ class TimerStore:
             positions = [position for _, position in committed.values() if position is not None]
             sources = Sources([*names, *((topic, partition) for _, topic, partition, _ in positions)])
             recovered = recovery.open_segments(directory, found, identity, sources, now_ms, progress)
-            store = cls(directory, descriptor, identity, sources, limits)
+            store = cls(directory, descriptor, identity, sources, limits, now_ms)
             try:
                 store._restore(recovered, committed, frozen)
             except Corrupt as error:
                 reports.append(recovery.discard(directory, error, now_ms))
                 recovered = recovery.open_segments(directory, None, identity, sources, now_ms, progress)
-                store = cls(directory, descriptor, identity, sources, limits)
+                store = cls(directory, descriptor, identity, sources, limits, now_ms)
                 store._restore(recovered, committed, frozen)
             store.reports = (*reports, *recovered.reports)
         except BaseException:
@@ -130,8 +133,9 @@ class TimerStore:
 
     # ---- enqueue
 
-    def append(self, entries: pa.Table, ends: Mapping[SourceName, int]) -> int:
-        """Take in a micro-batch of `entry.ENTRY` rows; `ends` are the exclusive end offsets it reaches, by source.
+    def append(self, entries: pa.Table, ends: Mapping[SourceName, int], now_ms: int) -> int:
+        """Take in a micro-batch of `entry.ENTRY` rows, read at `now_ms`; `ends` are the exclusive end offsets it
+        reaches, by source.
 
         Blocks while there is no room. Rows below the next expected offset (a batch seen before) and finished ones are
         dropped. Returns how many rows were new. Raises Closed when the store is closed meanwhile.
@@ -150,10 +154,16 @@ class TimerStore:
                 if not (fresh.offset < reached[fresh.source]).all():
                     raise Misuse("a batch has rows beyond the end offsets that it is said to reach")
                 # Stays so until the rows are placed: what is not ingested yet cannot become finished.
-                parts = resident.parts(fresh[~resident.finished(fresh)].sorted())
-            # Copies and counts are made without the lock: delivery goes on.
+                unfinished = ~resident.finished(fresh)
+                parts = resident.parts(fresh[unfinished].sorted())
+                known = self.cancels.known([s.ids for s in self.timerlog if s.ids is not None])
+            # Copies and counts are made, and cancels looked up, without the lock: delivery goes on.
+            judged = self.cancels.judge(known, payload, fresh, unfinished, self._is_pending, now_ms)
             chunks = [(part, payload.take(pa.array(part.row))) for part in parts]
-            tallies = [tally_timers(part.at, chunk) for part, chunk in chunks]
+            covered = None if judged is None else judged.covered
+            tallies = [
+                tally_timers(part.at, chunk, None if covered is None else covered[part.row]) for part, chunk in chunks
+            ]
             with self.lock:
                 nearest = resident.hot.first_at_ms()
                 resident.ends = reached
@@ -161,6 +171,8 @@ class TimerStore:
                     resident.add(part, chunk)
                 for timers in tallies:
                     self._pending.add(timers)
+                if judged is not None:
+                    self._cancel(judged)
                 if resident.hot_bytes > self.limits.hot_bytes:
                     resident.retreat_frontier(self.limits.loaded_bytes_max, self._floor())
                 self._announce(nearest)
@@ -178,7 +190,8 @@ class TimerStore:
             flushes = bool((resident.covered() > resident.stored)[resident.owned].any())
             full = resident.memtable_bytes >= limits.memtable_bytes_max and (delivers or flushes)
             flooded = resident.late_bytes >= limits.late_bytes and delivers
-            return not full and not flooded
+            buried = self.cancels.tombstones.memory_rows >= 2 * limits.tombstone_rows
+            return not (full or flooded or buried)
 
     def selection(self, entries: pa.Table) -> Selection:
         """The positions of an entry table; `row` is the index in the table, `chunk` means nothing. Rows of unknown
@@ -260,11 +273,15 @@ class TimerStore:
         self,
         rows: Selection,
         delivered: Sequence[Tally],
+        cancelled: Sequence[Tally],
         progress: Mapping[int, Progress],
         position: Position,
     ) -> None:
-        """Called by Transaction.acknowledge; `delivered` counts the timers among `rows`."""
+        """Called by Transaction.acknowledge; `delivered` counts the timers among `rows` that were output, `cancelled`
+        those whose cancel came too late."""
         with self.lock:
+            for timers in cancelled:
+                self._pending.add(timers)
             for timers in delivered:
                 self._pending.remove(timers)
             self.resident.commit(progress, position)
@@ -272,9 +289,10 @@ class TimerStore:
             self._transaction = None
             self._changed.notify_all()
 
-    def transaction_rolled_back(self, rows: Selection) -> None:
-        """Called by Transaction.rollback."""
+    def transaction_rolled_back(self, rows: Selection, cancelled: Sequence[Tally]) -> None:
+        """Called by Transaction.rollback; `cancelled` counts what is cancelled after all."""
         with self.lock:
+            self.cancels.cancelled += sum(int(timers.counts.sum()) for timers in cancelled)
             self.resident.replace_all(rows)
             self._transaction = None
             self._news = True
@@ -296,26 +314,7 @@ class TimerStore:
     def stats(self, edges_ms: Sequence[int] = ()) -> Stats:
         """A consistent look at everything; `pending_until` answers for each of `edges_ms` (epoch ms)."""
         with self.lock:
-            resident = self.resident
-            owned = [(self.sources.name(source), source) for source in resident.committed]
-            return Stats(
-                pending=len(self._pending),
-                pending_by_target=self._pending.by_target(),
-                pending_until=tuple(self._pending.wheel.until(edge) for edge in edges_ms),
-                first_at_ms=self.next_wakeup_ms(),
-                hot_rows=len(resident.hot),
-                hot_bytes=resident.hot_bytes,
-                memtable_rows=len(resident.memtable),
-                memtable_bytes=resident.memtable_bytes,
-                late_rows=len(resident.late),
-                physical_bytes=resident.chunks.physical_bytes,
-                segments=len(self.timerlog),
-                segment_bytes=self.timerlog.bytes,
-                frontier_ms=resident.frontier.at_ms,
-                checkpoint_ms=self.checkpoint_ms,
-                ingested={name: int(resident.ends[source]) for name, source in owned},
-                committed={name: resident.committed[source].offset for name, source in owned},
-            )
+            return look(self, self._pending, edges_ms)
 
     def close_intake(self) -> None:
         """Take in nothing more: who waits in `append`, or calls it, gets Closed. Delivery and flushes go on."""
@@ -354,23 +353,26 @@ class TimerStore:
             self.identity = replace(self.identity, topic_ids={**known, **self.identity.topic_ids})
             for name, offset in recovered.checkpoint.offsets.items():
                 self.resident.stored[self.sources.index(*name)] = offset
+        self.cancels.tombstones.restore(recovered.tombstones)
+        for file in recovered.tombstones:
+            self.next_tombstones = max(self.next_tombstones, files.tombstones_number(file.named.name) + 1)
         for opened in recovered.segments:
             self.timerlog.add(opened)
             self.next_segment = max(self.next_segment, files.segment_number(opened.path.name) + 1)
-            self._count_segment(opened)
+            self._pending.add(recovery.count_pending(opened, self.resident, self.selection))
+            if opened.ids is not None:
+                self._pending.remove(self.cancels.covered_in(opened.ids, self._is_pending))
 
-    def _count_segment(self, opened: Segment) -> None:
-        """Count the pending rows of a segment: by its footer when all are, else by looking at its positions."""
-        resident = self.resident
-        if all(source in resident.committed for source in opened.largest) and opened.first > max(
-            state.highest for state in resident.committed.values()
-        ):
-            self._pending.add(opened.timers)
-            return
-        table = segment.read_rows(opened, columns=["topic", "partition", "offset", "at", "target"])
-        rows = self.selection(table)
-        pending = rows[~resident.finished(rows)]
-        self._pending.add(tally(pending.at, table.column("target").take(pa.array(pending.row))))
+    def _is_pending(self, timers: Timers) -> Bools:
+        with self.lock:
+            return unfinished(self.resident, timers)
+
+    def _cancel(self, judged: Judged) -> None:
+        """Tombstones, and what they cover leaves the counts."""
+        hits, lent = self.cancels.take_in(judged, self.resident, self.transaction_rows())
+        self._pending.remove(hits)
+        if self._transaction is not None:
+            self._transaction.cancel(lent)
 
     def _announce(self, nearest_ms: int | None) -> None:
         """Wake who waits, if there is something for them: late rows, something nearer than what was the nearest, or

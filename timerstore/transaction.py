@@ -6,6 +6,7 @@ dispatcher likes to take:
     late rows     move O of their source: O' is the first late row that is not taken, or the end of what is ingested
     on-time rows  move P: P' is the position of the last row popped from the hot wheel
     a popped row that O' does not cover is not output: it is late from here on
+    a row that a tombstone covers is passed like any other, without being output (invariant I7)
 
 Nothing is forgotten before `acknowledge`; `rollback` makes every row pending again.
 """
@@ -27,6 +28,9 @@ from timerstore.runs import EMPTY, Selection, concat
 
 if TYPE_CHECKING:
     from timerstore.store import TimerStore
+
+CANCELLED_TAKES_MAX = 16
+"""How many takes in a row may find cancelled rows only, before the transaction is better ended."""
 
 P_STALE_MS_MAX = 1_000
 """A source whose committed P lies further behind than this is committed along, though nothing of it was output: a
@@ -58,14 +62,23 @@ class Transaction:
         self._offsets = store.resident.offset.copy()
         self._output: list[Selection] = []
         self._delivered: list[Tally] = []
+        self._cancelled: list[Tally] = []
         self._ended = False
 
     def take(self, now_ms: int, max_rows: int) -> Rows:
         """Up to about `max_rows` rows that are due at `now_ms`: late ones first. An empty answer means that nothing is
-        due.
+        due, or nothing but a great many cancelled rows.
 
         (A source's share of late rows is at least one row, so a hundred sources may exceed a limit of ten.)
         """
+        for _ in range(CANCELLED_TAKES_MAX):
+            rows, is_end = self._take(now_ms, max_rows)
+            if is_end or len(rows):
+                break
+        return rows
+
+    def _take(self, now_ms: int, max_rows: int) -> tuple[Rows, bool]:
+        """One take; and whether nothing was due."""
         with self._store.lock:
             self._must_be_open()
             resident = self._store.resident
@@ -84,10 +97,16 @@ class Transaction:
             rows = concat([late, due])
             self._output.append(rows)
             payloads = resident.chunks.payloads(rows.chunk)
+            # A cancel that is read from now on comes too late for these rows.
+            lookup = self._store.cancels.tombstones.lookup()
+        is_end = not len(rows)
         payload = materialize(payloads, rows.chunk, rows.row)
+        cancelled = self._store.cancels.covered(lookup, rows.source, payload)
+        if cancelled is not None:
+            rows, payload = rows[~cancelled], payload.filter(pa.array(~cancelled))
         # What leaves the pending counts when the commit is known.
         self._delivered.append(tally_timers(rows.at, payload))
-        return Rows(at=rows.at, source=rows.source.astype(np.int32), offset=rows.offset, payload=payload)
+        return Rows(at=rows.at, source=rows.source.astype(np.int32), offset=rows.offset, payload=payload), is_end
 
     def progress(self) -> dict[int, Progress]:
         """(O', P') of every source that has output, whose O moves, or whose committed P would fall behind for long."""
@@ -104,7 +123,7 @@ class Transaction:
             return result
 
     def rows(self) -> Selection:
-        """References of everything taken so far."""
+        """References of everything taken so far, cancelled rows too."""
         self._output = [concat(self._output)] if self._output else [EMPTY]
         return self._output[0]
 
@@ -113,13 +132,18 @@ class Transaction:
         with self._store.lock:
             progress = self.progress()
             self._end()
-            self._store.transaction_committed(self.rows(), self._delivered, progress, self.position)
+            self._store.transaction_committed(self.rows(), self._delivered, self._cancelled, progress, self.position)
 
     def rollback(self) -> None:
         """The commit is known not to have happened: what was taken is pending again."""
         with self._store.lock:
             self._end()
-            self._store.transaction_rolled_back(self.rows())
+            self._store.transaction_rolled_back(self.rows(), self._cancelled)
+
+    def cancel(self, timers: Tally) -> None:
+        """A cancel was read for timers that are on loan, and they have left the counts: delivered if the commit
+        happens, cancelled if it does not."""
+        self._cancelled.append(timers)
 
     def _cover(self) -> None:
         """O' of every source: in front of its first late row that is left, else the end of what is ingested."""

@@ -15,7 +15,10 @@ from timerstore.timerlog import Window
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record of a delay topic as the tests see it; `due_ms` None is a reject."""
+    """One row of a delay topic as the tests see it; `due_ms` None is a reject, or a cancel where `cancels` says so.
+
+    `origin` None: the row is an original.
+    """
 
     topic: str
     partition: int
@@ -23,6 +26,19 @@ class Record:
     due_ms: int | None
     target: str | None = "orders"
     value: bytes = b"payload"
+    id: str | None = None
+    cancels: bool = False
+    replace: bool = False
+    origin: int | None = None
+    rolls: int = 0
+
+    @property
+    def origin_offset(self) -> int:
+        return self.offset if self.origin is None else self.origin
+
+    @property
+    def kind(self) -> Kind:
+        return Kind.CANCEL if self.cancels else Kind.REJECT if self.due_ms is None else Kind.TIMER
 
     @property
     def at_ms(self) -> int:
@@ -38,18 +54,18 @@ def entries(records: Sequence[Record]) -> pa.Table:
         "at": [r.at_ms for r in records],
         "ts": [0 for _ in records],
         "due": [r.due_ms or 0 for r in records],
-        "kind": [Kind.REJECT if r.due_ms is None else Kind.TIMER for r in records],
+        "kind": [r.kind for r in records],
         "target": [r.target for r in records],
         "target_partition": [None for _ in records],
         "key": [f"{r.partition}-{r.offset}".encode() for r in records],
         "value": [r.value for r in records],
         "headers": [[{"key": "h", "value": b"v"}] for _ in records],
-        "id": [None for _ in records],
-        "replace": [False for _ in records],
-        "origin": [r.offset for r in records],
+        "id": [r.id for r in records],
+        "replace": [r.replace for r in records],
+        "origin": [r.origin_offset for r in records],
         "attempt": [0 for _ in records],
-        "rolls": [0 for _ in records],
-        "reason": ["no-time" if r.due_ms is None else None for r in records],
+        "rolls": [r.rolls for r in records],
+        "reason": ["no-time" if r.kind == Kind.REJECT else None for r in records],
     }
     return pa.table({name: pa.array(columns[name], type=ENTRY.field(name).type) for name in ENTRY.names})
 

@@ -61,7 +61,7 @@ class Rig:
         """Everything new, as one batch."""
         at = self.store.next_offsets()
         new = [record for name in at for record in self.log[name][at[name] :]]
-        return self.store.append(entries(new), {name: len(self.log[name]) for name in at})
+        return self.store.append(entries(new), {name: len(self.log[name]) for name in at}, NOW_MS)
 
     def deliver(self, now_ms: int = NOW_MS, limit: int = 1_000) -> list[Record]:
         """One transaction, committed and acknowledged."""

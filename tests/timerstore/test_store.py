@@ -55,9 +55,9 @@ def test_a_batch_seen_before_changes_nothing(tmp_path: Path) -> None:
     rig.produce(FAR_MS, NOW_MS, None)
     assert rig.ingest() == 3
     batch = entries(rig.log[ORDERS])
-    assert rig.store.append(batch, {ORDERS: 3}) == 0
+    assert rig.store.append(batch, {ORDERS: 3}, NOW_MS) == 0
     rig.produce(NOW_MS + 1)
-    assert rig.store.append(entries(rig.log[ORDERS][1:]), {ORDERS: 4}) == 1
+    assert rig.store.append(entries(rig.log[ORDERS][1:]), {ORDERS: 4}, NOW_MS) == 1
     assert rig.store.stats().pending == 3
     rig.finish(FAR_MS)
     rig.assert_each_delivered_once()
@@ -66,8 +66,8 @@ def test_a_batch_seen_before_changes_nothing(tmp_path: Path) -> None:
 def test_an_empty_batch_moves_the_end(tmp_path: Path) -> None:
     """Markers and aborted records count: O is the end of the batch, not the last record + 1."""
     rig = Rig(tmp_path)
-    assert rig.store.append(ENTRY.empty_table(), {ORDERS: 7}) == 0
-    assert rig.store.append(pa.Table.from_batches([], schema=ENTRY), {ORDERS: 9}) == 0
+    assert rig.store.append(ENTRY.empty_table(), {ORDERS: 7}, NOW_MS) == 0
+    assert rig.store.append(pa.Table.from_batches([], schema=ENTRY), {ORDERS: 9}, NOW_MS) == 0
     assert rig.store.next_offsets() == {ORDERS: 9}
     assert rig.store.offsets_behind()
     assert rig.deliver() == [] and rig.committed[ORDERS] == (9, None)
@@ -82,7 +82,7 @@ def test_types_of_columns_may_be_narrower(tmp_path: Path) -> None:
     for name in ("offset", "at"):
         table = table.set_column(table.schema.get_field_index(name), name, table.column(name).cast(pa.int32()))
     table = table.set_column(0, "topic", table.column("topic").dictionary_encode())
-    assert rig.store.append(table, {ORDERS: 2}) == 2
+    assert rig.store.append(table, {ORDERS: 2}, NOW_MS) == 2
     rig.finish(NOW_MS)
     rig.assert_each_delivered_once()
 
@@ -92,7 +92,7 @@ def test_rows_beyond_the_end_they_are_said_to_reach_are_refused(tmp_path: Path) 
     rig = Rig(tmp_path)
     rig.produce(NOW_MS, NOW_MS)
     with pytest.raises(Misuse):
-        rig.store.append(entries(rig.log[ORDERS]), {ORDERS: 1})
+        rig.store.append(entries(rig.log[ORDERS]), {ORDERS: 1}, NOW_MS)
     assert rig.store.next_offsets() == {ORDERS: 0} and rig.store.stats().pending == 0
 
 
@@ -101,7 +101,7 @@ def test_rows_of_other_sources_are_left_out(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     rig.produce(NOW_MS)
     foreign = [Record("delay", 9, 0, NOW_MS), Record("else", 0, 0, NOW_MS)]
-    rig.store.append(entries([*rig.log[ORDERS], *foreign]), {ORDERS: 1})
+    rig.store.append(entries([*rig.log[ORDERS], *foreign]), {ORDERS: 1}, NOW_MS)
     assert rig.store.stats().pending == 1
 
 
@@ -175,8 +175,8 @@ def test_a_source_that_lags_does_not_stop_the_catch_up_of_the_others(tmp_path: P
     rig.open()
     while rig.store.next_offsets()[ORDERS] < 200:
         end = rig.store.next_offsets()[ORDERS] + 20
-        rig.store.append(entries(rig.log[ORDERS][end - 20 : end]), {ORDERS: end})
-    rig.store.append(entries(rig.log[BILLS]), {BILLS: 3})
+        rig.store.append(entries(rig.log[ORDERS][end - 20 : end]), {ORDERS: end}, NOW_MS)
+    rig.store.append(entries(rig.log[BILLS]), {BILLS: 3}, NOW_MS)
     rig.finish(FAR_MS)
     rig.assert_each_delivered_once()
 
@@ -501,7 +501,7 @@ def test_many_in_one_millisecond_are_delivered_within_bounded_memory(
     ceiling = 0
     for start in range(0, rows, batch_rows):
         offsets = pa.array(np.arange(start, start + batch_rows))
-        rig.store.append(template.set_column(2, "offset", offsets), {ORDERS: start + batch_rows})
+        rig.store.append(template.set_column(2, "offset", offsets), {ORDERS: start + batch_rows}, NOW_MS)
         rig.store.maintenance.next_window(FAR_MS - 1_000)
         if not rig.store.has_room() or rig.store.is_pressed():
             commit(rig)
