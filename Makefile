@@ -6,6 +6,8 @@
 #   make lint                           format, lint, types
 #   make lock                           the lock files anew: all packages, those of the image, the connector's jars
 #   make image [IMAGE_ARGS=...]         the container image, with docker
+#   make audit                          known vulnerabilities of what the image holds, by PyPI's advisories
+#   make sbom                           dist/sbom.json, what Python packages the image holds (CycloneDX)
 #   make chart                          what of helm/delay-bridge is generated; SNAPSHOTS=1 also its tests' snapshots
 #   make helm                           the program helm, built with Go into .cache/bin, for the chart's tests
 #   make clean, make distclean          caches; also the environment and the broker's jars
@@ -22,7 +24,7 @@ VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 HELM_VERSION := v3.22.0
 SOURCES := $(wildcard bridge timerstore embedded demo bench helm tests)
 
-.PHONY: install prerequisites demo test bench lint format lock image chart helm clean distclean
+.PHONY: install prerequisites demo test bench lint format lock image audit sbom chart helm clean distclean
 
 install: prerequisites $(VENV)/.installed
 
@@ -86,6 +88,16 @@ lock: install
 image:
 	docker build --tag delay-bridge:$(VERSION) --build-arg VERSION=$(VERSION) \
 	  --build-arg REVISION=$$(git rev-parse HEAD) $(IMAGE_ARGS) .
+
+# --strict: a package that cannot be looked up is not one without vulnerabilities.
+audit: install
+	$(BIN)/uv tool run --from pip-audit==2.10.1 pip-audit --strict --disable-pip --require-hashes \
+	  --progress-spinner off --requirement requirements.runtime.lock
+
+sbom: install
+	@mkdir -p dist
+	$(BIN)/uv tool run --from cyclonedx-bom==7.5.0 cyclonedx-py requirements requirements.runtime.lock \
+	  --output-format JSON --output-file dist/sbom.json
 
 chart: install
 	$(BIN)/python -m helm

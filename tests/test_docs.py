@@ -28,11 +28,12 @@ from tests.config.exposed import exposed
 ROOT: Final = Path(__file__).parents[1]
 DOCUMENTS: Final = (
     *("README.md", "CHANGELOG.md", "docs/architecture.md", "docs/errors.md", "docs/guarantees.md"),
-    "docs/operations.md",
+    *("docs/headers.md", "docs/operations.md"),
 )
-LANGUAGES: Final = {"sh", "yaml", "python", "text"}
+LANGUAGES: Final = {"sh", "yaml", "python", "java", "text"}
 OTHERS: Final = {
     "docker",
+    "kafka-console-producer",
     "kafka-topics",
     "source",
 }  # commands that are not ours, and that nobody can get wrong unnoticed
@@ -164,7 +165,7 @@ def test_the_producers_examples_run_and_send_the_same(monkeypatch: pytest.Monkey
     made.clear()
     monkeypatch.setattr(confluent_kafka, "Producer", RememberingProducer)
     monkeypatch.setattr(bridge.client, "Producer", RememberingProducer)
-    for body in blocks("python"):
+    for body in blocks("python", ["README.md"]):
         exec(compile(body, "README.md", "exec"), {})
     sent = [record for producer in made for record in producer.records]
     assert len(made) == 2 and all(producer.is_flushed for producer in made)

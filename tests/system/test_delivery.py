@@ -29,6 +29,7 @@ LATE_MS_MAX: Final = 20_000
 PARTITIONS: Final = 3
 LEVELS_MS: Final = (1_000, 2_000, 3_000)
 DENIED: Final = "denied"
+TRACE: Final = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 NOBODY: Final = "nobody-made-this"
 
 
@@ -415,11 +416,12 @@ def test_the_charts_test_pod_sends_a_message_and_sees_it_arrive(site: Site) -> N
         f"{name}={values.get(name, value)}" if equals else name
         for name, equals, value in (word.partition("=") for word in pod["spec"]["containers"][0]["args"])
     ]
-    run = send_from_a_shell(arguments)
+    run = send_from_a_shell([*arguments, "--header", f"traceparent={TRACE}"])
     assert run.returncode == 0, run.stderr
     assert re.fullmatch(rf"{site.delay}/\d+/\d+ arrived at {target}/0/0, \d+ ms late\n", run.stdout), run.stdout
     (record,) = site.receive(target, 1)
     assert record.value == b"helm test"
+    assert record.header("traceparent") == TRACE.encode(), "a trace goes on across the delay"
 
 
 def test_who_waits_for_a_dead_letter_is_told_so(site: Site) -> None:
