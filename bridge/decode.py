@@ -25,6 +25,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from bridge import headers as h
+from bridge.dialects import DIALECTS, NATIVE, delivered_key, native_headers
 from bridge.headers import RejectReason
 
 AT_MIN: Final = -(2**63)
@@ -33,7 +34,6 @@ AT_MIN: Final = -(2**63)
 DEFAULT_LEVELS_MS: Final = h.parse_levels("1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h")
 """RocketMQ's. Not to be changed: parameters that are stored without levels mean these."""
 
-_NATIVE: Final = "native"
 _SPAN_MS_MAX: Final = 10**14  # 3,000 years: timestamp + span stays far below 2**63
 _SMALLINT_MAX: Final = 32_767
 _BYTES_MAX: Final = 2**31
@@ -54,13 +54,13 @@ class DecodeParameters:
     max_delay_ms: int
     roll_window_ms: int
     has_default_target: bool
-    dialect: str = _NATIVE
+    dialect: str = NATIVE
     version: int = 1
     copy_max_delay_ms: int = 0
     roll_bytes_max: int = 0
 
     def __post_init__(self) -> None:
-        if self.dialect != _NATIVE or self.version != 1:
+        if self.dialect not in (NATIVE, *DIALECTS) or self.version != 1:
             raise ValueError(f"dialect {self.dialect!r} version {self.version} is not known to this decoder")
         if not self.levels_ms or not all(0 <= level <= _SPAN_MS_MAX for level in self.levels_ms):
             raise ValueError("levels must be one or more spans of 0 ms and longer")
@@ -87,7 +87,7 @@ class DecodeParameters:
             compact["t"] = 1
         if self.levels_ms != DEFAULT_LEVELS_MS:
             compact["l"] = list(self.levels_ms)
-        if self.dialect != _NATIVE:
+        if self.dialect != NATIVE:
             compact["d"] = self.dialect
         if self.version != 1:
             compact["v"] = self.version
@@ -107,7 +107,7 @@ class DecodeParameters:
             max_delay_ms=compact["m"],
             roll_window_ms=compact["w"],
             has_default_target=bool(compact.get("t", 0)),
-            dialect=compact.get("d", _NATIVE),
+            dialect=compact.get("d", NATIVE),
             version=compact.get("v", 1),
             copy_max_delay_ms=compact.get("c", 0),
             roll_bytes_max=compact.get("b", 0),
@@ -132,7 +132,7 @@ def decode(records: DataFrame, histories: Mapping[tuple[str, int], History]) -> 
     that occurs in them; a record of any other stops the query, since its position would be a guess. Raises ValueError
     if a history is empty, does not begin at offset 0 or is not in order of offset.
     """
-    stages = (_record, _common_headers, _other_headers, _own_headers, _texts, _times, _verdict)
+    stages = (_native, _record, _common_headers, _other_headers, _own_headers, _texts, _times, _verdict)
     parameters = _in_force(histories)
     return reduce(lambda frame, stage: stage(frame, parameters), stages, records)
 
@@ -145,6 +145,8 @@ class _Parameters:
     """The parameters as columns: literals, or if several sets are in force, fields of `p`, looked up once a record."""
 
     lookup: Column | None
+    dialects: tuple[str, ...]
+    dialect: Column
     level_ms: Callable[[Column], Column]
     max_delay_ms: Column
     copy_max_delay_ms: Column
@@ -160,9 +162,12 @@ def _in_force(histories: Mapping[tuple[str, int], History]) -> _Parameters:
     sets = list(dict.fromkeys(barrier.parameters for history in histories.values() for barrier in history))
     if not sets:
         raise ValueError("there is no history at all")
+    dialects = tuple(dict.fromkeys(s.dialect for s in sets if s.dialect != NATIVE))
     if len(sets) == 1:
         return _Parameters(
             lookup=None,
+            dialects=dialects,
+            dialect=F.lit(sets[0].dialect),
             level_ms=lambda level: _level_ms(F.array(*map(_long, sets[0].levels_ms)), level),
             max_delay_ms=_long(sets[0].max_delay_ms),
             copy_max_delay_ms=_long(sets[0].longest_copy_ms),
@@ -173,6 +178,8 @@ def _in_force(histories: Mapping[tuple[str, int], History]) -> _Parameters:
     p = F.col("p")
     return _Parameters(
         lookup=_lookup(histories, sets),
+        dialects=dialects,
+        dialect=p["dialect"],
         level_ms=lambda level: _level_ms(p["levels"], level),
         max_delay_ms=p["max"],
         copy_max_delay_ms=p["copy"],
@@ -199,6 +206,7 @@ def _lookup(histories: Mapping[tuple[str, int], History], sets: Sequence[DecodeP
             "window": s.roll_window_ms,
             "bytes": s.roll_bytes_max or _BYTES_MAX,
             "default": s.has_default_target,
+            "dialect": s.dialect,
         }
         for s in sets
     ]
@@ -212,7 +220,8 @@ def _lookup(histories: Mapping[tuple[str, int], History], sets: Sequence[DecodeP
         F.concat(F.lit("no decode parameters for "), F.col("topic"), F.lit("/"), F.col("partition"))
     )
     found = F.coalesce(index, unknown.cast("int"))
-    schema = "array<struct<levels:array<bigint>,max:bigint,copy:bigint,window:bigint,bytes:bigint,default:boolean>>"
+    schema = "array<struct<levels:array<bigint>,max:bigint,copy:bigint,window:bigint,bytes:bigint,default:boolean,"
+    schema += "dialect:string>>"
     return F.get(_constant(set_rows, schema), found)
 
 
@@ -227,6 +236,23 @@ def _level_ms(levels: Column, level: Column) -> Column:
 # -- stages ----------------------------------------------------------------------------------------------------------
 
 
+def _native(records: DataFrame, parameters: _Parameters) -> DataFrame:
+    """Parameters that differ by record; and headers and key as our own producers would have written them, where a topic
+    has a dialect, beside those that a reject keeps."""
+    if parameters.lookup is not None:
+        records = records.withColumn("p", parameters.lookup)
+    if not parameters.dialects:
+        return records
+    return records.withColumns(
+        {
+            "raw_headers": F.col("headers"),
+            "raw_key": F.col("key"),
+            "headers": native_headers(parameters.dialects, parameters.dialect),
+            "key": delivered_key(parameters.dialects, parameters.dialect),
+        }
+    )
+
+
 def _record(records: DataFrame, parameters: _Parameters) -> DataFrame:
     """What the record is, the names of its headers, and the parameters that apply to it."""
     return records.select(
@@ -239,7 +265,8 @@ def _record(records: DataFrame, parameters: _Parameters) -> DataFrame:
         "value",
         "headers",
         F.col("headers")["key"].alias("names"),
-        *([parameters.lookup.alias("p")] if parameters.lookup is not None else []),
+        *(["p"] if parameters.lookup is not None else []),
+        *(["raw_headers", "raw_key"] if parameters.dialects else []),
     )
 
 
@@ -376,6 +403,10 @@ def _entry(parameters: _Parameters) -> list[Column]:
     copy_at = F.col(_number_name(h.COPY_AT))
     backoff = F.when(copy_at.isNotNull(), F.least(copy_at, ts + window))
     copied = timer & F.col("is_copy")
+    key, headers = F.col("key"), F.when(timer, F.col("own")).otherwise(F.col("headers"))
+    if parameters.dialects:
+        key = F.when(rejected, F.col("raw_key")).otherwise(key)
+        headers = F.when(timer, F.col("own")).when(rejected, F.col("raw_headers")).otherwise(F.col("headers"))
     return [
         F.col("topic"),
         F.col("partition"),
@@ -386,9 +417,9 @@ def _entry(parameters: _Parameters) -> list[Column]:
         F.col("kind"),
         F.when(timer, F.col("topic_text")).alias("target"),
         F.when(timer, F.col(_number_name(h.PARTITION)).try_cast("int")).alias("target_partition"),
-        F.col("key"),
+        key.alias("key"),
         F.col("value"),
-        F.when(timer, F.col("own")).otherwise(F.col("headers")).alias("headers"),
+        headers.alias("headers"),
         F.when(~rejected, F.col("id_text")).alias("id"),
         (timer & F.coalesce(F.col("replace_text") == "true", F.lit(False))).alias("replace"),
         F.when(copied, F.col(_number_name(h.COPY_ORIGIN))).otherwise(F.col("offset")).alias("origin"),

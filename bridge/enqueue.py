@@ -30,6 +30,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from bridge.decode import History, decode
+from bridge.dialects import foreign_headers
 from bridge.errors import BridgeError, EnvironmentFailure, InternalError, StateError
 from bridge.own_headers import own_headers
 from timerstore.clock import Clock
@@ -120,6 +121,10 @@ class Enqueue:
         }
         self._store = store
         self._histories = dict(histories)
+        dialects: dict[str, set[str]] = {}
+        for (topic, _), history in histories.items():
+            dialects.setdefault(topic, set()).update(barrier.parameters.dialect for barrier in history)
+        self._foreign = foreign_headers(dialects)
         self._limits = limits
         self._size = BatchSize(limits, mean_bytes)
         self._clock = clock
@@ -252,7 +257,7 @@ class Enqueue:
 
     def _store_batch(self, table: pa.Table, ends: Offsets, began_s: float) -> None:
         before = self._store.next_offsets()
-        table = own_headers(table)
+        table = own_headers(table, self._foreign)
         try:
             self._store.append(table, ends, self._clock.now_ms())
         except Closed:

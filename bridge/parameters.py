@@ -94,6 +94,7 @@ def decode_parameters(settings: Settings, topic: str, limits: TopicLimits) -> De
         max_delay_ms=settings.delay.max,
         roll_window_ms=roll_window_ms(settings, topic, limits),
         has_default_target=settings.delay_topics[topic].target is not None,
+        dialect=settings.delay_topics[topic].dialect,
         roll_bytes_max=roll_bytes_max(settings, limits),
     )
 

@@ -146,6 +146,7 @@ class DelayTopic(Section):
 
     target: Name | None = None
     dead_letter: Name | None = None
+    dialect: Literal["native", "etf1", "karafka", "rocketmq", "wushilin", "cesium", "rabbitmq"] = "native"
     partitions: int = Field(default=2, ge=1, le=10_000)
     replication: int = Field(default=-1, ge=-1, le=32)
 

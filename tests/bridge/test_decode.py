@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from bridge import headers as h
 from bridge.decode import AT_MIN, DEFAULT_LEVELS_MS, Barrier, DecodeParameters, History, decode
@@ -46,14 +46,19 @@ def record(*headers: tuple[str, str | bytes | None], **columns: Any) -> Row:
     return {**row, "headers": values or None, **columns}
 
 
-def decoded(spark: SparkSession, rows: Sequence[Row], histories: Mapping[tuple[str, int], History] = ONE) -> list[Row]:
-    """The entries of the records, in order."""
+def table(spark: SparkSession, rows: Sequence[Row]) -> DataFrame:
+    """The records as Spark's Kafka source gives them."""
     epoch = datetime(1970, 1, 1, tzinfo=UTC)
     names = ("key", "value", "topic", "partition", "offset", "timestampType", "headers")
     data = [
         {"timestamp": epoch + timedelta(milliseconds=row["ts"])} | {name: row[name] for name in names} for row in rows
     ]
-    entries = own_headers(decode(spark.createDataFrame(data, SOURCE_SCHEMA), histories).toArrow())
+    return spark.createDataFrame(data, SOURCE_SCHEMA)
+
+
+def decoded(spark: SparkSession, rows: Sequence[Row], histories: Mapping[tuple[str, int], History] = ONE) -> list[Row]:
+    """The entries of the records, in order."""
+    entries = own_headers(decode(table(spark, rows), histories).toArrow())
     assert entries.schema.names == ENTRY.names
     assert entries.cast(ENTRY).num_rows == len(rows)
     assert [field.type for field in entries.schema if not pa.types.is_list(field.type)] == [
@@ -359,7 +364,7 @@ def test_parameters_in_json() -> None:
         assert DecodeParameters.from_json(json.loads(json.dumps(parameters.to_json()))) == parameters
     assert plain.to_json() == {"m": 5, "w": 4}
     assert plain.levels_ms == DEFAULT_LEVELS_MS
-    for unknown in ({"x": 1}, {"v": 2}, {"d": "etf1"}):
+    for unknown in ({"x": 1}, {"v": 2}, {"d": "klingon"}):
         with pytest.raises(ValueError, match=r"\w+ \w+"):
             DecodeParameters.from_json({**plain.to_json(), **unknown})
     for wrong in (
