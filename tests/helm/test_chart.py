@@ -244,6 +244,26 @@ def test_probes_and_scrapes_use_tls_where_the_port_does(tmp_path: Path) -> None:
 
 
 @needs_helm
+def test_selectors_select_the_bridges_and_nothing_else(tmp_path: Path) -> None:
+    """Service, budget, policy and monitors mean the bridges' pods, and not the pod of `helm test`."""
+    manifests = template(tmp_path, FULL)
+    (bridges,) = (m["spec"]["template"]["metadata"]["labels"] for m in manifests if m["kind"] == "StatefulSet")
+    (test,) = (m["metadata"]["labels"] for m in manifests if m["kind"] == "Pod")
+    found = 0
+    for manifest in manifests:
+        selector = manifest.get("spec", {}).get("selector") or manifest.get("spec", {}).get("podSelector")
+        if selector is not None:
+            found += 1
+            wanted = selector.get("matchLabels", selector).items()
+            if manifest["kind"] == "ServiceMonitor":  # by its labels it selects the service
+                (labels,) = (m["metadata"]["labels"] for m in manifests if m["kind"] == "Service")
+                assert wanted <= labels.items()
+            else:
+                assert wanted <= bridges.items() and not wanted <= test.items(), manifest["kind"]
+    assert found == 6
+
+
+@needs_helm
 def test_what_is_optional_is_absent_until_asked_for(tmp_path: Path) -> None:
     """No monitors, rules or policies by default, and no disruption budget for one replica."""
     least = {manifest["kind"] for manifest in template(tmp_path, LEAST)}
