@@ -2,7 +2,7 @@
 on such a machine.
 
 make bench                              everything (some five minutes)
-make bench BENCH_ARGS="--only burst"    one scenario: burst, rate, idle, restart
+make bench BENCH_ARGS="--only burst"    one scenario: burst, rate, idle, restart, dead-target
 make bench BENCH_ARGS="--messages 200000"   a smaller burst
 """
 
@@ -20,6 +20,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from bench import dead_target
 from bench.bridge import Bridge, bridge_on_broker
 
 WARM_SECONDS = 30
@@ -176,6 +177,18 @@ def restart(bridge: Bridge, bootstrap: str, arguments: argparse.Namespace, repor
     report.add("restart", "pending after it", f"{bridge.metric('pending_messages'):,.0f}", f"{count:,}")
 
 
+def dead(bridge: Bridge, bootstrap: str, arguments: argparse.Namespace, report: Report) -> None:
+    """One of ten targets dies: lateness of the others before, and from a second after it."""
+    bridge.start()
+    warm_up(bridge, bootstrap)
+    before, after = dead_target.measure(bridge, arguments.seconds)
+    for name, found in (("all ten alive", before), ("one dead", after)):
+        report.add("dead target", f"{name}: record timestamp - due p50 / p99 / p99.9", tell(found["stamped_ms"]))
+    grown = after["stamped_ms"]["p99"] - before["stamped_ms"]["p99"]
+    report.add("dead target", "p99 of the other nine grows by", f"{grown:.0f} ms", "< 50 ms")
+    report.add("dead target", "retried", f"{bridge.metric('records_retried_total'):,.0f}", "")
+
+
 def warm_up(bridge: Bridge, bootstrap: str) -> None:
     """Half a minute of load, delivered before anything is measured: the JVM's compiler has done its work then."""
     count = WARM_SECONDS * WARM_RATE
@@ -242,6 +255,7 @@ SCENARIOS: dict[str, Callable[[Bridge, str, argparse.Namespace, Report], None]] 
     "burst": burst,
     "rate": rate,
     "restart": restart,
+    "dead-target": dead,
 }
 
 if __name__ == "__main__":

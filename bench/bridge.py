@@ -39,7 +39,8 @@ class Usage:
 class Bridge:
     """One bridge: `start`, measure, `kill` or `stop`."""
 
-    def __init__(self, bootstrap: str, directory: Path, clock: Clock, port: int) -> None:
+    def __init__(self, broker: EmbeddedBroker, directory: Path, clock: Clock, port: int) -> None:
+        self.broker = broker
         self.clock = clock
         self._port = port
         config = directory / "bridge.yaml"
@@ -47,7 +48,7 @@ class Bridge:
             yaml.safe_dump(
                 {
                     "bridge": {"id": "bench", "instance": "bench"},
-                    "kafka": {"common": {"bootstrap.servers": bootstrap}},
+                    "kafka": {"common": {"bootstrap.servers": broker.bootstrap}},
                     "delay_topics": {DELAY_TOPIC: {"partitions": 4}},
                     "store": {"directory": str(directory / "data")},
                     "http": {"host": "127.0.0.1", "port": port},
@@ -137,7 +138,7 @@ def bridge_on_broker(port: int) -> Iterator[tuple[Bridge, str]]:
         targets = [NewTopic(name, num_partitions=4, replication_factor=1) for name in TARGETS]
         for future in admin.create_topics(targets).values():
             future.result(30)
-        bridge = Bridge(broker.bootstrap, Path(directory), SystemClock(), port)
+        bridge = Bridge(broker, Path(directory), SystemClock(), port)
         try:
             yield bridge, broker.bootstrap
         finally:

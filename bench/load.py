@@ -28,6 +28,7 @@ def main() -> None:
     parser.add_argument("--rate", type=int)
     parser.add_argument("--due", type=int)
     parser.add_argument("--delay", type=int, nargs=2, default=(1_000, 5_000))
+    parser.add_argument("--targets", nargs="+", default=TARGETS)
     arguments = parser.parse_args()
     clock = SystemClock()
     producer = Producer(
@@ -41,13 +42,14 @@ def main() -> None:
     )
     chance = random.Random(1)
     values = [chance.randbytes(VALUE_BYTES) for _ in range(VALUES)]
+    targets = [name.encode() for name in arguments.targets]
     began_s = clock.monotonic_s()
     for i in range(arguments.messages):
         if arguments.due is not None:
             when = ("delay-until", str(arguments.due).encode())
         else:
             when = ("delay-for", str(chance.randrange(*arguments.delay)).encode())
-        headers: list[tuple[str, str | bytes | None]] = [when, ("delay-topic", TARGETS[i % len(TARGETS)].encode())]
+        headers: list[tuple[str, str | bytes | None]] = [when, ("delay-topic", targets[i % len(targets)])]
         while True:
             try:
                 producer.produce(DELAY_TOPIC, values[i % VALUES], key=b"key-%d" % (i % 10_000), headers=headers)

@@ -28,6 +28,7 @@ def main() -> None:
     parser.add_argument("--messages", type=int, required=True)
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--skip-due-before", type=int, default=0)
+    parser.add_argument("--targets", nargs="+", default=TARGETS)
     arguments = parser.parse_args()
     clock = SystemClock()
     consumer = Consumer(
@@ -40,7 +41,7 @@ def main() -> None:
             "enable.auto.commit": False,
         }
     )
-    consumer.subscribe(list(TARGETS))
+    consumer.subscribe(list(arguments.targets))
     origins: set[bytes] = set()
     stamped: list[int] = []
     arrived: list[int] = []

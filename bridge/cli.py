@@ -1,4 +1,4 @@
-"""The command `delay-bridge`: run, check, adopt, send, cancel, config, version.
+"""The command `delay-bridge`: run, check, adopt, redrive, send, cancel, config, version.
 
 Every failure is one clear line on standard error and the exit status of its kind (bridge/errors.py): 2 configuration,
 3 environment, 4 state, 5 another instance took over.
@@ -30,7 +30,7 @@ from bridge.client import DelayClient
 from bridge.configuration import load
 from bridge.errors import BridgeError, ConfigurationError, EnvironmentFailure, InternalError
 from bridge.finding import Finding
-from bridge.headers import parse_duration, parse_until
+from bridge.headers import RejectReason, parse_duration, parse_until
 from bridge.secrets import Redactor
 from bridge.settings import Settings, plain
 from timerstore.clock import SystemClock
@@ -57,6 +57,13 @@ class Start(Enum):
     EARLIEST = "earliest"
     LATEST = "latest"
     COMMITTED = "committed"
+
+
+class Due(Enum):
+    """When a dead letter that goes back is due."""
+
+    ORIGINAL = "original"
+    NOW = "now"
 
 
 @app.command()
@@ -120,6 +127,44 @@ def adopt(
         )
         for (name, partition), state in sorted(states.items()):
             Console().print(f"{name}/{partition}: from offset {state.offset}", highlight=False)
+
+
+@app.command()
+def redrive(
+    config: ConfigOption = None,
+    topic: Annotated[list[str] | None, typer.Option(help="Of this delay topic only; may be repeated.")] = None,
+    reason: Annotated[list[str] | None, typer.Option(help="With this delay-reason only; may be repeated.")] = None,
+    target: Annotated[list[str] | None, typer.Option(help="For this delay-topic only; may be repeated.")] = None,
+    due: Annotated[Due, typer.Option(help="When: as it was (at once, if that is past), or now.")] = Due.ORIGINAL,
+    set_header: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Replace a header; may be repeated.")
+    ] = None,
+    execute: Annotated[bool, typer.Option("--execute/--dry-run", help="Do it, or only count.")] = False,
+) -> None:
+    """Put dead letters back into their delay topics, each of them once, however often this is run.
+
+    What was rejected for a bad header needs --due now or --set-header: as it is it would be rejected again.
+    """
+    with _failures_as_one_line() as known:
+        settings = _settings(config, known)
+        if unknown := set(topic or ()) - settings.delay_topics.keys():
+            raise ConfigurationError(f"not a delay topic: {', '.join(sorted(unknown))}", hint="see delay_topics")
+        if unknown := set(reason or ()) - set(RejectReason):
+            raise ConfigurationError(f"not a reason: {', '.join(sorted(unknown))}", hint="docs/errors.md lists them")
+        from bridge import redriving
+
+        report = redriving.redrive(
+            settings,
+            SystemClock(),
+            topics=topic or (),
+            reasons=reason or (),
+            targets=target or (),
+            due_now=due is Due.NOW,
+            set_headers=[_header(text, "--set-header") for text in set_header or ()],
+            execute=execute,
+        )
+        for line in redriving.lines(report, execute=execute):
+            typer.echo(line)
 
 
 @app.command()
@@ -363,8 +408,8 @@ def _after(text: str | None) -> timedelta | None:
     return None if ms is None else timedelta(milliseconds=ms)
 
 
-def _header(text: str) -> tuple[str, bytes]:
+def _header(text: str, option: str = "--header") -> tuple[str, bytes]:
     name, separator, value = text.partition("=")
     if not separator or not name:
-        raise ConfigurationError(f"--header {text!r} is not NAME=VALUE", hint="write --header name=value")
+        raise ConfigurationError(f"{option} {text!r} is not NAME=VALUE", hint=f"write {option} name=value")
     return name, os.fsencode(value)

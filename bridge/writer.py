@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import repeat
 from typing import Any, Final, NoReturn, Protocol
@@ -162,8 +163,9 @@ class _ProducerWriter:
         producer, self._producer = self._producer, None
         self._awaited = self._reported = 0
         if producer is not None:
-            producer.purge(in_queue=True, in_flight=True, blocking=False)
-            producer.poll(0)
+            with suppress(KafkaException):  # it says once more that it cannot go on
+                producer.purge(in_queue=True, in_flight=True, blocking=False)
+                producer.poll(0)
 
     def _make(self) -> Producer:
         self.close()
@@ -190,6 +192,15 @@ class _ProducerWriter:
         if is_fatal(error):
             self._fatal = error
         self._trouble.warn(error)
+
+    def _serve(self, call: Callable[[float], object], timeout_s: float) -> None:
+        """Let reports in. Raises Broken for a fatal error: the client raises it here, in place of `error_cb`."""
+        try:
+            call(timeout_s)
+        except KafkaException as exception:
+            raise Broken(kafka_error(exception)) from None
+        if self._fatal is not None:
+            raise Broken(self._fatal)
 
     def _forget(self) -> None:
         self._failed = {}
@@ -234,7 +245,7 @@ class _ProducerWriter:
                 deadline_s = now_s + FULL_TIMEOUT_S if deadline_s is None or stopped.progress else deadline_s
                 if not isinstance(stopped.cause, BufferError) or now_s > deadline_s:
                     self._give_up(stopped.cause, first_id + int(batch.ids[done]))
-                producer.poll(FULL_POLL_S)
+                self._serve(producer.poll, FULL_POLL_S)
 
     def _report(self, row: int, error: KafkaError | None, message: Message) -> None:
         """Delivery report of one record, called from poll and flush."""
@@ -254,7 +265,7 @@ class _ProducerWriter:
         if self._reported < self._awaited and not self._wait(lambda: self._awaited - self._reported, on_stall):
             self._is_overdue = True
             producer.purge(blocking=False)
-            producer.flush(1.0)  # reports what is purged: that is what was not acknowledged
+            self._serve(producer.flush, 1.0)  # reports what is purged: that is what was not acknowledged
         if self._failed:
             raise Aborted(next(iter(self._failed.values()))[0], self._failed, is_exact=is_exact)
         if self._reported < self._awaited:
@@ -267,9 +278,7 @@ class _ProducerWriter:
         producer = self._client()
         left, moved_s = count_left(), self._clock.monotonic_s()
         while left:
-            producer.flush(STALLED_S)
-            if self._fatal is not None:
-                raise Broken(self._fatal)
+            self._serve(producer.flush, STALLED_S)
             before, left = left, count_left()
             now_s = self._clock.monotonic_s()
             if left < before:
@@ -317,8 +326,8 @@ class TransactionalWriter(_ProducerWriter):
         if careful:
             self._settle(is_exact=len(batch) == 1)
         elif batch.alone:
-            self._client().flush(FULL_TIMEOUT_S)
-        self._client().poll(0)
+            self._serve(self._client().flush, FULL_TIMEOUT_S)
+        self._serve(self._client().poll, 0)
         return accepted
 
     def commit(self, offsets: Sequence[TopicPartition], group_metadata: object, on_stall: OnStall) -> None:
@@ -337,7 +346,8 @@ class TransactionalWriter(_ProducerWriter):
             self._step(partial(producer.commit_transaction, CALL_TIMEOUT_S), deadline_s)
         except Broken as broken:
             raise Indefinite(broken.error) from None
-        producer.poll(0)
+        with suppress(KafkaException):  # whatever it is: the commit has been made
+            producer.poll(0)
 
     def abort(self) -> None:
         """Abort. Raises Broken when that cannot be done: a new producer will."""
@@ -346,7 +356,7 @@ class TransactionalWriter(_ProducerWriter):
             self._step(partial(self._client().abort_transaction, CALL_TIMEOUT_S), deadline_s)
         except Aborted as aborted:
             raise Broken(aborted.error) from None
-        self._client().poll(0)
+        self._serve(self._client().poll, 0)
 
     def _step(self, call: Callable[[], None], deadline_s: float) -> None:
         """Repeat a call while the client says that it may be repeated, until the deadline."""
@@ -390,7 +400,7 @@ class AcknowledgedWriter(_ProducerWriter):
     def send(self, batch: Batch, *, first_id: int = 0, careful: bool = False) -> int:
         """Hand a batch to the client, a report for every record. Raises Aborted, Broken."""
         accepted = self._produce(batch, first_id, reported=True)
-        self._client().poll(0)
+        self._serve(self._client().poll, 0)
         if careful or batch.alone:
             self._settle(is_exact=len(batch) == 1)
         return accepted

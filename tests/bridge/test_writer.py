@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -76,6 +77,7 @@ class StubProducer:
             self.reports.append(lambda: callback(failed, Written()))
 
     def poll(self, timeout: float) -> int:
+        self._do("poll")
         self.clock.advance(int(timeout * 1000))
         return 0
 
@@ -219,7 +221,7 @@ def test_a_call_that_ignores_its_time_out_is_left_behind(told: Told, monkeypatch
     told.writer.begin()
     told.writer.commit([], None, lambda: None)
     assert "commit" not in hanging.calls
-    assert told.producer.calls == ["init", "begin", "offsets", "commit"]
+    assert told.producer.calls == ["init", "begin", "offsets", "commit", "poll"]
     released.set()
 
 
@@ -230,6 +232,28 @@ def test_a_fencing_is_told_from_other_trouble(told: Told) -> None:
         told.writer.commit([], None, lambda: None)
     assert broken.value.is_fenced
     assert not Broken(KafkaError(KafkaError._TIMED_OUT)).is_fenced
+
+
+@pytest.mark.parametrize("after", ["commit", "close"])
+def test_a_fatal_error_that_comes_too_late_changes_nothing(told: Told, after: str) -> None:
+    """The client raises it out of poll: after a commit was made it must not undo it, and a producer that is dropped
+    anyway is dropped."""
+    if after == "commit":
+        told.writer.send(batch(b"a"))
+    told.producer.forever["poll"] = FATAL
+    if after == "commit":
+        told.writer.commit([], None, lambda: None)
+    else:
+        told.writer.close()
+
+
+@pytest.mark.parametrize("step", ["send", "careful", "abort"])
+def test_a_fatal_error_out_of_poll_breaks_the_producer(told: Told, step: str) -> None:
+    """A forbidden topic may end like this when its transaction is aborted; another producer goes on."""
+    told.producer.forever["poll" if step != "careful" else "flush"] = FATAL
+    act = told.writer.abort if step == "abort" else partial(told.writer.send, batch(b"a"), careful=step == "careful")
+    with pytest.raises(Broken):
+        act()
 
 
 class TestAtLeastOnce:

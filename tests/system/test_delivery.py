@@ -14,7 +14,10 @@ from typing import Final
 import pytest
 import yaml
 from confluent_kafka import Producer
+from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]  # public, but not marked as exported
+from typer.testing import CliRunner
 
+from bridge import cli
 from bridge.headers import RejectReason
 from tests.system.bridge import ROOT, RunningBridge
 from tests.system.broker import Broker
@@ -322,6 +325,29 @@ def test_a_target_that_cannot_take_a_message_stops_no_other(site: Site) -> None:
         assert {due, ("delay-topic", topic.encode()), *more} <= set(letter.headers), "it can be sent again as it is"
     assert [len(record.value or b"") for record in site.receive(small, 1)] == [32 + 10]
     assert [len(record.value or b"") for record in site.receive(good, 1)] == [32 + 10_000]
+
+
+def test_dead_letters_that_are_put_back_are_delivered_once(site: Site) -> None:
+    """When the topic is there, `redrive` puts back what was for it, and a second run finds nothing left to do."""
+    target = f"made-after-{uuid.uuid4().hex[:8]}"
+    mark = uuid.uuid4().hex.encode()
+    (sent,) = site.send(
+        Outgoing(
+            topic=site.delay, key=b"k", value=mark, headers=[("delay-for", b"100"), ("delay-topic", target.encode())]
+        )
+    )
+    letter = dead_letters(site, [mark])[mark]
+    assert (letter.header("delay-reason"), letter.header("delay-attempts")) == (b"unknown-target", b"2")
+    new = NewTopic(target, num_partitions=1, replication_factor=1)
+    site.topics.admin.create_topics([new])[target].result(DELIVERED_S_MAX)
+    command = ["redrive", "--config", str(site.bridge.config_file), "--target", target]
+    assert "1 dead letter would go back" in CliRunner().invoke(cli.app, command).output
+    assert "1 dead letter put back" in CliRunner().invoke(cli.app, [*command, "--execute"]).output
+    assert "0 dead letters put back" in CliRunner().invoke(cli.app, [*command, "--execute"]).output
+    (arrived,) = site.receive(target, 1)
+    assert (arrived.key, arrived.value) == (b"k", mark)
+    assert arrived.header("delay-due") == b"%d" % (sent.timestamp_ms + 100)
+    assert [name for name, _ in arrived.headers] == ["delay-origin", "delay-due"]
 
 
 def dead_letters(site: Site, marks: list[bytes]) -> dict[bytes, Record]:

@@ -1,0 +1,221 @@
+"""bridge.targets and bridge.suspects: what is known of targets, and what an error says of them. (Errors that no broker
+gives on demand; tests/system/test_targets.py has those that one does.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+import pytest
+from confluent_kafka import KafkaError
+
+from bridge.errors import EnvironmentFailure
+from bridge.headers import RejectReason
+from bridge.suspects import Suspects
+from bridge.targets import EVERY, Target, Targets
+from bridge.verdict import Refusal
+from bridge.work import Culprit
+from timerstore.clock import ManualClock
+
+WELL = Target(partitions=3, bytes_max=1_000)
+MISSING = Target(partitions=0, bytes_max=None, refusal=Refusal(RejectReason.UNKNOWN_TARGET, "missing"))
+SILENT = Refusal(RejectReason.TARGET_UNAVAILABLE, "no answer")
+
+
+class Brokers:
+    """What the brokers would say."""
+
+    def __init__(self) -> None:
+        self.topics: dict[str, Target] = {}
+        self.asked: list[list[str]] = []
+        self.probed: list[tuple[str, list[int]]] = []
+        self.is_silent = False
+        self.leaders_answer = True
+
+    def __call__(self, names: Sequence[str]) -> Mapping[str, Target]:
+        self.asked.append(list(names))
+        if self.is_silent:
+            raise EnvironmentFailure("no answer", hint="wait")
+        return {name: self.topics.get(name, MISSING) for name in names}
+
+    def answers(self, name: str, partitions: Collection[int]) -> bool:
+        self.probed.append((name, list(partitions)))
+        return self.leaders_answer
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def brokers() -> Brokers:
+    return Brokers()
+
+
+@pytest.fixture
+def targets(brokers: Brokers, clock: ManualClock) -> Targets:
+    return Targets(brokers, clock)
+
+
+def test_what_is_well_is_asked_about_once_by_who_needs_it(
+    brokers: Brokers, clock: ManualClock, targets: Targets
+) -> None:
+    """The thread asks again after a minute, delivery never does."""
+    brokers.topics["t"] = WELL
+    for _ in range(5):
+        assert targets.resolve(["t"]) == {"t": WELL}
+        clock.advance(100_000)
+    assert len(brokers.asked) == 1
+    targets.refresh()
+    targets.refresh()
+    assert len(brokers.asked) == 2
+
+
+def test_what_fails_is_looked_at_every_two_seconds_while_it_is_used(
+    brokers: Brokers, clock: ManualClock, targets: Targets
+) -> None:
+    """So that it is used again soon, and nobody looks at names that somebody made up."""
+    assert targets.resolve(["t"]) == {"t": MISSING}
+    for _ in range(100):
+        clock.advance(1_000)
+        targets.refresh()
+    assert 10 <= len(brokers.asked) <= 17
+    brokers.topics["t"] = WELL
+    assert targets.resolve(["t"]) == {"t": WELL}, "who needs it after a long time asks"
+
+
+def test_without_an_answer_what_was_known_stays(brokers: Brokers, clock: ManualClock, targets: Targets) -> None:
+    """A target that was well is used; one of which nothing is known takes nothing for now."""
+    brokers.topics["t"] = WELL
+    targets.resolve(["t"])
+    brokers.is_silent = True
+    clock.advance(70_000)
+    targets.refresh()
+    found = targets.resolve(["t", "u"])
+    assert found["t"] == WELL
+    assert found["u"].is_unanswered
+    assert found["u"].refusal is not None
+    assert found["u"].refusal.reason is RejectReason.TARGET_UNAVAILABLE
+
+
+def test_a_breaker_stays_open_until_its_leader_answers_and_longer_each_time(
+    brokers: Brokers, clock: ManualClock, targets: Targets
+) -> None:
+    """Five seconds, then twice as long if it fails again soon; other partitions are not concerned."""
+    brokers.topics["t"] = WELL
+    targets.resolve(["t"])
+    for open_s in (5, 10, 20):
+        targets.trip("t", 1, SILENT)
+        assert targets.resolve(["t"])["t"].down == {1: "no answer"}
+        assert targets.failing() == {("t", "target-unavailable"): 1}
+        brokers.leaders_answer = False
+        clock.advance(open_s * 1_000 - 1)
+        targets.refresh()
+        assert brokers.probed == []
+        clock.advance(1)
+        targets.refresh()
+        assert brokers.probed == [("t", [1])]
+        assert not targets.resolve(["t"])["t"].is_well
+        brokers.leaders_answer = True
+        clock.advance(2_000)
+        targets.refresh()
+        assert targets.resolve(["t"])["t"] == WELL
+        brokers.probed.clear()
+    assert targets.failing() == {}
+    clock.advance(700_000)
+    targets.trip("t", 1, SILENT)
+    clock.advance(5_000)
+    targets.refresh()
+    assert targets.resolve(["t"])["t"].is_well, "long ago is forgotten"
+
+
+def test_a_breaker_for_a_whole_target_probes_all_of_it(brokers: Brokers, clock: ManualClock, targets: Targets) -> None:
+    """Where nobody knows which partition it was."""
+    brokers.topics["t"] = WELL
+    targets.resolve(["t"])
+    targets.refuse("t", SILENT)
+    assert targets.resolve(["t"])["t"].refusal == SILENT
+    clock.advance(5_000)
+    targets.refresh()
+    assert brokers.probed == [("t", [0, 1, 2])]
+    assert targets.resolve(["t"])["t"] == WELL
+
+
+def test_looking_again_tells_what_has_become_worse(brokers: Brokers, targets: Targets) -> None:
+    """Not what was known to fail, and not what is well again."""
+    brokers.topics = {"a": WELL, "b": WELL, "d": replace(WELL, down={1: "has no leader"})}
+    targets.resolve(["a", "b", "c", "d"])
+    brokers.topics = {"a": replace(WELL, down={0: "has no leader"}), "b": WELL, "d": WELL}
+    assert targets.look_again(["a", "b", "c", "d"]) == {"a"}
+
+
+def suspects(targets: Targets) -> Suspects:
+    return Suspects(targets, frozenset({"delay"}), frozenset({"delay.dlt"}))
+
+
+@pytest.mark.parametrize(
+    "code", [KafkaError._MSG_TIMED_OUT, KafkaError.NOT_ENOUGH_REPLICAS, KafkaError.KAFKA_STORAGE_ERROR]
+)
+def test_a_partition_that_does_not_answer_is_put_aside(brokers: Brokers, targets: Targets, code: int) -> None:
+    """That partition only; its records are retried, and no record is condemned."""
+    brokers.topics["t"] = WELL
+    found = suspects(targets)
+    assert found.learn({7: Culprit("t", 2, KafkaError(code))}, is_exact=True)
+    assert list(targets.resolve(["t"])["t"].down) == [2]
+    assert not found.findings.condemned
+
+
+def test_what_the_brokers_say_themselves_needs_no_breaker(
+    brokers: Brokers, clock: ManualClock, targets: Targets
+) -> None:
+    """They also say when it is over."""
+    brokers.topics["t"] = WELL
+    targets.resolve(["t"])
+    brokers.topics["t"] = denied = replace(WELL, refusal=Refusal(RejectReason.TARGET_DENIED, "no"))
+    error = KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)
+    assert suspects(targets).learn({7: Culprit("t", -1, error)}, is_exact=True)
+    assert targets.resolve(["t"])["t"] == denied
+    brokers.topics["t"] = WELL
+    clock.advance(2_000)
+    targets.refresh()
+    assert targets.resolve(["t"])["t"] == WELL
+    assert brokers.probed == []
+
+
+def test_a_target_that_refuses_without_the_brokers_saying_so_is_put_aside(brokers: Brokers, targets: Targets) -> None:
+    """A policy, or brokers that do not tell permissions."""
+    brokers.topics["t"] = WELL
+    error = KafkaError(KafkaError.POLICY_VIOLATION)
+    assert suspects(targets).learn({7: Culprit("t", 0, error)}, is_exact=False)
+    assert targets.resolve(["t"])["t"].refusal == Refusal(RejectReason.PRODUCE_FAILED, error.str())
+
+
+def test_a_delay_topic_without_an_answer_is_waited_for(brokers: Brokers, targets: Targets) -> None:
+    """There is no other place for a roll."""
+    brokers.topics["delay"] = WELL
+    assert not suspects(targets).learn({7: Culprit("delay", 0, KafkaError(KafkaError._MSG_TIMED_OUT))}, is_exact=True)
+    assert targets.resolve(["delay"])["delay"].is_well
+
+
+def test_a_record_that_neither_of_our_topics_takes_is_told(brokers: Brokers, targets: Targets) -> None:
+    """Its dead letter is refused, then its copy: it has nowhere to go."""
+    brokers.topics = {"delay": WELL, "delay.dlt": WELL}
+    found, error = suspects(targets), KafkaError(KafkaError.MSG_SIZE_TOO_LARGE)
+    assert found.learn({7: Culprit("delay.dlt", 0, error)}, is_exact=True)
+    assert set(found.findings.no_letter) == {7}
+    assert found.learn({8: Culprit("delay", 0, error)}, is_exact=True)
+    assert set(found.findings.no_copy) == {8}
+    with pytest.raises(EnvironmentFailure, match="copy"):
+        found.learn({7: Culprit("delay", 0, error)}, is_exact=True)
+
+
+def test_topics_of_ours_that_are_both_forbidden_are_told(brokers: Brokers, targets: Targets) -> None:
+    """The first time the other one is tried; the second time there is none."""
+    brokers.topics = {"delay": WELL, "delay.dlt": WELL}
+    found, error = suspects(targets), KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)
+    assert found.learn({7: Culprit("delay.dlt", -1, error)}, is_exact=True)
+    assert targets.resolve(["delay.dlt"])["delay.dlt"].refusal is not None
+    with pytest.raises(EnvironmentFailure, match="dead letter"):
+        found.learn({7: Culprit("delay.dlt", EVERY, error)}, is_exact=True)

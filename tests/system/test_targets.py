@@ -1,0 +1,287 @@
+"""Targets that fail: the messages for them wait, all others go on, and nothing is lost or delivered twice.
+
+A cluster of two nodes with an authorizer. Everything the bridge needs is on the first one; the second one can be
+stopped, and takes the partitions that it alone holds with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pytest
+from confluent_kafka import Consumer, KafkaException, Producer, TopicCollection, TopicPartition
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public, but not marked as exported
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    NewTopic,
+    ResourcePatternType,
+    ResourceType,
+)
+
+from bridge.placement import murmur2
+from embedded import EmbeddedBroker
+from tests.bridge.rig import Rig
+from tests.bridge.stores import timer
+from tests.system.bridge import RunningBridge
+from tests.system.kafka import Outgoing, Reader, Record, Topics, produce, read_committed
+from tests.waiting import wait_until
+
+pytestmark = [pytest.mark.system, pytest.mark.slow]
+
+DEADLINE_S: Final = 90
+RETRY: Final = {"attempts": 1_000, "backoff": "300ms", "backoff_max": "1s"}
+AUTHORIZER: Final = {
+    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    # Everybody may do everything, but for what a test forbids.
+    "allow.everyone.if.no.acl.found": "true",
+}
+NAMES: Final = iter(range(1_000))
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Two nodes; the second one may be stopped by a test, which starts it again."""
+
+    one: EmbeddedBroker
+    two: EmbeddedBroker
+    topics: Topics
+
+    def create(self, *nodes: int, name: str | None = None, more: dict[str, str] | None = None) -> str:
+        """A topic whose partitions are on these nodes, one after the other."""
+        name = name or f"target-{next(NAMES)}"
+        new = NewTopic(
+            name, num_partitions=len(nodes), replica_assignment=[[node] for node in nodes], config=more or {}
+        )
+        self.topics.admin.create_topics([new])[name].result(DEADLINE_S)
+        wait_until(lambda: self.topics._partitions(name) == len(nodes), DEADLINE_S, name)
+        return name
+
+    def create_delay(self, name: str) -> str:
+        """A delay topic and its dead-letter topic, on the first node."""
+        self.create(1, name=f"{name}.dlt", more={"max.message.bytes": str(1_048_588 + (64 << 10))})
+        return self.create(1, 1, name=name, more={"message.timestamp.type": "LogAppendTime"})
+
+    def forbid(self, topic: str) -> None:
+        """Nobody may write there any more."""
+        self.topics.admin.create_acls([_acl(topic, "ALL", "ALLOW"), _acl(topic, "WRITE", "DENY")])
+        wait_until(lambda: not self._may_write(topic), DEADLINE_S, f"{topic} is forbidden")
+
+    def permit(self, topic: str) -> None:
+        """Take back what `forbid` did."""
+        both = [_acl(topic, "ALL", "ALLOW", AclBindingFilter), _acl(topic, "WRITE", "DENY", AclBindingFilter)]
+        for gone in self.topics.admin.delete_acls(both).values():
+            assert gone.result(DEADLINE_S)
+        wait_until(lambda: self._may_write(topic), DEADLINE_S, f"{topic} is permitted")
+
+    def _may_write(self, topic: str) -> bool:
+        described = self.topics.admin.describe_topics(TopicCollection([topic]), include_authorized_operations=True)
+        return AclOperation.WRITE in described[topic].result(DEADLINE_S).authorized_operations
+
+
+def _acl(topic: str, operation: str, permission: str, make: Any = AclBinding) -> Any:
+    return make(
+        ResourceType.TOPIC,
+        topic,
+        ResourcePatternType.LITERAL,
+        "User:ANONYMOUS",
+        "*",
+        AclOperation[operation],
+        AclPermissionType[permission],
+    )
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """The first node makes the cluster's internal topics before there is a second one that could get them."""
+    with EmbeddedBroker(properties=AUTHORIZER, tmpfs=True) as one:
+        topics = Topics(one.bootstrap)
+        topics.create("first")
+        Producer({"bootstrap.servers": one.bootstrap, "transactional.id": "first"}).init_transactions(DEADLINE_S)
+        consumer = Consumer({"bootstrap.servers": one.bootstrap, "group.id": "first"})
+        wait_until(lambda: _has_coordinator(consumer), DEADLINE_S, "a coordinator")
+        consumer.close()
+        with EmbeddedBroker(joins=one, properties=AUTHORIZER, tmpfs=True) as two:
+            yield Cluster(one, two, topics)
+
+
+def _has_coordinator(consumer: Consumer) -> bool:
+    try:
+        return bool(consumer.committed([TopicPartition("first", 0)], timeout=DEADLINE_S))
+    except KafkaException:
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """The cluster and a bridge on it."""
+
+    cluster: Cluster
+    bridge: RunningBridge
+    delay: str
+
+    def send(self, target: str, *values: bytes, key: bytes | None = None) -> None:
+        """Messages that are due in half a second."""
+        headers = [("delay-for", b"500ms"), ("delay-topic", target.encode()), ("own", b"1")]
+        produce(
+            self.cluster.one.bootstrap,
+            [Outgoing(topic=self.delay, value=value, key=key, headers=headers) for value in values],
+        )
+
+    def receive(self, topic: str, count: int) -> list[Record]:
+        """All records of a topic; there must be exactly `count`."""
+        with Reader(self.cluster.one.bootstrap, [topic]) as reader:
+            reader.wait_for(count, DEADLINE_S)
+            records = reader.to_end()
+        assert len(records) == count
+        return records
+
+    def keys_of(self, topic: str, partition: int, count: int) -> set[bytes | None]:
+        """Keys of the records of one partition, when there are `count`."""
+
+        def found() -> set[bytes | None]:
+            own = TopicPartition(topic, partition, 0)
+            consumer = Consumer({"bootstrap.servers": self.cluster.one.bootstrap, "group.id": "reader"})
+            try:
+                consumer.assign([own])
+                records = consumer.consume(count, timeout=5)
+                return {record.key() for record in records} if len(records) >= count else set()
+            finally:
+                consumer.close()
+
+        return wait_until(found, DEADLINE_S, f"{count} records of {topic}/{partition}")
+
+    def retried(self, reason: str) -> float:
+        """How many records were put off for a reason so far."""
+        return self.bridge.metrics().get(f'records_retried_total{{reason="{reason}"}}', 0)
+
+    def wait_retried(self, reason: str, more_than: float) -> None:
+        """Wait until some more were."""
+        wait_until(lambda: self.retried(reason) > more_than, DEADLINE_S, lambda: f"{reason}: {self.bridge.tail()}")
+
+
+@pytest.fixture(scope="module")
+def site(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """One bridge for this whole module; every test has targets of its own."""
+    delay = cluster.create_delay("delay")
+    config = {"delivery": {"retry": RETRY}}
+    with RunningBridge(tmp_path_factory.mktemp("site"), cluster.one.bootstrap, delay, config=config) as bridge:
+        bridge.start()
+        yield Site(cluster, bridge, delay)
+
+
+def test_a_topic_that_is_made_later_gets_its_messages(site: Site) -> None:
+    """Once, as they were, with origin and due time of the first record, however often they were tried."""
+    before = site.retried("unknown-target")
+    site.send("made-later", b"a", b"b", key=b"k")
+    site.wait_retried("unknown-target", before + 4)
+    site.cluster.create(1, name="made-later")
+    records = site.receive("made-later", 2)
+    originals = {
+        r.value: (r.partition, r.offset, r.timestamp_ms)
+        for r in read_committed(site.cluster.one.bootstrap, site.delay)
+        if "delay-for" in dict(r.headers) and r.header("delay-topic") == b"made-later"
+    }
+    assert sorted(r.value or b"" for r in records) == [b"a", b"b"]
+    for record in records:
+        partition, offset, ts_ms = originals[record.value]
+        assert record.key == b"k"
+        assert record.headers == (
+            ("own", b"1"),
+            ("delay-origin", f"{site.delay}/{partition}/{offset}".encode()),
+            ("delay-due", b"%d" % (ts_ms + 500)),
+        )
+
+
+def test_a_topic_that_is_deleted_and_made_again_gets_what_came_meanwhile(site: Site) -> None:
+    """The bridge believed that it was there."""
+    target = site.cluster.create(1)
+    site.send(target, b"before")
+    site.receive(target, 1)
+    before = site.retried("unknown-target")
+    site.cluster.topics.delete(target)
+    site.send(target, b"meanwhile")
+    site.wait_retried("unknown-target", before)
+    site.cluster.create(1, name=target)
+    assert [r.value for r in site.receive(target, 1)] == [b"meanwhile"]
+
+
+def test_a_permission_that_is_revoked_and_granted_again_loses_nothing(site: Site) -> None:
+    """While it is revoked, the metrics name the target, and another target's messages arrive."""
+    target, other = site.cluster.create(1), site.cluster.create(1)
+    site.send(target, b"before")
+    site.receive(target, 1)
+    before = site.retried("target-denied")
+    site.cluster.forbid(target)
+    site.send(target, b"meanwhile")
+    site.send(other, b"fine")
+    assert [r.value for r in site.receive(other, 1)] == [b"fine"]
+    site.wait_retried("target-denied", before)
+    failing = f'target_partitions_failing{{reason="target-denied",topic="{target}"}}'
+    assert site.bridge.metrics()[failing] == 1
+    site.cluster.permit(target)
+    assert [r.value for r in site.receive(target, 2)] == [b"before", b"meanwhile"]
+    wait_until(lambda: failing not in site.bridge.metrics(), DEADLINE_S, "it is well again")
+
+
+def test_a_node_that_is_down_holds_up_only_what_it_holds(site: Site) -> None:
+    """Keys of its partitions wait and arrive once when it is back; the same topic's other keys do not wait."""
+    half, dead = site.cluster.create(1, 2), site.cluster.create(2)
+    keys = [b"%d" % i for i in range(20)]
+    there = {key for key in keys if (murmur2(key) & 0x7FFFFFFF) % 2 == 1}
+    site.send(half, b"warm", key=next(iter(there)))
+    site.receive(half, 1)
+    before = site.retried("target-unavailable")
+    site.cluster.two.stop()
+    try:
+        for key in keys:
+            site.send(half, b"value", key=key)
+        site.send(dead, b"value")
+        assert site.keys_of(half, 0, len(keys) - len(there)) >= set(keys) - there
+        site.wait_retried("target-unavailable", before + len(there))
+    finally:
+        site.cluster.two.start()
+    arrived = [r.key or b"" for r in site.receive(half, 1 + len(keys)) if r.value == b"value"]
+    assert sorted(arrived) == sorted(keys)
+    assert len(site.receive(dead, 1)) == 1
+
+
+@pytest.mark.parametrize("mode", ["exactly-once", "at-least-once"])
+def test_a_transaction_under_way_finds_out_within_seconds(cluster: Cluster, mode: str) -> None:
+    """The node goes away when the bridge believes that all is well: one transaction is done again, with copies in place
+    of what cannot be delivered; afterwards nobody waits for it."""
+    delay = cluster.create_delay(f"delay-{mode}")
+    good, dead = cluster.create(1), cluster.create(2)
+    with Rig(cluster.one.bootstrap, delay, mode=mode) as rig:
+        assert rig.store is not None
+        rig.start()
+        assert rig.dispatcher.wait_open(DEADLINE_S)
+        rig.store.add(_due(rig, [good, dead], 0))
+        rig.wait_delivered(DEADLINE_S)
+        cluster.two.stop()
+        try:
+            rig.store.add(_due(rig, [good, dead] * 10, 2))
+            rig.wait_delivered(DEADLINE_S)
+            aborted = rig.tally.aborted
+            assert rig.tally.by_topic == {good: 11, dead: 1}
+            assert rig.tally.by_retry == {"target-unavailable": 10}
+            assert 1 <= aborted <= 3
+            for first in range(22, 60, 2):
+                rig.store.add(_due(rig, [good, dead], first))
+                rig.wait_delivered(DEADLINE_S)
+            assert rig.tally.aborted == aborted
+            assert rig.tally.by_topic == {good: 30, dead: 1}
+        finally:
+            cluster.two.start()
+        wait_until(lambda: not rig.planner.targets.failing(), DEADLINE_S, "it is well again")
+        rig.store.add(_due(rig, [dead], 60))
+        rig.wait_delivered(DEADLINE_S)
+        assert rig.tally.by_topic == {good: 30, dead: 2}
+
+
+def _due(rig: Rig, targets: Sequence[str], first: int) -> list[dict[str, object]]:
+    now = rig.clock.now_ms()
+    return [timer(rig.delay_topic, 0, first + i, now, target) for i, target in enumerate(targets)]
