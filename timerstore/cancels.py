@@ -191,7 +191,10 @@ class Cancels:
         return by, until_ms
 
     def _hits(self, known: Known, new: Run, is_pending: Callable[[Timers], Bools]) -> tuple[Timers, Int64s]:
-        """Pending timers, each once, that `new` covers and nothing did before, and by which of `new`."""
+        """Pending timers that `new` covers and nothing did before, and by which of `new`.
+
+        Each once: a flush moves timers from memory to a segment in one step.
+        """
         before, _ = known.lookup.look_up(new.keys)
         parts: list[Timers] = []
         reached: list[Int64s] = []
@@ -205,10 +208,7 @@ class Cancels:
             segment.relax()
         if not parts:
             return no_timers(), np.empty(0, np.int64)
-        hits, by = concat_timers(parts), np.concatenate(reached)
-        # In memory and in a segment, or flushed meanwhile.
-        _, once = np.unique(hits.seq, return_index=True)
-        return hits[once], by[once]
+        return concat_timers(parts), np.concatenate(reached)
 
     # ---- opening, maintenance
 

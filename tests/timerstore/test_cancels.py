@@ -265,6 +265,29 @@ class TestExpiry:
         assert [record for record in rig.delivered[count:] if not record.cancels] == []
         assert self.age(rig, due_ms + self.KEEP_MS) == 0
 
+    def test_it_waits_for_a_partition_that_is_elsewhere(self, tmp_path: Path) -> None:
+        """While another instance owns a partition, nobody here knows what is pending of it: its cancels are kept."""
+        rig = Rig(tmp_path / "store", sources=[ORDERS, BILLS], limits=self.LIMITS)
+        due_ms = NOW_MS + DAY_MS
+        send(rig, due_ms, "a", source=BILLS)
+        cancel(rig, "a", source=BILLS)
+        cancel(rig, "a", source=ORDERS)
+        rig.ingest()
+        rig.deliver()
+        rig.store.maintenance.flush(NOW_MS)
+        away = {BILLS: (rig.log.pop(BILLS), rig.committed.pop(BILLS))}
+        rig.store.close()
+        rig.open(NOW_MS)
+        for _ in range(2):
+            assert self.age(rig, NOW_MS + 2 * self.KEEP_MS) == 1
+        rig.log[BILLS], rig.committed[BILLS] = away[BILLS]
+        rig.reopen()
+        rig.ingest()
+        assert rig.store.stats().pending == 0
+        count = len(rig.delivered)
+        rig.finish(due_ms)
+        assert rig.delivered[count:] == []
+
 
 class TestFiles:
     """Tombstones on disk."""
