@@ -1,8 +1,9 @@
 """Measure the bridge on this machine, and print a table beside what RocketMQ 5.5 and a prototype of this design did
 on such a machine.
 
-make bench                              everything (some five minutes)
+make bench                              everything but `pending` (some ten minutes)
 make bench BENCH_ARGS="--only burst"    one scenario: burst, rate, idle, restart, dead-target
+make bench BENCH_ARGS="--only pending"  ten million pending, a million of them cancelled (ten minutes, 8 GB of disk)
 make bench BENCH_ARGS="--messages 200000"   a smaller burst
 """
 
@@ -22,6 +23,7 @@ from rich.table import Table
 
 from bench import dead_target
 from bench.bridge import Bridge, bridge_on_broker
+from bench.load import VALUE_BYTES
 
 WARM_SECONDS = 30
 WARM_RATE = 2_000
@@ -59,7 +61,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=30, help="of each rate")
     arguments = parser.parse_args()
     report = Report()
-    for name in arguments.only or SCENARIOS:
+    for name in arguments.only or [name for name in SCENARIOS if name != "pending"]:
         with bridge_on_broker(PORT) as (bridge, bootstrap):
             SCENARIOS[name](bridge, bootstrap, arguments, report)
     report.print()
@@ -189,6 +191,42 @@ def dead(bridge: Bridge, bootstrap: str, arguments: argparse.Namespace, report: 
     report.add("dead target", "retried", f"{bridge.metric('records_retried_total'):,.0f}", "")
 
 
+def pending(bridge: Bridge, bootstrap: str, arguments: argparse.Namespace, report: Report) -> None:
+    """Ten times --messages due in a minute to thirty days; a tenth of them cancelled; then SIGKILL and a restart."""
+    bridge.start()
+    cancelled, count = arguments.messages, 10 * arguments.messages
+    delays = ("--delay", "60000", str(30 * 86_400_000), "--mixed", "--ids", str(cancelled))
+    began_s = bridge.clock.monotonic_s()
+    run("bench.load", "--bootstrap", bootstrap, "--messages", str(count), *delays).wait()
+    bridge.wait(lambda: bridge.metric("records_ingested_total") >= count, 900, "ingest")
+    seconds = bridge.clock.monotonic_s() - began_s
+    name = f"{count / 1_000_000:g}M pending"
+    report.add(name, "sent and ingested", f"{count / seconds:,.0f}/s", "")
+    report.add(name, "peak RSS", mib(bridge.peak_bytes()), "<= 1,536 MiB")
+    before, began_s = bridge.metric("pending_messages"), bridge.clock.monotonic_s()
+    run("bench.load", "--bootstrap", bootstrap, "--messages", str(cancelled), "--cancel").wait()
+    bridge.wait(lambda: bridge.metric("records_ingested_total") >= count + cancelled, 600, "cancels")
+    report.add(name, f"{cancelled:,} cancels", f"{cancelled / (bridge.clock.monotonic_s() - began_s):,.0f}/s", "")
+    gone = before - bridge.metric("pending_messages")
+    report.add(
+        name, "left the gauge (and what was delivered meanwhile)", f"{gone:,.0f}", f">= {cancelled:,} - due before"
+    )
+    report.add(name, "peak RSS", mib(bridge.peak_bytes()), "<= 1,536 MiB")
+    flushed = bridge.clock.monotonic_s()
+    bridge.wait(lambda: bridge.clock.monotonic_s() - flushed > 65, 120, "the last flush")
+    left = bridge.metric("pending_messages")
+    payload = (left + cancelled) * (VALUE_BYTES + len("key-1234"))
+    share = bridge.disk_bytes() / payload
+    report.add(name, "disk / payload and keys, cancelled ones included", f"{share:.2f}", "<= 1.3")
+    bridge.kill()
+    run("bench.load", "--bootstrap", bootstrap, "--messages", "1", "--rate", "1", "--delay", "1", "2").wait()
+    began_s = bridge.clock.monotonic_s()
+    bridge.start()
+    bridge.wait(lambda: bridge.metric("records_delivered_total") >= 1, 120, "the first delivery")
+    report.add(name, "restart to first delivery", f"{bridge.clock.monotonic_s() - began_s:.1f} s", "<= 30 s")
+    report.add(name, "pending after it", f"{bridge.metric('pending_messages'):,.0f}", f"about {left:,.0f}")
+
+
 def warm_up(bridge: Bridge, bootstrap: str) -> None:
     """Half a minute of load, delivered before anything is measured: the JVM's compiler has done its work then."""
     count = WARM_SECONDS * WARM_RATE
@@ -256,6 +294,7 @@ SCENARIOS: dict[str, Callable[[Bridge, str, argparse.Namespace, Report], None]] 
     "rate": rate,
     "restart": restart,
     "dead-target": dead,
+    "pending": pending,
 }
 
 if __name__ == "__main__":

@@ -43,6 +43,7 @@ class Bridge:
         self.broker = broker
         self.clock = clock
         self._port = port
+        self.store = directory / "data"
         config = directory / "bridge.yaml"
         config.write_text(
             yaml.safe_dump(
@@ -50,7 +51,7 @@ class Bridge:
                     "bridge": {"id": "bench", "instance": "bench"},
                     "kafka": {"common": {"bootstrap.servers": broker.bootstrap}},
                     "delay_topics": {DELAY_TOPIC: {"partitions": 4}},
-                    "store": {"directory": str(directory / "data")},
+                    "store": {"directory": str(self.store)},
                     "http": {"host": "127.0.0.1", "port": port},
                     "logs": {"format": "json"},
                 }
@@ -109,6 +110,10 @@ class Bridge:
                 cpu_s += times.user + times.system
                 rss += process.memory_info().rss
         return Usage(cpu_s, rss)
+
+    def disk_bytes(self) -> int:
+        """The size of the index."""
+        return sum(path.stat().st_size for path in self.store.rglob("*") if path.is_file())
 
     def peak_bytes(self) -> int:
         """The largest resident size sampled since `start`."""

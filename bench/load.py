@@ -2,11 +2,15 @@
 
 python -m bench.load --bootstrap ... --messages 1000000 --due EPOCH_MS               all due at one instant
 python -m bench.load --bootstrap ... --messages 300000 --rate 10000 --delay 1000 5000   delays spread evenly, in ms
+python -m bench.load --bootstrap ... --messages 300000 --delay 60000 86400000 --mixed --ids 1000   as many short delays
+                                    as long ones (evenly in the logarithm); the first thousand messages have an id
+python -m bench.load --bootstrap ... --messages 1000 --cancel                           cancels those thousand
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import random
 
 from confluent_kafka import Producer
@@ -29,6 +33,9 @@ def main() -> None:
     parser.add_argument("--due", type=int)
     parser.add_argument("--delay", type=int, nargs=2, default=(1_000, 5_000))
     parser.add_argument("--targets", nargs="+", default=TARGETS)
+    parser.add_argument("--mixed", action="store_true")
+    parser.add_argument("--ids", type=int, default=0)
+    parser.add_argument("--cancel", action="store_true")
     arguments = parser.parse_args()
     clock = SystemClock()
     producer = Producer(
@@ -42,17 +49,13 @@ def main() -> None:
     )
     chance = random.Random(1)
     values = [chance.randbytes(VALUE_BYTES) for _ in range(VALUES)]
-    targets = [name.encode() for name in arguments.targets]
     began_s = clock.monotonic_s()
     for i in range(arguments.messages):
-        if arguments.due is not None:
-            when = ("delay-until", str(arguments.due).encode())
-        else:
-            when = ("delay-for", str(chance.randrange(*arguments.delay)).encode())
-        headers: list[tuple[str, str | bytes | None]] = [when, ("delay-topic", targets[i % len(targets)])]
+        headers = headers_of(i, arguments, chance)
+        value = None if arguments.cancel else values[i % VALUES]
         while True:
             try:
-                producer.produce(DELAY_TOPIC, values[i % VALUES], key=b"key-%d" % (i % 10_000), headers=headers)
+                producer.produce(DELAY_TOPIC, value, key=b"key-%d" % (i % 10_000), headers=headers)
                 break
             except BufferError:
                 producer.poll(0.05)
@@ -62,6 +65,26 @@ def main() -> None:
                 producer.poll(ahead_s)
     if producer.flush(120) != 0:
         raise SystemExit("not everything was acknowledged")
+
+
+def headers_of(i: int, arguments: argparse.Namespace, chance: random.Random) -> list[tuple[str, str | bytes | None]]:
+    """What the i-th message says of itself."""
+    if arguments.cancel:
+        return [("delay-cancel", b"id-%d" % i)]
+    if arguments.due is not None:
+        when = ("delay-until", b"%d" % arguments.due)
+    elif arguments.mixed:
+        low, high = map(math.log, arguments.delay)
+        when = ("delay-for", b"%d" % math.exp(chance.uniform(low, high)))
+    else:
+        when = ("delay-for", b"%d" % chance.randrange(*arguments.delay))
+    headers: list[tuple[str, str | bytes | None]] = [
+        when,
+        ("delay-topic", arguments.targets[i % len(arguments.targets)].encode()),
+    ]
+    if i < arguments.ids:
+        headers.append(("delay-id", b"id-%d" % i))
+    return headers
 
 
 if __name__ == "__main__":
