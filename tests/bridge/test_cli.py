@@ -59,8 +59,8 @@ def test_config_prints_what_is_in_force_without_secrets_and_can_be_read_again(tm
 def test_a_configuration_error_is_one_line_and_status_2(tmp_path: Path) -> None:
     """Nothing on standard output, no traceback."""
     file = write(tmp_path / "a.yaml", {"store": {"flush_byte": 1}})
-    for command in ("run", "check", "config", "send", "cancel"):
-        status, out, err = invoke(command, "--config", file)
+    for command in ("run", "check", "config", "send", "cancel x", "redrive"):
+        status, out, err = invoke(*command.split(), "--config", file)
         assert (status, out) == (2, "")
         assert err.startswith("delay-bridge: unknown key store.flush_byte")
         assert err.count("\n") == 1
