@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from timerstore import files, tombstones
 from timerstore.errors import DiskFull
 from timerstore.limits import Limits
 from timerstore.sources import SourceName
+from timerstore.transaction import Transaction
 
 SOON_MS, FAR_MS = NOW_MS + 20_000, NOW_MS + 900_000
 DAY_MS = 86_400_000
@@ -196,6 +198,67 @@ def test_many_cancelled_timers_are_passed_without_output(rig: Rig) -> None:
     rig.deliver(NOW_MS)
     transaction = rig.store.begin()
     assert rig.commit(transaction, [transaction.take(SOON_MS + 1, 10)]) == [last]
+
+
+def test_a_cancel_that_is_read_during_a_flush_is_kept(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the flush writes is one thing, what comes meanwhile another: the next flush writes that."""
+    write = tombstones.write
+
+    def slow(*arguments: Any) -> Any:
+        cancel(rig, "b")
+        rig.ingest()
+        return write(*arguments)
+
+    send(rig, None, None)
+    cancel(rig, "a")
+    rig.ingest()
+    with monkeypatch.context() as patch:
+        patch.setattr(tombstones, "write", slow)
+        rig.store.maintenance.flush(NOW_MS)
+    assert rig.store.cancels.tombstones.memory_rows == 1
+    send(rig, SOON_MS, "a", origin=0, rolls=1)
+    send(rig, SOON_MS, "b", origin=0, rolls=1)
+    rig.ingest()
+    assert rig.store.stats().pending == 0
+    rig.store.maintenance.flush(NOW_MS)
+    rig.reopen()
+    assert rig.store.stats().tombstones >= 2
+
+
+@pytest.mark.parametrize("what", ["flush", "deliver", "take", "load"])
+def test_what_happens_while_a_cancel_is_looked_up(rig: Rig, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    """The look-up needs no lock: timers that move meanwhile are counted out once, finished ones by their delivery."""
+    send(rig, NOW_MS, "a")
+    send(rig, NOW_MS + 1, "a")
+    send(rig, FAR_MS, "a")
+    rig.ingest()
+    transactions: list[Transaction] = []
+
+    def meanwhile(*arguments: Any) -> Any:
+        judged = judge(*arguments)
+        if what == "flush":
+            rig.deliver(NOW_MS - 1)
+            rig.store.maintenance.flush(NOW_MS)
+        elif what == "deliver":
+            rig.deliver(NOW_MS)
+        elif what == "take":
+            transactions.append(rig.store.begin())
+            assert len(transactions[0].take(NOW_MS, 1)) == 1
+        else:
+            rig.finish(NOW_MS - 1)
+        return judged
+
+    judge = rig.store.cancels.judge
+    cancel(rig, "a")
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.store.cancels, "judge", meanwhile)
+        rig.ingest()
+    assert rig.store.stats().pending == 0
+    for transaction in transactions:
+        transaction.rollback()
+    assert rig.store.stats().cancelled == (2 if what == "deliver" else 3)
+    assert delivered(rig, FAR_MS) == []
+    assert rig.store.stats().pending == 0
 
 
 class TestExpiry:

@@ -1,0 +1,171 @@
+"""Cancel and replace on a real broker: before and after, twice, unknown, through rolls, restarts, at the due time."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Final
+
+import pytest
+
+from bridge.client import DelayClient
+from tests.system.bridge import RunningBridge
+from tests.system.broker import Broker
+from tests.system.kafka import Reader, Record, Topics
+from tests.waiting import wait_until
+from timerstore.clock import SystemClock
+
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
+
+DELIVERED_S_MAX: Final = 120
+READ_S_MAX: Final = 60
+WINDOW_MS: Final = 2_000
+CONFIG: Final = {
+    "roll": {"window": f"{WINDOW_MS}ms"},
+    "store": {"flush_interval": "500ms"},
+    "hot": {"horizon": "1s"},
+}
+
+
+class Site:
+    """A bridge that rolls every two seconds; each test has a target of its own."""
+
+    def __init__(self, broker: Broker, topics: Topics, bridge: RunningBridge, delay: str) -> None:
+        self.bootstrap = broker.bootstrap
+        self.topics = topics
+        self.bridge = bridge
+        self.client = DelayClient({"bootstrap.servers": broker.bootstrap, "linger.ms": 0}, delay)
+        self.target = ""
+
+    def send(self, id: str | None, value: str, *, ms: int, key: str | None = "k", replace: bool = False) -> None:
+        self.client.send(self.target, value, key, after=timedelta(milliseconds=ms), id=id, replace=replace)
+        self.client.flush()
+
+    def cancel(self, id: str, key: str | None = "k") -> None:
+        self.client.cancel(id, key)
+        self.client.flush()
+
+    def cancelled(self) -> float:
+        return self.bridge.metrics()["records_cancelled_total"]
+
+    def wait_cancelled(self, count: float) -> None:
+        """Until so many were cancelled since the start of the bridge."""
+        wait_until(lambda: self.cancelled() == count, READ_S_MAX, lambda: f"cancelled; log:\n{self.bridge.tail()}")
+
+    def receive(self, *values: str) -> list[Record]:
+        """What the target has when nothing is pending any more: exactly these values."""
+        with Reader(self.bootstrap, [self.target]) as reader:
+            reader.wait_for(len(values), DELIVERED_S_MAX)
+            self.bridge.wait_idle(DELIVERED_S_MAX)
+            records = reader.to_end()
+        assert sorted((record.value or b"").decode() for record in records) == sorted(values)
+        return records
+
+
+@pytest.fixture(scope="module")
+def running(broker: Broker, topics: Topics, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """One bridge for this module."""
+    delay = topics.delay(partitions=3)
+    with RunningBridge(tmp_path_factory.mktemp("cancel"), broker.bootstrap, delay, config=CONFIG) as bridge:
+        bridge.start()
+        yield Site(broker, topics, bridge, delay)
+
+
+@pytest.fixture
+def site(running: Site) -> Site:
+    running.target = running.topics.create("orders")
+    return running
+
+
+def test_what_is_cancelled_is_not_delivered(site: Site) -> None:
+    """A cancel finishes what was sent before it under its id and key, however often it comes; it touches nothing else,
+    and the gauge falls when it is read, while the others still wait."""
+    clock, cancelled = SystemClock(), site.cancelled()
+    due_ms = clock.now_ms() + 6_000
+    site.cancel("after")
+    site.cancel("nobody")
+    for id in ("once", "twice", "after", "kept"):
+        site.send(id, id, ms=6_000)
+    site.send("once", "of another key", ms=6_000, key="another key")
+    site.send(None, "without id", ms=6_000)
+    site.send("keyless", "keyless", ms=6_000, key=None)
+    site.send("replaced", "first", ms=5_000)
+    site.send("replaced", "second", ms=6_000, replace=True)
+    site.send("replaced twice", "first", ms=5_000)
+    site.send("replaced twice", "second", ms=5_000, replace=True)
+    site.send("replaced twice", "third", ms=6_000, replace=True)
+    site.cancel("once")
+    site.cancel("twice")
+    site.cancel("twice")
+    site.cancel("keyless", None)
+    site.wait_cancelled(cancelled + 6)
+    pending = site.bridge.metrics()["pending_messages"]
+    assert pending == 6 or clock.now_ms() > due_ms
+    site.receive("after", "kept", "of another key", "without id", "second", "third")
+    metrics = site.bridge.metrics()
+    assert metrics["early_deliveries_total"] == 0
+    assert not [name for name in metrics if name.startswith("records_rejected_total")]
+
+
+def test_a_cancel_reaches_copies_after_any_number_of_rolls(site: Site) -> None:
+    """Odd or even (RocketMQ #7991); what is not cancelled goes on and arrives."""
+    before, cancelled = site.bridge.metrics()["records_rolled_total"], site.cancelled()
+
+    def wait_rolls(count: int) -> None:
+        wait_until(lambda: site.bridge.metrics()["records_rolled_total"] - before >= count, READ_S_MAX, "rolls")
+
+    for id in ("one", "two", "kept"):
+        site.send(id, id, ms=8 * WINDOW_MS)
+    wait_rolls(3)
+    site.cancel("one")
+    wait_rolls(5)
+    site.cancel("two")
+    site.wait_cancelled(cancelled + 2)
+    site.receive("kept")
+
+
+def test_a_cancel_at_the_due_time_wins_or_loses(site: Site) -> None:
+    """Delivered or cancelled, never both, never neither: what arrived and what counts as cancelled are all together."""
+    count = 300
+    before = site.cancelled()
+    clock = SystemClock()
+    due_ms = clock.now_ms() + 4_000
+    for i in range(count):
+        site.client.send(site.target, str(i), "k", at=due_ms, id=f"race {i}")
+    site.client.flush()
+    wait_until(lambda: clock.now_ms() >= due_ms - 300, READ_S_MAX, "nearly due")
+    for i in range(count):
+        site.client.cancel(f"race {i}", "k")
+        if i % 10 == 0:
+            site.client.flush()
+    site.client.flush()
+
+    with Reader(site.bootstrap, [site.target]) as reader:
+
+        def settled() -> bool:
+            reader.poll()
+            return len(reader.records) + site.cancelled() - before == count
+
+        wait_until(settled, DELIVERED_S_MAX, lambda: f"{len(reader.records)} arrived; log:\n{site.bridge.tail()}")
+        site.bridge.wait_idle(DELIVERED_S_MAX)
+        arrived = [record.value for record in reader.to_end()]
+    assert len(arrived) == len(set(arrived)) == count - (site.cancelled() - before)
+
+
+def test_a_cancel_survives_restarts_and_the_loss_of_the_directory(site: Site) -> None:
+    """From the index after a graceful stop, from the topic after a kill that takes the directory with it."""
+    bridge = site.bridge
+    cancelled = site.cancelled()
+    for id in ("a", "kept"):
+        site.send(id, id, ms=15_000)
+    site.cancel("a")
+    site.wait_cancelled(cancelled + 1)
+    assert bridge.stop() == 0
+    bridge.start()
+    assert bridge.metrics()["pending_messages"] <= 1
+    bridge.kill()
+    bridge.wait_no_orphans()
+    shutil.rmtree(bridge.data)
+    bridge.start()
+    site.receive("kept")
