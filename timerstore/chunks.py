@@ -18,6 +18,10 @@ ROW_REFERENCE_BYTES = 28
 """What a row costs beside its payload: at, seq (8 bytes each), chunk, row (4 each), and slack for merging."""
 
 
+ID_BYTES = 52
+"""What a row with an id costs besides: its entry in the index of ids (idindex.py), until a segment holds it."""
+
+
 class Chunks:
     """Registry of live chunks. Ids are reused once a chunk is empty."""
 
@@ -41,7 +45,8 @@ class Chunks:
         if chunk >= len(self.row_bytes):
             self._grow(2 * chunk)
         self._payload[chunk] = payload
-        self.row_bytes[chunk] = -(-payload.nbytes // max(1, payload.num_rows)) + ROW_REFERENCE_BYTES
+        size = payload.nbytes + (payload.num_rows - payload.column("id").null_count) * ID_BYTES
+        self.row_bytes[chunk] = -(-size // max(1, payload.num_rows)) + ROW_REFERENCE_BYTES
         self._live[chunk] = payload.num_rows
         self.physical_bytes += payload.nbytes
         return chunk

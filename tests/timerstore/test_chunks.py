@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from tests.timerstore.entries import Record, entries
-from timerstore.chunks import ROW_REFERENCE_BYTES, Chunks, materialize
+from timerstore.chunks import ID_BYTES, ROW_REFERENCE_BYTES, Chunks, materialize
 from timerstore.entry import ENTRY, PAYLOAD, payload_of
 
 
@@ -37,12 +37,15 @@ def test_many_chunks_grow_the_register() -> None:
 
 
 def test_bytes_of_rows_add_up() -> None:
-    """A row counts the mean of its chunk and its reference."""
+    """A row counts the mean of its chunk, its reference, and its entry in the index if it has an id."""
     chunks = Chunks()
     batch = payload(4)
     number = chunks.add(batch)
     size = chunks.bytes_of(np.full(4, number, dtype=np.int32))
     assert batch.nbytes <= size - 4 * ROW_REFERENCE_BYTES < batch.nbytes + 4
+    named = payload_of(entries([Record("delay", 0, i, 1, id="id" if i else None) for i in range(2)]))
+    size = chunks.bytes_of(np.full(2, chunks.add(named), dtype=np.int32))
+    assert named.nbytes + ID_BYTES <= size - 2 * ROW_REFERENCE_BYTES < named.nbytes + ID_BYTES + 2
 
 
 def test_rows_of_many_chunks_come_in_the_order_asked_for() -> None:
