@@ -21,6 +21,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public, but
     ResourceType,
 )
 
+from bridge.clienterrors import kafka_error
 from bridge.errors import EnvironmentFailure
 from bridge.headers import RejectReason
 from bridge.targets import Target
@@ -36,7 +37,9 @@ class TargetLookUp:
         """`timeout_s` is for each of three requests; their sum must stay well below the transaction time-out, since a
         transaction may be open meanwhile.
         """
-        self._admin = AdminClient(dict(properties), logger=logging.getLogger("bridge.librdkafka"))
+        # Else asking about a misspelt name would make the topic, where the brokers do that.
+        asking = {**properties, "allow.auto.create.topics": "false"}
+        self._admin = AdminClient(asking, logger=logging.getLogger("bridge.librdkafka"))
         self._timeout_s = timeout_s
 
     def __call__(self, names: Sequence[str]) -> Mapping[str, Target]:
@@ -45,8 +48,11 @@ class TargetLookUp:
         # this one goes to any that answers, and brings that memory up to date.
         try:
             self._admin.list_topics(names[0], timeout=self._timeout_s)
+            return self._ask(names)
         except KafkaException as exception:
-            raise _unanswered(names[0], exception.args[0].str()) from None
+            raise _unanswered(names[0], kafka_error(exception).str()) from None
+
+    def _ask(self, names: Sequence[str]) -> Mapping[str, Target]:
         described = self._admin.describe_topics(
             TopicCollection(list(names)), request_timeout=self._timeout_s, include_authorized_operations=True
         )

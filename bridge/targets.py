@@ -126,7 +126,11 @@ class Targets:
 
     def _run(self) -> None:
         while not self._stopped.wait(LOOK_INTERVAL_S):
-            self.refresh()
+            try:
+                self.refresh()
+            except Exception:
+                # Delivery does not need this thread: what it needs to know it asks itself, only later.
+                log.exception("targets-not-refreshed")
 
     def refresh(self) -> None:
         """Ask again for what has expired, and whether open breakers may be closed. Keeps what it knew when the brokers

@@ -38,6 +38,8 @@ AUTHORIZER: Final = {
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
     # Everybody may do everything, but for what a test forbids.
     "allow.everyone.if.no.acl.found": "true",
+    # And a misspelt name must not make a topic, even where the brokers would.
+    "auto.create.topics.enable": "true",
 }
 NAMES: Final = iter(range(1_000))
 
@@ -178,6 +180,7 @@ def test_a_topic_that_is_made_later_gets_its_messages(site: Site) -> None:
     before = site.retried("unknown-target")
     site.send("made-later", b"a", b"b", key=b"k")
     site.wait_retried("unknown-target", before + 4)
+    assert "made-later" not in site.cluster.topics.admin.list_topics(timeout=DEADLINE_S).topics
     site.cluster.create(1, name="made-later")
     records = site.receive("made-later", 2)
     originals = {
