@@ -109,11 +109,13 @@ class Suspects:
                 if target.refusal is not None and not target.is_unanswered:
                     raise _homeless(topic, error)  # it was sent there for want of another place
         # The brokers may be able to say it themselves, and will say when it is over; else there is the breaker.
-        told = self._targets.look_again({topic for topic, _ in found}) if found else frozenset()
+        told = self._targets.look_again({topic for topic, _ in found}) if found else None
+        if told is None:
+            return False  # it is not this target that does not answer
         for (topic, partition), error in found.items():
             if topic not in told:
                 self._targets.trip(topic, partition, refusal_of(error))
-        return bool(found)
+        return True
 
     def _condemn(self, key: int, culprit: Culprit) -> None:
         if len(self.condemned) + len(self._no_letter) + len(self._no_copy) >= CONDEMNED_MAX:

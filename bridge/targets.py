@@ -174,10 +174,11 @@ class Targets:
             self._learn([name])
         return self.resolve([name])[name]
 
-    def look_again(self, names: Collection[str]) -> frozenset[str]:
-        """Those that turn out to take less than it was thought."""
+    def look_again(self, names: Collection[str]) -> frozenset[str] | None:
+        """Those that turn out to take less than it was thought; None when the brokers do not answer."""
         before = self.resolve(names)
-        self._learn(list(names))
+        if not self._learn(list(names)):
+            return None
         after = self.resolve(names)
         return frozenset(name for name in names if not after[name].is_well and after[name] != before[name])
 
@@ -227,13 +228,13 @@ class Targets:
         known = self._known.get(name)
         return known is None or (not known.target.is_well and now_s - known.asked_s >= FAILING_FOR_S_MAX)
 
-    def _learn(self, names: list[str]) -> None:
-        """Ask, without holding anybody up who only wants to know."""
+    def _learn(self, names: list[str]) -> bool:
+        """Ask, without holding anybody up who only wants to know. Returns whether there was an answer."""
+        answers: Mapping[str, Target] = {}
         try:
             answers = self._look_up(names)
         except EnvironmentFailure as failure:
             log.warning("targets-not-looked-up", topics=len(names), reason=str(failure))
-            answers = {}
         now_s = self._clock.monotonic_s()
         with self._lock:
             for name in names:
@@ -251,6 +252,7 @@ class Targets:
                 for name in list(self._known)[: len(self._known) - TARGETS_MAX]:
                     if name not in names:
                         del self._known[name]
+        return bool(answers)
 
     def _with_breakers(self, name: str, target: Target) -> Target:
         if not self._breakers or target.refusal is not None:

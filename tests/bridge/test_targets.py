@@ -148,7 +148,7 @@ def test_looking_again_tells_what_has_become_worse(brokers: Brokers, targets: Ta
     brokers.topics = {"a": WELL, "b": WELL, "d": replace(WELL, down={1: "has no leader"})}
     targets.resolve(["a", "b", "c", "d"])
     brokers.topics = {"a": replace(WELL, down={0: "has no leader"}), "b": WELL, "d": WELL}
-    assert targets.look_again(["a", "b", "c", "d"]) == {"a"}
+    assert targets.look_again(["a", "b", "c", "d"]) == frozenset({"a"})
 
 
 def suspects(targets: Targets) -> Suspects:
@@ -190,6 +190,17 @@ def test_a_target_that_refuses_without_the_brokers_saying_so_is_put_aside(broker
     error = KafkaError(KafkaError.POLICY_VIOLATION)
     assert suspects(targets).learn({7: Culprit("t", 0, error)}, is_exact=False)
     assert targets.resolve(["t"])["t"].refusal == Refusal(RejectReason.PRODUCE_FAILED, error.str())
+
+
+def test_brokers_that_do_not_answer_at_all_are_no_targets_fault(brokers: Brokers, targets: Targets) -> None:
+    """Everything is tried again, and no attempt is counted."""
+    brokers.topics["t"] = WELL
+    targets.resolve(["t"])
+    brokers.is_silent = True
+    error = KafkaError(KafkaError._MSG_TIMED_OUT)
+    assert targets.look_again(["t"]) is None
+    assert not suspects(targets).learn({7: Culprit("t", 0, error)}, is_exact=True)
+    assert targets.resolve(["t"])["t"] == WELL
 
 
 def test_a_delay_topic_without_an_answer_is_waited_for(brokers: Brokers, targets: Targets) -> None:
