@@ -125,6 +125,8 @@ class Maintenance:
         # 6. A crash before it leaves files that no checkpoint names.
         for gone in burial.absorbed if burial is not None else ():
             gone.file.path.unlink(missing_ok=True)
+        for file in store.cancels.tombstones.files:
+            file.file.relax()
         return Flushed(rows=len(rows), bytes=written.named.bytes if written else 0)
 
     def next_window(self, now_ms: int) -> Window | None:
