@@ -346,6 +346,13 @@ def release(headers: HeaderList) -> HeaderList:
     return [(name.removeprefix(HELD_PREFIX), value) for name, value in headers[1:]]
 
 
+def reason_of(headers: HeaderList) -> str:
+    """The reason of a dead letter, from its headers; one that is not ours is a forgery."""
+    value = dict(headers).get(REASON) or b""
+    text = value if isinstance(value, str) else value.decode("utf-8", "replace")
+    return text if text in set(RejectReason) else RejectReason.BAD_COPY.value
+
+
 class Where(NamedTuple):
     """A record of a delay topic: where it is, and its origin's offset (its own for an original)."""
 

@@ -27,6 +27,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from bridge import headers as h
 from bridge.catchup import BURST_MS, CatchUp, OverduePolicy
 from bridge.copies import copies
 from bridge.deadletter import dead_letters, held, is_held
@@ -124,8 +125,9 @@ class Planner:
             for row in np.flatnonzero(np.isin(keys, np.fromiter(findings.condemned, np.int64))).tolist():
                 mine = findings.condemned[int(keys[row])]
                 sorting.refuse(_only(row, len(rows)), mine.reason, mine.detail)
-        deferred, slots_ms = self._overdue(outgoing, sorting, timers, keys, sizes, now_ms, findings)
         names, codes = outgoing.targets()
+        letters = np.isin(codes, [i for i, name in enumerate(names) if name in self.dead_letter_topics])
+        deferred, slots_ms = self._overdue(outgoing, sorting, timers & ~letters, keys, sizes, now_ms, findings)
         lanes = self._lanes(outgoing, sorting, names, codes, sizes)
         rolled = np.flatnonzero(rolling)
         if findings.no_copy and len(rolled):
@@ -381,11 +383,15 @@ def _only(row: int, n: int) -> Bools:
 
 
 def _reasons(outgoing: Outgoing, condemned: Mapping[int, Refusal], dead: npt.NDArray[np.intp]) -> dict[str, int]:
-    """Dead letters by reason; those that were held are counted when they are held no longer, by no reason's name."""
+    """Dead letters by reason; one that was held is counted when it is held no longer."""
     if not len(dead):
         return {}
-    rows = dead.tolist()
-    counts = Counter(str(condemned[row].reason) for row in rows if row in condemned)
+    counts = Counter(str(condemned[row].reason) for row in dead.tolist() if row in condemned)
     rejects = dead[outgoing.kind[dead] == Kind.REJECT]
     counts.update(outgoing.column("reason", rejects))
+    released = np.array(
+        [row for row in dead[outgoing.kind[dead] == Kind.TIMER].tolist() if row not in condemned], np.intp
+    )
+    if len(released):
+        counts.update(h.reason_of(own) for own in outgoing.headers(released).lists())
     return dict(counts)

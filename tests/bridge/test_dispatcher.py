@@ -435,6 +435,7 @@ def test_dead_letters_wait_for_their_topic(broker: Broker, topics: Topics) -> No
         assert released.header("delay-origin") == f"{delay}/0/0".encode()
         assert released.header("kafka_dlt-original-offset") == struct.pack(">q", 0)
         assert dead[b"forged"].header("delay-reason") == b"forbidden-target"
+        assert rig.tally.by_reason == {"bad-for": 1, "forbidden-target": 1}
 
 
 def test_offsets_move_without_output_about_once_a_second(broker: Broker, topics: Topics) -> None:
