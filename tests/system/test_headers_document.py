@@ -57,7 +57,7 @@ def test_four_producers_send_the_same_message(names: Mapping[str, str], tmp_path
     (python,), (java,), (line,) = found["python"], found["java"], found["text"]
     (tmp_path / "reminder.py").write_text(put(python, names))
     (tmp_path / "Reminder.java").write_text(put(java, names))
-    ours, theirs = (shlex.split(body.replace("\\\n", " ")) for body in found["sh"])
+    ours, theirs = (shlex.split(body.replace("\\\n", " ")) for body in found["sh"][-2:])
     class_path = os.pathsep.join(str(jar) for jar in [*connector.jars(), *jars()])
     theirs = [delay if word == "delay" else put(word, names) for word in theirs[1 : theirs.index("<")]]
     where = ["--delay-topic", delay, "--bootstrap", names["localhost:9092"]]
