@@ -1,4 +1,4 @@
-"""Housekeeping: the thread that flushes the store, loads its windows and reclaims its segments.
+"""Housekeeping: the thread that flushes the store, loads its windows, reclaims and compacts its segments.
 
 One thread for all of it, which is what `timerstore.maintenance` asks for. A full disk is waited out; a damaged
 segment is set aside, and the pipeline starts again from Kafka.
@@ -24,6 +24,10 @@ from timerstore.timerlog import Window
 BUSY_WAIT_S: Final = 0.05
 IDLE_WAIT_S: Final = 0.5
 RECLAIM_INTERVAL_S: Final = 1.0
+COMPACT_INTERVAL_S: Final = 5.0
+"""How often it is looked whether a compaction is worth while. One that is under way goes on window by window."""
+COMPACT_AGAIN_S: Final = 60.0
+"""After a compaction for which there was no room."""
 DISK_FULL_WAIT_S: Final = 5.0
 
 log = structlog.get_logger("bridge.housekeeping")
@@ -51,6 +55,7 @@ class Housekeeping:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="housekeeping", daemon=True)
         self._reclaimed_s = 0.0
+        self._compact_s = 0.0
         self.disk_is_full = False
 
     def start(self) -> None:
@@ -70,6 +75,7 @@ class Housekeeping:
 
     def flush(self) -> None:
         """Flush once more, after `stop`: a restart then has little to read again. A full disk is no reason to fail."""
+        self._store.maintenance.abandon_compaction()
         try:
             self._flush()
         except DiskFull as full:
@@ -107,6 +113,8 @@ class Housekeeping:
         if self.disk_is_full:
             self.disk_is_full = False
             log.info("disk-has-room-again")
+        if not (loaded or flushed):
+            self._compact()
         stats = self._store.stats()
         busy = loaded or flushed or stats.memtable_bytes or stats.segments
         return 0.0 if loaded else BUSY_WAIT_S if busy else IDLE_WAIT_S
@@ -116,6 +124,31 @@ class Housekeeping:
         if now_s - self._reclaimed_s >= RECLAIM_INTERVAL_S:
             self._reclaimed_s = now_s
             self._store.maintenance.reclaim(self._clock.now_ms())
+
+    def _compact(self) -> None:
+        """One window of a compaction, if one is worth while: what is due soon, and flushes, come in between."""
+        began_s = self._clock.monotonic_s()
+        if began_s < self._compact_s:
+            return
+        maintenance = self._store.maintenance
+        segments = len(self._store.timerlog)
+        try:
+            window = maintenance.compaction_window(self._clock.now_ms())
+            if window is not None:
+                maintenance.compact(window, self._read(window))
+        except DiskFull as full:
+            # It would free room, and needs some first. Nothing else has to wait for it.
+            log.warning("compaction-put-off", reason=full.message, hint=full.hint)
+            self._compact_s = began_s + COMPACT_AGAIN_S
+            return
+        if window is not None:
+            self._metrics.observe_compaction(self._clock.monotonic_s() - began_s)
+            return
+        left = len(self._store.timerlog)
+        if left != segments:
+            log.info("segments-compacted", before=segments, after=left)
+        else:
+            self._compact_s = began_s + COMPACT_INTERVAL_S
 
     def _load_window(self) -> bool:
         window = self._store.maintenance.next_window(self._clock.now_ms())

@@ -108,6 +108,7 @@ class Metrics:
         )
         self._flush = self._duration("flush", "Writing one segment of the TimerLog.")
         self._window = self._duration("window", "Loading one window from the TimerLog into memory.")
+        self._compaction = self._duration("compaction", "Rewriting one window of segments that become one.")
         self._transaction = self._duration("transaction", "One transaction, from its first record to its commit.")
         self._batch = self._duration("ingest_batch", "One micro-batch of a delay topic, from Kafka into the store.")
 
@@ -169,6 +170,10 @@ class Metrics:
     def observe_window(self, seconds: float) -> None:
         """A window was loaded."""
         self._window.observe(seconds)
+
+    def observe_compaction(self, seconds: float) -> None:
+        """A window of a compaction was written."""
+        self._compaction.observe(seconds)
 
     def observe_transaction(self, seconds: float) -> None:
         """A transaction was committed."""

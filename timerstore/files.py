@@ -12,8 +12,8 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from timerstore.errors import DirectoryInUse, DiskFailure, DiskFull
@@ -72,12 +72,26 @@ def lock_directory(directory: Path) -> int:
     return descriptor
 
 
+def temporary_of(path: Path) -> Path:
+    """The name under which a file is written."""
+    return path.with_name(path.name + TEMPORARY_SUFFIX)
+
+
 def write_durably(path: Path, write: Callable[[Path], None]) -> None:
     """Let `write` fill a temporary file, then make it durable under `path`; on failure the temporary file is
     removed."""
-    temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
-    try:
+    with writing(path) as temporary:
         write(temporary)
+    publish(path)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[Path]:
+    """Something is written into the temporary file of `path`, which is given; on failure that file is removed. Raises
+    DiskFull or DiskFailure."""
+    temporary = temporary_of(path)
+    try:
+        yield temporary
     except OSError as error:
         with suppress(OSError):
             temporary.unlink()
@@ -87,9 +101,13 @@ def write_durably(path: Path, write: Callable[[Path], None]) -> None:
                 hint="free disk space or enlarge the volume; ingest goes on by itself when there is room",
             ) from error
         raise DiskFailure(f"cannot write {path}: {error}", hint="check the volume of store.directory") from error
+
+
+def publish(path: Path) -> None:
+    """Make the temporary file of `path` durable under its name. Raises DiskFailure."""
     try:
-        fsync(temporary)
-        os.replace(temporary, path)
+        fsync(temporary_of(path))
+        os.replace(temporary_of(path), path)
         fsync(path.parent)
     except OSError as error:
         raise DiskFailure(

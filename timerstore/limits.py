@@ -21,6 +21,12 @@ class Limits:
     window_bytes: int = 64 * MIB
     window_ms: int = 7 * DAY_MS
     tombstone_rows: int = 250_000
+    compaction_segments: int = 8
+    """How many segments of like size become one."""
+    segment_bytes_max: int = 1 << 30
+    """Larger than half of this, a segment is merged no more."""
+    sparse_ms: int = 3_600_000
+    """A segment of which half is dead is rewritten, unless all of it is delivered within this time anyway."""
     clock_step_ms: int = 2_000
     """A clock that was set back by less is waited for: what arrives meanwhile is late by no more than that."""
 

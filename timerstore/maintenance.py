@@ -15,13 +15,16 @@ import numpy as np
 import pyarrow as pa
 
 from timerstore import checkpoint as checkpoints
-from timerstore import files, segment, tombstones
+from timerstore import compaction, files, segment, tombstones
+from timerstore.cancels import unfinished
 from timerstore.checkpoint import Checkpoint, NamedSegment
 from timerstore.chunks import ROW_REFERENCE_BYTES
+from timerstore.compaction import Compaction
 from timerstore.entry import payload_of
-from timerstore.errors import DiskFull
+from timerstore.errors import DiskFull, Misuse
 from timerstore.position import Bools, Int64s, Position, end_of
 from timerstore.runs import Selection, concat
+from timerstore.segment import Segment
 from timerstore.sources import SourceName
 from timerstore.timerlog import Window
 from timerstore.tombstones import Run, TombstoneFile
@@ -56,6 +59,7 @@ class Maintenance:
     def __init__(self, store: TimerStore) -> None:
         self._store = store
         self._flushed_ms: int | None = None
+        self._compaction: Compaction | None = None
 
     def flush_due(self, now_ms: int) -> bool:
         """Whether a flush is worth while: the memtable is full, or the interval is over, and O_c can move; or there are
@@ -195,16 +199,90 @@ class Maintenance:
         store = self._store
         with store.lock:
             finished = store.timerlog.finished(store.resident.committed)
+            if self._compaction is not None:
+                finished = [s for s in finished if s not in self._compaction.segments]
             if not finished:
                 return 0
-        named = tuple(s.named for s in store.timerlog if s not in finished)
+        self._replace(finished, None, now_ms)
+        return len(finished)
+
+    def compaction_window(self, now_ms: int) -> Window | None:
+        """What to gather for the compaction that is under way, or that is worth while now; None when there is nothing
+        to do, after the last window has been written down.
+
+        1. The new segment is made durable. A crash until here leaves a file that nobody names.
+        2. The checkpoint names it instead of the old ones, in one step. A crash after it leaves those.
+        3. The old ones are removed.
+
+        Raises DiskFull (nothing has changed; try again later) or DiskFailure.
+        """
+        store = self._store
+        if self._compaction is None:
+            chosen = compaction.choose(list(store.timerlog), store.limits, now_ms, self._dead_rows)
+            if not chosen:
+                return None
+            self._compaction = Compaction(store, chosen, store.next_segment)
+            store.next_segment += 1
+        window = self._compaction.window()
+        if window is not None:
+            return window
+        done = self._compaction
+        try:
+            written = done.close()
+            try:
+                self._replace(done.segments, written, now_ms)
+            except DiskFull:
+                if written is not None:
+                    segment.remove(written.path)
+                raise
+        except DiskFull:
+            done.abandon()
+            raise
+        finally:
+            self._compaction = None
+        return None
+
+    def compact(self, window: Window, entries: pa.Table) -> None:
+        """Take in what was gathered for a window of the compaction. Raises as `compaction_window`."""
+        if self._compaction is None:
+            raise Misuse("no compaction is under way")
+        try:
+            self._compaction.take(window, entries)
+        except DiskFull:
+            self.abandon_compaction()
+            raise
+
+    def abandon_compaction(self) -> None:
+        """Give up the compaction that is under way, if any."""
+        if self._compaction is not None:
+            self._compaction.abandon()
+            self._compaction = None
+
+    def _dead_rows(self, each: Segment) -> int:
+        """About how many rows of a segment are finished or cancelled."""
+        store = self._store
+        with store.lock:
+            committed = store.resident.committed
+            if not all(source in committed for source in each.largest):
+                return 0
+            passed = compaction.passed_rows(each, min(committed[source].position for source in each.largest))
+        if each.ids is None or not len(store.cancels.tombstones):
+            return passed
+        covered = store.cancels.covered_in(each.ids, lambda timers: unfinished(store.resident, timers))
+        return passed + int(covered.counts.sum())
+
+    def _replace(self, old: Sequence[Segment], new: Segment | None, now_ms: int) -> None:
+        """Let a segment, or none, take the place of others: first in the checkpoint, then in memory, then on disk."""
+        store = self._store
+        named = tuple(s.named for s in store.timerlog if s not in old) + ((new.named,) if new else ())
         self._write_checkpoint(store.checkpoint.offsets, named, store.cancels.tombstones.files, now_ms)
         with store.lock:
-            store.timerlog.remove(finished)
-        for gone in finished:
+            store.timerlog.remove(old)
+            if new is not None:
+                store.timerlog.add(new)
+        for gone in old:
             segment.remove(gone.path)
         files.sync_directory(store.directory)
-        return len(finished)
 
     def _unstored(self, covered: Int64s) -> Selection:
         """Every row below `covered` (offsets by source), memtable, hot or handed out, that no segment holds.

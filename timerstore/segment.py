@@ -12,7 +12,8 @@ import base64
 import json
 import zlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from timerstore.entry import SEGMENT
 from timerstore.errors import Corrupt, DiskFull
 from timerstore.idindex import SegmentIds, open_or_make, timers_with_ids
 from timerstore.pending import Tally, count_targets
-from timerstore.position import OFFSET_MAX, Int64s, Position, pack
+from timerstore.position import OFFSET_MAX, Int64s, Position, offsets_of, pack, sources_of
 from timerstore.runs import Selection
 from timerstore.sources import Sources
 from timerstore.wheel import SLOT_MS
@@ -133,67 +134,101 @@ def read_rows(segment: Segment, groups: Sequence[int] | None = None, columns: Se
         raise Corrupt(f"{segment.path.name} cannot be read: {error}", path=str(segment.path)) from error
 
 
+class Writer:
+    """A segment file that is written row group by row group, in the order of position; what its footer will say is
+    kept meanwhile, rows are not. OSError, as it comes, is for the caller."""
+
+    def __init__(self, path: Path, identity: Identity, sources: Sources) -> None:
+        self._identity, self._sources = identity, sources
+        self._parquet = pq.ParquetWriter(
+            path, SEGMENT, compression="lz4", use_dictionary=["topic", "target"], write_page_checksum=True
+        )
+        self._groups: list[tuple[int, int, int, int]] = []
+        self._slots: list[tuple[Int64s, Int64s]] = []
+        self._targets: Counter[str] = Counter()
+        self._ids = 0
+        n = len(sources)
+        self._seen = np.zeros(n, dtype=np.bool_)
+        self._smallest, self._largest = np.full(n, OFFSET_MAX), np.zeros(n, dtype=np.int64)
+        self._first, self._last = np.zeros((n, 2), dtype=np.int64), np.zeros((n, 2), dtype=np.int64)
+
+    def add(self, rows: Selection, payload: pa.RecordBatch) -> None:
+        """One row group: rows after all rows before, and the payload of each."""
+        topic, partition = self._sources.columns(rows.source)
+        position = {"topic": topic, "partition": partition, "offset": pa.array(rows.offset), "at": pa.array(rows.at)}
+        columns = position | {name: payload.column(name) for name in payload.schema.names}
+        self._parquet.write_table(pa.table([columns[name] for name in SEGMENT.names], schema=SEGMENT))
+        self._note(rows, payload)
+
+    def close(self) -> None:
+        """Write the footer."""
+        footer = json.dumps(self._footer(), separators=(",", ":"))
+        self._parquet.add_key_value_metadata({METADATA_KEY.decode(): footer})
+        self._parquet.close()
+
+    def discard(self) -> None:
+        """Close the file, whatever is in it."""
+        with suppress(OSError):
+            self._parquet.close()
+        self._parquet.is_open = False  # else it is closed once more when it is collected
+
+    def _note(self, rows: Selection, payload: pa.RecordBatch) -> None:
+        source, offset, at = rows.source, rows.offset, rows.at
+        size = payload.nbytes + len(rows) * ROW_REFERENCE_BYTES
+        self._groups.append((int(at[0]), int(rows.seq[0]), len(rows), size))
+        self._slots.append(np.unique(at // SLOT_MS, return_counts=True))
+        self._targets.update(count_targets(payload.column("target")))
+        self._ids += pc.sum(timers_with_ids(payload.column("kind"), payload.column("id"))).as_py()
+        present, first = np.unique(source, return_index=True)
+        last = len(rows) - 1 - np.unique(source[::-1], return_index=True)[1]
+        new = ~self._seen[present]
+        self._first[present[new]] = np.stack([at[first[new]], offset[first[new]]], axis=1)
+        self._last[present] = np.stack([at[last], offset[last]], axis=1)
+        np.minimum.at(self._smallest, source, offset)
+        np.maximum.at(self._largest, source, offset)
+        self._seen[present] = True
+
+    def _footer(self) -> dict[str, Any]:
+        present = np.flatnonzero(self._seen)
+        offsets = np.stack([self._smallest[present], self._largest[present]], axis=1)
+        extent = np.concatenate([offsets, self._first[present], self._last[present]], axis=1)
+        slots, inverse = np.unique(np.concatenate([s for s, _ in self._slots]), return_inverse=True)
+        counts = np.zeros(len(slots), dtype=np.int64)
+        np.add.at(counts, inverse, np.concatenate([c for _, c in self._slots]))
+        at, seq, rows, size = np.array(self._groups, dtype=np.int64).T
+        return {
+            "version": FORMAT_VERSION,
+            "cluster_id": self._identity.cluster_id,
+            "topic_ids": dict(self._identity.topic_ids),
+            "rows": int(rows.sum()),
+            "sources": [list(self._sources.name(source)) for source in present.tolist()],
+            "extent": extent.tolist(),
+            "slots": _pack_vector(slots),
+            "counts": _pack_vector(counts),
+            "targets": self._targets,
+            "ids": self._ids,
+            "groups": {
+                "at": _pack_vector(at),
+                "source": _pack_vector(np.searchsorted(present, sources_of(seq))),
+                "offset": _pack_vector(offsets_of(seq)),
+                "rows": _pack_vector(rows),
+                "bytes": _pack_vector(size),
+            },
+        }
+
+
 def _write_parquet(
     path: Path, identity: Identity, sources: Sources, rows: Selection, payloads: dict[int, pa.RecordBatch]
 ) -> None:
-    group_bytes: list[int] = []
-    targets: Counter[str] = Counter()
-    ids = 0
-    with pq.ParquetWriter(
-        path, SEGMENT, compression="lz4", use_dictionary=["topic", "target"], write_page_checksum=True
-    ) as writer:
+    writer = Writer(path, identity, sources)
+    try:
         for start in range(0, len(rows), ROW_GROUP_ROWS):
             part = rows[start : start + ROW_GROUP_ROWS]
-            payload = materialize(payloads, part.chunk, part.row)
-            topic, partition = sources.columns(part.source)
-            position = {
-                "topic": topic,
-                "partition": partition,
-                "offset": pa.array(part.offset),
-                "at": pa.array(part.at),
-            }
-            columns = position | {name: payload.column(name) for name in payload.schema.names}
-            writer.write_table(pa.table([columns[name] for name in SEGMENT.names], schema=SEGMENT))
-            group_bytes.append(payload.nbytes + len(part) * ROW_REFERENCE_BYTES)
-            targets.update(count_targets(payload.column("target")))
-            ids += pc.sum(timers_with_ids(payload.column("kind"), payload.column("id"))).as_py()
-        footer = json.dumps(_footer(identity, sources, rows, group_bytes, targets, ids), separators=(",", ":"))
-        writer.add_key_value_metadata({METADATA_KEY.decode(): footer})
-
-
-def _footer(
-    identity: Identity, sources: Sources, rows: Selection, group_bytes: list[int], targets: Mapping[str, int], ids: int
-) -> dict[str, Any]:
-    source, offset = rows.source, rows.offset
-    present, first = np.unique(source, return_index=True)
-    last = len(rows) - 1 - np.unique(source[::-1], return_index=True)[1]
-    smallest, largest = np.full(len(sources), OFFSET_MAX), np.zeros(len(sources), dtype=np.int64)
-    np.minimum.at(smallest, source, offset)
-    np.maximum.at(largest, source, offset)
-    extent = np.stack(
-        [smallest[present], largest[present], rows.at[first], offset[first], rows.at[last], offset[last]], axis=1
-    )
-    slots, counts = np.unique(rows.at // SLOT_MS, return_counts=True)
-    starts = np.arange(0, len(rows), ROW_GROUP_ROWS)
-    return {
-        "version": FORMAT_VERSION,
-        "cluster_id": identity.cluster_id,
-        "topic_ids": dict(identity.topic_ids),
-        "rows": len(rows),
-        "sources": [list(sources.name(source)) for source in present.tolist()],
-        "extent": extent.tolist(),
-        "slots": _pack_vector(slots),
-        "counts": _pack_vector(counts),
-        "targets": targets,
-        "ids": ids,
-        "groups": {
-            "at": _pack_vector(rows.at[starts]),
-            "source": _pack_vector(np.searchsorted(present, source[starts])),
-            "offset": _pack_vector(offset[starts]),
-            "rows": _pack_vector(np.diff(np.r_[starts, len(rows)])),
-            "bytes": _pack_vector(np.array(group_bytes, dtype=np.int64)),
-        },
-    }
+            writer.add(part, materialize(payloads, part.chunk, part.row))
+        writer.close()
+    except BaseException:
+        writer.discard()
+        raise
 
 
 def _from_footer(path: Path, named: NamedSegment, footer: dict[str, Any], sources: Sources) -> Segment:

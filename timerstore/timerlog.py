@@ -6,7 +6,7 @@ window is read sequentially and space is freed by unlinking.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,7 +46,7 @@ class TimerLog:
         """A segment has become durable."""
         self._segments.append(segment)
 
-    def remove(self, segments: list[Segment]) -> None:
+    def remove(self, segments: Sequence[Segment]) -> None:
         """Segments are no longer part of the log."""
         self._segments = [s for s in self._segments if s not in segments]
 

@@ -66,7 +66,7 @@ def rig(tmp_path: Path) -> Rig:
 
 STEPS = {
     "1: nothing is written": (timerstore.segment, "write"),
-    "2: half a segment": (timerstore.segment, "_footer"),
+    "2: half a segment": (timerstore.segment.Writer, "_footer"),
     "2: a segment without its name": (os, "replace"),
     "2: a segment, its directory not synced": (timerstore.segment, "read"),
     "2: a segment without a checkpoint": (checkpoint, "write"),
