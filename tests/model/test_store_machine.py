@@ -638,7 +638,7 @@ class StoreMachine(RuleBasedStateMachine):
         here, taken = set(rows), set(map(key, self.taken))
         for k, position in unfinished.items():
             if k not in here:
-                assert position > resident.frontier and (k in stored or k in cancelled), "lost"
+                assert k in cancelled or (position > resident.frontier and k in stored), "lost"
             elif position > resident.frontier and k not in taken:
                 assert k not in stored, "in memory and in a segment beyond the frontier: would be loaded twice"
 
@@ -719,6 +719,10 @@ class StoreMachine(RuleBasedStateMachine):
             self.store.close()
             shutil.rmtree(self.directory)
 
+    def is_done(self) -> bool:
+        """P does not pass a cancelled row that a compaction has left out, if nothing comes after it."""
+        return all(self.finished(record) or self.covered(record) for record in self.rows())
+
     def drain(self) -> None:
         """Ample limits: what could be lost or doubled by small ones has happened before."""
         self.store.limits = Limits(flush_interval_ms=200)
@@ -737,9 +741,9 @@ class StoreMachine(RuleBasedStateMachine):
                 self.flush()
             self.compact(3)
             self.store.maintenance.reclaim(self.now_ms)
-            if all(map(self.finished, self.rows())) and len(self.store.timerlog) == 0:
+            if self.is_done() and len(self.store.timerlog) == len(self.store.resident.chunks) == 0:
                 return
-        assert all(map(self.finished, self.rows())), "never delivered"
+        assert self.is_done(), "never delivered"
         assert len(self.store.timerlog) == 0, "finished segments were not reclaimed"
 
 
