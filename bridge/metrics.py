@@ -46,6 +46,7 @@ class StoreSnapshot:
     segments: int = 0
     segment_bytes: int = 0
     disk_free_bytes: int | None = None
+    disk_full: bool = False
     disk_bytes: int | None = None
     cancelled_total: int = 0
     tombstones: int = 0
@@ -263,6 +264,8 @@ class _Gauges(Collector):
         yield _gauge("hot_bytes", "Memory of the messages that are ready to go; limited by hot.bytes.", now.hot_bytes)
         yield _gauge("segments", "Segments of the TimerLog on disk.", now.segments)
         yield _gauge("segment_bytes", "Size of the segments on disk.", now.segment_bytes)
+        text = "1 while a segment waits for room on the disk: delivery goes on, ingest stops when memory is full."
+        yield _gauge("disk_full", text, int(now.disk_full))
         if now.disk_free_bytes is not None and now.disk_bytes is not None:
             text = "Room on the file system of store.directory. When it is full, ingest waits; delivery goes on."
             yield _gauge("disk_free_bytes", text, now.disk_free_bytes)

@@ -1,0 +1,89 @@
+"""Disk and memory of a running bridge: many flushes, and a disk that is full."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.system.bridge import RunningBridge
+from tests.system.broker import Broker
+from tests.system.kafka import Outgoing, Reader, Topics, produce
+from tests.waiting import wait_until
+from timerstore.clock import SystemClock
+
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(400)]
+
+DEADLINE_S: Final = 90
+DISK_BYTES: Final = 24 << 20
+DAY_MS: Final = 86_400_000
+FLUSHES: Final = 9
+"""One more than the segments that become one."""
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(path)]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a tmpfs is not permitted here")
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "--lazy", str(path)], check=True, capture_output=True)
+
+
+def test_many_flushes_and_a_full_disk(broker: Broker, topics: Topics, tmp_path: Path, small_disk: Path) -> None:
+    """Segments of many flushes become one, by Spark. On a full disk ingest stops, as /readyz and a metric say, what is
+    due is delivered all the same, and with room again everything goes on by itself: each message arrives once."""
+    delay, target, clock = topics.delay(), topics.create("orders"), SystemClock()
+    sent = 0
+
+    def send(count: int, delay_ms: int, size: int = 10) -> None:
+        nonlocal sent
+        headers = [("delay-until", b"%d" % (clock.now_ms() + delay_ms)), ("delay-topic", target.encode())]
+        values = [b"%08d" % number + b"." * size for number in range(sent, sent + count)]
+        produce(broker.bootstrap, [Outgoing(topic=delay, value=value, headers=headers) for value in values])
+        sent += count
+
+    store = {"directory": str(small_disk / "data"), "flush_interval": "1s", "flush_bytes": "4MiB"}
+    with RunningBridge(tmp_path, broker.bootstrap, delay, config={"store": store}) as bridge:
+        bridge.start()
+        for flush in range(FLUSHES):
+            send(20, DAY_MS)
+            wait_until(lambda n=flush + 1: len(bridge.events("segment-written")) >= n, DEADLINE_S, "a flush")  # type: ignore[misc]
+        wait_until(lambda: bridge.events("segments-compacted"), DEADLINE_S, lambda: f"compaction; {bridge.tail()}")
+        assert bridge.metrics()["segments"] <= 2
+
+        with Reader(broker.bootstrap, [target]) as reader:
+            ballast = small_disk / "ballast"
+            with pytest.raises(OSError, match="No space left"), ballast.open("wb", buffering=0) as file:
+                while True:
+                    file.write(b"\0" * 4096)
+            send(50, 20_000)
+            send(12_000, DAY_MS, size=1_000)
+            wait_until(lambda: bridge.http("/readyz")[0] == 503, DEADLINE_S, lambda: f"not ready; {bridge.tail()}")
+            assert "disk is full" in bridge.http("/readyz")[1]
+            assert bridge.http("/livez")[0] == 200
+            reader.wait_for(50, DEADLINE_S)
+            assert bridge.metrics()["disk_full"] == 1
+            send(100, DAY_MS)
+            lag = f'consumer_lag_records{{partition="0",topic="{delay}"}}'
+            wait_until(lambda: bridge.metrics()[lag] == 100, DEADLINE_S, "Kafka keeps the rest")
+            assert bridge.http("/readyz")[0] == 503
+            ballast.unlink()
+            wait_until(lambda: bridge.http("/readyz")[0] == 200, DEADLINE_S, lambda: f"ready again; {bridge.tail()}")
+            send(20, 0)
+            values = [record.value or b"" for record in reader.wait_for(70, DEADLINE_S)]
+        far = FLUSHES * 20
+        expected = [*range(far, far + 50), *range(sent - 20, sent)]
+        assert sorted(value[:8] for value in values) == [b"%08d" % number for number in expected]
+        wait_until(lambda: bridge.metrics()["pending_messages"] == far + 12_100, DEADLINE_S, "all that is far is known")
+        metrics = bridge.metrics()
+        assert metrics["disk_full"] == metrics["early_deliveries_total"] == 0
+        assert bridge.stop() == 0
