@@ -62,9 +62,8 @@ def test_many_flushes_and_a_full_disk(broker: Broker, topics: Topics, tmp_path: 
 
         with Reader(broker.bootstrap, [target]) as reader:
             ballast = small_disk / "ballast"
-            with pytest.raises(OSError, match="No space left"), ballast.open("wb", buffering=0) as file:
-                while True:
-                    file.write(b"\0" * 4096)
+            with pytest.raises(OSError, match="No space left"):
+                fill(ballast)
             send(50, 20_000)
             send(12_000, DAY_MS, size=1_000)
             wait_until(lambda: bridge.http("/readyz")[0] == 503, DEADLINE_S, lambda: f"not ready; {bridge.tail()}")
@@ -87,3 +86,10 @@ def test_many_flushes_and_a_full_disk(broker: Broker, topics: Topics, tmp_path: 
         metrics = bridge.metrics()
         assert metrics["disk_full"] == metrics["early_deliveries_total"] == 0
         assert bridge.stop() == 0
+
+
+def fill(path: Path) -> None:
+    """Write a file until there is no room."""
+    with path.open("wb", buffering=0) as file:
+        while True:
+            file.write(b"\0" * 4096)
