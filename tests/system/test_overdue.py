@@ -18,8 +18,8 @@ from timerstore.clock import SystemClock
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 
 DELIVERED_S_MAX: Final = 90
-RATE: Final = 50
-OVERDUE: Final = 300
+RATE: Final = 10
+OVERDUE: Final = 150
 NOW: Final = 20
 
 
