@@ -13,12 +13,15 @@ from tests.system.broker import Broker
 from tests.system.kafka import Topics
 from tests.system.load import Balance, Load
 from tests.waiting import wait_until
+from timerstore.clock import SystemClock
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 
 PER_SECOND: Final = 100
 DELIVERED_S_MAX: Final = 120
 TAKEN_OVER_S_MAX: Final = 60
+LATE_MS_MAX: Final = 30_000
+"""The promise for an upgrade. A restart takes some 15 s; on a machine that is slower still, twice what it took."""
 SESSION: Final = {"delivery": {"session_timeout": "6s"}}
 
 
@@ -68,6 +71,37 @@ def test_instances_that_come_and_go_share_the_partitions(broker: Broker, topics:
         a.wait_idle(30)
         assert a.stop() == 0
         assert "StackOverflowError" not in a.logs, "Spark's own handling of a batch that is cut off"
+
+
+@pytest.mark.timeout(600)
+def test_a_rolling_restart_is_a_pause_and_nothing_more(broker: Broker, topics: Topics, tmp_path: Path) -> None:
+    """Two instances, restarted one after the other as an upgrade does: nothing is lost, doubled, or very late."""
+    delay, target = topics.delay(partitions=4), topics.create("orders", partitions=2)
+    load = Load(broker.bootstrap, delay, [target], seed=3, delay_ms_max=10_000)
+    clock, pauses_ms = SystemClock(), list[int]()
+    name = f"bridge-{delay}"
+    with (
+        RunningBridge(tmp_path / "a", broker.bootstrap, delay, id=name, instance="a") as a,
+        RunningBridge(tmp_path / "b", broker.bootstrap, delay, id=name, instance="b") as b,
+    ):
+        a.launch()
+        b.launch()
+        for bridge in (a, b):
+            bridge.wait_ready()
+        wait_until(lambda: owned(a) == 2 and owned(b) == 2, 60, lambda: f"a {owned(a)}, b {owned(b)} of 4")
+        with load.running(PER_SECOND):
+            for bridge in (b, a):  # a StatefulSet begins with the last pod
+                load.send(200)
+                began_s = clock.monotonic_s()
+                assert bridge.stop() == 0
+                bridge.start()
+                pauses_ms.append(int((clock.monotonic_s() - began_s) * 1000))
+        records = load.wait_delivered(broker.bootstrap, DELIVERED_S_MAX)
+        assert load.balance(records) == Balance(), load.balance(records)
+        late_ms = max(
+            record.timestamp_ms - int(record.header("delay-due") or b"") for record in records if record.topic == target
+        )
+        assert late_ms <= max(LATE_MS_MAX, 2 * max(pauses_ms)), f"{late_ms} ms late after pauses of {pauses_ms} ms"
 
 
 def owned(bridge: RunningBridge) -> int:
