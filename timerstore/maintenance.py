@@ -60,6 +60,8 @@ class Maintenance:
         self._store = store
         self._flushed_ms: int | None = None
         self._compaction: Compaction | None = None
+        self._covered: dict[str, tuple[int, int]] = {}
+        """By name of a segment: how many timers had been cancelled when it was counted, and how many of it were."""
 
     def flush_due(self, now_ms: int) -> bool:
         """Whether a flush is worth while: the memtable is full, or the interval is over, and O_c can move; or there are
@@ -268,8 +270,12 @@ class Maintenance:
             passed = compaction.passed_rows(each, min(committed[source].position for source in each.largest))
         if each.ids is None or not len(store.cancels.tombstones):
             return passed
-        covered = store.cancels.covered_in(each.ids, lambda timers: unfinished(store.resident, timers))
-        return passed + int(covered.counts.sum())
+        # Counting takes a while: again only when an eighth of the segment may have been cancelled since.
+        cancelled, known = store.cancels.cancelled, self._covered.get(each.named.name)
+        if known is None or cancelled - known[0] > each.rows // 8:
+            covered = store.cancels.covered_in(each.ids, lambda timers: unfinished(store.resident, timers))
+            known = self._covered[each.named.name] = (cancelled, int(covered.counts.sum()))
+        return min(each.rows, passed + known[1])
 
     def _replace(self, old: Sequence[Segment], new: Segment | None, now_ms: int) -> None:
         """Let a segment, or none, take the place of others: first in the checkpoint, then in memory, then on disk."""
@@ -281,6 +287,7 @@ class Maintenance:
             if new is not None:
                 store.timerlog.add(new)
         for gone in old:
+            self._covered.pop(gone.named.name, None)
             segment.remove(gone.path)
         files.sync_directory(store.directory)
 
