@@ -64,46 +64,59 @@ def with_cancels(entries: pa.Table, partitions: Mapping[str, int]) -> pa.Table:
     return pa.concat_tables([entries, rows])
 
 
-def to_forward(outgoing: Outgoing, partitions: Mapping[str, int]) -> Rows:
-    """The cancels that have to be sent on: without a key, not sent on already, in a topic with other partitions."""
-    cancels = outgoing.kind == Kind.CANCEL
-    if not cancels.any():
-        return np.empty(0, np.intp)
-    several = np.array([partitions[topic] > 1 for topic, _ in outgoing.sources])
-    keyless = pc.is_null(outgoing.rows.payload.column("key")).to_numpy(zero_copy_only=False)
-    ids = np.flatnonzero(cancels & keyless & several[outgoing.rows.source])
-    if len(ids):
-        own = outgoing.headers(ids).lists()
-        ids = ids[[all(name != h.COPY_FORWARDED for name, _ in headers) for headers in own]]
-    return ids
+class Forwards:
+    """The cancels among rows that have to be sent on: those without a key, not sent on already, in topics that have
+    other partitions. `records` is how many records that makes, `bytes` about how large they are.
+    """
 
+    def __init__(self, outgoing: Outgoing) -> None:
+        self.records = self.bytes = 0
+        self._outgoing = outgoing
+        self._partitions: Mapping[str, int] = {}
+        self._rows = self._find()
+        if len(self._rows):
+            others = np.array([self._partitions[topic] - 1 for topic, _ in outgoing.sources], dtype=np.int64)
+            self.records = int(others[outgoing.rows.source[self._rows]].sum())
+            self.bytes = FORWARDED_BYTES * self.records
 
-def records_of(outgoing: Outgoing, ids: Rows, partitions: Mapping[str, int]) -> int:
-    """How many records `forwards` yields."""
-    others = np.array([partitions[topic] - 1 for topic, _ in outgoing.sources], dtype=np.int64)
-    return int(others[outgoing.rows.source[ids]].sum())
+    def batches(self, sizes: Int64s) -> Iterator[Batch]:
+        """The cancels for every partition but their own; `sizes` int64[n] are of the rows they come from."""
+        if not len(self._rows):
+            return
+        source, offset = self._outgoing.rows.source, self._outgoing.rows.offset
+        names = list(self._outgoing.sources)
+        for topic, partitions in self._partitions.items():
+            partition_of = np.array([partition if name == topic else -1 for name, partition in names])
+            here = partition_of[source[self._rows]]
+            for partition in range(partitions):
+                mine = self._rows[(here >= 0) & (here != partition)]
+                for part in pieces(mine, sizes):
+                    chosen = mine[part]
+                    places = zip(here[np.searchsorted(self._rows, chosen)], offset[chosen], strict=True)
+                    origins = [h.origin_text(topic, int(came_to), int(at)) for came_to, at in places]
+                    ids = self._outgoing.column("id", chosen)
+                    nothing: list[bytes | None] = [None] * len(chosen)
+                    yield Batch(
+                        topic=topic,
+                        ids=chosen,
+                        values=nothing,
+                        keys=nothing,
+                        headers=[
+                            list(h.cancel_headers(id, forwarded=origin))
+                            for id, origin in zip(ids, origins, strict=True)
+                        ],
+                        partitions=[partition] * len(chosen),
+                    )
 
-
-def forwards(outgoing: Outgoing, ids: Rows, partitions: Mapping[str, int], sizes: Int64s) -> Iterator[Batch]:
-    """The cancels `ids` for every partition but their own."""
-    names = [outgoing.sources.name(source) for source in range(len(outgoing.sources))]
-    for topic in dict.fromkeys(topic for topic, _ in names):
-        partition_of = np.array([partition if name == topic else -1 for name, partition in names])
-        here = partition_of[outgoing.rows.source[ids]]
-        for partition in range(partitions[topic]):
-            mine = ids[(here >= 0) & (here != partition)]
-            for part in pieces(mine, sizes):
-                chosen = mine[part]
-                sources, offsets = outgoing.rows.source[chosen].tolist(), outgoing.rows.offset[chosen].tolist()
-                places = [(*names[source], offset) for source, offset in zip(sources, offsets, strict=True)]
-                froms = [h.origin_text(name, came_to, offset) for name, came_to, offset in places]
-                cancelled = zip(outgoing.column("id", chosen), froms, strict=True)
-                nothing: list[bytes | None] = [None] * len(chosen)
-                yield Batch(
-                    topic=topic,
-                    ids=chosen,
-                    values=nothing,
-                    keys=nothing,
-                    headers=[list(h.cancel_headers(id, forwarded=origin)) for id, origin in cancelled],
-                    partitions=[partition] * len(chosen),
-                )
+    def _find(self) -> Rows:
+        cancels = self._outgoing.kind == Kind.CANCEL
+        if not cancels.any():
+            return np.empty(0, np.intp)
+        self._partitions = partitions_of(self._outgoing.sources)
+        several = np.array([self._partitions[topic] > 1 for topic, _ in self._outgoing.sources])
+        keyless = pc.is_null(self._outgoing.rows.payload.column("key")).to_numpy(zero_copy_only=False)
+        rows = np.flatnonzero(cancels & keyless & several[self._outgoing.rows.source])
+        if len(rows):
+            own = self._outgoing.headers(rows).lists()
+            rows = rows[[all(name != h.COPY_FORWARDED for name, _ in headers) for headers in own]]
+        return rows

@@ -345,6 +345,7 @@ class Dispatcher:
             work.rejected[reason] = work.rejected.get(reason, 0) + count
         work.rolled += plan.rolled
         work.deferred += plan.deferred
+        work.forwarded += plan.forwarded
         for reason, count in plan.retried.items():
             work.retried[reason] = work.retried.get(reason, 0) + count
 
@@ -403,6 +404,8 @@ class Dispatcher:
             self._metrics.rejected(reason, count)
         if work.rolled:
             self._metrics.rolled(work.rolled)
+        if work.forwarded:
+            self._metrics.cancels_forwarded(work.forwarded)
         if work.deferred:
             self._metrics.deferred(work.deferred)
         for reason, count in work.retried.items():

@@ -29,6 +29,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from bridge.cancels import partitions_of, with_cancels
 from bridge.decode import History, decode
 from bridge.dialects import foreign_headers
 from bridge.errors import BridgeError, EnvironmentFailure, InternalError, StateError
@@ -259,7 +260,8 @@ class Enqueue:
         before = self._store.next_offsets()
         table = own_headers(table, self._foreign)
         try:
-            self._store.append(table, ends, self._clock.now_ms())
+            entries = with_cancels(table, partitions_of(self._store.sources))
+            self._store.append(entries, ends, self._clock.now_ms())
         except Closed:
             if self._stopping.is_set():
                 return

@@ -83,6 +83,9 @@ class Metrics:
             "Records sent to a dead-letter topic. Look there: headers give reason and origin.",
             "reason",
         )
+        self._forwarded = self._counter(
+            "cancels_forwarded", "Cancels without a key, sent on to the other partitions: one for each of them."
+        )
         self._deferred = self._counter(
             "records_deferred",
             "Overdue messages that overdue.rate has spread over time. If catching up takes too long, raise it.",
@@ -124,6 +127,10 @@ class Metrics:
     def rejected(self, reason: str, rows: int = 1) -> None:
         """`rows` records went to a dead-letter topic for `reason`."""
         self._rejected.labels(reason).inc(rows)
+
+    def cancels_forwarded(self, records: int) -> None:
+        """`records` were written to other partitions of a delay topic."""
+        self._forwarded.inc(records)
 
     def deferred(self, rows: int) -> None:
         """`rows` overdue messages were given slots."""

@@ -2,7 +2,7 @@
 
 kind      due          target                                             becomes
 reject    -            -                                                  dead letter with its reason
-cancel    -            -                                                  nothing: it has done its work in the store
+cancel    -            -                                                  nothing, or sent on: see `cancels`
 timer     after now    -                                                  a roll: a copy in its own partition
 timer     by now       -, and it has waited too long                      dead letter, or a copy with a slot: see
                                                                           `catchup`
@@ -22,12 +22,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from bridge import headers as h
+from bridge.cancels import Forwards
 from bridge.catchup import BURST_MS, CatchUp, OverduePolicy
 from bridge.copies import copies
 from bridge.deadletter import dead_letters, held, is_held
@@ -70,6 +72,7 @@ class Plan:
     retried: Mapping[str, int]
     rolled: int
     deferred: int
+    forwarded: int
 
 
 class Planner:
@@ -124,7 +127,7 @@ class Planner:
         if findings.condemned:
             for row in np.flatnonzero(np.isin(keys, np.fromiter(findings.condemned, np.int64))).tolist():
                 mine = findings.condemned[int(keys[row])]
-                sorting.refuse(_only(row, len(rows)), mine.reason, mine.detail)
+                sorting.refuse(np.arange(len(rows)) == row, mine.reason, mine.detail)
         names, codes = outgoing.targets()
         letters = np.isin(codes, [i for i, name in enumerate(names) if name in self.dead_letter_topics])
         deferred, slots_ms = self._overdue(outgoing, sorting, timers & ~letters, keys, sizes, now_ms, findings)
@@ -133,15 +136,18 @@ class Planner:
         if findings.no_copy and len(rolled):
             rolled = self._give_up_rolls(rolled, keys, findings, sorting)
         fates = self._settle(outgoing, sorting, keys, sizes, now_ms, findings)
+        batches = self._batches(outgoing, lanes, sorting.condemned, rolled, deferred, slots_ms, sizes, fates)
+        cancels = Forwards(outgoing)
         due = outgoing.due if len(lanes) == 1 and len(lanes[0][0].ids) == len(rows) else outgoing.due[sorting.deliver]
         dead = NO_ROWS if fates is None else fates.dead
         return Plan(
-            batches=self._batches(outgoing, lanes, sorting.condemned, rolled, deferred, slots_ms, sizes, fates),
+            batches=chain(batches, cancels.batches(sizes)),
             records=sum(len(lane.ids) for lane, _ in lanes)
             + len(rolled)
             + len(deferred)
+            + cancels.records
             + (0 if fates is None else len(dead) + len(fates.retried) + len(fates.held)),
-            bytes=int(sizes.sum()),
+            bytes=int(sizes.sum()) + cancels.bytes,
             keys=keys,
             due=due,
             delivered={lane.topic: len(lane.ids) for lane, _ in lanes},
@@ -149,6 +155,7 @@ class Planner:
             retried={} if fates is None else fates.reasons,
             rolled=len(rolled),
             deferred=len(deferred),
+            forwarded=cancels.records,
         )
 
     def _overdue(
@@ -374,12 +381,6 @@ def _release(
     ids = ids[np.array(own, dtype=np.bool_)]
     sorting.deliver[ids] = False
     sorting.released += ids.tolist()
-
-
-def _only(row: int, n: int) -> Bools:
-    mask: Bools = np.zeros(n, dtype=np.bool_)
-    mask[row] = True
-    return mask
 
 
 def _reasons(outgoing: Outgoing, condemned: Mapping[int, Refusal], dead: npt.NDArray[np.intp]) -> dict[str, int]:

@@ -96,6 +96,10 @@ class DispatchMetrics(Protocol):
         """Copies committed to a delay topic."""
         ...
 
+    def cancels_forwarded(self, records: int) -> None:
+        """Copies of cancels committed to other partitions of a delay topic."""
+        ...
+
     def deferred(self, rows: int) -> None:
         """Overdue, and given a slot."""
         ...
@@ -149,6 +153,7 @@ class Work:
     rejected: dict[str, int] = field(default_factory=dict)
     rolled: int = 0
     deferred: int = 0
+    forwarded: int = 0
     retried: dict[str, int] = field(default_factory=dict)
     states: dict[SourceName, CommittedState] = field(default_factory=dict)
 

@@ -61,7 +61,7 @@ class Tally:
         self.by_reason: dict[str, int] = {}
         self.by_retry: dict[str, int] = {}
         self.lateness_ms: list[int] = []
-        self.transactions = self.aborted = self.rebuilt = self.rolls = self.deferrals = 0
+        self.transactions = self.aborted = self.rebuilt = self.rolls = self.deferrals = self.forwarded = 0
         self.longest_s = 0.0
 
     def delivered(self, topic: str, rows: int) -> None:
@@ -72,6 +72,9 @@ class Tally:
 
     def rolled(self, rows: int) -> None:
         self.rolls += rows
+
+    def cancels_forwarded(self, records: int) -> None:
+        self.forwarded += records
 
     def deferred(self, rows: int) -> None:
         self.deferrals += rows

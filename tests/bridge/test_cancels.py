@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
-from bridge.cancels import forwards, partitions_of, records_of, to_forward, with_cancels
+from bridge.cancels import Forwards, partitions_of, with_cancels
 from bridge.outgoing import Outgoing, SourceColumns
 from tests.bridge.stores import rows_of, timer
 from timerstore.entry import ENTRY, Kind
@@ -51,9 +52,8 @@ def test_a_cancel_without_a_key_goes_to_every_other_partition() -> None:
         cancel("two", 0, 10),
         cancel("many", 0, 11, key=b""),
     )
-    ids = to_forward(out, PARTITIONS)
-    assert ids.tolist() == [0, 5]
-    batches = list(forwards(out, ids, PARTITIONS, out.bytes()))
+    found = Forwards(out)
+    batches = list(found.batches(out.bytes()))
     sent = [
         (batch.topic, partition, headers, value, key)
         for batch in batches
@@ -67,13 +67,14 @@ def test_a_cancel_without_a_key_goes_to_every_other_partition() -> None:
         ("two", 1, [("delay-cancel", b"id-10"), ("delay-copy-forwarded", b"two/0/10")], None, None),
     ]
     assert sorted(sent, key=lambda record: record[:2]) == expected
-    assert records_of(out, ids, PARTITIONS) == len(expected)
+    assert found.records == len(expected)
     assert {row for batch in batches for row in batch.ids.tolist()} == {0, 5}
 
 
 def test_nothing_is_sent_on_where_there_is_no_cancel() -> None:
     """The usual transaction pays nothing for it."""
-    assert to_forward(outgoing(timer("many", 1, 7, 5, "orders")), PARTITIONS).tolist() == []
+    nothing = Forwards(outgoing(timer("many", 1, 7, 5, "orders"), cancel("many", 2, 8, key=b"k")))
+    assert (nothing.records, nothing.bytes, list(nothing.batches(np.ones(2, np.int64)))) == (0, 0, [])
 
 
 def test_a_replacing_timer_without_a_key_is_a_cancel_too() -> None:

@@ -99,6 +99,69 @@ def test_a_delay_outlives_the_retention(site: Site) -> None:
     assert not [name for name in metrics if name.startswith("records_rejected_total")]
 
 
+def test_a_cancel_finds_its_message_after_any_number_of_rolls(site: Site) -> None:
+    """Odd or even (RocketMQ #7991), with a key or without, in whatever partition: what is cancelled never arrives."""
+    target = site.topics.create("orders")
+    far = (("delay-for", b"8s"), ("delay-topic", target.encode()))
+    ids = [b"once", b"twice", b"kept", b"keyless"]
+    before = site.bridge.metrics()["records_cancelled_total"]
+    produce(
+        site.bootstrap,
+        [
+            Outgoing(topic=site.delay, value=id, key=None if id == b"keyless" else id, partition=0, headers=headers)
+            for id in ids
+            for headers in [[*far, ("delay-id", id)]]
+        ],
+    )
+
+    def cancel(id: bytes, partition: int) -> Outgoing:
+        key = None if id == b"keyless" else id
+        return Outgoing(topic=site.delay, key=key, partition=partition, headers=[("delay-cancel", id)])
+
+    with Reader(site.bootstrap, [site.delay]) as reader:
+        for id, rolls, partition in ((b"once", b"1", 0), (b"keyless", b"1", 1), (b"twice", b"2", 0)):
+            wait_until(lambda id=id, rolls=rolls: copied(reader, id, rolls), 60, f"{id!r} rolled")  # type: ignore[misc]
+            produce(site.bootstrap, [cancel(id, partition), cancel(b"unknown", partition)])
+        [arrived] = site.receive(target, 1)
+        assert arrived.value == b"kept"
+        metrics = site.bridge.wait_idle(30)
+        records = reader.to_end()
+    assert [record.value for record in site.receive(target, 1)] == [b"kept"]
+    assert metrics["records_cancelled_total"] - before == 3
+    forwarded = [record for record in records if "delay-copy-forwarded" in dict(record.headers)]
+    assert [(r.partition, r.key, r.header("delay-cancel")) for r in forwarded] == [(0, None, b"keyless")]
+    # No cancel is delivered, and none is a dead letter.
+    assert not [name for name in metrics if name.startswith("records_rejected_total")]
+
+
+def copied(reader: Reader, id: bytes, rolls: bytes) -> bool:
+    """Whether the delay topic holds a copy of this message that was rolled so many times."""
+    reader.poll(0.1)
+    wanted = {("delay-id", id), ("delay-copy-rolls", rolls)}
+    return any(wanted <= set(record.headers) for record in reader.records)
+
+
+def test_a_replacement_without_a_key_is_found_in_any_partition(site: Site) -> None:
+    """The new one arrives in place of the old one, which another partition holds, before that is due."""
+    target = site.topics.create("orders")
+    to, id = ("delay-topic", target.encode()), ("delay-id", b"order-42")
+    old = Outgoing(topic=site.delay, value=b"old", partition=0, headers=[("delay-for", b"30s"), to, id])
+    new = Outgoing(
+        topic=site.delay, value=b"new", partition=1, headers=[("delay-for", b"3s"), to, id, ("delay-replace", b"true")]
+    )
+    before = site.bridge.metrics()
+    produce(site.bootstrap, [old])
+    produce(site.bootstrap, [new])
+    assert [record.value for record in site.receive(target, 1)] == [b"new"]
+    # Long before the old one is due. (It rolls: for a moment it may be neither pending nor unread.)
+    cancelled = "records_cancelled_total"
+    wait_until(lambda: site.bridge.metrics()[cancelled] > before[cancelled], 25, "the old one is cancelled")
+    metrics = site.bridge.wait_idle(30)
+    assert metrics[cancelled] - before[cancelled] == 1
+    assert metrics["cancels_forwarded_total"] - before["cancels_forwarded_total"] == 1
+    assert [record.value for record in site.receive(target, 1)] == [b"new"]
+
+
 def test_a_topic_that_is_trimmed_under_the_bridge(broker: Broker, topics: Topics, tmp_path: Path) -> None:
     """Pending messages whose records are deleted are told of at once, by log, gauge and /readyz, and are delivered."""
     delay, target = topics.delay(config={"retention.ms": "100000"}), topics.create("orders")
