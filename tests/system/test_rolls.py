@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -12,6 +13,7 @@ from confluent_kafka import TopicPartition
 from tests.system.bridge import RunningBridge
 from tests.system.broker import Broker
 from tests.system.kafka import Outgoing, Reader, Record, Topics, produce
+from tests.system.load import Balance, Load
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -19,13 +21,13 @@ pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
 DELIVERED_S_MAX: Final = 120
 LATE_MS_MAX: Final = 20_000
 WINDOW_MS: Final = 2_000
-RETENTION_MS: Final = 12_000
+RETENTION_MS: Final = 9_000
 SHORT: Final = {"retention.ms": str(RETENTION_MS), "segment.ms": "1000"}
 BUSY_DISK: Final = {"store": {"flush_interval": "500ms"}, "hot": {"horizon": "1s"}}
 
 
 class Site:
-    """A bridge that rolls every two seconds, on a topic that keeps its records for twelve."""
+    """A bridge that rolls every two seconds, on a topic that keeps its records for nine."""
 
     def __init__(self, broker: Broker, topics: Topics, bridge: RunningBridge, delay: str) -> None:
         self.bootstrap = broker.bootstrap
@@ -36,7 +38,11 @@ class Site:
     def receive(self, target: str, count: int) -> list[Record]:
         """All records of `target` when there are `count`; there must not be more."""
         with Reader(self.bootstrap, [target]) as reader:
-            reader.wait_for(count, DELIVERED_S_MAX)
+            try:
+                reader.wait_for(count, DELIVERED_S_MAX)
+            except AssertionError as error:
+                error.add_note(f"log:\n{self.bridge.tail()}")
+                raise
             records = reader.to_end()
         assert len(records) == count, f"{len(records)} records; log:\n{self.bridge.tail()}"
         return records
@@ -65,7 +71,7 @@ def test_a_delay_outlives_the_retention(site: Site) -> None:
     target = site.topics.create("orders")
     to = ("delay-topic", target.encode())
     own = [("a", b"1"), ("none", None), ("a", b"2"), ("b", b"\xff")]
-    delays_ms = [1_000, WINDOW_MS + 1, 2 * WINDOW_MS, RETENTION_MS + 4_000, RETENTION_MS + 5_000]
+    delays_ms = [1_000, WINDOW_MS + 1, 2 * WINDOW_MS, RETENTION_MS + 3_000, RETENTION_MS + 4_000]
     messages = [
         Outgoing(
             topic=site.delay,
@@ -162,12 +168,43 @@ def test_a_replacement_without_a_key_is_found_in_any_partition(site: Site) -> No
     assert [record.value for record in site.receive(target, 1)] == [b"new"]
 
 
+def test_rolls_survive_kills_another_window_and_a_lost_directory(
+    broker: Broker, topics: Topics, tmp_path: Path
+) -> None:
+    """Killed between rolls, started again with another window and without its index: everything arrives once, not
+    early, unaltered, and known by its first record."""
+    delay = topics.delay(partitions=2)
+    load = Load(broker.bootstrap, delay, [topics.create("orders", partitions=2)], seed=7, delay_ms_max=25_000)
+    config = {**BUSY_DISK, "roll": {"window": "2s"}}
+    with RunningBridge(tmp_path, broker.bootstrap, delay, config=config) as bridge:
+        bridge.start()
+        load.send(300)
+        wait_until(lambda: bridge.metrics()["records_rolled_total"] > 100, 60, "rolls")
+        bridge.kill()
+        shutil.rmtree(bridge.data)
+        bridge.configure({"roll": {"window": "1s"}})
+        bridge.start()
+        load.send(100)
+        wait_until(lambda: bridge.metrics()["records_rolled_total"] > 0, 60, "a roll with the new window")
+        bridge.kill()
+        bridge.configure({"roll": {"window": "3s"}})
+        bridge.start()
+        balance = load.balance(load.wait_delivered(broker.bootstrap, DELIVERED_S_MAX))
+        assert balance == Balance(), f"{balance}; log:\n{bridge.tail()}"
+        metrics = bridge.wait_idle(30)
+        assert metrics["early_deliveries_total"] == 0
+        assert bridge.stop() == 0
+        # Nothing was rolled once more after it was delivered.
+        balance = load.balance(load.wait_delivered(broker.bootstrap, 30))
+        assert balance == Balance(), balance
+
+
 def test_a_topic_that_is_trimmed_under_the_bridge(broker: Broker, topics: Topics, tmp_path: Path) -> None:
     """Pending messages whose records are deleted are told of at once, by log, gauge and /readyz, and are delivered."""
     delay, target = topics.delay(config={"retention.ms": "100000"}), topics.create("orders")
     with RunningBridge(tmp_path, broker.bootstrap, delay, config={"roll": {"window": "40s"}}) as bridge:
         bridge.start()
-        headers = [("delay-for", b"20s"), ("delay-topic", target.encode())]
+        headers = [("delay-for", b"15s"), ("delay-topic", target.encode())]
         [sent] = produce(broker.bootstrap, [Outgoing(topic=delay, headers=headers)])
         label = f'{{topic="{delay}"}}'
         headroom, trimmed = f"retention_headroom_seconds{label}", f"trimmed_partitions{label}"
