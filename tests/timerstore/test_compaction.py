@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import timerstore.segment
-from tests.timerstore.entries import gather
+from tests.timerstore.entries import Record, gather
 from tests.timerstore.rig import BILLS, NOW_MS, ORDERS, Rig
 from timerstore import checkpoint, files
 from timerstore.compaction import choose, passed_rows
@@ -171,6 +171,30 @@ def test_a_segment_that_is_half_dead_is_rewritten(rig: Rig) -> None:
     assert live[0].named.bytes < far.named.bytes // 10
     rig.finish(NOW_MS + 3 * HOUR_MS)
     rig.assert_each_delivered_once()
+
+
+def test_a_segment_that_is_half_cancelled_is_rewritten(tmp_path: Path) -> None:
+    """Without what a tombstone on disk covers; the gauges stay, and what is left is delivered, also after a restart."""
+    rig = Rig(tmp_path, limits=FEW)
+    log, due_ms = rig.log[ORDERS], NOW_MS + 2 * HOUR_MS
+    for i in range(200):
+        log.append(Record(*ORDERS, i, due_ms + i, id=f"id-{i}"))
+    rig.ingest()
+    rig.deliver()
+    rig.store.maintenance.flush(NOW_MS)
+    for i in range(150):
+        log.append(Record(*ORDERS, len(log), None, id=f"id-{i}", cancels=True))
+    rig.ingest()
+    rig.deliver()
+    assert rig.store.stats().pending == 50
+    rig.store.maintenance.flush(NOW_MS)
+    assert compact(rig) > 0
+    assert [each.rows for each in rig.store.timerlog] == [50]
+    rig.reopen()
+    assert rig.store.stats().pending == 50
+    rig.ingest()
+    rig.finish(due_ms + 1_000)
+    assert [r.id for r in rig.delivered if not r.cancels] == [f"id-{i}" for i in range(150, 200)]
 
 
 def test_what_is_left_of_nothing_is_no_segment(rig: Rig) -> None:
