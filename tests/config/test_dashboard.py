@@ -19,9 +19,6 @@ DASHBOARD: Final[dict[str, Any]] = json.loads(
 )
 HIDDEN: Final = {
     "delay_bridge_build_info",
-    "delay_bridge_clock_jumps_total",
-    "delay_bridge_compaction_duration_seconds",
-    "delay_bridge_disk_full",
     "delay_bridge_disk_size_bytes",
     "delay_bridge_hot_messages",
 }
