@@ -61,8 +61,11 @@ $(VENV)/.installed: requirements.lock pyproject.toml bridge/connector.py bridge/
 demo: install
 	@$(BIN)/python -m demo $(if $(BOOTSTRAP),--bootstrap $(BOOTSTRAP)) $(DEMO_ARGS)
 
+# Two at a time, files whole: system tests spend much of their time waiting for what is due.
+PARALLEL := --numprocesses 2 --dist loadfile
+
 test: install
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) $(PYTEST_ARGS)
 
 bench: install
 	@$(BIN)/python -m bench $(BENCH_ARGS)

@@ -73,7 +73,8 @@ def test_many_flushes_and_a_full_disk(broker: Broker, topics: Topics, tmp_path: 
             assert bridge.metrics()["disk_full"] == 1
             send(100, DAY_MS)
             lag = f'consumer_lag_records{{partition="0",topic="{delay}"}}'
-            wait_until(lambda: bridge.metrics()[lag] == 100, DEADLINE_S, "Kafka keeps the rest")
+            # At least what was sent just now: how much was read before there was no room depends on the machine.
+            wait_until(lambda: bridge.metrics()[lag] >= 100, DEADLINE_S, "Kafka keeps the rest")
             assert bridge.http("/readyz")[0] == 503
             ballast.unlink()
             wait_until(lambda: bridge.http("/readyz")[0] == 200, DEADLINE_S, lambda: f"ready again; {bridge.tail()}")
