@@ -375,8 +375,7 @@ class Dispatcher:
 
     def _look_at_targets(self, work: Work) -> None:
         """Nothing is acknowledged. Raises Aborted when that is because a target takes nothing any more."""
-        targets, topics = self._planner.targets, {topic for _, topic, _ in work.sent}
-        if targets.look_again(topics) or targets.trip_silent(topics - self._planner.delay_topics):
+        if self._planner.targets.look_again({topic for _, topic, _ in work.sent}):
             error = KafkaError(KafkaError._MSG_TIMED_OUT, "a target takes nothing any more")
             raise Aborted(error, is_explained=True)
 

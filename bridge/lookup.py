@@ -79,23 +79,6 @@ class TargetLookUp:
             return False
         return True
 
-    def silent(self, partitions: Mapping[str, Collection[int]], timeout_s: float) -> frozenset[tuple[str, int]]:
-        """Those partitions whose leaders do not answer within that time; none when no leader at all answers, which is
-        then no fault of theirs.
-        """
-        latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-        wanted = {TopicPartition(name, number): latest for name, numbers in partitions.items() for number in numbers}
-        if not wanted:
-            return frozenset()
-        silent = set()
-        futures = self._admin.list_offsets(wanted, request_timeout=timeout_s)
-        for partition, future in futures.items():
-            try:
-                future.result(timeout=timeout_s + 0.2)
-            except (KafkaException, FutureTimeout):
-                silent.add((partition.topic, partition.partition))
-        return frozenset(silent) if len(silent) < len(futures) else frozenset()
-
     def _result(self, name: str, future: Future[Any]) -> Any:
         """The answer, or a Refusal where the answer is that it is missing, or that we may not see it."""
         try:

@@ -214,14 +214,14 @@ class Pipeline:
         if found is not None and any(found.offsets.get(name, 0) < s.first_offset for name, s in settled.items()):
             # An operator has given up what lies below (`delay-bridge adopt`), and this index may still hold it.
             files.set_aside(directory / files.CHECKPOINT, now_ms)
-        self._watermarks = around.cluster.watermarks(sorted(settled))
+        self._log_starts = around.cluster.watermarks(sorted(settled))
         states = {
             (topic, partition): replace(
                 state,
                 history=amend_history(
                     state.history,
                     state.offset,
-                    self._watermarks[topic, partition].start,
+                    self._log_starts[topic, partition].start,
                     parameters[topic],
                 ),
             )
@@ -263,7 +263,7 @@ class Pipeline:
         the bridge's part of the topic begins."""
         starts, unheld = {}, []
         for name, covered in store.resume_offsets().items():
-            log_start = self._watermarks[name].start
+            log_start = self._log_starts[name].start
             if covered is not None and covered < log_start:
                 raise StateError(
                     "records that the local index does not hold yet were deleted from the delay topic",
@@ -276,7 +276,7 @@ class Pipeline:
         must_hold_what_is_pending(
             self._around.cluster,
             {name: states[name].offset for name in unheld},
-            {name: self._watermarks[name] for name in unheld},
+            {name: self._log_starts[name] for name in unheld},
             {
                 topic: limit.retention_ms - self._windows[topic].largest_ms
                 for topic, limit in self._limits.items()
@@ -297,10 +297,6 @@ class Pipeline:
             on_corrupt=around.on_rebuild, on_fatal=around.on_fatal,
         )  # fmt: skip
 
-    def _unread(self, start: Mapping[SourceName, int]) -> dict[SourceName, int]:
-        """The partitions of which there is something to read, and where."""
-        return {name: offset for name, offset in start.items() if offset < self._watermarks[name].end}
-
     def _make_enqueue(
         self, store: TimerStore, states: Mapping[SourceName, CommittedState], start: Mapping[SourceName, int]
     ) -> Enqueue:
@@ -317,7 +313,7 @@ class Pipeline:
                 bytes=settings.ingest.batch_bytes,
                 trigger_ms=settings.ingest.trigger,
             ),
-            mean_bytes=sampled_record_bytes(settings, self._unread(start), around.clock),
+            mean_bytes=sampled_record_bytes(settings, start, around.clock),
             clock=around.clock,
             metrics=around.metrics,
             on_fatal=around.on_fatal,
@@ -338,10 +334,7 @@ def limits(settings: Settings, histories: Iterable[History]) -> Limits:
 
 
 def sampled_record_bytes(settings: Settings, start: Mapping[SourceName, int], clock: Clock) -> float:
-    """Mean size of the first records from `start` on, so that the first micro-batch already fits into its bytes.
-
-    Partitions that have nothing to read are left out of `start`: nobody should wait for it.
-    """
+    """Mean size of the first records from `start` on, so that the first micro-batch already fits into its bytes."""
     properties = {
         **librdkafka(settings, "admin"),
         "group.id": f"{settings.group_id}-sample",
@@ -349,8 +342,6 @@ def sampled_record_bytes(settings: Settings, start: Mapping[SourceName, int], cl
     }
     properties["auto.offset.reset"] = "earliest"
     sizes: list[int] = []
-    if not start:
-        return UNKNOWN_RECORD_BYTES
     try:
         consumer = Consumer(properties)
     except KafkaException as error:

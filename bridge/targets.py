@@ -35,8 +35,6 @@ RENEWED_FOR_S: Final = 5.0
 UNANSWERED_FOR_S: Final = 5.0
 LOOK_INTERVAL_S: Final = 0.5
 LOOK_UPS_MAX: Final = 100
-SILENT_S: Final = 0.4
-"""A leader that has not answered for this long, while others have, takes nothing for now."""
 OPEN_S: Final = 5.0
 OPEN_S_MAX: Final = 300.0
 RELAPSE_S: Final = 600.0
@@ -82,10 +80,6 @@ class LookUp(Protocol):
 
     def answers(self, name: str, partitions: Collection[int]) -> bool:
         """Whether the leaders of these partitions answer."""
-        ...
-
-    def silent(self, partitions: Mapping[str, Collection[int]], timeout_s: float) -> frozenset[tuple[str, int]]:
-        """Those partitions whose leaders do not answer in time, where others do."""
         ...
 
 
@@ -187,20 +181,6 @@ class Targets:
             return None
         after = self.resolve(names)
         return frozenset(name for name in names if not after[name].is_well and after[name] != before[name])
-
-    def trip_silent(self, names: Collection[str]) -> bool:
-        """Open the breakers of the partitions whose leaders do not answer although the brokers think that they are
-        well: a node that died a moment ago. Returns whether there are any; takes SILENT_S at most.
-        """
-        asked = {
-            name: [number for number in range(target.partitions) if number not in target.down]
-            for name, target in self.resolve(names).items()
-            if target.refusal is None
-        }
-        silent = self._look_up.silent(asked, SILENT_S)
-        for name, partition in sorted(silent):
-            self.trip(name, partition, Refusal(UNAVAILABLE, f"{name}: the leader of partition {partition} is silent"))
-        return bool(silent)
 
     def refuse(self, name: str, refusal: Refusal) -> None:
         """Send nothing there for a while: the brokers do not take it."""

@@ -38,7 +38,7 @@ STEP_TIMEOUT_S: Final = 15.0
 """Sending offsets, committing, aborting: longer than the transaction time-out, after which the broker has decided
 anyway.
 """
-STALLED_S: Final = 0.3
+STALLED_S: Final = 0.5
 """Nothing is acknowledged for so long: time to look at the targets. Usually it takes milliseconds."""
 STALLED_S_MAX: Final = 4.0
 """And so long: whoever does not answer is to blame, though nobody knows why."""

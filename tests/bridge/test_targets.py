@@ -32,7 +32,6 @@ class Brokers:
         self.probed: list[tuple[str, list[int]]] = []
         self.is_silent = False
         self.leaders_answer = True
-        self.dead: set[tuple[str, int]] = set()
 
     def __call__(self, names: Sequence[str]) -> Mapping[str, Target]:
         self.asked.append(list(names))
@@ -43,11 +42,6 @@ class Brokers:
     def answers(self, name: str, partitions: Collection[int]) -> bool:
         self.probed.append((name, list(partitions)))
         return self.leaders_answer
-
-    def silent(self, partitions: Mapping[str, Collection[int]], timeout_s: float) -> frozenset[tuple[str, int]]:
-        assert 0 < timeout_s < 1
-        asked = {(name, number) for name, numbers in partitions.items() for number in numbers}
-        return frozenset(asked & self.dead)
 
 
 @pytest.fixture
@@ -236,15 +230,3 @@ def test_topics_of_ours_that_are_both_forbidden_are_told(brokers: Brokers, targe
     assert targets.resolve(["delay.dlt"])["delay.dlt"].refusal is not None
     with pytest.raises(EnvironmentFailure, match="dead letter"):
         found.learn({7: Culprit("delay.dlt", EVERY, error)}, is_exact=True)
-
-
-def test_a_leader_that_is_silent_while_others_answer_is_taken_out_at_once(brokers: Brokers, targets: Targets) -> None:
-    """A node that has just died, and that the brokers still believe in, costs one look and not a time-out."""
-    brokers.topics.update(t=WELL, u=WELL)
-    assert not targets.trip_silent(["t", "u", "missing"])
-    brokers.dead = {("t", 1), ("elsewhere", 0)}
-    assert targets.trip_silent(["t", "u", "missing"])
-    found = targets.resolve(["t", "u"])
-    assert list(found["t"].down) == [1]
-    assert found["u"] == WELL
-    assert not targets.trip_silent(["t"])
