@@ -24,7 +24,7 @@ JVM_OPTIONS: Final = " ".join(
         # memory.
         "-XX:+UseSerialGC -Xmn180m -Xss4m",
         # The rest of the heap follows what lives: by default it would begin at a 64th of the machine's memory, and
-        # keep more than half of itself free. (Beginning lower costs full collections, and seconds, at the start.)
+        # keep more than half of itself free.
         "-Xms320m -XX:MinHeapFreeRatio=20 -XX:MaxHeapFreeRatio=40",
         # Decoding is one method of more than 8,000 bytecodes, which HotSpot only interprets unless told otherwise.
         "-XX:-DontCompileHugeMethods",
