@@ -28,13 +28,17 @@ from tests.config.exposed import exposed
 ROOT: Final = Path(__file__).parents[1]
 DOCUMENTS: Final = (
     *("README.md", "CHANGELOG.md", "docs/architecture.md", "docs/errors.md", "docs/guarantees.md"),
-    *("docs/headers.md", "docs/operations.md"),
+    *("docs/headers.md", "docs/messages.md", "docs/operations.md"),
 )
 LANGUAGES: Final = {"sh", "yaml", "python", "java", "text"}
 OTHERS: Final = {
     "docker",
+    "kafka-acls",
+    "kafka-configs",
     "kafka-console-producer",
+    "kafka-consumer-groups",
     "kafka-topics",
+    "kubectl",
     "source",
 }  # commands that are not ours, and that nobody can get wrong unnoticed
 COMMAND: Final[Any] = typer.main.get_command(cli.app)  # Any: which click it is made of is typer's affair
