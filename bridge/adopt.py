@@ -21,8 +21,8 @@ from typing import Any, Final, Literal
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
+from bridge.barriers import DecodeParameters
 from bridge.clienterrors import kafka_error
-from bridge.decode import DecodeParameters
 from bridge.errors import EnvironmentFailure, StateError
 from bridge.ownership import FORCED
 from bridge.progress import ADOPT, CommittedState, decode_metadata, initial_state

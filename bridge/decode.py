@@ -8,125 +8,38 @@ of the moment.
 How it is fast. Each `select` is a stage whose columns are used more than once in the next, so that the optimizer keeps
 the stages apart and computes nothing twice. Headers are looked up by `array_position`, and nowhere is a lambda: it
 would keep its stage out of whole-stage code, and each task of each micro-batch would generate code anew. What would
-need one, taking the control headers out of a record's own, is done in Arrow (`own_headers`). Cheap patterns stand
-before expensive ones.
+need one, taking the control headers out of a record's own, is done in Arrow (`own_headers`), as is what would have to
+copy every header to measure it (`header_limits`). Cheap patterns stand before expensive ones.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import reduce
 from itertools import pairwise
-from typing import Any, Final
+from typing import Final
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from bridge import headers as h
-from bridge.dialects import DIALECTS, NATIVE, delivered_key, native_headers
+from bridge.barriers import DecodeParameters, History
+from bridge.dialects import NATIVE, delivered_key, native_headers
 from bridge.headers import RejectReason
 
 AT_MIN: Final = -(2**63)
 """`at` of rejects and cancels: minus infinity."""
 
-DEFAULT_LEVELS_MS: Final = h.parse_levels("1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h")
-"""RocketMQ's. Not to be changed: parameters that are stored without levels mean these."""
-
-_SPAN_MS_MAX: Final = 10**14  # 3,000 years: timestamp + span stays far below 2**63
 _SMALLINT_MAX: Final = 32_767
 _BYTES_MAX: Final = 2**31
 _HEADER_BYTES: Final = 10
 """Of a header's framing, at most: three varints."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DecodeParameters:
-    """What, beside the record itself, decides its entry. All spans in ms.
-
-    `copy_max_delay_ms` bounds copies: the largest maximum delay ever in force (0: the current one), for a copy of a
-    timer that was accepted under a longer maximum must not be refused under a shorter one. `following` keeps it.
-    `roll_bytes_max` bounds key, value and headers of what is rolled, uncompressed (0: nothing does). Raises ValueError.
-    """
-
-    levels_ms: tuple[int, ...] = DEFAULT_LEVELS_MS
-    max_delay_ms: int
-    roll_window_ms: int
-    has_default_target: bool
-    dialect: str = NATIVE
-    version: int = 1
-    copy_max_delay_ms: int = 0
-    roll_bytes_max: int = 0
-
-    def __post_init__(self) -> None:
-        if self.dialect not in (NATIVE, *DIALECTS) or self.version != 1:
-            raise ValueError(f"dialect {self.dialect!r} version {self.version} is not known to this decoder")
-        if not self.levels_ms or not all(0 <= level <= _SPAN_MS_MAX for level in self.levels_ms):
-            raise ValueError("levels must be one or more spans of 0 ms and longer")
-        if not 0 < self.max_delay_ms <= _SPAN_MS_MAX or not 0 <= self.copy_max_delay_ms <= _SPAN_MS_MAX:
-            raise ValueError("the maximum delay must be positive, and shorter than 3,000 years")
-        if not 4 <= self.roll_window_ms <= _SPAN_MS_MAX:
-            raise ValueError("the roll window must be at least 4 ms, and shorter than 3,000 years")
-        if not 0 <= self.roll_bytes_max < 2**31:
-            raise ValueError("the largest size of what is rolled must be 0 to 2 GiB")
-
-    @property
-    def longest_copy_ms(self) -> int:
-        return max(self.max_delay_ms, self.copy_max_delay_ms)
-
-    def following(self, earlier: DecodeParameters) -> DecodeParameters:
-        """These parameters as they come into force after `earlier`: copies of what those accepted stay acceptable."""
-        longest = max(self.longest_copy_ms, earlier.longest_copy_ms)
-        return replace(self, copy_max_delay_ms=longest if longest > self.max_delay_ms else 0)
-
-    def to_json(self) -> dict[str, Any]:
-        """As few characters as possible, since it goes into committed metadata: what is absent has its default."""
-        compact: dict[str, Any] = {"m": self.max_delay_ms, "w": self.roll_window_ms}
-        if self.has_default_target:
-            compact["t"] = 1
-        if self.levels_ms != DEFAULT_LEVELS_MS:
-            compact["l"] = list(self.levels_ms)
-        if self.dialect != NATIVE:
-            compact["d"] = self.dialect
-        if self.version != 1:
-            compact["v"] = self.version
-        if self.copy_max_delay_ms:
-            compact["c"] = self.copy_max_delay_ms
-        if self.roll_bytes_max:
-            compact["b"] = self.roll_bytes_max
-        return compact
-
-    @classmethod
-    def from_json(cls, compact: Mapping[str, Any]) -> DecodeParameters:
-        """The inverse of `to_json`. Raises ValueError on what is unknown, KeyError on what is missing."""
-        if unknown := set(compact) - set("mwtldvcb"):
-            raise ValueError(f"unknown decode parameters {sorted(unknown)}")
-        return cls(
-            levels_ms=tuple(compact.get("l", DEFAULT_LEVELS_MS)),
-            max_delay_ms=compact["m"],
-            roll_window_ms=compact["w"],
-            has_default_target=bool(compact.get("t", 0)),
-            dialect=compact.get("d", NATIVE),
-            version=compact.get("v", 1),
-            copy_max_delay_ms=compact.get("c", 0),
-            roll_bytes_max=compact.get("b", 0),
-        )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Barrier:
-    """`parameters` are in force from `offset` on, up to the next barrier of the same partition."""
-
-    offset: int
-    parameters: DecodeParameters
-
-
-History = tuple[Barrier, ...]
-
-
 def decode(records: DataFrame, histories: Mapping[tuple[str, int], History]) -> DataFrame:
-    """The entry of every record, in the entry schema's columns and order; `own_headers` finishes its `headers`.
+    """The entry of every record, in the entry schema's columns and order; `header_limits` and `own_headers` finish it.
 
     `records` has the columns of Spark's Kafka source with `includeHeaders`. `histories` has every (topic, partition)
     that occurs in them; a record of any other stops the query, since its position would be a guess. Raises ValueError
@@ -152,6 +65,9 @@ class _Parameters:
     copy_max_delay_ms: Column
     roll_window_ms: Column
     roll_bytes_max: Column
+    headers_max: Column
+    header_bytes_max: Column
+    payload_bytes_max: Column
     has_default_target: Column
 
 
@@ -173,6 +89,9 @@ def _in_force(histories: Mapping[tuple[str, int], History]) -> _Parameters:
             copy_max_delay_ms=_long(sets[0].longest_copy_ms),
             roll_window_ms=_long(sets[0].roll_window_ms),
             roll_bytes_max=_long(sets[0].roll_bytes_max or _BYTES_MAX),
+            headers_max=_long(sets[0].headers_max or _BYTES_MAX),
+            header_bytes_max=_long(sets[0].header_bytes_max or _BYTES_MAX),
+            payload_bytes_max=_long(sets[0].payload_bytes_max or _BYTES_MAX),
             has_default_target=F.lit(sets[0].has_default_target),
         )
     p = F.col("p")
@@ -185,6 +104,9 @@ def _in_force(histories: Mapping[tuple[str, int], History]) -> _Parameters:
         copy_max_delay_ms=p["copy"],
         roll_window_ms=p["window"],
         roll_bytes_max=p["bytes"],
+        headers_max=p["headers"],
+        header_bytes_max=p["header_bytes"],
+        payload_bytes_max=p["payload"],
         has_default_target=p["default"],
     )
 
@@ -205,6 +127,9 @@ def _lookup(histories: Mapping[tuple[str, int], History], sets: Sequence[DecodeP
             "copy": s.longest_copy_ms,
             "window": s.roll_window_ms,
             "bytes": s.roll_bytes_max or _BYTES_MAX,
+            "headers": s.headers_max or _BYTES_MAX,
+            "header_bytes": s.header_bytes_max or _BYTES_MAX,
+            "payload": s.payload_bytes_max or _BYTES_MAX,
             "default": s.has_default_target,
             "dialect": s.dialect,
         }
@@ -220,8 +145,8 @@ def _lookup(histories: Mapping[tuple[str, int], History], sets: Sequence[DecodeP
         F.concat(F.lit("no decode parameters for "), F.col("topic"), F.lit("/"), F.col("partition"))
     )
     found = F.coalesce(index, unknown.cast("int"))
-    schema = "array<struct<levels:array<bigint>,max:bigint,copy:bigint,window:bigint,bytes:bigint,default:boolean,"
-    schema += "dialect:string>>"
+    schema = "array<struct<levels:array<bigint>,max:bigint,copy:bigint,window:bigint,bytes:bigint,headers:bigint,"
+    schema += "header_bytes:bigint,payload:bigint,default:boolean,dialect:string>>"
     return F.get(_constant(set_rows, schema), found)
 
 
@@ -359,6 +284,7 @@ def _reason(parameters: _Parameters) -> Column:
     id_length = F.coalesce(F.length("id_text"), F.lit(0))
     replaces = F.coalesce(F.col("replace_text"), F.lit(""))
     partition = F.coalesce(F.col(_number_name(h.PARTITION)), _long(-1))
+    sent = F.col("raw_headers" if parameters.dialects else "headers")
     rules: list[tuple[RejectReason, Column]] = [
         (RejectReason.CREATE_TIME, ~F.col("by_broker")),
         (RejectReason.DUPLICATE_HEADER, F.col("twice")),
@@ -377,12 +303,18 @@ def _reason(parameters: _Parameters) -> Column:
             RejectReason.BAD_REPLACE,
             timer & (_at(h.REPLACE) > 0) & ~((replaces == "false") | ((replaces == "true") & (_at(h.ID) > 0))),
         ),
+        # Of what producers write: a copy is the bridge's own, and its original was within the limits.
+        (RejectReason.TOO_MANY_HEADERS, original & (F.coalesce(F.size(sent), F.lit(0)) > parameters.headers_max)),
+        (RejectReason.PAYLOAD_TOO_LARGE, original & (_payload_bytes() > parameters.payload_bytes_max)),
         (
             RejectReason.TOO_LARGE_TO_ROLL,
             # In this order: the size is only computed of what is rolled. A copy was as large before.
             original & timer & (delay > parameters.roll_window_ms) & (_bytes() > parameters.roll_bytes_max),
         ),
     ]
+    if parameters.dialects:  # of others `header_limits` does it
+        large = _header_bytes(sent) > parameters.header_bytes_max
+        rules.append((RejectReason.HEADERS_TOO_LARGE, original & (parameters.dialect != NATIVE) & large))
     (first, applies), *others = rules
     reason = F.when(applies, F.lit(first.value))
     for code, applies in others:
@@ -454,10 +386,20 @@ def _count(names: Sequence[str]) -> Column:
 
 
 def _bytes() -> Column:
-    """Size of key, value and headers, uncompressed. No lambda: it would keep its stage out of generated code."""
-    texts = F.concat_ws("", "names", F.col("headers")["value"].cast("array<string>"))
-    parts = (F.octet_length("key"), F.octet_length("value"), F.octet_length(texts), F.size("names") * _HEADER_BYTES)
-    return reduce(lambda a, b: a + b, (F.coalesce(part, F.lit(0)) for part in parts))
+    """Size of key, value and headers, uncompressed."""
+    framing = F.coalesce(F.size("names") * _HEADER_BYTES, F.lit(0))
+    return _payload_bytes() + _header_bytes(F.col("headers")) + framing
+
+
+def _payload_bytes() -> Column:
+    """Size of key and value."""
+    return F.coalesce(F.octet_length("key"), F.lit(0)) + F.coalesce(F.octet_length("value"), F.lit(0))
+
+
+def _header_bytes(headers: Column) -> Column:
+    """Size of all names and values. No lambda: it would keep its stage out of generated code."""
+    texts = F.concat_ws("", headers["key"], headers["value"].cast("array<string>"))
+    return F.coalesce(F.octet_length(texts), F.lit(0))
 
 
 def _text(position: Column) -> Column:

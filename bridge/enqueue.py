@@ -29,10 +29,12 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from bridge.barriers import History
 from bridge.cancels import partitions_of, with_cancels
-from bridge.decode import History, decode
+from bridge.decode import decode
 from bridge.dialects import foreign_headers
 from bridge.errors import BridgeError, EnvironmentFailure, InternalError, StateError
+from bridge.header_limits import HeaderLimits
 from bridge.own_headers import own_headers
 from timerstore.clock import Clock
 from timerstore.errors import Closed
@@ -126,6 +128,7 @@ class Enqueue:
         for (topic, _), history in histories.items():
             dialects.setdefault(topic, set()).update(barrier.parameters.dialect for barrier in history)
         self._foreign = foreign_headers(dialects)
+        self._header_limits = HeaderLimits(self._histories)
         self._limits = limits
         self._size = BatchSize(limits, mean_bytes)
         self._clock = clock
@@ -258,7 +261,7 @@ class Enqueue:
 
     def _store_batch(self, table: pa.Table, ends: Offsets, began_s: float) -> None:
         before = self._store.next_offsets()
-        table = own_headers(table, self._foreign)
+        table = own_headers(self._header_limits.applied(table), self._foreign)
         try:
             entries = with_cancels(table, partitions_of(self._store.sources))
             self._store.append(entries, ends, self._clock.now_ms())

@@ -123,10 +123,13 @@ class RejectReason(StrEnum):
     BAD_PARTITION = "bad-partition", "delay-partition is not a whole number from 0 to 2147483647."
     BAD_ID = "bad-id", "The id in delay-id or delay-cancel is empty, longer than 256 characters, or not UTF-8."
     BAD_REPLACE = "bad-replace", "delay-replace is neither true nor false, or is true without a delay-id."
+    TOO_MANY_HEADERS = "too-many-headers", "The record has more headers than limits.headers allows."
+    PAYLOAD_TOO_LARGE = "payload-too-large", "Key and value are larger than limits.payload_bytes allows."
     TOO_LARGE_TO_ROLL = (
         "too-large-to-roll",
         "Due after the roll window, and too large for the copy that the bridge would have to write to the delay topic.",
     )
+    HEADERS_TOO_LARGE = "headers-too-large", "The record's headers are larger than limits.header_bytes allows."
     # Found at dispatch, where targets are known.
     FORBIDDEN_TARGET = "forbidden-target", "The target is not one that the configuration allows."
     UNKNOWN_TARGET = "unknown-target", "The target does not exist."
@@ -403,6 +406,10 @@ def reject_detail(reason: RejectReason, headers: Headers, ts_ms: int) -> str:
         names = [name for name, _ in headers]
         twice = [name for name in CONTROL if names.count(name) > 1]
         return f"{reason.explanation} {', '.join(twice)}"
+    if reason is RejectReason.TOO_MANY_HEADERS:
+        return f"{reason.explanation} It has {len(headers)}."
+    if reason is RejectReason.HEADERS_TOO_LARGE:
+        return f"{reason.explanation} {sum(len(name.encode()) + len(value or b'') for name, value in headers)} bytes."
     if reason not in _READERS:
         return reason.explanation
     name, read = _READERS[reason]

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from bridge.barriers import DecodeParameters
 from bridge.cluster import Cluster
-from bridge.decode import DecodeParameters
 from bridge.errors import ConfigurationError, EnvironmentFailure
 from bridge.kafka import librdkafka
 from bridge.quantity import AUTO
@@ -96,6 +96,9 @@ def decode_parameters(settings: Settings, topic: str, limits: TopicLimits) -> De
         has_default_target=settings.delay_topics[topic].target is not None,
         dialect=settings.delay_topics[topic].dialect,
         roll_bytes_max=roll_bytes_max(settings, limits),
+        headers_max=settings.limits.headers,
+        header_bytes_max=settings.limits.header_bytes,
+        payload_bytes_max=settings.limits.payload_bytes,
     )
 
 

@@ -23,8 +23,8 @@ import structlog
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 from pyspark.sql import SparkSession
 
+from bridge.barriers import History
 from bridge.cluster import Cluster
-from bridge.decode import History
 from bridge.dequeue import gather
 from bridge.dispatcher import Dispatcher
 from bridge.enqueue import BatchLimits, Enqueue

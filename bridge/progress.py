@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from bridge.decode import Barrier, DecodeParameters, History
+from bridge.barriers import Barrier, DecodeParameters, History
 from bridge.errors import StateError
 from timerstore.position import AT_MAX, AT_MIN, OFFSET_MAX, Progress
 from timerstore.sources import NamedPosition, NamedStep, SourceName, Sources

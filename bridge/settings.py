@@ -172,6 +172,14 @@ class Delay(Section):
         return value
 
 
+class Limits(Section):
+    """How large a record of a producer may be."""
+
+    headers: int = Field(default=100, ge=1, le=100_000)
+    header_bytes: Annotated[int, size("1KiB", "64MiB")] = parse_bytes("64KiB")
+    payload_bytes: Annotated[int, size("1KiB", "1GiB")] = parse_bytes("64MiB")
+
+
 class Roll(Section):
     """How long a record of the delay topic waits before it is written again."""
 
@@ -286,6 +294,7 @@ class Settings(Section):
     )
     targets: Targets = Field(default_factory=Targets)
     delay: Delay = Field(default_factory=Delay)
+    limits: Limits = Field(default_factory=Limits)
     roll: Roll = Field(default_factory=Roll)
     delivery: Delivery = Field(default_factory=Delivery)
     overdue: Overdue = Field(default_factory=Overdue)

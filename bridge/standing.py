@@ -22,8 +22,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from bridge.barriers import DecodeParameters
 from bridge.cluster import Cluster
-from bridge.decode import DecodeParameters
 from bridge.errors import EnvironmentFailure, StateError
 from bridge.progress import ADOPT, CommittedState, amend_history, initial_state
 from timerstore.clock import Clock

@@ -18,7 +18,7 @@ PROGRAMS: Final = (*PACKAGES, "embedded", "demo", "bench")
 LINES_MAX: Final = 400
 LONGER: Final = {  # module: its own limit, and why it is one thing all the same
     "bridge/cli.py": 440,  # every command once
-    "bridge/decode.py": 540,  # one Catalyst plan, stage after stage; cut up, its columns' names would be an interface
+    "bridge/decode.py": 480,  # one Catalyst plan, stage after stage; cut up, its columns' names would be an interface
     "bridge/dispatcher.py": 540,  # one thread: what may follow what is understood by reading it in one place
     "bridge/headers.py": 500,  # the contract in both directions, so that they cannot drift apart
     "bridge/ownership.py": 460,  # one client and its callbacks

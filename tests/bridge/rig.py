@@ -9,9 +9,9 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from bridge.barriers import DecodeParameters
 from bridge.catchup import OverduePolicy
 from bridge.cluster import Cluster
-from bridge.decode import DecodeParameters
 from bridge.dispatcher import Dispatcher
 from bridge.errors import BridgeError
 from bridge.kafka import librdkafka

@@ -19,7 +19,9 @@ from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 
 from bridge import headers as h
-from bridge.decode import AT_MIN, DEFAULT_LEVELS_MS, Barrier, DecodeParameters, History, decode
+from bridge.barriers import DEFAULT_LEVELS_MS, Barrier, DecodeParameters, History
+from bridge.decode import AT_MIN, decode
+from bridge.header_limits import HeaderLimits
 from bridge.headers import Headers, RejectReason
 from bridge.own_headers import own_headers
 from timerstore.entry import ENTRY
@@ -58,7 +60,7 @@ def table(spark: SparkSession, rows: Sequence[Row]) -> DataFrame:
 
 def decoded(spark: SparkSession, rows: Sequence[Row], histories: Mapping[tuple[str, int], History] = ONE) -> list[Row]:
     """The entries of the records, in order."""
-    entries = own_headers(decode(table(spark, rows), histories).toArrow())
+    entries = own_headers(HeaderLimits(histories).applied(decode(table(spark, rows), histories).toArrow()))
     assert entries.schema.names == ENTRY.names
     assert entries.cast(ENTRY).num_rows == len(rows)
     assert [field.type for field in entries.schema if not pa.types.is_list(field.type)] == [
@@ -135,9 +137,8 @@ def test_every_reject_keeps_the_record_and_gives_its_reason(spark: SparkSession)
     for result, (reason, headers) in zip(decoded(spark, [record(*hs) for _, hs in REJECTS]), REJECTS, strict=True):
         expected = _reject(record(*headers), reason)
         assert result == expected, f"{reason} {str(headers)[:200]}"
-    assert {reason for reason, _ in REJECTS} | {RejectReason.CREATE_TIME} == set(list(RejectReason)[:15]) - {
-        RejectReason.TOO_LARGE_TO_ROLL
-    }
+    tested_below = {reason for reason in RejectReason if "large" in reason or "many" in reason}
+    assert {reason for reason, _ in REJECTS} | {RejectReason.CREATE_TIME} == set(list(RejectReason)[:18]) - tested_below
 
 
 def test_the_producer_s_time_is_refused(spark: SparkSession) -> None:
@@ -288,6 +289,35 @@ def test_what_would_outgrow_the_topic_by_rolling_is_refused_at_first_sight(spark
     assert results[1] == _reject(record(far, TO, *own, **outgrows), RejectReason.TOO_LARGE_TO_ROLL)
 
 
+SMALL = replace(PARAMETERS, headers_max=4, header_bytes_max=60, payload_bytes_max=10)
+OWN = ("a" * 10, b"v" * (60 - len("a" * 10 + "delay-for1sdelay-topicorders")))
+MORE = (OWN[0], OWN[1] + b"v")
+
+
+def test_what_is_larger_than_the_limits_is_refused_as_it_is(spark: SparkSession) -> None:
+    """One header, one byte of headers or one byte of payload too many; copies of the bridge's own are never refused."""
+    many: Some = [("a", "1"), ("b", None), ("c", "")]
+    at_most = [
+        record(FOR, TO, *many[:2]),
+        record(FOR, TO, OWN),
+        record(FOR, TO, key=b"k" * 5, value=b"v" * 5),
+        record(FOR, TO, key=None, value=None),
+        record(("delay-for", "1s" + " " * 99), TO),  # nothing of it travels on
+        record(*COPY, TO, *many, MORE, value=b"v" * 20),
+    ]
+    beyond = {
+        RejectReason.TOO_MANY_HEADERS: [record(FOR, TO, *many), record(("delay-cancel", "x"), *many, ("d", "1"))],
+        RejectReason.HEADERS_TOO_LARGE: [record(FOR, TO, MORE), record(("delay-cancel", "x"), ("a", b"v" * 60))],
+        RejectReason.PAYLOAD_TOO_LARGE: [record(FOR, TO, key=b"k" * 5, value=b"v" * 6), record(FOR, TO, key=b"k" * 11)],
+    }
+    histories = {("delay", 0): (Barrier(offset=0, parameters=PARAMETERS), Barrier(offset=100, parameters=SMALL))}
+    rows = [row for rows in beyond.values() for row in rows]
+    before = [{**row, "offset": 99} for row in rows]
+    fit, refused, old = (decoded(spark, each, histories) for each in (at_most, rows, before))
+    assert [row["reason"] for row in fit + old] == [None] * (len(at_most) + len(before))
+    assert refused == [_reject(row, reason) for reason, rows in beyond.items() for row in rows]
+
+
 def test_a_position_never_changes(spark: SparkSession) -> None:
     """The spread is part of positions that Kafka holds: its values are pinned."""
     (row,) = decoded(spark, [record(("delay-for", "30d"), TO)])
@@ -358,7 +388,7 @@ def test_parameters_in_json() -> None:
     plain = DecodeParameters(max_delay_ms=5, roll_window_ms=4, has_default_target=False)
     full = DecodeParameters(
         levels_ms=(1, 2), max_delay_ms=5, roll_window_ms=4, has_default_target=True, copy_max_delay_ms=9,
-        roll_bytes_max=7,
+        roll_bytes_max=7, headers_max=1, header_bytes_max=2, payload_bytes_max=3,
     )  # fmt: skip
     for parameters in (plain, full):
         assert DecodeParameters.from_json(json.loads(json.dumps(parameters.to_json()))) == parameters
@@ -374,6 +404,8 @@ def test_parameters_in_json() -> None:
         {"roll_window_ms": 3},
         {"max_delay_ms": 10**15},
         {"roll_bytes_max": -1},
+        {"headers_max": -1},
+        {"payload_bytes_max": 2**31},
     ):
         with pytest.raises(ValueError, match=r"\w+ \w+"):
             replace(plain, **wrong)

@@ -9,14 +9,18 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from bridge.decode import Barrier, History, decode
+from bridge.barriers import Barrier, History
+from bridge.decode import decode
 from bridge.dialects import DIALECTS, NATIVE, foreign_headers
+from bridge.header_limits import HeaderLimits
+from bridge.headers import RejectReason
 from bridge.own_headers import own_headers
 from tests.bridge.test_decode import COPY, PARAMETERS, TS, record, table
 from timerstore.entry import Kind
 
+LIMITED = replace(PARAMETERS, headers_max=9, header_bytes_max=1_000)
 HISTORIES: dict[tuple[str, int], History] = {
-    (name, 0): (Barrier(offset=0, parameters=replace(PARAMETERS, dialect=name, has_default_target=True)),)
+    (name, 0): (Barrier(offset=0, parameters=replace(LIMITED, dialect=name, has_default_target=True)),)
     for name in (NATIVE, *DIALECTS)
 }
 AT = (TS + 60_000) // 1000
@@ -25,7 +29,7 @@ Some = Sequence[tuple[str, str | bytes | None]]
 
 def decoded(spark: SparkSession, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The entries, their headers as pairs."""
-    entries = decode(table(spark, rows), HISTORIES).toArrow()
+    entries = HeaderLimits(HISTORIES).applied(decode(table(spark, rows), HISTORIES).toArrow())
     foreign = foreign_headers({topic: [history[0].parameters.dialect] for (topic, _), history in HISTORIES.items()})
     return [
         {**row, "headers": [(h["key"], h["value"]) for h in row["headers"] or []]}
@@ -106,6 +110,19 @@ def test_what_a_dialect_does_not_understand_stays_byte_for_byte(spark: SparkSess
     rows = [record(*headers, topic=topic) for topic, headers, _ in REJECTS]
     for source, row, (topic, headers, reason) in zip(rows, decoded(spark, rows), REJECTS, strict=True):
         assert (row["kind"], row["reason"]) == (Kind.REJECT, reason), (topic, headers)
+        assert (row["key"], row["value"], row["headers"]) == (source["key"], source["value"], source["headers"])
+
+
+def test_limits_are_of_what_was_written_not_of_what_it_becomes(spark: SparkSession) -> None:
+    """A dialect's headers are translated into more, and larger, ones: those do not count."""
+    epoch, room = ("scheduler-epoch", str(AT)), 1_000 - len("scheduler-epoch" + str(AT) + "x")
+    cases: list[Some] = [[epoch, *[("a", "")] * 8], [epoch, *[("a", "")] * 9]]
+    cases += [[epoch, ("x", b"v" * room)], [epoch, ("x", b"v" * (room + 1))]]
+    rows = [record(*headers, topic="etf1", key=b"key " * 40) for headers in cases]
+    found = decoded(spark, rows)
+    reasons = [None, RejectReason.TOO_MANY_HEADERS, None, RejectReason.HEADERS_TOO_LARGE]
+    assert [row["reason"] for row in found] == reasons
+    for source, row in ((rows[1], found[1]), (rows[3], found[3])):
         assert (row["key"], row["value"], row["headers"]) == (source["key"], source["value"], source["headers"])
 
 

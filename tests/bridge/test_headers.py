@@ -268,6 +268,13 @@ def test_a_reject_s_detail_names_the_value(reason: RejectReason, headers: h.Head
     assert part in detail
 
 
+def test_a_reject_s_detail_says_how_much_it_was() -> None:
+    """So that whoever raises a limit knows how far."""
+    headers: h.Headers = [("a", b"12"), ("é", None)]
+    assert h.reject_detail(RejectReason.TOO_MANY_HEADERS, headers, 0).endswith("allows. It has 2.")
+    assert h.reject_detail(RejectReason.HEADERS_TOO_LARGE, headers, 0).endswith("allows. 5 bytes.")
+
+
 def test_every_reason_explains_itself_in_a_sentence() -> None:
     """Codes are for machines; each has a sentence for people."""
     for reason in RejectReason:

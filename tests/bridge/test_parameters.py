@@ -64,6 +64,13 @@ def test_what_is_rolled_must_leave_room_for_a_copy_s_headers() -> None:
     assert decode_parameters(client, "delay", TopicLimits(message_bytes=10)).roll_bytes_max == 1
 
 
+def test_limits_of_what_producers_write_are_parameters_of_decoding() -> None:
+    """So a rebuild refuses what was refused, and nothing else."""
+    given = Settings.of({"limits": {"headers": 7, "header_bytes": "2KiB", "payload_bytes": "3MiB"}})
+    found = decode_parameters(given, "delay", TopicLimits())
+    assert (found.headers_max, found.header_bytes_max, found.payload_bytes_max) == (7, 2_048, 3 << 20)
+
+
 def test_topics_made_by_the_bridge_keep_twice_the_window() -> None:
     """So that `auto` finds its own window again."""
     assert retention_to_create_ms(settings("2h")) == 4 * HOUR

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.decode import Barrier, DecodeParameters, History
+from bridge.barriers import Barrier, DecodeParameters, History
 from bridge.errors import StateError
 from bridge.progress import (
     METADATA_CHARS_MAX,
@@ -45,6 +45,9 @@ decode_parameters = st.builds(
     max_delay_ms=st.integers(1, 10**12),
     roll_window_ms=st.integers(4, 10**12),
     roll_bytes_max=st.integers(0, 2**31 - 1),
+    headers_max=st.integers(0, 2**31 - 1),
+    header_bytes_max=st.integers(0, 2**31 - 1),
+    payload_bytes_max=st.integers(0, 2**31 - 1),
     has_default_target=st.booleans(),
 )
 positions = st.none() | st.tuples(

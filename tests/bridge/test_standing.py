@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from bridge.decode import DecodeParameters
+from bridge.barriers import DecodeParameters
 from bridge.errors import EnvironmentFailure, StateError
 from bridge.progress import CommittedState, initial_state
 from bridge.standing import TopicFacts, judge, settle

@@ -31,6 +31,7 @@ DELIVERED_S_MAX: Final = 60
 LATE_MS_MAX: Final = 20_000
 PARTITIONS: Final = 3
 LEVELS_MS: Final = (1_000, 2_000, 3_000)
+PAYLOAD_BYTES: Final = 600_000
 DENIED: Final = "denied"
 TRACE: Final = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 NOBODY: Final = "nobody-made-this"
@@ -70,6 +71,7 @@ def site(broker: Broker, topics: Topics, tmp_path_factory: pytest.TempPathFactor
         "delay_topics": {other: {"target": target}},
         "targets": {"deny": [f"{DENIED}.*"]},
         "delivery": {"retry": {"attempts": 2, "backoff": "500ms"}},
+        "limits": {"payload_bytes": PAYLOAD_BYTES},
         "delay": {"levels": " ".join(f"{ms}ms" for ms in LEVELS_MS), "max": "1h"},
     }
     directory = tmp_path_factory.mktemp("site")
@@ -258,6 +260,9 @@ def rejected(target: str) -> list[tuple[RejectReason, Headers]]:
         (r.BAD_ID, [soon, to, ("delay-id", b"")]),
         (r.BAD_REPLACE, [soon, to, ("delay-replace", b"perhaps")]),
         (r.BAD_COPY, [to, ("delay-copy-origin", b"99999999"), ("delay-copy-due", b"%d" % now_ms())]),
+        (r.TOO_MANY_HEADERS, [soon, to, *[("many", b"%d" % i) for i in range(20_000)]]),
+        (r.HEADERS_TOO_LARGE, [soon, to, ("large", b"x" * 900_000)]),
+        (r.PAYLOAD_TOO_LARGE, [soon, to]),
     ]
 
 
@@ -267,8 +272,13 @@ def test_what_cannot_be_understood_becomes_a_dead_letter(site: Site) -> None:
     cases = rejected(target)
     marks = [uuid.uuid4().hex.encode() for _ in cases]
     messages = [
-        Outgoing(topic=site.delay, key=b"k", value=mark + b"\x00\xff", headers=[("x", None), *headers, ("x", b"\xfe")])
-        for mark, (_, headers) in zip(marks, cases, strict=True)
+        Outgoing(
+            topic=site.delay,
+            key=b"k",
+            value=mark + b"\x00\xff" + b"x" * (PAYLOAD_BYTES if reason is RejectReason.PAYLOAD_TOO_LARGE else 0),
+            headers=[("x", None), *headers, ("x", b"\xfe")],
+        )
+        for mark, (reason, headers) in zip(marks, cases, strict=True)
     ]
     written = site.send(*messages)
     letters = dead_letters(site, marks)
