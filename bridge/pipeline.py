@@ -106,8 +106,15 @@ class Pipeline:
         if states is None or self._cancelled.is_set():
             return False
         store = self.store = self._open(identity, states)
-        log.info("index-opened", partitions=len(self._owned), segments=len(store.timerlog), reports=list(store.reports))
         start, end = self._starts(store, states), {name: state.offset for name, state in states.items()}
+        log.info(
+            "index-opened",
+            partitions=len(self._owned),
+            without_index=sum(covered is None for covered in store.resume_offsets().values()),
+            read_again=sum(max(0, end[name] - start[name]) for name in end),
+            segments=len(store.timerlog),
+            reports=list(store.reports),
+        )
         store.start_at(start)
         self._housekeeping = self._make_housekeeping(store)
         self._housekeeping.start()

@@ -21,7 +21,8 @@ PER_SECOND: Final = 100
 DELIVERED_S_MAX: Final = 120
 TAKEN_OVER_S_MAX: Final = 60
 LATE_MS_MAX: Final = 30_000
-"""The promise for an upgrade. A restart takes some 15 s; on a machine that is slower still, twice what it took."""
+"""The promise for an upgrade, in which an instance is away for some 15 s; on a machine that takes longer than 20 s to
+start one beside the other, half as long again as that took."""
 SESSION: Final = {"delivery": {"session_timeout": "6s"}}
 
 
@@ -75,7 +76,8 @@ def test_instances_that_come_and_go_share_the_partitions(broker: Broker, topics:
 
 @pytest.mark.timeout(600)
 def test_a_rolling_restart_is_a_pause_and_nothing_more(broker: Broker, topics: Topics, tmp_path: Path) -> None:
-    """Two instances, restarted one after the other as an upgrade does: nothing is lost, doubled, or very late."""
+    """Two instances, restarted one after the other as an upgrade does: nothing is lost, doubled or very late, no
+    partition moves, and nothing that was finished is read again."""
     delay, target = topics.delay(partitions=4), topics.create("orders", partitions=2)
     load = Load(broker.bootstrap, delay, [target], seed=3, delay_ms_max=10_000)
     clock, pauses_ms = SystemClock(), list[int]()
@@ -89,19 +91,33 @@ def test_a_rolling_restart_is_a_pause_and_nothing_more(broker: Broker, topics: T
         for bridge in (a, b):
             bridge.wait_ready()
         wait_until(lambda: owned(a) == 2 and owned(b) == 2, 60, lambda: f"a {owned(a)}, b {owned(b)} of 4")
+        load.send(1_000)
+        load.wait_delivered(broker.bootstrap, DELIVERED_S_MAX)  # what a rebuild would read again
         with load.running(PER_SECOND):
-            for bridge in (b, a):  # a StatefulSet begins with the last pod
-                load.send(200)
+            for bridge, other in ((b, a), (a, b)):  # a StatefulSet begins with the last pod
+                wait_until(lambda bridge=bridge: bridge.metrics()["pending_messages"] > 0, 30, "something pending")  # type: ignore[misc]
+                undisturbed = len(other.events("index-opened"))
                 began_s = clock.monotonic_s()
                 assert bridge.stop() == 0
                 bridge.start()
                 pauses_ms.append(int((clock.monotonic_s() - began_s) * 1000))
+                assert_reused(bridge)
+                assert len(other.events("index-opened")) == undisturbed, "partitions have moved"
         records = load.wait_delivered(broker.bootstrap, DELIVERED_S_MAX)
         assert load.balance(records) == Balance(), load.balance(records)
         late_ms = max(
             record.timestamp_ms - int(record.header("delay-due") or b"") for record in records if record.topic == target
         )
-        assert late_ms <= max(LATE_MS_MAX, 2 * max(pauses_ms)), f"{late_ms} ms late after pauses of {pauses_ms} ms"
+        most_ms = max(LATE_MS_MAX, 3 * max(pauses_ms) // 2)
+        assert late_ms <= most_ms, f"{late_ms} ms late after pauses of {pauses_ms} ms"
+
+
+def assert_reused(bridge: RunningBridge) -> None:
+    """The instance has found its partitions and its index again, whole: without a rebuild."""
+    [opened] = bridge.events("index-opened")
+    assert opened["partitions"] == 2, opened
+    assert opened["segments"] > 0, opened
+    assert (opened["without_index"], opened["read_again"]) == (0, 0), opened
 
 
 def owned(bridge: RunningBridge) -> int:

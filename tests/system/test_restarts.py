@@ -74,7 +74,9 @@ def test_pending_messages_survive_a_graceful_stop(site: Site) -> None:
     bridge.wait_no_orphans()
     site.load.send(100)
     bridge.start()
-    assert bridge.events("index-opened")[-1]["segments"] > 0
+    [opened] = bridge.events("index-opened")
+    assert opened["segments"] > 0
+    assert (opened["without_index"], opened["read_again"]) == (0, 0), "what was in memory was written down"
     site.settle()
 
 
@@ -85,6 +87,9 @@ def test_a_deleted_directory_is_rebuilt(site: Site) -> None:
     assert bridge.stop() == 0
     shutil.rmtree(bridge.data)
     bridge.start()
+    [opened] = bridge.events("index-opened")
+    assert opened["without_index"] == opened["partitions"]
+    assert opened["read_again"] > 0, "what is finished is read as well"
     site.settle()
 
 
