@@ -14,7 +14,7 @@ import queue
 import signal
 import sys
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
@@ -22,33 +22,32 @@ from typing import Final
 import structlog
 
 from bridge import connector, spark
-from bridge.catchup import OverduePolicy
 from bridge.checks import require, run_checks
 from bridge.cluster import Cluster
+from bridge.credentials import Credentials
+from bridge.delivery import make_dispatcher
 from bridge.dispatcher import Dispatcher
 from bridge.errors import BridgeError, EnvironmentFailure
 from bridge.http import Health, ManagementServer
-from bridge.kafka import librdkafka
+from bridge.kafka import java, librdkafka
 from bridge.lookup import TargetLookUp
 from bridge.metrics import Metrics, StoreSnapshot
 from bridge.ownership import Ownership
 from bridge.pipeline import Pipeline, Surroundings
-from bridge.plan import Planner
-from bridge.progress import CommittedState
 from bridge.protection import Protection
-from bridge.retry import RetryPolicy
 from bridge.secrets import Redactor
 from bridge.settings import Settings
 from bridge.signals import StopSignals
 from bridge.snapshot import Lag, snapshot
 from bridge.targets import Targets
-from bridge.writer import AcknowledgedWriter, TransactionalWriter, Writer
 from timerstore.clock import Clock, ClockWatch, SystemClock
 from timerstore.sources import SourceName
 
 LOOK_INTERVAL_S: Final = 1.0
 STOP_S_MAX: Final = 9.0
 """After this the process ends as it is: whatever it was at can be cut off at any point."""
+LEAVE_S_MAX: Final = 15.0
+"""How long each client has to end its work when all are made anew."""
 SWITCH_INTERVAL_S: Final = 0.001
 """How long a thread may keep the interpreter from the dispatcher."""
 
@@ -73,18 +72,28 @@ class Rebuild:
 
 
 @dataclass(frozen=True, slots=True)
+class Renewed:
+    """Credentials were replaced, and work."""
+
+    settings: Settings
+
+
+@dataclass(frozen=True, slots=True)
 class Fatal:
     """Some part cannot go on."""
 
     error: BridgeError
 
 
-Event = Stop | Changed | Rebuild | Fatal
+Event = Stop | Changed | Rebuild | Renewed | Fatal
 
 
-def run(settings: Settings) -> int:
-    """Run the bridge until a signal; returns the exit status 0. Raises BridgeError when it cannot go on."""
-    application = Application(settings, SystemClock())
+def run(settings: Settings, read: Callable[[], Settings], conceal: Callable[[Settings], None]) -> int:
+    """Run the bridge until a signal; returns the exit status 0. Raises BridgeError when it cannot go on.
+
+    `read` reads the settings' secrets again; `conceal` is told of new ones before they are used.
+    """
+    application = Application(settings, SystemClock(), read, conceal)
     with StopSignals(application.on_signal):
         application.run()
     return 0
@@ -93,9 +102,17 @@ def run(settings: Settings) -> int:
 class Application:
     """See the module. It is the membership's listener: its `on_` methods are called on that thread."""
 
-    def __init__(self, settings: Settings, clock: Clock) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        clock: Clock,
+        read: Callable[[], Settings],
+        conceal: Callable[[Settings], None],
+    ) -> None:
         self._settings = settings
         self._clock = clock
+        self._conceal = conceal
+        self._credentials = Credentials(settings, read=read, verify=self._get_in, on_renewed=self._on_renewed)
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._stopping = False
         self._failure: BridgeError | None = None
@@ -134,6 +151,16 @@ class Application:
         """Some thread cannot go on."""
         self._cancel_start()
         self._events.put(Fatal(error))
+
+    def _get_in(self, settings: Settings) -> None:
+        """Make a connection with these credentials, as each client would. Raises BridgeError."""
+        self._conceal(settings)
+        java(settings)
+        Cluster(settings).describe()
+
+    def _on_renewed(self, settings: Settings) -> None:
+        self._cancel_start()
+        self._events.put(Renewed(settings))
 
     def _on_rebuild(self) -> None:
         self._events.put(Rebuild())
@@ -178,6 +205,18 @@ class Application:
                 self._shut_down()
 
     def _run_pipelines(self) -> None:
+        """One round for each set of credentials."""
+        with self._credentials:
+            around: Surroundings | None = None
+            while not self._stopping:
+                around = self._join(around)
+                renewed = self._serve(around)
+                if renewed is not None:
+                    self._leave(around)
+                    self._settings = renewed
+
+    def _join(self, before: Surroundings | None) -> Surroundings:
+        """Make the clients; Spark is the one from `before`."""
         settings = self._settings
         ownership = self._ownership = Ownership(
             config=librdkafka(settings, "consumer"),
@@ -187,15 +226,20 @@ class Application:
             listener=self,
             clock=self._clock,
         )
-        dispatcher = self._dispatcher = self._make_dispatcher(ownership)
-        self._health.enter("starting-spark", reasons=("starting Spark",))
+        targets = self._targets = Targets(TargetLookUp(librdkafka(settings, "admin")), self._clock)
+        dispatcher = self._dispatcher = make_dispatcher(
+            settings, ownership, targets, clock=self._clock, metrics=self._metrics, on_fatal=self.on_fatal
+        )
+        if before is None:
+            self._health.enter("starting-spark", reasons=("starting Spark",))
         # Spark takes some seconds: the group is joined meanwhile. The producer is opened (and a predecessor of this
         # name fenced) with the membership, not before it: who cannot join must not fence.
         ownership.start()
         dispatcher.start()
-        session = spark.start(settings, connector.jars())
+        session = before.spark if before is not None else spark.start(settings, connector.jars())
         StopSignals.install()
-        around = Surroundings(
+        self._health.enter("joining", reasons=("waiting for partitions",))
+        return Surroundings(
             settings=settings,
             clock=self._clock,
             cluster=Cluster(settings),
@@ -207,16 +251,33 @@ class Application:
             on_fatal=self.on_fatal,
             on_rebuild=self._on_rebuild,
         )
-        self._health.enter("joining", reasons=("waiting for partitions",))
+
+    def _serve(self, around: Surroundings) -> Settings | None:
+        """Until a signal, or until there are new credentials: these. Raises BridgeError for what is fatal."""
         while not self._stopping:
             event = self._next_event()
             if isinstance(event, Fatal):
                 raise event.error
+            if isinstance(event, Renewed):
+                return event.settings
             if isinstance(event, Changed | Rebuild):
                 self._rebase(around)
             elif event is None:
-                self._watch_clock(dispatcher)
+                self._watch_clock(around.dispatcher)
                 self._look(around)
+        return None
+
+    def _leave(self, around: Surroundings) -> None:
+        """End what holds connections. As after a restart of the process, a static member finds its partitions again,
+        and the next producer ends what this one left open."""
+        self._stop_pipeline()
+        if not around.dispatcher.stop(timeout_s=LEAVE_S_MAX):
+            raise EnvironmentFailure(
+                "delivery does not end, to go on with the replaced credentials",
+                hint="The brokers do not answer. Started again, the bridge goes on where it was.",
+            )
+        around.ownership.stop(timeout_s=LEAVE_S_MAX)
+        log.info("clients-made-anew", reason="credentials were replaced")
 
     def _next_event(self) -> Event | None:
         """The next event; a run of changes counts as one. None when there was nothing for a while."""
@@ -231,12 +292,7 @@ class Application:
     def _rebase(self, around: Surroundings) -> None:
         """Stop the pipeline there is, and start one for what is owned now."""
         if self._pipeline is not None:
-            if not self._pipeline.stop():
-                raise EnvironmentFailure(
-                    "the pipeline for the partitions there were does not end",
-                    hint="Spark or the disk does not answer. Started again, the bridge goes on where it was.",
-                )
-            self._pipeline = None
+            self._stop_pipeline()
             self._metrics.rebalanced()
         member = around.ownership.membership()
         if not member.partitions:
@@ -250,6 +306,14 @@ class Application:
             self._health.enter("connecting", reasons=("waiting for the producer",))
             around.dispatcher.wait_open(LOOK_INTERVAL_S)
             self._look(around)
+
+    def _stop_pipeline(self) -> None:
+        if self._pipeline is not None and not self._pipeline.stop():
+            raise EnvironmentFailure(
+                "the pipeline for the partitions there were does not end",
+                hint="Spark or the disk does not answer. Started again, the bridge goes on where it was.",
+            )
+        self._pipeline = None
 
     def _watch_clock(self, dispatcher: Dispatcher) -> None:
         """Clients wait by the wall clock in places (librdkafka #2145, Spark's trigger): after a jump they are renewed.
@@ -279,7 +343,8 @@ class Application:
             phase = "running"
         if phase == "running":
             impediments = pipeline.impediments()
-            self._health.enter("running", ready=not impediments, reasons=(*impediments, *pipeline.alarms()))
+            alarms = (*pipeline.alarms(), *self._credentials.alarms())
+            self._health.enter("running", ready=not impediments, reasons=(*impediments, *alarms))
 
     def _shut_down(self) -> None:
         """End everything in order, within `STOP_S_MAX`."""
@@ -313,52 +378,7 @@ class Application:
             sys.stdout.flush()
         os._exit(0 if failure is None else failure.exit_code)
 
-    # ---- parts
-
-    def _make_dispatcher(self, ownership: Ownership) -> Dispatcher:
-        settings = self._settings
-        properties = librdkafka(settings, "producer")
-        targets = self._targets = Targets(TargetLookUp(librdkafka(settings, "admin")), self._clock)
-        planner = Planner(
-            targets=targets,
-            permitted=settings.target_permitted,
-            default_targets={name: topic.target for name, topic in settings.delay_topics.items()},
-            dead_letter_topics={name: settings.dead_letter_topic(name) for name in settings.delay_topics},
-            retry=RetryPolicy(
-                attempts=settings.delivery.retry.attempts,
-                backoff_ms=settings.delivery.retry.backoff,
-                backoff_max_ms=settings.delivery.retry.backoff_max,
-            ),
-            batch_bytes_max=int(properties.get("batch.size", 1_000_000)),
-            record_bytes_max=int(properties.get("message.max.bytes", 1_000_000)),
-            overdue=OverduePolicy(
-                give_up_ms=settings.overdue.older_than if settings.overdue.policy == "dead-letter" else None,
-                rate=settings.overdue.rate,
-            ),
-            partitioner=str(properties["partitioner"]),
-            compressed=str(properties.get("compression.type", "none")) != "none",
-        )
-        return Dispatcher(
-            writer=self._make_writer(ownership),
-            planner=planner,
-            membership=ownership.membership,
-            read_committed=self._reader(ownership),
-            clock=self._clock,
-            metrics=self._metrics,
-            on_fatal=self.on_fatal,
-            commit_interval_ms=settings.delivery.commit_interval,
-            transaction_rows=settings.delivery.transaction_rows,
-        )
-
-    def _make_writer(self, ownership: Ownership) -> Writer:
-        properties = librdkafka(self._settings, "producer")
-        if self._settings.delivery.mode == "at-least-once":
-            return AcknowledgedWriter(properties, self._clock, ownership.commit_offsets)
-        return TransactionalWriter(properties, self._clock)
-
-    @staticmethod
-    def _reader(ownership: Ownership) -> Callable[[Collection[SourceName]], dict[SourceName, CommittedState | None]]:
-        return lambda partitions: ownership.read_committed_states(partitions)
+    # ---- what it tells
 
     def _snapshot(self) -> StoreSnapshot:
         pipeline = self._pipeline

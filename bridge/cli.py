@@ -27,7 +27,7 @@ from rich.table import Table
 from bridge import __version__, logs
 from bridge.arrival import Arrivals
 from bridge.client import DelayClient
-from bridge.configuration import load
+from bridge.configuration import load, reader
 from bridge.errors import BridgeError, ConfigurationError, EnvironmentFailure, InternalError
 from bridge.finding import Finding
 from bridge.headers import RejectReason, parse_duration, parse_until
@@ -70,11 +70,18 @@ class Due(Enum):
 def run(config: ConfigOption = None) -> None:
     """Run the bridge until SIGTERM or SIGINT."""
     with _failures_as_one_line() as known:
-        settings = _settings(config, known)
-        logs.configure(format=settings.logs.format, level=settings.logs.level, secrets=settings.secrets())
+        read = reader(config, os.environ)
+        settings = read()
+        secrets = set(settings.secrets())
         from bridge import app as application  # Spark takes a second to import, and no other command needs it
 
-        raise typer.Exit(application.run(settings))
+        def conceal(renewed: Settings) -> None:
+            secrets.update(renewed.secrets())
+            known.redact = Redactor(secrets)
+            logs.configure(format=settings.logs.format, level=settings.logs.level, secrets=secrets)
+
+        conceal(settings)
+        raise typer.Exit(application.run(settings, read, conceal))
 
 
 @app.command()

@@ -86,14 +86,14 @@ def test_run_ends_with_the_applications_status(monkeypatch: pytest.MonkeyPatch) 
     """0 after a graceful stop; anything else is passed on."""
     seen: list[Settings] = []
 
-    def graceful(settings: Settings) -> int:
+    def graceful(settings: Settings, *_: object) -> int:
         seen.append(settings)
         return 0
 
     application(monkeypatch, graceful)
     assert invoke("run")[0] == 0
     assert isinstance(seen[0], Settings)
-    application(monkeypatch, lambda settings: 7)
+    application(monkeypatch, lambda *_: 7)
     assert invoke("run")[0] == 7
 
 
@@ -102,7 +102,7 @@ def test_an_error_of_the_application_is_one_line_with_its_status(
 ) -> None:
     """And free of secrets, whoever put them into the message."""
 
-    def fenced(_: Settings) -> int:
+    def fenced(*_: object) -> int:
         raise FencedError(f"another instance took over\n{CANARY}", hint="nothing to do")
 
     application(monkeypatch, fenced)
@@ -116,7 +116,7 @@ def test_an_error_of_the_application_is_one_line_with_its_status(
 def test_an_unforeseen_error_is_reported_as_a_bug_in_one_last_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """The traceback is in the log, the line at the end."""
 
-    def broken(_: Settings) -> int:
+    def broken(*_: object) -> int:
         raise ZeroDivisionError("oops")
 
     application(monkeypatch, broken)

@@ -131,10 +131,19 @@ class Reader:
         reader.wait_for(10, deadline_s=5)
     """
 
-    def __init__(self, bootstrap: str, topics: Sequence[str], *, isolation: str = "read_committed") -> None:
+    def __init__(
+        self,
+        bootstrap: str,
+        topics: Sequence[str],
+        *,
+        isolation: str = "read_committed",
+        client: Mapping[str, str] | None = None,
+    ) -> None:
+        """`client` are properties with which the broker lets a reader in."""
         self.records: list[Record] = []
         self._consumer = Consumer(
             {
+                **(client or {}),
                 "bootstrap.servers": bootstrap,
                 "group.id": f"reader-{uuid.uuid4().hex}",
                 "isolation.level": isolation,

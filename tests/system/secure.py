@@ -69,9 +69,12 @@ def _openssl(*arguments: str) -> None:
 
 
 class SecureBroker(EmbeddedBroker):
-    """SASL_SSL with client certificates, PLAIN and SCRAM, and Kafka's own authorizer; `admin` may do everything."""
+    """SASL_SSL with client certificates, PLAIN and SCRAM, and Kafka's own authorizer; `admin` may do everything.
 
-    def __init__(self, authority: Authority) -> None:
+    `oauth` is the address of a second listener, for who has a token of the issuer at `issuer_url`.
+    """
+
+    def __init__(self, authority: Authority, issuer_url: str) -> None:
         self.authority = authority
         key, certificate = authority.issue("broker")
         store = authority.directory / "broker.store.pem"
@@ -82,14 +85,18 @@ class SecureBroker(EmbeddedBroker):
             "sasl.username": ADMIN,
             "sasl.password": ADMIN_PASSWORD,
         }
-        super().__init__(tmpfs=True, client=self.admin_properties)
-        (internal,) = free_ports(1)
-        listeners = {"CLIENTS": self.port, "INTERNAL": internal, "CONTROLLER": self.controller_port}
-        addresses = ",".join(f"{name}://{HOST}:{port}" for name, port in listeners.items())
+        allowed = f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={issuer_url}/jwks"
+        super().__init__(tmpfs=True, client=self.admin_properties, jvm_options=[allowed])
+        internal, oauth = free_ports(2)
+        self.oauth = f"{HOST}:{oauth}"
+        ports = {"CLIENTS": self.port, "OAUTH": oauth, "INTERNAL": internal, "CONTROLLER": self.controller_port}
+        addresses = ",".join(f"{name}://{HOST}:{port}" for name, port in ports.items())
         self.properties |= {
             "listeners": addresses,
             "advertised.listeners": addresses,
-            "listener.security.protocol.map": "CLIENTS:SASL_SSL,INTERNAL:PLAINTEXT,CONTROLLER:PLAINTEXT",
+            "listener.security.protocol.map": (
+                "CLIENTS:SASL_SSL,OAUTH:SASL_PLAINTEXT,INTERNAL:PLAINTEXT,CONTROLLER:PLAINTEXT"
+            ),
             "inter.broker.listener.name": "INTERNAL",
             "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-512",
             "listener.name.clients.plain.sasl.jaas.config": (
@@ -97,6 +104,12 @@ class SecureBroker(EmbeddedBroker):
             ),
             "listener.name.clients.scram-sha-512.sasl.jaas.config": f"{LOGIN}.scram.ScramLoginModule required;",
             "listener.name.clients.ssl.client.auth": "required",
+            "listener.name.oauth.sasl.enabled.mechanisms": "OAUTHBEARER",
+            "listener.name.oauth.sasl.oauthbearer.jwks.endpoint.url": f"{issuer_url}/jwks",
+            "listener.name.oauth.oauthbearer.sasl.jaas.config": f"{LOGIN}.oauthbearer.OAuthBearerLoginModule required;",
+            "listener.name.oauth.oauthbearer.sasl.server.callback.handler.class": (
+                f"{LOGIN}.oauthbearer.OAuthBearerValidatorCallbackHandler"
+            ),
             "ssl.keystore.type": "PEM",
             "ssl.keystore.location": store,
             "ssl.truststore.type": "PEM",

@@ -7,15 +7,20 @@ import re
 import shutil
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from confluent_kafka import Producer
 
 from bridge.errors import EnvironmentFailure
 from tests.system.bridge import ROOT, RunningBridge
+from tests.system.issuer import Issuer
+from tests.system.kafka import Reader
 from tests.system.secure import Authority, SecureBroker, client_properties
+from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.system,
@@ -26,9 +31,12 @@ pytestmark = [
 USER: Final = "bridge-user"
 # With what ends strings in JAAS and YAML, and what regular expressions and shells mean something by.
 PASSWORD: Final = 'canary-"\\$(7f3a);{'
+CLIENT_SECRET: Final = "canary-client-e0d3"
+NEW_PASSWORD: Final = "canary-second-52c4"
 KEY_PASSWORD: Final = "canary-key-91bd"
 REFUSED_S_MAX: Final = 90
 SEND_S_MAX: Final = 90
+RENEWED_S_MAX: Final = 60
 
 # The names in docs/operations.md, which are this broker's.
 ID: Final = "orders"
@@ -37,9 +45,16 @@ TARGET: Final = "orders.real"
 
 
 @pytest.fixture(scope="module")
-def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureBroker]:
+def issuer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Issuer]:
+    """Tokens for the user."""
+    with Issuer(tmp_path_factory.mktemp("issuer"), client=USER, secret=CLIENT_SECRET) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def secure(issuer: Issuer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureBroker]:
     """The broker, with topics, the user, and the grants of docs/operations.md."""
-    broker = SecureBroker(Authority(tmp_path_factory.mktemp("authority")))
+    broker = SecureBroker(Authority(tmp_path_factory.mktemp("authority")), issuer.url)
     with broker:
         broker.create(DELAY, {"message.timestamp.type": "LogAppendTime"})
         broker.create(f"{DELAY}.dlt", {"max.message.bytes": str(2 << 20)})
@@ -141,6 +156,39 @@ def test_no_secret_can_be_seen(secure: SecureBroker, bridge: RunningBridge, tmp_
         assert "canary" not in text and "BEGIN" not in text
 
 
+def test_replaced_credentials_are_taken_over_and_nothing_is_lost(
+    secure: SecureBroker, bridge: RunningBridge, tmp_path: Path
+) -> None:
+    """A new certificate, key and password while messages fall due: the old password opens no connection any more, and
+    each message arrives once."""
+    count, seconds = 180, 18
+    common = {**secure.admin_properties, "bootstrap.servers": secure.bootstrap}
+    producer = Producer(common)
+    mark = uuid.uuid4().hex
+    sent = [f"{mark}-{i}" for i in range(count)]
+    for i, text in enumerate(sent):
+        delay = f"{1_000 + i * seconds * 1_000 // count}ms"
+        producer.produce(DELAY, text, headers=[("delay-topic", TARGET.encode()), ("delay-for", delay.encode())])
+    assert producer.flush(SEND_S_MAX) == 0
+    secure.authority.issue(USER, KEY_PASSWORD)
+    secure.add_user(USER, NEW_PASSWORD)
+    (bridge.config_file.parent / "password").write_text(NEW_PASSWORD)
+    wait_until(lambda: len(bridge.events("ready")) == 2, RENEWED_S_MAX, lambda: bridge.tail())
+    with Reader(secure.bootstrap, [TARGET], client=secure.admin_properties) as reader:
+
+        def arrived() -> list[str]:
+            reader.poll()
+            values = [(record.value or b"").decode() for record in reader.records]
+            return [value for value in values if value.startswith(mark)]
+
+        wait_until(lambda: len(arrived()) >= count, SEND_S_MAX, lambda: f"{len(arrived())} of {count}; {bridge.tail()}")
+        reader.to_end()
+        assert sorted(arrived()) == sorted(sent)
+    assert send(secure, tmp_path, "--to", TARGET, "afterwards").returncode == 0
+    assert not bridge.events("credentials-not-usable"), bridge.tail()
+    assert "canary" not in bridge.logs
+
+
 def test_a_wrong_password_is_refused_without_being_told(secure: SecureBroker, tmp_path: Path) -> None:
     """One line for the operator, with the brokers' reason and without the password."""
     config = configured(secure, tmp_path, "canary-wrong")
@@ -149,3 +197,26 @@ def test_a_wrong_password_is_refused_without_being_told(secure: SecureBroker, tm
         assert bridge.wait_end(REFUSED_S_MAX) == EnvironmentFailure.exit_code, bridge.tail()
         assert re.search("(?i)authenti|credential|SASL", bridge.last_words()), bridge.last_words()
         assert "canary" not in bridge.logs
+
+
+def test_tokens_of_an_issuer_let_both_clients_in(
+    secure: SecureBroker, issuer: Issuer, bridge: RunningBridge, tmp_path: Path
+) -> None:
+    """OAUTHBEARER by OpenID Connect, from one configuration: read by the Java client, delivered by librdkafka."""
+    bridge.stop()
+    (tmp_path / "client-secret").write_text(CLIENT_SECRET)
+    common = {
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "OAUTHBEARER",
+        "sasl.oauthbearer.method": "oidc",
+        "sasl.oauthbearer.client.id": USER,
+        "sasl.oauthbearer.client.secret_file": str(tmp_path / "client-secret"),
+        "sasl.oauthbearer.token.endpoint.url": f"{issuer.url}/token",
+        "sasl.oauthbearer.scope": "kafka",
+    }
+    config = {"bridge": {"create_topics": False}, "kafka": {"common": common}}
+    with RunningBridge(tmp_path, secure.oauth, DELAY, id=ID, instance="oauth", config=config) as by_token:
+        by_token.start()
+        assert send(secure, tmp_path, "--to", TARGET, "by token").returncode == 0, by_token.tail()
+        assert {agent.partition("/")[0] for agent in issuer.issued} >= {"Java"}, issuer.issued
+        assert "canary" not in by_token.logs

@@ -1,0 +1,71 @@
+"""The dispatcher with all its parts, as the settings say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from bridge.catchup import OverduePolicy
+from bridge.dispatcher import Dispatcher
+from bridge.errors import BridgeError
+from bridge.kafka import librdkafka
+from bridge.ownership import Ownership
+from bridge.plan import Planner
+from bridge.retry import RetryPolicy
+from bridge.settings import Settings
+from bridge.targets import Targets
+from bridge.work import DispatchMetrics
+from bridge.writer import AcknowledgedWriter, TransactionalWriter, Writer
+from timerstore.clock import Clock
+
+
+def make_dispatcher(
+    settings: Settings,
+    ownership: Ownership,
+    targets: Targets,
+    *,
+    clock: Clock,
+    metrics: DispatchMetrics,
+    on_fatal: Callable[[BridgeError], None],
+) -> Dispatcher:
+    """A dispatcher that delivers as a member of the group."""
+    return Dispatcher(
+        writer=_writer(settings, ownership, clock),
+        planner=_planner(settings, targets),
+        membership=ownership.membership,
+        read_committed=lambda partitions: ownership.read_committed_states(partitions),
+        clock=clock,
+        metrics=metrics,
+        on_fatal=on_fatal,
+        commit_interval_ms=settings.delivery.commit_interval,
+        transaction_rows=settings.delivery.transaction_rows,
+    )
+
+
+def _planner(settings: Settings, targets: Targets) -> Planner:
+    properties = librdkafka(settings, "producer")
+    return Planner(
+        targets=targets,
+        permitted=settings.target_permitted,
+        default_targets={name: topic.target for name, topic in settings.delay_topics.items()},
+        dead_letter_topics={name: settings.dead_letter_topic(name) for name in settings.delay_topics},
+        retry=RetryPolicy(
+            attempts=settings.delivery.retry.attempts,
+            backoff_ms=settings.delivery.retry.backoff,
+            backoff_max_ms=settings.delivery.retry.backoff_max,
+        ),
+        batch_bytes_max=int(properties.get("batch.size", 1_000_000)),
+        record_bytes_max=int(properties.get("message.max.bytes", 1_000_000)),
+        overdue=OverduePolicy(
+            give_up_ms=settings.overdue.older_than if settings.overdue.policy == "dead-letter" else None,
+            rate=settings.overdue.rate,
+        ),
+        partitioner=str(properties["partitioner"]),
+        compressed=str(properties.get("compression.type", "none")) != "none",
+    )
+
+
+def _writer(settings: Settings, ownership: Ownership, clock: Clock) -> Writer:
+    properties = librdkafka(settings, "producer")
+    if settings.delivery.mode == "at-least-once":
+        return AcknowledgedWriter(properties, clock, ownership.commit_offsets)
+    return TransactionalWriter(properties, clock)
