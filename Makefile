@@ -6,8 +6,8 @@
 #   make lint                           format, lint, types
 #   make lock                           the lock files anew: all packages, those of the image, the connector's jars
 #   make image [IMAGE_ARGS=...]         the container image, with docker
-#   make audit                          known vulnerabilities of what the image holds, by PyPI's advisories
-#   make sbom                           dist/sbom.json, what Python packages the image holds (CycloneDX)
+#   make audit [AUDIT_ARGS=--lenient]   known vulnerabilities of what the image holds
+#   make sbom                           dist/sbom.json, what the image holds: Python, Java, Debian (CycloneDX)
 #   make chart                          what of helm/delay-bridge is generated; SNAPSHOTS=1 also its tests' snapshots
 #   make helm                           the program helm, built with Go into .cache/bin, for the chart's tests
 #   make clean, make distclean          caches; also the environment and the broker's jars
@@ -22,7 +22,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 HELM_VERSION := v3.22.0
-SOURCES := $(wildcard bridge timerstore embedded demo bench helm tests)
+CYCLONEDX := cyclonedx-bom==7.5.0
+SOURCES := $(wildcard bridge timerstore embedded demo bench helm image tests)
 
 .PHONY: install prerequisites demo test bench lint format lock image audit sbom chart helm clean distclean
 
@@ -92,15 +93,21 @@ image:
 	docker build --tag delay-bridge:$(VERSION) --build-arg VERSION=$(VERSION) \
 	  --build-arg REVISION=$$(git rev-parse HEAD) $(IMAGE_ARGS) .
 
-# --strict: a package that cannot be looked up is not one without vulnerabilities.
-audit: install
-	$(BIN)/uv tool run --from pip-audit==2.10.1 pip-audit --strict --disable-pip --require-hashes \
-	  --progress-spinner off --requirement requirements.runtime.lock
+# AUDIT_ARGS=--lenient: what could not be looked up is a warning, not a failure.
+audit: sbom
+	$(BIN)/python -m image.audit --uv $(BIN)/uv $(AUDIT_ARGS)
 
+# Debian packages with their versions only where an engine has the image.
 sbom: install
 	@mkdir -p dist
-	$(BIN)/uv tool run --from cyclonedx-bom==7.5.0 cyclonedx-py requirements requirements.runtime.lock \
-	  --output-format JSON --output-file dist/sbom.json
+	@$(BIN)/uv tool run --quiet --from $(CYCLONEDX) cyclonedx-py requirements requirements.runtime.lock \
+	  --output-format JSON --output-file dist/python.json
+	@docker run --rm --pull never --network none --entrypoint dpkg-query delay-bridge:$(VERSION) \
+	  --show --showformat '$${Package} $${Version} $${Architecture}\n' > dist/packages.txt 2>/dev/null || true
+	@$(BIN)/uv run --quiet --no-project --python $(BIN)/python --with $(CYCLONEDX) python -m image.sbom \
+	  --python dist/python.json --packages dist/packages.txt --output dist/sbom.json \
+	  --spark "$$($(BIN)/python -c 'import pyspark; print(pyspark.__path__[0])')/jars" \
+	  --connector $(VENV)/share/delay-bridge/jars
 
 chart: install
 	$(BIN)/python -m helm
