@@ -18,6 +18,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from bridge import __version__
+from bridge.headers import RejectReason
 
 # fmt: off
 LATENESS_BUCKETS_MS: Final = (
@@ -82,6 +83,7 @@ class Metrics:
             "records_rejected",
             "Records sent to a dead-letter topic. Look there: headers give reason and origin.",
             "reason",
+            known=RejectReason,
         )
         self._forwarded = self._counter(
             "cancels_forwarded", "Cancels without a key, sent on to the other partitions: one for each of them."
@@ -108,7 +110,10 @@ class Metrics:
             "rebalances", "Times that the pipeline was stopped and started for new partitions."
         )
         self._clock_jumps = self._counter(
-            "clock_jumps", "Jumps of the wall clock by a second or more. Messages follow the new time.", "direction"
+            "clock_jumps",
+            "Jumps of the wall clock by a second or more. Messages follow the new time.",
+            "direction",
+            known=("forward", "back"),
         )
         self._flush = self._duration("flush", "Writing one segment of the TimerLog.")
         self._window = self._duration("window", "Loading one window from the TimerLog into memory.")
@@ -191,8 +196,14 @@ class Metrics:
         """A micro-batch was taken in."""
         self._batch.observe(seconds)
 
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(f"delay_bridge_{name}", text, labels, registry=self.registry)
+    def _counter(self, name: str, text: str, *labels: str, known: Iterable[str] = ()) -> Counter:
+        """`known` values of the one label are there from the start, with 0: Prometheus takes a series that begins with
+        1 for no increase at all, and no alert would tell of the first.
+        """
+        counter = Counter(f"delay_bridge_{name}", text, labels, registry=self.registry)
+        for value in known:
+            counter.labels(value)
+        return counter
 
     def _duration(self, name: str, text: str) -> Histogram:
         full = f"delay_bridge_{name}_duration_seconds"

@@ -9,6 +9,7 @@ import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from bridge.headers import RejectReason
 from bridge.metrics import LATENESS_BUCKETS_MS, TIME_TO_GO, Metrics, StoreSnapshot
 
 
@@ -86,6 +87,15 @@ def test_counters() -> None:
     for name in ("transactions_aborted", "producer_rebuilds", "rebalances"):
         assert value(metrics, f"{name}_total") == 1
     assert value(metrics, "early_deliveries_total") == 0
+
+
+def test_the_first_of_a_kind_is_an_increase() -> None:
+    """Prometheus sees none where a series begins with 1: what alerts count is there with 0 before it happens."""
+    metrics = Metrics()
+    for reason in RejectReason:
+        assert value(metrics, "records_rejected_total", reason=reason) == 0
+    for direction in ("forward", "back"):
+        assert value(metrics, "clock_jumps_total", direction=direction) == 0
 
 
 def test_durations() -> None:

@@ -105,7 +105,7 @@ def test_what_is_cancelled_is_not_delivered(site: Site) -> None:
     site.receive("after", "kept", "of another key", "without id", "second", "third")
     metrics = site.bridge.metrics()
     assert metrics["early_deliveries_total"] == 0
-    assert not [name for name in metrics if name.startswith("records_rejected_total")]
+    assert not any(count for name, count in metrics.items() if name.startswith("records_rejected_total"))
 
 
 def test_a_cancel_reaches_copies_after_any_number_of_rolls(site: Site) -> None:

@@ -109,7 +109,7 @@ def test_a_delay_outlives_the_retention(site: Site) -> None:
     most = sum(max(0, delay_ms - WINDOW_MS) // (WINDOW_MS * 3 // 4) + (delay_ms > WINDOW_MS) for delay_ms in delays_ms)
     assert sum(delay_ms > WINDOW_MS for delay_ms in delays_ms) <= rolls <= most
     assert metrics["early_deliveries_total"] == 0
-    assert not [name for name in metrics if name.startswith("records_rejected_total")]
+    assert not any(count for name, count in metrics.items() if name.startswith("records_rejected_total"))
 
 
 def test_a_cancel_finds_its_message_after_any_number_of_rolls(site: Site) -> None:
@@ -144,7 +144,7 @@ def test_a_cancel_finds_its_message_after_any_number_of_rolls(site: Site) -> Non
     forwarded = [record for record in records if "delay-copy-forwarded" in dict(record.headers)]
     assert [(r.partition, r.key, r.header("delay-cancel")) for r in forwarded] == [(0, None, b"keyless")]
     # No cancel is delivered, and none is a dead letter.
-    assert not [name for name in metrics if name.startswith("records_rejected_total")]
+    assert not any(count for name, count in metrics.items() if name.startswith("records_rejected_total"))
 
 
 def copied(reader: Reader, id: bytes, rolls: bytes) -> bool:
