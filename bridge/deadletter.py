@@ -11,7 +11,7 @@ the headers that it will have there, those that decoding would read renamed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
 import numpy as np
@@ -26,6 +26,8 @@ from timerstore.entry import Kind
 from timerstore.position import Int64s
 
 DETAIL_CHARS_MAX: Final = 1_000
+CUT_BYTES: Final = 64 << 10
+CUT_HEADERS: Final = 1_000
 _REASONS: Final = {str(reason): reason for reason in RejectReason}
 
 
@@ -35,16 +37,21 @@ def dead_letters(
     condemned: Mapping[int, Refusal],
     topic_of: Mapping[str, str],
     sizes: Int64s,
+    cut: Collection[int] = (),
 ) -> Iterator[Batch]:
     """Dead letters of the rows `ids`: rejects, `condemned` ones (by row index), and held ones that are released.
 
-    `topic_of` maps a delay topic to its dead-letter topic.
+    `topic_of` maps a delay topic to its dead-letter topic. Letters of the rows in `cut` are without their value, and
+    without keys and headers of more than CUT_BYTES; a header says so.
     """
     for part in pieces(ids, sizes):
         chosen = ids[part]
         headers = _headers(outgoing, chosen, condemned)
         values, keys = outgoing.column("value", chosen), outgoing.column("key", chosen)
         topics = [topic_of[outgoing.sources.name(source)[0]] for source in outgoing.rows.source[chosen].tolist()]
+        for i, row in enumerate(chosen.tolist()):
+            if row in cut:
+                values[i], keys[i], headers[i] = _cut(values[i], keys[i], headers[i])
         for topic in dict.fromkeys(topics):
             mine = [i for i, name in enumerate(topics) if name == topic]
             yield Batch(
@@ -106,6 +113,20 @@ def _headers(outgoing: Outgoing, ids: npt.NDArray[np.intp], condemned: Mapping[i
                 original = [*original, *_control_headers({name: column[i] for name, column in columns.items()})]
         result.append(list(h.dead_letter_headers(original, reason, detail[:DETAIL_CHARS_MAX], where, attempts)))
     return result
+
+
+def _cut(value: bytes | None, key: bytes | None, headers: HeaderList) -> tuple[bytes | None, bytes | None, HeaderList]:
+    """What of a dead letter fits into any topic."""
+    names = [name for name, _ in headers]
+    end = len(names) - 1 - names[::-1].index(h.REASON) if h.REASON in names else len(headers)
+    header_bytes = sum(len(name.encode()) + len(_bytes(text) or b"") for name, text in headers[:end])
+    omitted = {"value": len(value or b"")}
+    if len(key or b"") > CUT_BYTES:
+        omitted["key"], key = len(key or b""), None
+    if header_bytes > CUT_BYTES or end > CUT_HEADERS:
+        omitted[f"{end} headers"], headers = header_bytes, headers[end:]
+    text = ", ".join(f"{what} ({size} bytes)" for what, size in omitted.items())
+    return None, key, [*headers, (h.OMITTED, text.encode())]
 
 
 def _bytes(value: str | bytes | None) -> bytes | None:

@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 
-from bridge.enqueue import failures_named
+from bridge.sparkfailures import failures_named
 from timerstore.position import ORIGIN, Position
 from timerstore.sources import Sources
 from timerstore.timerlog import Window

@@ -19,13 +19,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import structlog
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -33,9 +32,10 @@ from bridge.barriers import History
 from bridge.cancels import partitions_of, with_cancels
 from bridge.decode import decode
 from bridge.dialects import foreign_headers
-from bridge.errors import BridgeError, EnvironmentFailure, InternalError, StateError
+from bridge.errors import BridgeError, InternalError
 from bridge.header_limits import HeaderLimits
 from bridge.own_headers import own_headers
+from bridge.sparkfailures import failures_named, named_failure, ranges
 from timerstore.clock import Clock
 from timerstore.errors import Closed
 from timerstore.sources import SourceName
@@ -45,6 +45,7 @@ log = structlog.get_logger("bridge.enqueue")
 
 Offsets = Mapping[SourceName, int]
 
+POLL_RECORDS: Final = "kafka.max.poll.records"
 LEAST_RECORDS: Final = 64
 """A micro-batch is never sized smaller than this, however large records are."""
 
@@ -164,7 +165,7 @@ class Enqueue:
                 return at
             frame = self._batch_frame(at, step)
             began_s = self._clock.monotonic_s()
-            with failures_named("read the delay topics up to the committed offsets"):
+            with failures_named("read the delay topics up to the committed offsets", records=ranges(at, step)):
                 table = frame.toArrow()
             self._store_batch(table, step, began_s)
             at = step
@@ -182,9 +183,15 @@ class Enqueue:
         return {name: min(end[name], at[name] + share) if name in behind else at[name] for name in at}
 
     def _batch_frame(self, start: Offsets, end: Offsets) -> DataFrame:
-        reader = self._spark.read.format("kafka").options(**self._options).option("assign", _assignment(start))
+        reader = self._spark.read.format("kafka").options(**self._sized()).option("assign", _assignment(start))
         reader = reader.option("startingOffsets", _json_offsets(start)).option("endingOffsets", _json_offsets(end))
         return decode(reader.load(), self._histories)
+
+    def _sized(self) -> dict[str, str]:
+        """The source's options. A consumer unpacks no more than a micro-batch at once: what is small as it was
+        compressed may be large."""
+        at_once = min(int(self._options.get(POLL_RECORDS, self._size.records)), self._size.records)
+        return {**self._options, POLL_RECORDS: str(at_once)}
 
     # ---- the query
 
@@ -228,7 +235,7 @@ class Enqueue:
             raise self._failure
 
     def _start_query(self, offsets: Offsets, directory: Path) -> StreamingQuery:
-        reader = self._spark.readStream.format("kafka").options(**self._options)
+        reader = self._spark.readStream.format("kafka").options(**self._sized())
         reader = reader.option("assign", _assignment(offsets)).option("startingOffsets", _json_offsets(offsets))
         records = reader.option("maxOffsetsPerTrigger", self._size.records).load()
 
@@ -237,14 +244,17 @@ class Enqueue:
             # stack. Once a batch has failed, none that follows may be stored: its offsets would be skipped.
             if self._over.is_set() or self._stopping.is_set():
                 return
+            records = ""
             try:
                 began_s = self._clock.monotonic_s()
                 begins = read_ends(directory, batch_id - 1) if batch_id else offsets
                 self._must_follow(begins)
-                self._store_batch(frame.toArrow(), read_ends(directory, batch_id), began_s)
+                ends = read_ends(directory, batch_id)
+                records = ranges(begins, ends)
+                self._store_batch(frame.toArrow(), ends, began_s)
             except Exception as error:  # noqa: BLE001 - told to the application by the query's thread
                 if not self._stopping.is_set():
-                    self._failure = named_failure("take in a micro-batch", error)
+                    self._failure = named_failure("take in a micro-batch", error, records)
                     self._over.set()
 
         writer = decode(records, self._histories).writeStream.foreachBatch(each)
@@ -327,53 +337,6 @@ def _sweep(parent: Path) -> None:
         owner = path.name.removeprefix(SCRATCH_PREFIX).partition("-")[0]
         if owner.isdigit() and not Path(f"/proc/{owner}").exists():
             shutil.rmtree(path, ignore_errors=True)
-
-
-class failures_named:
-    """Turn what Spark raises into an error of the bridge that says what was being done; nothing while stopping."""
-
-    def __init__(self, what: str, stopping: Callable[[], bool] = lambda: False) -> None:
-        self._what = what
-        self._stopping = stopping
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
-        if error is None or isinstance(error, BridgeError) or not isinstance(error, Exception):
-            return False
-        if self._stopping():
-            return True
-        raise named_failure(self._what, error) from error
-
-
-def named_failure(what: str, error: Exception) -> BridgeError:
-    """The bridge's error for one of Spark's; one of the bridge's own as it is."""
-    if isinstance(error, BridgeError):
-        return error
-    text = str(error)
-    lost = ("OffsetOutOfRange", "KAFKA_DATA_LOSS", "data may have been lost", "OFFSET_OUT_OF_RANGE")
-    if any(sign in text for sign in lost):
-        return StateError(
-            "records of the delay topic were deleted before the bridge had read them",
-            hint="Raise the delay topic's retention, then choose where to go on with `delay-bridge adopt`.",
-            reason=_reason(text),
-        )
-    if isinstance(error, PySparkException) or "Py4J" in type(error).__name__:
-        return EnvironmentFailure(
-            f"Spark cannot {what}",
-            hint="Check the brokers, and the log above; started again, the bridge goes on from the same place.",
-            reason=_reason(text),
-        )
-    return InternalError(f"cannot {what}: {error!r}", hint="Please report this with the log.")
-
-
-def _reason(text: str) -> str:
-    """What was wrong, and what was at the bottom of it, from a stack trace of Java's."""
-    lines = [line.strip() for line in text.splitlines()]
-    said = [line.lstrip(": ") for line in lines if line and not line.startswith("An error occurred while calling")]
-    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
-    return "; ".join([*said[:1], *causes[-1:]])[:500]
 
 
 def _assignment(offsets: Offsets) -> str:

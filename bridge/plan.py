@@ -360,7 +360,7 @@ class Planner:
             if len(fates.held):
                 yield from held(outgoing, fates.held, self._dead_letter_topic_of, sizes, fates.held_at_ms)
             if len(fates.dead):
-                yield from dead_letters(outgoing, fates.dead, condemned, self._dead_letter_topic_of, sizes)
+                yield from dead_letters(outgoing, fates.dead, condemned, self._dead_letter_topic_of, sizes, fates.cut)
 
     def _copy_lot_bytes(self, outgoing: Outgoing) -> int | None:
         """As for targets: what a delay topic takes at once, if that is less than the client's batches."""

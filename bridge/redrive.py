@@ -59,6 +59,8 @@ class Letter:
     topic: str
     partition: int
     target: str
+    is_cut: bool = False
+    """Its value is not there: only the record in the delay topic has it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +80,7 @@ class Choice:
 
     def mends(self, letter: Letter) -> bool:
         """Whether it can be understood when it goes back, as far as anybody can tell."""
-        return letter.reason not in BROKEN or self.due_now or bool(self.set_headers)
+        return not letter.is_cut and (letter.reason not in BROKEN or self.due_now or bool(self.set_headers))
 
     def headers(self, letter: Letter) -> Headers:
         """The headers with which it goes back."""
@@ -116,6 +118,7 @@ def read_letter(headers: Headers | None) -> Letter | None:
             topic=_text(why[h.DLT_TOPIC]),
             partition=struct.unpack(">i", why[h.DLT_PARTITION] or b"")[0],
             target=_text(dict(record).get(h.TOPIC)),
+            is_cut=h.OMITTED in why,
         )
     except (KeyError, struct.error):
         return None

@@ -68,6 +68,8 @@ class Fates:
     """Rows that are not delivered, by what becomes of them, each in the order of position; `reasons` counts retries."""
 
     dead: Rows
+    cut: frozenset[int]
+    """Rows among `dead` whose letters are cut, since they fit nowhere whole."""
     retried: Rows
     retried_at_ms: Int64s
     held: Rows
@@ -113,6 +115,7 @@ def settle(
         retried, held = np.union1d(retried, stuck[is_timer]), stuck[~is_timer]
     return Fates(
         dead=dead,
+        cut=frozenset(dead[_named(keys[dead], findings.cut)].tolist()),
         retried=retried,
         retried_at_ms=now_ms + policy.waits_ms(outgoing.attempt[retried].astype(np.int64) + 1, keys[retried]),
         held=held,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -100,7 +101,8 @@ def start(settings: Settings, jars: Sequence[Path]) -> SparkSession:
 
 
 def stop() -> None:
-    """End the process's session, if there is one, and its JVM with it."""
-    session = SparkSession.getActiveSession()
-    if session is not None:
-        session.stop()
+    """End the process's session, if there is one, and its JVM with it. One that has died says so where it was used."""
+    with suppress(Exception):
+        session = SparkSession.getActiveSession()
+        if session is not None:
+            session.stop()

@@ -12,12 +12,14 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 import numpy as np
+import structlog
 from confluent_kafka import KafkaError
 
 from bridge.errors import EnvironmentFailure
+from bridge.headers import RejectReason
 from bridge.outgoing import Batch
 from bridge.targets import EVERY, Targets
-from bridge.verdict import UNKNOWN_TARGET, Findings, Refusal, Verdict, judge_failure, refusal_of
+from bridge.verdict import UNKNOWN_TARGET, Findings, Refusal, Verdict, judge_failure, reason_of, refusal_of
 from bridge.work import Culprit
 from timerstore.position import Int64s
 
@@ -26,6 +28,8 @@ GROUPS: Final = 64
 times out.
 """
 CONDEMNED_MAX: Final = 100_000
+
+log = structlog.get_logger("bridge.suspects")
 
 
 class Suspects:
@@ -37,6 +41,7 @@ class Suspects:
         self.is_careful = False
         self._no_letter: set[int] = set()
         self._no_copy: set[int] = set()
+        self._cut: set[int] = set()
         self._targets = targets
         self._delay_topics = delay_topics
         self._dead_letter_topics = dead_letter_topics
@@ -45,13 +50,14 @@ class Suspects:
     @property
     def findings(self) -> Findings:
         """What is known of single records."""
-        return Findings(self.condemned, self._no_letter, self._no_copy)
+        return Findings(self.condemned, self._no_letter, self._no_copy, self._cut)
 
     def clear(self) -> None:
         """Forget everything: another store, other numbers."""
         self.condemned.clear()
         self._no_letter.clear()
         self._no_copy.clear()
+        self._cut.clear()
         self._end()
 
     def committed(self) -> None:
@@ -120,14 +126,21 @@ class Suspects:
     def _condemn(self, key: int, culprit: Culprit) -> None:
         if len(self.condemned) + len(self._no_letter) + len(self._no_copy) >= CONDEMNED_MAX:
             self.clear()
+        nowhere = False
         if culprit.topic in self._delay_topics:
+            nowhere = key in self._no_letter
             self._no_copy.add(key)
         elif culprit.topic in self._dead_letter_topics:
+            # Refused before, and sent there all the same: it does not fit into the delay topic either.
+            nowhere = key in self._no_copy or key in self._no_letter
             self._no_letter.add(key)
         else:
             self.condemned[key] = refusal_of(culprit.error)
-        if key in self._no_copy and key in self._no_letter:
-            raise _homeless(culprit.topic, culprit.error)
+        if nowhere:
+            if key in self._cut or reason_of(culprit.error) is not RejectReason.TOO_LARGE:
+                raise _homeless(culprit.topic, culprit.error)
+            log.warning("dead-letter-cut", topic=culprit.topic, reason=culprit.error.str())
+            self._cut.add(key)
         self._keys = self._keys[self._keys != key]
 
     def _end(self) -> None:

@@ -122,9 +122,10 @@ def reason_of(error: KafkaError) -> RejectReason:
 @dataclass(frozen=True, slots=True)
 class Findings:
     """What aborts have taught of single records, by packed (source, offset): those whose target refuses them for good,
-    those whose dead letter is refused, and those whose copy is.
+    those whose dead letter is refused, those whose copy is, and those of which no dead letter fits unless it is cut.
     """
 
     condemned: Mapping[int, Refusal] = field(default_factory=dict)
     no_letter: Collection[int] = ()
     no_copy: Collection[int] = ()
+    cut: Collection[int] = ()

@@ -6,8 +6,8 @@ import pytest
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
 from bridge import errors
-from bridge.enqueue import named_failure
 from bridge.errors import EnvironmentFailure
+from bridge.sparkfailures import named_failure, ranges
 
 
 @pytest.mark.parametrize(
@@ -40,3 +40,14 @@ def test_a_failure_of_sparks_names_its_cause() -> None:
     failure = named_failure("read", Py4JError(trace))
     assert isinstance(failure, EnvironmentFailure)
     assert failure.fields["reason"] == "org.apache.spark.SparkException: Job aborted; Bad: key"
+
+
+def test_a_java_process_that_has_ended_is_no_bug_and_says_what_it_was_reading() -> None:
+    """Out of memory by one record, most likely: the operator must learn where it is."""
+    begins = {("delay", 0): 17, ("delay", 1): 5, ("other", 0): 3}
+    records = ranges(begins, {("delay", 0): 31, ("delay", 1): 5, ("other", 0): 4})
+    for error in (ConnectionRefusedError(111, "Connection refused"), Py4JError("Answer from Java side is empty")):
+        failure = named_failure("take in a micro-batch", error, records)
+        assert isinstance(failure, EnvironmentFailure)
+        assert "delay/0 from 17 to 30, other/0 from 3 to 3" in str(failure)
+        assert "spark.driver_memory" in str(failure)

@@ -34,6 +34,13 @@ def test_a_dead_letter_becomes_the_record_that_it_was(attempts: int) -> None:
     assert letter == Letter(headers=OWN, reason="bad-for", topic="delay", partition=3, target="")
 
 
+def test_a_letter_without_its_value_never_goes_back() -> None:
+    """It would be another message."""
+    cut = read_letter([*h.dead_letter_headers(OWN, RejectReason.TOO_LARGE, "why", WHERE), (h.OMITTED, b"value")])
+    assert cut is not None and cut.headers == OWN
+    assert not Choice(due_now=True, set_headers=[("x", b"1")]).mends(cut)
+
+
 @pytest.mark.parametrize(
     "found", [None, [], OWN, [("delay-reason", b"x"), (h.DLT_TOPIC, b"t"), (h.DLT_PARTITION, b"?")]]
 )

@@ -337,6 +337,35 @@ def test_a_target_that_cannot_take_a_message_stops_no_other(site: Site) -> None:
     assert [len(record.value or b"") for record in site.receive(good, 1)] == [32 + 10_000]
 
 
+def test_a_dead_letter_that_fits_nowhere_is_cut_and_holds_up_nobody(site: Site) -> None:
+    """Small as it was compressed, and larger than any topic takes: it says what was left out."""
+    target, to_all = site.topics.create("behind"), ("delay-for", b"1s")
+    mark = uuid.uuid4().hex.encode()
+    squeezing = Producer(
+        {"bootstrap.servers": site.bootstrap, "compression.type": "zstd", "message.max.bytes": 8 << 20}
+    )
+    squeezing.produce(
+        site.delay, b"\0" * (5 << 20), key=mark, headers=[("delay-topic", target.encode()), to_all, ("a", b"1")]
+    )
+    assert squeezing.flush(DELIVERED_S_MAX) == 0
+    site.send(*(Outgoing(topic=site.delay, headers=[("delay-topic", target.encode()), to_all]) for _ in range(9)))
+    site.receive(target, 9)
+    with Reader(site.bootstrap, [f"{site.delay}.dlt"]) as reader:
+
+        def found() -> list[Record]:
+            reader.poll()
+            return [record for record in reader.records if record.key == mark]
+
+        wait_until(found, DELIVERED_S_MAX, "the dead letter")
+        reader.to_end()
+        (letter,) = found()
+    assert letter.value is None
+    assert letter.headers[2] == ("a", b"1")
+    assert letter.header("delay-reason") == RejectReason.PAYLOAD_TOO_LARGE.value.encode()
+    assert letter.header("delay-omitted") == b"value (5242880 bytes)"
+    assert site.bridge.events("dead-letter-cut")
+
+
 def test_dead_letters_that_are_put_back_are_delivered_once(site: Site) -> None:
     """When the topic is there, `redrive` puts back what was for it, and a second run finds nothing left to do."""
     target = f"made-after-{uuid.uuid4().hex[:8]}"
