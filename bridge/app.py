@@ -40,6 +40,7 @@ from bridge.settings import Settings
 from bridge.signals import StopSignals
 from bridge.snapshot import Lag, snapshot
 from bridge.targets import Targets
+from bridge.tracing import OpenTelemetry
 from timerstore.clock import Clock, ClockWatch, SystemClock
 from timerstore.sources import SourceName
 
@@ -123,6 +124,7 @@ class Application:
         self._targets: Targets | None = None
         self._lag = Lag(clock)
         self._clock_watch = ClockWatch(clock)
+        self._tracer = OpenTelemetry(settings) if settings.tracing.endpoint is not None else None
         self._health = Health(self._problems)
         self._metrics = Metrics(self._snapshot)
 
@@ -228,7 +230,7 @@ class Application:
         )
         targets = self._targets = Targets(TargetLookUp(librdkafka(settings, "admin")), self._clock)
         dispatcher = self._dispatcher = make_dispatcher(
-            settings, ownership, targets, clock=self._clock, metrics=self._metrics, on_fatal=self.on_fatal
+            settings, ownership, targets, self._tracer, clock=self._clock, metrics=self._metrics, on_fatal=self.on_fatal
         )
         if before is None:
             self._health.enter("starting-spark", reasons=("starting Spark",))
@@ -358,6 +360,8 @@ class Application:
             self._dispatcher.stop(timeout_s=3.0)
         if self._ownership is not None:
             self._ownership.stop(timeout_s=2.0)
+        if self._tracer is not None:
+            self._tracer.stop()
         spark.stop()
         log.info("stopped")
 

@@ -13,6 +13,7 @@ from bridge.plan import Planner
 from bridge.retry import RetryPolicy
 from bridge.settings import Settings
 from bridge.targets import Targets
+from bridge.tracing import Tracer
 from bridge.work import DispatchMetrics
 from bridge.writer import AcknowledgedWriter, TransactionalWriter, Writer
 from timerstore.clock import Clock
@@ -22,6 +23,7 @@ def make_dispatcher(
     settings: Settings,
     ownership: Ownership,
     targets: Targets,
+    tracer: Tracer | None,
     *,
     clock: Clock,
     metrics: DispatchMetrics,
@@ -30,7 +32,7 @@ def make_dispatcher(
     """A dispatcher that delivers as a member of the group."""
     return Dispatcher(
         writer=_writer(settings, ownership, clock),
-        planner=_planner(settings, targets),
+        planner=_planner(settings, targets, tracer),
         membership=ownership.membership,
         read_committed=lambda partitions: ownership.read_committed_states(partitions),
         clock=clock,
@@ -41,7 +43,7 @@ def make_dispatcher(
     )
 
 
-def _planner(settings: Settings, targets: Targets) -> Planner:
+def _planner(settings: Settings, targets: Targets, tracer: Tracer | None) -> Planner:
     properties = librdkafka(settings, "producer")
     return Planner(
         targets=targets,
@@ -60,6 +62,7 @@ def _planner(settings: Settings, targets: Targets) -> Planner:
             rate=settings.overdue.rate,
         ),
         partitioner=str(properties["partitioner"]),
+        tracer=tracer,
         compressed=str(properties.get("compression.type", "none")) != "none",
     )
 

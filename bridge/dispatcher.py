@@ -346,6 +346,8 @@ class Dispatcher:
         work.rolled += plan.rolled
         work.deferred += plan.deferred
         work.forwarded += plan.forwarded
+        if plan.traced:
+            work.traced.append((self._clock.now_ms(), plan.traced))
         for reason, count in plan.retried.items():
             work.retried[reason] = work.retried.get(reason, 0) + count
 
@@ -413,6 +415,9 @@ class Dispatcher:
         for lateness_ms in work.lateness:
             self._metrics.observe_lateness(lateness_ms)
         self._metrics.observe_transaction(self._committed_s - work.opened_s)
+        if self._planner.tracer is not None:
+            for produced_ms, deliveries in work.traced:
+                self._planner.tracer.delivered(deliveries, produced_ms, self._clock.now_ms())
 
     def _give_up(self, work: Work) -> None:
         """Abort, and put the rows back."""

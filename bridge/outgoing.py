@@ -213,6 +213,20 @@ class Outgoing:
             pairs = list(zip(keys, _objects(self._header_values.slice(low, high - low)), strict=True))
         return OwnHeaders(pairs, (starts - low).tolist(), (ends - low).tolist())
 
+    def named_headers(self, name: str) -> tuple[npt.NDArray[np.intp], pa.Array] | None:
+        """The rows (rising) that have headers of this name, and the headers' values; None when there are none."""
+        if self._header_keys is None or self._header_values is None:
+            return None
+        found = np.flatnonzero(pc.equal(self._header_keys, name).to_numpy(zero_copy_only=False))
+        if not len(found):
+            return None
+        rows = np.searchsorted(self._header_bounds, found, side="right") - 1
+        return rows, self._header_values.take(pa.array(found))
+
+    def origins(self, ids: npt.NDArray[np.intp]) -> list[str]:
+        """`topic/partition/offset` of the rows' originals."""
+        return self._origins(self.rows.payload.column("origin").take(pa.array(ids)), ids)
+
     def _origins(self, origin: pa.Array, ids: npt.NDArray[np.intp]) -> list[str]:
         prefix = self.columns.prefixes.take(pa.array(self.rows.source[ids]))
         return _objects(pc.binary_join_element_wise(prefix, pc.cast(origin, _STRING), _EMPTY))

@@ -19,8 +19,7 @@ now and not in an hour.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Final
@@ -28,7 +27,6 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from bridge import headers as h
 from bridge.cancels import Forwards
 from bridge.catchup import BURST_MS, CatchUp, OverduePolicy
 from bridge.copies import copies
@@ -37,8 +35,9 @@ from bridge.headers import RejectReason
 from bridge.outgoing import Batch, Lane, Outgoing, SourceColumns, integers
 from bridge.placement import PARTITIONER, place
 from bridge.retry import RetryPolicy
-from bridge.sorting import Fates, Sorting, copyable, settle
+from bridge.sorting import Fates, Sorting, copyable, reasons, settle
 from bridge.targets import Target, Targets
+from bridge.tracing import Delivery, Tracer
 from bridge.verdict import Findings, Refusal
 from timerstore.entry import Kind
 from timerstore.position import Bools, Int64s, pack
@@ -58,8 +57,8 @@ class Plan:
     """The rows of one `take`, sorted out. `batches` may be asked for once; `records` is how many records they hold.
 
     `keys` int64[n] are the rows' (source, offset) packed as in the store, `due` int64[] the due times of the rows that
-    are delivered,
-    `delivered` counts by topic, `rejected` and `retried` by reason, `bytes` all that is sent.
+    are delivered, `traced` those rows of them that get a span, `delivered` counts by topic, `rejected` and `retried` by
+    reason, `bytes` all that is sent.
     """
 
     batches: Iterator[Batch]
@@ -73,6 +72,7 @@ class Plan:
     rolled: int
     deferred: int
     forwarded: int
+    traced: Sequence[Delivery] = ()
 
 
 class Planner:
@@ -91,6 +91,7 @@ class Planner:
         record_bytes_max: int = 64 << 20,
         compressed: bool = False,
         partitioner: str = PARTITIONER,
+        tracer: Tracer | None = None,
     ) -> None:
         """`permitted` is the allow-list; dead-letter topics are refused here, whatever it says. By delay topic: default
         target, dead-letter topic.
@@ -112,6 +113,7 @@ class Planner:
         self._record_bytes_max = record_bytes_max
         self._compressed = compressed
         self._partitioner = partitioner
+        self.tracer = tracer
         self._columns: SourceColumns | None = None
 
     def plan(self, rows: Rows, sources: Sources, now_ms: int, findings: Findings = NOTHING) -> Plan:
@@ -151,11 +153,12 @@ class Planner:
             keys=keys,
             due=due,
             delivered={lane.topic: len(lane.ids) for lane, _ in lanes},
-            rejected=_reasons(outgoing, sorting.condemned, dead),
+            rejected=reasons(outgoing, sorting.condemned, dead),
             retried={} if fates is None else fates.reasons,
             rolled=len(rolled),
             deferred=len(deferred),
             forwarded=cancels.records,
+            traced=() if self.tracer is None else self.tracer.chosen(outgoing, sorting.deliver, (names, codes), now_ms),
         )
 
     def _overdue(
@@ -381,18 +384,3 @@ def _release(
     ids = ids[np.array(own, dtype=np.bool_)]
     sorting.deliver[ids] = False
     sorting.released += ids.tolist()
-
-
-def _reasons(outgoing: Outgoing, condemned: Mapping[int, Refusal], dead: npt.NDArray[np.intp]) -> dict[str, int]:
-    """Dead letters by reason; one that was held is counted when it is held no longer."""
-    if not len(dead):
-        return {}
-    counts = Counter(str(condemned[row].reason) for row in dead.tolist() if row in condemned)
-    rejects = dead[outgoing.kind[dead] == Kind.REJECT]
-    counts.update(outgoing.column("reason", rejects))
-    released = np.array(
-        [row for row in dead[outgoing.kind[dead] == Kind.TIMER].tolist() if row not in condemned], np.intp
-    )
-    if len(released):
-        counts.update(h.reason_of(own) for own in outgoing.headers(released).lists())
-    return dict(counts)

@@ -277,6 +277,14 @@ class Http(Section):
         return self
 
 
+class Tracing(Section):
+    """Delivery spans of messages that carry a trace."""
+
+    endpoint: str | None = Field(default=None, pattern="^https?://.+")
+    ratio: float = Field(default=1.0, gt=0, le=1)
+    rate: Annotated[int, per_second("1/s", "10000/s")] = 100
+
+
 class Logs(Section):
     """How the bridge logs."""
 
@@ -303,6 +311,7 @@ class Settings(Section):
     ingest: Ingest = Field(default_factory=Ingest)
     spark: Spark = Field(default_factory=Spark)
     http: Http = Field(default_factory=Http)
+    tracing: Tracing = Field(default_factory=Tracing)
     logs: Logs = Field(default_factory=Logs)
 
     _from_files: dict[tuple[str, ...], str] = PrivateAttr(default_factory=dict)

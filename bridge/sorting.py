@@ -21,6 +21,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from bridge import headers as h
 from bridge.copies import copy_sizes
 from bridge.headers import RejectReason
 from bridge.kafka import HEADER_ALLOWANCE_BYTES
@@ -170,3 +171,18 @@ def _named(keys: Int64s, names: Collection[int]) -> Bools:
 
 def _rows(by_row: Mapping[int, object]) -> Rows:
     return np.sort(np.fromiter(by_row, np.intp, len(by_row)))
+
+
+def reasons(outgoing: Outgoing, condemned: Mapping[int, Refusal], dead: npt.NDArray[np.intp]) -> dict[str, int]:
+    """Dead letters by reason; one that was held is counted when it is held no longer."""
+    if not len(dead):
+        return {}
+    counts = Counter(str(condemned[row].reason) for row in dead.tolist() if row in condemned)
+    rejects = dead[outgoing.kind[dead] == Kind.REJECT]
+    counts.update(outgoing.column("reason", rejects))
+    released = np.array(
+        [row for row in dead[outgoing.kind[dead] == Kind.TIMER].tolist() if row not in condemned], np.intp
+    )
+    if len(released):
+        counts.update(h.reason_of(own) for own in outgoing.headers(released).lists())
+    return dict(counts)

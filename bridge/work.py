@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -11,6 +11,7 @@ import numpy.typing as npt
 from confluent_kafka import KafkaError
 
 from bridge.progress import CommittedState
+from bridge.tracing import Delivery
 from timerstore.position import Int64s, Progress
 from timerstore.sources import SourceName, Sources
 from timerstore.transaction import Rows
@@ -155,6 +156,8 @@ class Work:
     deferred: int = 0
     forwarded: int = 0
     retried: dict[str, int] = field(default_factory=dict)
+    traced: list[tuple[int, Sequence[Delivery]]] = field(default_factory=list)
+    """When they were produced (ms), and the messages that get a span."""
     states: dict[SourceName, CommittedState] = field(default_factory=dict)
 
     def blame(self, rows: Mapping[int, tuple[KafkaError, int]]) -> dict[int, Culprit]:

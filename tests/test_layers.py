@@ -22,7 +22,7 @@ LONGER: Final = {  # module: its own limit, and why it is one thing all the same
     "bridge/dispatcher.py": 540,  # one thread: what may follow what is understood by reading it in one place
     "bridge/headers.py": 500,  # the contract in both directions, so that they cannot drift apart
     "bridge/ownership.py": 460,  # one client and its callbacks
-    "bridge/settings.py": 440,  # every key once
+    "bridge/settings.py": 460,  # every key once
     "bridge/writer.py": 500,  # the two modes side by side: what each step means in one and in the other
 }
 

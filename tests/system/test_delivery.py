@@ -21,6 +21,7 @@ from bridge import cli
 from bridge.headers import RejectReason
 from tests.system.bridge import ROOT, RunningBridge
 from tests.system.broker import Broker
+from tests.system.collector import Collector
 from tests.system.kafka import Headers, Outgoing, Reader, Record, Topics, produce, produce_with, read_committed
 from tests.waiting import wait_until
 from timerstore.clock import SystemClock
@@ -64,13 +65,23 @@ class Site:
 
 
 @pytest.fixture(scope="module")
-def site(broker: Broker, topics: Topics, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def collector() -> Iterator[Collector]:
+    """Where the bridge sends its spans."""
+    with Collector() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def site(
+    broker: Broker, topics: Topics, collector: Collector, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Site]:
     """One bridge for this whole module; every test has targets of its own."""
     delay, other, target = topics.delay(partitions=PARTITIONS), topics.delay("other"), topics.create("default")
     config = {
         "delay_topics": {other: {"target": target}},
         "targets": {"deny": [f"{DENIED}.*"]},
         "delivery": {"retry": {"attempts": 2, "backoff": "500ms"}},
+        "tracing": {"endpoint": collector.endpoint},
         "limits": {"payload_bytes": PAYLOAD_BYTES},
         "delay": {"levels": " ".join(f"{ms}ms" for ms in LEVELS_MS), "max": "1h"},
     }
@@ -472,7 +483,7 @@ def test_the_probes_answer(site: Site) -> None:
 # ---- seen from a shell
 
 
-def test_the_charts_test_pod_sends_a_message_and_sees_it_arrive(site: Site) -> None:
+def test_the_charts_test_pod_sends_a_message_and_sees_it_arrive(site: Site, collector: Collector) -> None:
     """What `helm test` runs, against a real broker: status 0, and one line that says where and how late."""
     pod = yaml.safe_load((ROOT / "tests/helm/snapshots/pod-test.yaml").read_text())
     target = site.topics.create("test")
@@ -487,6 +498,9 @@ def test_the_charts_test_pod_sends_a_message_and_sees_it_arrive(site: Site) -> N
     (record,) = site.receive(target, 1)
     assert record.value == b"helm test"
     assert record.header("traceparent") == TRACE.encode(), "a trace goes on across the delay"
+    wait_until(lambda: collector.spans, DELIVERED_S_MAX, "the span of this one delivery")
+    (span,) = collector.spans
+    assert (span.name, span.links[0].trace_id.hex()) == (f"send {target}", TRACE.split("-")[1])
 
 
 def test_who_waits_for_a_dead_letter_is_told_so(site: Site) -> None:
