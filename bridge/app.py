@@ -391,7 +391,8 @@ class Application:
             return StoreSnapshot()
         guard = None if pipeline is None else pipeline.retention
         seen = snapshot(store, self._settings, self._clock.now_ms(), self._lag, guard)
-        seen = replace(seen, disk_full=pipeline is not None and bool(pipeline.impediments()))
+        full, refused = pipeline is not None and bool(pipeline.impediments()), bool(self._credentials.alarms())
+        seen = replace(seen, disk_full=full, credentials_refused=refused)
         return seen if self._targets is None else replace(seen, failing=self._targets.failing())
 
     def _problems(self) -> list[str]:

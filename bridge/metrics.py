@@ -48,6 +48,7 @@ class StoreSnapshot:
     segment_bytes: int = 0
     disk_free_bytes: int | None = None
     disk_full: bool = False
+    credentials_refused: bool = False
     disk_bytes: int | None = None
     cancelled_total: int = 0
     tombstones: int = 0
@@ -284,6 +285,10 @@ class _Gauges(Collector):
         yield _gauge("segment_bytes", "Size of the segments on disk.", now.segment_bytes)
         text = "1 while a segment waits for room on the disk: delivery goes on, ingest stops when memory is full."
         yield _gauge("disk_full", text, int(now.disk_full))
+        text = (
+            "1 while replaced certificates or passwords cannot be used: the old ones stay in force until they expire."
+        )
+        yield _gauge("credentials_refused", text, int(now.credentials_refused))
         if now.disk_free_bytes is not None and now.disk_bytes is not None:
             text = "Room on the file system of store.directory. When it is full, ingest waits; delivery goes on."
             yield _gauge("disk_free_bytes", text, now.disk_free_bytes)
