@@ -210,14 +210,31 @@ def test_a_delay_topic_without_an_answer_is_waited_for(brokers: Brokers, targets
     assert targets.resolve(["delay"])["delay"].is_well
 
 
-def test_a_record_that_neither_of_our_topics_takes_is_told(brokers: Brokers, targets: Targets) -> None:
-    """Its dead letter is refused, then its copy: it has nowhere to go."""
+def test_a_record_that_neither_of_our_topics_takes_is_cut(brokers: Brokers, targets: Targets) -> None:
+    """Its dead letter is refused, then its copy, or the letter again where no copy is possible. Only if what is cut is
+    refused as well has it nowhere to go."""
     brokers.topics = {"delay": WELL, "delay.dlt": WELL}
     found, error = suspects(targets), KafkaError(KafkaError.MSG_SIZE_TOO_LARGE)
     assert found.learn({7: Culprit("delay.dlt", 0, error)}, is_exact=True)
     assert set(found.findings.no_letter) == {7}
     assert found.learn({8: Culprit("delay", 0, error)}, is_exact=True)
     assert set(found.findings.no_copy) == {8}
+    assert not found.findings.cut
+    assert found.learn({7: Culprit("delay", 0, error)}, is_exact=True)
+    assert found.learn({9: Culprit("delay.dlt", 0, error)}, is_exact=True)
+    assert found.learn({9: Culprit("delay.dlt", 0, error)}, is_exact=True)
+    assert set(found.findings.cut) == {7, 9}
+    with pytest.raises(EnvironmentFailure, match="copy"):
+        found.learn({7: Culprit("delay.dlt", 0, error)}, is_exact=True)
+    found.committed()
+    assert not found.findings.cut
+
+
+def test_a_record_that_is_refused_for_what_it_is_is_told(brokers: Brokers, targets: Targets) -> None:
+    """Cut, it would be refused again."""
+    brokers.topics = {"delay": WELL, "delay.dlt": WELL}
+    found, error = suspects(targets), KafkaError(KafkaError.INVALID_RECORD)
+    assert found.learn({7: Culprit("delay.dlt", 0, error)}, is_exact=True)
     with pytest.raises(EnvironmentFailure, match="copy"):
         found.learn({7: Culprit("delay", 0, error)}, is_exact=True)
 
