@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -140,6 +141,7 @@ class Enqueue:
         self._failure: BridgeError | None = None
         self._thread: threading.Thread | None = None
         self._query: StreamingQuery | None = None
+        self._reading = ""
 
     def cancel(self) -> None:
         """Let `catch_up` return after the slice that it is at, and take every failure from now on for a consequence."""
@@ -165,7 +167,7 @@ class Enqueue:
                 return at
             frame = self._batch_frame(at, step)
             began_s = self._clock.monotonic_s()
-            with failures_named("read the delay topics up to the committed offsets", records=ranges(at, step)):
+            with failures_named("read the delay topics up to the committed offsets", records=partial(ranges, at, step)):
                 table = frame.toArrow()
             self._store_batch(table, step, began_s)
             at = step
@@ -223,7 +225,8 @@ class Enqueue:
     def _run_query(self, offsets: Offsets) -> None:
         """One query, until it fails, is stopped, or wants another batch size."""
         self._over.clear()
-        with scratch_directory() as directory, failures_named("read the delay topics", self._stopping.is_set):
+        failures = failures_named("read the delay topics", self._stopping.is_set, lambda: self._reading)
+        with scratch_directory() as directory, failures:
             query = self._query = self._start_query(offsets, directory)
             try:
                 while not (self._stopping.is_set() or self._over.is_set()):
@@ -244,17 +247,16 @@ class Enqueue:
             # stack. Once a batch has failed, none that follows may be stored: its offsets would be skipped.
             if self._over.is_set() or self._stopping.is_set():
                 return
-            records = ""
             try:
                 began_s = self._clock.monotonic_s()
                 begins = read_ends(directory, batch_id - 1) if batch_id else offsets
                 self._must_follow(begins)
                 ends = read_ends(directory, batch_id)
-                records = ranges(begins, ends)
+                self._reading = ranges(begins, ends)
                 self._store_batch(frame.toArrow(), ends, began_s)
             except Exception as error:  # noqa: BLE001 - told to the application by the query's thread
                 if not self._stopping.is_set():
-                    self._failure = named_failure("take in a micro-batch", error, records)
+                    self._failure = named_failure("take in a micro-batch", error, self._reading)
                     self._over.set()
 
         writer = decode(records, self._histories).writeStream.foreachBatch(each)

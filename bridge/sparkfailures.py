@@ -16,7 +16,13 @@ Offsets = Mapping[SourceName, int]
 class failures_named:
     """Turn what Spark raises into an error of the bridge that says what was being done; nothing while stopping."""
 
-    def __init__(self, what: str, stopping: Callable[[], bool] = lambda: False, records: str = "") -> None:
+    def __init__(
+        self,
+        what: str,
+        stopping: Callable[[], bool] = lambda: False,
+        records: Callable[[], str] = lambda: "",
+    ) -> None:
+        """`records` says which were being read."""
         self._what = what
         self._stopping = stopping
         self._records = records
@@ -29,7 +35,7 @@ class failures_named:
             return False
         if self._stopping():
             return True
-        raise named_failure(self._what, error, self._records) from error
+        raise named_failure(self._what, error, self._records()) from error
 
 
 def named_failure(what: str, error: Exception, records: str = "") -> BridgeError:
