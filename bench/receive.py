@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ def main() -> None:
     parser.add_argument("--messages", type=int, required=True)
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--skip-due-before", type=int, default=0)
+    parser.add_argument("--windows", nargs="+", default=(), help="name, first and last due time (epoch ms), and again")
     parser.add_argument("--targets", nargs="+", default=TARGETS)
     arguments = parser.parse_args()
     clock = SystemClock()
@@ -73,9 +75,21 @@ def main() -> None:
                 "last_ms": int(max(stamped, default=0)),
                 "stamped_ms": percentiles((np.array(stamped) - dues)[steady]),
                 "arrived_ms": percentiles((np.array(arrived) - dues)[steady]),
+                "windows": {
+                    name: {
+                        "stamped_ms": percentiles((np.array(stamped) - dues)[(dues >= int(start)) & (dues < int(end))]),
+                        "arrived_ms": percentiles((np.array(arrived) - dues)[(dues >= int(start)) & (dues < int(end))]),
+                    }
+                    for name, start, end in batched(arguments.windows)
+                },
             }
         )
     )
+
+
+def batched(windows: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+    """Name, start and end of each."""
+    yield from zip(windows[0::3], windows[1::3], windows[2::3], strict=True)
 
 
 def percentiles(values: np.ndarray) -> dict[str, float]:

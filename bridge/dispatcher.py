@@ -52,6 +52,8 @@ LOOK_AGAIN_S: Final = 1.0
 """The longest sleep: ingest of what is far away moves O without waking anybody, and a stepped wall clock must be
 noticed.
 """
+STALLED_LOOK_S: Final = 0.5
+"""Nothing is acknowledged for so long: the brokers are asked what they know of the targets, and again after as long."""
 CATCH_UP_WAIT_S: Final = 0.25
 BACKOFF_S: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0)
 FENCED_AGAIN_S: Final = 60.0
@@ -109,12 +111,13 @@ class Dispatcher:
         self._fenced_s: float | None = None
         self._committed_s = 0.0
         self._row_bytes = 1_000.0
+        self._look_again_s = STALLED_LOOK_S
 
     # -- control: any thread
 
     def start(self) -> None:
         """Start the thread, held; it opens the producer meanwhile."""
-        self._planner.targets.start()
+        self._planner.targets.start(self._planner.delay_topics | self._planner.dead_letter_topics)
         self._thread = threading.Thread(target=self._run, name="dispatcher", daemon=True)
         self._thread.start()
 
@@ -213,6 +216,7 @@ class Dispatcher:
         if self._renewal:
             self._renewal = False
             self._set_open(False)
+            self._writer.close()
             self._metrics.producer_rebuilt()
         if not self._is_open:
             self._open()
@@ -270,12 +274,13 @@ class Dispatcher:
     def _transact(self, store: Store) -> None:
         work = Work(store.begin(), self._clock.monotonic_s())
         self._planner.catch_up.begin()
+        self._look_again_s = STALLED_LOOK_S
         try:
             self._fill(store, work)
             self._commit(store, work)
         except Aborted as aborted:
-            self._give_up(work)
-            self._after_abort(work, aborted)
+            is_fresh = self._give_up(work, leave=aborted.is_explained)
+            self._after_abort(work, aborted, is_fresh=is_fresh)
         except Indefinite as indefinite:
             self._unresolved = work
             self._after_break(indefinite)
@@ -372,12 +377,17 @@ class Dispatcher:
         if not work.begun:
             self._writer.begin()
             work.begun = True
-        self._writer.commit(offsets, member.metadata, lambda: self._look_at_targets(work))
+        self._writer.commit(offsets, member.metadata, lambda stalled_s: self._look_at_targets(work, stalled_s))
         self._acknowledge(work)
 
-    def _look_at_targets(self, work: Work) -> None:
+    def _look_at_targets(self, work: Work, stalled_s: float) -> None:
         """Nothing is acknowledged. Raises Aborted when that is because a target takes nothing any more."""
-        if self._planner.targets.look_again({topic for _, topic, _ in work.sent}):
+        targets = self._planner.targets
+        found = targets.find_silent(stalled_s, spared=self._planner.delay_topics)
+        if not found and stalled_s >= self._look_again_s:
+            found = bool(targets.look_again({topic for _, topic, _ in work.sent}))
+            self._look_again_s = stalled_s + STALLED_LOOK_S
+        if found:
             error = KafkaError(KafkaError._MSG_TIMED_OUT, "a target takes nothing any more")
             raise Aborted(error, is_explained=True)
 
@@ -419,22 +429,29 @@ class Dispatcher:
             for produced_ms, deliveries in work.traced:
                 self._planner.tracer.delivered(deliveries, produced_ms, self._clock.now_ms())
 
-    def _give_up(self, work: Work) -> None:
-        """Abort, and put the rows back."""
+    def _give_up(self, work: Work, *, leave: bool = False) -> bool:
+        """Abort, and put the rows back; `leave`: the abort may wait for a partition that does not answer. Returns
+        whether the producer is another one now.
+        """
+        is_fresh = False
         try:
             if work.begun and not work.is_ended:
-                self._writer.abort()
+                if leave:
+                    is_fresh = self._writer.leave()
+                else:
+                    self._writer.abort()
         except Broken as broken:
             self._after_break(broken)
         finally:
             work.rollback()
+        return is_fresh
 
-    def _after_abort(self, work: Work, aborted: Aborted) -> None:
+    def _after_abort(self, work: Work, aborted: Aborted, *, is_fresh: bool) -> None:
         """Decide how the next attempt differs from this one."""
         self._metrics.transaction_aborted()
         error = aborted.error
         log.warning("transaction-aborted", code=error.name(), reason=error.str(), rows=work.rows)
-        if may_be_a_record(error):
+        if may_be_a_record(error) and not is_fresh:
             # A batch that was refused leaves a gap in the client's sequence numbers, on which the next one stumbles.
             self._set_open(False)
         if aborted.is_explained:

@@ -9,6 +9,7 @@ for just that thread.
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 from collections.abc import Callable
@@ -69,17 +70,34 @@ class Guard:
         self._name = name
         self._calls: queue.SimpleQueue[_Call | None] | None = None
 
-    def call(self, run: Callable[[], T], timeout_s: float) -> T:
-        """What `run` returns or raises. Raises Unanswered after `timeout_s`; a later call gets a new thread."""
+    def call(
+        self,
+        run: Callable[[], T],
+        timeout_s: float,
+        meanwhile: Callable[[], None] = lambda: None,
+        every_s: float = math.inf,
+    ) -> T:
+        """What `run` returns or raises. Raises Unanswered after `timeout_s`; a later call gets a new thread.
+
+        `meanwhile` is called every `every_s` of waiting; what it raises ends the wait as well.
+        """
         if self._calls is None:
             self._calls = queue.SimpleQueue()
             threading.Thread(target=_serve, args=(self._calls,), name=self._name, daemon=True).start()
         call = _Call(run)
         self._calls.put(call)
+        waited_s = 0.0
         try:
-            result: T = call.wait(timeout_s)
+            while not call.done.wait(slice_s := min(every_s, timeout_s - waited_s)) and waited_s + slice_s < timeout_s:
+                waited_s += slice_s
+                meanwhile()
+            result: T = call.wait(0)
         except Unanswered:
             self.close()
+            raise Unanswered(f"no answer within {timeout_s:g} s") from None
+        except BaseException:
+            if not call.done.is_set():
+                self.close()
             raise
         return result
 

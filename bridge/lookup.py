@@ -28,6 +28,19 @@ from bridge.targets import Target
 from bridge.verdict import Refusal
 
 PROBE_TIMEOUT_S: Final = 2.0
+UNANSWERED_CODES: Final = frozenset(
+    {
+        KafkaError._TRANSPORT,
+        KafkaError._TIMED_OUT,
+        KafkaError._TIMED_OUT_QUEUE,
+        KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._RESOLVE,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.REQUEST_TIMED_OUT,
+    }
+)
+"""Errors of `ask` that say no more than that there was no answer from a leader."""
 
 
 class TargetLookUp:
@@ -68,16 +81,26 @@ class TargetLookUp:
             configs = {resource.name: self._result(resource.name, future) for resource, future in answers.items()}
         return {name: _target(name, answer, configs.get(name)) for name, answer in found.items()}
 
-    def answers(self, name: str, partitions: Collection[int]) -> bool:
-        """Whether the leaders of these partitions answer a request for their end offsets."""
+    def ask(self, partitions: Collection[tuple[str, int]]) -> Mapping[tuple[str, int], Future[Any]]:
+        """Ask the leader of each partition for its end offset, without waiting; each by itself, since one that is
+        silent would keep the answers of the others back.
+        """
         latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-        wanted = {TopicPartition(name, partition): latest for partition in partitions}
-        try:
-            for future in self._admin.list_offsets(wanted, request_timeout=PROBE_TIMEOUT_S).values():
-                future.result(timeout=PROBE_TIMEOUT_S + 1)
-        except (KafkaException, FutureTimeout):
+        asked: dict[tuple[str, int], Future[Any]] = {}
+        for name, number in partitions:
+            wanted = TopicPartition(name, number)
+            asked[name, number] = self._admin.list_offsets({wanted: latest}, request_timeout=PROBE_TIMEOUT_S)[wanted]
+        return asked
+
+    @staticmethod
+    def is_answered(answer: Future[Any]) -> bool:
+        """Whether there is an answer from a leader by now: an offset, or an error that it has sent itself."""
+        if not answer.done():
             return False
-        return True
+        failure = answer.exception()
+        return failure is None or (
+            isinstance(failure, KafkaException) and kafka_error(failure).code() not in UNANSWERED_CODES
+        )
 
     def _result(self, name: str, future: Future[Any]) -> Any:
         """The answer, or a Refusal where the answer is that it is missing, or that we may not see it."""
@@ -118,6 +141,7 @@ def _target(name: str, answer: Any, config: Any) -> Target:
         bytes_max=int(config["max.message.bytes"].value) if told else None,
         refusal=refusal,
         down={p.id: why for p in answer.partitions if (why := _trouble(p, replicas_min))},
+        leaders={p.id: p.leader.id for p in answer.partitions if p.leader is not None and p.leader.id >= 0},
     )
 
 

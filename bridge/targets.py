@@ -7,6 +7,10 @@ an abort, or a transaction that is not acknowledged, brings it up again.
 A circuit breaker for each partition (`trip`) does the same for what looks well and is not: a leader that does not
 answer. It closes when that leader answers again, and reopens for twice as long.
 
+While a transaction is not acknowledged, every leader is asked something small (`find_silent`). If some answer and
+others do not, these are to blame, with all partitions that they lead: a node that has just died is known of half a
+second later, long before the brokers say so.
+
 The thread of `start` keeps all that up to date beside delivery, for as long as it is used: a target that fails costs a
 look-up now and then, and no delivery waits for it.
 """
@@ -15,8 +19,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import structlog
 
@@ -35,7 +40,17 @@ RENEWED_FOR_S: Final = 5.0
 UNANSWERED_FOR_S: Final = 5.0
 LOOK_INTERVAL_S: Final = 0.5
 LOOK_UPS_MAX: Final = 100
+SILENT_S: Final = 0.3
+"""Who has not answered for so long, while others have and nothing is acknowledged, is silent. Usually it takes
+milliseconds.
+"""
+WARM_S: Final = 5.0
+"""Between two questions to everybody, so that the connections are there when they matter."""
+PROBE_S: Final = 2.0
+"""How long a closing breaker waits for its leader."""
 OPEN_S: Final = 5.0
+SILENT_OPEN_S: Final = 1.0
+"""The first time: it may have been no more than a pause."""
 OPEN_S_MAX: Final = 300.0
 RELAPSE_S: Final = 600.0
 """Who fails again within this time stays out for longer."""
@@ -52,13 +67,14 @@ log = structlog.get_logger("bridge.targets")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
     """A topic: its partition count, the largest batch it takes in bytes (None: we may not look), why it takes nothing
-    from us at all (None: it does), and which partitions take nothing now, and why.
+    from us at all (None: it does), which partitions take nothing now, and why, and the node that leads each.
     """
 
     partitions: int
     bytes_max: int | None
     refusal: Refusal | None = None
     down: Mapping[int, str] = field(default_factory=dict)
+    leaders: Mapping[int, int] = field(default_factory=dict, compare=False)
 
     @property
     def is_well(self) -> bool:
@@ -78,8 +94,14 @@ class LookUp(Protocol):
         """Each topic as it is now. Raises EnvironmentFailure when the brokers do not answer."""
         ...
 
-    def answers(self, name: str, partitions: Collection[int]) -> bool:
-        """Whether the leaders of these partitions answer."""
+    def ask(self, partitions: Collection[tuple[str, int]]) -> Mapping[tuple[str, int], Future[Any]]:
+        """Ask the leader of each partition something small, without waiting. An answer may be an error; one that says
+        that there was none is not an answer.
+        """
+        ...
+
+    def is_answered(self, answer: Future[Any]) -> bool:
+        """Whether the leader has answered by now."""
         ...
 
 
@@ -100,6 +122,14 @@ class _Breaker:
     is_open: bool = True
 
 
+@dataclass(slots=True)
+class _RollCall:
+    """A question to every leader, during one stall."""
+
+    asked_s: float
+    answers: dict[int, Future[Any]]
+
+
 class Targets:
     """A cache of `Target` by name with an expiry, and the circuit breakers. Any thread; `resolve` is the
     dispatcher's."""
@@ -110,13 +140,19 @@ class Targets:
         self._lock = threading.Lock()
         self._known: dict[str, _Known] = {}
         self._breakers: dict[tuple[str, int], _Breaker] = {}
+        self._own: frozenset[str] = frozenset()
+        self._roll: _RollCall | None = None
+        self._warmed_s = clock.monotonic_s()
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
     # -- the thread
 
-    def start(self) -> None:
-        """Keep what is known up to date from now on."""
+    def start(self, own: Iterable[str] = ()) -> None:
+        """Keep what is known up to date from now on. `own` are the bridge's topics: known from the start, so that
+        nobody waits for that when a target fails, and that there is a leader to compare others with.
+        """
+        self._own = frozenset(own)
         self._thread = threading.Thread(target=self._run, name="targets", daemon=True)
         self._thread.start()
 
@@ -138,12 +174,16 @@ class Targets:
         """
         now_s = self._clock.monotonic_s()
         with self._lock:
-            expired = [name for name, known in self._known.items() if _is_expired(known, now_s)]
+            expired = [name for name in self._own if name not in self._known]
+            expired += [name for name, known in self._known.items() if _is_expired(known, now_s)]
             probes = [key for key, breaker in self._breakers.items() if breaker.is_open and breaker.until_s <= now_s]
         if expired:
             self._learn(expired[:LOOK_UPS_MAX])
-        for name, partition in probes[:LOOK_UPS_MAX]:
-            self._probe(name, partition)
+        if probes:
+            self._probe(probes[:LOOK_UPS_MAX])
+        if now_s - self._warmed_s >= WARM_S:
+            self._warmed_s = now_s
+            self._call_roll(now_s)
 
     # -- for the dispatcher
 
@@ -182,18 +222,62 @@ class Targets:
         after = self.resolve(names)
         return frozenset(name for name in names if not after[name].is_well and after[name] != before[name])
 
+    def find_silent(self, stalled_s: float, *, spared: Collection[str] = ()) -> bool:
+        """Nothing has been acknowledged for that long; call it again and again meanwhile. It asks all leaders, and
+        later opens the breakers of the partitions of those that do not answer while others do (but not those of the
+        topics `spared`). Returns whether there are any.
+        """
+        now_s, roll = self._clock.monotonic_s(), self._roll
+        if roll is None or now_s - stalled_s >= roll.asked_s:
+            self._roll = self._call_roll(now_s)  # another stall
+            return False
+        if now_s - roll.asked_s < SILENT_S:
+            return False
+        silent = {node for node, answer in roll.answers.items() if not self._look_up.is_answered(answer)}
+        if not silent or len(silent) == len(roll.answers):
+            return False  # all of them, or none: it is something else
+        with self._lock:
+            found = [
+                (name, partition)
+                for name, known in self._known.items()
+                if name not in spared
+                for partition, node in known.target.leaders.items()
+                if node in silent and not self._is_down(name, partition, known.target)
+            ]
+        for name, partition in found:
+            refusal = Refusal(UNAVAILABLE, f"{name}: the leader of partition {partition} does not answer")
+            self.trip(name, partition, refusal, open_s=SILENT_OPEN_S)
+        return bool(found)
+
+    def _call_roll(self, now_s: float) -> _RollCall:
+        """Ask each leader of a known partition that is not down already."""
+        partition_of: dict[int, tuple[str, int]] = {}
+        with self._lock:
+            for name, known in self._known.items():
+                for partition, node in known.target.leaders.items():
+                    if node not in partition_of and not self._is_down(name, partition, known.target):
+                        partition_of[node] = (name, partition)
+        asked = self._look_up.ask(list(partition_of.values())) if len(partition_of) > 1 else {}
+        return _RollCall(now_s, {node: asked[key] for node, key in partition_of.items() if key in asked})
+
+    def _is_down(self, name: str, partition: int, target: Target) -> bool:
+        keys = ((name, partition), (name, EVERY))
+        return partition in target.down or any(key in self._breakers and self._breakers[key].is_open for key in keys)
+
     def refuse(self, name: str, refusal: Refusal) -> None:
         """Send nothing there for a while: the brokers do not take it."""
         self.trip(name, EVERY, refusal)
 
-    def trip(self, name: str, partition: int, refusal: Refusal) -> None:
-        """Open the breaker of a partition (or of EVERY one): it looks well, and takes nothing."""
+    def trip(self, name: str, partition: int, refusal: Refusal, open_s: float = OPEN_S) -> None:
+        """Open the breaker of a partition (or of EVERY one) for `open_s`, longer if it has failed lately: it looks
+        well, and takes nothing.
+        """
         now_s = self._clock.monotonic_s()
         with self._lock:
             key = (name, partition)
             old = self._breakers.pop(key, None)
             relapses = old is not None and now_s - old.until_s <= RELAPSE_S
-            wait_s = min(OPEN_S_MAX, 2 * old.wait_s) if old is not None and relapses else OPEN_S
+            wait_s = min(OPEN_S_MAX, max(OPEN_S, 2 * old.wait_s)) if old is not None and relapses else open_s
             self._breakers[key] = _Breaker(refusal, now_s + wait_s, wait_s)
             if len(self._breakers) > TARGETS_MAX:
                 del self._breakers[next(iter(self._breakers))]
@@ -267,23 +351,29 @@ class Targets:
         }
         return replace(target, down={**tripped, **target.down}) if tripped else target
 
-    def _probe(self, name: str, partition: int) -> None:
-        """Close a breaker whose leader answers."""
+    def _probe(self, keys: Sequence[tuple[str, int]]) -> None:
+        """Close the breakers whose leaders answer; one question to each, and one wait for all."""
         with self._lock:
-            known = self._known.get(name)
-            count = 0 if known is None else known.target.partitions
-        partitions = [partition] if partition != EVERY else list(range(count))
-        is_well = self._look_up.answers(name, partitions) if partitions else known is None
-        with self._lock:
-            breaker = self._breakers.get((name, partition))
-            if breaker is None:
-                return
+            counts = {name: known.target.partitions for name, known in self._known.items()}
+        probed = {
+            (name, partition): [(name, n) for n in ([partition] if partition != EVERY else range(counts.get(name, 0)))]
+            for name, partition in keys
+        }
+        answers = self._look_up.ask([asked for several in probed.values() for asked in several])
+        wait(answers.values(), PROBE_S)
+        for (name, partition), several in probed.items():
+            is_well = all(key in answers and self._look_up.is_answered(answers[key]) for key in several)
+            is_well = is_well and (bool(several) or name not in counts)
+            with self._lock:
+                breaker = self._breakers.get((name, partition))
+                if breaker is None:
+                    continue
+                if is_well:
+                    breaker.is_open = False
+                else:
+                    breaker.until_s = self._clock.monotonic_s() + FAILING_FOR_S
             if is_well:
-                breaker.is_open = False
-            else:
-                breaker.until_s = self._clock.monotonic_s() + FAILING_FOR_S
-        if is_well:
-            log.info("target-breaker-closed", topic=name, partition=partition)
+                log.info("target-breaker-closed", topic=name, partition=partition)
 
 
 def _is_expired(known: _Known, now_s: float) -> bool:

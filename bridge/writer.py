@@ -14,20 +14,21 @@ experiments):
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import repeat
 from typing import Any, Final, NoReturn, Protocol
 
+import structlog
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
 
-from bridge import headers as h
 from bridge.clienterrors import fenced, is_fatal, is_fenced, kafka_error
 from bridge.errorlog import ErrorLog
 from bridge.errors import EnvironmentFailure
 from bridge.guard import Guard, Unanswered
+from bridge.identities import DENIED_CODES, Identities, Identity, in_thread
 from bridge.outgoing import Batch
+from bridge.producing import Stopped, produce_any, produce_plain
 from timerstore.clock import Clock
 
 CALL_TIMEOUT_S: Final = 5.0
@@ -38,25 +39,21 @@ STEP_TIMEOUT_S: Final = 15.0
 """Sending offsets, committing, aborting: longer than the transaction time-out, after which the broker has decided
 anyway.
 """
-STALLED_S: Final = 0.5
-"""Nothing is acknowledged for so long: time to look at the targets. Usually it takes milliseconds."""
+STALLED_S: Final = 0.1
+"""Nothing is acknowledged for so long: time to look at the targets, and again after as long. Usually it takes
+milliseconds.
+"""
 STALLED_S_MAX: Final = 4.0
 """And so long: whoever does not answer is to blame, though nobody knows why."""
 FULL_TIMEOUT_S: Final = 8.0
 """How long the client's queue may stay full; below the transaction time-out."""
 FULL_POLL_S: Final = 0.05
+SPARES: Final = 2
+"""Transactional ids beside the first one; a node that dies holds up one, sometimes two."""
+SPARES_SERVED_S: Final = 1.0
 
-DENIED_CODES: Final = frozenset(
-    {
-        KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-        KafkaError.GROUP_AUTHORIZATION_FAILED,
-        KafkaError.SASL_AUTHENTICATION_FAILED,
-        KafkaError.UNSUPPORTED_VERSION,
-        KafkaError.INVALID_TRANSACTION_TIMEOUT,
-        KafkaError._AUTHENTICATION,
-    }
-)
+log = structlog.get_logger("bridge.writer")
+
 _PURGED: Final = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})
 
 
@@ -95,7 +92,8 @@ class Indefinite(Broken):
     """No answer to a commit."""
 
 
-OnStall = Callable[[], None]
+OnStall = Callable[[float], None]
+"""Called with the seconds for which nothing has moved; raises Aborted when it knows why."""
 
 
 class Writer(Protocol):
@@ -128,6 +126,12 @@ class Writer(Protocol):
         """Give up what was sent."""
         ...
 
+    def leave(self) -> bool:
+        """As `abort`, where a partition does not answer: without waiting for what may wait for that partition. Returns
+        whether the producer is another one now.
+        """
+        ...
+
     def close(self) -> None:
         """Drop the producer."""
         ...
@@ -150,7 +154,7 @@ class _ProducerWriter:
         self._make_producer = make_producer
         self._producer: Producer | None = None
         self._trouble = ErrorLog("bridge.dispatcher", "producer-trouble", clock)
-        self._fatal: KafkaError | None = None
+        self._faults: list[KafkaError] = []
         self._guard = Guard("producer-calls")
         self._failed: dict[int, tuple[KafkaError, int]] = {}
         self._is_overdue = False
@@ -167,30 +171,26 @@ class _ProducerWriter:
                 producer.purge(in_queue=True, in_flight=True, blocking=False)
                 producer.poll(0)
 
-    def _make(self) -> Producer:
-        self.close()
-        self._fatal = None
-        self._forget()
+    def _new(self, faults: list[KafkaError], **more: str) -> Producer:
+        """Another producer; its fatal errors are added to `faults`. Raises EnvironmentFailure."""
+        own = {"error_cb": partial(self._on_error, faults), "logger": logging.getLogger("bridge.librdkafka")}
         try:
-            self._producer = self._make_producer(
-                {**self._properties, "error_cb": self._on_error, "logger": logging.getLogger("bridge.librdkafka")}
-            )
+            return self._make_producer({**self._properties, **more, **own})
         except KafkaException as exception:
             raise EnvironmentFailure(
                 "the producer cannot be made",
                 hint="Look at kafka.common and kafka.producer.",
                 reason=kafka_error(exception).str(),
             ) from exception
-        return self._producer
 
     def _client(self) -> Producer:
         if self._producer is None:
             raise Broken(KafkaError(KafkaError._STATE, "there is no producer"))
         return self._producer
 
-    def _on_error(self, error: KafkaError) -> None:
+    def _on_error(self, faults: list[KafkaError], error: KafkaError) -> None:
         if is_fatal(error):
-            self._fatal = error
+            faults.append(error)
         self._trouble.warn(error)
 
     def _serve(self, call: Callable[[float], object], timeout_s: float) -> None:
@@ -199,8 +199,11 @@ class _ProducerWriter:
             call(timeout_s)
         except KafkaException as exception:
             raise Broken(kafka_error(exception)) from None
-        if self._fatal is not None:
-            raise Broken(self._fatal)
+        if self._faults:
+            raise Broken(self._faults[-1])
+
+    def _since(self, began_s: float) -> float:
+        return self._clock.monotonic_s() - began_s
 
     def _forget(self) -> None:
         self._failed = {}
@@ -234,12 +237,12 @@ class _ProducerWriter:
         while True:
             try:
                 if ids is None and batch.headers is None and batch.own is None and batch.partitions is None:
-                    done = _produce_plain(producer.produce, batch, done)
+                    done = produce_plain(producer.produce, batch, done)
                 else:
-                    done = _produce_any(producer.produce, batch, self._report, ids, done)
+                    done = produce_any(producer.produce, batch, self._report, ids, done)
                 self._awaited += done if reported else 0
                 return done
-            except _Stopped as stopped:
+            except Stopped as stopped:
                 done = stopped.done
                 now_s = self._clock.monotonic_s()
                 deadline_s = now_s + FULL_TIMEOUT_S if deadline_s is None or stopped.progress else deadline_s
@@ -257,7 +260,7 @@ class _ProducerWriter:
         partition = message.partition()
         self._failed.setdefault(row, (error, -1 if partition is None else partition))
 
-    def _settle(self, on_stall: OnStall = lambda: None, *, is_exact: bool = False) -> None:
+    def _settle(self, on_stall: OnStall = lambda _: None, *, is_exact: bool = False) -> None:
         """Wait until the fate of every reported record is known, for as long as there is progress. Raises Aborted with
         the culprits, Broken.
         """
@@ -286,39 +289,98 @@ class _ProducerWriter:
             elif now_s - moved_s >= STALLED_S_MAX:
                 return False
             elif now_s - moved_s >= STALLED_S / 2:
-                on_stall()
+                on_stall(now_s - moved_s)
         return True
 
 
 class TransactionalWriter(_ProducerWriter):
     """Exactly once: records, offsets and position in one Kafka transaction."""
 
+    def __init__(
+        self,
+        properties: Mapping[str, Any],
+        clock: Clock,
+        make_producer: Callable[[dict[str, Any]], Producer] = Producer,
+        run: Callable[[Callable[[], None]], None] = in_thread,
+    ) -> None:
+        """`run` makes spare producers ready, beside delivery."""
+        super().__init__(properties, clock, make_producer)
+        name = str(properties.get("transactional.id", ""))
+        names = [name, *(f"{name}.spare-{number}" for number in range(1, SPARES + 1))]
+        self._identities = Identities(names, lambda name, faults: self._new(faults, **{"transactional.id": name}), run)
+        self._identity: Identity | None = None
+        self._served_s = 0.0
+
     def open(self) -> None:
-        """Make the producer and fence every earlier one of the same transactional id; ends the transaction it left
-        open.
+        """Make a producer, fence every earlier one of the same name and end the transactions that they left open; the
+        spare ones follow in the background.
         """
-        producer = self._make()
+        self._drop()
+        identity = self._identities.take()
+        if identity is None:
+            raise Aborted(KafkaError(KafkaError._TIMED_OUT, "every transactional id is held up", retriable=True))
+        if identity.producer is None:
+            self._init(identity)
+        self._use(identity)
+        self._identities.prepare()
+
+    def close(self) -> None:
+        """Drop all producers without waiting for anything."""
+        self._drop()
+        self._identities.close()
+
+    def _init(self, identity: Identity) -> None:
+        """Raises EnvironmentFailure, Broken, Aborted."""
+        producer = identity.renew(self._identities.make)
         try:
             producer.init_transactions(CALL_TIMEOUT_S)
         except KafkaException as exception:
             error = kafka_error(exception)
             if error.code() in DENIED_CODES:
+                self._identities.put_back(identity)
                 raise EnvironmentFailure(
                     "the brokers refuse transactions",
                     hint="Grant WRITE and DESCRIBE on the transactional id; check credentials, transaction.timeout.ms.",
                     reason=error.str(),
                 ) from None
             if is_fatal(error) or is_fenced(error):
+                self._identities.put_back(identity)
                 raise Broken(error) from None
+            self._identities.rest(identity)
             raise Aborted(error) from None
+
+    def _use(self, identity: Identity) -> None:
+        self._forget()
+        self._identity, self._producer, self._faults = identity, identity.producer, identity.faults
+
+    def _drop(self) -> None:
+        """Without the producer there was."""
+        super().close()
+        identity, self._identity = self._identity, None
+        if identity is not None:
+            self._identities.put_back(identity)
 
     def begin(self) -> None:
         """Start a transaction: local, the brokers hear of it with the first record. Raises Broken."""
         self._forget()
+        self._prefer_the_first()
         try:
             self._client().begin_transaction()
         except KafkaException as exception:
             raise Broken(kafka_error(exception)) from None
+
+    def _prefer_the_first(self) -> None:
+        """Go back to the id that was left, as soon as it is free."""
+        now_s = self._clock.monotonic_s()
+        if self._identity is None or now_s - self._served_s < SPARES_SERVED_S:
+            return
+        self._served_s = now_s
+        self._identities.serve()
+        better = self._identities.take(before=self._identity)
+        if better is not None:
+            log.info("transactional-id", id=better.name)
+            self._identities.put_back(self._identity, is_ready=True)
+            self._use(better)
 
     def send(self, batch: Batch, *, first_id: int = 0, careful: bool = False) -> int:
         """Hand a batch to the client. Careful: with a report for every record, waited for. Raises Aborted, Broken."""
@@ -333,10 +395,12 @@ class TransactionalWriter(_ProducerWriter):
     def commit(self, offsets: Sequence[TopicPartition], group_metadata: object, on_stall: OnStall) -> None:
         """Commit. Raises Aborted before the point of no return, Indefinite after it, Broken, FencedError."""
         producer = self._client()
-        deadline_s = self._clock.monotonic_s() + STEP_TIMEOUT_S
+        began_s = self._clock.monotonic_s()
+        deadline_s = began_s + STEP_TIMEOUT_S
         send = partial(producer.send_offsets_to_transaction, list(offsets), group_metadata, CALL_TIMEOUT_S)
         try:
-            self._step(partial(self._guard.call, send, UNANSWERED_S), deadline_s)
+            wait = partial(self._guard.call, send, UNANSWERED_S, lambda: on_stall(self._since(began_s)), STALLED_S)
+            self._step(wait, deadline_s)
         except Unanswered as unanswered:
             raise Broken(KafkaError(KafkaError._TIMED_OUT, f"sending offsets: {unanswered}")) from None
         # The commit would wait for the records, too, but without a word.
@@ -357,6 +421,20 @@ class TransactionalWriter(_ProducerWriter):
         except Aborted as aborted:
             raise Broken(aborted.error) from None
         self._serve(self._client().poll, 0)
+
+    def leave(self) -> bool:
+        """Go on under another id while this one is aborted in the background: the brokers take nothing more under it
+        before every partition has the transaction's end. Raises Broken.
+        """
+        spare = None if self._identity is None else self._identities.take(is_ready=True)
+        if spare is None or self._identity is None:
+            self.abort()
+            return False
+        self._guard.close()  # its call may go on for a while
+        log.warning("transactional-id-left", id=self._identity.name, for_id=spare.name)
+        self._identities.rest(self._identity, is_open=True)
+        self._use(spare)
+        return True
 
     def _step(self, call: Callable[[], None], deadline_s: float) -> None:
         """Repeat a call while the client says that it may be repeated, until the deadline."""
@@ -391,7 +469,10 @@ class AcknowledgedWriter(_ProducerWriter):
 
     def open(self) -> None:
         """Make the producer."""
-        self._make()
+        self.close()
+        self._forget()
+        self._faults = []
+        self._producer = self._new(self._faults)
 
     def begin(self) -> None:
         """Start counting. What an earlier attempt left is gone: `abort` makes a new producer."""
@@ -422,65 +503,7 @@ class AcknowledgedWriter(_ProducerWriter):
         """What was sent cannot be taken back; the client's queue can. A record may be repeated."""
         self.open()
 
-
-class _Stopped(Exception):
-    """produce raised after `done` records of the batch; `progress` says whether any were taken in this go."""
-
-    def __init__(self, cause: Exception, done: int, progress: bool) -> None:
-        self.cause = cause
-        self.done = done
-        self.progress = progress
-
-
-def _produce_plain(produce: Callable[..., None], batch: Batch, start: int) -> int:
-    """The hot loop: nothing but produce. Arguments are positional because that is faster."""
-    topic, origin_name, due_name = batch.topic, h.ORIGIN, h.DUE
-    columns = (batch.values, batch.keys, batch.origins or [], batch.dues or [])
-    rest = columns if start == 0 else tuple(column[start:] for column in columns)
-    done = start
-    try:
-        for done, (value, key, origin, due) in enumerate(zip(*rest, strict=True), start):  # noqa: B007 - read when produce raised
-            produce(topic, value, key, -1, None, None, 0, [(origin_name, origin), (due_name, due)])
-    except (KafkaException, BufferError, ValueError) as cause:
-        raise _Stopped(cause, done, done > start) from None
-    return len(batch)
-
-
-def _headers(batch: Batch) -> Iterable[Any]:
-    """Each record's headers, made when they are asked for: see `OwnHeaders`."""
-    if batch.headers is not None:
-        return batch.headers
-    delivered = (
-        zip(repeat(h.ORIGIN), batch.origins or (), strict=False),
-        zip(repeat(h.DUE), batch.dues or (), strict=False),
-    )
-    if batch.own is None:
-        return map(list, zip(*delivered, strict=True))
-    pairs = batch.own.pairs
-    bounds = zip(batch.own.starts, batch.own.ends, *delivered, strict=True)
-    return ([*pairs[start:end], origin, due] for start, end, origin, due in bounds)
-
-
-def _produce_any(
-    produce: Callable[..., None],
-    batch: Batch,
-    report: Callable[[int, KafkaError | None, Message], None],
-    ids: Sequence[int] | None,
-    start: int,
-) -> int:
-    """As `_produce_plain`, with headers and partitions of each record's own, and reports that know the record where
-    there are `ids`.
-    """
-    topic = batch.topic
-    headers = _headers(batch)
-    partitions = repeat(-1, len(batch)) if batch.partitions is None else batch.partitions
-    reports = repeat(None, len(batch)) if ids is None else [partial(report, i) for i in ids]
-    done = start
-    calls = zip(batch.values, batch.keys, partitions, reports, headers, strict=True)
-    try:
-        for done, (value, key, partition, callback, own) in enumerate(calls):
-            if done >= start:
-                produce(topic, value, key, partition, callback, None, 0, own)
-    except (KafkaException, BufferError, ValueError) as cause:
-        raise _Stopped(cause, done, done > start) from None
-    return len(batch)
+    def leave(self) -> bool:
+        """As `abort`, which waits for nobody."""
+        self.open()
+        return True

@@ -23,7 +23,7 @@ LONGER: Final = {  # module: its own limit, and why it is one thing all the same
     "bridge/headers.py": 500,  # the contract in both directions, so that they cannot drift apart
     "bridge/ownership.py": 460,  # one client and its callbacks
     "bridge/settings.py": 460,  # every key once
-    "bridge/writer.py": 500,  # the two modes side by side: what each step means in one and in the other
+    "bridge/writer.py": 510,  # the two modes side by side: what each step means in one and in the other
 }
 
 # Without IO, threads and processes: what they do depends on their arguments alone, so tests need nothing but values.

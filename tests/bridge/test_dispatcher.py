@@ -67,6 +67,9 @@ class Interfering:
     def abort(self) -> None:
         self.writer.abort()
 
+    def leave(self) -> bool:
+        return self.writer.leave()
+
     def close(self) -> None:
         self.writer.close()
 

@@ -5,7 +5,9 @@ gives on demand; tests/system/test_targets.py has those that one does.)
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError
@@ -29,9 +31,10 @@ class Brokers:
     def __init__(self) -> None:
         self.topics: dict[str, Target] = {}
         self.asked: list[list[str]] = []
-        self.probed: list[tuple[str, list[int]]] = []
+        self.probed: list[tuple[str, int]] = []
+        self.dead: set[tuple[str, int]] = set()
+        self.is_hanging = False
         self.is_silent = False
-        self.leaders_answer = True
 
     def __call__(self, names: Sequence[str]) -> Mapping[str, Target]:
         self.asked.append(list(names))
@@ -39,9 +42,20 @@ class Brokers:
             raise EnvironmentFailure("no answer", hint="wait")
         return {name: self.topics.get(name, MISSING) for name in names}
 
-    def answers(self, name: str, partitions: Collection[int]) -> bool:
-        self.probed.append((name, list(partitions)))
-        return self.leaders_answer
+    def ask(self, partitions: Collection[tuple[str, int]]) -> Mapping[tuple[str, int], Future[Any]]:
+        asked: dict[tuple[str, int], Future[Any]] = {}
+        for name, partition in partitions:
+            self.probed.append((name, partition))
+            asked[name, partition] = Future()
+            if (name, partition) not in self.dead:
+                asked[name, partition].set_result(None)
+            elif not self.is_hanging:
+                asked[name, partition].set_exception(TimeoutError())
+        return asked
+
+    @staticmethod
+    def is_answered(answer: Future[Any]) -> bool:
+        return answer.done() and answer.exception() is None
 
 
 @pytest.fixture
@@ -110,15 +124,15 @@ def test_a_breaker_stays_open_until_its_leader_answers_and_longer_each_time(
         targets.trip("t", 1, SILENT)
         assert targets.resolve(["t"])["t"].down == {1: "no answer"}
         assert targets.failing() == {("t", "target-unavailable"): 1}
-        brokers.leaders_answer = False
+        brokers.dead = {("t", 1)}
         clock.advance(open_s * 1_000 - 1)
         targets.refresh()
         assert brokers.probed == []
         clock.advance(1)
         targets.refresh()
-        assert brokers.probed == [("t", [1])]
+        assert brokers.probed == [("t", 1)]
         assert not targets.resolve(["t"])["t"].is_well
-        brokers.leaders_answer = True
+        brokers.dead.clear()
         clock.advance(2_000)
         targets.refresh()
         assert targets.resolve(["t"])["t"] == WELL
@@ -139,7 +153,7 @@ def test_a_breaker_for_a_whole_target_probes_all_of_it(brokers: Brokers, clock: 
     assert targets.resolve(["t"])["t"].refusal == SILENT
     clock.advance(5_000)
     targets.refresh()
-    assert brokers.probed == [("t", [0, 1, 2])]
+    assert brokers.probed == [("t", 0), ("t", 1), ("t", 2)]
     assert targets.resolve(["t"])["t"] == WELL
 
 
@@ -247,3 +261,82 @@ def test_topics_of_ours_that_are_both_forbidden_are_told(brokers: Brokers, targe
     assert targets.resolve(["delay.dlt"])["delay.dlt"].refusal is not None
     with pytest.raises(EnvironmentFailure, match="dead letter"):
         found.learn({7: Culprit("delay.dlt", EVERY, error)}, is_exact=True)
+
+
+ON_TWO = replace(WELL, leaders={0: 1, 1: 2, 2: 1})
+ON_ONE = replace(WELL, leaders={0: 1, 1: 1, 2: 1})
+
+
+def stall(targets: Targets, clock: ManualClock, tenths: int, spared: Collection[str] = ()) -> list[bool]:
+    """What is found at each look, a tenth of a second apart."""
+    found = []
+    for i in range(1, tenths + 1):
+        found.append(targets.find_silent(i / 10, spared=spared))
+        clock.advance(100)
+    return found
+
+
+@pytest.mark.parametrize("is_hanging", [True, False])
+def test_a_leader_that_is_silent_while_others_answer_is_taken_out(
+    brokers: Brokers, clock: ManualClock, targets: Targets, is_hanging: bool
+) -> None:
+    """With all that it leads, also what is not in this transaction; but for the bridge's own topics."""
+    brokers.topics.update(t=ON_TWO, u=replace(WELL, leaders={0: 2}), well=ON_ONE, delay=replace(WELL, leaders={0: 2}))
+    targets.resolve(["t", "u", "well", "delay"])
+    brokers.is_hanging = is_hanging
+    brokers.dead = {("t", 1)}
+    assert stall(targets, clock, 4, spared={"delay"}) == [False, False, False, True]
+    found = targets.resolve(["t", "u", "well", "delay"])
+    assert [sorted(found[name].down) for name in ("t", "u", "well", "delay")] == [[1], [0], [], []]
+    assert brokers.probed == [("t", 0), ("t", 1)], "one question to each leader"
+    assert not any(stall(targets, clock, 6, spared={"delay"})), "nothing new is found"
+
+
+def test_a_short_silence_costs_a_second_and_another_one_more(
+    brokers: Brokers, clock: ManualClock, targets: Targets
+) -> None:
+    """A leader that answers again gets its messages; one that was silent again is not trusted as soon."""
+    brokers.topics.update(t=ON_TWO)
+    targets.resolve(["t"])
+    for open_s in (1, 5, 10):
+        brokers.dead = {("t", 1)}
+        assert any(stall(targets, clock, 5))
+        brokers.dead.clear()
+        clock.advance(open_s * 1_000 - 300)
+        targets.refresh()
+        assert not targets.resolve(["t"])["t"].is_well
+        clock.advance(300)
+        targets.refresh()
+        assert targets.resolve(["t"])["t"].is_well
+
+
+@pytest.mark.parametrize("dead", [set(), {("t", 0), ("t", 1)}, {("only", 0)}])
+def test_who_is_not_worse_than_the_others_is_not_blamed(
+    brokers: Brokers, clock: ManualClock, targets: Targets, dead: set[tuple[str, int]]
+) -> None:
+    """Nothing is acknowledged, and all leaders answer, or none does, or there is but one."""
+    names = ["only"] if dead == {("only", 0)} else ["t"]
+    brokers.topics.update(t=ON_TWO, only=ON_ONE)
+    targets.resolve(names)
+    brokers.dead = dead
+    assert not any(stall(targets, clock, 10))
+    assert all(target.is_well for target in targets.resolve(names).values())
+
+
+def test_a_late_answer_of_others_is_evidence_too(brokers: Brokers, clock: ManualClock, targets: Targets) -> None:
+    """They have to connect first; so long nobody is blamed. Another stall asks anew."""
+    brokers.topics.update(t=ON_TWO)
+    targets.resolve(["t"])
+    brokers.dead, brokers.is_hanging = {("t", 0), ("t", 1)}, True
+    assert not any(stall(targets, clock, 6))
+    brokers.dead = set()
+    assert not any(stall(targets, clock, 6))
+
+
+def test_the_connections_to_all_leaders_are_kept_warm(brokers: Brokers, clock: ManualClock, targets: Targets) -> None:
+    """Else the first question would measure how long it takes to connect."""
+    brokers.topics.update(t=ON_TWO)
+    targets.resolve(["t"])
+    clock.advance(5_000)
+    targets.refresh()
+    assert brokers.probed == [("t", 0), ("t", 1)]

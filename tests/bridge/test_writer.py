@@ -102,11 +102,23 @@ class Told:
         self.clock = ManualClock()
         self.producer = StubProducer(self.clock)
         self.made: list[StubProducer] = []
-        self.writer = writer({}, self.clock, *more, make_producer=self._make)
+        self.names: list[str] = []
+        self.later: list[Callable[[], None]] = []
+        run = {"run": self.later.append} if writer is TransactionalWriter else {}
+        self.writer = writer({"transactional.id": "x"}, self.clock, *more, make_producer=self._make, **run)
 
-    def _make(self, _config: dict[str, Any]) -> StubProducer:
+    def _make(self, config: dict[str, Any]) -> StubProducer:
         self.made.append(self.producer)
+        self.names.append(config["transactional.id"])
         return self.producer
+
+    def background(self) -> None:
+        """Everything that was to be done there, each with a producer of its own."""
+        used = self.producer
+        while self.later:
+            self.producer = StubProducer(self.clock)
+            self.later.pop(0)()
+        self.producer = used
 
 
 def batch(*values: bytes, own: bool = False) -> Batch:
@@ -194,7 +206,7 @@ def test_errors_of_each_step(step: str, told_error: Exception, raised: type[Exce
         made.writer.begin()
         if step == "abort":
             made.writer.abort()
-        made.writer.commit([], None, lambda: None)
+        made.writer.commit([], None, lambda _: None)
 
     with pytest.raises(raised) as caught:
         run()
@@ -204,7 +216,7 @@ def test_errors_of_each_step(step: str, told_error: Exception, raised: type[Exce
 def test_retriable_errors_are_repeated_until_they_pass(told: Told) -> None:
     """A time-out of commit is asked again, not guessed."""
     told.producer.script["commit"] = [RETRIABLE, RETRIABLE, None]
-    told.writer.commit([], None, lambda: None)
+    told.writer.commit([], None, lambda _: None)
     assert told.producer.calls.count("commit") == 3
 
 
@@ -214,12 +226,12 @@ def test_a_call_that_ignores_its_time_out_is_left_behind(told: Told, monkeypatch
     hanging, released = told.producer, threading.Event()
     monkeypatch.setattr(hanging, "send_offsets_to_transaction", lambda *_: released.wait(30))
     with pytest.raises(Broken) as broken:
-        told.writer.commit([], None, lambda: None)
+        told.writer.commit([], None, lambda _: None)
     assert not broken.value.is_fenced
     told.producer = StubProducer(told.clock)
     told.writer.open()
     told.writer.begin()
-    told.writer.commit([], None, lambda: None)
+    told.writer.commit([], None, lambda _: None)
     assert "commit" not in hanging.calls
     assert told.producer.calls == ["init", "begin", "offsets", "commit", "poll"]
     released.set()
@@ -229,7 +241,7 @@ def test_a_fencing_is_told_from_other_trouble(told: Told) -> None:
     """Only a fencing counts towards giving up."""
     told.producer.forever["offsets"] = FATAL
     with pytest.raises(Broken) as broken:
-        told.writer.commit([], None, lambda: None)
+        told.writer.commit([], None, lambda _: None)
     assert broken.value.is_fenced
     assert not Broken(KafkaError(KafkaError._TIMED_OUT)).is_fenced
 
@@ -242,7 +254,7 @@ def test_a_fatal_error_that_comes_too_late_changes_nothing(told: Told, after: st
         told.writer.send(batch(b"a"))
     told.producer.forever["poll"] = FATAL
     if after == "commit":
-        told.writer.commit([], None, lambda: None)
+        told.writer.commit([], None, lambda _: None)
     else:
         told.writer.close()
 
@@ -256,6 +268,111 @@ def test_a_fatal_error_out_of_poll_breaks_the_producer(told: Told, step: str) ->
         act()
 
 
+class TestSpares:
+    """Other transactional ids, for while a partition without a leader holds one up."""
+
+    @pytest.fixture
+    def ready(self) -> Told:
+        made = Told()
+        made.writer.open()
+        made.background()
+        assert made.names == ["x", "x.spare-1", "x.spare-2"]
+        made.writer.begin()
+        return made
+
+    def test_delivery_goes_on_under_another_id_and_comes_back(self, ready: Told) -> None:
+        """Without a word to the producer that is left; what it has open is aborted in the background."""
+        first, spare = ready.made[:2]
+        ready.writer.send(batch(b"a"))
+        assert ready.writer.leave()
+        assert "abort" not in first.calls
+        ready.writer.begin()
+        ready.writer.send(batch(b"a"))
+        ready.writer.commit([], None, lambda _: None)
+        assert "commit" in spare.calls
+        assert "commit" not in first.calls
+        ready.background()
+        assert "abort" in first.calls
+        again = ready.made[-1]
+        assert ready.names[-1] == "x"
+        ready.clock.advance(1_000)
+        ready.writer.begin()
+        assert again.calls[-1] == "begin"
+        assert spare.calls.count("begin") == 1
+
+    def test_an_abort_that_waits_for_the_call_that_was_left_is_repeated(self, ready: Told) -> None:
+        """Then the id is initialised for as long as that takes."""
+        first = ready.made[0]
+        first.script["abort"] = [error(KafkaError._CONFLICT), RETRIABLE, None]
+        ready.writer.leave()
+        made = StubProducer(ready.clock)
+        made.script["init"] = [RETRIABLE, None]
+        ready.producer = made
+        ready.later.pop(0)()
+        assert first.calls.count("abort") == 3
+        assert made.calls.count("init") == 2
+
+    def test_without_a_spare_it_is_an_abort(self, told: Told) -> None:
+        """Here the background has not been reached yet."""
+        assert not told.writer.leave()
+        assert told.producer.calls[-2:] == ["abort", "poll"]
+
+    def test_spares_that_are_denied_change_nothing(self) -> None:
+        """Rights on the one id were enough once."""
+        made = Told()
+        made.writer.open()
+        first = made.producer
+        made.producer = StubProducer(made.clock)
+        made.producer.forever["init"] = error(KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+        for later in made.later:
+            later()
+        made.writer.begin()
+        made.writer.leave()
+        assert "abort" in first.calls
+
+    def test_an_id_that_is_held_up_at_the_start_is_gone_round(self) -> None:
+        """By what an earlier process left there: the next attempt takes another id."""
+        made = Told()
+        made.producer.forever["init"] = RETRIABLE
+        with pytest.raises(Aborted):
+            made.writer.open()
+        made.producer = StubProducer(made.clock)
+        made.writer.open()
+        assert made.names == ["x", "x.spare-1"]
+        made.writer.begin()
+        made.writer.commit([], None, lambda _: None)
+
+    def test_a_spare_that_fails_is_made_anew(self, ready: Told) -> None:
+        """And is not used meanwhile."""
+        ready.made[1].forever["poll"] = FATAL
+        ready.clock.advance(1_000)
+        ready.writer.begin()
+        assert len(ready.later) == 1
+        ready.writer.leave()
+        ready.writer.begin()
+        assert ready.made[2].calls[-1] == "begin"
+
+    def test_a_call_that_does_not_return_is_watched(self, ready: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Offsets are not taken while the id is held up: whoever looks at the targets meanwhile may end that."""
+        released, told = threading.Event(), []
+
+        def look(stalled_s: float) -> None:
+            told.append(stalled_s)
+            if len(told) == 3:
+                raise Aborted(KafkaError(KafkaError._MSG_TIMED_OUT), is_explained=True)
+
+        monkeypatch.setattr("bridge.writer.STALLED_S", 0.01)
+        monkeypatch.setattr(ready.made[0], "send_offsets_to_transaction", lambda *_: released.wait(30))
+        with pytest.raises(Aborted):
+            ready.writer.commit([], None, look)
+        assert len(told) == 3
+        ready.writer.leave()
+        ready.writer.begin()
+        ready.writer.commit([], None, look)
+        assert "commit" in ready.made[1].calls
+        released.set()
+
+
 class TestAtLeastOnce:
     """Acknowledged first, committed afterwards."""
 
@@ -265,7 +382,7 @@ class TestAtLeastOnce:
         made.writer.open()
         made.writer.begin()
         made.writer.send(batch(b"a", b"b"))
-        made.writer.commit(["offsets"], None, lambda: None)
+        made.writer.commit(["offsets"], None, lambda _: None)
         assert committed == [["offsets"]]
         assert made.producer.calls.index("flush") > made.producer.calls.index("produce")
 
@@ -277,7 +394,7 @@ class TestAtLeastOnce:
         made.writer.begin()
         made.writer.send(batch(b"a", b"b"), first_id=5)
         with pytest.raises(Aborted) as aborted:
-            made.writer.commit(["offsets"], None, lambda: None)
+            made.writer.commit(["offsets"], None, lambda _: None)
         assert list(aborted.value.culprits) == [16]
         assert committed == []
 
@@ -289,4 +406,4 @@ class TestAtLeastOnce:
         made.writer.open()
         made.writer.begin()
         with pytest.raises(Indefinite):
-            made.writer.commit([], None, lambda: None)
+            made.writer.commit([], None, lambda _: None)

@@ -252,11 +252,14 @@ def test_a_node_that_is_down_holds_up_only_what_it_holds(site: Site) -> None:
     assert len(site.receive(dead, 1)) == 1
 
 
-@pytest.mark.parametrize("mode", ["exactly-once", "at-least-once"])
-def test_a_transaction_under_way_finds_out_within_seconds(cluster: Cluster, mode: str) -> None:
+@pytest.mark.parametrize(
+    ("mode", "how"), [("exactly-once", "stop"), ("at-least-once", "stop"), ("exactly-once", "kill")]
+)
+def test_a_transaction_under_way_finds_out_within_seconds(cluster: Cluster, mode: str, how: str) -> None:
     """The node goes away when the bridge believes that all is well: one transaction is done again, with copies in place
-    of what cannot be delivered; afterwards nobody waits for it."""
-    delay = cluster.create_delay(f"delay-{mode}")
+    of what cannot be delivered; afterwards nobody waits for it. Where it was killed, that is before the brokers notice,
+    and while they take nothing more under the first transactional id."""
+    delay = cluster.create_delay(f"delay-{mode}-{how}")
     good, dead = cluster.create(1), cluster.create(2)
     with Rig(cluster.one.bootstrap, delay, mode=mode) as rig:
         assert rig.store is not None
@@ -264,10 +267,13 @@ def test_a_transaction_under_way_finds_out_within_seconds(cluster: Cluster, mode
         assert rig.dispatcher.wait_open(DEADLINE_S)
         rig.store.add(_due(rig, [good, dead], 0))
         rig.wait_delivered(DEADLINE_S)
-        cluster.two.stop()
+        (cluster.two.stop if how == "stop" else cluster.two.kill)()
         try:
+            gone_s = rig.clock.monotonic_s()
             rig.store.add(_due(rig, [good, dead] * 10, 2))
             rig.wait_delivered(DEADLINE_S)
+            if how == "kill":
+                assert rig.clock.monotonic_s() - gone_s < 3, "less than it takes the brokers to notice"
             aborted = rig.tally.aborted
             assert rig.tally.by_topic == {good: 11, dead: 1}
             assert rig.tally.by_retry == {"target-unavailable": 10}
