@@ -28,19 +28,8 @@ from bridge.targets import Target
 from bridge.verdict import Refusal
 
 PROBE_TIMEOUT_S: Final = 2.0
-UNANSWERED_CODES: Final = frozenset(
-    {
-        KafkaError._TRANSPORT,
-        KafkaError._TIMED_OUT,
-        KafkaError._TIMED_OUT_QUEUE,
-        KafkaError._ALL_BROKERS_DOWN,
-        KafkaError._RESOLVE,
-        KafkaError.LEADER_NOT_AVAILABLE,
-        KafkaError.NOT_LEADER_FOR_PARTITION,
-        KafkaError.REQUEST_TIMED_OUT,
-    }
-)
-"""Errors of `ask` that say no more than that there was no answer from a leader."""
+ANSWERS: Final = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED})
+"""Errors of `ask` that show that somebody is there."""
 
 
 class TargetLookUp:
@@ -94,13 +83,11 @@ class TargetLookUp:
 
     @staticmethod
     def is_answered(answer: Future[Any]) -> bool:
-        """Whether there is an answer from a leader by now: an offset, or an error that it has sent itself."""
+        """Whether a leader has answered by now: with an offset, or that it will not tell."""
         if not answer.done():
             return False
         failure = answer.exception()
-        return failure is None or (
-            isinstance(failure, KafkaException) and kafka_error(failure).code() not in UNANSWERED_CODES
-        )
+        return failure is None or (isinstance(failure, KafkaException) and kafka_error(failure).code() in ANSWERS)
 
     def _result(self, name: str, future: Future[Any]) -> Any:
         """The answer, or a Refusal where the answer is that it is missing, or that we may not see it."""
