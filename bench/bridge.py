@@ -102,13 +102,15 @@ class Bridge:
 
     def usage(self) -> Usage:
         """CPU and memory of the whole process group now."""
-        cpu_s, rss = 0.0, 0
+        cpu_s, rss, seen = 0.0, 0, set()
         root = psutil.Process(self._process.pid)
         for process in (root, *root.children(recursive=True)):
             with suppress(psutil.Error):
                 times = process.cpu_times()
                 cpu_s += times.user + times.system
-                rss += process.memory_info().rss
+                if (command := tuple(process.cmdline())) not in seen:  # before exec, a child shows its parent's memory
+                    seen.add(command)
+                    rss += process.memory_info().rss
         return Usage(cpu_s, rss)
 
     def disk_bytes(self) -> int:

@@ -1,4 +1,5 @@
-"""Spark's Kafka connector: the jars that PySpark does not ship, of the version that fits the installed PySpark.
+"""Spark's Kafka connector: the jars that PySpark does not ship, of the version that fits the installed PySpark; and a
+file system for Spark that does not start a process for every file it writes.
 
     python -m bridge.connector install [--into DIR]     resolve them with Maven (part of `make install` and of images)
     python -m bridge.connector list                     print where they are
@@ -30,6 +31,8 @@ NEEDED: Final = (
     f"spark-token-provider-kafka-0-10_{SCALA}",
     "kafka-clients",
     "commons-pool2",
+    # Hadoop's local file system, without its native library, runs `chmod` for each file: twice a micro-batch.
+    "hadoop-bare-naked-local-fs",
 )
 REMEDY: Final = f"Run `python -m bridge.connector install`, or name the directory of the jars in {JARS_VARIABLE}."
 
@@ -45,6 +48,12 @@ POM: Final = f"""\
       <groupId>org.apache.spark</groupId>
       <artifactId>spark-sql-kafka-0-10_{SCALA}</artifactId>
       <version>{{version}}</version>
+    </dependency>
+    <dependency>
+      <groupId>com.globalmentor</groupId>
+      <artifactId>hadoop-bare-naked-local-fs</artifactId>
+      <version>0.1.0</version>
+      <exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions>
     </dependency>
   </dependencies>
 </project>

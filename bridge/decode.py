@@ -9,7 +9,8 @@ How it is fast. Each `select` is a stage whose columns are used more than once i
 the stages apart and computes nothing twice. Headers are looked up by `array_position`, and nowhere is a lambda: it
 would keep its stage out of whole-stage code, and each task of each micro-batch would generate code anew. What would
 need one, taking the control headers out of a record's own, is done in Arrow (`own_headers`), as is what would have to
-copy every header to measure it (`header_limits`). Cheap patterns stand before expensive ones.
+copy every header to measure it (`header_limits`). Groups of stages become methods of their own (`_bounded`), short
+enough for HotSpot to compile. Cheap patterns stand before expensive ones.
 """
 
 from __future__ import annotations
@@ -45,9 +46,30 @@ def decode(records: DataFrame, histories: Mapping[tuple[str, int], History]) -> 
     that occurs in them; a record of any other stops the query, since its position would be a guess. Raises ValueError
     if a history is empty, does not begin at offset 0 or is not in order of offset.
     """
-    stages = (_native, _record, _common_headers, _other_headers, _own_headers, _texts, _times, _verdict)
+    methods = (
+        (_native, _record, _common_headers),
+        (_other_headers, _own_headers),
+        (_texts,),
+        (_numbers, _fields, _times),
+        (_verdict,),
+    )
     parameters = _in_force(histories)
-    return reduce(lambda frame, stage: stage(frame, parameters), stages, records)
+    frame = records
+    for number, stages in enumerate(methods):
+        frame = reduce(lambda above, stage: stage(above, parameters), stages, _bounded(frame) if number else frame)
+    return frame
+
+
+def _bounded(frame: DataFrame) -> DataFrame:
+    """The same rows; generated code has what comes before in another method than what follows.
+
+    Otherwise all of decoding would be one method of 27,000 bytecodes: HotSpot only interprets what is longer than
+    8,000, and when told to compile it all the same takes tens of seconds of a core. Of the operators that do not change
+    rows, Expand (of which `unpivot` is made) is the only one that asks for every column of its input at once, which is
+    Spark's condition for a method. The optimizer does not look through it either, so it has less to try.
+    """
+    *others, last = frame.columns
+    return frame.unpivot([F.col(name) for name in others], [F.col(last)], "unused", last).drop("unused")
 
 
 # -- parameters in force ---------------------------------------------------------------------------------------------
@@ -189,7 +211,7 @@ def _record(records: DataFrame, parameters: _Parameters) -> DataFrame:
         "key",
         "value",
         "headers",
-        F.col("headers")["key"].alias("names"),
+        F.coalesce(F.col("headers")["key"], F.array().cast("array<string>")).alias("names"),
         *(["p"] if parameters.lookup is not None else []),
         *(["raw_headers", "raw_key"] if parameters.dialects else []),
     )
@@ -202,15 +224,13 @@ _TIMES: Final = (h.UNTIL, h.FOR, h.LEVEL, h.CANCEL)
 
 def _common_headers(frame: DataFrame, _: _Parameters) -> DataFrame:
     """Where the common control headers are: `at_<name>`, counted from 1, 0 for none."""
-    return frame.withColumns(
-        {"size": F.coalesce(F.size("names"), F.lit(0))} | {_place(name): _position(name) for name in _COMMON}
-    )
+    return frame.withColumns({"size": F.size("names")} | {_place(name): _position(name) for name in _COMMON})
 
 
 def _other_headers(frame: DataFrame, _: _Parameters) -> DataFrame:
     """Where the other control headers are; not looked for where the common ones are all there are."""
     rest = F.col("size") > _count(_COMMON)
-    return frame.withColumns({_place(name): F.when(rest, _position(name)).otherwise(0) for name in _OTHER})
+    return frame.withColumns({_place(name): F.when(rest, _position(name)).otherwise(_long(0)) for name in _OTHER})
 
 
 def _own_headers(frame: DataFrame, _: _Parameters) -> DataFrame:
@@ -238,19 +258,45 @@ def _texts(frame: DataFrame, _: _Parameters) -> DataFrame:
     }
     for name in (h.PARTITION, h.COPY_ORIGIN, h.COPY_DUE, h.COPY_ROLLS, h.COPY_ATTEMPT, h.COPY_AT):
         columns[_number_name(name)] = F.when(_at(name) > 0, _number(_text(_at(name))))
-    frame = frame.withColumns(columns).withColumn("number", _number(F.col("time")))
-    until = F.when(F.col("number").isNotNull(), F.col("number")).otherwise(_instant_ms(F.col("time")))
-    return frame.withColumn("until", F.when(_at(h.UNTIL) > 0, until))
+    return frame.withColumns(columns)
+
+
+def _numbers(frame: DataFrame, _: _Parameters) -> DataFrame:
+    """`number`, `until` (epoch ms), and `duration`, the text of one that is no bare number; each null where the time is
+    of another form.
+    """
+    frame = frame.withColumn("number", _number(F.col("time")))
+    time, number = F.col("time"), F.col("number")
+    until = F.when(number.isNotNull(), number).otherwise(_instant_ms(time))
+    return frame.withColumns(
+        {
+            "until": F.when(_at(h.UNTIL) > 0, until),
+            "duration": F.when((_at(h.FOR) > 0) & number.isNull(), time),
+        }
+    )
+
+
+def _fields(frame: DataFrame, _: _Parameters) -> DataFrame:
+    """`duration_ms` of one number with a unit; `fields` of any other duration, the numbers W D H M S ms as texts."""
+    duration = F.col("duration")
+    simple = _matches(duration, h.ONE_UNIT_PATTERN)
+    fits = F.octet_length(duration) <= h.TIME_LENGTH_MAX
+    return frame.withColumns(
+        {
+            "duration_ms": F.when(simple, _one_unit_ms(duration)),
+            "fields": F.when(duration.isNotNull() & ~simple & fits, _duration_fields(duration)),
+        }
+    )
 
 
 def _times(frame: DataFrame, parameters: _Parameters) -> DataFrame:
     """`delay`: due - ts in ms, null where it is not valid."""
-    time, number, ts = F.col("time"), F.col("number"), F.col("ts")
+    number, ts = F.col("number"), F.col("ts")
     until = F.col("until")  # of a stage before: it is used four times here, and would be computed as often
     sane = until.between(_long(0), _long(h.UNTIL_MS_MAX)) & (until >= ts - h.PAST_MS_MAX)
     delay = (
         F.when(F.col("is_copy"), F.col(_number_name(h.COPY_DUE)) - ts)
-        .when(_at(h.FOR) > 0, F.when(number.isNotNull(), number).otherwise(_duration_ms(time)))
+        .when(_at(h.FOR) > 0, F.coalesce(number, "duration_ms", _fields_ms(F.col("duration"), F.col("fields"))))
         .when(_at(h.UNTIL) > 0, F.when(sane, until) - ts)
         .when(_at(h.LEVEL) > 0, F.when(number >= 1, parameters.level_ms(number)))
         .when(_at(h.CANCEL) > 0, _long(0))
@@ -377,7 +423,7 @@ def _at(name: str) -> Column:
 
 
 def _position(name: str) -> Column:
-    return F.coalesce(F.array_position("names", name).cast("int"), F.lit(0))
+    return F.array_position("names", name)
 
 
 def _count(names: Sequence[str]) -> Column:
@@ -404,7 +450,7 @@ def _header_bytes(headers: Column) -> Column:
 
 def _text(position: Column) -> Column:
     """The value of the header at `position` as text without white space around it; the bytes may still not be UTF-8."""
-    return F.btrim(F.get("headers", position - 1)["value"].cast("string"), F.lit(h.WHITE_SPACE))
+    return F.btrim(F.get("headers", position.cast("int") - 1)["value"].cast("string"), F.lit(h.WHITE_SPACE))
 
 
 def _matches(text: Column, pattern: str) -> Column:
@@ -424,8 +470,8 @@ def _instant_ms(text: Column) -> Column:
     return F.when(fits, F.call_function("div", micros + tiny + 999, _long(1000)))
 
 
-def _duration_ms(text: Column) -> Column:
-    """Ms of a duration that is not a bare number, rounded up. The pattern's numbers are too small to overflow."""
+def _one_unit_ms(text: Column) -> Column:
+    """Ms of a text that matches ONE_UNIT_PATTERN. Its numbers are too small to overflow."""
     end = F.length(text) - F.when(text.endswith("ms"), 2).otherwise(1)
     unit_ms = (
         F.when(text.endswith("ms"), _long(1))
@@ -434,26 +480,29 @@ def _duration_ms(text: Column) -> Column:
         .when(text.endswith("h"), _long(3_600_000))
         .otherwise(_long(86_400_000))
     )
-    one_unit = text.substr(F.lit(1), end).try_cast("bigint") * unit_ms
-    units = _groups_ms(text, h.UNITS_PATTERN, h.UNITS_MS)
-    iso = _groups_ms(text, h.ISO_PATTERN, h.ISO_MS)
+    return text.substr(F.lit(1), end).try_cast("bigint") * unit_ms
+
+
+_FIELDS_MS: Final = (*h.ISO_MS, 1)
+"""Weeks to milliseconds."""
+
+
+def _duration_fields(text: Column) -> Column:
+    """The numbers of a duration in the order of `_FIELDS_MS`, as texts, or null. One replacement and one split, not a
+    match per group.
+    """
+    units = F.regexp_replace(text, rf"^(?:{h.UNITS_PATTERN})\z", ",$1,$2,$3,$4,$5")
+    iso = F.regexp_replace(text, rf"^(?:{h.ISO_PATTERN})\z", "$1,$2,$3,$4,$5,")
+    return F.split(F.when(_matches(text, h.UNITS_PATTERN), units).when(_matches(text, h.ISO_PATTERN), iso), ",")
+
+
+def _fields_ms(text: Column, fields: Column) -> Column:
+    """The sum of the fields and of the fraction that ISO 8601 allows, rounded up. Too small to overflow."""
+    numbers = (F.coalesce(F.get(fields, F.lit(i)).try_cast("bigint"), _long(0)) * ms for i, ms in enumerate(_FIELDS_MS))
     fraction = F.regexp_extract(text, r"\.([0-9]+)S", 1)
     milli = F.coalesce(F.rpad(fraction, 3, "0").try_cast("bigint"), _long(0))
     tiny = fraction.rlike("^[0-9]{3}[0-9]*[1-9]").cast("bigint")
-    return (
-        F.when(_matches(text, h.ONE_UNIT_PATTERN), one_unit)
-        .when(F.octet_length(text) > h.TIME_LENGTH_MAX, F.lit(None).cast("bigint"))
-        .when(_matches(text, h.UNITS_PATTERN), units)
-        .when(_matches(text, h.ISO_PATTERN), iso + milli + tiny)
-    )
-
-
-def _groups_ms(text: Column, pattern: str, units_ms: Sequence[int]) -> Column:
-    """The sum of the pattern's groups, each times its unit. One replacement and one split, not a match per group."""
-    template = ",".join(f"${group}" for group in range(1, len(units_ms) + 1))
-    parts = F.split(F.regexp_replace(text, rf"^(?:{pattern})\z", template), ",")
-    numbers = (F.coalesce(F.get(parts, F.lit(i)).try_cast("bigint"), _long(0)) * ms for i, ms in enumerate(units_ms))
-    return reduce(lambda a, b: a + b, numbers)
+    return F.when(fields.isNotNull(), reduce(lambda a, b: a + b, numbers) + milli + tiny)
 
 
 def _smallint(number: Column) -> Column:

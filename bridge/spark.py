@@ -27,8 +27,6 @@ JVM_OPTIONS: Final = " ".join(
         # The rest of the heap follows what lives: by default it would begin at a 64th of the machine's memory, and
         # keep more than half of itself free.
         "-Xms320m -XX:MinHeapFreeRatio=20 -XX:MaxHeapFreeRatio=40",
-        # Decoding is one method of more than 8,000 bytecodes, which HotSpot only interprets unless told otherwise.
-        "-XX:-DontCompileHugeMethods",
         # One task at a time makes Arrow's batches: one arena for them is enough.
         "-Dio.netty.allocator.numDirectArenas=1 -Dio.netty.allocator.numHeapArenas=0",
         "-XX:+ExitOnOutOfMemoryError",
@@ -40,6 +38,22 @@ DEFAULTS: Final = {
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.shuffle.partitions": "2",
+    # For each micro-batch, Spark plans anew. What it need not do: tell a UI about it, and try what never applies here.
+    "spark.sql.ui.explainMode": "simple",
+    "spark.sql.optimizer.excludedRules": ",".join(
+        f"org.apache.spark.sql.{rule}"
+        for rule in (
+            "catalyst.optimizer.FoldablePropagation",
+            "catalyst.optimizer.MergeScalarSubqueries",
+            "catalyst.optimizer.OptimizeCsvJsonExprs",
+            "catalyst.optimizer.OptimizeOneRowRelationSubquery",
+            "catalyst.optimizer.RemoveRedundantAliases",
+            "catalyst.optimizer.SimplifyBinaryComparison",
+            "catalyst.optimizer.SimplifyConditionals",
+            "execution.datasources.PruneFileSourcePartitions",
+            "execution.datasources.SchemaPruning",
+        )
+    ),
     "spark.sql.streaming.metricsEnabled": "false",
     "spark.sql.streaming.numRecentProgressUpdates": "2",
     "spark.sql.streaming.minBatchesToRetain": "2",
@@ -63,11 +77,11 @@ REQUIRED: Final = {
     "spark.sql.redaction.options.regex": "(?i)url|secret|password|token|jaas|keystore",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.ansi.enabled": "true",
-    # The query's log is not our recovery point: no forked chmod and no CRC files for it.
+    # The query's log is not our recovery point: no CRC files for it; and no process for the mode of each file.
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.FileSystemBasedCheckpointFileManager"
     ),
-    "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+    "spark.hadoop.fs.file.impl": "com.globalmentor.apache.hadoop.fs.NakedLocalFileSystem",
     "spark.hadoop.parquet.page.verify-checksum.enabled": "true",
 }
 
@@ -86,7 +100,10 @@ def start(settings: Settings, jars: Sequence[Path]) -> SparkSession:
     conf = DEFAULTS | user | REQUIRED
     builder = SparkSession.builder.appName(f"delay-bridge {settings.bridge.id}").master(settings.spark.master)
     builder = builder.config("spark.driver.memory", heap).config("spark.driver.extraJavaOptions", options)
-    builder = builder.config("spark.jars", ",".join(str(jar) for jar in jars))
+    # On the class path from the first moment: Spark needs its file system before it looks at `spark.jars`.
+    builder = builder.config("spark.driver.extraClassPath", os.pathsep.join(str(jar) for jar in jars))
+    if not settings.spark.master.startswith("local"):
+        builder = builder.config("spark.jars", ",".join(str(jar) for jar in jars))
     for name, value in conf.items():
         builder = builder.config(name, value)
     try:

@@ -25,6 +25,7 @@ def complete(version: str) -> tuple[str, ...]:
         f"spark-token-provider-kafka-0-10_2.13-{version}.jar",
         "kafka-clients-3.9.0.jar",
         "commons-pool2-2.12.0.jar",
+        "hadoop-bare-naked-local-fs-0.1.0.jar",
     )
 
 
@@ -40,7 +41,7 @@ def test_a_named_directory_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert {jar.parent for jar in connector.jars()} == {tmp_path}
 
 
-@pytest.mark.parametrize("names", [(), complete(pyspark.__version__)[:3], complete("3.0.0")])
+@pytest.mark.parametrize("names", [(), complete(pyspark.__version__)[:4], complete("3.0.0")])
 def test_an_incomplete_or_foreign_directory_is_refused(
     names: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

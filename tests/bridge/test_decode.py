@@ -540,3 +540,21 @@ def test_spark_and_the_pure_readers_agree(spark: SparkSession, rows: list[Row], 
         if expected["at"] is None:
             expected["at"] = result["at"]  # the spread of rolls has its own test
         assert result == expected, row["headers"]
+
+
+METHOD_BYTES_MAX = 8_000
+"""What is longer HotSpot does not compile."""
+
+
+@pytest.mark.parametrize("dialect", ["native", "rocketmq"])
+def test_generated_methods_are_short_enough_to_be_compiled(spark: SparkSession, dialect: str) -> None:
+    """All of decoding is one stage of generated code, whatever parameters are in force, in methods that the JVM
+    compiles.
+    """
+    other = replace(PARAMETERS, dialect=dialect, roll_window_ms=5_000)
+    for history in (ONE["delay", 0], (*ONE["delay", 0], Barrier(offset=7, parameters=other))):
+        plan = decode(table(spark, [record()]), {("delay", 0): history})
+        stages = plan._jdf.queryExecution().debug().codegenToSeq()
+        sizes = [stages.apply(i)._3().maxMethodCodeSize() for i in range(stages.size())]
+        assert len(sizes) <= (2 if dialect != "native" else 1)
+        assert max(sizes) <= METHOD_BYTES_MAX

@@ -209,11 +209,13 @@ class RunningBridge:
         return found
 
     def rss_bytes(self) -> int:
-        """Resident memory of the process and its JVM."""
-        total = 0
+        """Resident memory of the process and its JVM. Children that have not called exec yet have their parent's."""
+        total, seen = 0, set()
         for process in self.processes():
             with suppress(psutil.Error):
-                total += process.memory_info().rss
+                if (command := tuple(process.cmdline())) not in seen:
+                    seen.add(command)
+                    total += process.memory_info().rss
         return total
 
     def http(self, path: str) -> tuple[int, str]:
