@@ -29,6 +29,7 @@ from bridge import headers as h
 from bridge.barriers import DecodeParameters, History
 from bridge.dialects import NATIVE, delivered_key, native_headers
 from bridge.headers import RejectReason
+from bridge.time_columns import duration_fields, fields_ms, instant_ms, long, matches, one_unit_ms, whole_number
 
 AT_MIN: Final = -(2**63)
 """`at` of rejects and cancels: minus infinity."""
@@ -54,10 +55,15 @@ def decode(records: DataFrame, histories: Mapping[tuple[str, int], History]) -> 
         (_verdict,),
     )
     parameters = _in_force(histories)
-    frame = records
-    for number, stages in enumerate(methods):
-        frame = reduce(lambda above, stage: stage(above, parameters), stages, _bounded(frame) if number else frame)
+    first, *others = methods
+    frame = _staged(records, first, parameters)
+    for stages in others:
+        frame = _staged(_bounded(frame), stages, parameters)
     return frame
+
+
+def _staged(frame: DataFrame, stages: Sequence[_Stage], parameters: _Parameters) -> DataFrame:
+    return reduce(lambda above, stage: stage(above, parameters), stages, frame)
 
 
 def _bounded(frame: DataFrame) -> DataFrame:
@@ -93,6 +99,9 @@ class _Parameters:
     has_default_target: Column
 
 
+_Stage = Callable[[DataFrame, _Parameters], DataFrame]
+
+
 def _in_force(histories: Mapping[tuple[str, int], History]) -> _Parameters:
     for source, history in histories.items():
         if not history or history[0].offset != 0 or any(a.offset >= b.offset for a, b in pairwise(history)):
@@ -106,14 +115,14 @@ def _in_force(histories: Mapping[tuple[str, int], History]) -> _Parameters:
             lookup=None,
             dialects=dialects,
             dialect=F.lit(sets[0].dialect),
-            level_ms=lambda level: _level_ms(F.array(*map(_long, sets[0].levels_ms)), level),
-            max_delay_ms=_long(sets[0].max_delay_ms),
-            copy_max_delay_ms=_long(sets[0].longest_copy_ms),
-            roll_window_ms=_long(sets[0].roll_window_ms),
-            roll_bytes_max=_long(sets[0].roll_bytes_max or _BYTES_MAX),
-            headers_max=_long(sets[0].headers_max or _BYTES_MAX),
-            header_bytes_max=_long(sets[0].header_bytes_max or _BYTES_MAX),
-            payload_bytes_max=_long(sets[0].payload_bytes_max or _BYTES_MAX),
+            level_ms=lambda level: _level_ms(F.array(*map(long, sets[0].levels_ms)), level),
+            max_delay_ms=long(sets[0].max_delay_ms),
+            copy_max_delay_ms=long(sets[0].longest_copy_ms),
+            roll_window_ms=long(sets[0].roll_window_ms),
+            roll_bytes_max=long(sets[0].roll_bytes_max or _BYTES_MAX),
+            headers_max=long(sets[0].headers_max or _BYTES_MAX),
+            header_bytes_max=long(sets[0].header_bytes_max or _BYTES_MAX),
+            payload_bytes_max=long(sets[0].payload_bytes_max or _BYTES_MAX),
             has_default_target=F.lit(sets[0].has_default_target),
         )
     p = F.col("p")
@@ -206,7 +215,7 @@ def _record(records: DataFrame, parameters: _Parameters) -> DataFrame:
         "topic",
         "partition",
         "offset",
-        F.coalesce(F.unix_millis("timestamp"), _long(0)).alias("ts"),
+        F.coalesce(F.unix_millis("timestamp"), long(0)).alias("ts"),
         F.coalesce(F.col("timestampType") == 1, F.lit(False)).alias("by_broker"),
         "key",
         "value",
@@ -230,7 +239,7 @@ def _common_headers(frame: DataFrame, _: _Parameters) -> DataFrame:
 def _other_headers(frame: DataFrame, _: _Parameters) -> DataFrame:
     """Where the other control headers are; not looked for where the common ones are all there are."""
     rest = F.col("size") > _count(_COMMON)
-    return frame.withColumns({_place(name): F.when(rest, _position(name)).otherwise(_long(0)) for name in _OTHER})
+    return frame.withColumns({_place(name): F.when(rest, _position(name)).otherwise(long(0)) for name in _OTHER})
 
 
 def _own_headers(frame: DataFrame, _: _Parameters) -> DataFrame:
@@ -257,7 +266,7 @@ def _texts(frame: DataFrame, _: _Parameters) -> DataFrame:
         "is_copy": _at(h.COPY_ORIGIN) > 0,
     }
     for name in (h.PARTITION, h.COPY_ORIGIN, h.COPY_DUE, h.COPY_ROLLS, h.COPY_ATTEMPT, h.COPY_AT):
-        columns[_number_name(name)] = F.when(_at(name) > 0, _number(_text(_at(name))))
+        columns[_number_name(name)] = F.when(_at(name) > 0, whole_number(_text(_at(name))))
     return frame.withColumns(columns)
 
 
@@ -265,9 +274,9 @@ def _numbers(frame: DataFrame, _: _Parameters) -> DataFrame:
     """`number`, `until` (epoch ms), and `duration`, the text of one that is no bare number; each null where the time is
     of another form.
     """
-    frame = frame.withColumn("number", _number(F.col("time")))
+    frame = frame.withColumn("number", whole_number(F.col("time")))
     time, number = F.col("time"), F.col("number")
-    until = F.when(number.isNotNull(), number).otherwise(_instant_ms(time))
+    until = F.when(number.isNotNull(), number).otherwise(instant_ms(time))
     return frame.withColumns(
         {
             "until": F.when(_at(h.UNTIL) > 0, until),
@@ -279,12 +288,12 @@ def _numbers(frame: DataFrame, _: _Parameters) -> DataFrame:
 def _fields(frame: DataFrame, _: _Parameters) -> DataFrame:
     """`duration_ms` of one number with a unit; `fields` of any other duration, the numbers W D H M S ms as texts."""
     duration = F.col("duration")
-    simple = _matches(duration, h.ONE_UNIT_PATTERN)
+    simple = matches(duration, h.ONE_UNIT_PATTERN)
     fits = F.octet_length(duration) <= h.TIME_LENGTH_MAX
     return frame.withColumns(
         {
-            "duration_ms": F.when(simple, _one_unit_ms(duration)),
-            "fields": F.when(duration.isNotNull() & ~simple & fits, _duration_fields(duration)),
+            "duration_ms": F.when(simple, one_unit_ms(duration)),
+            "fields": F.when(duration.isNotNull() & ~simple & fits, duration_fields(duration)),
         }
     )
 
@@ -293,13 +302,13 @@ def _times(frame: DataFrame, parameters: _Parameters) -> DataFrame:
     """`delay`: due - ts in ms, null where it is not valid."""
     number, ts = F.col("number"), F.col("ts")
     until = F.col("until")  # of a stage before: it is used four times here, and would be computed as often
-    sane = until.between(_long(0), _long(h.UNTIL_MS_MAX)) & (until >= ts - h.PAST_MS_MAX)
+    sane = until.between(long(0), long(h.UNTIL_MS_MAX)) & (until >= ts - h.PAST_MS_MAX)
     delay = (
         F.when(F.col("is_copy"), F.col(_number_name(h.COPY_DUE)) - ts)
-        .when(_at(h.FOR) > 0, F.coalesce(number, "duration_ms", _fields_ms(F.col("duration"), F.col("fields"))))
+        .when(_at(h.FOR) > 0, F.coalesce(number, "duration_ms", fields_ms(F.col("duration"), F.col("fields"))))
         .when(_at(h.UNTIL) > 0, F.when(sane, until) - ts)
         .when(_at(h.LEVEL) > 0, F.when(number >= 1, parameters.level_ms(number)))
-        .when(_at(h.CANCEL) > 0, _long(0))
+        .when(_at(h.CANCEL) > 0, long(0))
     )
     return frame.withColumn("delay", delay)
 
@@ -308,7 +317,7 @@ def _verdict(frame: DataFrame, parameters: _Parameters) -> DataFrame:
     """The reason of a reject, or null; then the entry."""
     frame = frame.withColumn("reason", _reason(parameters))
     kind = F.when(F.col("reason").isNotNull(), 2).when(_at(h.CANCEL) > 0, 1).otherwise(0).cast("tinyint")
-    due = F.col("ts") + F.when((F.col("kind") == 0), F.col("delay")).otherwise(_long(0))
+    due = F.col("ts") + F.when((F.col("kind") == 0), F.col("delay")).otherwise(long(0))
     return frame.withColumn("kind", kind).withColumn("due", due).select(*_entry(parameters))
 
 
@@ -329,7 +338,7 @@ def _reason(parameters: _Parameters) -> Column:
     has_id = (_at(h.ID) > 0) | (_at(h.CANCEL) > 0)
     id_length = F.coalesce(F.length("id_text"), F.lit(0))
     replaces = F.coalesce(F.col("replace_text"), F.lit(""))
-    partition = F.coalesce(F.col(_number_name(h.PARTITION)), _long(-1))
+    partition = F.coalesce(F.col(_number_name(h.PARTITION)), long(-1))
     sent = F.col("raw_headers" if parameters.dialects else "headers")
     rules: list[tuple[RejectReason, Column]] = [
         (RejectReason.CREATE_TIME, ~F.col("by_broker")),
@@ -342,8 +351,8 @@ def _reason(parameters: _Parameters) -> Column:
         (RejectReason.BAD_LEVEL, delay.isNull()),
         (RejectReason.BEYOND_MAX, original & (delay > parameters.max_delay_ms)),
         (RejectReason.NO_TARGET, timer & (_at(h.TOPIC) == 0) & ~parameters.has_default_target),
-        (RejectReason.BAD_TARGET, timer & (_at(h.TOPIC) > 0) & ~_matches(F.col("topic_text"), h.TOPIC_PATTERN)),
-        (RejectReason.BAD_PARTITION, timer & (_at(h.PARTITION) > 0) & ~partition.between(_long(0), _long(2**31 - 1))),
+        (RejectReason.BAD_TARGET, timer & (_at(h.TOPIC) > 0) & ~matches(F.col("topic_text"), h.TOPIC_PATTERN)),
+        (RejectReason.BAD_PARTITION, timer & (_at(h.PARTITION) > 0) & ~partition.between(long(0), long(2**31 - 1))),
         (RejectReason.BAD_ID, has_id & ~id_length.between(1, h.ID_LENGTH_MAX)),
         (
             RejectReason.BAD_REPLACE,
@@ -374,7 +383,7 @@ def _entry(parameters: _Parameters) -> list[Column]:
     ts, due, window = F.col("ts"), F.col("due"), parameters.roll_window_ms
     # The last quarter of (ts, ts + W], spread so that what was scheduled together does not roll together.
     spread = F.xxhash64("topic", "partition", "offset")
-    rolls_at = ts + window - F.pmod(spread, F.call_function("div", window, _long(4)))
+    rolls_at = ts + window - F.pmod(spread, F.call_function("div", window, long(4)))
     at = F.when(due - ts <= window, due).otherwise(rolls_at)
     # A forged backoff must not outlive the topic's retention. (`least` and `greatest` pass over nulls, hence the
     # condition.)
@@ -389,7 +398,7 @@ def _entry(parameters: _Parameters) -> list[Column]:
         F.col("topic"),
         F.col("partition"),
         F.col("offset"),
-        F.when(timer, F.greatest(at, backoff)).otherwise(_long(AT_MIN)).alias("at"),
+        F.when(timer, F.greatest(at, backoff)).otherwise(long(AT_MIN)).alias("at"),
         ts,
         due,
         F.col("kind"),
@@ -453,61 +462,5 @@ def _text(position: Column) -> Column:
     return F.btrim(F.get("headers", position.cast("int") - 1)["value"].cast("string"), F.lit(h.WHITE_SPACE))
 
 
-def _matches(text: Column, pattern: str) -> Column:
-    """Whether the whole text matches; null counts as no."""
-    return F.coalesce(text.rlike(rf"^(?:{pattern})\z"), F.lit(False))
-
-
-def _number(text: Column) -> Column:
-    return F.when(_matches(text, h.NUMBER_PATTERN), text.try_cast("bigint"))
-
-
-def _instant_ms(text: Column) -> Column:
-    """Epoch ms of RFC 3339, rounded up. Spark keeps microseconds; `tiny` is what it cuts off."""
-    micros = F.unix_micros(F.translate(text, "tz", "TZ").try_cast("timestamp"))
-    tiny = text.rlike(r"\.[0-9]{6}[0-9]*[1-9]").cast("int")
-    fits = (F.octet_length(text) <= h.TIME_LENGTH_MAX) & _matches(text, h.INSTANT_PATTERN)
-    return F.when(fits, F.call_function("div", micros + tiny + 999, _long(1000)))
-
-
-def _one_unit_ms(text: Column) -> Column:
-    """Ms of a text that matches ONE_UNIT_PATTERN. Its numbers are too small to overflow."""
-    end = F.length(text) - F.when(text.endswith("ms"), 2).otherwise(1)
-    unit_ms = (
-        F.when(text.endswith("ms"), _long(1))
-        .when(text.endswith("s"), _long(1_000))
-        .when(text.endswith("m"), _long(60_000))
-        .when(text.endswith("h"), _long(3_600_000))
-        .otherwise(_long(86_400_000))
-    )
-    return text.substr(F.lit(1), end).try_cast("bigint") * unit_ms
-
-
-_FIELDS_MS: Final = (*h.ISO_MS, 1)
-"""Weeks to milliseconds."""
-
-
-def _duration_fields(text: Column) -> Column:
-    """The numbers of a duration in the order of `_FIELDS_MS`, as texts, or null. One replacement and one split, not a
-    match per group.
-    """
-    units = F.regexp_replace(text, rf"^(?:{h.UNITS_PATTERN})\z", ",$1,$2,$3,$4,$5")
-    iso = F.regexp_replace(text, rf"^(?:{h.ISO_PATTERN})\z", "$1,$2,$3,$4,$5,")
-    return F.split(F.when(_matches(text, h.UNITS_PATTERN), units).when(_matches(text, h.ISO_PATTERN), iso), ",")
-
-
-def _fields_ms(text: Column, fields: Column) -> Column:
-    """The sum of the fields and of the fraction that ISO 8601 allows, rounded up. Too small to overflow."""
-    numbers = (F.coalesce(F.get(fields, F.lit(i)).try_cast("bigint"), _long(0)) * ms for i, ms in enumerate(_FIELDS_MS))
-    fraction = F.regexp_extract(text, r"\.([0-9]+)S", 1)
-    milli = F.coalesce(F.rpad(fraction, 3, "0").try_cast("bigint"), _long(0))
-    tiny = fraction.rlike("^[0-9]{3}[0-9]*[1-9]").cast("bigint")
-    return F.when(fields.isNotNull(), reduce(lambda a, b: a + b, numbers) + milli + tiny)
-
-
 def _smallint(number: Column) -> Column:
     return F.coalesce(number.try_cast("smallint"), F.lit(0).cast("smallint"))
-
-
-def _long(value: int) -> Column:
-    return F.lit(value).cast("bigint")
