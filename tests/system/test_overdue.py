@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from bridge.catchup import WAITED_MS_MAX
+from bridge.headers import RejectReason
 from tests.system.bridge import RunningBridge
 from tests.system.broker import Broker
 from tests.system.kafka import Outgoing, Reader, Topics, produce, read_committed
@@ -21,6 +22,9 @@ DELIVERED_S_MAX: Final = 90
 RATE: Final = 10
 OVERDUE: Final = 150
 NOW: Final = 20
+GIVEN_UP: Final = 30
+OLDER_THAN_MS: Final = 10_000
+"""So old nothing may get that was sent while the bridge runs, however slow the machine is."""
 
 
 def test_a_backlog_comes_at_its_rate_and_lets_what_is_due_now_pass(
@@ -55,3 +59,38 @@ def test_a_backlog_comes_at_its_rate_and_lets_what_is_due_now_pass(
     copies = [r for r in read_committed(broker.bootstrap, delay) if "delay-copy-at" in dict(r.headers)]
     assert len(copies) == deferred <= OVERDUE - RATE
     assert len({record.value for record in copies}) == len(copies)
+
+
+def test_what_is_older_than_the_limit_is_given_up_and_the_rest_is_delivered(
+    broker: Broker, topics: Topics, tmp_path: Path
+) -> None:
+    """`overdue.policy: dead-letter` after a downtime: by the due time of each message, byte for byte, and once."""
+    delay, target = topics.delay(partitions=2), topics.create()
+    clock = SystemClock()
+    to = ("delay-topic", target.encode())
+    long_ago = [
+        Outgoing(topic=delay, key=b"k", value=b"old-%d" % i, headers=[("delay-for", b"0"), to, ("mine", b"1")])
+        for i in range(GIVEN_UP)
+    ]
+    written = produce(broker.bootstrap, long_ago)
+    last_ms = max(record.timestamp_ms for record in written)
+    wait_until(lambda: clock.now_ms() > last_ms + OLDER_THAN_MS, 60, "a downtime")
+    config = {"overdue": {"policy": "dead-letter", "older_than": f"{OLDER_THAN_MS}ms"}}
+    with RunningBridge(tmp_path, broker.bootstrap, delay, config=config) as bridge:
+        bridge.start()
+        produce(
+            broker.bootstrap,
+            [Outgoing(topic=delay, value=b"new", headers=[("delay-for", b"500ms"), to]) for _ in range(NOW)],
+        )
+        with Reader(broker.bootstrap, [target]) as reader:
+            reader.wait_for(NOW, DELIVERED_S_MAX)
+            delivered = reader.to_end()
+        with Reader(broker.bootstrap, [f"{delay}.dlt"]) as reader:
+            reader.wait_for(GIVEN_UP, DELIVERED_S_MAX)
+            dead = reader.to_end()
+        bridge.stop()
+    assert [record.value for record in delivered] == [b"new"] * NOW
+    assert sorted(record.value or b"" for record in dead) == sorted(record.value or b"" for record in long_ago)
+    assert {record.key for record in dead} == {b"k"}
+    assert all(record.header("mine") == b"1" and record.header("delay-for") == b"0" for record in dead)
+    assert {record.header("delay-reason") for record in dead} == {RejectReason.OVERDUE.value.encode()}
