@@ -10,6 +10,7 @@
 #   make sbom                           dist/sbom.json, what the image holds: Python, Java, Debian (CycloneDX)
 #   make chart                          what of helm/delay-bridge is generated; SNAPSHOTS=1 also its tests' snapshots
 #   make helm                           the program helm, built with Go into .cache/bin, for the chart's tests
+#   make kubernetes                     a Kubernetes API likewise, to install the chart into (with Debian's etcd-server)
 #   make clean, make distclean          caches; also the environment and the broker's jars
 #
 # PYTHON=... chooses the interpreter of a new environment.
@@ -22,10 +23,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 HELM_VERSION := v3.22.0
+KUBERNETES_VERSION := 1.34.4
 CYCLONEDX := cyclonedx-bom==7.5.0
 SOURCES := $(wildcard bridge timerstore embedded demo bench helm image tests)
 
-.PHONY: install prerequisites demo test bench lint format lock image audit sbom chart helm clean distclean
+.PHONY: install prerequisites demo test bench lint format lock image audit sbom chart helm kubernetes clean distclean
 
 install: prerequisites $(VENV)/.installed
 
@@ -119,6 +121,13 @@ helm: .cache/bin/helm
 .cache/bin/helm:
 	@command -v go >/dev/null || { echo "Go is needed to build helm; or put a helm on the PATH" >&2; exit 1; }
 	GOBIN=$(CURDIR)/.cache/bin go install -p 1 helm.sh/helm/v3/cmd/helm@$(HELM_VERSION)
+
+# Ten minutes of two cores, once.
+kubernetes: .cache/bin/kube-apiserver
+
+.cache/bin/kube-apiserver:
+	@command -v go >/dev/null || { echo "Go is needed to build Kubernetes" >&2; exit 1; }
+	tests/helm/kubernetes.sh $(KUBERNETES_VERSION) .cache/bin
 
 clean:
 	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis spark-warehouse metastore_db derby.log
