@@ -82,12 +82,16 @@ class TargetLookUp:
         return asked
 
     @staticmethod
-    def is_answered(answer: Future[Any]) -> bool:
-        """Whether a leader has answered by now: with an offset, or that it will not tell."""
+    def is_answered(answer: Future[Any]) -> bool | None:
+        """Whether a leader has answered by now; None: somebody has, with an error. When the time is over, the client
+        may as well give an offset that is none.
+        """
         if not answer.done():
             return False
         failure = answer.exception()
-        return failure is None or (isinstance(failure, KafkaException) and kafka_error(failure).code() in ANSWERS)
+        if isinstance(failure, KafkaException) and kafka_error(failure).code() in ANSWERS:
+            return None
+        return failure is None and bool(answer.result().offset >= 0)
 
     def _result(self, name: str, future: Future[Any]) -> Any:
         """The answer, or a Refusal where the answer is that it is missing, or that we may not see it."""

@@ -100,8 +100,8 @@ class LookUp(Protocol):
         """
         ...
 
-    def is_answered(self, answer: Future[Any]) -> bool:
-        """Whether the leader has answered by now."""
+    def is_answered(self, answer: Future[Any]) -> bool | None:
+        """Whether the leader has answered by now; None: somebody has, with an error."""
         ...
 
 
@@ -233,7 +233,7 @@ class Targets:
             return False
         if now_s - roll.asked_s < SILENT_S:
             return False
-        silent = {node for node, answer in roll.answers.items() if not self._look_up.is_answered(answer)}
+        silent = {node for node, answer in roll.answers.items() if self._look_up.is_answered(answer) is False}
         if not silent or len(silent) == len(roll.answers):
             return False  # all of them, or none: it is something else
         with self._lock:

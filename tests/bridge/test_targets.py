@@ -7,13 +7,15 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException
 
 from bridge.errors import EnvironmentFailure
 from bridge.headers import RejectReason
+from bridge.lookup import TargetLookUp
 from bridge.suspects import Suspects
 from bridge.targets import EVERY, Target, Targets
 from bridge.verdict import Refusal
@@ -340,3 +342,25 @@ def test_the_connections_to_all_leaders_are_kept_warm(brokers: Brokers, clock: M
     clock.advance(5_000)
     targets.refresh()
     assert brokers.probed == [("t", 0), ("t", 1)]
+
+
+@pytest.mark.parametrize(
+    ("told", "is_answered"),
+    [
+        (None, False),
+        (SimpleNamespace(offset=0), True),
+        (SimpleNamespace(offset=-1001), False),
+        (KafkaException(KafkaError(KafkaError._TIMED_OUT)), False),
+        (KafkaException(KafkaError(KafkaError._TRANSPORT)), False),
+        (KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE)), False),
+        (KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)), None),
+    ],
+)
+def test_only_an_offset_is_an_answer_of_a_leader(told: object, is_answered: bool | None) -> None:
+    """A missing topic is no leader's answer, but nobody's silence either."""
+    answer: Future[Any] = Future()
+    if isinstance(told, Exception):
+        answer.set_exception(told)
+    elif told is not None:
+        answer.set_result(told)
+    assert TargetLookUp.is_answered(answer) is is_answered
