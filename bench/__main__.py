@@ -84,26 +84,39 @@ def burst(bridge: Bridge, bootstrap: str, arguments: argparse.Namespace, report:
     """Everything due at one instant: ingest, delivery, memory, exactness."""
     bridge.start()
     warm_up(bridge, bootstrap)
-    ingested, delivered = bridge.metric("records_ingested_total"), bridge.metric("records_delivered_total")
     count = arguments.messages
-    due_ms = bridge.clock.now_ms() + LEAD_MS + count // 20
-    with bridge.frozen():
-        run("bench.load", "--bootstrap", bootstrap, "--messages", str(count), "--due", str(due_ms)).wait()
-    began_s = bridge.clock.monotonic_s()
-    bridge.wait(lambda: bridge.metric("records_ingested_total") - ingested >= count, 300, "ingest")
-    seconds = bridge.clock.monotonic_s() - began_s
+    # What half a minute at a low rate has not made hot, the JVM compiles during the first backlog.
+    first = count // 2
+    rate_per_s, _ = ingest_backlog(bridge, bootstrap, first)
+    report.add("burst", f"ingest of a first backlog ({first:,})", f"{rate_per_s:,.0f}/s", "")
+    bridge.wait(lambda: bridge.metric("pending_messages") == 0, 300, "delivery of the first")
+    delivered = bridge.metric("records_delivered_total")
+    rate_per_s, due_ms = ingest_backlog(bridge, bootstrap, count)
     left_ms = due_ms - bridge.clock.now_ms()
-    report.add("burst", "ingest of a backlog", f"{count / seconds:,.0f}/s", ">= 100,000/s (; 13-26k/s)")
+    report.add("burst", "ingest of a second backlog", f"{rate_per_s:,.0f}/s", ">= 100,000/s (; 13-26k/s)")
     report.add("burst", "ingested before due", f"{left_ms / 1000:.1f} s", "> 0")
     bridge.wait(lambda: bridge.metric("records_delivered_total") - delivered >= count, 300, "delivery")
     seconds = (bridge.clock.now_ms() - due_ms) / 1000
     report.add("burst", f"{count:,} due at one instant delivered", f"{seconds:.1f} s", "<= 8 s (5.7 s; 14.1 s)")
     report.add("burst", "delivery rate", f"{count / seconds:,.0f}/s", ">= 150,000/s (; 54-72k/s)")
     report.add("burst", "peak RSS", mib(bridge.peak_bytes()), "<= 1,536 MiB (2.9 GiB)")
-    got = receive(bootstrap, count + WARM_SECONDS * WARM_RATE, 120)
+    got = receive(bootstrap, first + count + WARM_SECONDS * WARM_RATE, 120)
     report.add(
         "burst", "received / doubled / early", f"{got['received']:,} / {got['doubled']} / {got['early']}", "all / 0 / 0"
     )
+
+
+def ingest_backlog(bridge: Bridge, bootstrap: str, count: int) -> tuple[float, int]:
+    """Messages due at one instant, sent while the bridge stands still; records ingested a second, and when they are due
+    (epoch ms).
+    """
+    ingested = bridge.metric("records_ingested_total")
+    due_ms = bridge.clock.now_ms() + LEAD_MS + count // 20
+    with bridge.frozen():
+        run("bench.load", "--bootstrap", bootstrap, "--messages", str(count), "--due", str(due_ms)).wait()
+    began_s = bridge.clock.monotonic_s()
+    bridge.wait(lambda: bridge.metric("records_ingested_total") - ingested >= count, 300, "ingest")
+    return count / (bridge.clock.monotonic_s() - began_s), due_ms
 
 
 def rate(bridge: Bridge, bootstrap: str, arguments: argparse.Namespace, report: Report) -> None:

@@ -21,12 +21,14 @@ from bridge.settings import Settings, plain
 
 JVM_OPTIONS: Final = " ".join(
     (
-        # A young generation that holds one micro-batch: a smaller one passes it on to the old one, a larger one costs
-        # memory.
-        "-XX:+UseSerialGC -Xmn180m -Xss4m",
-        # The rest of the heap follows what lives: by default it would begin at a 64th of the machine's memory, and
-        # keep more than half of itself free.
-        "-Xms320m -XX:MinHeapFreeRatio=20 -XX:MaxHeapFreeRatio=40",
+        # A young generation that holds what a micro-batch leaves behind: a smaller one passes it on to the old one, a
+        # larger one costs memory.
+        "-XX:+UseSerialGC -Xmn120m -Xss4m",
+        # The heap begins where load will have it, and shrinks to what lives when there is none: by default it would
+        # begin at a 64th of the machine's memory, and keep more than half of itself free.
+        "-XX:InitialHeapSize=256m -XX:MinHeapSize=128m -XX:MinHeapFreeRatio=20 -XX:MaxHeapFreeRatio=40",
+        # What the compiler has used is given back. (The first Java 17 do not know the option.)
+        "-XX:+IgnoreUnrecognizedVMOptions -XX:TrimNativeHeapInterval=10000",
         # One task at a time makes Arrow's batches: one arena for them is enough.
         "-Dio.netty.allocator.numDirectArenas=1 -Dio.netty.allocator.numHeapArenas=0",
         "-XX:+ExitOnOutOfMemoryError",
