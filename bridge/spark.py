@@ -99,14 +99,14 @@ def start(settings: Settings, jars: Sequence[Path]) -> SparkSession:
     heap = f"{settings.spark.driver_memory >> 20}m"
     user = {name: plain(value) for name, value in settings.spark.conf.items()}
     options = f"{JVM_OPTIONS} {user.pop('spark.driver.extraJavaOptions', '')}".strip()
-    conf = DEFAULTS | user | REQUIRED
     builder = SparkSession.builder.appName(f"delay-bridge {settings.bridge.id}").master(settings.spark.master)
     builder = builder.config("spark.driver.memory", heap).config("spark.driver.extraJavaOptions", options)
     # On the class path from the first moment: Spark needs its file system before it looks at `spark.jars`.
-    builder = builder.config("spark.driver.extraClassPath", os.pathsep.join(str(jar) for jar in jars))
+    class_path = os.pathsep.join([*map(str, jars), *filter(None, [user.pop("spark.driver.extraClassPath", None)])])
+    builder = builder.config("spark.driver.extraClassPath", class_path)
     if not settings.spark.master.startswith("local"):
         builder = builder.config("spark.jars", ",".join(str(jar) for jar in jars))
-    for name, value in conf.items():
+    for name, value in (DEFAULTS | user | REQUIRED).items():
         builder = builder.config(name, value)
     try:
         session = builder.getOrCreate()
