@@ -12,11 +12,14 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from timerstore.entry import PAYLOAD
-from timerstore.position import Int64s
+from timerstore.position import Bools, Int64s
 
 ROW_REFERENCE_BYTES = 28
 """What a row costs beside its payload: at, seq (8 bytes each), chunk, row (4 each), and slack for merging."""
 
+
+SPARSE_SHARE = 4
+"""A chunk of which less than one in so many rows is left is sparse."""
 
 ID_BYTES = 52
 """What a row with an id costs besides: its entry in the index of ids (idindex.py), until a segment holds it."""
@@ -61,6 +64,22 @@ class Chunks:
         for empty in ids[self._live[ids] == 0].tolist():
             self.physical_bytes -= self._payload.pop(empty).nbytes
             self._free.append(empty)
+
+    def sparse(self, referenced: Int64s, gain_bytes_min: int, rows_max: int) -> Bools:
+        """Mask by chunk id of what is worth copying, about `rows_max` rows together, or none if that gains too little.
+
+        `referenced` says how many rows of each chunk whoever copies has in hand: chunks that others use as well stay.
+        """
+        ids = np.array([c for c in self._payload if 0 < self._live[c] == referenced[c]], dtype=np.int64)
+        rows = np.array([self._payload[c].num_rows for c in ids.tolist()], dtype=np.int64)
+        ids = ids[self._live[ids] * SPARSE_SHARE < rows]
+        gains = np.array([self._payload[c].nbytes for c in ids.tolist()], dtype=np.int64) // SPARSE_SHARE * 3
+        mask = np.zeros(len(self._live), dtype=np.bool_)
+        if gains.sum() >= gain_bytes_min:
+            most_first = np.argsort(-gains, kind="stable")
+            before = np.cumsum(self._live[ids[most_first]]) - self._live[ids[most_first]]
+            mask[ids[most_first[before < rows_max]]] = True
+        return mask
 
     def payload(self, chunk: int) -> pa.RecordBatch:
         """The payload batch of a chunk."""

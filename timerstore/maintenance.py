@@ -127,6 +127,7 @@ class Maintenance:
             if burial is not None:
                 store.cancels.tombstones.stored(burial.absorbed, buried)
             self._flushed_ms = now_ms
+            store.resident.repack(store.limits.repacked_bytes)
             store.notify()
         # 6. A crash before it leaves files that no checkpoint names.
         for gone in burial.absorbed if burial is not None else ():

@@ -16,14 +16,18 @@ No lock and no IO here: `TimerStore` guards it, one instance is used by one thre
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
-from timerstore.chunks import Chunks
+from timerstore.chunks import Chunks, materialize
 from timerstore.late import Late
 from timerstore.position import OFFSET_MAX, ORIGIN, Bools, Int64s, Position, Progress, Step, at_or_below
 from timerstore.runs import EMPTY, Runs, Selection
+
+REPACKED_ROWS_MAX: Final = 1 << 16
+"""At once: it happens under the store's lock."""
 
 
 class Resident:
@@ -193,6 +197,36 @@ class Resident:
         rows = self.memtable.remove(self.is_stored)
         self.memtable_bytes -= self.chunks.bytes_of(rows.chunk)
         self.chunks.release(rows.chunk)
+
+    def repack(self, gain_bytes_min: int) -> int:
+        """Copy what is left of sparse chunks into new ones; returns how many rows, 0 when it is not worth while.
+
+        A row that comes near before its chunk is flushed would keep all of it in memory, and of a mix of delays there
+        is one in each chunk.
+        """
+        size = len(self.chunks.row_bytes)
+        held = [(holder, holder.all()) for holder in (self.hot, self.memtable)]
+        referenced = sum(np.bincount(rows.chunk, minlength=size) for _, rows in held)
+        sparse = self.chunks.sparse(np.asarray(referenced), gain_bytes_min, REPACKED_ROWS_MAX)
+        if not sparse.any():
+            return 0
+        copied = 0
+        for holder, _ in held:
+            rows = holder.remove(lambda run: sparse[run.chunk]).sorted()
+            if not len(rows):
+                continue
+            payload = materialize(self.chunks.payloads(rows.chunk), rows.chunk, rows.row)
+            before = self.chunks.bytes_of(rows.chunk)
+            self.chunks.release(rows.chunk)
+            chunk = np.full(len(rows), self.chunks.add(payload), dtype=np.int32)
+            gained = before - self.chunks.bytes_of(chunk)
+            holder.insert(Selection(rows.at, rows.seq, chunk, np.arange(len(rows), dtype=np.int32)))
+            if holder is self.hot:
+                self.hot_bytes -= gained
+            else:
+                self.memtable_bytes -= gained
+            copied += len(rows)
+        return copied
 
     def _late(self, rows: Selection) -> Bools:
         source = rows.source

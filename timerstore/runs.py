@@ -212,6 +212,9 @@ class Runs:
         kept: list[Selection] = []
         for run in self._runs:
             mask = gone(run)
+            if not mask.any():
+                kept.append(run)
+                continue
             removed.append(run[mask])
             rest = run[~mask]
             if len(rest):

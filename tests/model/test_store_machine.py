@@ -55,6 +55,7 @@ MARGIN_MS = 30
 Key = tuple[str, int, int, bool]
 
 LIMITS = Limits(
+    repacked_bytes=1,
     flush_bytes=8 * ROW_BYTES,
     flush_interval_ms=50,
     hot_bytes=10 * ROW_BYTES,

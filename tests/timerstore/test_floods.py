@@ -12,7 +12,14 @@ from timerstore.limits import Limits
 
 ROWS = 12_000
 BATCH = 500
-LIMITS = Limits(flush_bytes=200_000, hot_bytes=300_000, window_bytes=60_000, horizon_ms=60_000, compaction_segments=4)
+LIMITS = Limits(
+    flush_bytes=200_000,
+    hot_bytes=300_000,
+    window_bytes=60_000,
+    horizon_ms=60_000,
+    compaction_segments=4,
+    repacked_bytes=20_000,
+)
 SOON_MS, FAR_MS = 20_000, 86_400_000
 FLOODS = {
     "soon": lambda i: SOON_MS + i % 9_000,

@@ -16,6 +16,7 @@ from tests.timerstore.rig import BILLS, NOW_MS, ORDERS, Rig
 from timerstore.entry import ENTRY
 from timerstore.errors import Closed, Misuse
 from timerstore.limits import Limits
+from timerstore.position import end_of
 from timerstore.transaction import P_STALE_MS_MAX
 
 FAR_MS = NOW_MS + 900_000
@@ -574,3 +575,24 @@ def test_a_flush_is_due_by_size_or_by_age_and_only_when_something_moves(tmp_path
     rig.ingest()
     rig.deliver()
     assert maintenance.flush_due(NOW_MS + 1_001)
+
+
+def test_what_came_near_before_the_flush_does_not_keep_its_batch_in_memory(tmp_path: Path) -> None:
+    """Of each batch one message is in the hot wheel when the others go to disk: only that one stays."""
+    rig = Rig(tmp_path, limits=Limits(flush_bytes=1 << 20, horizon_ms=60_000, repacked_bytes=1))
+    rig.load()
+    for _ in range(5):
+        rig.produce(NOW_MS + 60_500, *[FAR_MS] * 200)
+        rig.ingest()
+    rig.deliver()
+    rig.load(NOW_MS + 31_000)
+    before = rig.store.stats()
+    assert rig.store.resident.hot.count_until(end_of(NOW_MS + 60_500)) == 5
+    rig.store.maintenance.flush(NOW_MS + 1_000)
+    after = rig.store.stats()
+    assert after.memtable_bytes == 0
+    assert after.physical_bytes * 50 < before.physical_bytes
+    assert after.hot_bytes == rig.store.resident.chunks.bytes_of(rig.store.resident.hot.all().chunk)
+    assert len(rig.store.resident.chunks) == 1
+    rig.finish(FAR_MS)
+    rig.assert_each_delivered_once()
