@@ -70,9 +70,9 @@ def _bounded(frame: DataFrame) -> DataFrame:
     """The same rows; generated code has what comes before in another method than what follows.
 
     Otherwise all of decoding would be one method of 27,000 bytecodes: HotSpot only interprets what is longer than
-    8,000, and when told to compile it all the same takes tens of seconds of a core. Of the operators that do not change
-    rows, Expand (of which `unpivot` is made) is the only one that asks for every column of its input at once, which is
-    Spark's condition for a method. The optimizer does not look through it either, so it has less to try.
+    8,000, and when told to compile it all the same takes more than ten seconds of a core. Of the operators that do not
+    change rows, Expand (of which `unpivot` is made) is the only one that asks for every column of its input at once,
+    which is Spark's condition for a method. The optimizer does not look through it either, so it has less to try.
     """
     *others, last = frame.columns
     return frame.unpivot([F.col(name) for name in others], [F.col(last)], "unused", last).drop("unused")

@@ -164,6 +164,7 @@ class Identities:
                 error = _init(producer, closed)
             except EnvironmentFailure as failure:
                 log.warning("transactional-id-not-ready", id=identity.name, reason=str(failure))
+                self._settle(identity, _State.UNMADE, closed)  # whoever takes it next is told why
                 return
             with self._lock:
                 if error is None and not closed.is_set():
@@ -172,9 +173,15 @@ class Identities:
             drop(producer)
             if error is not None and error.code() in DENIED_CODES:
                 log.warning("transactional-id-not-ready", id=identity.name, reason=error.str())
-                identity.state = _State.DENIED
+                self._settle(identity, _State.DENIED, closed)
                 return
             closed.wait(AGAIN_S)
+
+    def _settle(self, identity: Identity, state: _State, closed: threading.Event) -> None:
+        """It has come to that, unless all were dropped meanwhile."""
+        with self._lock:
+            if not closed.is_set():
+                identity.state = state
 
 
 def in_thread(run: Callable[[], None]) -> None:

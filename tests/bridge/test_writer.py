@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, Producer
 
 from bridge.errors import EnvironmentFailure, FencedError
 from bridge.headers import HeaderList
+from bridge.identities import Identities
 from bridge.outgoing import Batch
 from bridge.writer import Aborted, AcknowledgedWriter, Broken, Indefinite, TransactionalWriter
 from timerstore.clock import ManualClock
@@ -351,6 +352,17 @@ class TestSpares:
         ready.writer.leave()
         ready.writer.begin()
         assert ready.made[2].calls[-1] == "begin"
+
+    def test_an_id_whose_producer_could_not_be_made_is_tried_again(self) -> None:
+        """Its key was just being replaced, say. Left at rest, it would be lost until the process ends."""
+
+        def refuse(_name: str, _faults: list[KafkaError]) -> Producer:
+            raise EnvironmentFailure("the producer cannot be made", hint="")
+
+        identities = Identities(["x"], refuse, lambda run: run())
+        identities.prepare()
+        taken = identities.take()
+        assert taken is not None and taken.producer is None
 
     def test_a_call_that_does_not_return_is_watched(self, ready: Told, monkeypatch: pytest.MonkeyPatch) -> None:
         """Offsets are not taken while the id is held up: whoever looks at the targets meanwhile may end that."""
