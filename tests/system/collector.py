@@ -3,40 +3,25 @@
 from __future__ import annotations
 
 import gzip
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
-from typing import Self
+from http.server import BaseHTTPRequestHandler
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from embedded.broker import HOST
+from tests.system.serving import Serving
 
 
-class Collector:
+class Collector(Serving):
     """Listens at `endpoint` while it is entered; `spans` are those that have come."""
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
-        self._server = ThreadingHTTPServer((HOST, 0), type("BoundHandler", (_Handler,), {"spans": self.spans}))
-        self._thread = threading.Thread(target=self._server.serve_forever, name="collector", daemon=True)
+        super().__init__(_Handler, spans=self.spans)
 
     @property
     def endpoint(self) -> str:
         """For `tracing.endpoint`."""
-        return f"http://{HOST}:{self._server.server_address[1]}/v1/traces"
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
+        return f"{self.url}/v1/traces"
 
 
 class _Handler(BaseHTTPRequestHandler):

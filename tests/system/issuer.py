@@ -5,13 +5,11 @@ from __future__ import annotations
 import base64
 import json
 import subprocess
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
-from embedded.broker import HOST
+from tests.system.serving import Serving
 from timerstore.clock import SystemClock
 
 LIFETIME_S: Final = 300
@@ -19,7 +17,7 @@ KEY_ID: Final = "key-1"
 EXPONENT: Final = b"\x01\x00\x01"  # 65537, openssl's
 
 
-class Issuer:
+class Issuer(Serving):
     """Serves `/token` to who knows the secret, and `/jwks`, while it is entered. `issued` counts tokens by the agent
     that asked for them."""
 
@@ -29,13 +27,7 @@ class Issuer:
         self._key = directory / "issuer.key"
         _openssl("genrsa", "-out", str(self._key), "2048")
         self._basic = "Basic " + base64.b64encode(f"{client}:{secret}".encode()).decode()
-        self._server = ThreadingHTTPServer((HOST, 0), type("BoundHandler", (_Handler,), {"issuer": self}))
-        self._thread = threading.Thread(target=self._server.serve_forever, name="issuer", daemon=True)
-
-    @property
-    def url(self) -> str:
-        """Where it is."""
-        return f"http://{HOST}:{self._server.server_address[1]}"
+        super().__init__(_Handler, issuer=self)
 
     def token(self, authorization: str, agent: str) -> dict[str, Any] | None:
         """The answer to a request for a token; None for somebody else."""
@@ -57,17 +49,6 @@ class Issuer:
         text = ".".join(_encoded(json.dumps(part).encode()) for part in (head, claims))
         signature = _openssl("dgst", "-sha256", "-sign", str(self._key), stdin=text.encode())
         return f"{text}.{_encoded(signature)}"
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
 
 
 class _Handler(BaseHTTPRequestHandler):
