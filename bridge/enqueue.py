@@ -3,9 +3,10 @@
     Kafka source (read_committed, headers) -> decode (Catalyst) -> one Arrow table a batch -> TimerStore.append
 
 Resume contract: Spark's own checkpoint is a scratch directory of one run. Every run starts at the offsets that the
-store asks for; a batch that Spark hands over twice is recognised by its offsets. `catch_up` reads up to the committed
-offsets with bounded batch jobs, before the query starts: nothing may be dispatched until then (invariant I6), so
-nothing may be read beyond it for the source that is done first.
+store asks for; a batch that Spark hands over twice is recognised by its offsets. While Spark plans a batch, the one
+before goes into the store: both take a good part of a core, and neither needs the other. `catch_up` reads up to the
+committed offsets with bounded batch jobs, before the query starts: nothing may be dispatched until then (invariant I6),
+so nothing may be read beyond it for the source that is done first.
 """
 
 from __future__ import annotations
@@ -142,6 +143,7 @@ class Enqueue:
         self._thread: threading.Thread | None = None
         self._query: StreamingQuery | None = None
         self._reading = ""
+        self._storing: threading.Thread | None = None
 
     def cancel(self) -> None:
         """Let `catch_up` return after the slice that it is at, and take every failure from now on for a consequence."""
@@ -234,6 +236,7 @@ class Enqueue:
                         break
             finally:
                 query.stop()
+                self._await_stored()
         if self._failure is not None:
             raise self._failure
 
@@ -249,19 +252,41 @@ class Enqueue:
                 return
             try:
                 began_s = self._clock.monotonic_s()
+                self._await_stored()
+                if self._over.is_set() or self._stopping.is_set():
+                    return
                 begins = read_ends(directory, batch_id - 1) if batch_id else offsets
                 self._must_follow(begins)
                 ends = read_ends(directory, batch_id)
                 self._reading = ranges(begins, ends)
-                self._store_batch(frame.toArrow(), ends, began_s)
+                # Read only now, so that no two batches are in memory.
+                self._store_aside(frame.toArrow(), ends, began_s)
             except Exception as error:  # noqa: BLE001 - told to the application by the query's thread
-                if not self._stopping.is_set():
-                    self._failure = named_failure("take in a micro-batch", error, self._reading)
-                    self._over.set()
+                self._batch_failed(error)
 
         writer = decode(records, self._histories).writeStream.foreachBatch(each)
         writer = writer.option("checkpointLocation", str(directory)).queryName("enqueue")
         return writer.trigger(processingTime=f"{self._limits.trigger_ms} milliseconds").start()
+
+    def _await_stored(self) -> None:
+        """Wait until the batch that was read last is in the store, or has failed to get there."""
+        if self._storing is not None:
+            self._storing.join()
+
+    def _store_aside(self, table: pa.Table, ends: Offsets, began_s: float) -> None:
+        def run() -> None:
+            try:
+                self._store_batch(table, ends, began_s)
+            except Exception as error:  # noqa: BLE001 - told to the application by the query's thread
+                self._batch_failed(error)
+
+        self._storing = threading.Thread(target=run, name="enqueue-store", daemon=True)
+        self._storing.start()
+
+    def _batch_failed(self, error: Exception) -> None:
+        if not self._stopping.is_set():
+            self._failure = named_failure("take in a micro-batch", error, self._reading)
+            self._over.set()
 
     def _must_follow(self, begins: Offsets) -> None:
         """A batch that begins beyond what the store expects would leave a gap: whatever made it, nothing is lost by

@@ -115,7 +115,7 @@ class Pipeline:
             segments=len(store.timerlog),
             reports=list(store.reports),
         )
-        store.start_at(start)
+        store.start_at(start, {name: self._log_marks[name].end for name in start})
         self._housekeeping = self._make_housekeeping(store)
         self._housekeeping.start()
         enqueue = self._enqueue = self._make_enqueue(store, states, start)
@@ -221,14 +221,14 @@ class Pipeline:
         if found is not None and any(found.offsets.get(name, 0) < s.first_offset for name, s in settled.items()):
             # An operator has given up what lies below (`delay-bridge adopt`), and this index may still hold it.
             files.set_aside(directory / files.CHECKPOINT, now_ms)
-        self._log_starts = around.cluster.watermarks(sorted(settled))
+        self._log_marks = around.cluster.watermarks(sorted(settled))
         states = {
             (topic, partition): replace(
                 state,
                 history=amend_history(
                     state.history,
                     state.offset,
-                    self._log_starts[topic, partition].start,
+                    self._log_marks[topic, partition].start,
                     parameters[topic],
                 ),
             )
@@ -270,7 +270,7 @@ class Pipeline:
         the bridge's part of the topic begins."""
         starts, unheld = {}, []
         for name, covered in store.resume_offsets().items():
-            log_start = self._log_starts[name].start
+            log_start = self._log_marks[name].start
             if covered is not None and covered < log_start:
                 raise StateError(
                     "records that the local index does not hold yet were deleted from the delay topic",
@@ -283,7 +283,7 @@ class Pipeline:
         must_hold_what_is_pending(
             self._around.cluster,
             {name: states[name].offset for name in unheld},
-            {name: self._log_starts[name] for name in unheld},
+            {name: self._log_marks[name] for name in unheld},
             {
                 topic: limit.retention_ms - self._windows[topic].largest_ms
                 for topic, limit in self._limits.items()

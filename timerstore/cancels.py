@@ -16,7 +16,7 @@ Only one thread appends, so nothing can become covered between the two.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -63,15 +63,16 @@ class Judged:
 class Cancels:
     """See the module. Guarded by the store's lock, but for `judge` and `covered`, which work on snapshots."""
 
-    def __init__(self, sources: Sources, window_ms: int, opened_ms: int) -> None:
+    def __init__(self, sources: Sources, window_ms: int) -> None:
         """`window_ms` is the largest W in force."""
         self.tombstones = Tombstones(len(sources))
         self.unstored = Unstored()
         self.cancelled = 0
         """Timers that were cancelled since the store was opened."""
+        self.inherited: Mapping[int, int] | None = None
+        """Up to where, by owned source, the log may hold what another process wrote; None: not known."""
         self._seeds = Seeds(sources)
         self._keep_ms = window_ms + MARGIN_MS
-        self._opened_ms = opened_ms
 
     # ---- delivery
 
@@ -233,12 +234,12 @@ class Cancels:
 
     def expired_before_ms(self, resident: Resident, on_loan: Selection, now_ms: int) -> int:
         """Tombstones that expire before this may be dropped: the time is over; nothing that is at or before it is
-        unfinished (and a tombstone expires no sooner than what it covers); and this process has run for long enough to
-        have read every copy that another one left.
+        unfinished (and a tombstone expires no sooner than what it covers); and every copy that an earlier process may
+        have left in the log has been read.
 
         `on_loan` are the rows of the open transaction.
         """
-        if now_ms < self._opened_ms + self._keep_ms:
+        if self.inherited is None or any(resident.ends[source] < end for source, end in self.inherited.items()):
             return AT_MIN
         late = resident.late.all()
         waiting = np.concatenate([late.at[late.at > AT_MIN], on_loan.at[on_loan.at > AT_MIN]])

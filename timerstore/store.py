@@ -45,7 +45,7 @@ class TimerStore:
     """See the module. Made by `open`; every public method may be called from any thread unless it says otherwise."""
 
     def __init__(
-        self, directory: Path, lock_descriptor: int, identity: Identity, sources: Sources, limits: Limits, now_ms: int
+        self, directory: Path, lock_descriptor: int, identity: Identity, sources: Sources, limits: Limits
     ) -> None:
         self.lock = threading.RLock()
         self.directory = directory
@@ -59,7 +59,7 @@ class TimerStore:
         self.checkpoint_ms: int | None = None
         self.next_segment = 1
         self.next_tombstones = 1
-        self.cancels = Cancels(sources, limits.window_ms, now_ms)
+        self.cancels = Cancels(sources, limits.window_ms)
         self.maintenance = Maintenance(self)
         self._lock_descriptor = lock_descriptor
         self._changed = threading.Condition(self.lock)
@@ -99,13 +99,13 @@ class TimerStore:
             positions = [position for _, position in committed.values() if position is not None]
             sources = Sources([*names, *((topic, partition) for _, topic, partition, _ in positions)])
             recovered = recovery.open_segments(directory, found, identity, sources, now_ms, progress)
-            store = cls(directory, descriptor, identity, sources, limits, now_ms)
+            store = cls(directory, descriptor, identity, sources, limits)
             try:
                 store._restore(recovered, committed, frozen)
             except Corrupt as error:
                 reports.append(recovery.discard(directory, error, now_ms))
                 recovered = recovery.open_segments(directory, None, identity, sources, now_ms, progress)
-                store = cls(directory, descriptor, identity, sources, limits, now_ms)
+                store = cls(directory, descriptor, identity, sources, limits)
                 store._restore(recovered, committed, frozen)
             store.reports = (*reports, *recovered.reports)
         except BaseException:
@@ -120,11 +120,13 @@ class TimerStore:
             name: self.checkpoint.offsets.get(name) for name in map(self.sources.name, sorted(self.resident.committed))
         }
 
-    def start_at(self, offsets: Mapping[SourceName, int]) -> None:
-        """Set the first expected offset of every owned source, before anything is appended."""
+    def start_at(self, offsets: Mapping[SourceName, int], log_ends: Mapping[SourceName, int]) -> None:
+        """Set the first expected offset of every owned source, before anything is appended. `log_ends` are where their
+        logs ended after the committed states were read: below may lie copies that another process wrote."""
         with self.lock:
             for name, offset in offsets.items():
                 self.resident.ends[self.sources.index(*name)] = offset
+            self.cancels.inherited = {self.sources.index(*name): log_ends[name] for name in offsets}
 
     def next_offsets(self) -> dict[SourceName, int]:
         """The next expected offset of every owned source."""

@@ -163,8 +163,8 @@ class StoreMachine(RuleBasedStateMachine):
         )
         assert self.store.reports == () or "crash" in self.store.reports[0]
         self.ingested = {name: offset or 0 for name, offset in self.store.resume_offsets().items()}
-        self.store.start_at(self.ingested)
-        self.opened_ms = self.now_ms
+        self.inherited = {name: len(self.log[name]) for name in self.ingested}
+        self.store.start_at(self.ingested, self.inherited)
         self.window: Window | None = None
         self.transaction: Transaction | None = None
         self.taken: list[Record] = []
@@ -225,10 +225,11 @@ class StoreMachine(RuleBasedStateMachine):
         )
 
     def pass_time(self, ms: int) -> None:
-        """Ingest lags by less than the margin behind copies: a tombstone lives so long, and no longer."""
+        """Ingest lags by less than the margin behind this process's copies: a tombstone lives that long."""
         for name in self.owned:
             for offset, copied_ms in self.copied_ms[name].items():
-                if offset >= self.ingested[name] and self.now_ms + ms - max(copied_ms, self.opened_ms) >= MARGIN_MS:
+                unread = offset >= max(self.ingested[name], self.inherited[name])
+                if unread and self.now_ms + ms - copied_ms >= MARGIN_MS:
                     self.ingest_all()
                     if offset >= self.ingested[name]:
                         return

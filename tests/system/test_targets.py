@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -28,6 +29,7 @@ from tests.bridge.rig import Rig
 from tests.bridge.stores import timer
 from tests.system.bridge import RunningBridge
 from tests.system.kafka import Outgoing, Reader, Record, Topics, produce, read_committed
+from tests.system.load import Balance, Load
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
@@ -52,12 +54,12 @@ class Cluster:
     two: EmbeddedBroker
     topics: Topics
 
-    def create(self, *nodes: int, name: str | None = None, more: dict[str, str] | None = None) -> str:
-        """A topic whose partitions are on these nodes, one after the other."""
+    def create(self, *nodes: int | list[int], name: str | None = None, more: dict[str, str] | None = None) -> str:
+        """A topic whose partitions are on these nodes, one after the other; several for one partition: its replicas,
+        the leader first."""
         name = name or f"target-{next(NAMES)}"
-        new = NewTopic(
-            name, num_partitions=len(nodes), replica_assignment=[[node] for node in nodes], config=more or {}
-        )
+        replicas = [[node] if isinstance(node, int) else node for node in nodes]
+        new = NewTopic(name, num_partitions=len(nodes), replica_assignment=replicas, config=more or {})
         self.topics.admin.create_topics([new])[name].result(DEADLINE_S)
         wait_until(lambda: self.topics._partitions(name) == len(nodes), DEADLINE_S, name)
         return name
@@ -289,6 +291,31 @@ def test_a_transaction_under_way_finds_out_within_seconds(cluster: Cluster, mode
         rig.store.add(_due(rig, [dead], 60))
         rig.wait_delivered(DEADLINE_S)
         assert rig.tally.by_topic == {good: 30, dead: 2}
+
+
+def test_a_kill_under_a_spare_id_loses_and_doubles_nothing(cluster: Cluster, tmp_path: Path) -> None:
+    """A node dies that leads some targets; the bridge leaves its transaction to be aborted in the background, and is
+    killed while it delivers under another transactional id."""
+    delay = cluster.create_delay("delay-spare")
+    targets = [cluster.create(1), cluster.create([2, 1], [1, 2])]
+    load = Load(cluster.one.bootstrap, delay, targets, seed=1, delay_ms_max=3_000)
+    with RunningBridge(tmp_path, cluster.one.bootstrap, delay, config={"delivery": {"retry": RETRY}}) as bridge:
+        bridge.start()
+        with load.running(200):
+            wait_until(lambda: _delivered(bridge) > 0, DEADLINE_S, bridge.tail)
+            cluster.two.kill()
+            try:
+                wait_until(lambda: "transactional-id-left" in bridge.logs, DEADLINE_S, bridge.tail)
+                bridge.kill()
+                bridge.start()
+            finally:
+                cluster.two.start()
+        records = load.wait_delivered(cluster.one.bootstrap, DEADLINE_S)
+        assert load.balance(records) == Balance(), load.balance(records)
+
+
+def _delivered(bridge: RunningBridge) -> float:
+    return sum(n for name, n in bridge.metrics().items() if name.startswith("records_delivered_total"))
 
 
 def _due(rig: Rig, targets: Sequence[str], first: int) -> list[dict[str, object]]:

@@ -45,7 +45,8 @@ class Rig:
             limits=self.limits,
         )
         resume = self.store.resume_offsets()
-        self.store.start_at({name: resume[name] or 0 for name in self.committed})
+        ends = {name: len(self.log[name]) for name in self.committed}
+        self.store.start_at({name: resume[name] or 0 for name in self.committed}, ends)
         return self.store
 
     def reopen(self) -> TimerStore:

@@ -291,15 +291,35 @@ class TestExpiry:
         assert rig.reopen().stats().tombstones == 0
 
     def test_downtime_does_not_count(self, rig: Rig) -> None:
-        """Copies that another process left may not be read yet: a start begins to wait anew."""
+        """Copies that another process left may not be read yet, and are covered: it is kept until they are finished."""
+        due_ms = NOW_MS + DAY_MS
+        original = send(rig, NOW_MS, "a")
+        rig.ingest()
+        rig.deliver(NOW_MS)
         cancel(rig, "a")
         rig.ingest()
         self.age(rig, NOW_MS)
         rig.store.close()
+        send(rig, due_ms, "a", origin=original.offset, rolls=1)
         later_ms = NOW_MS + 10 * self.KEEP_MS
         rig.open(later_ms)
-        assert self.age(rig, later_ms + self.KEEP_MS - 1) == 1
-        assert self.age(rig, later_ms + self.KEEP_MS) == 0
+        assert self.age(rig, later_ms) == 1
+        count = len(rig.delivered)
+        rig.ingest()
+        assert rig.store.stats().pending == 0
+        rig.finish(later_ms)
+        assert rig.delivered[count:] == []
+        assert self.age(rig, later_ms) == 0
+
+    def test_restarts_do_not_keep_it(self, rig: Rig) -> None:
+        """A process that has read what others left drops what has expired, however short it has run."""
+        cancel(rig, "a")
+        rig.ingest()
+        self.age(rig, NOW_MS)
+        later_ms = NOW_MS + self.KEEP_MS + 1
+        rig.store.close()
+        rig.open(later_ms)
+        assert self.age(rig, later_ms) == 0
 
     @pytest.mark.parametrize("where", ["memory", "segment", "copy", "late"])
     def test_it_outlives_what_it_covers(self, rig: Rig, where: str) -> None:
