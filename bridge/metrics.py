@@ -250,9 +250,14 @@ class _Gauges(Collector):
         now = self.snapshot()
         yield _gauge("pending_messages", "Messages that wait for their time.", now.pending_total)
         by_topic = [((topic,), n) for topic, n in now.pending_by_topic.items()]
-        yield _labelled("pending_messages_by_topic", "Waiting messages by delay topic.", ["topic"], by_topic)
+        yield _labelled(
+            "pending_messages_by_topic", "Waiting messages by the topic that they are for.", ["topic"], by_topic
+        )
         by_time = [((name,), n) for name, n in zip(TIME_TO_GO, now.pending_by_time_to_go, strict=True)]
-        text = "Waiting messages by the time that is left: up to the label, beyond the one before it."
+        text = (
+            "Waiting messages by the time until they are delivered or, with delays beyond roll.window, written again: "
+            "up to the label, beyond the one before it."
+        )
         yield _labelled("pending_messages_by_time_to_go", text, ["within"], by_time)
         text = (
             "How long the oldest message that is due waits already. Rises when targets or brokers do not take writes."

@@ -30,7 +30,7 @@ def test_gauges_are_read_from_the_snapshot_at_every_scrape() -> None:
     assert value(metrics, "pending_messages") == 0
     current = StoreSnapshot(
         pending_total=5,
-        pending_by_topic={"delay": 5},
+        pending_by_topic={"orders": 5},
         pending_by_time_to_go=(1, 0, 4, 0, 0, 0, 0),
         oldest_overdue_s=1.5,
         hot_rows=2,
@@ -46,7 +46,7 @@ def test_gauges_are_read_from_the_snapshot_at_every_scrape() -> None:
         failing={("orders", "target-denied"): 3},
     )
     assert value(metrics, "pending_messages") == 5
-    assert value(metrics, "pending_messages_by_topic", topic="delay") == 5
+    assert value(metrics, "pending_messages_by_topic", topic="orders") == 5
     assert [value(metrics, "pending_messages_by_time_to_go", within=w) for w in TIME_TO_GO] == [1, 0, 4, 0, 0, 0, 0]
     assert value(metrics, "oldest_overdue_seconds") == 1.5
     assert (value(metrics, "hot_messages"), value(metrics, "hot_bytes")) == (2, 300)

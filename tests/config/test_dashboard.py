@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import pytest
 
+from bridge.metrics import TIME_TO_GO
 from tests.config.exposed import exposed, labels
 
 DASHBOARD: Final[dict[str, Any]] = json.loads(
@@ -73,3 +74,23 @@ def test_panels_do_not_overlap() -> None:
             for y in range(grid["y"], grid["y"] + grid["h"]):
                 assert x < 24 and (x, y) not in taken, f"{panel['title']} lies on {taken.get((x, y))}"
                 taken[x, y] = panel["title"]
+
+
+def test_colours_do_not_come_from_defaults() -> None:
+    """Grafana's own threshold turns red at 80, be that messages or milliseconds."""
+    stats = [panel for panel in DASHBOARD["panels"] if panel["type"] == "stat"]
+    assert stats and [p["title"] for p in stats if "thresholds" not in p["fieldConfig"]["defaults"]] == []
+
+
+def test_heatmaps_show_the_histograms_buckets() -> None:
+    """One without options is taken for a panel of the time before buckets, and shows how high the counts are."""
+    [panel] = (panel for panel in DASHBOARD["panels"] if panel["type"] == "heatmap")
+    assert panel["options"]["calculate"] is False
+    assert panel["options"]["yAxis"]["unit"] == "s"
+
+
+def test_pending_messages_are_shown_in_the_order_of_their_time() -> None:
+    """Not in the alphabet's, in which a day comes before a minute: one query for each bucket."""
+    [panel] = (panel for panel in DASHBOARD["panels"] if panel["title"] == "Pending by time to go")
+    shown = [re.search(r'within="(\w+)"', target["expr"]) for target in panel["targets"]]
+    assert [found[1] for found in shown if found] == list(TIME_TO_GO)
