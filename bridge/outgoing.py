@@ -28,6 +28,8 @@ BATCH_ROWS_MAX: Final = 5_000
 RECORD_OVERHEAD_BYTES: Final = 130
 """Of a batch that holds one record (61 + up to 21 bytes), and of our two headers' framing, at most."""
 
+DELIVERED: Final = ("key", "value", "origin", "due", "target_partition")
+"""What a delivery is made of, beside its headers."""
 
 _STRING: Final = pa.string()
 _EMPTY: Final = pa.scalar("")
@@ -176,10 +178,10 @@ class Outgoing:
         With `lot_bytes`: in lots of no more than that, each sent alone.
         """
         everything = len(lane.ids) == len(self)
+        columns = self.rows.payload.select(DELIVERED)
         for part in pieces(lane.ids, sizes, lot_bytes or BATCH_BYTES_MAX):
             ids = lane.ids[part]
-            payload = self.rows.payload
-            payload = payload.slice(part.start, len(ids)) if everything else payload.take(pa.array(ids))
+            payload = columns.slice(part.start, len(ids)) if everything else columns.take(pa.array(ids))
             batch = Batch(
                 topic=lane.topic,
                 ids=ids,

@@ -47,7 +47,11 @@ def tally_coded(at: Int64s, target: npt.NDArray[np.int32], names: Sequence[str])
     return Tally(slots=slots, counts=counts, targets=targets)
 
 
-def tally_timers(at: Int64s, payload: pa.RecordBatch, left_out: Bools | None = None) -> Tally:
+TALLIED = ("kind", "target")
+"""The columns that `tally_timers` reads."""
+
+
+def tally_timers(at: Int64s, payload: pa.RecordBatch | pa.Table, left_out: Bools | None = None) -> Tally:
     """Count the timers among rows of `entry.PAYLOAD`, without those of a mask; rejects and cancels are not pending
     deliveries."""
     timers = payload.column("kind").to_numpy() == Kind.TIMER

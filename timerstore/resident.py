@@ -29,6 +29,13 @@ from timerstore.runs import EMPTY, Runs, Selection
 REPACKED_ROWS_MAX: Final = 1 << 16
 """At once: it happens under the store's lock."""
 
+SCATTERED_CHUNKS: Final = 4
+SCATTERED_ROWS: Final = 32
+"""Rows from so many chunks or more, and fewer than so many of each, are scattered: see `gather_near`."""
+GATHERED_ROWS_MAX: Final = 4_096
+GATHERED_BYTES_MAX: Final = 4 << 20
+"""At once, and more than they were in memory until their old chunks are empty."""
+
 
 class Resident:
     """Rows in memory of the owned sources, `sources` many in all; `committed` is (O, P) of every owned source."""
@@ -215,18 +222,41 @@ class Resident:
             rows = holder.remove(lambda run: sparse[run.chunk]).sorted()
             if not len(rows):
                 continue
-            payload = materialize(self.chunks.payloads(rows.chunk), rows.chunk, rows.row)
-            before = self.chunks.bytes_of(rows.chunk)
-            self.chunks.release(rows.chunk)
-            chunk = np.full(len(rows), self.chunks.add(payload), dtype=np.int32)
-            gained = before - self.chunks.bytes_of(chunk)
-            holder.insert(Selection(rows.at, rows.seq, chunk, np.arange(len(rows), dtype=np.int32)))
+            gained = self._insert_copy(holder, rows)
             if holder is self.hot:
                 self.hot_bytes -= gained
             else:
                 self.memtable_bytes -= gained
             copied += len(rows)
         return copied
+
+    def gather_near(self, popped: Selection, until: Position) -> int:
+        """Copy the next hot rows, up to `until`, into one chunk in the order of position, if what was just popped came
+        from many; returns how many rows.
+
+        What was sent over a long time and is due at one comes in pieces of one or two rows: some dozen copies for each
+        take. Put together before, it is one slice.
+        """
+        pieces = len(np.unique(popped.chunk))
+        if pieces < SCATTERED_CHUNKS or len(popped) >= SCATTERED_ROWS * pieces:
+            return 0
+        rows = self.hot.pop_until(until, GATHERED_ROWS_MAX)
+        fit = int(np.searchsorted(np.cumsum(self.chunks.row_bytes[rows.chunk]), GATHERED_BYTES_MAX, side="right"))
+        self.hot.insert(rows[fit:])
+        rows = rows[:fit]
+        if len(rows):
+            self.hot_bytes -= self._insert_copy(self.hot, rows)
+        return len(rows)
+
+    def _insert_copy(self, holder: Runs, rows: Selection) -> int:
+        """Insert rows, in the order of position, with their payloads in a chunk of their own; returns how many bytes
+        less they count now."""
+        payload = materialize(self.chunks.payloads(rows.chunk), rows.chunk, rows.row)
+        before = self.chunks.bytes_of(rows.chunk)
+        self.chunks.release(rows.chunk)
+        chunk = np.full(len(rows), self.chunks.add(payload), dtype=np.int32)
+        holder.insert(Selection(rows.at, rows.seq, chunk, np.arange(len(rows), dtype=np.int32)))
+        return before - self.chunks.bytes_of(chunk)
 
     def _late(self, rows: Selection) -> Bools:
         source = rows.source

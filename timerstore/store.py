@@ -274,7 +274,7 @@ class TimerStore:
     def transaction_committed(
         self,
         rows: Selection,
-        delivered: Sequence[Tally],
+        delivered: Tally,
         cancelled: Sequence[Tally],
         progress: Mapping[int, Progress],
         position: Position,
@@ -284,8 +284,7 @@ class TimerStore:
         with self.lock:
             for timers in cancelled:
                 self._pending.add(timers)
-            for timers in delivered:
-                self._pending.remove(timers)
+            self._pending.remove(delivered)
             self.resident.commit(progress, position)
             self.resident.chunks.release(rows.chunk)
             self._transaction = None

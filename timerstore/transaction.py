@@ -21,8 +21,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from timerstore.chunks import materialize
+from timerstore.entry import PAYLOAD
 from timerstore.errors import Misuse
-from timerstore.pending import Tally, tally_timers
+from timerstore.pending import TALLIED, Tally, tally_timers
 from timerstore.position import Int64s, Progress, end_of
 from timerstore.runs import EMPTY, Selection, concat
 
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 
 CANCELLED_TAKES_MAX = 16
 """How many takes in a row may find cancelled rows only, before the transaction is better ended."""
+
+GATHERED_AHEAD_MS = 250
+"""How far ahead rows that come from many chunks are put together."""
 
 P_STALE_MS_MAX = 1_000
 """A source whose committed P lies further behind than this is committed along, though nothing of it was output: a
@@ -61,7 +65,7 @@ class Transaction:
         self.position = store.resident.position
         self._offsets = store.resident.offset.copy()
         self._output: list[Selection] = []
-        self._delivered: list[Tally] = []
+        self._delivered: list[tuple[Int64s, pa.RecordBatch]] = []
         self._cancelled: list[Tally] = []
         self._ended = False
 
@@ -94,6 +98,7 @@ class Transaction:
             if not covered.all():
                 resident.make_late(due[~covered])
                 due = due[covered]
+            resident.gather_near(due, min(end_of(now_ms + GATHERED_AHEAD_MS), resident.frontier))
             rows = concat([late, due])
             self._output.append(rows)
             payloads = resident.chunks.payloads(rows.chunk)
@@ -105,7 +110,7 @@ class Transaction:
         if cancelled is not None:
             rows, payload = rows[~cancelled], payload.filter(pa.array(~cancelled))
         # What leaves the pending counts when the commit is known.
-        self._delivered.append(tally_timers(rows.at, payload))
+        self._delivered.append((rows.at, payload.select(TALLIED)))
         return Rows(at=rows.at, source=rows.source.astype(np.int32), offset=rows.offset, payload=payload), is_end
 
     def progress(self) -> dict[int, Progress]:
@@ -129,10 +134,11 @@ class Transaction:
 
     def acknowledge(self) -> None:
         """The commit is known to have happened: what was taken is finished."""
+        delivered = self._counted()
         with self._store.lock:
             progress = self.progress()
             self._end()
-            self._store.transaction_committed(self.rows(), self._delivered, self._cancelled, progress, self.position)
+            self._store.transaction_committed(self.rows(), delivered, self._cancelled, progress, self.position)
 
     def rollback(self) -> None:
         """The commit is known not to have happened: what was taken is pending again."""
@@ -144,6 +150,13 @@ class Transaction:
         """A cancel was read for timers that are on loan, and they have left the counts: delivered if the commit
         happens, cancelled if it does not."""
         self._cancelled.append(timers)
+
+    def _counted(self) -> Tally:
+        """What was output, counted once for all takes."""
+        at = [at for at, _ in self._delivered]
+        columns = [payload for _, payload in self._delivered]
+        payload = pa.Table.from_batches(columns, pa.schema([PAYLOAD.field(name) for name in TALLIED]))
+        return tally_timers(np.concatenate([EMPTY.at, *at]), payload)
 
     def _cover(self) -> None:
         """O' of every source: in front of its first late row that is left, else the end of what is ingested."""
