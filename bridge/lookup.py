@@ -7,7 +7,9 @@ missing topic, a missing permission, partitions without a leader or with fewer r
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+import socket
+import threading
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any, Final
@@ -24,7 +26,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public, but
 from bridge.clienterrors import kafka_error
 from bridge.errors import EnvironmentFailure
 from bridge.headers import RejectReason
-from bridge.targets import Target
+from bridge.target import Leader, Target
 from bridge.verdict import Refusal
 
 PROBE_TIMEOUT_S: Final = 2.0
@@ -70,16 +72,45 @@ class TargetLookUp:
             configs = {resource.name: self._result(resource.name, future) for resource, future in answers.items()}
         return {name: _target(name, answer, configs.get(name)) for name, answer in found.items()}
 
-    def ask(self, partitions: Collection[tuple[str, int]]) -> Mapping[tuple[str, int], Future[Any]]:
+    def ask(
+        self, leaders: Mapping[tuple[str, int], Leader | None], *, doubtful: bool
+    ) -> Mapping[tuple[str, int], Future[Any]]:
         """Ask the leader of each partition for its end offset, without waiting; each by itself, since one that is
         silent would keep the answers of the others back.
+
+        `doubtful`: only those that take a connection. While it is asked about one whose port refuses, the client tries
+        to connect again and again, without a pause, and takes most of a core for that.
         """
-        latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
         asked: dict[tuple[str, int], Future[Any]] = {}
-        for name, number in partitions:
-            wanted = TopicPartition(name, number)
-            asked[name, number] = self._admin.list_offsets({wanted: latest}, request_timeout=PROBE_TIMEOUT_S)[wanted]
+        checked: dict[Leader, dict[tuple[str, int], Future[Any]]] = {}
+        for key, leader in leaders.items():
+            if leader is None or not doubtful:
+                asked[key] = self._end_of(key)
+            else:
+                asked[key] = checked.setdefault(leader, {})[key] = Future()
+        for leader, questions in checked.items():
+            threading.Thread(target=self._ask_if_there, args=(leader, questions), name="leader", daemon=True).start()
         return asked
+
+    def _ask_if_there(self, leader: Leader, questions: Mapping[tuple[str, int], Future[Any]]) -> None:
+        try:
+            socket.create_connection((leader.host, leader.port), PROBE_TIMEOUT_S).close()
+            answers = {key: self._end_of(key) for key in questions}
+        except Exception as error:  # noqa: BLE001 - whatever it is: there is no answer
+            for question in questions.values():
+                question.set_exception(error)
+            return
+        for key, question in questions.items():
+            try:
+                question.set_result(answers[key].result(2 * PROBE_TIMEOUT_S))
+            except Exception as error:  # noqa: BLE001 - the answer may be an error
+                question.set_exception(error)
+
+    def _end_of(self, partition: tuple[str, int]) -> Future[Any]:
+        wanted = TopicPartition(*partition)
+        latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+        answer: Future[Any] = self._admin.list_offsets({wanted: latest}, request_timeout=PROBE_TIMEOUT_S)[wanted]
+        return answer
 
     @staticmethod
     def is_answered(answer: Future[Any]) -> bool | None:
@@ -132,7 +163,11 @@ def _target(name: str, answer: Any, config: Any) -> Target:
         bytes_max=int(config["max.message.bytes"].value) if told else None,
         refusal=refusal,
         down={p.id: why for p in answer.partitions if (why := _trouble(p, replicas_min))},
-        leaders={p.id: p.leader.id for p in answer.partitions if p.leader is not None and p.leader.id >= 0},
+        leaders={
+            p.id: Leader(p.leader.id, p.leader.host, p.leader.port)
+            for p in answer.partitions
+            if p.leader is not None and p.leader.id >= 0
+        },
     )
 
 

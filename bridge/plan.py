@@ -36,7 +36,8 @@ from bridge.outgoing import Batch, Lane, Outgoing, SourceColumns, integers
 from bridge.placement import PARTITIONER, place
 from bridge.retry import RetryPolicy
 from bridge.sorting import Fates, Sorting, copyable, reasons, settle
-from bridge.targets import Target, Targets
+from bridge.target import Target
+from bridge.targets import Targets
 from bridge.tracing import Delivery, Tracer
 from bridge.verdict import Findings, Refusal
 from timerstore.entry import Kind

@@ -27,7 +27,7 @@ from bridge.headers import RejectReason
 from bridge.kafka import HEADER_ALLOWANCE_BYTES
 from bridge.outgoing import Outgoing
 from bridge.retry import RetryPolicy
-from bridge.targets import Target
+from bridge.target import Target
 from bridge.verdict import Findings, Refusal
 from timerstore.entry import Kind
 from timerstore.position import Bools, Int64s

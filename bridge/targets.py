@@ -20,13 +20,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, field, replace
-from typing import Any, Final, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 import structlog
 
 from bridge.errors import EnvironmentFailure
-from bridge.headers import RejectReason
+from bridge.target import UNAVAILABLE, Leader, LookUp, Target
 from bridge.verdict import Refusal
 from timerstore.clock import Clock
 
@@ -59,50 +59,7 @@ TARGETS_MAX: Final = 10_000
 EVERY: Final = -1
 """In place of a partition: all of them."""
 
-UNAVAILABLE: Final = RejectReason.TARGET_UNAVAILABLE
-
 log = structlog.get_logger("bridge.targets")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """A topic: its partition count, the largest batch it takes in bytes (None: we may not look), why it takes nothing
-    from us at all (None: it does), which partitions take nothing now, and why, and the node that leads each.
-    """
-
-    partitions: int
-    bytes_max: int | None
-    refusal: Refusal | None = None
-    down: Mapping[int, str] = field(default_factory=dict)
-    leaders: Mapping[int, int] = field(default_factory=dict, compare=False)
-
-    @property
-    def is_well(self) -> bool:
-        """Whether everything can go there."""
-        return self.refusal is None and not self.down
-
-    @property
-    def is_unanswered(self) -> bool:
-        """Whether the brokers have not said anything of it."""
-        return not self.partitions and self.refusal is not None and self.refusal.reason is UNAVAILABLE
-
-
-class LookUp(Protocol):
-    """`lookup.TargetLookUp`."""
-
-    def __call__(self, names: Sequence[str]) -> Mapping[str, Target]:
-        """Each topic as it is now. Raises EnvironmentFailure when the brokers do not answer."""
-        ...
-
-    def ask(self, partitions: Collection[tuple[str, int]]) -> Mapping[tuple[str, int], Future[Any]]:
-        """Ask the leader of each partition something small, without waiting. An answer may be an error; one that says
-        that there was none is not an answer.
-        """
-        ...
-
-    def is_answered(self, answer: Future[Any]) -> bool | None:
-        """Whether the leader has answered by now; None: somebody has, with an error."""
-        ...
 
 
 @dataclass(slots=True)
@@ -127,7 +84,7 @@ class _RollCall:
     """A question to every leader, during one stall."""
 
     asked_s: float
-    answers: dict[int, Future[Any]]
+    answers: dict[Leader, Future[Any]]
 
 
 class Targets:
@@ -142,7 +99,7 @@ class Targets:
         self._breakers: dict[tuple[str, int], _Breaker] = {}
         self._own: frozenset[str] = frozenset()
         self._roll: _RollCall | None = None
-        self._warmed_s = clock.monotonic_s()
+        self._warmed = _RollCall(clock.monotonic_s(), {})
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -177,13 +134,15 @@ class Targets:
             expired = [name for name in self._own if name not in self._known]
             expired += [name for name, known in self._known.items() if _is_expired(known, now_s)]
             probes = [key for key, breaker in self._breakers.items() if breaker.is_open and breaker.until_s <= now_s]
+            tripped = list({name: None for name, _ in probes if name in self._known and name not in expired})
         if expired:
             self._learn(expired[:LOOK_UPS_MAX])
         if probes:
+            self._learn(tripped[:LOOK_UPS_MAX])  # somebody else may lead by now
             self._probe(probes[:LOOK_UPS_MAX])
-        if now_s - self._warmed_s >= WARM_S:
-            self._warmed_s = now_s
-            self._call_roll(now_s)
+        if now_s - self._warmed.asked_s >= WARM_S:
+            was_well = all(map(self._look_up.is_answered, self._warmed.answers.values()))
+            self._warmed = self._call_roll(now_s, doubtful=not was_well)
 
     # -- for the dispatcher
 
@@ -229,11 +188,11 @@ class Targets:
         """
         now_s, roll = self._clock.monotonic_s(), self._roll
         if roll is None or now_s - stalled_s >= roll.asked_s:
-            self._roll = self._call_roll(now_s)  # another stall
+            self._roll = self._call_roll(now_s, doubtful=True)  # another stall
             return False
         if now_s - roll.asked_s < SILENT_S:
             return False
-        silent = {node for node, answer in roll.answers.items() if self._look_up.is_answered(answer) is False}
+        silent = {leader for leader, answer in roll.answers.items() if self._look_up.is_answered(answer) is False}
         if not silent or len(silent) == len(roll.answers):
             return False  # all of them, or none: it is something else
         with self._lock:
@@ -241,24 +200,27 @@ class Targets:
                 (name, partition)
                 for name, known in self._known.items()
                 if name not in spared
-                for partition, node in known.target.leaders.items()
-                if node in silent and not self._is_down(name, partition, known.target)
+                for partition, leader in known.target.leaders.items()
+                if leader in silent and not self._is_down(name, partition, known.target)
             ]
         for name, partition in found:
             refusal = Refusal(UNAVAILABLE, f"{name}: the leader of partition {partition} does not answer")
             self.trip(name, partition, refusal, open_s=SILENT_OPEN_S)
         return bool(found)
 
-    def _call_roll(self, now_s: float) -> _RollCall:
+    def _call_roll(self, now_s: float, *, doubtful: bool) -> _RollCall:
         """Ask each leader of a known partition that is not down already."""
-        partition_of: dict[int, tuple[str, int]] = {}
+        partition_of: dict[Leader, tuple[str, int]] = {}
         with self._lock:
             for name, known in self._known.items():
-                for partition, node in known.target.leaders.items():
-                    if node not in partition_of and not self._is_down(name, partition, known.target):
-                        partition_of[node] = (name, partition)
-        asked = self._look_up.ask(list(partition_of.values())) if len(partition_of) > 1 else {}
-        return _RollCall(now_s, {node: asked[key] for node, key in partition_of.items() if key in asked})
+                for partition, leader in known.target.leaders.items():
+                    if leader not in partition_of and not self._is_down(name, partition, known.target):
+                        partition_of[leader] = (name, partition)
+        if len(partition_of) < 2:
+            return _RollCall(now_s, {})
+        leader_of: dict[tuple[str, int], Leader | None] = {key: leader for leader, key in partition_of.items()}
+        asked = self._look_up.ask(leader_of, doubtful=doubtful)
+        return _RollCall(now_s, {leader: asked[key] for leader, key in partition_of.items()})
 
     def _is_down(self, name: str, partition: int, target: Target) -> bool:
         keys = ((name, partition), (name, EVERY))
@@ -354,12 +316,18 @@ class Targets:
     def _probe(self, keys: Sequence[tuple[str, int]]) -> None:
         """Close the breakers whose leaders answer; one question to each, and one wait for all."""
         with self._lock:
-            counts = {name: known.target.partitions for name, known in self._known.items()}
+            known = {name: self._known[name].target for name, _ in keys if name in self._known}
+        counts = {name: target.partitions for name, target in known.items()}
         probed = {
             (name, partition): [(name, n) for n in ([partition] if partition != EVERY else range(counts.get(name, 0)))]
             for name, partition in keys
         }
-        answers = self._look_up.ask([asked for several in probed.values() for asked in several])
+        leaders = {
+            (name, n): known[name].leaders.get(n) if name in known else None
+            for several in probed.values()
+            for name, n in several
+        }
+        answers = self._look_up.ask(leaders, doubtful=True)
         wait(answers.values(), PROBE_S)
         for (name, partition), several in probed.items():
             is_well = all(key in answers and self._look_up.is_answered(answers[key]) for key in several)

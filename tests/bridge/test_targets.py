@@ -17,9 +17,11 @@ from bridge.errors import EnvironmentFailure
 from bridge.headers import RejectReason
 from bridge.lookup import TargetLookUp
 from bridge.suspects import Suspects
-from bridge.targets import EVERY, Target, Targets
+from bridge.target import Leader, Target
+from bridge.targets import EVERY, Targets
 from bridge.verdict import Refusal
 from bridge.work import Culprit
+from embedded.broker import free_ports
 from timerstore.clock import ManualClock
 
 WELL = Target(partitions=3, bytes_max=1_000)
@@ -34,6 +36,7 @@ class Brokers:
         self.topics: dict[str, Target] = {}
         self.asked: list[list[str]] = []
         self.probed: list[tuple[str, int]] = []
+        self.doubtful: list[bool] = []
         self.dead: set[tuple[str, int]] = set()
         self.is_hanging = False
         self.is_silent = False
@@ -44,9 +47,12 @@ class Brokers:
             raise EnvironmentFailure("no answer", hint="wait")
         return {name: self.topics.get(name, MISSING) for name in names}
 
-    def ask(self, partitions: Collection[tuple[str, int]]) -> Mapping[tuple[str, int], Future[Any]]:
+    def ask(
+        self, leaders: Mapping[tuple[str, int], Leader | None], *, doubtful: bool
+    ) -> Mapping[tuple[str, int], Future[Any]]:
         asked: dict[tuple[str, int], Future[Any]] = {}
-        for name, partition in partitions:
+        self.doubtful.append(doubtful)
+        for name, partition in leaders:
             self.probed.append((name, partition))
             asked[name, partition] = Future()
             if (name, partition) not in self.dead:
@@ -265,8 +271,9 @@ def test_topics_of_ours_that_are_both_forbidden_are_told(brokers: Brokers, targe
         found.learn({7: Culprit("delay.dlt", EVERY, error)}, is_exact=True)
 
 
-ON_TWO = replace(WELL, leaders={0: 1, 1: 2, 2: 1})
-ON_ONE = replace(WELL, leaders={0: 1, 1: 1, 2: 1})
+ONE, TWO = Leader(1, "one", 9092), Leader(2, "two", 9092)
+ON_TWO = replace(WELL, leaders={0: ONE, 1: TWO, 2: ONE})
+ON_ONE = replace(WELL, leaders={0: ONE, 1: ONE, 2: ONE})
 
 
 def stall(targets: Targets, clock: ManualClock, tenths: int, spared: Collection[str] = ()) -> list[bool]:
@@ -283,7 +290,9 @@ def test_a_leader_that_is_silent_while_others_answer_is_taken_out(
     brokers: Brokers, clock: ManualClock, targets: Targets, is_hanging: bool
 ) -> None:
     """With all that it leads, also what is not in this transaction; but for the bridge's own topics."""
-    brokers.topics.update(t=ON_TWO, u=replace(WELL, leaders={0: 2}), well=ON_ONE, delay=replace(WELL, leaders={0: 2}))
+    brokers.topics.update(
+        t=ON_TWO, u=replace(WELL, leaders={0: TWO}), well=ON_ONE, delay=replace(WELL, leaders={0: TWO})
+    )
     targets.resolve(["t", "u", "well", "delay"])
     brokers.is_hanging = is_hanging
     brokers.dead = {("t", 1)}
@@ -336,12 +345,43 @@ def test_a_late_answer_of_others_is_evidence_too(brokers: Brokers, clock: Manual
 
 
 def test_the_connections_to_all_leaders_are_kept_warm(brokers: Brokers, clock: ManualClock, targets: Targets) -> None:
-    """Else the first question would measure how long it takes to connect."""
+    """Else the first question would measure how long it takes to connect. Who did not answer is doubtful the next
+    time."""
     brokers.topics.update(t=ON_TWO)
     targets.resolve(["t"])
+    brokers.dead = {("t", 1)}
+    for _ in range(2):
+        clock.advance(5_000)
+        targets.refresh()
+    brokers.dead.clear()
+    for _ in range(2):
+        clock.advance(5_000)
+        targets.refresh()
+    assert brokers.probed == [("t", 0), ("t", 1)] * 4
+    assert brokers.doubtful == [False, True, True, False]
+
+
+def test_an_open_breaker_is_closed_by_who_leads_now(brokers: Brokers, clock: ManualClock, targets: Targets) -> None:
+    """The old leader stays dead: the partition has moved on, and so must the question."""
+    brokers.topics.update(t=ON_TWO)
+    targets.resolve(["t"])
+    targets.trip("t", 1, SILENT)
+    brokers.topics.update(t=ON_ONE)
     clock.advance(5_000)
     targets.refresh()
-    assert brokers.probed == [("t", 0), ("t", 1)]
+    assert brokers.asked == [["t"], ["t"]]
+    assert targets.resolve(["t"])["t"].leaders[1] == ONE
+
+
+def test_who_takes_no_connection_is_not_asked_anything() -> None:
+    """The client would go on trying to connect, without a pause, for as long as it is asked."""
+    (port,) = free_ports(1)
+    look_up = TargetLookUp({"bootstrap.servers": f"127.0.0.1:{port}"})
+    dead = Leader(1, "127.0.0.1", port)
+    answers = look_up.ask({("t", 0): dead, ("t", 1): dead}, doubtful=True)
+    for answer in answers.values():
+        assert isinstance(answer.exception(5), ConnectionRefusedError)
+        assert look_up.is_answered(answer) is False
 
 
 @pytest.mark.parametrize(

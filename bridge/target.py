@@ -1,0 +1,65 @@
+"""What is said of a target, by who looks it up (lookup.py), who remembers it (targets.py) and who plans with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from bridge.headers import RejectReason
+from bridge.verdict import Refusal
+
+UNAVAILABLE: Final = RejectReason.TARGET_UNAVAILABLE
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """A node, and where it listens."""
+
+    node: int
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A topic: its partition count, the largest batch it takes in bytes (None: we may not look), why it takes nothing
+    from us at all (None: it does), which partitions take nothing now, and why, and who leads each.
+    """
+
+    partitions: int
+    bytes_max: int | None
+    refusal: Refusal | None = None
+    down: Mapping[int, str] = field(default_factory=dict)
+    leaders: Mapping[int, Leader] = field(default_factory=dict, compare=False)
+
+    @property
+    def is_well(self) -> bool:
+        """Whether everything can go there."""
+        return self.refusal is None and not self.down
+
+    @property
+    def is_unanswered(self) -> bool:
+        """Whether the brokers have not said anything of it."""
+        return not self.partitions and self.refusal is not None and self.refusal.reason is UNAVAILABLE
+
+
+class LookUp(Protocol):
+    """`lookup.TargetLookUp`."""
+
+    def __call__(self, names: Sequence[str]) -> Mapping[str, Target]:
+        """Each topic as it is now. Raises EnvironmentFailure when the brokers do not answer."""
+        ...
+
+    def ask(
+        self, leaders: Mapping[tuple[str, int], Leader | None], *, doubtful: bool
+    ) -> Mapping[tuple[str, int], Future[Any]]:
+        """Ask the leader of each partition something small, without waiting. An answer may be an error; one that says
+        that there was none is not an answer. `doubtful`: some of them may be dead.
+        """
+        ...
+
+    def is_answered(self, answer: Future[Any]) -> bool | None:
+        """Whether the leader has answered by now; None: somebody has, with an error."""
+        ...
