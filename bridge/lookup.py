@@ -72,6 +72,23 @@ class TargetLookUp:
             configs = {resource.name: self._result(resource.name, future) for resource, future in answers.items()}
         return {name: _target(name, answer, configs.get(name)) for name, answer in found.items()}
 
+    def leaders(self, name: str) -> Mapping[int, Leader]:
+        """Who leads each partition of a topic now, by any broker that answers. Raises EnvironmentFailure.
+
+        (To describe a topic, the client waits for the controller, and for brokers with KRaft that is any of them: maybe
+        the one that has died.)
+        """
+        try:
+            found = self._admin.list_topics(name, timeout=self._timeout_s)
+        except KafkaException as exception:
+            raise _unanswered(name, kafka_error(exception).str()) from None
+        nodes = found.brokers
+        return {
+            number: Leader(nodes[partition.leader].id, nodes[partition.leader].host, nodes[partition.leader].port)
+            for number, partition in found.topics[name].partitions.items()
+            if partition.leader in nodes
+        }
+
     def ask(
         self, leaders: Mapping[tuple[str, int], Leader | None], *, doubtful: bool
     ) -> Mapping[tuple[str, int], Future[Any]]:

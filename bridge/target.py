@@ -52,6 +52,10 @@ class LookUp(Protocol):
         """Each topic as it is now. Raises EnvironmentFailure when the brokers do not answer."""
         ...
 
+    def leaders(self, name: str) -> Mapping[int, Leader]:
+        """Who leads each partition of a topic now. Raises EnvironmentFailure when nobody answers."""
+        ...
+
     def ask(
         self, leaders: Mapping[tuple[str, int], Leader | None], *, doubtful: bool
     ) -> Mapping[tuple[str, int], Future[Any]]:

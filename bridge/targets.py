@@ -138,7 +138,7 @@ class Targets:
         if expired:
             self._learn(expired[:LOOK_UPS_MAX])
         if probes:
-            self._learn(tripped[:LOOK_UPS_MAX])  # somebody else may lead by now
+            self._find_leaders(tripped[:LOOK_UPS_MAX])
             self._probe(probes[:LOOK_UPS_MAX])
         if now_s - self._warmed.asked_s >= WARM_S:
             was_well = all(map(self._look_up.is_answered, self._warmed.answers.values()))
@@ -299,6 +299,19 @@ class Targets:
                     if name not in names:
                         del self._known[name]
         return bool(answers)
+
+    def _find_leaders(self, names: Sequence[str]) -> None:
+        """Somebody else may lead by now what takes nothing."""
+        for name in names:
+            try:
+                leaders = self._look_up.leaders(name)
+            except EnvironmentFailure as failure:
+                log.warning("targets-not-looked-up", topics=1, reason=str(failure))
+                return
+            with self._lock:
+                known = self._known.get(name)
+                if known is not None:
+                    known.target = replace(known.target, leaders=leaders)
 
     def _with_breakers(self, name: str, target: Target) -> Target:
         if not self._breakers or target.refusal is not None:
