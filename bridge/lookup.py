@@ -82,12 +82,9 @@ class TargetLookUp:
             found = self._admin.list_topics(name, timeout=self._timeout_s)
         except KafkaException as exception:
             raise _unanswered(name, kafka_error(exception).str()) from None
-        nodes = found.brokers
-        return {
-            number: Leader(nodes[partition.leader].id, nodes[partition.leader].host, nodes[partition.leader].port)
-            for number, partition in found.topics[name].partitions.items()
-            if partition.leader in nodes
-        }
+        nodes = {node.id: Leader(node.id, str(node.host), int(node.port)) for node in found.brokers.values()}
+        led = found.topics[name].partitions.items()
+        return {number: nodes[partition.leader] for number, partition in led if partition.leader in nodes}
 
     def ask(
         self, leaders: Mapping[tuple[str, int], Leader | None], *, doubtful: bool
