@@ -9,7 +9,7 @@ ARG BASE=python:3.11-slim-bookworm
 FROM ${BASE} AS build
 RUN apt-get update \
  && apt-get install --yes --no-install-recommends maven openjdk-17-jre-headless \
- && rm -rf /var/lib/apt/lists/*
+ && apt-get clean && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
 RUN python3 -m venv /opt/delay-bridge
 ENV PATH=/opt/delay-bridge/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
@@ -49,7 +49,7 @@ LABEL org.opencontainers.image.title="delay-bridge" \
       org.opencontainers.image.licenses="Apache-2.0"
 RUN apt-get update \
  && apt-get install --yes --no-install-recommends openjdk-17-jre-headless libnss-wrapper ca-certificates procps \
- && rm -rf /var/lib/apt/lists/* /usr/share/doc /usr/share/man \
+ && apt-get clean && rm -rf /var/lib/apt/lists/* /usr/share/doc /usr/share/man \
  && groupadd --gid 10001 bridge \
  && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp --shell /bin/false bridge \
  && mkdir --mode 1777 /var/lib/delay-bridge

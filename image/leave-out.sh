@@ -5,7 +5,8 @@
 #   leave-out.sh LIST DIRECTORY
 set -eu
 grep -v '^#' "$1" | while read -r pattern; do
-  found=$(find "$2" -name "$pattern.jar" -print -quit)
+  found=$(cd "$2" && find . -path "./$pattern.jar" -print -quit)
   [ -n "$found" ] || { echo "$1: $pattern matches no jar" >&2; exit 1; }
-  find "$2" -name "$pattern.jar" -delete
+  (cd "$2" && find . -path "./$pattern.jar" -delete)
 done
+find "$2" -mindepth 1 -type d -empty -delete

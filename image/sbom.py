@@ -54,8 +54,9 @@ class Coordinates(NamedTuple):
 
 def jars(spark: Path, connector: Path) -> list[Path]:
     """The jars in the image: PySpark's but for those it leaves out, and the connector's."""
-    unused = lines(UNUSED)
-    kept = [jar for jar in spark.glob("*.jar") if not any(fnmatch(jar.name, f"{pattern}.jar") for pattern in unused)]
+    patterns = [f"{pattern}.jar" for pattern in lines(UNUSED)]
+    found = {jar.relative_to(spark).as_posix(): jar for jar in spark.rglob("*.jar")}
+    kept = [jar for name, jar in found.items() if not any(fnmatch(name, pattern) for pattern in patterns)]
     return sorted([*kept, *connector.glob("*.jar")], key=lambda jar: jar.name)
 
 

@@ -35,6 +35,19 @@ def test_every_jar_of_the_image_is_listed(components: dict[str, sbom.Component])
     assert len({component["purl"] for component in components.values()}) == len(components)
 
 
+def test_what_is_left_out_is_what_is_not_listed(tmp_path: Path) -> None:
+    """One list serves both, and both look into directories."""
+    names = [jar.relative_to(SPARK) for jar in SPARK.rglob("*.jar")]
+    assert any(name.parent != Path() for name in names)
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    listed = sbom.jars(tmp_path, tmp_path / "none")
+    subprocess.run([ROOT / "image" / "leave-out.sh", sbom.UNUSED, tmp_path], check=True)
+    assert sorted(tmp_path.rglob("*.jar"), key=lambda jar: jar.name) == listed
+    assert not any(path.is_dir() for path in tmp_path.iterdir()), "of no use when it is empty"
+
+
 def test_the_list_of_groups_has_no_more_than_it_needs(components: dict[str, sbom.Component]) -> None:
     """A jar that says its own coordinates, or that is gone, needs no line."""
     listed = {line.split()[0] for line in sbom.lines(sbom.COORDINATES)}
