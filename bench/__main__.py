@@ -2,7 +2,7 @@
 on such a machine.
 
 make bench                              everything but `pending` (some ten minutes)
-make bench BENCH_ARGS="--only burst"    one scenario: burst, rate, idle, restart, dead-target
+make bench BENCH_ARGS="--only burst"    one scenario: burst, rate, idle, restart, stopped-target, killed-target
 make bench BENCH_ARGS="--only pending"  ten million pending, a million of them cancelled (ten minutes, 8 GB of disk)
 make bench BENCH_ARGS="--messages 200000"   a smaller burst
 """
@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from rich.console import Console
@@ -192,19 +193,22 @@ def restart(bridge: Bridge, bootstrap: str, arguments: argparse.Namespace, repor
     report.add("restart", "pending after it", f"{bridge.metric('pending_messages'):,.0f}", f"{count:,}")
 
 
-def dead(bridge: Bridge, bootstrap: str, arguments: argparse.Namespace, report: Report) -> None:
-    """One of ten targets dies: lateness of the others before, and from a second after it."""
+def dead(
+    bridge: Bridge, bootstrap: str, arguments: argparse.Namespace, report: Report, *, killed: bool = False
+) -> None:
+    """One of ten targets goes away: lateness of the others before, and from a second after it."""
+    scenario = "killed target" if killed else "stopped target"
     bridge.start()
     warm_up(bridge, bootstrap)
-    windows = dead_target.measure(bridge, arguments.seconds)
+    windows = dead_target.measure(bridge, arguments.seconds, killed=killed)
     for name, found in windows.items():
-        report.add("dead target", f"{name}: record timestamp - due p50 / p99 / p99.9", tell(found["stamped_ms"]))
-        report.add("dead target", f"{name}: arrival - due p50 / p99 / p99.9", tell(found["arrived_ms"]))
+        report.add(scenario, f"{name}: record timestamp - due p50 / p99 / p99.9", tell(found["stamped_ms"]))
+        report.add(scenario, f"{name}: arrival - due p50 / p99 / p99.9", tell(found["arrived_ms"]))
     for what in ("stamped_ms", "arrived_ms"):
         grown = windows["after"][what]["p99"] - windows["before"][what]["p99"]
         words = "record timestamp" if what == "stamped_ms" else "arrival"
-        report.add("dead target", f"p99 of the other nine ({words}) grows by", f"{grown:.0f} ms", "< 50 ms")
-    report.add("dead target", "retried", f"{bridge.metric('records_retried_total'):,.0f}", "")
+        report.add(scenario, f"p99 of the other nine ({words}) grows by", f"{grown:.0f} ms", "< 50 ms")
+    report.add(scenario, "retried", f"{bridge.metric('records_retried_total'):,.0f}", "")
 
 
 def pending(bridge: Bridge, bootstrap: str, arguments: argparse.Namespace, report: Report) -> None:
@@ -309,7 +313,8 @@ SCENARIOS: dict[str, Callable[[Bridge, str, argparse.Namespace, Report], None]] 
     "burst": burst,
     "rate": rate,
     "restart": restart,
-    "dead-target": dead,
+    "stopped-target": dead,
+    "killed-target": partial(dead, killed=True),
     "pending": pending,
 }
 
