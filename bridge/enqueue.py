@@ -260,7 +260,7 @@ class Enqueue:
                 ends = read_ends(directory, batch_id)
                 self._reading = ranges(begins, ends)
                 # Read only now, so that no two batches are in memory.
-                self._store_aside(frame.toArrow(), ends, began_s)
+                self._store_aside([frame.toArrow()], ends, began_s)
             except Exception as error:  # noqa: BLE001 - told to the application by the query's thread
                 self._batch_failed(error)
 
@@ -273,10 +273,12 @@ class Enqueue:
         if self._storing is not None:
             self._storing.join()
 
-    def _store_aside(self, table: pa.Table, ends: Offsets, began_s: float) -> None:
+    def _store_aside(self, batch: list[pa.Table], ends: Offsets, began_s: float) -> None:
+        """Store a batch, the one element of a list, beside what comes next. (The list lets go of it.)"""
+
         def run() -> None:
             try:
-                self._store_batch(table, ends, began_s)
+                self._store_batch(batch.pop(), ends, began_s)
             except Exception as error:  # noqa: BLE001 - told to the application by the query's thread
                 self._batch_failed(error)
 
