@@ -31,9 +31,9 @@ _CONSUMER: Final[Mapping[str, str]] = {
 }
 _PRODUCER: Final[Mapping[str, str]] = {
     "partitioner": "murmur2_random",  # as the Java client's: equal keys meet in the partition where others put them
-    # A transaction ends with a flush, which does not wait for this. It only keeps the first record of a transaction
-    # from travelling alone while its companions are being handed over.
-    "linger.ms": "1",
+    # A transaction ends with a flush, which does not wait for this. It keeps the records of a transaction that stays
+    # open for several times as long from travelling alone.
+    "linger.ms": "5",
     "batch.num.messages": "10000",
     "queue.buffering.max.kbytes": str(PRODUCER_QUEUE_KIB),
     # The default of 100 ms is paid between the end of one transaction and the start of the next.
