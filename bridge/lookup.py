@@ -138,6 +138,11 @@ class TargetLookUp:
             return None
         return failure is None and bool(answer.result().offset >= 0)
 
+    @staticmethod
+    def is_refused(answer: Future[Any]) -> bool:
+        """Whether nobody listens any more where the leader did."""
+        return answer.done() and isinstance(answer.exception(), ConnectionRefusedError)
+
     def _result(self, name: str, future: Future[Any]) -> Any:
         """The answer, or a Refusal where the answer is that it is missing, or that we may not see it."""
         try:

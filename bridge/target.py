@@ -67,3 +67,7 @@ class LookUp(Protocol):
     def is_answered(self, answer: Future[Any]) -> bool | None:
         """Whether the leader has answered by now; None: somebody has, with an error."""
         ...
+
+    def is_refused(self, answer: Future[Any]) -> bool:
+        """Whether nobody listens any more where the leader did."""
+        ...

@@ -41,8 +41,8 @@ UNANSWERED_FOR_S: Final = 5.0
 LOOK_INTERVAL_S: Final = 0.5
 LOOK_UPS_MAX: Final = 100
 SILENT_S: Final = 0.3
-"""Who has not answered for so long, while others have and nothing is acknowledged, is silent. Usually it takes
-milliseconds.
+"""Who has not answered for so long, while others have and nothing is acknowledged, is silent; who refuses a connection
+is so at once. Usually an answer takes milliseconds.
 """
 WARM_S: Final = 5.0
 """Between two questions to everybody, so that the connections are there when they matter."""
@@ -190,9 +190,11 @@ class Targets:
         if roll is None or now_s - stalled_s >= roll.asked_s:
             self._roll = self._call_roll(now_s, doubtful=True)  # another stall
             return False
-        if now_s - roll.asked_s < SILENT_S:
-            return False
         silent = {leader for leader, answer in roll.answers.items() if self._look_up.is_answered(answer) is False}
+        if now_s - roll.asked_s < SILENT_S and not all(
+            self._look_up.is_refused(roll.answers[leader]) for leader in silent
+        ):
+            return False  # who is slow may still answer; who refuses a connection will not
         if not silent or len(silent) == len(roll.answers):
             return False  # all of them, or none: it is something else
         with self._lock:

@@ -39,6 +39,7 @@ class Brokers:
         self.doubtful: list[bool] = []
         self.dead: set[tuple[str, int]] = set()
         self.is_hanging = False
+        self.is_refusing = False
         self.is_silent = False
 
     def __call__(self, names: Sequence[str]) -> Mapping[str, Target]:
@@ -63,12 +64,16 @@ class Brokers:
             if (name, partition) not in self.dead:
                 asked[name, partition].set_result(None)
             elif not self.is_hanging:
-                asked[name, partition].set_exception(TimeoutError())
+                asked[name, partition].set_exception(ConnectionRefusedError() if self.is_refusing else TimeoutError())
         return asked
 
     @staticmethod
     def is_answered(answer: Future[Any]) -> bool:
         return answer.done() and answer.exception() is None
+
+    @staticmethod
+    def is_refused(answer: Future[Any]) -> bool:
+        return answer.done() and isinstance(answer.exception(), ConnectionRefusedError)
 
 
 @pytest.fixture
@@ -306,6 +311,15 @@ def test_a_leader_that_is_silent_while_others_answer_is_taken_out(
     assert [sorted(found[name].down) for name in ("t", "u", "well", "delay")] == [[1], [0], [], []]
     assert brokers.probed == [("t", 0), ("t", 1)], "one question to each leader"
     assert not any(stall(targets, clock, 6, spared={"delay"})), "nothing new is found"
+
+
+def test_who_refuses_a_connection_is_taken_out_at_once(brokers: Brokers, clock: ManualClock, targets: Targets) -> None:
+    """Nobody waits for an answer that cannot come, unless the others are slow as well."""
+    brokers.topics.update(t=ON_TWO)
+    targets.resolve(["t"])
+    brokers.dead, brokers.is_refusing = {("t", 1)}, True
+    assert stall(targets, clock, 2) == [False, True]
+    assert sorted(targets.resolve(["t"])["t"].down) == [1]
 
 
 def test_a_short_silence_costs_a_second_and_another_one_more(
