@@ -237,7 +237,7 @@ class Ingest(Section):
     """The micro-batches in which delay topics are read."""
 
     trigger: Annotated[int, duration("0ms", "1m")] = 300
-    batch_records: int = Field(default=80_000, ge=1, le=10_000_000)
+    batch_records: int = Field(default=64_000, ge=1, le=10_000_000)
     batch_bytes: Annotated[int, size("64KiB", "4GiB")] = parse_bytes("32MiB")
 
 
