@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
+import socket
 import threading
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -39,6 +40,7 @@ from timerstore.clock import Clock, SystemClock
 
 _POLLS: Final = 20
 _RETRY_S: Final = 0.1
+_CONNECT_S: Final = 1.0
 _SAMPLE_S: Final = 2.0
 _SAMPLE_RECORDS: Final = 200
 _RECORD_BYTES: Final = 100
@@ -124,9 +126,13 @@ class Cluster:
         wanted = list(names)
         if not wanted:
             return {}
-        futures = self._admin.describe_topics(TopicCollection(wanted), request_timeout=self._timeout_s)
-        found = {name: self._unless_missing(future, f"look up topic {name}") for name, future in futures.items()}
-        return {name: _topic(name, described) for name, described in found.items() if described is not None}
+
+        def ask() -> dict[str, Any]:
+            futures = self._admin.describe_topics(TopicCollection(wanted), request_timeout=self._timeout_s)
+            return {name: self._unless_missing(future, f"look up topic {name}") for name, future in futures.items()}
+
+        found = self._patiently(ask).items()
+        return {name: _topic(name, described) for name, described in found if described is not None}
 
     def topic_ids(self, names: Iterable[str]) -> dict[str, str]:
         """Topic ids, as text, of those of `names` that exist."""
@@ -205,11 +211,14 @@ class Cluster:
         resources = [ConfigResource(kind, name) for name in names]
         if not resources:
             return {}
-        futures = self._admin.describe_configs(resources, request_timeout=self._timeout_s)
-        found = {r.name: self._unless_missing(f, f"read the configuration of {r.name}") for r, f in futures.items()}
+
+        def ask() -> dict[str, Any]:
+            futures = self._admin.describe_configs(resources, request_timeout=self._timeout_s)
+            return {r.name: self._unless_missing(f, f"read the configuration of {r.name}") for r, f in futures.items()}
+
         return {
             name: None if entries is None else {k: str(e.value) for k, e in entries.items() if e.value is not None}
-            for name, entries in found.items()
+            for name, entries in self._patiently(ask).items()
         }
 
     def _offsets(self, partitions: Sequence[tuple[str, int]], spec: OffsetSpec) -> dict[tuple[str, int], int]:
@@ -223,6 +232,33 @@ class Cluster:
             (tp.topic, tp.partition): int(self._result(f, f"look up offsets of {tp.topic}[{tp.partition}]").offset)
             for tp, f in futures.items()
         }
+
+    def _patiently(self, ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """What `ask` returns, at the second attempt if nobody answers the first one.
+
+        The client waits for the controller, and brokers with KRaft name any of them as that: also one that has just
+        died, for as long as they believe in it (9 s). Who asks them again may be told another one.
+        """
+        try:
+            return ask()
+        except _Unanswered:
+            self._await_controller()
+            return ask()
+
+    def _await_controller(self) -> None:
+        """Until the client has been told of a controller that takes connections, or the time is over."""
+        deadline_s = self._clock.monotonic_s() + self._timeout_s
+        while self._clock.monotonic_s() < deadline_s:
+            try:
+                found = self._admin.list_topics(timeout=self._timeout_s)
+                node = found.brokers[found.controller_id]
+                socket.create_connection((str(node.host), int(node.port)), _CONNECT_S).close()
+            except KafkaException:
+                return  # nobody answers at all: the next question says why
+            except (OSError, KeyError):
+                self._pause.wait(_RETRY_S)
+            else:
+                return
 
     def _result(self, future: Future[Any], what: str) -> Any:
         try:
@@ -250,11 +286,21 @@ class Cluster:
     def _failure(self, what: str, error: KafkaError | None) -> EnvironmentFailure:
         for _ in range(_POLLS):  # each poll hands over at most one of the errors that wait
             self._admin.poll(0)
-        return failure(what, error, self._last_error, self._bootstrap, self._redact)
+        kind = _Unanswered if error is not None and error.code() == KafkaError._TIMED_OUT else EnvironmentFailure
+        return failure(what, error, self._last_error, self._bootstrap, self._redact, kind)
+
+
+class _Unanswered(EnvironmentFailure):
+    """The time was over."""
 
 
 def failure(
-    what: str, error: KafkaError | None, background: KafkaError | None, bootstrap: str, redact: Callable[[str], str]
+    what: str,
+    error: KafkaError | None,
+    background: KafkaError | None,
+    bootstrap: str,
+    redact: Callable[[str], str],
+    kind: type[EnvironmentFailure] = EnvironmentFailure,
 ) -> EnvironmentFailure:
     """An EnvironmentFailure from a call's error and the last error that the client met in the background."""
     codes = {e.code() for e in (error, background) if e is not None}
@@ -268,7 +314,7 @@ def failure(
         )
     said = [redact(e.str()) for e in (error, background) if e is not None]
     reason = "; ".join(dict.fromkeys(said)) or "no answer in time"
-    return EnvironmentFailure(f"cannot {what}: {reason}", hint=hint, bootstrap=bootstrap)
+    return kind(f"cannot {what}: {reason}", hint=hint, bootstrap=bootstrap)
 
 
 def _topic(name: str, described: Any) -> Topic:
