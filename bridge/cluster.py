@@ -12,7 +12,9 @@ import socket
 import threading
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from confluent_kafka import (
@@ -113,7 +115,7 @@ class Cluster:
 
     def describe(self) -> ClusterDescription:
         """The cluster's id and brokers; also the proof that it can be reached."""
-        result = self._result(self._admin.describe_cluster(request_timeout=self._timeout_s), "reach the brokers")
+        result = self._describe()
         controller = result.controller
         return ClusterDescription(
             cluster_id=result.cluster_id or "",
@@ -143,15 +145,15 @@ class Cluster:
         return {name: c for name, c in self._configs(ResourceType.TOPIC, names).items() if c is not None}
 
     def broker_configs(self) -> dict[str, str]:
-        """Effective configuration of one broker, the controller."""
-        result = self._result(self._admin.describe_cluster(request_timeout=self._timeout_s), "reach the brokers")
-        broker = str((result.controller or result.nodes[0]).id)
+        """Effective configuration of one broker: the controller, or another one where that is dead."""
+        result = self._describe()
+        nodes = [result.controller, *result.nodes] if result.controller else result.nodes
+        broker = str(next(filter(_takes_connections, nodes), nodes[0]).id)
         return self._configs(ResourceType.BROKER, [broker])[broker] or {}
 
     def await_topics(self, names: Sequence[str], *, without: Container[str] = ()) -> dict[str, Topic]:
-        """`topics`, when all of `names` but `without` have come to exist with leaders, or the time-out has passed.
-
-        A broker that is asked right after another one has created a topic may not know of it yet.
+        """`topics`, when all of `names` but `without` have come to exist with leaders, or the time-out has passed: a
+        broker that is asked right after another one has created a topic may not know of it yet.
         """
         deadline = self._clock.monotonic_s() + self._timeout_s
         while True:
@@ -233,32 +235,34 @@ class Cluster:
             for tp, f in futures.items()
         }
 
-    def _patiently(self, ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """What `ask` returns, at the second attempt if nobody answers the first one.
+    def _describe(self) -> Any:
+        ask = partial(self._admin.describe_cluster, request_timeout=self._timeout_s)
+        return self._patiently(lambda: self._result(ask(), "reach the brokers"))
 
-        The client waits for the controller, and brokers with KRaft name any of them as that: also one that has just
-        died, for as long as they believe in it (9 s). Who asks them again may be told another one.
+    def _patiently(self, ask: Callable[[], Any]) -> Any:
+        """What `ask` returns, if need be at the second attempt. The client waits for the controller, and brokers with
+        KRaft name any of them as that: also one that has died, until they know (9 s). Asked again, they name another.
         """
         try:
             return ask()
         except _Unanswered:
-            self._await_controller()
+            if not self._finds_controller():
+                raise
             return ask()
 
-    def _await_controller(self) -> None:
-        """Until the client has been told of a controller that takes connections, or the time is over."""
+    def _finds_controller(self) -> bool:
+        """Whether the client is told, in time, of a controller that takes connections."""
         deadline_s = self._clock.monotonic_s() + self._timeout_s
         while self._clock.monotonic_s() < deadline_s:
             try:
-                found = self._admin.list_topics(timeout=self._timeout_s)
-                node = found.brokers[found.controller_id]
-                socket.create_connection((str(node.host), int(node.port)), _CONNECT_S).close()
+                found = self._admin.list_topics(timeout=_CONNECT_S)
             except KafkaException:
-                return  # nobody answers at all: the next question says why
-            except (OSError, KeyError):
-                self._pause.wait(_RETRY_S)
-            else:
-                return
+                return False  # nobody answers at all
+            controller = found.brokers.get(found.controller_id)
+            if controller is not None and _takes_connections(controller):
+                return True
+            self._pause.wait(_RETRY_S)
+        return False
 
     def _result(self, future: Future[Any], what: str) -> Any:
         try:
@@ -288,6 +292,13 @@ class Cluster:
             self._admin.poll(0)
         kind = _Unanswered if error is not None and error.code() == KafkaError._TIMED_OUT else EnvironmentFailure
         return failure(what, error, self._last_error, self._bootstrap, self._redact, kind)
+
+
+def _takes_connections(node: Any) -> bool:
+    with suppress(OSError):
+        socket.create_connection((str(node.host), int(node.port)), _CONNECT_S).close()
+        return True
+    return False
 
 
 class _Unanswered(EnvironmentFailure):
@@ -351,9 +362,8 @@ _API: Final = re.compile(r"ApiKey \S+ \((\d+)\) Versions \d+\.\.(\d+)")
 
 
 def api_versions(settings: Settings, *, timeout_s: float = 10.0) -> dict[int, int]:
-    """Newest version by API key that a broker speaks; empty if it cannot be found out.
-
-    No client call tells it, so this reads what librdkafka says about the connection it makes.
+    """Newest version by API key that a broker speaks; empty if it cannot be found out. No client call tells it, so
+    this reads what librdkafka says about the connection it makes.
     """
     lines: list[str] = []
     properties: dict[str, Any] = {**librdkafka(settings, "admin"), "debug": "feature"}

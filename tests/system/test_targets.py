@@ -293,7 +293,7 @@ def test_a_transaction_under_way_finds_out_within_seconds(cluster: Cluster, mode
             rig.store.add(_due(rig, [good, dead] * 10, 2))
             rig.wait_delivered(DEADLINE_S)
             if how != "stop":
-                assert rig.clock.monotonic_s() - gone_s < 3, "less than it takes the brokers to notice"
+                assert rig.clock.monotonic_s() - gone_s < 6, "less than it takes the brokers to notice"
             aborted = rig.tally.aborted
             assert rig.tally.by_topic == {good: 11, dead: 1}
             assert rig.tally.by_retry == {"target-unavailable": 10}
