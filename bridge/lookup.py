@@ -83,8 +83,8 @@ class TargetLookUp:
         except KafkaException as exception:
             raise _unanswered(name, kafka_error(exception).str()) from None
         nodes = {node.id: Leader(node.id, str(node.host), int(node.port)) for node in found.brokers.values()}
-        led = found.topics[name].partitions.items()
-        return {number: nodes[partition.leader] for number, partition in led if partition.leader in nodes}
+        led = found.topics[name].partitions if name in found.topics else {}
+        return {number: nodes[partition.leader] for number, partition in led.items() if partition.leader in nodes}
 
     def ask(
         self, leaders: Mapping[tuple[str, int], Leader | None], *, doubtful: bool

@@ -596,3 +596,26 @@ def test_what_came_near_before_the_flush_does_not_keep_its_batch_in_memory(tmp_p
     assert len(rig.store.resident.chunks) == 1
     rig.finish(FAR_MS)
     rig.assert_each_delivered_once()
+
+
+def test_what_came_in_many_batches_and_is_due_next_is_put_together(tmp_path: Path) -> None:
+    """Once, in the order of position, with the bytes of the copies; a transaction that is undone undoes nothing of
+    it."""
+    rig = Rig(tmp_path / "store")
+    rig.load()
+    for batch in range(8):
+        rig.produce(*range(NOW_MS + batch, NOW_MS + 200, 8))
+        rig.ingest()
+    resident = rig.store.resident
+    before = resident.hot_bytes
+    transaction = rig.store.begin()
+    taken = transaction.take(NOW_MS + 7, 1_000)
+    assert taken.at.tolist() == list(range(NOW_MS, NOW_MS + 8))
+    assert len(np.unique(resident.hot.all().chunk)) == 1
+    assert 0 < resident.hot_bytes <= before
+    assert resident.hot_bytes == resident.chunks.bytes_of(resident.hot.all().chunk)
+    transaction.rollback()
+    rig.finish(NOW_MS + 300)
+    assert [record.due_ms for record in rig.delivered] == list(range(NOW_MS, NOW_MS + 200))
+    rig.assert_each_delivered_once()
+    assert (resident.hot_bytes, len(resident.chunks)) == (0, 0)
