@@ -36,8 +36,7 @@ RUN packages=$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))
       pyarrow/include pyarrow/tests pyarrow/src numpy/tests \
       pyarrow/libarrow_flight.so* pyarrow/libarrow_python_flight.so* pyarrow/_flight*.so \
  && find . -name __pycache__ -prune -exec rm -rf {} + \
- && pip uninstall --quiet --yes setuptools pip \
- && python3 -m compileall -q bridge timerstore
+ && pip uninstall --quiet --yes setuptools pip
 
 FROM ${BASE}
 ARG VERSION=0.1.0
@@ -55,6 +54,11 @@ RUN apt-get update \
  && mkdir --mode 1777 /var/lib/delay-bridge
 COPY --from=build /opt/delay-bridge /opt/delay-bridge
 COPY image/entrypoint.sh /usr/local/bin/entrypoint
+# Once, in place of at each start: Spark's classes in an archive that this very JVM maps, and the bytecode of all Python
+# modules that are used.
+RUN cd /tmp && /opt/delay-bridge/bin/python -m bridge.classes install \
+ && /opt/delay-bridge/bin/python -c 'import bridge.app, bridge.cli, urllib.request' \
+ && rm -rf /tmp/*
 ENV PATH=/opt/delay-bridge/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \

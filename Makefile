@@ -54,11 +54,12 @@ $(BIN)/python:
 	done; \
 	echo "Python 3.11 or later with venv is needed; PYTHON=... names one (Debian: apt-get install python3-venv)" >&2; exit 1
 
-$(VENV)/.installed: requirements.lock pyproject.toml bridge/connector.py bridge/maven.py | $(BIN)/python
+$(VENV)/.installed: requirements.lock pyproject.toml bridge/connector.py bridge/maven.py bridge/classes.py | $(BIN)/python
 	@echo "Installing into $(VENV) (the first time this takes a minute or two)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@$(BIN)/python -m bridge.connector install >/dev/null
+	@$(BIN)/python -m bridge.classes install >/dev/null 2>&1 || echo "No archive of classes: starts take longer" >&2
 	@touch $@
 
 demo: install

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+import pyspark
 from pyspark.sql import SparkSession
 
 from bridge.errors import EnvironmentFailure
@@ -98,12 +99,15 @@ def start(settings: Settings, jars: Sequence[Path]) -> SparkSession:
         os.environ.setdefault("SPARK_LOCAL_HOSTNAME", "localhost")
     heap = f"{settings.spark.driver_memory >> 20}m"
     user = {name: plain(value) for name, value in settings.spark.conf.items()}
-    options = f"{JVM_OPTIONS} {user.pop('spark.driver.extraJavaOptions', '')}".strip()
+    # On the class path from the first moment: Spark needs its file system before it looks at `spark.jars`. PySpark's
+    # own follow by name: Spark would add them in the order of the directory, with which no archive fits for long.
+    before = user.pop("spark.driver.extraClassPath", None)
+    class_path = [*map(str, jars), *([before] if before else map(str, shipped()))]
+    archived = [] if before else _archived(jars)
+    options = " ".join((JVM_OPTIONS, *archived, user.pop("spark.driver.extraJavaOptions", ""))).strip()
     builder = SparkSession.builder.appName(f"delay-bridge {settings.bridge.id}").master(settings.spark.master)
     builder = builder.config("spark.driver.memory", heap).config("spark.driver.extraJavaOptions", options)
-    # On the class path from the first moment: Spark needs its file system before it looks at `spark.jars`.
-    class_path = os.pathsep.join([*map(str, jars), *filter(None, [user.pop("spark.driver.extraClassPath", None)])])
-    builder = builder.config("spark.driver.extraClassPath", class_path)
+    builder = builder.config("spark.driver.extraClassPath", os.pathsep.join(class_path))
     if not settings.spark.master.startswith("local"):
         builder = builder.config("spark.jars", ",".join(str(jar) for jar in jars))
     for name, value in (DEFAULTS | user | REQUIRED).items():
@@ -117,6 +121,22 @@ def start(settings: Settings, jars: Sequence[Path]) -> SparkSession:
         ) from error
     session.sparkContext.setLogLevel("ERROR")
     return session
+
+
+def archive(jars: Sequence[Path]) -> Path:
+    """Where the archive of classes is that goes with these jars (classes.py)."""
+    return jars[0].parent / "spark-classes.jsa"
+
+
+def shipped() -> list[Path]:
+    """The jars inside PySpark."""
+    return sorted(Path(pyspark.__file__).parent.joinpath("jars").glob("*.jar"))
+
+
+def _archived(jars: Sequence[Path]) -> list[str]:
+    """The JVM's option for the archive, if there is one."""
+    found = archive(jars)
+    return [f'"-XX:SharedArchiveFile={found}"'] if found.is_file() else []
 
 
 def stop() -> None:
