@@ -2,7 +2,7 @@
 on such a machine.
 
 make bench                              everything but `pending` (some ten minutes)
-make bench BENCH_ARGS="--only burst"    one scenario: burst, rate, idle, restart, stopped-target, killed-target
+make bench BENCH_ARGS="--only burst"    one scenario: burst, rate, idle, restart, outage, stopped-target, killed-target
 make bench BENCH_ARGS="--only pending"  ten million pending, a million of them cancelled (ten minutes, 8 GB of disk)
 make bench BENCH_ARGS="--messages 200000"   a smaller burst
 """
@@ -31,6 +31,8 @@ WARM_RATE = 2_000
 IDLE_SECONDS = 20
 PORT = 18_080
 LEAD_MS = 30_000
+OUTAGES = 4
+CLIENT_DEFAULTS = {"metadata.recovery.strategy": "rebootstrap", "reconnect.backoff.max.ms": "10000"}
 
 
 @dataclass(slots=True)
@@ -193,6 +195,33 @@ def restart(bridge: Bridge, bootstrap: str, arguments: argparse.Namespace, repor
     report.add("restart", "pending after it", f"{bridge.metric('pending_messages'):,.0f}", f"{count:,}")
 
 
+def outage(bridge: Bridge, bootstrap: str, _arguments: argparse.Namespace, report: Report) -> None:
+    """The only broker is killed under load and comes back: how long until something is delivered again, beside the same
+    with what the client does by default.
+    """
+    for how, properties in (("as it is", {}), ("with the client's defaults", CLIENT_DEFAULTS)):
+        bridge.configure(**properties)
+        bridge.start()
+        warm_up(bridge, bootstrap)
+        seconds = sorted(_outage(bridge, bootstrap) for _ in range(OUTAGES))
+        found = " / ".join(f"{each:.1f}" for each in seconds)
+        report.add("outage", f"broker answers, to the first delivery, {how}", f"{found} s")
+        bridge.wait(lambda: bridge.metric("pending_messages") == 0, 120, "the rest")
+        bridge.stop()
+
+
+def _outage(bridge: Bridge, bootstrap: str) -> float:
+    run("bench.load", "--bootstrap", bootstrap, "--messages", "20000", "--delay", "1000", "30000").wait()
+    before = bridge.metric("records_delivered_total")
+    bridge.wait(lambda: bridge.metric("records_delivered_total") - before > 1_000, 60, "some")
+    bridge.broker.kill()
+    delivered = bridge.metric("records_delivered_total")
+    bridge.broker.start()
+    began_s = bridge.clock.monotonic_s()
+    bridge.wait(lambda: bridge.metric("records_delivered_total") > delivered, 120, "delivery")
+    return bridge.clock.monotonic_s() - began_s
+
+
 def dead(
     bridge: Bridge, bootstrap: str, arguments: argparse.Namespace, report: Report, *, killed: bool = False
 ) -> None:
@@ -313,6 +342,7 @@ SCENARIOS: dict[str, Callable[[Bridge, str, argparse.Namespace, Report], None]] 
     "burst": burst,
     "rate": rate,
     "restart": restart,
+    "outage": outage,
     "stopped-target": dead,
     "killed-target": partial(dead, killed=True),
     "pending": pending,

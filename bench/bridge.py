@@ -44,23 +44,24 @@ class Bridge:
         self.clock = clock
         self._port = port
         self.store = directory / "data"
-        config = directory / "bridge.yaml"
-        config.write_text(
-            yaml.safe_dump(
-                {
-                    "bridge": {"id": "bench", "instance": "bench"},
-                    "kafka": {"common": {"bootstrap.servers": broker.bootstrap}},
-                    "delay_topics": {DELAY_TOPIC: {"partitions": 4}},
-                    "store": {"directory": str(self.store)},
-                    "http": {"host": "127.0.0.1", "port": port},
-                    "logs": {"format": "json"},
-                }
-            )
-        )
-        self._process = BridgeProcess(config, directory / "bridge.log")
+        self._config = directory / "bridge.yaml"
+        self.configure()
+        self._process = BridgeProcess(self._config, directory / "bridge.log")
         self._peak_bytes = 0
         self._sampling = threading.Event()
         self._sampler: threading.Thread | None = None
+
+    def configure(self, **producer: str) -> None:
+        """Write the configuration of the next start, with properties of the client that produces."""
+        tree = {
+            "bridge": {"id": "bench", "instance": "bench"},
+            "kafka": {"common": {"bootstrap.servers": self.broker.bootstrap}, "producer": producer},
+            "delay_topics": {DELAY_TOPIC: {"partitions": 4}},
+            "store": {"directory": str(self.store)},
+            "http": {"host": "127.0.0.1", "port": self._port},
+            "logs": {"format": "json"},
+        }
+        self._config.write_text(yaml.safe_dump(tree))
 
     def start(self) -> float:
         """Start, wait until ready; returns the seconds that took."""

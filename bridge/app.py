@@ -16,18 +16,22 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import structlog
+from confluent_kafka import KafkaException
 
 from bridge import connector, spark
 from bridge.checks import require, run_checks
 from bridge.cluster import Cluster
+from bridge.coordinator import coordinator
 from bridge.credentials import Credentials
 from bridge.delivery import make_dispatcher
 from bridge.dispatcher import Dispatcher
+from bridge.endings import are_offsets_pending
 from bridge.errors import BridgeError, EnvironmentFailure
+from bridge.events import Changed, Event, Fatal, Rebuild, Renewed, Stop
 from bridge.http import Health, ManagementServer
 from bridge.kafka import java, librdkafka
 from bridge.lookup import TargetLookUp
@@ -53,40 +57,6 @@ SWITCH_INTERVAL_S: Final = 0.001
 """How long a thread may keep the interpreter from the dispatcher."""
 
 log = structlog.get_logger("bridge.app")
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """A signal came."""
-
-    signal_name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Changed:
-    """The assignment changed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rebuild:
-    """The index was found damaged."""
-
-
-@dataclass(frozen=True, slots=True)
-class Renewed:
-    """Credentials were replaced, and work."""
-
-    settings: Settings
-
-
-@dataclass(frozen=True, slots=True)
-class Fatal:
-    """Some part cannot go on."""
-
-    error: BridgeError
-
-
-Event = Stop | Changed | Rebuild | Renewed | Fatal
 
 
 def run(settings: Settings, read: Callable[[], Settings], conceal: Callable[[Settings], None]) -> int:
@@ -230,15 +200,26 @@ class Application:
         )
         targets = self._targets = Targets(TargetLookUp(librdkafka(settings, "admin")), self._clock)
         dispatcher = self._dispatcher = make_dispatcher(
-            settings, ownership, targets, self._tracer, clock=self._clock, metrics=self._metrics, on_fatal=self.on_fatal
+            settings,
+            ownership,
+            targets,
+            self._tracer,
+            clock=self._clock,
+            metrics=self._metrics,
+            on_fatal=self.on_fatal,
+            ask=coordinator(settings),
         )
         if before is None:
             self._health.enter("starting-spark", reasons=("starting Spark",))
         # Spark takes some seconds: the group is joined meanwhile. The producer is opened (and a predecessor of this
         # name fenced) with the membership, not before it: who cannot join must not fence.
         ownership.start()
+        session = None if before is None else before.spark
+        with suppress(KafkaException):  # whoever needs the offsets says what is wrong
+            if session is None and are_offsets_pending(settings):
+                session = spark.start(settings, connector.jars())  # its client can tell how the transactions ended
         dispatcher.start()
-        session = before.spark if before is not None else spark.start(settings, connector.jars())
+        session = session or spark.start(settings, connector.jars())
         StopSignals.install()
         self._health.enter("joining", reasons=("waiting for partitions",))
         return Surroundings(

@@ -17,6 +17,19 @@ FENCED_CODES: Final = frozenset(
     }
 )
 
+_PASSING: Final = frozenset(
+    {
+        KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._TIMED_OUT,
+        KafkaError._TRANSPORT,
+        KafkaError._WAIT_COORD,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.REQUEST_TIMED_OUT,
+    }
+)
+
 
 def is_fatal(error: KafkaError) -> bool:
     """Whether the client is of no use after this error."""
@@ -28,6 +41,11 @@ def is_fenced(error: KafkaError) -> bool:
     if error.code() == KafkaError._FATAL:
         return any(KafkaError(code).str() in error.str() for code in FENCED_CODES)
     return error.code() in FENCED_CODES
+
+
+def may_pass(error: KafkaError) -> bool:
+    """Whether a repetition may succeed. A rebalance is none of these: the assignment must be looked at anew."""
+    return error.retriable() or error.code() in _PASSING
 
 
 def fenced(error: KafkaError) -> FencedError:

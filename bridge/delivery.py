@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from bridge.catchup import OverduePolicy
 from bridge.dispatcher import Dispatcher
+from bridge.endings import KafkaEndings
 from bridge.errors import BridgeError
 from bridge.kafka import librdkafka
 from bridge.ownership import Ownership
@@ -28,10 +29,11 @@ def make_dispatcher(
     clock: Clock,
     metrics: DispatchMetrics,
     on_fatal: Callable[[BridgeError], None],
+    ask: Callable[[str], str | None],
 ) -> Dispatcher:
-    """A dispatcher that delivers as a member of the group."""
+    """A dispatcher that delivers as a member of the group; `ask` is that of `KafkaEndings`."""
     return Dispatcher(
-        writer=_writer(settings, ownership, clock),
+        writer=_writer(settings, ownership, targets, clock, ask),
         planner=_planner(settings, targets, tracer),
         membership=ownership.membership,
         read_committed=lambda partitions: ownership.read_committed_states(partitions),
@@ -67,8 +69,10 @@ def _planner(settings: Settings, targets: Targets, tracer: Tracer | None) -> Pla
     )
 
 
-def _writer(settings: Settings, ownership: Ownership, clock: Clock) -> Writer:
+def _writer(
+    settings: Settings, ownership: Ownership, targets: Targets, clock: Clock, ask: Callable[[str], str | None]
+) -> Writer:
     properties = librdkafka(settings, "producer")
     if settings.delivery.mode == "at-least-once":
         return AcknowledgedWriter(properties, clock, ownership.commit_offsets)
-    return TransactionalWriter(properties, clock)
+    return TransactionalWriter(properties, clock, in_use=targets.in_use, endings=KafkaEndings(settings, ask))

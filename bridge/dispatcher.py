@@ -53,7 +53,8 @@ LOOK_AGAIN_S: Final = 1.0
 noticed.
 """
 STALLED_LOOK_S: Final = 0.5
-"""Nothing is acknowledged for so long: the brokers are asked what they know of the targets, and again after as long."""
+"""Nothing is acknowledged for so long: the brokers are asked, beside it, what they know of the targets, and again after
+as long."""
 CATCH_UP_WAIT_S: Final = 0.25
 BACKOFF_S: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0)
 FENCED_AGAIN_S: Final = 60.0
@@ -264,6 +265,10 @@ class Dispatcher:
             log.warning("producer-not-ready", code=aborted.error.name(), reason=aborted.error.str())
             self._back_off()
             return
+        except Broken as broken:
+            self._after_break(broken)
+            self._back_off()
+            return
         self._set_open(True)
 
     def _set_open(self, is_open: bool) -> None:
@@ -343,6 +348,9 @@ class Dispatcher:
             for part in self._suspects.split(batch, plan.keys[batch.ids]) if careful else (batch,):
                 work.sent.append((first, part.topic, part.ids))
                 work.accepted += self._writer.send(part, first_id=first, careful=careful)
+        for topic, target in plan.targets.items():
+            if topic not in work.targets or work.targets[topic].takes_less_than(target):
+                work.targets[topic] = target
         work.lateness.append(self._clock.now_ms() - plan.due)
         for topic, count in plan.delivered.items():
             work.delivered[topic] = work.delivered.get(topic, 0) + count
@@ -383,11 +391,12 @@ class Dispatcher:
     def _look_at_targets(self, work: Work, stalled_s: float) -> None:
         """Nothing is acknowledged. Raises Aborted when that is because a target takes nothing any more."""
         targets = self._planner.targets
-        found = targets.find_silent(stalled_s, spared=self._planner.delay_topics)
-        if not found and stalled_s >= self._look_again_s:
-            found = bool(targets.look_again({topic for _, topic, _ in work.sent}))
+        self._look_again_s = min(self._look_again_s, stalled_s + STALLED_LOOK_S)  # another stall begins anew
+        is_silent = targets.find_silent(stalled_s, spared=self._planner.delay_topics)
+        if not is_silent and stalled_s >= self._look_again_s:
+            targets.doubt(work.targets)
             self._look_again_s = stalled_s + STALLED_LOOK_S
-        if found:
+        if is_silent or targets.are_worse_than(work.targets):
             error = KafkaError(KafkaError._MSG_TIMED_OUT, "a target takes nothing any more")
             raise Aborted(error, is_explained=True)
 

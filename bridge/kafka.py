@@ -22,6 +22,13 @@ _MESSAGE_TIMEOUT_MARGIN_MS: Final = 1_000
 
 _COMMON: Final[Mapping[str, str]] = {
     "socket.keepalive.enable": "true",  # idle for hours behind a load balancer, then due within milliseconds
+    # As in the Java client. By default up to 10 s pass before a broker that is back is noticed.
+    "reconnect.backoff.max.ms": "1000",
+}
+_UNANSWERED: Final[Mapping[str, str]] = {
+    # A node that hangs and keeps its connections gets no more questions after this; by default after a minute. (For
+    # transactions the client takes what fits their time-out.)
+    "socket.timeout.ms": "10000",
 }
 _CONSUMER: Final[Mapping[str, str]] = {
     # Eager: a change of assignment stops, re-bases and starts the pipeline in any case. Spreads several topics evenly.
@@ -63,7 +70,7 @@ def librdkafka(settings: Settings, role: Role) -> dict[str, str | int | float | 
         return {**base, **_consumer(settings, common)}
     if role == "producer":
         return {**base, **_producer(settings, common)}
-    return {**base, **common}
+    return {**base, **_UNANSWERED, **common}
 
 
 def java(settings: Settings) -> dict[str, str]:
@@ -105,8 +112,12 @@ def _producer(settings: Settings, common: Mapping[str, str]) -> dict[str, str]:
     promised = {"enable.idempotence": "true", "acks": "all"}
     properties = {**_PRODUCER, **queued, **common, **user, **promised}
     if settings.delivery.mode == "at-least-once":
-        return properties
+        return {**_UNANSWERED, **properties}
     properties.setdefault("transaction.timeout.ms", str(TRANSACTION_TIMEOUT_MS))
+    # When no broker answers, the client would forget them all and begin with the bootstrap servers; but offsets of
+    # transactions it goes on sending to the group's coordinator that it has forgotten, without end (seen in
+    # 2.16). A producer that is of no use is made anew here, which begins with the bootstrap servers as well.
+    properties.setdefault("metadata.recovery.strategy", "none")
     properties["transactional.id"] = settings.transactional_id
     if not {"message.timeout.ms", "delivery.timeout.ms"} & properties.keys():
         # Below the transaction's time-out: a record that cannot be written must be known before that is over.

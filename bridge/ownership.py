@@ -29,7 +29,7 @@ from typing import Any, Final, Protocol
 import structlog
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
 
-from bridge.clienterrors import fenced, is_fatal, is_fenced, kafka_error
+from bridge.clienterrors import fenced, is_fatal, is_fenced, kafka_error, may_pass
 from bridge.errorlog import ErrorLog
 from bridge.errors import BridgeError, EnvironmentFailure, InternalError
 from bridge.guard import Closed, Mailbox, Unanswered
@@ -280,7 +280,7 @@ class Ownership:
                 return
             if is_fenced(error):
                 raise fenced(error)
-            if attempt == COMMIT_ATTEMPTS_MAX or is_fatal(error) or not _passing(error):
+            if attempt == COMMIT_ATTEMPTS_MAX or is_fatal(error) or not may_pass(error):
                 raise EnvironmentFailure(
                     "the offsets cannot be committed", hint=_hint(error), reason=error.str(), attempts=attempt
                 )
@@ -418,19 +418,6 @@ class Ownership:
 
 def _ended(error: KafkaError) -> EnvironmentFailure:
     return EnvironmentFailure("group membership has ended", hint=_hint(error), reason=error.str(), code=error.name())
-
-
-def _passing(error: KafkaError) -> bool:
-    """Whether a repetition may succeed. A rebalance is none of these: the assignment must be looked at anew."""
-    return error.retriable() or error.code() in {
-        KafkaError._TIMED_OUT,
-        KafkaError._TRANSPORT,
-        KafkaError._WAIT_COORD,
-        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-        KafkaError.COORDINATOR_NOT_AVAILABLE,
-        KafkaError.NOT_COORDINATOR,
-        KafkaError.REQUEST_TIMED_OUT,
-    }
 
 
 def _hint(error: KafkaError) -> str:

@@ -59,7 +59,8 @@ class Plan:
 
     `keys` int64[n] are the rows' (source, offset) packed as in the store, `due` int64[] the due times of the rows that
     are delivered, `traced` those rows of them that get a span, `delivered` counts by topic, `rejected` and `retried` by
-    reason, `bytes` all that is sent.
+    reason, `bytes` all that is sent, `targets` what is believed of the topics that get any of it (all of them are there
+    when the last batch has been asked for).
     """
 
     batches: Iterator[Batch]
@@ -73,6 +74,7 @@ class Plan:
     rolled: int
     deferred: int
     forwarded: int
+    targets: Mapping[str, Target]
     traced: Sequence[Delivery] = ()
 
 
@@ -116,11 +118,13 @@ class Planner:
         self._partitioner = partitioner
         self.tracer = tracer
         self._columns: SourceColumns | None = None
+        self._believed: dict[str, Target] = {}
 
     def plan(self, rows: Rows, sources: Sources, now_ms: int, findings: Findings = NOTHING) -> Plan:
         """Sort out the rows taken at `now_ms`. `findings` are what aborts have taught."""
         if self._columns is None or self._columns.sources is not sources:
             self._columns = SourceColumns(sources, self._default_targets)
+        self._believed = {}
         outgoing = Outgoing(rows, self._columns)
         keys = pack(rows.source.astype(np.int64), rows.offset)
         sizes = outgoing.bytes()
@@ -159,6 +163,7 @@ class Planner:
             rolled=len(rolled),
             deferred=len(deferred),
             forwarded=cancels.records,
+            targets=self._believed,
             traced=() if self.tracer is None else self.tracer.chosen(outgoing, sorting.deliver, (names, codes), now_ms),
         )
 
@@ -222,6 +227,7 @@ class Planner:
         """The delay topics that the rows are of, each with its dead-letter topic."""
         used = {outgoing.sources.name(source)[0] for source in np.unique(outgoing.rows.source).tolist()}
         found = self.targets.resolve([*used, *(self._dead_letter_topic_of[name] for name in used)])
+        self._believed.update(found)
         if self._compressed:
             found = {name: replace(target, bytes_max=None) for name, target in found.items()}
         return {name: (found[name], found[self._dead_letter_topic_of[name]]) for name in used}
@@ -256,6 +262,7 @@ class Planner:
             lane = self._lane(outgoing, sorting, rows, name, target, partition)
             if len(lane.ids):
                 lanes.append((lane, target))
+                self._believed[name] = target
         return lanes
 
     def _lane(

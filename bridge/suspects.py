@@ -15,10 +15,11 @@ import numpy as np
 import structlog
 from confluent_kafka import KafkaError
 
+from bridge.breakers import EVERY
 from bridge.errors import EnvironmentFailure
 from bridge.headers import RejectReason
 from bridge.outgoing import Batch
-from bridge.targets import EVERY, Targets
+from bridge.targets import Targets
 from bridge.verdict import UNKNOWN_TARGET, Findings, Refusal, Verdict, judge_failure, reason_of, refusal_of
 from bridge.work import Culprit
 from timerstore.position import Int64s

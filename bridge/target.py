@@ -39,6 +39,10 @@ class Target:
         """Whether everything can go there."""
         return self.refusal is None and not self.down
 
+    def takes_less_than(self, other: Target) -> bool:
+        """Whether something cannot go there that could with `other`, an earlier look at it."""
+        return (self.refusal is not None and other.refusal is None) or not self.down.keys() <= other.down.keys()
+
     @property
     def is_unanswered(self) -> bool:
         """Whether the brokers have not said anything of it."""

@@ -4,15 +4,16 @@ One missing, forbidden or leaderless topic aborts everything in its transaction 
 nothing is produced to a topic that was not seen to exist and to take records. What is known here may be outdated; then
 an abort, or a transaction that is not acknowledged, brings it up again.
 
-A circuit breaker for each partition (`trip`) does the same for what looks well and is not: a leader that does not
-answer. It closes when that leader answers again, and reopens for twice as long.
+A circuit breaker for each partition (`trip`, breakers.py) does the same for what looks well and is not: a leader that
+does not answer.
 
 While a transaction is not acknowledged, every leader is asked something small (`find_silent`). If some answer and
 others do not, these are to blame, with all partitions that they lead: a node that has just died is known of half a
 second later, long before the brokers say so.
 
 The thread of `start` keeps all that up to date beside delivery, for as long as it is used: a target that fails costs a
-look-up now and then, and no delivery waits for it.
+look-up now and then, and no delivery waits for it. Nor does one wait for what is in doubt (`doubt`): while a node
+hangs, any question may be among those that it has taken and does not answer.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import Any, Final
 
 import structlog
 
+from bridge.breakers import EVERY, OPEN_S, Breakers
 from bridge.errors import EnvironmentFailure
 from bridge.target import UNAVAILABLE, Leader, LookUp, Target
 from bridge.verdict import Refusal
@@ -40,6 +42,7 @@ RENEWED_FOR_S: Final = 5.0
 UNANSWERED_FOR_S: Final = 5.0
 LOOK_INTERVAL_S: Final = 0.5
 LOOK_UPS_MAX: Final = 100
+IN_USE_MAX: Final = 100
 SILENT_S: Final = 0.3
 """Who has not answered for so long, while others have and nothing is acknowledged, is silent; who refuses a connection
 is so at once. Usually an answer takes milliseconds.
@@ -48,17 +51,10 @@ WARM_S: Final = 5.0
 """Between two questions to everybody, so that the connections are there when they matter."""
 PROBE_S: Final = 2.0
 """How long a closing breaker waits for its leader."""
-OPEN_S: Final = 5.0
 SILENT_OPEN_S: Final = 1.0
 """The first time: it may have been no more than a pause."""
-OPEN_S_MAX: Final = 300.0
-RELAPSE_S: Final = 600.0
-"""Who fails again within this time stays out for longer."""
 TARGETS_MAX: Final = 10_000
 """Names come from headers, so anybody can make up any number of them."""
-EVERY: Final = -1
-"""In place of a partition: all of them."""
-
 log = structlog.get_logger("bridge.targets")
 
 
@@ -70,16 +66,6 @@ class _Known:
 
 
 @dataclass(slots=True)
-class _Breaker:
-    """Open until a probe at `until_s` or later succeeds; `wait_s` is how long it stays open the next time."""
-
-    refusal: Refusal
-    until_s: float
-    wait_s: float
-    is_open: bool = True
-
-
-@dataclass(slots=True)
 class _RollCall:
     """A question to every leader, during one stall."""
 
@@ -88,19 +74,20 @@ class _RollCall:
 
 
 class Targets:
-    """A cache of `Target` by name with an expiry, and the circuit breakers. Any thread; `resolve` is the
-    dispatcher's."""
+    """A cache of `Target` by name with an expiry, and the circuit breakers. Any thread."""
 
     def __init__(self, look_up: LookUp, clock: Clock) -> None:
         self._look_up = look_up
         self._clock = clock
         self._lock = threading.Lock()
         self._known: dict[str, _Known] = {}
-        self._breakers: dict[tuple[str, int], _Breaker] = {}
+        self._breakers = Breakers()
         self._own: frozenset[str] = frozenset()
+        self._doubted: dict[str, None] = {}
         self._roll: _RollCall | None = None
         self._warmed = _RollCall(clock.monotonic_s(), {})
-        self._stopped = threading.Event()
+        self._stopped = False
+        self._woken = threading.Event()
         self._thread: threading.Thread | None = None
 
     # -- the thread
@@ -115,28 +102,33 @@ class Targets:
 
     def stop(self) -> None:
         """End the thread, soon."""
-        self._stopped.set()
+        self._stopped = True
+        self._woken.set()
 
     def _run(self) -> None:
-        while not self._stopped.wait(LOOK_INTERVAL_S):
+        while not self._stopped:
             try:
                 self.refresh()
             except Exception:
                 # Delivery does not need this thread: what it needs to know it asks itself, only later.
                 log.exception("targets-not-refreshed")
+            self._woken.wait(LOOK_INTERVAL_S)
+            self._woken.clear()
 
     def refresh(self) -> None:
-        """Ask again for what has expired, and whether open breakers may be closed. Keeps what it knew when the brokers
-        do not answer.
+        """Ask again for what is in doubt or has expired, and whether open breakers may be closed. Keeps what it knew
+        when the brokers do not answer.
         """
         now_s = self._clock.monotonic_s()
         with self._lock:
+            doubted, self._doubted = self._doubted, {}
             expired = [name for name in self._own if name not in self._known]
             expired += [name for name, known in self._known.items() if _is_expired(known, now_s)]
-            probes = [key for key, breaker in self._breakers.items() if breaker.is_open and breaker.until_s <= now_s]
+            expired = [*doubted, *[name for name in expired if name not in doubted][:LOOK_UPS_MAX]]
+            probes = self._breakers.due(now_s)
             tripped = list({name: None for name, _ in probes if name in self._known and name not in expired})
         if expired:
-            self._learn(expired[:LOOK_UPS_MAX])
+            self._learn(expired)
         if probes:
             self._find_leaders(tripped[:LOOK_UPS_MAX])
             self._probe(probes[:LOOK_UPS_MAX])
@@ -161,8 +153,16 @@ class Targets:
             for name in wanted:
                 known = self._known.get(name) or _Known(_unanswered(name), now_s, now_s)
                 known.used_s = now_s
-                result[name] = self._with_breakers(name, known.target)
+                result[name] = self._breakers.applied(name, known.target)
             return result
+
+    def in_use(self) -> list[str]:
+        """The bridge's topics and those used lately, as far as it is known that they are there. Waits for nobody."""
+        now_s = self._clock.monotonic_s()
+        with self._lock:
+            there = [name for name, known in self._known.items() if known.target.partitions]
+            used = [name for name in there if now_s - self._known[name].used_s < USED_FOR_S]
+            return [name for name in there if name in self._own] + [n for n in used if n not in self._own][-IN_USE_MAX:]
 
     def renew(self, name: str, older_than_s: float = RENEWED_FOR_S) -> Target:
         """What `name` is by an answer that is not older than that."""
@@ -179,7 +179,24 @@ class Targets:
         if not self._learn(list(names)):
             return None
         after = self.resolve(names)
-        return frozenset(name for name in names if not after[name].is_well and after[name] != before[name])
+        return frozenset(name for name in names if after[name].takes_less_than(before[name]))
+
+    def doubt(self, names: Iterable[str]) -> None:
+        """Have the thread look again at what nothing is heard of. Waits for nobody: the answer may have to come from a
+        node that hangs.
+        """
+        with self._lock:
+            self._doubted.update(dict.fromkeys(names))
+        self._woken.set()
+
+    def are_worse_than(self, believed: Mapping[str, Target]) -> bool:
+        """Whether one of them is known by now to take less than was believed when the records were sent."""
+        with self._lock:
+            return any(
+                self._breakers.applied(name, self._known[name].target).takes_less_than(target)
+                for name, target in believed.items()
+                if name in self._known
+            )
 
     def find_silent(self, stalled_s: float, *, spared: Collection[str] = ()) -> bool:
         """Nothing has been acknowledged for that long; call it again and again meanwhile. It asks all leaders, and
@@ -225,8 +242,7 @@ class Targets:
         return _RollCall(now_s, {leader: asked[key] for leader, key in partition_of.items()})
 
     def _is_down(self, name: str, partition: int, target: Target) -> bool:
-        keys = ((name, partition), (name, EVERY))
-        return partition in target.down or any(key in self._breakers and self._breakers[key].is_open for key in keys)
+        return partition in target.down or self._breakers.are_open(name, partition)
 
     def refuse(self, name: str, refusal: Refusal) -> None:
         """Send nothing there for a while: the brokers do not take it."""
@@ -238,13 +254,7 @@ class Targets:
         """
         now_s = self._clock.monotonic_s()
         with self._lock:
-            key = (name, partition)
-            old = self._breakers.pop(key, None)
-            relapses = old is not None and now_s - old.until_s <= RELAPSE_S
-            wait_s = min(OPEN_S_MAX, max(OPEN_S, 2 * old.wait_s)) if old is not None and relapses else open_s
-            self._breakers[key] = _Breaker(refusal, now_s + wait_s, wait_s)
-            if len(self._breakers) > TARGETS_MAX:
-                del self._breakers[next(iter(self._breakers))]
+            wait_s = self._breakers.trip((name, partition), refusal, now_s, open_s)
         log.warning("target-breaker-open", topic=name, partition=partition, detail=refusal.detail, wait_s=wait_s)
 
     def forget(self, name: str) -> None:
@@ -262,7 +272,7 @@ class Targets:
             for name, known in self._known.items():
                 if now_s - known.used_s >= FAILING_FOR_S_MAX + KNOWN_FOR_S:
                     continue
-                target = self._with_breakers(name, known.target)
+                target = self._breakers.applied(name, known.target)
                 if target.refusal is not None:
                     counts[name, str(target.refusal.reason)] = max(1, target.partitions)
                 elif target.down:
@@ -315,19 +325,6 @@ class Targets:
                 if known is not None:
                     known.target = replace(known.target, leaders=leaders)
 
-    def _with_breakers(self, name: str, target: Target) -> Target:
-        if not self._breakers or target.refusal is not None:
-            return target
-        all_of_it = self._breakers.get((name, EVERY))
-        if all_of_it is not None and all_of_it.is_open:
-            return replace(target, refusal=all_of_it.refusal)
-        tripped = {
-            partition: breaker.refusal.detail
-            for (topic, partition), breaker in self._breakers.items()
-            if topic == name and breaker.is_open
-        }
-        return replace(target, down={**tripped, **target.down}) if tripped else target
-
     def _probe(self, keys: Sequence[tuple[str, int]]) -> None:
         """Close the breakers whose leaders answer; one question to each, and one wait for all."""
         with self._lock:
@@ -348,14 +345,9 @@ class Targets:
             is_well = all(key in answers and self._look_up.is_answered(answers[key]) for key in several)
             is_well = is_well and (bool(several) or name not in counts)
             with self._lock:
-                breaker = self._breakers.get((name, partition))
-                if breaker is None:
-                    continue
-                if is_well:
-                    breaker.is_open = False
-                else:
-                    breaker.until_s = self._clock.monotonic_s() + FAILING_FOR_S
-            if is_well:
+                until_s = self._clock.monotonic_s() + FAILING_FOR_S
+                is_closed = self._breakers.decide((name, partition), is_well=is_well, until_s=until_s)
+            if is_closed:
                 log.info("target-breaker-closed", topic=name, partition=partition)
 
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from confluent_kafka import KafkaError
 
 from bridge.progress import CommittedState
+from bridge.target import Target
 from bridge.tracing import Delivery
 from timerstore.position import Int64s, Progress
 from timerstore.sources import SourceName, Sources
@@ -149,6 +150,8 @@ class Work:
     is_ended: bool = False
     keys: list[Int64s] = field(default_factory=list)
     sent: list[tuple[int, str, npt.NDArray[np.intp]]] = field(default_factory=list)
+    targets: dict[str, Target] = field(default_factory=dict)
+    """What was believed of them when records were sent there; the best of it."""
     lateness: list[Int64s] = field(default_factory=list)
     delivered: dict[str, int] = field(default_factory=dict)
     rejected: dict[str, int] = field(default_factory=dict)

@@ -14,7 +14,9 @@ experiments):
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import math
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final, NoReturn, Protocol
@@ -23,10 +25,11 @@ import structlog
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from bridge.clienterrors import fenced, is_fatal, is_fenced, kafka_error
+from bridge.endings import Endings
 from bridge.errorlog import ErrorLog
 from bridge.errors import EnvironmentFailure
 from bridge.guard import Guard, Unanswered
-from bridge.identities import DENIED_CODES, Identities, Identity, in_thread
+from bridge.identities import CONFLICTING, DENIED_CODES, Identities, Identity, alone, in_thread
 from bridge.outgoing import Batch
 from bridge.producing import Stopped, produce_any, produce_plain
 from timerstore.clock import Clock
@@ -48,8 +51,10 @@ STALLED_S_MAX: Final = 4.0
 FULL_TIMEOUT_S: Final = 8.0
 """How long the client's queue may stay full; below the transaction time-out."""
 FULL_POLL_S: Final = 0.05
+CONFLICT_S: Final = 0.05
+"""Between two calls that are refused because an earlier one is still under way."""
 SPARES: Final = 2
-"""Transactional ids beside the first one; a node that dies holds up one, sometimes two."""
+"""Transactional ids beside the first one; a node that dies holds up one, sometimes two. They take turns."""
 SPARES_SERVED_S: Final = 1.0
 
 log = structlog.get_logger("bridge.writer")
@@ -154,6 +159,7 @@ class _ProducerWriter:
         self._make_producer = make_producer
         self._producer: Producer | None = None
         self._trouble = ErrorLog("bridge.dispatcher", "producer-trouble", clock)
+        self._troubled_s = -math.inf
         self._faults: list[KafkaError] = []
         self._guard = Guard("producer-calls")
         self._failed: dict[int, tuple[KafkaError, int]] = {}
@@ -191,6 +197,7 @@ class _ProducerWriter:
     def _on_error(self, faults: list[KafkaError], error: KafkaError) -> None:
         if is_fatal(error):
             faults.append(error)
+        self._troubled_s = self._clock.monotonic_s()
         self._trouble.warn(error)
 
     def _serve(self, call: Callable[[float], object], timeout_s: float) -> None:
@@ -302,14 +309,21 @@ class TransactionalWriter(_ProducerWriter):
         clock: Clock,
         make_producer: Callable[[dict[str, Any]], Producer] = Producer,
         run: Callable[[Callable[[], None]], None] = in_thread,
+        in_use: Callable[[], Collection[str]] = tuple,
+        endings: Endings | None = None,
     ) -> None:
-        """`run` makes spare producers ready, beside delivery."""
+        """`run` makes spare producers ready, beside delivery; `in_use` gives the topics that may be needed any time;
+        `endings` mends what the brokers have lost, if they may have.
+        """
         super().__init__(properties, clock, make_producer)
         name = str(properties.get("transactional.id", ""))
         names = [name, *(f"{name}.spare-{number}" for number in range(1, SPARES + 1))]
-        self._identities = Identities(names, lambda name, faults: self._new(faults, **{"transactional.id": name}), run)
+        self._identities = Identities(
+            names, lambda name, faults: self._new(faults, **{"transactional.id": name}), run, in_use, endings
+        )
         self._identity: Identity | None = None
         self._served_s = 0.0
+        self._pause = threading.Event()  # never set: a wait for it is a pause
 
     def open(self) -> None:
         """Make a producer, fence every earlier one of the same name and end the transactions that they left open; the
@@ -331,23 +345,35 @@ class TransactionalWriter(_ProducerWriter):
 
     def _init(self, identity: Identity) -> None:
         """Raises EnvironmentFailure, Broken, Aborted."""
-        producer = identity.renew(self._identities.make)
-        try:
-            producer.init_transactions(CALL_TIMEOUT_S)
-        except KafkaException as exception:
-            error = kafka_error(exception)
-            if error.code() in DENIED_CODES:
+        with alone(identity.name, CALL_TIMEOUT_S) as is_alone:
+            if not is_alone:
                 self._identities.put_back(identity)
-                raise EnvironmentFailure(
-                    "the brokers refuse transactions",
-                    hint="Grant WRITE and DESCRIBE on the transactional id; check credentials, transaction.timeout.ms.",
-                    reason=error.str(),
-                ) from None
-            if is_fatal(error) or is_fenced(error):
+                raise Aborted(KafkaError(KafkaError._TIMED_OUT, "an earlier producer is still being made"))
+            error = self._identities.ask(identity)
+            if error is not None:
                 self._identities.put_back(identity)
-                raise Broken(error) from None
-            self._identities.rest(identity)
-            raise Aborted(error) from None
+                raise Aborted(error)
+            producer = identity.renew(self._identities.make)
+            try:
+                producer.init_transactions(CALL_TIMEOUT_S)
+                error = self._identities.settle(identity, producer)
+            except KafkaException as exception:
+                error = kafka_error(exception)
+        if error is None:
+            return
+        if error.code() in DENIED_CODES:
+            self._identities.put_back(identity)
+            raise EnvironmentFailure(
+                "the brokers refuse transactions",
+                hint="Grant WRITE and DESCRIBE on the transactional id; check credentials, transaction.timeout.ms.",
+                reason=error.str(),
+            )
+        if is_fatal(error) or is_fenced(error):
+            self._identities.put_back(identity)
+            raise Broken(error)
+        del producer  # it goes on by itself; whoever makes the id ready has it
+        self._identities.rest(identity)
+        raise Aborted(error)
 
     def _use(self, identity: Identity) -> None:
         self._forget()
@@ -362,25 +388,21 @@ class TransactionalWriter(_ProducerWriter):
 
     def begin(self) -> None:
         """Start a transaction: local, the brokers hear of it with the first record. Raises Broken."""
-        self._forget()
-        self._prefer_the_first()
+        self._take_turns()
         try:
             self._client().begin_transaction()
         except KafkaException as exception:
             raise Broken(kafka_error(exception)) from None
 
-    def _prefer_the_first(self) -> None:
-        """Go back to the id that was left, as soon as it is free."""
-        now_s = self._clock.monotonic_s()
-        if self._identity is None or now_s - self._served_s < SPARES_SERVED_S:
-            return
-        self._served_s = now_s
-        self._identities.serve()
-        better = self._identities.take(before=self._identity)
-        if better is not None:
-            log.info("transactional-id", id=better.name)
-            self._identities.put_back(self._identity, is_ready=True)
-            self._use(better)
+    def _take_turns(self) -> None:
+        """Go on under the id whose turn it is."""
+        if self._identity is not None:
+            now_s = self._clock.monotonic_s()
+            if now_s - self._served_s >= SPARES_SERVED_S:
+                self._served_s = now_s
+                self._identities.serve()
+            self._serve(self._client().poll, 0)
+            self._use(self._identities.take_turn(self._identity, now_s, self._troubled_s))
 
     def send(self, batch: Batch, *, first_id: int = 0, careful: bool = False) -> int:
         """Hand a batch to the client. Careful: with a report for every record, waited for. Raises Aborted, Broken."""
@@ -424,15 +446,19 @@ class TransactionalWriter(_ProducerWriter):
 
     def leave(self) -> bool:
         """Go on under another id while this one is aborted in the background: the brokers take nothing more under it
-        before every partition has the transaction's end. Raises Broken.
+        before every partition has the transaction's end. Where no other one is ready yet (soon after a start), whoever
+        is so first goes on, be it this one. Raises Broken.
         """
-        spare = None if self._identity is None else self._identities.take(is_ready=True)
-        if spare is None or self._identity is None:
-            self.abort()
-            return False
+        left = self._identity
+        if left is None:
+            raise Broken(KafkaError(KafkaError._STATE, "there is no producer"))
         self._guard.close()  # its call may go on for a while
-        log.warning("transactional-id-left", id=self._identity.name, for_id=spare.name)
-        self._identities.rest(self._identity, is_open=True)
+        self._identity = self._producer = None
+        self._identities.rest(left, is_open=True)
+        spare = self._identities.await_ready(STEP_TIMEOUT_S)
+        if spare is None:
+            raise Broken(KafkaError(KafkaError._TIMED_OUT, "every transactional id is held up"))
+        log.warning("transactional-id-left", id=left.name, for_id=spare.name)
         self._use(spare)
         return True
 
@@ -449,6 +475,8 @@ class TransactionalWriter(_ProducerWriter):
                 raise Aborted(error, self._failed)
             if not error.retriable() or self._clock.monotonic_s() > deadline_s:
                 raise Broken(error)
+            if error.code() in CONFLICTING:  # said at once, for as long as the call that was left is under way
+                self._pause.wait(CONFLICT_S)
 
 
 class AcknowledgedWriter(_ProducerWriter):

@@ -19,11 +19,11 @@ LINES_MAX: Final = 400
 LONGER: Final = {  # module: its own limit, and why it is one thing all the same
     "bridge/cli.py": 440,  # every command once
     "bridge/decode.py": 480,  # one Catalyst plan, stage after stage; cut up, its columns' names would be an interface
-    "bridge/dispatcher.py": 540,  # one thread: what may follow what is understood by reading it in one place
+    "bridge/dispatcher.py": 550,  # one thread: what may follow what is understood by reading it in one place
     "bridge/headers.py": 500,  # the contract in both directions, so that they cannot drift apart
     "bridge/ownership.py": 460,  # one client and its callbacks
     "bridge/settings.py": 460,  # every key once
-    "bridge/writer.py": 510,  # the two modes side by side: what each step means in one and in the other
+    "bridge/writer.py": 545,  # the two modes side by side: what each step means in one and in the other
 }
 
 # Without IO, threads and processes: what they do depends on their arguments alone, so tests need nothing but values.

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
+from confluent_kafka import Producer
 
 from bridge.barriers import DecodeParameters
 from bridge.catchup import OverduePolicy
 from bridge.cluster import Cluster
 from bridge.dispatcher import Dispatcher
+from bridge.endings import KafkaEndings
 from bridge.errors import BridgeError
 from bridge.kafka import librdkafka
 from bridge.lookup import TargetLookUp
@@ -57,7 +60,7 @@ class Tally:
     """The dispatcher's metrics as plain numbers."""
 
     def __init__(self) -> None:
-        self.by_topic: dict[str, int] = {}
+        self.by_topic: Counter[str] = Counter()
         self.by_reason: dict[str, int] = {}
         self.by_retry: dict[str, int] = {}
         self.lateness_ms: list[int] = []
@@ -65,7 +68,7 @@ class Tally:
         self.longest_s = 0.0
 
     def delivered(self, topic: str, rows: int) -> None:
-        self.by_topic[topic] = self.by_topic.get(topic, 0) + rows
+        self.by_topic[topic] += rows
 
     def rejected(self, reason: str, rows: int = 1) -> None:
         self.by_reason[reason] = self.by_reason.get(reason, 0) + rows
@@ -128,6 +131,7 @@ class Rig:
         instance: str = "one",
         deny: Iterable[str] = (),
         make_writer: Callable[[Writer], Writer] = lambda writer: writer,
+        make_producer: Callable[[dict[str, Any]], Producer] = Producer,
         properties: Mapping[str, Any] | None = None,
         transaction_rows: int = 20_000,
         clock: Clock | None = None,
@@ -135,7 +139,13 @@ class Rig:
         session_timeout: str = "30s",
         retry: RetryPolicy | None = None,
         overdue: OverduePolicy | None = None,
+        ask: Callable[[str], str | None] = lambda _: None,
+        is_opened_early: bool = False,
     ) -> None:
+        """`ask` answers for the coordinators of transactional ids; `is_opened_early`: the producer is opened with the
+        membership, as the bridge does.
+        """
+        self.is_opened_early = is_opened_early
         self.clock = clock or SystemClock()
         self.settings = settings_for(
             bootstrap,
@@ -150,13 +160,17 @@ class Rig:
         self.tally = Tally()
         self.fatal: list[BridgeError] = []
         self.properties = {**librdkafka(self.settings, "producer"), **(properties or {})}
+        targets = Targets(TargetLookUp(librdkafka(self.settings, "admin")), self.clock)
         writer: Writer
         if mode == "exactly-once":
-            writer = TransactionalWriter(self.properties, self.clock)
+            endings = KafkaEndings(self.settings, ask)
+            writer = TransactionalWriter(
+                self.properties, self.clock, make_producer, in_use=targets.in_use, endings=endings
+            )
         else:
             writer = AcknowledgedWriter(self.properties, self.clock, self.ownership.commit_offsets)
         self.planner = Planner(
-            targets=Targets(TargetLookUp(librdkafka(self.settings, "admin")), self.clock),
+            targets=targets,
             permitted=self.settings.target_permitted,
             default_targets={delay_topic: default_target},
             dead_letter_topics={delay_topic: f"{delay_topic}.dlt"},
@@ -179,6 +193,8 @@ class Rig:
     def join(self) -> None:
         """Join the group and settle."""
         self.ownership.start()
+        if self.is_opened_early:
+            self.dispatcher.start()
         wait_until(lambda: self.listener.assigned or self.listener.fatal, DEADLINE_S, "an assignment")
         assert not self.listener.fatal
         self.settle()
@@ -207,9 +223,17 @@ class Rig:
     def start(self) -> None:
         """Deliver."""
         assert self.store is not None
-        self.dispatcher.start()
+        if not self.is_opened_early:
+            self.dispatcher.start()
         wait_until(lambda: self.dispatcher._parked, DEADLINE_S, "the dispatcher is parked")
         self.dispatcher.resume(self.store, self.states, self.ownership.membership().revocations)
+
+    def is_ready(self, *topics: str) -> bool:
+        """Whether another transactional id could go on at once, with records for these topics."""
+        writer = self.dispatcher._writer
+        if not isinstance(writer, TransactionalWriter):
+            return True
+        return all(each.is_alive and each.known.issuperset(topics) for each in writer._identities._all)
 
     def wait_delivered(self, deadline_s: float = DEADLINE_S) -> None:
         """Wait until everything in the store is committed."""

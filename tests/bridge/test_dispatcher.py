@@ -20,7 +20,7 @@ from embedded import EmbeddedBroker
 from tests.bridge.rig import DEADLINE_S, Listener, Rig, ownership_of, settings_for
 from tests.bridge.stores import reject, timer
 from tests.system.broker import Broker
-from tests.system.kafka import Outgoing, Topics, produce, read_committed
+from tests.system.kafka import Outgoing, Topics, assert_each_once, produce, read_committed
 from tests.waiting import wait_until
 from timerstore.clock import SystemClock
 
@@ -44,9 +44,12 @@ class Interfering:
         self.before_commit: list[Any] = []
         self.after_commit: list[Any] = []
         self.on_send: list[Any] = []
+        self.on_open: list[Any] = []
 
     def open(self) -> None:
         self.opened += 1
+        if self.on_open:
+            self.on_open.pop(0)()
         self.writer.open()
 
     def begin(self) -> None:
@@ -402,7 +405,9 @@ def test_dead_letters_wait_for_their_topic(broker: Broker, topics: Topics) -> No
     """Without a dead-letter topic a reject is held and a timer retried, in the delay topic; both become dead letters,
     byte for byte, once it is there."""
     delay, target = topics.delay(), topics.create()
-    with Rig(broker.bootstrap, delay, deny=["secret"]) as rig:
+    # A client that has asked for a topic that is missing would say so for a second after it was made.
+    properties = {"topic.metadata.propagation.max.ms": "1"}
+    with Rig(broker.bootstrap, delay, deny=["secret"], properties=properties) as rig:
         store = rig.store
         assert store is not None
         due = rig.clock.now_ms() - 1_000
@@ -416,6 +421,7 @@ def test_dead_letters_wait_for_their_topic(broker: Broker, topics: Topics) -> No
         )
         rig.start()
         rig.wait_delivered()
+        wait_until(rig.is_ready, 30, "the producers have learned what there is")
         assert values(broker, target) == [b"fine"]
         held, retried = sorted(read_committed(broker.bootstrap, delay), key=lambda r: r.value or b"")
         assert (held.key, held.value, retried.value) == (b"k", b"\x00raw", b"timer")
@@ -478,6 +484,21 @@ def test_a_commit_without_an_answer_is_resolved_by_what_kafka_holds(broker: Brok
         assert writer.opened == 2
         assert rig.store.rollbacks == (1 if when == "before" else 0)
         assert rig.store.acknowledged == [(0, i) for i in range(25)]
+
+
+def test_a_producer_that_breaks_while_it_is_made_is_made_again(broker: Broker, topics: Topics) -> None:
+    """A fatal error of its start is no end of the process."""
+    delay, target = delay_topic(topics), topics.create()
+    rig, writer = rig_with_interference(broker, delay)
+    writer.on_open.append(raising(Broken(KafkaError(KafkaError._FATAL, "fatal", fatal=True))))
+    with rig:
+        assert rig.store is not None
+        rig.store.add(timers(rig, target, 5))
+        rig.start()
+        rig.wait_delivered()
+        assert writer.opened == 2
+        assert not rig.fatal
+        assert values(broker, target) == [b"v%d" % i for i in range(5)]
 
 
 def test_a_transaction_that_is_fenced_without_a_rival_is_done_again_once(broker: Broker, topics: Topics) -> None:
@@ -679,9 +700,29 @@ def test_a_broker_that_is_killed_and_comes_back_costs_nothing() -> None:
                 own.kill()
                 own.start()
             rig.wait_delivered(3 * DEADLINE_S)
-            got = [int(value or b"-1") for value in values(own, target)]
-            assert sorted(got) == list(range(count))
+            assert_each_once((int(value or b"-1") for value in values(own, target)), count)
             assert min(rig.tally.lateness_ms) >= 0
+
+
+@pytest.mark.slow
+def test_a_broker_that_was_away_is_used_at_once() -> None:
+    """What falls due after the broker is back goes out under the producer there was: a client that had forgotten its
+    brokers would send offsets to one that is gone, without end."""
+    with EmbeddedBroker(tmpfs=True) as own:
+        mine = Topics(own.bootstrap)
+        delay, target = delay_topic(mine), mine.create()
+        with Rig(own.bootstrap, delay, session_timeout="5m") as rig:
+            assert rig.store is not None
+            rig.store.add(timers(rig, target, 1))
+            rig.start()
+            rig.wait_delivered()
+            assert values(own, target) == [b"v0"]
+            own.kill()
+            own.start()
+            rig.store.add(timers(rig, target, 1, first=1))
+            rig.wait_delivered()
+            assert values(own, target) == [b"v0", b"v1"]
+            assert rig.tally.rebuilt == 0
 
 
 class SettableClock(SystemClock):

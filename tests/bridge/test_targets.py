@@ -4,6 +4,7 @@ gives on demand; tests/system/test_targets.py has those that one does.)
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -13,16 +14,18 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
+from bridge.breakers import EVERY
 from bridge.errors import EnvironmentFailure
 from bridge.headers import RejectReason
 from bridge.lookup import TargetLookUp
 from bridge.suspects import Suspects
 from bridge.target import Leader, Target
-from bridge.targets import EVERY, Targets
+from bridge.targets import Targets
 from bridge.verdict import Refusal
 from bridge.work import Culprit
 from embedded.broker import free_ports
-from timerstore.clock import ManualClock
+from tests.waiting import wait_until
+from timerstore.clock import ManualClock, SystemClock
 
 WELL = Target(partitions=3, bytes_max=1_000)
 MISSING = Target(partitions=0, bytes_max=None, refusal=Refusal(RejectReason.UNKNOWN_TARGET, "missing"))
@@ -181,6 +184,66 @@ def test_looking_again_tells_what_has_become_worse(brokers: Brokers, targets: Ta
     targets.resolve(["a", "b", "c", "d"])
     brokers.topics = {"a": replace(WELL, down={0: "has no leader"}), "b": WELL, "d": WELL}
     assert targets.look_again(["a", "b", "c", "d"]) == frozenset({"a"})
+
+
+def test_what_is_in_doubt_is_looked_at_by_the_thread(brokers: Brokers, targets: Targets) -> None:
+    """Delivery only compares what it believed with what is known: less is worse; more, and the same, is not."""
+    brokers.topics = {"a": WELL, "b": replace(WELL, down={1: "has no leader"})}
+    believed = targets.resolve(["a", "b"])
+    brokers.topics["b"] = replace(WELL, down={1: "has 1 replica in sync"})
+    targets.doubt(["a", "b"])
+    assert len(brokers.asked) == 1
+    targets.refresh()
+    targets.refresh()
+    assert brokers.asked[1:] == [["a", "b"]]
+    assert not targets.are_worse_than(believed)
+    brokers.topics["b"] = replace(WELL, down={0: "has no leader"})
+    targets.doubt(["b"])
+    targets.refresh()
+    assert targets.are_worse_than(believed)
+    assert not targets.are_worse_than({"a": believed["a"], "never seen": WELL})
+    targets.trip("a", 2, SILENT)
+    assert targets.are_worse_than({"a": believed["a"]}), "a breaker counts, whoever opened it"
+
+
+def test_all_that_is_in_doubt_is_looked_at(brokers: Brokers, targets: Targets) -> None:
+    """However many: it may be the last one."""
+    names = [f"t{number}" for number in range(150)]
+    brokers.topics.update(dict.fromkeys(names, WELL))
+    believed = targets.resolve(names)
+    brokers.topics[names[-1]] = replace(WELL, down={0: "has no leader"})
+    targets.doubt(names)
+    targets.refresh()
+    assert targets.are_worse_than(believed)
+
+
+def test_nobody_waits_for_an_answer_about_what_is_in_doubt() -> None:
+    """While the thread waits for a node that hangs, delivery asks leaders, and goes on."""
+    asked, answer = threading.Event(), threading.Event()
+
+    class Hanging(Brokers):
+        def __call__(self, names: Sequence[str]) -> Mapping[str, Target]:
+            if self.is_hanging:
+                asked.set()
+                assert answer.wait(30)
+            return super().__call__(names)
+
+    brokers, clock = Hanging(), SystemClock()
+    brokers.topics.update(t=ON_TWO)
+    targets = Targets(brokers, clock)
+    believed = targets.resolve(["t"])
+    brokers.is_hanging, brokers.dead = True, {("t", 1)}
+    targets.start()
+    try:
+        targets.doubt(["t"])
+        assert asked.wait(30)
+        began_s = clock.monotonic_s()
+        wait_until(lambda: targets.find_silent(clock.monotonic_s() - began_s), 30, "it is found")
+        assert targets.are_worse_than(believed)
+        assert not answer.is_set()
+    finally:
+        answer.set()
+        targets.stop()
 
 
 def suspects(targets: Targets) -> Suspects:

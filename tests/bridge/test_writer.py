@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
 
+from bridge.endings import Ending
 from bridge.errors import EnvironmentFailure, FencedError
 from bridge.headers import HeaderList
-from bridge.identities import Identities
+from bridge.identities import Identities, alone
 from bridge.outgoing import Batch
 from bridge.writer import Aborted, AcknowledgedWriter, Broken, Indefinite, TransactionalWriter
+from tests.waiting import wait_until
 from timerstore.clock import ManualClock
 
 
@@ -77,6 +79,9 @@ class StubProducer:
             failed = KafkaError(KafkaError.MSG_SIZE_TOO_LARGE) if value in self.failing else None
             self.reports.append(lambda: callback(failed, Written()))
 
+    def list_topics(self, topic: str, timeout: float) -> None:  # noqa: ARG002 - as the client has it
+        self._do(f"list {topic}")
+
     def poll(self, timeout: float) -> int:
         self._do("poll")
         self.clock.advance(int(timeout * 1000))
@@ -96,6 +101,26 @@ class StubProducer:
         return len(self.reports)
 
 
+class LostEndings:
+    """Knows how the transactions of some ids ended, and keeps what was ended once more."""
+
+    def __init__(self) -> None:
+        self.lost: dict[str, Ending] = {}
+        self.failures: list[Exception] = []
+        self.asked: list[str] = []
+        self.repeated: list[tuple[str, Ending]] = []
+
+    def of(self, name: str) -> Ending | None:
+        self.asked.append(name)
+        return self.lost.pop(name, None)
+
+    def repeat(self, name: str, producer: Any, ending: Ending) -> None:
+        assert producer.calls[-1] == "init"
+        if self.failures:
+            raise self.failures.pop(0)
+        self.repeated.append((name, ending))
+
+
 class Told:
     """A writer on stub producers."""
 
@@ -104,13 +129,18 @@ class Told:
         self.producer = StubProducer(self.clock)
         self.made: list[StubProducer] = []
         self.names: list[str] = []
+        self.configs: list[dict[str, Any]] = []
         self.later: list[Callable[[], None]] = []
-        run = {"run": self.later.append} if writer is TransactionalWriter else {}
+        self.endings = LostEndings()
+        self.in_use = ["delay"]
+        run: dict[str, Any] = {"run": self.later.append, "in_use": lambda: self.in_use, "endings": self.endings}
+        run = run if writer is TransactionalWriter else {}
         self.writer = writer({"transactional.id": "x"}, self.clock, *more, make_producer=self._make, **run)
 
     def _make(self, config: dict[str, Any]) -> StubProducer:
         self.made.append(self.producer)
         self.names.append(config["transactional.id"])
+        self.configs.append(config)
         return self.producer
 
     def background(self) -> None:
@@ -234,7 +264,7 @@ def test_a_call_that_ignores_its_time_out_is_left_behind(told: Told, monkeypatch
     told.writer.begin()
     told.writer.commit([], None, lambda _: None)
     assert "commit" not in hanging.calls
-    assert told.producer.calls == ["init", "begin", "offsets", "commit", "poll"]
+    assert told.producer.calls == ["init", "poll", "begin", "offsets", "commit", "poll"]
     released.set()
 
 
@@ -274,49 +304,120 @@ class TestSpares:
 
     @pytest.fixture
     def ready(self) -> Told:
+        """Each has had its first transaction; the last one has its one open."""
         made = Told()
         made.writer.open()
+        made.writer.begin()
         made.background()
         assert made.names == ["x", "x.spare-1", "x.spare-2"]
-        made.writer.begin()
+        for _ in range(2):
+            made.writer.commit([], None, lambda _: None)
+            made.writer.begin()
+        assert [producer.calls.count("begin") for producer in made.made] == [1, 1, 1]
+        made.background()
         return made
+
+    def test_they_take_turns(self, ready: Told) -> None:
+        """So that each knows the topics when it is needed: none waits for longer than some seconds while there is
+        anything to do, and one that has no turn keeps its transactions together."""
+        begun = [0, 0, 0]
+        for _ in range(12):
+            for _ in range(10):
+                ready.writer.commit([], None, lambda _: None)
+                ready.clock.advance(1_000)
+                ready.writer.begin()
+            before, begun = begun, [producer.calls.count("begin") for producer in ready.made]
+            assert all(now > then for now, then in zip(begun, before, strict=True)), begun
+        assert sum(begun) == 123
+
+    def test_after_trouble_with_brokers_nobody_takes_over(self, ready: Told) -> None:
+        """The end of the last transaction may be lost with a coordinator, and comes with the next one of its id."""
+        ready.writer.commit([], None, lambda _: None)
+        ready.clock.advance(60_000)
+        ready.configs[2]["error_cb"](error(KafkaError._TRANSPORT).args[0])
+        ready.writer.begin()
+        assert ready.made[2].calls[-1] == "begin"
+        ready.writer.commit([], None, lambda _: None)
+        ready.writer.begin()
+        assert ready.made[0].calls[-1] == "begin"
+
+    def test_each_knows_our_topics(self, ready: Told) -> None:
+        """Retry copies go there, which nobody may have needed before."""
+        assert [producer.calls.count("list delay") for producer in ready.made] == [1, 1, 1]
+
+    def test_each_learns_what_is_new(self, ready: Told) -> None:
+        """Beside delivery, once; what could not be learned is asked again."""
+        ready.in_use = ["delay", "t"]
+        ready.made[0].script["list t"] = [RETRIABLE, None]
+        for _ in range(3):
+            ready.writer.commit([], None, lambda _: None)
+            ready.clock.advance(1_000)
+            ready.writer.begin()
+            ready.background()
+        assert [producer.calls.count("list t") for producer in ready.made] == [2, 1, 1]
+        assert [producer.calls.count("list delay") for producer in ready.made] == [1, 1, 1]
 
     def test_delivery_goes_on_under_another_id_and_comes_back(self, ready: Told) -> None:
         """Without a word to the producer that is left; what it has open is aborted in the background."""
-        first, spare = ready.made[:2]
+        other, _, used = ready.made
         ready.writer.send(batch(b"a"))
         assert ready.writer.leave()
-        assert "abort" not in first.calls
+        assert "abort" not in used.calls
         ready.writer.begin()
         ready.writer.send(batch(b"a"))
         ready.writer.commit([], None, lambda _: None)
-        assert "commit" in spare.calls
-        assert "commit" not in first.calls
+        assert other.calls.count("commit") == 2
+        assert "commit" not in used.calls
         ready.background()
-        assert "abort" in first.calls
+        assert "abort" in used.calls
         again = ready.made[-1]
-        assert ready.names[-1] == "x"
-        ready.clock.advance(1_000)
+        assert ready.names[-1] == "x.spare-2"
         ready.writer.begin()
         assert again.calls[-1] == "begin"
-        assert spare.calls.count("begin") == 1
 
     def test_an_abort_that_waits_for_the_call_that_was_left_is_repeated(self, ready: Told) -> None:
         """Then the id is initialised for as long as that takes."""
-        first = ready.made[0]
-        first.script["abort"] = [error(KafkaError._CONFLICT), RETRIABLE, None]
+        used = ready.made[2]
+        used.script["abort"] = [error(KafkaError._CONFLICT), RETRIABLE, None]
         ready.writer.leave()
         made = StubProducer(ready.clock)
         made.script["init"] = [RETRIABLE, None]
         ready.producer = made
         ready.later.pop(0)()
-        assert first.calls.count("abort") == 3
+        assert used.calls.count("abort") == 3
         assert made.calls.count("init") == 2
 
-    def test_without_a_spare_it_is_an_abort(self, told: Told) -> None:
-        """Here the background has not been reached yet."""
-        assert not told.writer.leave()
-        assert told.producer.calls[-2:] == ["abort", "poll"]
+    def test_who_is_ready_first_goes_on(self, told: Told) -> None:
+        """Soon after a start no other id is ready yet. Nobody waits for an abort that may wait for a dead node."""
+        left, spare = told.producer, StubProducer(told.clock)
+        told.producer = spare
+        threading.Timer(0.1, told.later[0]).start()
+        assert told.writer.leave()
+        assert "abort" not in left.calls
+        told.writer.begin()
+        assert spare.calls[-1] == "begin"
+
+    def test_nobody_is_ready_in_time(self, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Then the producer is opened again, as often as it takes."""
+        monkeypatch.setattr("bridge.writer.STEP_TIMEOUT_S", 0.01)
+        with pytest.raises(Broken):
+            told.writer.leave()
+        with pytest.raises(Aborted):
+            told.writer.open()
+        told.background()
+        told.writer.open()
+        told.writer.begin()
+
+    def test_a_call_that_is_refused_for_another_one_is_not_repeated_without_a_pause(
+        self, told: Told, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The client says so at once, and a core would be busy with asking."""
+        pauses: list[float] = []
+        monkeypatch.setattr(told.writer._pause, "wait", pauses.append)
+        told.producer.script["abort"] = [error(KafkaError._CONFLICT, retriable=True)] * 3 + [RETRIABLE, None]
+        told.writer.abort()
+        assert told.producer.calls.count("abort") == 5
+        assert len(pauses) == 3
 
     def test_spares_that_are_denied_change_nothing(self) -> None:
         """Rights on the one id were enough once."""
@@ -328,8 +429,16 @@ class TestSpares:
         for later in made.later:
             later()
         made.writer.begin()
-        made.writer.leave()
+        again = made.producer = StubProducer(made.clock)
+        made.later.clear()
+        left = threading.Thread(target=made.writer.leave)
+        left.start()
+        wait_until(lambda: made.later, 30, "it is left to the background")
+        made.later.pop()()
+        left.join()
         assert "abort" in first.calls
+        made.writer.begin()
+        assert again.calls[-1] == "begin"
 
     def test_an_id_that_is_held_up_at_the_start_is_gone_round(self) -> None:
         """By what an earlier process left there: the next attempt takes another id."""
@@ -343,6 +452,50 @@ class TestSpares:
         made.writer.begin()
         made.writer.commit([], None, lambda _: None)
 
+    def test_a_producer_whose_start_takes_longer_is_used_further(self) -> None:
+        """It goes on with that by itself, and would fence another one of its id."""
+        made = Told()
+        slow = made.producer
+        slow.script["init"] = [RETRIABLE, RETRIABLE, None]
+        with pytest.raises(Aborted):
+            made.writer.open()
+        made.background()
+        assert made.names == ["x"]
+        made.writer.open()
+        assert made.names == ["x"]
+        assert slow.calls.count("init") == 3
+
+    def test_an_id_is_initialised_by_one_at_a_time(self, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Also where the other one is of the writer before this one."""
+        monkeypatch.setattr("bridge.writer.CALL_TIMEOUT_S", 0.01)
+        taken, done = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with alone("x", -1):
+                taken.set()
+                done.wait(30)
+
+        other = threading.Thread(target=hold)
+        other.start()
+        assert taken.wait(30)
+        with pytest.raises(Aborted):
+            told.writer.open()
+        done.set()
+        other.join()
+        told.writer.open()
+
+    def test_who_is_left_gives_way_to_one_that_rested(self, ready: Told) -> None:
+        """Not to the one before it, whose transaction may just be ending on the same dead node."""
+        ready.clock.advance(10_000)
+        for _ in range(2):
+            ready.writer.commit([], None, lambda _: None)
+            ready.writer.begin()
+        used = [producer.calls.count("begin") for producer in ready.made]
+        rested = used.index(1)
+        ready.writer.leave()
+        ready.writer.begin()
+        assert ready.made[rested].calls.count("begin") == 2
+
     def test_a_spare_that_fails_is_made_anew(self, ready: Told) -> None:
         """And is not used meanwhile."""
         ready.made[1].forever["poll"] = FATAL
@@ -351,7 +504,7 @@ class TestSpares:
         assert len(ready.later) == 1
         ready.writer.leave()
         ready.writer.begin()
-        assert ready.made[2].calls[-1] == "begin"
+        assert ready.made[0].calls[-1] == "begin"
 
     def test_an_id_whose_producer_could_not_be_made_is_tried_again(self) -> None:
         """Its key was just being replaced, say. Left at rest, it would be lost until the process ends."""
@@ -374,15 +527,75 @@ class TestSpares:
                 raise Aborted(KafkaError(KafkaError._MSG_TIMED_OUT), is_explained=True)
 
         monkeypatch.setattr("bridge.writer.STALLED_S", 0.01)
-        monkeypatch.setattr(ready.made[0], "send_offsets_to_transaction", lambda *_: released.wait(30))
+        monkeypatch.setattr(ready.made[2], "send_offsets_to_transaction", lambda *_: released.wait(30))
         with pytest.raises(Aborted):
             ready.writer.commit([], None, look)
         assert len(told) == 3
         ready.writer.leave()
         ready.writer.begin()
         ready.writer.commit([], None, look)
-        assert "commit" in ready.made[1].calls
+        assert ready.made[0].calls.count("commit") == 2
         released.set()
+
+
+class TestLostEndings:
+    """A transaction whose end the brokers have lost is ended once more when its id is initialised."""
+
+    @pytest.mark.parametrize("ending", list(Ending))
+    def test_the_first_id_ends_it_and_has_the_first_turn_if_it_was_committed(self, ending: Ending) -> None:
+        """Asked before it is initialised: then nobody knows any more. What was aborted in a target is not to be seen
+        with the next commit there, or as late as can be."""
+        told = Told()
+        told.endings.lost["x"] = ending
+        told.writer.open()
+        assert told.endings.repeated == [("x", ending)]
+        told.background()
+        assert told.endings.asked == ["x", "x.spare-1", "x.spare-2"]
+        told.writer.begin()
+        assert (told.made[0].calls[-1] == "begin") == (ending is Ending.COMMITTED)
+
+    def test_a_spare_one_ends_it_and_has_the_next_turn(self) -> None:
+        """What it had in the targets ends with what it writes there next."""
+        told = Told()
+        told.endings.lost["x.spare-2"] = Ending.COMMITTED
+        told.writer.open()
+        told.background()
+        assert told.endings.repeated == [("x.spare-2", Ending.COMMITTED)]
+        told.writer.begin()
+        assert told.made[2].calls[-1] == "begin"
+
+    def test_who_fails_to_is_told_again_how_it_ended(self) -> None:
+        """Though the coordinator would say something else now. The first id's second attempt is in the background."""
+        told = Told()
+        told.endings.lost["x"] = Ending.COMMITTED
+        told.endings.failures = [RETRIABLE, RETRIABLE]
+        with pytest.raises(Aborted):
+            told.writer.open()
+        told.producer = StubProducer(told.clock)
+        told.background()
+        told.writer.open()
+        assert told.endings.repeated == [("x", Ending.COMMITTED)]
+        assert told.endings.asked == ["x"]
+
+    def test_what_cannot_be_ended_is_left(self) -> None:
+        """Permissions may be missing: the id is used all the same."""
+        told = Told()
+        told.endings.lost["x"] = Ending.COMMITTED
+        told.endings.failures = [error(KafkaError.TOPIC_AUTHORIZATION_FAILED)]
+        with pytest.raises(Aborted):
+            told.writer.open()
+        told.background()
+        told.writer.open()
+        told.writer.begin()
+        assert told.endings.repeated == []
+
+    def test_nobody_is_asked_about_what_is_known(self, told: Told) -> None:
+        """What was left is aborted, whatever the coordinator says meanwhile."""
+        told.background()
+        told.endings.asked.clear()
+        told.writer.leave()
+        told.background()
+        assert told.endings.asked == []
 
 
 class TestAtLeastOnce:

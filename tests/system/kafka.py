@@ -4,15 +4,33 @@ from __future__ import annotations
 
 import itertools
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Final, Self, cast
+from typing import Any, Final, Self, cast
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    Consumer,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    Message,
+    Producer,
+    TopicCollection,
+    TopicPartition,
+)
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public, but not marked as exported
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
     AdminClient,
     NewTopic,
+    OffsetSpec,
+    ResourcePatternType,
+    ResourceType,
 )
 
 from tests.waiting import wait_until
@@ -53,6 +71,14 @@ class Record:
         return dict(self.headers)[name]
 
 
+AUTHORIZER: Final = {
+    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    # Everybody may do everything, but for what a test forbids.
+    "allow.everyone.if.no.acl.found": "true",
+}
+"""Properties of a broker."""
+
+
 class Topics:
     """Makes topics with names of their own, so that tests on one broker cannot meet."""
 
@@ -61,18 +87,36 @@ class Topics:
         # Or waiting until a topic is gone would make it again, on a broker that makes what is asked about.
         self.admin = AdminClient({"bootstrap.servers": bootstrap, "allow.auto.create.topics": "false"})
 
-    def create(self, name: str = "topic", *, partitions: int = 1, config: Mapping[str, str] | None = None) -> str:
-        """A new topic whose name begins with `name`; returns the name when clients can see the topic."""
-        topic = f"{name}-{uuid.uuid4().hex[:8]}"
-        new = NewTopic(topic, num_partitions=partitions, replication_factor=1, config=dict(config or {}))
+    def create(
+        self,
+        name: str = "topic",
+        *,
+        exactly: str | None = None,
+        partitions: int = 1,
+        config: Mapping[str, str] | None = None,
+        on: int | None = None,
+    ) -> str:
+        """A new topic whose name begins with `name` (or is `exactly` that), all of it `on` that node if one is given;
+        returns the name when clients can see the topic.
+        """
+        topic = exactly or f"{name}-{uuid.uuid4().hex[:8]}"
+        where: dict[str, Any] = {"replication_factor": 1} if on is None else {"replica_assignment": [[on]] * partitions}
+        new = NewTopic(topic, num_partitions=partitions, config=dict(config or {}), **where)
         self.admin.create_topics([new], operation_timeout=REQUEST_TIMEOUT_S)[topic].result(REQUEST_TIMEOUT_S)
         wait_until(lambda: self._partitions(topic) == partitions, REQUEST_TIMEOUT_S, f"topic {topic} in the metadata")
         return topic
 
-    def delay(self, name: str = "delay", *, partitions: int = 1, config: Mapping[str, str] | None = None) -> str:
+    def delay(
+        self,
+        name: str = "delay",
+        *,
+        partitions: int = 1,
+        config: Mapping[str, str] | None = None,
+        on: int | None = None,
+    ) -> str:
         """A delay topic as it must be: the broker's timestamps, nothing compacted."""
         must = {"message.timestamp.type": "LogAppendTime", "cleanup.policy": "delete"}
-        return self.create(name, partitions=partitions, config={**must, **(config or {})})
+        return self.create(name, partitions=partitions, config={**must, **(config or {})}, on=on)
 
     def delete(self, *topics: str) -> None:
         """Delete topics and wait until they are gone."""
@@ -80,9 +124,37 @@ class Topics:
             deleted.result(REQUEST_TIMEOUT_S)
         wait_until(lambda: not any(self._partitions(topic) for topic in topics), REQUEST_TIMEOUT_S, "topics gone")
 
+    def forbid(self, topic: str, operation: str = "WRITE") -> None:
+        """Nobody may do that there any more (on brokers with the `AUTHORIZER`)."""
+        self.admin.create_acls([_acl(topic, "ALL", "ALLOW"), _acl(topic, operation, "DENY")])
+        wait_until(lambda: not self._may(topic, operation), REQUEST_TIMEOUT_S, f"{topic} is forbidden")
+
+    def permit(self, topic: str, operation: str = "WRITE") -> None:
+        """Take back what `forbid` did."""
+        both = [_acl(topic, "ALL", "ALLOW", AclBindingFilter), _acl(topic, operation, "DENY", AclBindingFilter)]
+        for gone in self.admin.delete_acls(both).values():
+            assert gone.result(REQUEST_TIMEOUT_S)
+        wait_until(lambda: self._may(topic, operation), REQUEST_TIMEOUT_S, f"{topic} is permitted")
+
+    def _may(self, topic: str, operation: str) -> bool:
+        described = self.admin.describe_topics(TopicCollection([topic]), include_authorized_operations=True)
+        return AclOperation[operation] in described[topic].result(REQUEST_TIMEOUT_S).authorized_operations
+
     def _partitions(self, topic: str) -> int:
         found = self.admin.list_topics(timeout=REQUEST_TIMEOUT_S).topics.get(topic)
         return 0 if found is None or found.error is not None else len(found.partitions)
+
+
+def _acl(topic: str, operation: str, permission: str, make: Any = AclBinding) -> Any:
+    return make(
+        ResourceType.TOPIC,
+        topic,
+        ResourcePatternType.LITERAL,
+        "User:ANONYMOUS",
+        "*",
+        AclOperation[operation],
+        AclPermissionType[permission],
+    )
 
 
 def produce(bootstrap: str, records: Iterable[Outgoing], **settings: str | int) -> list[Record]:
@@ -162,6 +234,8 @@ class Reader:
             assigned += [TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in metadata.partitions]
         self._partitions = frozenset((each.topic, each.partition) for each in assigned)
         self._at_end: set[tuple[str, int]] = set()
+        self._until: dict[tuple[str, int], int] = {}
+        self._admin = AdminClient({**(client or {}), "bootstrap.servers": bootstrap})
         self._consumer.assign(assigned)
 
     def poll(self, timeout_s: float = 0.05) -> int:
@@ -175,14 +249,18 @@ class Reader:
                 self._at_end.discard(place)
                 count += 1
             elif error.code() == KafkaError._PARTITION_EOF:
-                self._at_end.add(place)
+                if (message.offset() or 0) >= self._until.get(place, 0):
+                    self._at_end.add(place)
             elif not error.retriable():
                 raise KafkaException(error)
         return count
 
-    def to_end(self, deadline_s: float = REQUEST_TIMEOUT_S) -> list[Record]:
-        """Read until every partition has no more to give now (read_committed: up to its last stable offset)."""
+    def to_end(self, deadline_s: float = REQUEST_TIMEOUT_S, *, open_too: bool = True) -> list[Record]:
+        """Read all that has been written by now. A transaction's records are to be seen only a moment after its commit
+        is answered: where there are open ones, their end is waited for, unless `open_too` is false.
+        """
         self._at_end.clear()
+        self._until = self._written() if open_too else {}
         # A partition that stands at its end reports so only once: reading on from where we are makes it say so again.
         positions = self._consumer.position([TopicPartition(*place) for place in self._partitions])
         for position in positions:
@@ -217,12 +295,30 @@ class Reader:
         self.poll()
         return True
 
+    def _written(self) -> dict[tuple[str, int], int]:
+        """Where the partitions end, open transactions included."""
+        asked = {TopicPartition(*place): OffsetSpec.latest() for place in self._partitions}  # type: ignore[no-untyped-call]
+        answers = self._admin.list_offsets(
+            asked, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=REQUEST_TIMEOUT_S
+        )
+        return {(each.topic, each.partition): answer.result().offset for each, answer in answers.items()}
+
 
 def read_committed(bootstrap: str, *topics: str) -> list[Record]:
-    """All records that a read_committed consumer can see now, partition by partition in order of offset."""
+    """All records that have been written by now and are not aborted, partition by partition in order of offset."""
     with Reader(bootstrap, topics) as reader:
         records = reader.to_end()
     return sorted(records, key=lambda record: (record.topic, record.partition, record.offset))
+
+
+def assert_each_once(numbers: Iterable[int], count: int) -> None:
+    """Each number below `count` is there once; else says which are not, and not all of them."""
+    seen = Counter(numbers)
+    missing = [number for number in range(count) if number not in seen]
+    doubled = [number for number, times in seen.items() if times > 1]
+    assert not missing, f"{len(missing)} of {count} are missing: {missing[0]} to {missing[-1]}"
+    assert not doubled, f"{len(doubled)} of {count} came more than once: {min(doubled)} to {max(doubled)}"
+    assert len(seen) == count, f"{len(seen) - count} were never sent"
 
 
 def _record(message: Message) -> Record:

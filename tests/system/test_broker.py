@@ -79,7 +79,7 @@ def test_an_open_transaction_hides_its_records(broker: Broker, topics: Topics) -
     with Reader(broker.bootstrap, [topic], isolation="read_uncommitted") as careless:
         assert len(careless.to_end()) == 1
     with Reader(broker.bootstrap, [topic]) as reader:
-        assert reader.to_end() == []
+        assert reader.to_end(open_too=False) == []
         producer.commit_transaction(30)
         assert len(reader.wait_for(1, deadline_s=10)) == 1
         assert len(reader.to_end()) == 1

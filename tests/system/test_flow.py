@@ -1,4 +1,4 @@
-"""Disk and memory of a running bridge: many flushes, and a disk that is full."""
+"""Disk and memory of a running bridge: many flushes, a disk that is full, floods of near and far delays."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from confluent_kafka import Producer
 
 from tests.system.bridge import RunningBridge
 from tests.system.broker import Broker
-from tests.system.kafka import Outgoing, Reader, Topics, produce
+from tests.system.kafka import Outgoing, Reader, Topics, assert_each_once, produce
 from tests.waiting import wait_until
 from timerstore.clock import SystemClock
 
@@ -20,6 +21,11 @@ pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(400)]
 DEADLINE_S: Final = 90
 DISK_BYTES: Final = 24 << 20
 DAY_MS: Final = 86_400_000
+FLOOD: Final = 120_000
+FLOOD_AHEAD_MS: Final = 20_000
+FLOOD_FOR_MS: Final = 20_000
+FLOOD_LATE_MS_MAX: Final = 45_000
+HOT_BYTES: Final = 16 << 20
 FLUSHES: Final = 9
 """One more than the segments that become one."""
 
@@ -86,6 +92,47 @@ def test_many_flushes_and_a_full_disk(broker: Broker, topics: Topics, tmp_path: 
         wait_until(lambda: bridge.metrics()["pending_messages"] == far + 12_100, DEADLINE_S, "all that is far is known")
         metrics = bridge.metrics()
         assert metrics["disk_full"] == metrics["early_deliveries_total"] == 0
+        assert bridge.stop() == 0
+
+
+def test_floods_of_near_and_far_delays_stay_within_their_memory(broker: Broker, topics: Topics, tmp_path: Path) -> None:
+    """Several times of what may be in memory falls due within the horizon, and as much again in days: what is ready to
+    go stays within `hot.bytes`, all the same each near message arrives once and in time, and the far ones wait."""
+    delay, target, clock = topics.delay(partitions=2), topics.create("orders", partitions=2), SystemClock()
+    limits = {"hot": {"bytes": HOT_BYTES}, "store": {"flush_bytes": "8MiB", "flush_interval": "5s"}}
+    with (
+        RunningBridge(tmp_path, broker.bootstrap, delay, config=limits) as bridge,
+        Reader(broker.bootstrap, [target]) as reader,
+    ):
+        bridge.start()
+        start_ms = clock.now_ms() + FLOOD_AHEAD_MS
+        producer = Producer({"bootstrap.servers": broker.bootstrap, "linger.ms": 20})
+        for number in range(FLOOD):
+            near = b"%d" % (start_ms + number * FLOOD_FOR_MS // FLOOD)
+            far = b"%d" % (start_ms + DAY_MS * (1 + number % 30))
+            for until in (near, far):
+                headers: list[tuple[str, str | bytes | None]] = [("delay-until", until), ("delay-topic", target)]
+                producer.produce(delay, b"%08d" % number + b"." * 192, headers=headers, partition=number % 2)
+            producer.poll(0)
+        assert producer.flush(DEADLINE_S) == 0
+        hot_bytes, rss_bytes = [], []
+
+        def have_arrived() -> bool:
+            reader.poll(0.2)
+            hot_bytes.append(bridge.metrics()["hot_bytes"])
+            rss_bytes.append(bridge.rss_bytes())
+            return len(reader.records) >= FLOOD
+
+        wait_until(have_arrived, 2 * DEADLINE_S, lambda: f"{len(reader.records)} have arrived; {bridge.tail()}")
+        records = reader.to_end()
+        assert_each_once((int((record.value or b"")[:8]) for record in records), FLOOD)
+        late_ms = [record.timestamp_ms - int(record.header("delay-due") or b"") for record in records]
+        print(f"hot {max(hot_bytes) / 2**20:.1f} MiB, RSS {max(rss_bytes) >> 20} MiB, late {max(late_ms)} ms at most")
+        assert min(late_ms) >= 0
+        assert max(late_ms) <= FLOOD_LATE_MS_MAX
+        assert max(hot_bytes) <= HOT_BYTES
+        assert max(rss_bytes) <= 1 << 30
+        wait_until(lambda: bridge.metrics()["pending_messages"] == FLOOD, DEADLINE_S, "the far ones are pending")
         assert bridge.stop() == 0
 
 

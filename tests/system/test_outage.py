@@ -10,6 +10,8 @@ import pytest
 
 from bridge.errors import EnvironmentFailure, StateError
 from embedded import EmbeddedBroker
+from tests.bridge.losing import losing_cluster
+from tests.bridge.test_endings import ROWS, lose_an_end
 from tests.system.bridge import RunningBridge
 from tests.system.broker import Broker
 from tests.system.kafka import Topics
@@ -50,6 +52,25 @@ def test_a_broker_that_restarts_costs_nothing(fragile: EmbeddedBroker, tmp_path:
         balance = load.balance(records)
         assert balance == Balance(), f"{balance}; log:\n{bridge.tail()}"
         assert bridge.stop() == 0
+
+
+def test_the_end_of_a_transaction_that_the_broker_has_lost_is_written_again(tmp_path: Path) -> None:
+    """A node goes away just before a commit, and the bridge right after it. Offsets stay pending then: a start would
+    wait for them without end, did it not ask the coordinator what the transaction came to, and end it."""
+    with losing_cluster() as cluster:
+        bootstrap = cluster.bootstrap
+        delay, target = cluster.create(ROWS, [("delay-for", b"86400000")])
+        lose_an_end(cluster, delay, target)
+        load = Load(bootstrap, delay, [cluster.topics.create("orders")], seed=7, delay_ms_max=5_000)
+        config = {"delivery": {"session_timeout": "6s"}}
+        with RunningBridge(tmp_path, bootstrap, delay, instance="one", config=config) as bridge:
+            bridge.start()
+            [pending] = [event for event in bridge.events("offsets-pending") if event["to_be"] == "committed"]
+            assert pending["state"] == "CompleteCommit"
+            assert bridge.events("transaction-ended-again")
+            load.send(100)
+            assert load.balance(load.wait_delivered(bootstrap, DELIVERED_S_MAX)) == Balance()
+            assert bridge.stop() == 0
 
 
 def test_a_directory_of_another_cluster_is_refused(broker: Broker, fragile: EmbeddedBroker, tmp_path: Path) -> None:

@@ -6,29 +6,25 @@ stopped, and takes the partitions that it alone holds with it.
 
 from __future__ import annotations
 
+import itertools
+import os
+import signal
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
-from confluent_kafka import Consumer, KafkaException, Producer, TopicCollection, TopicPartition
-from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public, but not marked as exported
-    AclBinding,
-    AclBindingFilter,
-    AclOperation,
-    AclPermissionType,
-    NewTopic,
-    ResourcePatternType,
-    ResourceType,
-)
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]  # public, but not marked as exported
 
 from bridge.placement import murmur2
 from embedded import EmbeddedBroker
 from tests.bridge.rig import Rig
 from tests.bridge.stores import timer
 from tests.system.bridge import RunningBridge
-from tests.system.kafka import Outgoing, Reader, Record, Topics, produce, read_committed
+from tests.system.kafka import AUTHORIZER, Outgoing, Reader, Record, Topics, produce, read_committed
 from tests.system.load import Balance, Load
 from tests.waiting import wait_until
 
@@ -36,13 +32,8 @@ pytestmark = [pytest.mark.system, pytest.mark.slow]
 
 DEADLINE_S: Final = 90
 RETRY: Final = {"attempts": 1_000, "backoff": "300ms", "backoff_max": "1s"}
-AUTHORIZER: Final = {
-    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-    # Everybody may do everything, but for what a test forbids.
-    "allow.everyone.if.no.acl.found": "true",
-    # And a misspelt name must not make a topic, even where the brokers would.
-    "auto.create.topics.enable": "true",
-}
+# A misspelt name must not make a topic, even where the brokers would.
+PROPERTIES: Final = {**AUTHORIZER, "auto.create.topics.enable": "true"}
 NAMES: Final = iter(range(1_000))
 
 
@@ -69,46 +60,32 @@ class Cluster:
         self.create(1, name=f"{name}.dlt", more={"max.message.bytes": str(1_048_588 + (64 << 10))})
         return self.create(1, 1, name=name, more={"message.timestamp.type": "LogAppendTime"})
 
-    def forbid(self, topic: str) -> None:
-        """Nobody may write there any more."""
-        self.topics.admin.create_acls([_acl(topic, "ALL", "ALLOW"), _acl(topic, "WRITE", "DENY")])
-        wait_until(lambda: not self._may_write(topic), DEADLINE_S, f"{topic} is forbidden")
+    def lose(self, how: str) -> None:
+        """The second node stops, is killed, or hangs: the kernel takes connections for it, and nobody reads them."""
+        if how == "hang":
+            os.kill(self.two.pid, signal.SIGSTOP)
+        else:
+            {"stop": self.two.stop, "kill": self.two.kill}[how]()
 
-    def permit(self, topic: str) -> None:
-        """Take back what `forbid` did."""
-        both = [_acl(topic, "ALL", "ALLOW", AclBindingFilter), _acl(topic, "WRITE", "DENY", AclBindingFilter)]
-        for gone in self.topics.admin.delete_acls(both).values():
-            assert gone.result(DEADLINE_S)
-        wait_until(lambda: self._may_write(topic), DEADLINE_S, f"{topic} is permitted")
-
-    def _may_write(self, topic: str) -> bool:
-        described = self.topics.admin.describe_topics(TopicCollection([topic]), include_authorized_operations=True)
-        return AclOperation.WRITE in described[topic].result(DEADLINE_S).authorized_operations
-
-
-def _acl(topic: str, operation: str, permission: str, make: Any = AclBinding) -> Any:
-    return make(
-        ResourceType.TOPIC,
-        topic,
-        ResourcePatternType.LITERAL,
-        "User:ANONYMOUS",
-        "*",
-        AclOperation[operation],
-        AclPermissionType[permission],
-    )
+    def regain(self, how: str) -> None:
+        """It is there again."""
+        if how == "hang":
+            os.kill(self.two.pid, signal.SIGCONT)
+        else:
+            self.two.start()
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     """The first node makes the cluster's internal topics before there is a second one that could get them."""
-    with EmbeddedBroker(properties=AUTHORIZER, tmpfs=True) as one:
+    with EmbeddedBroker(properties=PROPERTIES, tmpfs=True) as one:
         topics = Topics(one.bootstrap)
         topics.create("first")
         Producer({"bootstrap.servers": one.bootstrap, "transactional.id": "first"}).init_transactions(DEADLINE_S)
         consumer = Consumer({"bootstrap.servers": one.bootstrap, "group.id": "first"})
         wait_until(lambda: _has_coordinator(consumer), DEADLINE_S, "a coordinator")
         consumer.close()
-        with EmbeddedBroker(joins=one, properties=AUTHORIZER, tmpfs=True) as two:
+        with EmbeddedBroker(joins=one, properties=PROPERTIES, tmpfs=True) as two:
             yield Cluster(one, two, topics)
 
 
@@ -220,14 +197,14 @@ def test_a_permission_that_is_revoked_and_granted_again_loses_nothing(site: Site
     site.send(target, b"before")
     site.receive(target, 1)
     before = site.retried("target-denied")
-    site.cluster.forbid(target)
+    site.cluster.topics.forbid(target)
     site.send(target, b"meanwhile")
     site.send(other, b"fine")
     assert [r.value for r in site.receive(other, 1)] == [b"fine"]
     site.wait_retried("target-denied", before)
     failing = f'target_partitions_failing{{reason="target-denied",topic="{target}"}}'
     assert site.bridge.metrics()[failing] == 1
-    site.cluster.permit(target)
+    site.cluster.topics.permit(target)
     assert [r.value for r in site.receive(target, 2)] == [b"before", b"meanwhile"]
     wait_until(lambda: failing not in site.bridge.metrics(), DEADLINE_S, "it is well again")
 
@@ -256,42 +233,56 @@ def test_a_node_that_is_down_holds_up_only_what_it_holds(site: Site) -> None:
 
 @pytest.mark.parametrize(
     ("mode", "how"),
-    [("exactly-once", "stop"), ("at-least-once", "stop"), ("exactly-once", "kill")],
+    [(mode, how) for mode in ("exactly-once", "at-least-once") for how in ("stop", "kill", "hang")],
 )
 def test_a_transaction_under_way_finds_out_within_seconds(cluster: Cluster, mode: str, how: str) -> None:
     """The node goes away when the bridge believes that all is well: one transaction is done again, with copies in place
-    of what cannot be delivered; afterwards nobody waits for it. Where it was killed, that is before the brokers notice,
-    and while they take nothing more under the first transactional id."""
+    of what cannot be delivered; afterwards nobody waits for it. Where it was killed, or hangs and still takes
+    connections, that is before the brokers notice, and while they take nothing more under the first transactional id.
+    One target has got messages under no other id yet.
+    """
     delay = cluster.create_delay(f"delay-{mode}-{how}")
-    good, dead = cluster.create(1), cluster.create(2)
+    good, late, dead = cluster.create(1), cluster.create(1), cluster.create(2)
     with Rig(cluster.one.bootstrap, delay, mode=mode) as rig:
-        assert rig.store is not None
+        store = rig.store
+        assert store is not None
         rig.start()
         assert rig.dispatcher.wait_open(DEADLINE_S)
-        rig.store.add(_due(rig, [good, dead], 0))
-        rig.wait_delivered(DEADLINE_S)
-        (cluster.two.stop if how == "stop" else cluster.two.kill)()
+        numbers = itertools.count(0, 100)
+
+        def is_ready_for(*topics: str) -> bool:
+            store.add(_due(rig, topics, next(numbers)))
+            rig.wait_delivered(DEADLINE_S)
+            return rig.is_ready(delay, *topics)
+
+        # Three more then: one under each.
+        wait_until(
+            lambda: all(is_ready_for(good, dead) for _ in range(4)), DEADLINE_S, "every transactional id is used"
+        )
+        wait_until(lambda: is_ready_for(late), DEADLINE_S, "every transactional id knows the new target")
+        before = Counter(rig.tally.by_topic)
+        cluster.lose(how)
         try:
             gone_s = rig.clock.monotonic_s()
-            rig.store.add(_due(rig, [good, dead] * 10, 2))
+            store.add(_due(rig, [good, dead] * 10 + [late], next(numbers)))
             rig.wait_delivered(DEADLINE_S)
-            if how == "kill":
+            if how != "stop":
                 assert rig.clock.monotonic_s() - gone_s < 6, "less than it takes the brokers to notice"
             aborted = rig.tally.aborted
-            assert rig.tally.by_topic == {good: 11, dead: 1}
+            assert rig.tally.by_topic - before == {good: 10, late: 1}
             assert rig.tally.by_retry == {"target-unavailable": 10}
             assert 1 <= aborted <= 3
-            for first in range(22, 60, 2):
-                rig.store.add(_due(rig, [good, dead], first))
+            for _ in range(19):
+                store.add(_due(rig, [good, dead], next(numbers)))
                 rig.wait_delivered(DEADLINE_S)
             assert rig.tally.aborted == aborted
-            assert rig.tally.by_topic == {good: 30, dead: 1}
+            assert rig.tally.by_topic - before == {good: 29, late: 1}
         finally:
-            cluster.two.start()
+            cluster.regain(how)
         wait_until(lambda: not rig.planner.targets.failing(), DEADLINE_S, "it is well again")
-        rig.store.add(_due(rig, [dead], 60))
+        store.add(_due(rig, [dead], next(numbers)))
         rig.wait_delivered(DEADLINE_S)
-        assert rig.tally.by_topic == {good: 30, dead: 2}
+        assert rig.tally.by_topic - before == {good: 29, late: 1, dead: 1}
 
 
 def test_a_kill_under_a_spare_id_loses_and_doubles_nothing(cluster: Cluster, tmp_path: Path) -> None:

@@ -1,0 +1,181 @@
+"""The end of a transaction that the brokers have lost, written once more.
+
+A coordinator that is lost between the decision on a transaction and its end leaves the end to its successor. With Kafka
+4.1 to 4.3 that one passes over partitions without a leader, and after a power failure no partition has one for a
+moment. The coordinator calls such a transaction complete, but its offsets stay pending, so that whoever asks for stable
+ones (a starting bridge, and one whose commit was not answered) waits without end; and readers of the delay topic stand
+still before records of it.
+
+A transaction's end counts for all that its producer has open in a partition. So another transaction under the same id,
+in the same partitions, ends the one before as well, provided that it comes to the same end, which only the coordinator
+knows, and only until the id is initialised again. It is asked before that, if offsets are pending at all:
+
+    nothing is pending                                   nothing is done
+    the last transaction was committed                   another one is committed
+    it was aborted, or is open (then it will be)         another one is aborted
+    the coordinator has forgotten (a start that failed)  another one is aborted: rather delivered twice than never
+
+The offset that such a transaction commits is that of a partition that nobody reads (dead letters; the broker removes it
+after `offsets.retention.minutes`), its records are cancels of nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable
+from contextlib import closing
+from enum import Enum
+from typing import Final, Protocol
+
+import structlog
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicCollection, TopicPartition
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public, but not marked as exported
+    AclOperation,
+    AdminClient,
+)
+
+from bridge import headers as h
+from bridge.clienterrors import kafka_error
+from bridge.errors import EnvironmentFailure
+from bridge.kafka import librdkafka
+from bridge.settings import Settings
+
+PENDING_S: Final = 1.0
+"""So long offsets may be pending before somebody asks why: a commit takes milliseconds."""
+ASK_S: Final = 2.0
+CALL_S: Final = 10.0
+UNREADABLE: Final = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED})
+COMMITTED: Final = frozenset({"PrepareCommit", "CompleteCommit"})
+
+log = structlog.get_logger("bridge.endings")
+
+
+class Ending(Enum):
+    """What a transaction came to."""
+
+    COMMITTED = "committed"
+    ABORTED = "aborted"
+
+
+class Endings(Protocol):
+    """What identities.py needs."""
+
+    def of(self, name: str) -> Ending | None:
+        """How the last transaction of that id ended, if that is to be written once more. The id is not initialised
+        yet. Raises KafkaException when the brokers do not answer, EnvironmentFailure when they would refuse that.
+        """
+        ...
+
+    def repeat(self, name: str, producer: Producer, ending: Ending) -> None:
+        """End it once more; the producer is initialised. Raises KafkaException."""
+        ...
+
+
+class KafkaEndings:
+    """See the module. Its methods are for any thread."""
+
+    def __init__(self, settings: Settings, ask: Callable[[str], str | None]) -> None:
+        """`ask` gives the state of a transactional id as its coordinator knows it (coordinator.py); None if nobody can
+        say."""
+        self._settings = settings
+        self._ask = ask
+
+    def of(self, name: str) -> Ending | None:
+        """As `Endings.of`."""
+        if not are_offsets_pending(self._settings):
+            return None
+        self._must_be_allowed()
+        state = self._ask(name)
+        if state is None:
+            return None
+        ending = Ending.COMMITTED if state in COMMITTED else Ending.ABORTED
+        log.warning("offsets-pending", id=name, state=state, to_be=ending.value)
+        return ending
+
+    def _must_be_allowed(self) -> None:
+        """Offsets that are refused in the middle of `repeat` would abort what is to be committed."""
+        topic = self._unread()
+        admin = _admin(self._settings)
+        answers = admin.describe_topics(
+            TopicCollection([topic]), include_authorized_operations=True, request_timeout=ASK_S
+        )
+        try:
+            # None where the brokers do not tell.
+            is_allowed = AclOperation.READ in (answers[topic].result().authorized_operations or [AclOperation.READ])
+        except KafkaException as exception:
+            if kafka_error(exception).code() not in UNREADABLE:
+                raise
+            is_allowed = False
+        if not is_allowed:
+            raise EnvironmentFailure(
+                "brokers have lost the end of a transaction, and it must not be written again",
+                hint="Make this topic, or grant Read on it, and start again. Nothing is lost or doubled until then.",
+                topic=topic,
+            )
+
+    def _unread(self) -> str:
+        """A topic whose offsets nobody in the group asks for."""
+        return self._settings.dead_letter_topic(next(iter(self._settings.delay_topics)))
+
+    def repeat(self, name: str, producer: Producer, ending: Ending) -> None:
+        """As `Endings.repeat`; after an exception the producer is of no use."""
+        with closing(_consumer(self._settings)) as consumer:
+            metadata = consumer.consumer_group_metadata()
+        nobody: list[tuple[str, str | bytes | None]] = list(h.cancel_headers(f"nobody-{uuid.uuid4()}", forwarded=name))
+        producer.begin_transaction()
+        for topic, partition in _partitions(self._settings):
+            producer.produce(topic, None, key=name, headers=nobody, partition=partition)
+        producer.send_offsets_to_transaction([TopicPartition(self._unread(), 0, 0)], metadata, CALL_S)
+        if ending is Ending.COMMITTED:
+            producer.commit_transaction(CALL_S)
+        else:
+            producer.abort_transaction(CALL_S)
+        log.info("transaction-ended-again", id=name, ending=ending.value)
+
+
+def are_offsets_pending(settings: Settings) -> bool:
+    """Whether offsets of the group are pending, for longer than a commit takes, in whatever transaction. Raises
+    KafkaException when nobody can say.
+    """
+    # A consumer is asked, since of the admin client's time-outs one may abort the process (an assertion, seen in 2.16).
+    # It does not tell pending offsets from an answer that does not come: hence the second look, which takes any. And
+    # with many instances some partition is always about to be committed: hence the third, at each by itself.
+    if settings.delivery.mode != "exactly-once":
+        return False
+    wanted = [TopicPartition(*place) for place in _partitions(settings)]
+    with closing(_consumer(settings)) as stable:
+        if _has_offsets(stable, wanted):
+            return False
+        with closing(_consumer(settings, "read_uncommitted")) as any_:
+            if not _has_offsets(any_, wanted):
+                text = "the group's coordinator does not answer"
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT, text, retriable=True))
+        return not all(_has_offsets(stable, [one]) for one in wanted)
+
+
+def _has_offsets(consumer: Consumer, wanted: list[TopicPartition]) -> bool:
+    """Whether there is an answer in time."""
+    try:
+        consumer.committed(wanted, timeout=PENDING_S)
+    except KafkaException as exception:
+        if kafka_error(exception).code() in (KafkaError._TIMED_OUT, KafkaError.UNSTABLE_OFFSET_COMMIT):
+            return False
+        raise
+    return True
+
+
+def _consumer(settings: Settings, isolation: str = "read_committed") -> Consumer:
+    """One that is no member of the group, and gets none of its partitions."""
+    no_member = {"group.instance.id": "", "group.protocol": "classic", "isolation.level": isolation}
+    return Consumer({**librdkafka(settings, "consumer"), **no_member}, logger=logging.getLogger("bridge.librdkafka"))
+
+
+def _partitions(settings: Settings) -> list[tuple[str, int]]:
+    """Of the delay topics."""
+    admin = _admin(settings)
+    return [(t, p) for t in settings.delay_topics for p in admin.list_topics(t, timeout=ASK_S).topics[t].partitions]
+
+
+def _admin(settings: Settings) -> AdminClient:
+    return AdminClient(librdkafka(settings, "admin"), logger=logging.getLogger("bridge.librdkafka"))
