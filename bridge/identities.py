@@ -314,10 +314,11 @@ class Identities:
         return None, error
 
     def _learn(self, identity: Identity, producer: Producer, in_use: frozenset[str]) -> None:
-        learned = self._acquaint(producer, in_use - identity.known)
-        with self._lock:
-            if identity.producer is producer:
-                identity.known |= learned
+        try:
+            learned = self._acquaint(producer, in_use - identity.known)
+            with self._lock:
+                identity.known |= learned if identity.producer is producer else set()
+        finally:
             identity.is_learning = False
 
     @staticmethod

@@ -312,7 +312,8 @@ class EmbeddedBroker:
         return [java, f"-Xmx{heap}", *self._jvm_options, "-Djava.awt.headless=true", log4j, "-cp", class_path]
 
     def _format(self, class_path: str, configuration: Path) -> None:
-        command = [*self._java(class_path, "128m"), "kafka.tools.StorageTool", "format"]
+        # For a second's work Java's first compiler does.
+        command = [*self._java(class_path, "128m"), "-XX:TieredStopAtLevel=1", "kafka.tools.StorageTool", "format"]
         command += ["--standalone"] if self._joins is None else []
         command += ["--cluster-id", self.cluster_id, "--config", str(configuration)]
         run = subprocess.run(command, capture_output=True, text=True, timeout=FORMAT_TIMEOUT_S, check=False)

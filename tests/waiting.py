@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 
 from timerstore.clock import SystemClock
 
-POLL_S: Final = 0.02
+POLL_S: Final = 0.05
 
 T = TypeVar("T")
 

@@ -15,6 +15,7 @@ from bridge.endings import are_offsets_pending
 from bridge.settings import Settings
 from embedded import EmbeddedBroker
 from tests.bridge.rig import DEADLINE_S
+from tests.system.broker import own_broker
 from tests.system.kafka import AUTHORIZER, Outgoing, Topics, produce
 from tests.waiting import wait_until
 
@@ -78,8 +79,8 @@ class LosingCluster:
 def losing_cluster() -> Iterator[LosingCluster]:
     """One that is new."""
     with (
-        EmbeddedBroker(tmpfs=True, properties={**AUTHORIZER, **SOON}) as one,
-        EmbeddedBroker(joins=one, tmpfs=True, properties=AUTHORIZER) as two,
+        own_broker(properties={**AUTHORIZER, **SOON}) as one,
+        own_broker(joins=one, properties=AUTHORIZER) as two,
     ):
         topics = Topics(one.bootstrap)
         compacted = {"cleanup.policy": "compact"}

@@ -12,7 +12,6 @@ from typing import Any, Protocol
 
 import pytest
 import yaml
-from confluent_kafka import Consumer
 from typer.testing import CliRunner
 
 import bridge
@@ -21,6 +20,7 @@ from bridge.cluster import Cluster
 from bridge.configuration import load
 from bridge.errors import FencedError
 from bridge.settings import Settings
+from tests.system.kafka import Reader
 
 CANARY = "canary-c0de"
 
@@ -153,18 +153,9 @@ def test_send_asks_which_delay_topic_if_there_are_several(tmp_path: Path) -> Non
 
 
 def received(bootstrap: str, topic: str, count: int) -> list[tuple[bytes | None, bytes | None, dict[str, Any]]]:
-    """Key, value and headers of the topic's records."""
-    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": topic, "auto.offset.reset": "earliest"})
-    consumer.subscribe([topic])
-    found = []
-    for _ in range(300):
-        message = consumer.poll(0.1)
-        if message is not None and message.error() is None:
-            found.append((message.key(), message.value(), dict(message.headers() or [])))
-        if len(found) == count:
-            break
-    consumer.close()
-    return found
+    """Key, value and headers of the topic's records, when there are `count`."""
+    with Reader(bootstrap, [topic]) as reader:
+        return [(record.key, record.value, dict(record.headers)) for record in reader.wait_for(count, 30)]
 
 
 @pytest.mark.system

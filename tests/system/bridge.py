@@ -20,6 +20,7 @@ import psutil
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.java import SHORT_LIVED
 from tests.waiting import wait_until
 
 ROOT: Final = Path(__file__).parents[2]
@@ -32,6 +33,9 @@ ORPHAN_S_MAX: Final = 30
 HTTP_S_MAX: Final = 10
 
 Tree = dict[str, Any]
+
+AS_SHIPPED: Final[Tree] = {"spark": {"conf": {"spark.driver.extraJavaOptions": ""}}}
+"""The JVM with both its compilers: where memory or throughput is looked at."""
 
 
 class RunningBridge:
@@ -60,6 +64,7 @@ class RunningBridge:
             "store": {"directory": str(directory / "data")},
             "http": {"host": "127.0.0.1", "port": 0},
             "logs": {"level": "debug"},
+            "spark": {"conf": {"spark.driver.extraJavaOptions": SHORT_LIVED}},
         }
         self.configure(config or {})
         self.environment: dict[str, str] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import docker
 from docker.errors import APIError, DockerException
@@ -13,6 +13,7 @@ from testcontainers.core.container import DockerContainer
 
 from embedded import EmbeddedBroker
 from embedded.broker import HOST, SINGLE_NODE, free_ports, kafka_version, wait_for_cluster
+from tests.java import SHORT_LIVED
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +37,11 @@ def start_broker() -> AbstractContextManager[Broker]:
     if engine_answers():
         return container()
     return EmbeddedBroker(properties=RETENTION, tmpfs=True)
+
+
+def own_broker(**more: Any) -> EmbeddedBroker:
+    """A native broker that a test has for itself, to stop and to kill; `more` as for `EmbeddedBroker`."""
+    return EmbeddedBroker(tmpfs=True, jvm_options=("-XX:+UseSerialGC", SHORT_LIVED), **more)
 
 
 def engine_answers() -> bool:

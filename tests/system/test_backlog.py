@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Producer, TopicPartition
 
-from tests.system.bridge import RunningBridge
+from tests.system.bridge import AS_SHIPPED, RunningBridge
 from tests.system.broker import Broker
 from tests.system.kafka import Topics
 from timerstore.clock import SystemClock
@@ -30,7 +30,7 @@ def test_a_million_messages_due_in_one_second(broker: Broker, topics: Topics, tm
     """Each arrives once and none early, and Python and JVM together stay within 1.6 GiB throughout."""
     delay, target = topics.delay(partitions=PARTITIONS), topics.create("orders", partitions=PARTITIONS)
     clock = SystemClock()
-    with RunningBridge(tmp_path, broker.bootstrap, delay) as bridge:
+    with RunningBridge(tmp_path, broker.bootstrap, delay, config=AS_SHIPPED) as bridge:
         bridge.start()
         due_ms = clock.now_ms() + AHEAD_MS
         send(broker.bootstrap, delay, [("delay-until", b"%d" % due_ms), ("delay-topic", target.encode())])

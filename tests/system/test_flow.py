@@ -10,7 +10,7 @@ from typing import Final
 import pytest
 from confluent_kafka import Producer
 
-from tests.system.bridge import RunningBridge
+from tests.system.bridge import AS_SHIPPED, RunningBridge
 from tests.system.broker import Broker
 from tests.system.kafka import Outgoing, Reader, Topics, assert_each_once, produce
 from tests.waiting import wait_until
@@ -101,7 +101,7 @@ def test_floods_of_near_and_far_delays_stay_within_their_memory(broker: Broker, 
     delay, target, clock = topics.delay(partitions=2), topics.create("orders", partitions=2), SystemClock()
     limits = {"hot": {"bytes": HOT_BYTES}, "store": {"flush_bytes": "8MiB", "flush_interval": "5s"}}
     with (
-        RunningBridge(tmp_path, broker.bootstrap, delay, config=limits) as bridge,
+        RunningBridge(tmp_path, broker.bootstrap, delay, config={**limits, **AS_SHIPPED}) as bridge,
         Reader(broker.bootstrap, [target]) as reader,
     ):
         bridge.start()

@@ -13,7 +13,7 @@ from embedded import EmbeddedBroker
 from tests.bridge.losing import losing_cluster
 from tests.bridge.test_endings import ROWS, lose_an_end
 from tests.system.bridge import RunningBridge
-from tests.system.broker import Broker
+from tests.system.broker import Broker, own_broker
 from tests.system.kafka import Topics
 from tests.system.load import Balance, Load
 
@@ -27,7 +27,7 @@ REFUSED_S_MAX: Final = 120
 @pytest.fixture(scope="module")
 def fragile() -> Iterator[EmbeddedBroker]:
     """A broker that may be stopped: nobody else uses it."""
-    with EmbeddedBroker(tmpfs=True) as broker:
+    with own_broker() as broker:
         yield broker
 
 

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
 DELIVERED_S_MAX: Final = 90
 REFUSED_S_MAX: Final = 120
 WRITTEN_S_MAX: Final = 90
-LOOKS: Final = 400
+LOOKS: Final = 200
 """So often it is looked whether something is written before more is sent: some ten seconds."""
 PENDING_MIN: Final = 50
 # Segments are written soon, and read back: the horizon ends before the load does.

@@ -24,6 +24,7 @@ from embedded import EmbeddedBroker
 from tests.bridge.rig import Rig
 from tests.bridge.stores import timer
 from tests.system.bridge import RunningBridge
+from tests.system.broker import own_broker
 from tests.system.kafka import AUTHORIZER, Outgoing, Reader, Record, Topics, produce, read_committed
 from tests.system.load import Balance, Load
 from tests.waiting import wait_until
@@ -78,14 +79,14 @@ class Cluster:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     """The first node makes the cluster's internal topics before there is a second one that could get them."""
-    with EmbeddedBroker(properties=PROPERTIES, tmpfs=True) as one:
+    with own_broker(properties=PROPERTIES) as one:
         topics = Topics(one.bootstrap)
         topics.create("first")
         Producer({"bootstrap.servers": one.bootstrap, "transactional.id": "first"}).init_transactions(DEADLINE_S)
         consumer = Consumer({"bootstrap.servers": one.bootstrap, "group.id": "first"})
         wait_until(lambda: _has_coordinator(consumer), DEADLINE_S, "a coordinator")
         consumer.close()
-        with EmbeddedBroker(joins=one, properties=PROPERTIES, tmpfs=True) as two:
+        with own_broker(joins=one, properties=PROPERTIES) as two:
             yield Cluster(one, two, topics)
 
 
