@@ -472,7 +472,7 @@ class Dispatcher:
         if may_be_a_record(error):
             # The brokers may know the targets otherwise than we do. Asking again is cheap, aborting again is not.
             for topic in work.delivered:
-                self._planner.targets.forget(topic)
+                self._planner.targets.expire(topic)
         if may_be_a_record(error) and not was_careful:
             self._suspects.is_careful = True
         else:

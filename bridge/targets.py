@@ -18,6 +18,7 @@ hangs, any question may be among those that it has taken and does not answer.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
@@ -257,10 +258,13 @@ class Targets:
             wait_s = self._breakers.trip((name, partition), refusal, now_s, open_s)
         log.warning("target-breaker-open", topic=name, partition=partition, detail=refusal.detail, wait_s=wait_s)
 
-    def forget(self, name: str) -> None:
-        """Ask again at the next use: the brokers did not agree with what is known."""
+    def expire(self, name: str) -> None:
+        """Ask again at the next use: the brokers did not agree with what is known. If they do not answer it is kept:
+        nothing is put off because nobody says anything.
+        """
         with self._lock:
-            self._known.pop(name, None)
+            if name in self._known:
+                self._known[name].asked_s = -math.inf
 
     # -- for metrics
 
@@ -282,9 +286,11 @@ class Targets:
     # -- inside
 
     def _must_ask(self, name: str, now_s: float) -> bool:
-        """A target that is well is used until `refresh` finds time."""
+        """A target that is well is used until `refresh` finds time, unless there was trouble with it."""
         known = self._known.get(name)
-        return known is None or (not known.target.is_well and now_s - known.asked_s >= FAILING_FOR_S_MAX)
+        if known is None or known.asked_s == -math.inf:
+            return True
+        return not known.target.is_well and now_s - known.asked_s >= FAILING_FOR_S_MAX
 
     def _learn(self, names: list[str]) -> bool:
         """Ask, without holding anybody up who only wants to know. Returns whether there was an answer."""

@@ -428,7 +428,7 @@ def test_dead_letters_wait_for_their_topic(broker: Broker, topics: Topics) -> No
         assert rig.tally.by_retry == {"dead-letter-topic": 2}
         dead_letters = NewTopic(f"{delay}.dlt", num_partitions=1, replication_factor=1)
         topics.admin.create_topics([dead_letters])[f"{delay}.dlt"].result(DEADLINE_S)
-        rig.planner.targets.forget(f"{delay}.dlt")
+        rig.planner.targets.expire(f"{delay}.dlt")
         # As decoding would read the copy: its control headers are columns, the others its own.
         copied = {"key": b"k", "value": b"\x00raw", "attempt": 1, "origin": 0}
         kept = [pair for pair in held.headers if pair[0] not in h.STRIPPED]

@@ -121,6 +121,24 @@ def test_what_fails_is_looked_at_every_two_seconds_while_it_is_used(
     assert targets.resolve(["t"]) == {"t": WELL}, "who needs it after a long time asks"
 
 
+def test_what_caused_trouble_is_asked_about_once_more_and_kept_without_an_answer(
+    brokers: Brokers, targets: Targets
+) -> None:
+    """Nothing is put off because nobody says anything: an outage of all brokers is no target's fault."""
+    brokers.topics["t"] = WELL
+    targets.resolve(["t"])
+    brokers.is_silent = True
+    targets.expire("t")
+    targets.expire("never heard of")
+    for _ in range(3):
+        assert targets.resolve(["t"]) == {"t": WELL}
+    assert brokers.asked == [["t"], ["t"]]
+    brokers.is_silent = False
+    targets.expire("t")
+    del brokers.topics["t"]
+    assert targets.resolve(["t"]) == {"t": MISSING}
+
+
 def test_without_an_answer_what_was_known_stays(brokers: Brokers, clock: ManualClock, targets: Targets) -> None:
     """A target that was well is used; one of which nothing is known takes nothing for now."""
     brokers.topics["t"] = WELL
