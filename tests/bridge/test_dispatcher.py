@@ -683,7 +683,7 @@ def test_a_revocation_waits_for_the_open_transaction_and_not_longer(broker: Brok
 def test_a_broker_that_is_killed_and_comes_back_costs_nothing() -> None:
     """Through three kills under load every record arrives exactly once, or is put off, and delivery goes on by itself.
     After the last one nobody listens until what is under way has been given up."""
-    count = 20_000
+    count = 12_000
     with own_broker() as own:
         mine = Topics(own.bootstrap)
         delay, target = delay_topic(mine), mine.create(partitions=2)
@@ -695,11 +695,11 @@ def test_a_broker_that_is_killed_and_comes_back_costs_nothing() -> None:
             due = rig.clock.now_ms()
             store.add([timer(delay, 0, i, due, target, value=b"%d" % i) for i in range(count)])
             rig.start()
-            for left in (17_000, 11_000, 5_000):
+            for left in (10_000, 6_500, 3_000):
                 wait_until(lambda left=left: len(store) < left, 3 * DEADLINE_S, "some are delivered")  # type: ignore[misc]
                 before = rig.tally.aborted + rig.tally.rebuilt
                 own.kill()
-                if left == 5_000:
+                if left == 3_000:
                     wait_until(lambda: rig.tally.aborted + rig.tally.rebuilt > before, DEADLINE_S, "it is given up")  # noqa: B023
                 own.start()
             rig.wait_delivered(3 * DEADLINE_S)

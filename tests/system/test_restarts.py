@@ -72,7 +72,7 @@ class Site:
 def site(broker: Broker, topics: Topics, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """A bridge with its load; down until a test asks for it."""
     delay = topics.delay(partitions=3)
-    load = Load(broker.bootstrap, delay, [topics.create("orders", partitions=2)], seed=3, delay_ms_max=12_000)
+    load = Load(broker.bootstrap, delay, [topics.create("orders", partitions=2)], seed=3, delay_ms_max=9_000)
     directory = tmp_path_factory.mktemp("restarts")
     with RunningBridge(directory, broker.bootstrap, delay, config=BUSY_DISK) as bridge:
         yield Site(broker, topics, bridge, load)

@@ -215,7 +215,7 @@ def test_tokens_of_an_issuer_let_both_clients_in(
         "sasl.oauthbearer.scope": "kafka",
     }
     config = {"bridge": {"create_topics": False}, "kafka": {"common": common}}
-    with RunningBridge(tmp_path, secure.oauth, DELAY, id=ID, instance="oauth", config=config) as by_token:
+    with RunningBridge(tmp_path, secure.oauth, DELAY, id=ID, config=config) as by_token:
         by_token.start()
         assert send(secure, tmp_path, "--to", TARGET, "by token").returncode == 0, by_token.tail()
         assert {agent.partition("/")[0] for agent in issuer.issued} >= {"Java"}, issuer.issued
