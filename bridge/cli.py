@@ -24,7 +24,7 @@ from confluent_kafka import KafkaError, Message
 from rich.console import Console
 from rich.table import Table
 
-from bridge import __version__, logs
+from bridge import __version__, allocator, logs
 from bridge.arrival import Arrivals
 from bridge.client import DelayClient
 from bridge.configuration import load, reader
@@ -70,6 +70,7 @@ class Due(Enum):
 def run(config: ConfigOption = None) -> None:
     """Run the bridge until SIGTERM or SIGINT."""
     with _failures_as_one_line() as known:
+        allocator.restrain()
         read = reader(config, os.environ)
         settings = read()
         secrets = set(settings.secrets())
