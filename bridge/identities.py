@@ -161,8 +161,10 @@ class Identities:
 
     def _first_ready(self) -> Identity | None:
         """Of those that are ready, one that has been used, but not last: its last transaction may just be ending."""
-        ready = [one for one in self._all if one.state is _State.READY and not one.faults]
-        return min(ready, key=lambda one: (not one.is_first, one.used_s == -math.inf, one.used_s), default=None)
+        return min(self._ready(), key=lambda one: (not one.is_first, one.used_s == -math.inf, one.used_s), default=None)
+
+    def _ready(self) -> list[Identity]:
+        return [one for one in self._all if one.state is _State.READY and not one.faults]
 
     def take_turn(self, current: Identity, now_s: float, trouble_s: float = -math.inf) -> Identity:
         """Who has the next transaction: the one that is ready and has not been used for longest; `current`, if all have
@@ -175,8 +177,7 @@ class Identities:
         if now_s < current.stays_s:
             return current
         with self._lock:
-            ready = [one for one in self._all if one.state is _State.READY and not one.faults]
-            found = min(ready, key=lambda one: (not one.is_first, one.used_s), default=current)
+            found = min(self._ready(), key=lambda one: (not one.is_first, one.used_s), default=current)
             stays = -math.inf < before_s < trouble_s or now_s - found.used_s < TURN_S
             if stays and not found.is_first:
                 return current
@@ -253,12 +254,11 @@ class Identities:
         with self._lock:
             self._closed.set()
             self._closed = threading.Event()
-            left = [identity.producer for identity in self._all]
+            left = [identity.producer for identity in self._all if identity.producer is not None]
             for identity in self._all:
                 identity.producer, identity.state = None, _State.UNMADE
         for producer in left:
-            if producer is not None:
-                drop(producer)
+            drop(producer)
 
     # -- in the background
 

@@ -29,7 +29,7 @@ from bridge.endings import Endings
 from bridge.errorlog import ErrorLog
 from bridge.errors import EnvironmentFailure
 from bridge.guard import Guard, Unanswered
-from bridge.identities import CONFLICTING, DENIED_CODES, Identities, Identity, alone, in_thread
+from bridge.identities import CONFLICTING, DENIED_CODES, Identities, Identity, alone, drop, in_thread
 from bridge.outgoing import Batch
 from bridge.producing import Stopped, produce_any, produce_plain
 from timerstore.clock import Clock
@@ -173,9 +173,7 @@ class _ProducerWriter:
         producer, self._producer = self._producer, None
         self._awaited = self._reported = 0
         if producer is not None:
-            with suppress(KafkaException):  # it says once more that it cannot go on
-                producer.purge(in_queue=True, in_flight=True, blocking=False)
-                producer.poll(0)
+            drop(producer)
 
     def _new(self, faults: list[KafkaError], **more: str) -> Producer:
         """Another producer; its fatal errors are added to `faults`. Raises EnvironmentFailure."""
