@@ -260,7 +260,7 @@ class Targets:
 
     def expire(self, name: str) -> None:
         """Ask again at the next use: the brokers did not agree with what is known. If they do not answer it is kept:
-        nothing is put off because nobody says anything.
+        silence about a target that was well puts nothing off.
         """
         with self._lock:
             if name in self._known:
