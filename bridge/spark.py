@@ -8,6 +8,7 @@ and a fully optimising compiler, costs a sidecar memory and its tail latency. Ev
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -89,6 +90,22 @@ REQUIRED: Final = {
 }
 
 
+TASK_ATTEMPTS: Final = 4
+"""As a cluster's by default (spark.task.maxFailures)."""
+
+
+def with_attempts(master: str) -> str:
+    """`local`, `local[N]` or `local[*]` with tasks that are tried again; another master, or one that says how often, as
+    it is.
+
+    Spark's local mode gives up at a task's first failure. One is not the brokers' fault: the consumer's poll lasts for
+    120 s of the wall clock, so a clock that is set forward ends it with nothing read. A second attempt gets a new
+    consumer; tasks of the bridge only read.
+    """
+    local = re.fullmatch(r"local(?:\[(\d+|\*)\])?", master.replace(" ", ""))
+    return f"local[{local[1] or 1},{TASK_ATTEMPTS}]" if local else master
+
+
 def start(settings: Settings, jars: Sequence[Path]) -> SparkSession:
     """The process's session with the Kafka connector's jars. Raises EnvironmentFailure when Java does not start."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -105,7 +122,9 @@ def start(settings: Settings, jars: Sequence[Path]) -> SparkSession:
     class_path = [*map(str, jars), *([before] if before else map(str, shipped()))]
     archived = [] if before else _archived(jars)
     options = " ".join((JVM_OPTIONS, *archived, user.pop("spark.driver.extraJavaOptions", ""))).strip()
-    builder = SparkSession.builder.appName(f"delay-bridge {settings.bridge.id}").master(settings.spark.master)
+    builder = SparkSession.builder.appName(f"delay-bridge {settings.bridge.id}").master(
+        with_attempts(settings.spark.master)
+    )
     builder = builder.config("spark.driver.memory", heap).config("spark.driver.extraJavaOptions", options)
     builder = builder.config("spark.driver.extraClassPath", os.pathsep.join(class_path))
     if not settings.spark.master.startswith("local"):

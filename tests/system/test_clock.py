@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sysconfig
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Final
@@ -13,7 +15,8 @@ import pytest
 
 from tests.system.bridge import RunningBridge
 from tests.system.broker import Broker
-from tests.system.kafka import Outgoing, Reader, Topics, produce
+from tests.system.kafka import Outgoing, Reader, Topics, assert_each_once, produce
+from tests.system.quota import reading_throttled
 from tests.waiting import wait_until
 from timerstore.clock import SystemClock
 
@@ -22,7 +25,10 @@ pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(300)]
 LIBRARY: Final = Path(sysconfig.get_path("purelib"), "libfaketime", "vendor", "libfaketime", "src", "libfaketime.so.1")
 COMPILER: Final = shutil.which("cc") or ""
 JUMP_S: Final = 3_600
+STEP_S: Final = 300
 DEADLINE_S: Final = 60
+READ_FAILED: Final = "ERROR Executor: Exception in task"
+"""Spark's word for it."""
 LATE_MS_MAX: Final = 20_000
 """What would wait for the clock to come back would be an hour late."""
 
@@ -93,6 +99,36 @@ def test_a_clock_that_jumps_and_comes_back_is_followed(broker: Broker, topics: T
         assert values[3:] == [b"third", b"beyond it"]
         bridge.wait_idle(DEADLINE_S)
         assert len(reader.to_end()) == 5
+        assert bridge.stop() == 0
+
+
+@pytest.mark.skipif(not COMPILER, reason="no C compiler: without wallwait.c, libfaketime stalls librdkafka")
+def test_a_jump_in_the_middle_of_a_read_ends_neither_the_read_nor_the_bridge(
+    broker: Broker, topics: Topics, tmp_path: Path
+) -> None:
+    """Java's consumer waits by the wall clock: one that is set forward by more than its two minutes ends a wait at
+    once, with nothing read. What was to be read then is read again, by the same process, each record once."""
+    delay, clock = topics.delay(), SystemClock()
+    target = topics.create("orders", config={"message.timestamp.type": "LogAppendTime"})
+    headers = [("delay-until", b"%d" % (clock.now_ms() + STEP_S * 1_000)), ("delay-topic", target.encode())]
+    padding = os.urandom(100_000)
+    records = [Outgoing(topic=delay, value=b"%d " % n + padding, headers=headers) for n in range(20)]
+    with RunningBridge(tmp_path, broker.bootstrap, delay) as bridge, Reader(broker.bootstrap, [target]) as reader:
+        wall = WallClock(tmp_path, bridge)
+        bridge.start()
+        with reading_throttled(broker.bootstrap, bytes_per_s=60_000):  # a first MB comes at once, another after 5 s
+            produce(broker.bootstrap, records)
+            for number, ahead_s in enumerate(range(STEP_S, JUMP_S, STEP_S), start=1):
+                wall.set(ahead_s)
+                seen = partial(lambda n: READ_FAILED in bridge.logs or jumps(bridge, "forward") == n, number)
+                wait_until(seen, DEADLINE_S, "the jump is told")
+                if READ_FAILED in bridge.logs:
+                    break
+        assert READ_FAILED in bridge.logs, f"no jump has ended a read; log:\n{bridge.tail()}"
+        reader.wait_for(len(records), DEADLINE_S)
+        bridge.wait_idle(DEADLINE_S)
+        assert_each_once((int((record.value or b"").split(b" ")[0]) for record in reader.to_end()), len(records))
+        assert jumps(bridge, "forward")
         assert bridge.stop() == 0
 
 

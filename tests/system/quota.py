@@ -1,0 +1,36 @@
+"""Kafka's own quotas, to make what a test must hit last for seconds."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from embedded.broker import jars
+from tests.java import SHORT_LIVED
+
+SECONDS_MAX: Final = 60
+
+
+@contextmanager
+def reading_throttled(bootstrap: str, bytes_per_s: int) -> Iterator[None]:
+    """Each client (by its client id) may read so much on an average of ten seconds; beyond that the broker answers
+    with nothing, and with how long it will be mute."""
+    _alter(bootstrap, "--add-config", f"consumer_byte_rate={bytes_per_s}")
+    try:
+        yield
+    finally:
+        _alter(bootstrap, "--delete-config", "consumer_byte_rate")
+
+
+def _alter(bootstrap: str, *change: str) -> None:
+    # By Kafka's command: librdkafka cannot ask for quotas.
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home, "bin", "java")) if home else "java"
+    tool = [java, SHORT_LIVED, "-cp", os.pathsep.join(map(str, jars())), "kafka.admin.ConfigCommand"]
+    whom = ["--bootstrap-server", bootstrap, "--entity-type", "clients", "--entity-default"]
+    run = subprocess.run([*tool, *whom, "--alter", *change], capture_output=True, text=True, timeout=SECONDS_MAX)
+    assert run.returncode == 0, run.stdout + run.stderr
