@@ -122,9 +122,8 @@ def start(settings: Settings, jars: Sequence[Path]) -> SparkSession:
     class_path = [*map(str, jars), *([before] if before else map(str, shipped()))]
     archived = [] if before else _archived(jars)
     options = " ".join((JVM_OPTIONS, *archived, user.pop("spark.driver.extraJavaOptions", ""))).strip()
-    builder = SparkSession.builder.appName(f"delay-bridge {settings.bridge.id}").master(
-        with_attempts(settings.spark.master)
-    )
+    builder = SparkSession.builder.appName(f"delay-bridge {settings.bridge.id}")
+    builder = builder.master(with_attempts(settings.spark.master))
     builder = builder.config("spark.driver.memory", heap).config("spark.driver.extraJavaOptions", options)
     builder = builder.config("spark.driver.extraClassPath", os.pathsep.join(class_path))
     if not settings.spark.master.startswith("local"):
