@@ -14,7 +14,7 @@ import queue
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Final
@@ -24,6 +24,7 @@ from confluent_kafka import KafkaException
 
 from bridge import connector, spark
 from bridge.checks import require, run_checks
+from bridge.clockjumps import ClockJumps, Signs
 from bridge.cluster import Cluster
 from bridge.coordinator import coordinator
 from bridge.credentials import Credentials
@@ -45,7 +46,7 @@ from bridge.signals import StopSignals
 from bridge.snapshot import Lag, snapshot
 from bridge.targets import Targets
 from bridge.tracing import OpenTelemetry
-from timerstore.clock import Clock, ClockWatch, SystemClock
+from timerstore.clock import Clock, SystemClock
 from timerstore.sources import SourceName
 
 LOOK_INTERVAL_S: Final = 1.0
@@ -93,7 +94,7 @@ class Application:
         self._ownership: Ownership | None = None
         self._targets: Targets | None = None
         self._lag = Lag(clock)
-        self._clock_watch = ClockWatch(clock)
+        self._rounds = 0
         self._tracer = OpenTelemetry(settings) if settings.tracing.endpoint is not None else None
         self._health = Health(self._problems)
         self._metrics = Metrics(self._snapshot)
@@ -124,6 +125,35 @@ class Application:
         self._cancel_start()
         self._events.put(Fatal(error))
 
+    def _on_clock_jump(self, jump_ms: int) -> Signs:
+        """Have clients made anew. The store needs nothing, as the dispatcher compares the time with P; the group's
+        consumer wakes at every look at its metadata, ten times a second."""
+        log.warning("clock-jumped", jump_ms=jump_ms)
+        self._metrics.clock_jumped(jump_ms)
+        dispatcher, pipeline = self._dispatcher, self._pipeline
+        if dispatcher is not None:
+            dispatcher.renew_producer()
+        if pipeline is not None:
+            pipeline.clock_jumped(jump_ms)
+        seen, targets = (self._rounds, self._health.phase), self._targets
+        looked = targets.rounds if targets else 0
+        return {
+            "main": lambda: (self._rounds, self._health.phase) != seen,
+            "dispatcher": lambda: dispatcher is None or dispatcher.is_renewed,
+            "targets": lambda: targets is None or targets.has_looked(looked),
+        }
+
+    def _on_stall(self, who: Sequence[str]) -> None:
+        """The clock was set back, and a thread has not come out of a client's call since."""
+        if not self._stopping:
+            self._failure = EnvironmentFailure(
+                "clients do not come back since the clock was set back",
+                hint="They wait by the wall clock. Started again, the bridge goes on where it was.",
+                threads=", ".join(who),
+            )
+            self.on_fatal(self._failure)
+            self._watch_the_end()  # it may be the main thread
+
     def _get_in(self, settings: Settings) -> None:
         """Make a connection with these credentials, as each client would. Raises BridgeError."""
         self._conceal(settings)
@@ -149,13 +179,16 @@ class Application:
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         settings = self._settings
         self._health.enter("checking", reasons=("brokers, topics, Java",))
-        with ManagementServer(
-            settings.http.host,
-            settings.http.port,
-            health=self._health,
-            registry=self._metrics.registry,
-            protection=Protection.of(settings.http),
-        ) as server:
+        with (
+            ManagementServer(
+                settings.http.host,
+                settings.http.port,
+                health=self._health,
+                registry=self._metrics.registry,
+                protection=Protection.of(settings.http),
+            ) as server,
+            ClockJumps(self._clock, self._on_clock_jump, self._on_stall),
+        ):
             log.info("management-port", host=settings.http.host, port=server.port)
             findings = run_checks(settings, create=True)
             for finding in findings:
@@ -246,7 +279,6 @@ class Application:
             if isinstance(event, Changed | Rebuild):
                 self._rebase(around)
             elif event is None:
-                self._watch_clock(around.dispatcher)
                 self._look(around)
         return None
 
@@ -264,6 +296,7 @@ class Application:
 
     def _next_event(self) -> Event | None:
         """The next event; a run of changes counts as one. None when there was nothing for a while."""
+        self._rounds += 1
         try:
             event: Event = self._events.get(timeout=LOOK_INTERVAL_S)
         except queue.Empty:
@@ -297,21 +330,6 @@ class Application:
                 hint="Spark or the disk does not answer. Started again, the bridge goes on where it was.",
             )
         self._pipeline = None
-
-    def _watch_clock(self, dispatcher: Dispatcher) -> None:
-        """Clients wait by the wall clock in places (librdkafka #2145, Spark's trigger): after a jump they are renewed.
-        The store needs nothing: the dispatcher compares the time with P.
-
-        The group's consumer wakes at every look at its metadata, ten times a second.
-        """
-        jump_ms = self._clock_watch.jump_ms()
-        if not jump_ms:
-            return
-        log.warning("clock-jumped", jump_ms=jump_ms)
-        self._metrics.clock_jumped(jump_ms)
-        dispatcher.renew_producer()
-        if self._pipeline is not None:
-            self._pipeline.clock_jumped(jump_ms)
 
     def _look(self, around: Surroundings) -> None:
         """Once a second: lag, and what /readyz should tell."""

@@ -154,6 +154,11 @@ class Dispatcher:
         if self._store is not None:
             self._store.wake()
 
+    @property
+    def is_renewed(self) -> bool:
+        """Whether that has been done, or can wait until there is something to deliver."""
+        return self._thread is None or self._ended or (self._is_open and (self._parked or not self._renewal))
+
     def stop(self, timeout_s: float = 10.0) -> bool:
         """Quiesce and end the thread. Returns whether it ended in time."""
         with self._changed:

@@ -88,6 +88,7 @@ class Targets:
         self._roll: _RollCall | None = None
         self._warmed = _RollCall(clock.monotonic_s(), {})
         self._stopped = False
+        self.rounds = 0
         self._woken = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -113,8 +114,13 @@ class Targets:
             except Exception:
                 # Delivery does not need this thread: what it needs to know it asks itself, only later.
                 log.exception("targets-not-refreshed")
+            self.rounds += 1
             self._woken.wait(LOOK_INTERVAL_S)
             self._woken.clear()
+
+    def has_looked(self, since: int) -> bool:
+        """Whether the thread has come round since it had `since` of its `rounds` behind it, or has ended."""
+        return self._stopped or self.rounds > since
 
     def refresh(self) -> None:
         """Ask again for what is in doubt or has expired, and whether open breakers may be closed. Keeps what it knew

@@ -13,6 +13,7 @@ from typing import Final
 
 import pytest
 
+from bridge.clockjumps import STALL_S
 from tests.system.bridge import RunningBridge
 from tests.system.broker import Broker
 from tests.system.kafka import Outgoing, Reader, Topics, assert_each_once, produce
@@ -26,6 +27,8 @@ LIBRARY: Final = Path(sysconfig.get_path("purelib"), "libfaketime", "vendor", "l
 COMPILER: Final = shutil.which("cc") or ""
 JUMP_S: Final = 3_600
 STEP_S: Final = 300
+TRIES: Final = 5
+"""So often the clock is set back; the second time hits, at the latest, as a rule."""
 DEADLINE_S: Final = 60
 READ_FAILED: Final = "ERROR Executor: Exception in task"
 """Spark's word for it."""
@@ -36,7 +39,8 @@ LATE_MS_MAX: Final = 20_000
 class WallClock:
     """The wall clock of a bridge that is started with it."""
 
-    def __init__(self, directory: Path, bridge: RunningBridge) -> None:
+    def __init__(self, directory: Path, bridge: RunningBridge, *, at_once: bool = False) -> None:
+        """`at_once`: the process looks every time that it asks for the time, which is slow, and not once a second."""
         self._file, waits = directory / "faketime", directory / "wallwait.so"
         self.set(0)
         source = Path(__file__).with_name("wallwait.c")
@@ -44,14 +48,14 @@ class WallClock:
         bridge.environment = {
             "LD_PRELOAD": f"{waits} {LIBRARY}",
             "FAKETIME_TIMESTAMP_FILE": str(self._file),
-            "FAKETIME_CACHE_DURATION": "1",
+            **({"FAKETIME_NO_CACHE": "1"} if at_once else {"FAKETIME_CACHE_DURATION": "1"}),
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",
             "DONT_FAKE_MONOTONIC": "1",
             "FAKETIME_FORCE_MONOTONIC_FIX": "0",
         }
 
     def set(self, ahead_s: int) -> None:
-        """Seconds before the true time; the process sees it within a second."""
+        """Seconds before the true time; the process sees it within a second, or at once."""
         self._file.write_text(f"{ahead_s:+d}s\n")
 
 
@@ -129,6 +133,44 @@ def test_a_jump_in_the_middle_of_a_read_ends_neither_the_read_nor_the_bridge(
         bridge.wait_idle(DEADLINE_S)
         assert_each_once((int((record.value or b"").split(b" ")[0]) for record in reader.to_end()), len(records))
         assert jumps(bridge, "forward")
+        assert bridge.stop() == 0
+
+
+@pytest.mark.skipif(not COMPILER, reason="no C compiler: without wallwait.c, libfaketime stalls librdkafka")
+def test_a_clock_that_is_set_back_while_clients_connect_stops_delivery_for_seconds(
+    broker: Broker, topics: Topics, tmp_path: Path
+) -> None:
+    """After a jump forward the producer is made anew; set back just then, the clock leaves it in a wait of an hour.
+    The bridge ends, to be started again, and everything arrives, once."""
+    delay, clock = topics.delay(), SystemClock()
+    target = topics.create("orders", config={"message.timestamp.type": "LogAppendTime"})
+    sent: list[bytes] = []
+    with RunningBridge(tmp_path, broker.bootstrap, delay) as bridge, Reader(broker.bootstrap, [target]) as reader:
+        wall = WallClock(tmp_path, bridge, at_once=True)
+        bridge.start()
+
+        def is_decided() -> bool:
+            reader.poll()
+            return len(reader.records) == len(sent) or not bridge.running
+
+        while bridge.running and len(sent) < TRIES:
+            told = len(bridge.events("clock-jumped"))
+            wall.set(JUMP_S)
+            wait_until(partial(lambda n: len(bridge.events("clock-jumped")) > n, told), DEADLINE_S, "the jump is told")
+            wall.set(0)
+            sent.append(b"%d" % len(sent))
+            headers = [("delay-until", b"%d" % clock.now_ms()), ("delay-topic", target.encode())]
+            produce(broker.bootstrap, [Outgoing(topic=delay, value=sent[-1], headers=headers)])
+            began_s = clock.monotonic_s()
+            wait_until(is_decided, DEADLINE_S, lambda: f"{sent[-1]!r}, or the end; log:\n{bridge.tail()}")
+        if not bridge.running:
+            assert bridge.wait_end(0) == 3
+            assert "clients do not come back since the clock was set back" in bridge.last_words()
+            assert clock.monotonic_s() - began_s < 2 * STALL_S
+            bridge.start()
+        reader.wait_for(len(sent), DEADLINE_S)
+        bridge.wait_idle(DEADLINE_S)
+        assert [record.value for record in reader.to_end()] == sent
         assert bridge.stop() == 0
 
 
