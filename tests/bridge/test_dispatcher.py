@@ -19,7 +19,7 @@ from bridge.writer import Aborted, Broken, Indefinite, OnStall, Writer
 from tests.bridge.rig import DEADLINE_S, Listener, Rig, ownership_of, settings_for
 from tests.bridge.stores import reject, timer
 from tests.system.broker import Broker, own_broker
-from tests.system.kafka import Outgoing, Topics, assert_each_once, produce, read_committed
+from tests.system.kafka import Outgoing, Reader, Topics, assert_each_once, produce, read_committed
 from tests.waiting import wait_until
 from timerstore.clock import SystemClock
 
@@ -684,11 +684,11 @@ def test_a_revocation_waits_for_the_open_transaction_and_not_longer(broker: Brok
 def test_a_broker_that_is_killed_and_comes_back_costs_nothing() -> None:
     """Through three kills under load every record arrives exactly once, or is put off, and delivery goes on by itself.
     After the last one nobody listens until what is under way has been given up."""
-    count = 12_000
+    count = sent = 12_000
     with own_broker() as own:
         mine = Topics(own.bootstrap)
         delay, target = delay_topic(mine), mine.create(partitions=2)
-        produce(own.bootstrap, [Outgoing(topic=delay) for _ in range(count)])
+        produce(own.bootstrap, [Outgoing(topic=delay) for _ in range(count + 1_000)])
         # Nobody re-bases this rig: its membership has to outlive a slow start of the broker.
         rig, writer = rig_with_interference(own, delay, session_timeout="5m", transaction_rows=50)
         with rig:
@@ -705,11 +705,30 @@ def test_a_broker_that_is_killed_and_comes_back_costs_nothing() -> None:
                     wait_until(lambda: writer.given_up + writer.opened > before, DEADLINE_S, "it is given up")  # noqa: B023
                 own.start()
             rig.wait_delivered(3 * DEADLINE_S)
+            arrived: list[int] = []
+
+            def is_read() -> bool:
+                # The broker may have lost the end of an id's last transaction here (a target with one replica): the
+                # next one under that id comes with it, as docs/architecture.md says. So there are more.
+                nonlocal sent
+                with Reader(own.bootstrap, [target]) as reader:
+                    try:
+                        arrived[:] = [int(record.value or b"-1") for record in reader.to_end(5)]
+                    except AssertionError:
+                        more = range(sent, sent + 20)
+                        sent = more.stop
+                        values = {i: {"value": b"%d" % i, "target_partition": i % 2} for i in more}
+                        store.add([timer(delay, 0, i, due, target, **value) for i, value in values.items()])
+                        rig.wait_delivered()
+                        return False
+                return True
+
+            wait_until(is_read, 3 * DEADLINE_S, "what is committed can be read")
             # What is planned while nobody answers is put off: a copy, which this rig does not read.
             copies = [dict(record.headers).get(h.COPY_ORIGIN) for record in read_committed(own.bootstrap, delay)]
             put_off = [int(origin) for origin in copies if origin is not None]
             assert len(put_off) == sum(rig.tally.by_retry.values())
-            assert_each_once([*(int(value or b"-1") for value in values(own, target)), *put_off], count)
+            assert_each_once([*arrived, *put_off], sent)
             assert min(rig.tally.lateness_ms) >= 0
 
 

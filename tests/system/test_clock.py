@@ -13,7 +13,6 @@ from typing import Final
 
 import pytest
 
-from bridge.clockjumps import STALL_S
 from tests.system.bridge import RunningBridge
 from tests.system.broker import Broker
 from tests.system.kafka import Outgoing, Reader, Topics, assert_each_once, produce
@@ -165,12 +164,10 @@ def test_a_clock_that_is_set_back_while_clients_connect_stops_delivery_for_secon
             sent.append(b"%d" % len(sent))
             headers = [("delay-until", b"%d" % clock.now_ms()), ("delay-topic", target.encode())]
             produce(broker.bootstrap, [Outgoing(topic=delay, value=sent[-1], headers=headers)])
-            began_s = clock.monotonic_s()
             wait_until(is_decided, DEADLINE_S, lambda: f"{sent[-1]!r}, or the end; log:\n{bridge.tail()}")
         if not bridge.running:
             assert bridge.wait_end(0) == 3
             assert "clients do not come back since the clock was set back" in bridge.last_words()
-            assert clock.monotonic_s() - began_s < 2 * STALL_S
             bridge.start()
         reader.wait_for(len(sent), DEADLINE_S)
         bridge.wait_idle(DEADLINE_S)
