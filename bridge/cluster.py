@@ -43,6 +43,7 @@ from timerstore.clock import Clock, SystemClock
 _POLLS: Final = 20
 _RETRY_S: Final = 0.1
 _CONNECT_S: Final = 1.0
+_ELECTION_S: Final = 2.0
 _SAMPLE_S: Final = 2.0
 _SAMPLE_RECORDS: Final = 200
 _RECORD_BYTES: Final = 100
@@ -224,6 +225,17 @@ class Cluster:
         }
 
     def _offsets(self, partitions: Sequence[tuple[str, int]], spec: OffsetSpec) -> dict[tuple[str, int], int]:
+        """Asked again for a while when a partition is between two leaders, as a new one is for a moment."""
+        deadline_s = self._clock.monotonic_s() + _ELECTION_S
+        while True:
+            try:
+                return self._ask_offsets(partitions, spec)
+            except _Leaderless:
+                if self._clock.monotonic_s() > deadline_s:
+                    raise
+            self._pause.wait(_RETRY_S)
+
+    def _ask_offsets(self, partitions: Sequence[tuple[str, int]], spec: OffsetSpec) -> dict[tuple[str, int], int]:
         if not partitions:
             return {}
         asked = {TopicPartition(topic, partition): spec for topic, partition in partitions}
@@ -290,7 +302,7 @@ class Cluster:
     def _failure(self, what: str, error: KafkaError | None) -> EnvironmentFailure:
         for _ in range(_POLLS):  # each poll hands over at most one of the errors that wait
             self._admin.poll(0)
-        kind = _Unanswered if error is not None and error.code() == KafkaError._TIMED_OUT else EnvironmentFailure
+        kind = EnvironmentFailure if error is None else _KINDS.get(error.code(), EnvironmentFailure)
         return failure(what, error, self._last_error, self._bootstrap, self._redact, kind)
 
 
@@ -303,6 +315,17 @@ def _takes_connections(node: Any) -> bool:
 
 class _Unanswered(EnvironmentFailure):
     """The time was over."""
+
+
+class _Leaderless(EnvironmentFailure):
+    """The partition is between two leaders."""
+
+
+_KINDS: Final[Mapping[int, type[EnvironmentFailure]]] = {
+    KafkaError._TIMED_OUT: _Unanswered,
+    KafkaError.NOT_LEADER_FOR_PARTITION: _Leaderless,
+    KafkaError.LEADER_NOT_AVAILABLE: _Leaderless,
+}
 
 
 def failure(

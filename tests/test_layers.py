@@ -18,6 +18,7 @@ PROGRAMS: Final = (*PACKAGES, "embedded", "demo", "bench")
 LINES_MAX: Final = 400
 LONGER: Final = {  # module: its own limit, and why it is one thing all the same
     "bridge/cli.py": 440,  # every command once
+    "bridge/cluster.py": 430,  # one client, and every question to it once
     "bridge/decode.py": 480,  # one Catalyst plan, stage after stage; cut up, its columns' names would be an interface
     "bridge/dispatcher.py": 550,  # one thread: what may follow what is understood by reading it in one place
     "bridge/headers.py": 500,  # the contract in both directions, so that they cannot drift apart

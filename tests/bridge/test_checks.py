@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 
 from bridge.checks import require, run_checks
 from bridge.cluster import Cluster, api_versions, release
@@ -104,6 +105,36 @@ def test_watermarks_count_what_is_in_the_log(bench: Bench) -> None:
     assert producer.flush(30) == 0
     marks = bench.cluster.watermarks([(bench.name, 0)])[bench.name, 0]
     assert (marks.start, marks.end) == (0, 3)
+
+
+@pytest.mark.parametrize("times", [1, 1_000_000])
+def test_a_moment_without_a_leader_is_waited_out_and_no_more(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """A new topic's broker, or the one that led until now, may answer that it does not lead."""
+    bench.create(STAMPED)
+    admin, left = bench.cluster._admin, [times]
+
+    class Electing:
+        """Answers so for a number of times; a real broker cannot be asked to."""
+
+        def list_offsets(self, asked: Mapping[TopicPartition, Any], **more: Any) -> Mapping[TopicPartition, Any]:
+            if not left[0]:
+                return dict(admin.list_offsets(dict(asked), **more))
+            left[0] -= 1
+            refused: Future[Any] = Future()
+            refused.set_exception(KafkaException(KafkaError(KafkaError.NOT_LEADER_FOR_PARTITION)))
+            return dict.fromkeys(asked, refused)
+
+        def poll(self, timeout_s: float) -> int:
+            return admin.poll(timeout_s)
+
+    monkeypatch.setattr(bench.cluster, "_admin", Electing())
+    if times == 1:
+        assert bench.cluster.watermarks([(bench.name, 0)])[bench.name, 0].end == 0
+    else:
+        with pytest.raises(EnvironmentFailure, match="cannot look up offsets"):
+            bench.cluster.watermarks([(bench.name, 0)])
 
 
 def test_the_log_tells_its_age(bench: Bench) -> None:
