@@ -3,6 +3,8 @@
 #   make demo [BOOTSTRAP=host:port]     delayed messages, a kill and a restart, live
 #   make test [PYTEST_ARGS="-k wheel"]  all tests
 #   make bench [BENCH_ARGS=...]         measurements
+#   make check [PYTEST_ARGS=...]        lint, and every test that needs neither a broker nor a JVM: under a minute
+#   make nightly                        the state machines of tests/model, for hours; what waits for minutes
 #   make lint                           format, lint, types
 #   make lock                           the lock files anew: all packages, those of the image, the connector's jars
 #   make image [IMAGE_ARGS=...]         the container image, with docker
@@ -27,7 +29,7 @@ KUBERNETES_VERSION := 1.34.4
 CYCLONEDX := cyclonedx-bom==7.5.0
 SOURCES := $(wildcard bridge timerstore embedded demo bench helm image tests)
 
-.PHONY: install prerequisites demo test bench lint format lock image audit sbom chart helm kubernetes clean distclean
+.PHONY: install prerequisites demo test check nightly bench lint format lock image audit sbom chart helm kubernetes clean distclean
 
 install: prerequisites $(VENV)/.installed
 
@@ -70,6 +72,15 @@ PARALLEL := --numprocesses 2 --dist loadfile
 
 test: install
 	$(BIN)/python -m pytest $(PARALLEL) $(PYTEST_ARGS)
+
+# Tests are marked by what they need (tests/conftest.py); the machines of tests/model try few examples here.
+check: lint
+	HYPOTHESIS_PROFILE=check $(BIN)/python -m pytest $(PARALLEL) -m "not (system or broker or jvm)" $(PYTEST_ARGS)
+
+nightly: install
+	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest --numprocesses 2 tests/model $(PYTEST_ARGS)
+	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest --numprocesses 0 -m nightly $(PYTEST_ARGS)
+	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest --numprocesses 0 tests/system/test_bounds.py $(PYTEST_ARGS)
 
 bench: install
 	@$(BIN)/python -m bench $(BENCH_ARGS)

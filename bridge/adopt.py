@@ -19,15 +19,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from bridge.barriers import DecodeParameters
-from bridge.clienterrors import kafka_error
 from bridge.errors import EnvironmentFailure, StateError
+from bridge.kafkaerrors import Fault, fault_of, kafka_error
+from bridge.making import made
 from bridge.ownership import FORCED
 from bridge.progress import ADOPT, CommittedState, decode_metadata, initial_state
 from bridge.standing import TopicFacts
 from timerstore import files
+from timerstore.errors import DiskFailure
 from timerstore.sources import SourceName
 
 Start = Literal["earliest", "latest", "committed"]
@@ -57,8 +59,11 @@ def adopt(
         for topic, facts in topics.items()
         for partition in range(facts.partitions)
     }
-    if (directory / files.CHECKPOINT).exists():
-        files.set_aside(directory / files.CHECKPOINT, now_ms)
+    try:
+        if (directory / files.CHECKPOINT).exists():
+            files.set_aside(directory / files.CHECKPOINT, now_ms)
+    except DiskFailure as error:
+        raise EnvironmentFailure(error.message, hint=error.hint) from error
     _commit(config, states)
     return states
 
@@ -81,7 +86,7 @@ def _state(
 
 def _committed(config: Mapping[str, Any], topics: Mapping[str, TopicFacts]) -> dict[SourceName, CommittedState]:
     """The states of all partitions. Raises StateError where one is missing, or of another topic of that name."""
-    client = Consumer({**_no_member(config), "logger": logging.getLogger("bridge.librdkafka")})
+    client = _consumer(config)
     places = [TopicPartition(topic, p) for topic, facts in topics.items() for p in range(facts.partitions)]
     try:
         found = client.committed(places, timeout=READ_TIMEOUT_S)
@@ -108,13 +113,14 @@ def _committed(config: Mapping[str, Any], topics: Mapping[str, TopicFacts]) -> d
     return states
 
 
-def _no_member(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A consumer that does not join: the group takes a commit of one only while it has no members."""
-    return {name: value for name, value in config.items() if name != "group.instance.id"}
+def _consumer(config: Mapping[str, Any]) -> Consumer:
+    """One that does not join: the group takes a commit of it only while it has no members."""
+    alone = {name: value for name, value in config.items() if name != "group.instance.id"}
+    return made("consumer", lambda: Consumer({**alone, "logger": logging.getLogger("bridge.librdkafka")}))
 
 
 def _commit(config: dict[str, Any], states: Mapping[SourceName, CommittedState]) -> None:
-    client = Consumer({**_no_member(config), "logger": logging.getLogger("bridge.librdkafka")})
+    client = _consumer(config)
     try:
         offsets = [TopicPartition(*name, state.offset, state.metadata()) for name, state in states.items()]
         answers = client.commit(offsets=offsets, asynchronous=False)
@@ -125,11 +131,7 @@ def _commit(config: dict[str, Any], states: Mapping[SourceName, CommittedState])
         client.close()
     if error is None:
         return
-    running = error.code() in (
-        KafkaError.UNKNOWN_MEMBER_ID,
-        KafkaError.ILLEGAL_GENERATION,
-        KafkaError.REBALANCE_IN_PROGRESS,
-    )
+    running = fault_of(error) is Fault.GROUP
     raise EnvironmentFailure(
         "the group does not take new offsets"
         if not running

@@ -20,7 +20,6 @@ from dataclasses import replace
 from typing import Final
 
 import structlog
-from confluent_kafka import KafkaException
 
 from bridge import connector, spark
 from bridge.checks import require, run_checks
@@ -30,9 +29,10 @@ from bridge.coordinator import coordinator
 from bridge.credentials import Credentials
 from bridge.delivery import make_dispatcher
 from bridge.dispatcher import Dispatcher
-from bridge.endings import are_offsets_pending
+from bridge.endings import KafkaEndings
 from bridge.errors import BridgeError, EnvironmentFailure
 from bridge.events import Changed, Event, Fatal, Rebuild, Renewed, Stop
+from bridge.heartbeats import CALLS_S, LOOK_S, START_S, Heartbeats, dispatcher_s
 from bridge.http import Health, ManagementServer
 from bridge.kafka import java, librdkafka
 from bridge.lookup import TargetLookUp
@@ -84,7 +84,15 @@ class Application:
         self._settings = settings
         self._clock = clock
         self._conceal = conceal
-        self._credentials = Credentials(settings, read=read, verify=self._get_in, on_renewed=self._on_renewed)
+        self._hearts = Heartbeats(clock)
+        self._beat = self._hearts.watch("main", CALLS_S)
+        self._credentials = Credentials(
+            settings,
+            read=read,
+            verify=self._get_in,
+            on_renewed=self._on_renewed,
+            beat=self._hearts.watch("credentials", CALLS_S),
+        )
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._stopping = False
         self._failure: BridgeError | None = None
@@ -94,9 +102,8 @@ class Application:
         self._ownership: Ownership | None = None
         self._targets: Targets | None = None
         self._lag = Lag(clock)
-        self._rounds = 0
         self._tracer = OpenTelemetry(settings) if settings.tracing.endpoint is not None else None
-        self._health = Health(self._problems)
+        self._health = Health(self._problems, lambda: self._beat(START_S))
         self._metrics = Metrics(self._snapshot)
 
     # ---- from other threads, and signals
@@ -135,12 +142,11 @@ class Application:
             dispatcher.renew_producer()
         if pipeline is not None:
             pipeline.clock_jumped(jump_ms)
-        seen, targets = (self._rounds, self._health.phase), self._targets
-        looked = targets.rounds if targets else 0
+        now_s = self._clock.monotonic_s()
         return {
-            "main": lambda: (self._rounds, self._health.phase) != seen,
+            "main": lambda: self._hearts.has_beaten("main", now_s),
             "dispatcher": lambda: dispatcher is None or dispatcher.is_renewed,
-            "targets": lambda: targets is None or targets.has_looked(looked),
+            "targets": lambda: self._hearts.has_beaten("targets", now_s),
         }
 
     def _on_stall(self, who: Sequence[str]) -> None:
@@ -187,7 +193,7 @@ class Application:
                 registry=self._metrics.registry,
                 protection=Protection.of(settings.http),
             ) as server,
-            ClockJumps(self._clock, self._on_clock_jump, self._on_stall),
+            ClockJumps(self._clock, self._on_clock_jump, self._on_stall, self._hearts.watch("clock-jumps", LOOK_S)),
         ):
             log.info("management-port", host=settings.http.host, port=server.port)
             findings = run_checks(settings, create=True)
@@ -223,6 +229,7 @@ class Application:
     def _join(self, before: Surroundings | None) -> Surroundings:
         """Make the clients; Spark is the one from `before`."""
         settings = self._settings
+        endings = KafkaEndings(settings, coordinator(settings))
         ownership = self._ownership = Ownership(
             config=librdkafka(settings, "consumer"),
             group_id=settings.group_id,
@@ -230,8 +237,12 @@ class Application:
             topics=list(settings.delay_topics),
             listener=self,
             clock=self._clock,
+            beat=self._hearts.watch("ownership", CALLS_S),
+            pending_s=settings.budgets.pending_s,
+            explain=endings.explain,
         )
-        targets = self._targets = Targets(TargetLookUp(librdkafka(settings, "admin")), self._clock)
+        look_up = TargetLookUp(librdkafka(settings, "admin"), settings.budgets.look_up_s)
+        targets = self._targets = Targets(look_up, self._clock, self._hearts.watch("targets", CALLS_S))
         dispatcher = self._dispatcher = make_dispatcher(
             settings,
             ownership,
@@ -240,19 +251,16 @@ class Application:
             clock=self._clock,
             metrics=self._metrics,
             on_fatal=self.on_fatal,
-            ask=coordinator(settings),
+            beat=self._hearts.watch("dispatcher", dispatcher_s(settings.budgets)),
+            endings=endings,
         )
         if before is None:
             self._health.enter("starting-spark", reasons=("starting Spark",))
         # Spark takes some seconds: the group is joined meanwhile. The producer is opened (and a predecessor of this
         # name fenced) with the membership, not before it: who cannot join must not fence.
         ownership.start()
-        session = None if before is None else before.spark
-        with suppress(KafkaException):  # whoever needs the offsets says what is wrong
-            if session is None and are_offsets_pending(settings):
-                session = spark.start(settings, connector.jars())  # its client can tell how the transactions ended
         dispatcher.start()
-        session = session or spark.start(settings, connector.jars())
+        session = spark.start(settings, connector.jars()) if before is None else before.spark
         StopSignals.install()
         self._health.enter("joining", reasons=("waiting for partitions",))
         return Surroundings(
@@ -264,6 +272,7 @@ class Application:
             dispatcher=dispatcher,
             metrics=self._metrics,
             health=self._health,
+            hearts=self._hearts,
             on_fatal=self.on_fatal,
             on_rebuild=self._on_rebuild,
         )
@@ -286,6 +295,7 @@ class Application:
         """End what holds connections. As after a restart of the process, a static member finds its partitions again,
         and the next producer ends what this one left open."""
         self._stop_pipeline()
+        self._hearts.forget("dispatcher", "targets", "ownership")
         if not around.dispatcher.stop(timeout_s=LEAVE_S_MAX):
             raise EnvironmentFailure(
                 "delivery does not end, to go on with the replaced credentials",
@@ -296,7 +306,7 @@ class Application:
 
     def _next_event(self) -> Event | None:
         """The next event; a run of changes counts as one. None when there was nothing for a while."""
-        self._rounds += 1
+        self._beat()
         try:
             event: Event = self._events.get(timeout=LOOK_INTERVAL_S)
         except queue.Empty:
@@ -324,7 +334,11 @@ class Application:
             self._look(around)
 
     def _stop_pipeline(self) -> None:
-        if self._pipeline is not None and not self._pipeline.stop():
+        """To go on with another. Nothing presses but what waits there, so a slow disk has the time that the group
+        leaves a member."""
+        patience_s = self._settings.budgets.poll_interval_s
+        self._beat(START_S + patience_s)
+        if self._pipeline is not None and not self._pipeline.stop(patience_s):
             raise EnvironmentFailure(
                 "the pipeline for the partitions there were does not end",
                 hint="Spark or the disk does not answer. Started again, the bridge goes on where it was.",
@@ -337,6 +351,7 @@ class Application:
         if pipeline is None or pipeline.store is None:
             return
         self._lag.refresh(around.cluster, pipeline.store)
+        self._beat()
         pipeline.look_at_retention(self._lag)
         phase = self._health.phase.name
         if phase == "connecting" and around.dispatcher.wait_open(0):
@@ -386,14 +401,15 @@ class Application:
     def _snapshot(self) -> StoreSnapshot:
         pipeline = self._pipeline
         store = pipeline.store if pipeline is not None else None
+        heartbeats = self._hearts.ages()
         if store is None:
-            return StoreSnapshot()
+            return StoreSnapshot(heartbeats=heartbeats)
         guard = None if pipeline is None else pipeline.retention
         seen = snapshot(store, self._settings, self._clock.now_ms(), self._lag, guard)
         full, refused = pipeline is not None and bool(pipeline.impediments()), bool(self._credentials.alarms())
-        seen = replace(seen, disk_full=full, credentials_refused=refused)
+        seen = replace(seen, disk_full=full, credentials_refused=refused, heartbeats=heartbeats)
         return seen if self._targets is None else replace(seen, failing=self._targets.failing())
 
     def _problems(self) -> list[str]:
         pipeline = self._pipeline
-        return [] if pipeline is None else pipeline.problems()
+        return [*self._hearts.problems(), *([] if pipeline is None else pipeline.problems())]

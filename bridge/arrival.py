@@ -1,12 +1,14 @@
 """Waits for messages that were just sent to arrive, in their real topic or in the dead-letter topic.
 
-A delivered message carries where it was in the delay topic (`delay-origin`), and whoever sent it was told just that
-place. So one's own message is known among all others, and a repetition would be known as one.
+A delivered message and a dead letter carry where the record was in the delay topic (`delay-origin`), and its sender was
+told just that place. So one's own message is known among all others, and a repetition would be known as one. Whatever
+else is in these topics is passed over, also where it cannot be read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self
@@ -14,7 +16,9 @@ from typing import Any, Final, Self
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from bridge.errors import EnvironmentFailure
-from bridge.headers import DUE, ORIGIN, REASON, REASON_DETAIL
+from bridge.headers import DUE, NUMBER_PATTERN, ORIGIN, REASON, REASON_DETAIL
+from bridge.making import made
+from bridge.received import headers_of
 from timerstore.clock import Clock
 
 REQUEST_TIMEOUT_S: Final = 10.0
@@ -36,17 +40,21 @@ class Arrivals:
     The group is never joined and nothing is committed. Raises EnvironmentFailure for a topic that cannot be read.
     """
 
-    def __init__(self, properties: Mapping[str, Any], topics: Sequence[str], clock: Clock) -> None:
+    def __init__(
+        self, properties: Mapping[str, Any], topics: Sequence[str], clock: Clock, dead_letters: Sequence[str] = ()
+    ) -> None:
+        """`topics` are targets, `dead_letters` dead-letter topics."""
         self._clock = clock
-        self._consumer = Consumer(
-            {
-                **properties,
-                "isolation.level": "read_committed",
-                "enable.auto.commit": False,
-                "auto.offset.reset": "error",
-                "allow.auto.create.topics": False,
-            }
-        )
+        self._dead_letters = frozenset(dead_letters)
+        topics = [*topics, *dead_letters]
+        reading = {
+            **properties,
+            "isolation.level": "read_committed",
+            "enable.auto.commit": False,
+            "auto.offset.reset": "error",
+            "allow.auto.create.topics": False,
+        }
+        self._consumer = made("for arrivals", lambda: Consumer(reading))
         try:
             self._consumer.assign([end for topic in topics for end in self._ends(topic)])
         except KafkaException as failed:
@@ -70,10 +78,32 @@ class Arrivals:
                     first=min(wanted),
                 )
             message = self._consumer.poll(min(left_s, _POLL_S))
-            if message is not None and (found := _read(message)) is not None and found.origin in wanted:
+            if message is not None and (found := self._read(message, wanted)) is not None:
                 wanted.remove(found.origin)
                 arrived.append(found)
         return arrived
+
+    def _read(self, message: Message, wanted: Container[str]) -> Arrived | None:
+        """What of `wanted` has arrived with this."""
+        if (error := message.error()) is not None:
+            if error.retriable() or error.code() == KafkaError._ALL_BROKERS_DOWN:
+                return None
+            raise EnvironmentFailure(f"cannot read what arrives: {error.str()}", hint="look at the brokers")
+        headers = dict(headers_of(message) or [])  # the bridge's come last
+        origin, due = _text(headers.get(ORIGIN)), _text(headers.get(DUE))
+        if origin not in wanted:
+            return None
+        if message.topic() in self._dead_letters:
+            if REASON not in headers:
+                return None
+            raise EnvironmentFailure(
+                f"{origin} is a dead letter in {message.topic()}: {_text(headers[REASON])}",
+                hint=_text(headers.get(REASON_DETAIL)) or "docs/errors.md explains the reasons",
+            )
+        if not re.fullmatch(NUMBER_PATTERN, due):
+            return None
+        place = f"{message.topic()}/{message.partition()}/{message.offset()}"
+        return Arrived(origin=origin, place=place, lateness_ms=message.timestamp()[1] - int(due))
 
     def close(self) -> None:
         """Leave."""
@@ -97,28 +127,8 @@ class Arrivals:
         return places
 
 
-def _read(message: Message) -> Arrived | None:
-    error = message.error()
-    if error is not None:
-        if error.retriable() or error.code() == KafkaError._ALL_BROKERS_DOWN:
-            return None
-        raise EnvironmentFailure(f"cannot read what arrives: {error.str()}", hint="look at the brokers")
-    headers = dict(message.headers() or [])
-    origin, reason = _text(headers.get(ORIGIN)), headers.get(REASON)
-    if reason is not None:
-        raise EnvironmentFailure(
-            f"{origin} is a dead letter in {message.topic()}: {_text(reason)}",
-            hint=_text(headers.get(REASON_DETAIL)) or "docs/errors.md explains the reasons",
-        )
-    due = _text(headers.get(DUE))
-    if not due:
-        return None
-    place = f"{message.topic()}/{message.partition()}/{message.offset()}"
-    return Arrived(origin=origin, place=place, lateness_ms=message.timestamp()[1] - int(due))
-
-
-def _text(value: object) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else ""
+def _text(value: bytes | None) -> str:
+    return (value or b"").decode(errors="replace")
 
 
 def _words(failed: KafkaException) -> str:

@@ -17,6 +17,11 @@ DEFAULT_LEVELS_MS: Final = h.parse_levels("1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m
 """RocketMQ's. Not to be changed: parameters that are stored without levels mean these."""
 
 _SPAN_MS_MAX: Final = 10**14  # 3,000 years: timestamp + span stays far below 2**63
+_KEYS: Final = frozenset("mwtldvcbnhp")
+
+
+class NewerFormat(ValueError):
+    """Not damaged, but of a later version of the bridge: it holds what this one does not know."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +49,7 @@ class DecodeParameters:
 
     def __post_init__(self) -> None:
         if self.dialect not in (NATIVE, *DIALECTS) or self.version != 1:
-            raise ValueError(f"dialect {self.dialect!r} version {self.version} is not known to this decoder")
+            raise NewerFormat(f"dialect {self.dialect!r} version {self.version} is not known to this decoder")
         if not self.levels_ms or not all(0 <= level <= _SPAN_MS_MAX for level in self.levels_ms):
             raise ValueError("levels must be one or more spans of 0 ms and longer")
         if not 0 < self.max_delay_ms <= _SPAN_MS_MAX or not 0 <= self.copy_max_delay_ms <= _SPAN_MS_MAX:
@@ -90,9 +95,9 @@ class DecodeParameters:
 
     @classmethod
     def from_json(cls, compact: Mapping[str, Any]) -> DecodeParameters:
-        """The inverse of `to_json`. Raises ValueError on what is unknown, KeyError on what is missing."""
-        if unknown := set(compact) - set("mwtldvcbnhp"):
-            raise ValueError(f"unknown decode parameters {sorted(unknown)}")
+        """The inverse of `to_json`. Raises NewerFormat on what is unknown, KeyError on what is missing."""
+        if unknown := set(compact) - _KEYS:
+            raise NewerFormat(f"unknown decode parameters {sorted(unknown)}")
         return cls(
             levels_ms=tuple(compact.get("l", DEFAULT_LEVELS_MS)),
             max_delay_ms=compact["m"],

@@ -4,12 +4,11 @@ until its leader answers again (targets.py).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
+from bridge.kafkaerrors import Refusal
 from bridge.target import Target
-from bridge.verdict import Refusal
 
 OPEN_S: Final = 5.0
 OPEN_S_MAX: Final = 300.0
@@ -19,6 +18,8 @@ BREAKERS_MAX: Final = 10_000
 """Names come from headers, so anybody can make up any number of them."""
 EVERY: Final = -1
 """In place of a partition: all of them."""
+LARGE: Final = -2
+"""In place of a partition: records that may be too large, wherever they go."""
 
 Key = tuple[str, int]
 
@@ -76,9 +77,10 @@ class Breakers:
         all_of_it = self._breakers.get((name, EVERY))
         if all_of_it is not None and all_of_it.is_open:
             return replace(target, refusal=all_of_it.refusal)
-        tripped: Mapping[int, str] = {
+        tripped: dict[int, str] = {
             partition: breaker.refusal.detail
             for (topic, partition), breaker in self._breakers.items()
             if topic == name and breaker.is_open
         }
-        return replace(target, down={**tripped, **target.down}) if tripped else target
+        is_wary = tripped.pop(LARGE, None) is not None
+        return replace(target, down={**tripped, **target.down}, is_wary=is_wary) if tripped or is_wary else target

@@ -7,6 +7,11 @@ then writes it to every other partition of the delay topic, with a header that s
 A timer without a key that replaces another is two entries from the beginning: itself, due when it is due, and a cancel
 at the same offset, which is due at once. So what it replaces in other partitions is gone before that is due.
 
+Which partitions there are is asked when a cancel is sent on, since some may have been added that this bridge does not
+read yet, and producers may know of them earlier than its group does. What a cancel covers was written before it, hence
+to a partition that existed when it was read, and so is in the answer; in a partition that is added after the answer,
+everything is later than the cancel. (A broker that is asked may itself lag behind the controller, by milliseconds.)
+
 In an order across partitions Kafka promises nothing: what is sent without a key and with the same id *while* a cancel
 is on its way (some tenths of a second) may be cancelled by it. With a key nothing of this applies.
 """
@@ -14,7 +19,7 @@ is on its way (some tenths of a second) may be cancelled by it. With a key nothi
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import numpy as np
@@ -23,10 +28,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bridge import headers as h
+from bridge.errors import EnvironmentFailure
 from bridge.outgoing import Batch, Outgoing, pieces
 from timerstore.entry import Kind
 from timerstore.position import AT_MIN, Int64s
-from timerstore.sources import Sources
+from timerstore.sources import SourceName
 
 FORWARDED_BYTES: Final = 400
 """Of a record that carries a cancel on, beside the id."""
@@ -34,23 +40,15 @@ FORWARDED_BYTES: Final = 400
 Rows = npt.NDArray[np.intp]
 
 
-def partitions_of(sources: Sources) -> dict[str, int]:
-    """How many partitions each delay topic has."""
-    return dict(Counter(topic for topic, _ in sources))
-
-
-def with_cancels(entries: pa.Table, partitions: Mapping[str, int]) -> pa.Table:
+def with_cancels(entries: pa.Table) -> pa.Table:
     """A micro-batch of `entry.ENTRY` rows, and a row of kind CANCEL for every timer that replaces without a key.
 
-    Only for originals of topics with several partitions. The new row has the timer's offset; it covers what has an
-    origin below that, hence never the timer itself.
+    The new row has the timer's offset; it covers what has an origin below that, hence never the timer itself.
     """
     replaces = entries.column("replace")
     if not pc.any(replaces, min_count=0).as_py():
         return entries
-    several = [topic for topic, count in partitions.items() if count > 1]
-    keyless = pc.and_(replaces, pc.is_null(entries.column("key")))
-    rows = entries.filter(pc.and_(keyless, pc.is_in(entries.column("topic"), pa.array(several, pa.string()))))
+    rows = entries.filter(pc.and_(replaces, pc.is_null(entries.column("key"))))
     if not len(rows):
         return entries
     constants = {"at": AT_MIN, "kind": int(Kind.CANCEL), "replace": False, "attempt": 0, "rolls": 0}
@@ -65,19 +63,38 @@ def with_cancels(entries: pa.Table, partitions: Mapping[str, int]) -> pa.Table:
 
 
 class Forwards:
-    """The cancels among rows that have to be sent on: those without a key, not sent on already, in topics that have
-    other partitions. `records` is how many records that makes, `bytes` about how large they are.
+    """The cancels among rows that have to be sent on: those without a key, not sent on already. `records` is how many
+    records that makes, `bytes` about how large they are; `unknown` why it cannot be told where they must go, by source.
     """
 
-    def __init__(self, outgoing: Outgoing) -> None:
+    def __init__(self, outgoing: Outgoing, count: Callable[[str], int]) -> None:
+        """`count` asks how many partitions a topic has now, or raises EnvironmentFailure."""
         self.records = self.bytes = 0
+        self.unknown: dict[int, str] = {}
         self._outgoing = outgoing
-        self._partitions: Mapping[str, int] = {}
+        self._partitions: dict[str, int] = {}
         self._rows = self._find()
         if len(self._rows):
-            others = np.array([self._partitions[topic] - 1 for topic, _ in outgoing.sources], dtype=np.int64)
-            self.records = int(others[outgoing.rows.source[self._rows]].sum())
+            known = Counter(topic for topic, _ in outgoing.sources)
+            source = outgoing.rows.source[self._rows]
+            topic_of = {each: outgoing.sources.name(each)[0] for each in np.unique(source).tolist()}
+            for topic in set(topic_of.values()):
+                try:
+                    self._partitions[topic] = max(known[topic], count(topic))
+                except EnvironmentFailure as failure:
+                    self.unknown |= {each: failure.message for each, name in topic_of.items() if name == topic}
+            others = [self._partitions.get(topic, 1) - 1 for topic, _ in outgoing.sources]
+            self.records = int(np.array(others, dtype=np.int64)[source].sum())
             self.bytes = FORWARDED_BYTES * self.records
+
+    def places(self) -> dict[int, set[SourceName]]:
+        """Where the cancels of each source (by index) go to."""
+        sources = self._outgoing.sources
+        return {
+            source: {(topic, partition) for partition in range(self._partitions.get(topic, 0))} - {(topic, own)}
+            for source in np.unique(self._outgoing.rows.source[self._rows]).tolist()
+            for topic, own in (sources.name(source),)
+        }
 
     def batches(self, sizes: Int64s) -> Iterator[Batch]:
         """The cancels for every partition but their own; `sizes` int64[n] are of the rows they come from."""
@@ -112,10 +129,8 @@ class Forwards:
         cancels = self._outgoing.kind == Kind.CANCEL
         if not cancels.any():
             return np.empty(0, np.intp)
-        self._partitions = partitions_of(self._outgoing.sources)
-        several = np.array([self._partitions[topic] > 1 for topic, _ in self._outgoing.sources])
         keyless = pc.is_null(self._outgoing.rows.payload.column("key")).to_numpy(zero_copy_only=False)
-        rows = np.flatnonzero(cancels & keyless & several[self._outgoing.rows.source])
+        rows = np.flatnonzero(cancels & keyless)
         if len(rows):
             own = self._outgoing.headers(rows).lists()
             rows = rows[[all(name != h.COPY_FORWARDED for name, _ in headers) for headers in own]]

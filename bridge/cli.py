@@ -1,4 +1,4 @@
-"""The command `delay-bridge`: run, check, adopt, redrive, send, cancel, config, version.
+"""The command `delay-bridge`: run, check, adopt, resolve, redrive, send, cancel, config, version.
 
 Every failure is one clear line on standard error and the exit status of its kind (bridge/errors.py): 2 configuration,
 3 environment, 4 state, 5 another instance took over.
@@ -23,14 +23,17 @@ import yaml
 from confluent_kafka import KafkaError, Message
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from bridge import __version__, allocator, logs
 from bridge.arrival import Arrivals
 from bridge.client import DelayClient
 from bridge.configuration import load, reader
+from bridge.endings import Ending
 from bridge.errors import BridgeError, ConfigurationError, EnvironmentFailure, InternalError
 from bridge.finding import Finding
 from bridge.headers import RejectReason, parse_duration, parse_until
+from bridge.printable import printable
 from bridge.secrets import Redactor
 from bridge.settings import Settings, plain
 from timerstore.clock import SystemClock
@@ -134,7 +137,33 @@ def adopt(
             now_ms=SystemClock().now_ms(),
         )
         for (name, partition), state in sorted(states.items()):
-            Console().print(f"{name}/{partition}: from offset {state.offset}", highlight=False)
+            _say(f"{name}/{partition}: from offset {state.offset}")
+
+
+@app.command()
+def resolve(
+    ending: Annotated[Ending, typer.Option("--as", help="What the transaction came to.")],
+    config: ConfigOption = None,
+) -> None:
+    """Say what became of a transaction, after a start was refused because the brokers have forgotten it. This instance
+    must be down.
+
+    aborted: its messages are delivered, again if they were before. committed: they are not, though some may never have
+    been. What the brokers do know wins over the choice.
+    """
+    with _failures_as_one_line() as known:
+        settings = _settings(config, known)
+        from bridge import connector, resolve, spark
+        from bridge.coordinator import coordinator
+
+        resolve.must_be_pending(settings)
+        spark.start(settings, connector.jars())  # only Java's client can ask the coordinator
+        try:
+            done = resolve.resolve(settings, ending, coordinator(settings))
+        finally:
+            spark.stop()
+        for name, end in done.items():
+            _say(f"{name}: the last transaction is {end.value}")
 
 
 @app.command()
@@ -143,6 +172,9 @@ def redrive(
     topic: Annotated[list[str] | None, typer.Option(help="Of this delay topic only; may be repeated.")] = None,
     reason: Annotated[list[str] | None, typer.Option(help="With this delay-reason only; may be repeated.")] = None,
     target: Annotated[list[str] | None, typer.Option(help="For this delay-topic only; may be repeated.")] = None,
+    since: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Refused from then on: RFC 3339 with a zone, or epoch ms.")
+    ] = None,
     due: Annotated[Due, typer.Option(help="When: as it was (at once, if that is past), or now.")] = Due.ORIGINAL,
     set_header: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="Replace a header; may be repeated.")
@@ -159,20 +191,20 @@ def redrive(
             raise ConfigurationError(f"not a delay topic: {', '.join(sorted(unknown))}", hint="see delay_topics")
         if unknown := set(reason or ()) - set(RejectReason):
             raise ConfigurationError(f"not a reason: {', '.join(sorted(unknown))}", hint="docs/errors.md lists them")
-        from bridge import redriving
+        from bridge.letters import Choice
+        from bridge.redrive import lines
+        from bridge.redrive import redrive as put_back
 
-        report = redriving.redrive(
-            settings,
-            SystemClock(),
+        choice = Choice(
             topics=topic or (),
             reasons=reason or (),
             targets=target or (),
+            since_ms=_read(parse_until, since, "--since"),
             due_now=due is Due.NOW,
             set_headers=[_header(text, "--set-header") for text in set_header or ()],
-            execute=execute,
         )
-        for line in redriving.lines(report, execute=execute):
-            typer.echo(line)
+        for line in lines(put_back(settings, SystemClock(), choice, execute=execute), execute=execute):
+            _say(line)
 
 
 @app.command()
@@ -229,11 +261,11 @@ def send(
                 raise ConfigurationError(str(error), hint="`delay-bridge send --help` says what can be given") from None
             count += 1
         client.flush()
-        typer.echo(f"{count} message{'s' * (count != 1)} sent to {client.delay_topic}", err=True)
+        _say(f"{count} message{'s' * (count != 1)} sent to {client.delay_topic}", err=True)
         if arrivals is not None:
             with arrivals:
                 for arrived in arrivals.wait(sent.origins(), wait_ms / 1000):
-                    typer.echo(f"{arrived.origin} arrived at {arrived.place}, {arrived.lateness_ms} ms late")
+                    _say(f"{arrived.origin} arrived at {arrived.place}, {arrived.lateness_ms} ms late")
 
 
 @app.command()
@@ -255,7 +287,7 @@ def cancel(
         except ValueError as error:
             raise ConfigurationError(str(error), hint="give the id that the message was sent with") from None
         client.flush()
-        typer.echo(f"cancel of {id} sent to {client.delay_topic}", err=True)
+        _say(f"cancel of {id} sent to {client.delay_topic}", err=True)
 
 
 @app.command("config")
@@ -279,6 +311,11 @@ def main() -> None:
     app(prog_name="delay-bridge")
 
 
+def _say(text: str, *, err: bool = False) -> None:
+    """One line. Names and reasons in it may come from records and brokers."""
+    typer.echo(printable(text), err=err)
+
+
 # --- failures --------------------------------------------------------------------------------------------------------
 
 
@@ -295,7 +332,7 @@ def _failures_as_one_line() -> Iterator[_Known]:
     try:
         yield known
     except BridgeError as error:
-        typer.echo(f"delay-bridge: {known.redact(str(error))}", err=True)
+        _say(f"delay-bridge: {known.redact(str(error))}", err=True)
         raise typer.Exit(error.exit_code) from None
     except (typer.Exit, typer.Abort):
         raise
@@ -304,7 +341,7 @@ def _failures_as_one_line() -> Iterator[_Known]:
     except Exception as error:
         log.exception("internal_error")  # the outermost frame: whatever it is, the last line says it in one
         wrapped = InternalError(f"{type(error).__name__}: {error}", hint="this is a bug: please report it with the log")
-        typer.echo(f"delay-bridge: {known.redact(str(wrapped))}", err=True)
+        _say(f"delay-bridge: {known.redact(str(wrapped))}", err=True)
         raise typer.Exit(wrapped.exit_code) from None
 
 
@@ -323,20 +360,14 @@ def _print_findings(findings: Sequence[Finding], redact: Redactor) -> None:
     if not console.is_terminal:  # one line each, for grep
         for finding in findings:
             remedy = f" -> {redact(finding.remedy)}" if finding.remedy else ""
-            typer.echo(f"{finding.status:8}{finding.name}: {redact(finding.detail)}{remedy}")
+            _say(f"{finding.status:8}{finding.name}: {redact(finding.detail)}{remedy}")
         return
     table = Table("", "check", "found", "remedy", show_lines=False)
     for finding in findings:
         style = STYLES[finding.status]
-        table.add_row(
-            f"[{style}]{finding.status}", *(_literal(redact(t)) for t in (finding.name, finding.detail, finding.remedy))
-        )
+        texts = (Text(printable(redact(text))) for text in (finding.name, finding.detail, finding.remedy))
+        table.add_row(Text(finding.status, style), *texts)
     console.print(table)
-
-
-def _literal(text: str) -> str:
-    """Square brackets are rich's markup, and Kafka's way to write a partition."""
-    return text.replace("[", "\\[")
 
 
 # --- send ------------------------------------------------------------------------------------------------------------
@@ -385,7 +416,7 @@ def _arrivals(settings: Settings, delay_topic: str, topic: str | None, bootstrap
     # A group that the bridge's user may name in any case; it is never joined.
     properties = {**common, "group.id": settings.group_id} | ({"bootstrap.servers": bootstrap} if bootstrap else {})
     dead_letters = [settings.dead_letter_topic(delay_topic)] if mapped is not None else []
-    return Arrivals(properties, [target, *dead_letters], SystemClock())
+    return Arrivals(properties, [target], SystemClock(), dead_letters)
 
 
 def _producer(settings: Settings, bootstrap: str | None) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from bridge.errors import EnvironmentFailure
 from bridge.headers import cancel_headers, refuse_control, timer_headers
+from bridge.making import made
 from timerstore.clock import Clock, SystemClock
 
 OnDelivery = Callable[[KafkaError | None, Message], None]
@@ -43,7 +44,7 @@ class DelayClient:
     def __init__(
         self, producer: Producer | Mapping[str, Any], delay_topic: str = "delay", *, clock: Clock | None = None
     ) -> None:
-        self.producer = Producer({**_DEFAULTS, **producer}) if isinstance(producer, Mapping) else producer
+        self.producer = _made(producer) if isinstance(producer, Mapping) else producer
         self.delay_topic = delay_topic
         self._clock = clock or SystemClock()
         self._failures: list[str] = []
@@ -150,6 +151,10 @@ class DelayClient:
             hint = "check its name, and the right to describe it"
             raise EnvironmentFailure(f"cannot look up {self.delay_topic}: {found.error.str()}", hint=hint)
         return len(found.partitions)
+
+
+def _made(config: Mapping[str, Any]) -> Producer:
+    return made("producer", lambda: Producer({**_DEFAULTS, **config}))
 
 
 def _listed(headers: Headers | None) -> list[Header]:

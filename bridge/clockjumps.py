@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Final, Self
 
+from bridge.heartbeats import Beat, unwatched
 from timerstore.clock import Clock, ClockWatch
 
 LOOK_S: Final = 1.0
@@ -28,13 +29,18 @@ class ClockJumps:
     """Looks once a second, on a thread of its own: the others may be what stalls."""
 
     def __init__(
-        self, clock: Clock, on_jump: Callable[[int], Signs], on_stall: Callable[[Sequence[str]], None]
+        self,
+        clock: Clock,
+        on_jump: Callable[[int], Signs],
+        on_stall: Callable[[Sequence[str]], None],
+        beat: Beat = unwatched,
     ) -> None:
         """`on_jump` is called with the milliseconds (negative: back), `on_stall` with the threads that stay silent."""
         self._clock = clock
         self._watch = ClockWatch(clock)
         self._on_jump = on_jump
         self._on_stall = on_stall
+        self._beat = beat
         self._waiting: list[tuple[float, Signs]] = []
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="clock-jumps", daemon=True)
@@ -65,4 +71,5 @@ class ClockJumps:
 
     def _run(self) -> None:
         while not self._closed.wait(LOOK_S):
+            self._beat()
             self.look()

@@ -36,6 +36,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public, but
 
 from bridge.errors import EnvironmentFailure
 from bridge.kafka import librdkafka
+from bridge.kafkaerrors import Fault, fault_of
+from bridge.making import made
 from bridge.secrets import Redactor
 from bridge.settings import Settings
 from timerstore.clock import Clock, SystemClock
@@ -48,14 +50,6 @@ _SAMPLE_S: Final = 2.0
 _SAMPLE_RECORDS: Final = 200
 _RECORD_BYTES: Final = 100
 """Of a record's headers and framing, roughly."""
-_SECURITY: Final = frozenset({KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError.SASL_AUTHENTICATION_FAILED})
-_FORBIDDEN: Final = frozenset(
-    {
-        KafkaError.TOPIC_AUTHORIZATION_FAILED,
-        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-        KafkaError.GROUP_AUTHORIZATION_FAILED,
-    }
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +106,7 @@ class Cluster:
             "enable.auto.commit": False,
             "auto.offset.reset": "earliest",
         }
-        self._admin = AdminClient(properties, logger=_collecting_logger([]))
+        self._admin = made("for look-ups", lambda: AdminClient(properties, logger=_collecting_logger([])))
 
     def describe(self) -> ClusterDescription:
         """The cluster's id and brokers; also the proof that it can be reached."""
@@ -183,7 +177,7 @@ class Cluster:
         found: dict[tuple[str, int], list[tuple[int, int]]] = {}
         if not wanted:
             return {}
-        consumer = Consumer(self._consumer, logger=_collecting_logger([]))
+        consumer = made("for samples", lambda: Consumer(self._consumer, logger=_collecting_logger([])))
         try:
             consumer.assign([TopicPartition(*place, mark.start) for place, mark in wanted.items()])
             deadline_s = self._clock.monotonic_s() + _SAMPLE_S
@@ -337,16 +331,17 @@ def failure(
     kind: type[EnvironmentFailure] = EnvironmentFailure,
 ) -> EnvironmentFailure:
     """An EnvironmentFailure from a call's error and the last error that the client met in the background."""
-    codes = {e.code() for e in (error, background) if e is not None}
-    if codes & _FORBIDDEN:
+    errors = [e for e in (error, background) if e is not None]
+    faults = {fault_of(e) for e in errors}
+    if Fault.FORBIDDEN in faults or any(e.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED for e in errors):
         hint = "grant this user the right; docs/operations.md lists what the bridge needs"
-    elif codes & _SECURITY:
+    elif Fault.CREDENTIALS in faults or any(e.code() == KafkaError._SSL for e in errors):
         hint = "check security.protocol, sasl.* and ssl.* under kafka.common"
     else:
         hint = (
             "check kafka.common.bootstrap.servers, and that the brokers' advertised addresses can be reached from here"
         )
-    said = [redact(e.str()) for e in (error, background) if e is not None]
+    said = [redact(e.str()) for e in errors]
     reason = "; ".join(dict.fromkeys(said)) or "no answer in time"
     return kind(f"cannot {what}: {reason}", hint=hint, bootstrap=bootstrap)
 
@@ -390,7 +385,7 @@ def api_versions(settings: Settings, *, timeout_s: float = 10.0) -> dict[int, in
     """
     lines: list[str] = []
     properties: dict[str, Any] = {**librdkafka(settings, "admin"), "debug": "feature"}
-    client = Producer(properties, logger=_collecting_logger(lines))
+    client = made("for look-ups", lambda: Producer(properties, logger=_collecting_logger(lines)))
     try:
         client.list_topics(timeout=timeout_s)
     except KafkaException:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 import structlog
+from confluent_kafka import KafkaError, KafkaException
 from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
 from pyspark import SparkContext
 
@@ -16,20 +17,22 @@ from bridge.settings import Settings
 
 ANSWER_S: Final = 10
 CLOSE_S: Final = 1
+NOT_KNOWN: Final = ("TransactionalIdNotFoundException", "UnsupportedVersionException")
+"""The coordinator has removed the id, or is of a version that cannot tell: it will never answer otherwise."""
 
 log = structlog.get_logger("bridge.coordinator")
 
 
 def coordinator(settings: Settings) -> Callable[[str], str | None]:
     """A function from a transactional id to the state of its transaction (`CompleteCommit`), as Kafka names it; None
-    when there is no JVM yet, no answer, or no such id.
+    when the coordinator knows nothing of the id. It raises KafkaException when there is no answer now: ask again.
     """
 
     def ask(name: str) -> str | None:
         context = SparkContext._active_spark_context
         jvm = None if context is None else context._jvm
         if jvm is None:
-            return None
+            raise _no_answer("Java is still starting")
         try:
             properties = jvm.java.util.HashMap()
             for key, value in java(settings).items():
@@ -45,8 +48,14 @@ def coordinator(settings: Settings) -> Callable[[str], str | None]:
             reason = str(failure.java_exception.toString())
         except Py4JError as failure:
             reason = str(failure)
-        if "TransactionalIdNotFoundException" not in reason:
-            log.warning("coordinator-not-asked", id=name, reason=reason)
-        return None
+        if any(exception in reason for exception in NOT_KNOWN):
+            return None
+        log.warning("coordinator-not-asked", id=name, reason=reason)
+        raise _no_answer(reason)
 
     return ask
+
+
+def _no_answer(reason: str) -> KafkaException:
+    text = f"the coordinator of the transactional id has not answered: {reason}"
+    return KafkaException(KafkaError(KafkaError._TIMED_OUT, text, retriable=True))

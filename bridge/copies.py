@@ -28,12 +28,13 @@ def copies(
     sizes: Int64s,
     *,
     rolled: int = 0,
-    failed: int = 0,
+    failed: Int64s | None = None,
     at_ms: Int64s | None = None,
     lot_bytes: int | None = None,
 ) -> Iterator[Batch]:
-    """Copies of the rows `ids`, with `rolled` more rolls and `failed` more attempts, to come up at `at_ms` int64[m]
-    (None: when they are due, or have to roll again). With `lot_bytes`, in lots of no more than that, each sent alone.
+    """Copies of the rows `ids`, with `rolled` more rolls and `failed` int64[m] more attempts (None: with none), to come
+    up at `at_ms` int64[m] (None: when they are due, or have to roll again). With `lot_bytes`, in lots of no more than
+    that, each sent alone.
     """
     if lot_bytes:
         sizes = sizes.copy()
@@ -44,6 +45,7 @@ def copies(
         column = {name: outgoing.column(name, chosen) for name in names}
         sources = outgoing.rows.source[chosen].tolist()
         when = [None] * len(chosen) if at_ms is None else at_ms[part].tolist()
+        more = [0] * len(chosen) if failed is None else failed[part].tolist()
         headers = []
         for i, own in enumerate(outgoing.headers(chosen).lists()):
             partition = column["target_partition"][i]
@@ -51,7 +53,7 @@ def copies(
                 origin=int(column["origin"][i]),
                 due_ms=int(column["due"][i]),
                 rolls=int(column["rolls"][i]) + rolled,
-                attempt=int(column["attempt"][i]) + failed,
+                attempt=int(column["attempt"][i]) + more[i],
                 target=column["target"][i] or outgoing.columns.defaults[sources[i]],
                 at_ms=when[i],
                 partition=None if partition is None or partition != partition else int(partition),  # noqa: PLR0124 - NaN: null

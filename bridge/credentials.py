@@ -18,6 +18,7 @@ from typing import Final, Self
 import structlog
 
 from bridge.errors import BridgeError
+from bridge.heartbeats import Beat, unwatched
 from bridge.settings import Settings, plain
 
 LOOK_INTERVAL_S: Final = 10.0
@@ -38,6 +39,7 @@ class Credentials:
         read: Callable[[], Settings],
         verify: Callable[[Settings], object],
         on_renewed: Callable[[Settings], None],
+        beat: Beat = unwatched,
     ) -> None:
         """`settings` are in force. `read` reads them again, with the files that values come from; `verify` raises
         BridgeError when the brokers do not let in who has them; `on_renewed` gets settings that are new, and work.
@@ -48,6 +50,7 @@ class Credentials:
         self._read = read
         self._verify = verify
         self._on_renewed = on_renewed
+        self._beat = beat
         self._in_force = fingerprint(settings)
         self._seen = self._in_force
         self._refused: str | None = None
@@ -81,22 +84,27 @@ class Credentials:
                 self._seen = seen
                 return True
             self._verify(fresh)
+            self._on_renewed(fresh)
         except (BridgeError, OSError) as error:
             self._refuse(str(error))
             return False
+        except Exception as error:  # noqa: BLE001 - whatever it is: the files must be looked at again
+            self._refuse(f"looking at them has failed: {type(error).__name__}", error)
+            return False
         self._settings, self._in_force, self._refused = fresh, seen, None
         log.info("credentials-replaced")
-        self._on_renewed(fresh)
         return False
 
-    def _refuse(self, reason: str) -> None:
+    def _refuse(self, reason: str, bug: Exception | None = None) -> None:
         if reason != self._refused:
-            log.error("credentials-not-usable", reason=reason, hint="The old ones stay in force. Correct the files.")
+            hint = "The old ones stay in force. Correct the files."
+            log.error("credentials-not-usable", reason=reason, hint=hint, exc_info=bug)
         self._refused = reason
 
     def _run(self) -> None:
         wait_s = LOOK_INTERVAL_S
         while not self._stopped.wait(wait_s):
+            self._beat()
             wait_s = SETTLE_S if self.look() else LOOK_INTERVAL_S
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from bridge.catchup import OverduePolicy
 from bridge.dispatcher import Dispatcher
-from bridge.endings import KafkaEndings
+from bridge.endings import Endings
 from bridge.errors import BridgeError
 from bridge.kafka import librdkafka
 from bridge.ownership import Ownership
@@ -29,11 +29,12 @@ def make_dispatcher(
     clock: Clock,
     metrics: DispatchMetrics,
     on_fatal: Callable[[BridgeError], None],
-    ask: Callable[[str], str | None],
+    endings: Endings,
+    beat: Callable[[], None],
 ) -> Dispatcher:
-    """A dispatcher that delivers as a member of the group; `ask` is that of `KafkaEndings`."""
+    """A dispatcher that delivers as a member of the group; `beat` is its thread's."""
     return Dispatcher(
-        writer=_writer(settings, ownership, targets, clock, ask),
+        writer=_writer(settings, ownership, clock, endings),
         planner=_planner(settings, targets, tracer),
         membership=ownership.membership,
         read_committed=lambda partitions: ownership.read_committed_states(partitions),
@@ -42,6 +43,8 @@ def make_dispatcher(
         on_fatal=on_fatal,
         commit_interval_ms=settings.delivery.commit_interval,
         transaction_rows=settings.delivery.transaction_rows,
+        budgets=settings.budgets,
+        beat=beat,
     )
 
 
@@ -69,10 +72,8 @@ def _planner(settings: Settings, targets: Targets, tracer: Tracer | None) -> Pla
     )
 
 
-def _writer(
-    settings: Settings, ownership: Ownership, targets: Targets, clock: Clock, ask: Callable[[str], str | None]
-) -> Writer:
+def _writer(settings: Settings, ownership: Ownership, clock: Clock, endings: Endings) -> Writer:
     properties = librdkafka(settings, "producer")
     if settings.delivery.mode == "at-least-once":
-        return AcknowledgedWriter(properties, clock, ownership.commit_offsets)
-    return TransactionalWriter(properties, clock, in_use=targets.in_use, endings=KafkaEndings(settings, ask))
+        return AcknowledgedWriter(properties, clock, ownership.commit_offsets, budgets=settings.budgets)
+    return TransactionalWriter(properties, clock, budgets=settings.budgets, endings=endings)

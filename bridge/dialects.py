@@ -21,7 +21,7 @@ rabbitmq  x-delay (ms)                                     the default target   
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Final
@@ -97,15 +97,6 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
 }
 
 
-def foreign_headers(dialects: Mapping[str, Iterable[str]]) -> dict[str, tuple[str, ...]]:
-    """By topic, the headers of the dialects that occur in it; topics without any are left out."""
-    names = {
-        topic: tuple(name for dialect in found if dialect in DIALECTS for name in DIALECTS[dialect].names)
-        for topic, found in dialects.items()
-    }
-    return {topic: foreign for topic, foreign in names.items() if foreign}
-
-
 def native_headers(dialects: Sequence[str], in_force: Column) -> Column:
     """The headers of a record of Spark's Kafka source with those in front that say the same natively.
 
@@ -115,17 +106,17 @@ def native_headers(dialects: Sequence[str], in_force: Column) -> Column:
     added = F.array().cast(_HEADERS_TYPE)
     for name in dialects:
         added = F.when(in_force == name, _added(DIALECTS[name])).otherwise(added)
-    is_copy = F.coalesce(_has(h.COPY_ORIGIN), F.lit(False))
-    return F.when(is_copy, F.col("headers")).otherwise(F.concat(added, headers))
+    return F.when(_is_copy(), F.col("headers")).otherwise(F.concat(added, headers))
 
 
 def delivered_key(dialects: Sequence[str], in_force: Column) -> Column:
-    """The key to be delivered: the one that a header names, or the record's own."""
+    """The key to be delivered: the one that a header names, or the record's own; a copy carries it as its own."""
     key = F.col("key")
     for name in dialects:
         header = DIALECTS[name].key
         if header is not None:
-            key = F.when((in_force == name) & F.coalesce(_has(header), F.lit(False)), _value(header)).otherwise(key)
+            named = (in_force == name) & F.coalesce(_has(header), F.lit(False)) & ~_is_copy()
+            key = F.when(named, _value(header)).otherwise(key)
     return key
 
 
@@ -161,6 +152,10 @@ def _added(dialect: Dialect) -> Column:
             F.when(replaces, _header(h.REPLACE, F.lit(b"true"))),
         ]
     return F.array_compact(F.array(*headers)).cast(_HEADERS_TYPE)
+
+
+def _is_copy() -> Column:
+    return F.coalesce(_has(h.COPY_ORIGIN), F.lit(False))
 
 
 def _header(name: str, value: Column) -> Column:

@@ -13,31 +13,35 @@ A transaction stays open for at most the commit interval while more falls due wi
 times what one record does; a backlog is taken in large transactions. Without anything due the thread sleeps in the
 store; O follows ingest about once a second.
 
-An abort puts all rows back. Whether one record was the cause is found out in careful transactions: few rows, and the
-fate of each known before the next. Those records are condemned: the next transaction writes them to the dead-letter
-topic instead.
+An abort puts all rows back, and the next attempt is narrower: without the record, the target or the source that caused
+it, or with fewer rows, until something can be committed (narrowing.py). So whatever a broker answers, what can be
+delivered is.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
 from typing import Final
 
 import structlog
 from confluent_kafka import KafkaError, TopicPartition
 
-from bridge.errors import BridgeError, EnvironmentFailure, FencedError, InternalError, StateError
+from bridge.budgets import USUAL, TimeBudgets
+from bridge.errors import BridgeError, EnvironmentFailure, InternalError, StateError
+from bridge.held import HeldSources, Unplannable, Unwritable
+from bridge.kafkaerrors import Fault, fault_of, fenced
+from bridge.narrowing import Narrowing
 from bridge.ownership import Membership
 from bridge.plan import Plan, Planner
 from bridge.progress import CommittedState
-from bridge.suspects import Suspects
-from bridge.verdict import may_be_a_record
-from bridge.work import DispatchMetrics, Store, Work
+from bridge.work import DispatchMetrics, Work
 from bridge.writer import Aborted, Broken, Indefinite, Writer
 from timerstore.clock import Clock
 from timerstore.position import Progress
 from timerstore.sources import SourceName, Sources
+from timerstore.store import TimerStore
 from timerstore.transaction import Rows
 
 PIECE_ROWS: Final = 5_000
@@ -81,7 +85,10 @@ class Dispatcher:
         on_fatal: Callable[[BridgeError], None],
         commit_interval_ms: int = 20,
         transaction_rows: int = 20_000,
+        budgets: TimeBudgets = USUAL,
+        beat: Callable[[], None] = lambda: None,
     ) -> None:
+        """`beat` is called by the thread again and again, while it waits for a due time too."""
         self._writer = writer
         self._planner = planner
         self._membership = membership
@@ -90,7 +97,8 @@ class Dispatcher:
         self._metrics = metrics
         self._on_fatal = on_fatal
         self._commit_interval_s = commit_interval_ms / 1000
-        self._transaction_rows = transaction_rows
+        self._budgets = budgets
+        self._beat = beat
 
         self._changed = threading.Condition()
         self._held = True
@@ -98,7 +106,7 @@ class Dispatcher:
         self._stopping = False
         self._ended = False
         self._thread: threading.Thread | None = None
-        self._store: Store | None = None
+        self._store: TimerStore | None = None
 
         # From here on: the thread's own, or changed while it is parked.
         self._states: dict[SourceName, CommittedState] = {}
@@ -107,7 +115,10 @@ class Dispatcher:
         self._is_stale = False
         self._renewal = False
         self._unresolved: Work | None = None
-        self._suspects = Suspects(planner.targets, planner.delay_topics, planner.dead_letter_topics)
+        topics = planner.delay_topics, planner.dead_letter_topics
+        self._narrowing = Narrowing(planner.targets, *topics, clock, transaction_rows)
+        self._held_sources = HeldSources(planner.targets, clock)
+        self._is_out_of_steps = False
         self._failures = 0
         self._fenced_s: float | None = None
         self._committed_s = 0.0
@@ -122,7 +133,7 @@ class Dispatcher:
         self._thread = threading.Thread(target=self._run, name="dispatcher", daemon=True)
         self._thread.start()
 
-    def resume(self, store: Store, states: Mapping[SourceName, CommittedState], revocations: int) -> None:
+    def resume(self, store: TimerStore, states: Mapping[SourceName, CommittedState], revocations: int) -> None:
         """Deliver from `store`, which was opened on `states`, read when there had been `revocations` (of `Membership`).
 
         Only while held. With the same store as before, a transaction whose outcome is unknown is resolved first.
@@ -133,7 +144,8 @@ class Dispatcher:
             if store is not self._store:
                 self._store, self._unresolved = store, None
                 self._states = dict(states)
-                self._suspects.clear()
+                self._narrowing.clear()
+                self._held_sources.clear()
             self._revocations = revocations
             self._is_stale = False
             self._held = False
@@ -190,6 +202,7 @@ class Dispatcher:
         failure: BridgeError | None = None
         try:
             while self._may_run():
+                self._beat()
                 self._step()
         except BridgeError as error:
             failure = error
@@ -212,7 +225,8 @@ class Dispatcher:
             while self._held and not self._stopping and self._is_open:
                 self._parked = True
                 self._changed.notify_all()
-                self._changed.wait()
+                self._beat()
+                self._changed.wait(LOOK_AGAIN_S)
             # Without a producer there is no open transaction either: as good as parked.
             self._parked = self._held
             self._changed.notify_all()
@@ -237,8 +251,12 @@ class Dispatcher:
         if not store.is_caught_up():
             store.wait(CATCH_UP_WAIT_S)
             return
+        if len(self._held_sources) and self._held_sources.release(store.sources):
+            self._hold_sources(store)
         if store.outruns(self._clock.now_ms()):
             self._step_back(store)
+        else:
+            self._is_out_of_steps = False
         wakeup_ms, now_ms = store.next_wakeup_ms(), self._clock.now_ms()
         behind = store.offsets_behind()
         idle_s = self._clock.monotonic_s() - self._committed_s
@@ -255,11 +273,19 @@ class Dispatcher:
         if sleep_s > 0:
             store.wait(sleep_s)
 
-    def _step_back(self, store: Store) -> None:
-        """The clock was set back behind P: go on from the new time, if that can be written down (I4)."""
-        if not all(state.has_room_for_a_step() for state in self._states.values()):
-            return  # the clock was set back too often: what is due before P waits for it
+    def _step_back(self, store: TimerStore) -> None:
+        """The clock was set back behind P: go on from the new time, if that can be written down (I4). Where it was set
+        back too often for that, what is due before P waits until the clock has caught up.
+        """
         now_ms = self._clock.now_ms()
+        if not all(state.has_room_for_a_step() for state in self._states.values()):
+            if not self._is_out_of_steps:
+                self._is_out_of_steps = True
+                self._metrics.clock_step_refused()
+                log.error(
+                    "clock-steps-exhausted", now_ms=now_ms, steps=max(len(s.frozen) for s in self._states.values())
+                )
+            return
         store.step_back(now_ms)
         log.warning("clock-behind-position", now_ms=now_ms, steps=1 + max(len(s.frozen) for s in self._states.values()))
 
@@ -281,8 +307,8 @@ class Dispatcher:
             self._is_open = is_open
             self._changed.notify_all()
 
-    def _transact(self, store: Store) -> None:
-        work = Work(store.begin(), self._clock.monotonic_s())
+    def _transact(self, store: TimerStore) -> None:
+        work = Work(store.begin(only_output=self._narrowing.is_narrowest), self._clock.monotonic_s())
         self._planner.catch_up.begin()
         self._look_again_s = STALLED_LOOK_S
         try:
@@ -291,12 +317,18 @@ class Dispatcher:
         except Aborted as aborted:
             is_fresh = self._give_up(work, leave=aborted.is_explained)
             self._after_abort(work, aborted, is_fresh=is_fresh)
+            self._hold_sources(store, {s: Unwritable(refusal=why) for s, why in self._narrowing.take_stuck().items()})
+        except Unplannable as unplannable:
+            self._give_up(work)
+            self._hold_sources(store, unplannable.unwritable)
         except Indefinite as indefinite:
             self._unresolved = work
-            self._after_break(indefinite)
+            self._after_break(indefinite, work)
         except Broken as broken:
             work.rollback()  # commit was not asked for, and the next producer ends what this one left open
-            self._after_break(broken)
+            self._after_break(broken, work)
+            if not self._narrowing.narrow(work.rows, work.places(), broken.error, is_careful=False, is_passing=True):
+                self._back_off()
         except _Stale:
             log.info("transaction-outlived-its-assignment", rows=work.rows)
             self._is_stale = True
@@ -307,20 +339,24 @@ class Dispatcher:
 
     # -- filling a transaction
 
-    def _fill(self, store: Store, work: Work) -> None:
+    def _fill(self, store: TimerStore, work: Work) -> None:
         """Take, plan and produce until it is time to commit."""
         while True:
+            self._beat()
             now_ms = self._clock.now_ms()
+            bound_ms = self._narrowing.until_ms
+            work.until_ms = now_ms if bound_ms is None else min(now_ms, bound_ms)
             room = self._piece_rows(work)
-            rows = work.store.take(now_ms, room)
+            rows = work.store.take(work.until_ms, room)
             if len(rows):
                 self._produce(work, self._plan(store, rows, now_ms))
-            if work.rows >= self._transaction_rows or work.bytes >= TRANSACTION_BYTES_MAX or self._is_wanted():
-                return
             open_s = self._clock.monotonic_s() - work.opened_s
+            is_full = work.rows >= self._narrowing.rows or work.bytes >= TRANSACTION_BYTES_MAX
+            if is_full or open_s >= self._budgets.fill_s or self._is_wanted():
+                return
             if len(rows) >= room:
                 continue  # a backlog
-            if not work.rows or open_s >= self._commit_interval_s:
+            if not work.rows or bound_ms is not None or open_s >= self._commit_interval_s:
                 return
             wakeup_ms, now_ms = store.next_wakeup_ms(), self._clock.now_ms()
             if wakeup_ms is None or (wakeup_ms - now_ms) / 1000 > self._commit_interval_s - open_s:
@@ -329,10 +365,10 @@ class Dispatcher:
 
     def _piece_rows(self, work: Work) -> int:
         """How many rows to take next: bounded in rows, and by what rows weighed lately in bytes."""
-        return max(1, min(PIECE_ROWS, self._transaction_rows - work.rows, int(PIECE_BYTES / self._row_bytes)))
+        return max(1, min(PIECE_ROWS, self._narrowing.rows - work.rows, int(PIECE_BYTES / self._row_bytes)))
 
-    def _plan(self, store: Store, rows: Rows, now_ms: int) -> Plan:
-        plan = self._planner.plan(rows, store.sources, now_ms, self._suspects.findings)
+    def _plan(self, store: TimerStore, rows: Rows, now_ms: int) -> Plan:
+        plan = self._planner.plan(rows, store.sources, now_ms, self._narrowing.findings)
         self._row_bytes += 0.5 * (max(1.0, plan.bytes / len(rows)) - self._row_bytes)
         if len(plan.due) and int(plan.due.max()) > self._clock.now_ms():
             # I4: the wall clock was set back since the rows were taken. They are not due any more.
@@ -349,9 +385,10 @@ class Dispatcher:
         work.bytes += plan.bytes
         work.planned += plan.records
         for batch in plan.batches:
-            careful = self._suspects.is_careful
-            for part in self._suspects.split(batch, plan.keys[batch.ids]) if careful else (batch,):
-                work.sent.append((first, part.topic, part.ids))
+            careful = self._narrowing.is_careful
+            for part in self._narrowing.split(batch, plan.keys[batch.ids]) if careful else (batch,):
+                self._beat()
+                work.sent.append(part.sent(first))
                 work.accepted += self._writer.send(part, first_id=first, careful=careful)
         for topic, target in plan.targets.items():
             if topic not in work.targets or work.targets[topic].takes_less_than(target):
@@ -371,7 +408,7 @@ class Dispatcher:
 
     # -- ending a transaction
 
-    def _commit(self, store: Store, work: Work) -> None:
+    def _commit(self, store: TimerStore, work: Work) -> None:
         if work.accepted != work.planned:
             raise _bug("records were lost between plan and client", planned=work.planned, accepted=work.accepted)
         work.states = self._next_states(store.sources, work.store.progress())
@@ -379,6 +416,7 @@ class Dispatcher:
             if work.accepted:
                 raise _bug("a transaction has output, but moves no position", rows=work.rows)
             work.rollback()
+            self._narrowing.committed(0)
             # Whatever made us look, there is nothing to do: look again later, not at once.
             self._committed_s = self._clock.monotonic_s()
             self._pause(NOTHING_S)
@@ -395,9 +433,10 @@ class Dispatcher:
 
     def _look_at_targets(self, work: Work, stalled_s: float) -> None:
         """Nothing is acknowledged. Raises Aborted when that is because a target takes nothing any more."""
+        self._beat()
         targets = self._planner.targets
         self._look_again_s = min(self._look_again_s, stalled_s + STALLED_LOOK_S)  # another stall begins anew
-        is_silent = targets.find_silent(stalled_s, spared=self._planner.delay_topics)
+        is_silent = targets.find_silent(stalled_s)
         if not is_silent and stalled_s >= self._look_again_s:
             targets.doubt(work.targets)
             self._look_again_s = stalled_s + STALLED_LOOK_S
@@ -421,7 +460,7 @@ class Dispatcher:
         work.acknowledge()
         self._planner.catch_up.commit()
         self._states.update(work.states)
-        self._suspects.committed()
+        self._narrowing.committed(work.rows)
         self._failures = 0
         self._committed_s = self._clock.monotonic_s()
         for topic, count in work.delivered.items():
@@ -455,7 +494,7 @@ class Dispatcher:
                 else:
                     self._writer.abort()
         except Broken as broken:
-            self._after_break(broken)
+            self._after_break(broken, work)
         finally:
             work.rollback()
         return is_fresh
@@ -463,31 +502,40 @@ class Dispatcher:
     def _after_abort(self, work: Work, aborted: Aborted, *, is_fresh: bool) -> None:
         """Decide how the next attempt differs from this one."""
         self._metrics.transaction_aborted()
-        error = aborted.error
+        error, is_passing = aborted.error, fault_of(aborted.error) in (Fault.BROKERS, Fault.GROUP)
         log.warning("transaction-aborted", code=error.name(), reason=error.str(), rows=work.rows)
-        if may_be_a_record(error) and not is_fresh:
+        if not is_passing and not is_fresh:
             # A batch that was refused leaves a gap in the client's sequence numbers, on which the next one stumbles.
             self._set_open(False)
+        if not is_passing:
+            self._narrowing.bound(work.until_ms)
         if aborted.is_explained:
             return
-        was_careful = self._suspects.is_careful
-        learned = self._suspects.learn(work.blame(aborted.culprits), is_exact=aborted.is_exact)
-        if learned:
+        if self._narrowing.learn(work.blame(aborted.culprits), is_exact=aborted.is_exact):
             return
-        if may_be_a_record(error):
+        if not is_passing:
             # The brokers may know the targets otherwise than we do. Asking again is cheap, aborting again is not.
             for topic in work.delivered:
                 self._planner.targets.expire(topic)
-        if may_be_a_record(error) and not was_careful:
-            self._suspects.is_careful = True
-        else:
+        is_narrower = self._narrowing.narrow(
+            work.rows, work.places(), error, is_careful=not aborted.is_slow, is_passing=is_passing
+        )
+        if is_passing or not is_narrower:
             self._back_off()
 
-    def _after_break(self, broken: Broken) -> None:
+    def _hold_sources(self, store: TimerStore, more: Mapping[int, Unwritable] = MappingProxyType({})) -> None:
+        """Deliver nothing of the sources that cannot be written to, `more` of them from now on; all others go on."""
+        self._held_sources.add(more, store.sources)
+        held = self._held_sources.now()
+        store.hold(held)
+        self._metrics.partitions_held(len(held))
+
+    def _after_break(self, broken: Broken, work: Work | None = None) -> None:
         """The producer is gone: the next step makes another. Raises FencedError when it was fenced twice within a
-        minute.
+        minute, and the age of the transaction does not explain it.
         """
         error, now_s = broken.error, self._clock.monotonic_s()
+        age_s = 0.0 if work is None else now_s - work.opened_s
         log.warning(
             "producer-lost", code=error.name(), reason=error.str(), is_indefinite=isinstance(broken, Indefinite)
         )
@@ -495,13 +543,12 @@ class Dispatcher:
         self._set_open(False)
         if not broken.is_fenced:
             return
+        if self._budgets.is_timed_out(age_s):
+            log.warning("transaction-timed-out", open_s=round(age_s, 1), rows=0 if work is None else work.rows)
+            return
         # A transaction that outlived its time-out looks the same as a rival. A rival does it again.
         if self._fenced_s is not None and now_s - self._fenced_s < FENCED_AGAIN_S:
-            raise FencedError(
-                "another instance of the same name took over",
-                hint="If that was not meant: give every instance its own bridge.instance.",
-                reason=error.str(),
-            )
+            raise fenced(error)
         self._fenced_s = now_s
 
     def _resolve(self, work: Work) -> None:
@@ -521,6 +568,8 @@ class Dispatcher:
         elif unchanged == work.states.keys():
             log.info("commit-was-not-made", rows=work.rows)
             work.rollback()
+            error = KafkaError(KafkaError._TIMED_OUT, "the commit was not made")
+            self._narrowing.narrow(work.rows, work.places(), error, is_careful=False, is_passing=True)
         else:
             work.rollback()
             raise StateError(

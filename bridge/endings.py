@@ -13,7 +13,9 @@ knows, and only until the id is initialised again. It is asked before that, if o
     nothing is pending                                   nothing is done
     the last transaction was committed                   another one is committed
     it was aborted, or is open (then it will be)         another one is aborted
-    the coordinator has forgotten (a start that failed)  another one is aborted: rather delivered twice than never
+    there is no answer                                   the id is not initialised; the coordinator is asked again
+    the coordinator has forgotten (a start that failed)  nothing is guessed: if offsets stay pending, the process ends
+                                                         (`explain`), and an operator chooses (resolve.py)
 
 The offset that such a transaction commits is that of a partition that nobody reads (dead letters; the broker removes it
 after `offsets.retention.minutes`), its records are cancels of nothing.
@@ -23,7 +25,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from enum import Enum
 from typing import Final, Protocol
@@ -36,17 +38,15 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public, but
 )
 
 from bridge import headers as h
-from bridge.clienterrors import kafka_error
-from bridge.errors import EnvironmentFailure
+from bridge.errors import EnvironmentFailure, StateError
 from bridge.kafka import librdkafka
+from bridge.kafkaerrors import is_unreadable, kafka_error
 from bridge.settings import Settings
 
 PENDING_S: Final = 1.0
 """So long offsets may be pending before somebody asks why: a commit takes milliseconds."""
 ASK_S: Final = 2.0
 CALL_S: Final = 10.0
-UNREADABLE: Final = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED})
-COMMITTED: Final = frozenset({"PrepareCommit", "CompleteCommit"})
 
 log = structlog.get_logger("bridge.endings")
 
@@ -58,12 +58,24 @@ class Ending(Enum):
     ABORTED = "aborted"
 
 
+DECIDED: Final[Mapping[str, Ending]] = {
+    "PrepareCommit": Ending.COMMITTED,
+    "CompleteCommit": Ending.COMMITTED,
+    "PrepareAbort": Ending.ABORTED,
+    "CompleteAbort": Ending.ABORTED,
+    "Ongoing": Ending.ABORTED,  # by the initialisation that follows
+    "PrepareEpochFence": Ending.ABORTED,
+}
+"""What the states of a transactional id say of its last transaction. The others (`Empty`) say nothing."""
+
+
 class Endings(Protocol):
     """What identities.py needs."""
 
     def of(self, name: str) -> Ending | None:
-        """How the last transaction of that id ended, if that is to be written once more. The id is not initialised
-        yet. Raises KafkaException when the brokers do not answer, EnvironmentFailure when they would refuse that.
+        """How the last transaction of that id ended, if that is known, and to be written once more. The id is not
+        initialised yet. Raises KafkaException when the brokers do not answer, EnvironmentFailure when they would
+        refuse that.
         """
         ...
 
@@ -75,23 +87,47 @@ class Endings(Protocol):
 class KafkaEndings:
     """See the module. Its methods are for any thread."""
 
-    def __init__(self, settings: Settings, ask: Callable[[str], str | None]) -> None:
-        """`ask` gives the state of a transactional id as its coordinator knows it (coordinator.py); None if nobody can
-        say."""
+    def __init__(
+        self, settings: Settings, ask: Callable[[str], str | None], forgotten_as: Ending | None = None
+    ) -> None:
+        """`ask` gives the state of a transactional id as its coordinator knows it (coordinator.py); `forgotten_as` is
+        an operator's choice for transactions of which that says nothing.
+        """
         self._settings = settings
         self._ask = ask
+        self._forgotten_as = forgotten_as
+        self._unsettled: set[str] = set()
+        """Ids that are yet to be asked about, or whose end is yet to be written."""
+        self._forgotten: set[str] = set()
 
     def of(self, name: str) -> Ending | None:
         """As `Endings.of`."""
         if not are_offsets_pending(self._settings):
+            self._unsettled.discard(name)
+            self._forgotten.clear()
             return None
+        self._unsettled.add(name)
         self._must_be_allowed()
         state = self._ask(name)
-        if state is None:
-            return None
-        ending = Ending.COMMITTED if state in COMMITTED else Ending.ABORTED
-        log.warning("offsets-pending", id=name, state=state, to_be=ending.value)
+        # An id that its coordinator does not know gets a new producer, which cannot end what an earlier one has open.
+        ending = None if state is None else DECIDED.get(state, self._forgotten_as)
+        log.warning("offsets-pending", id=name, state=state, to_be=None if ending is None else ending.value)
+        if ending is None:
+            self._forgotten.add(name)
+            self._unsettled.discard(name)
         return ending
+
+    def explain(self) -> StateError | None:
+        """Why offsets stay pending for longer than any transaction may take: what became of one is not known. None: for
+        another reason, or one that may pass.
+        """
+        if self._unsettled or not self._forgotten:
+            return None
+        try:
+            is_pending = are_offsets_pending(self._settings)
+        except KafkaException:
+            return None
+        return _unknown(sorted(self._forgotten)) if is_pending else None
 
     def _must_be_allowed(self) -> None:
         """Offsets that are refused in the middle of `repeat` would abort what is to be committed."""
@@ -104,7 +140,7 @@ class KafkaEndings:
             # None where the brokers do not tell.
             is_allowed = AclOperation.READ in (answers[topic].result().authorized_operations or [AclOperation.READ])
         except KafkaException as exception:
-            if kafka_error(exception).code() not in UNREADABLE:
+            if not is_unreadable(kafka_error(exception)):
                 raise
             is_allowed = False
         if not is_allowed:
@@ -131,7 +167,17 @@ class KafkaEndings:
             producer.commit_transaction(CALL_S)
         else:
             producer.abort_transaction(CALL_S)
+        self._unsettled.discard(name)
         log.info("transaction-ended-again", id=name, ending=ending.value)
+
+
+def _unknown(ids: list[str]) -> StateError:
+    return StateError(
+        "the brokers have lost the end of a transaction, and have forgotten whether it was committed",
+        hint="If another instance is down, start it first: the transaction may be its own. Else stop this one and "
+        "choose: `delay-bridge resolve --as aborted` may deliver messages twice, `--as committed` may lose some.",
+        ids=", ".join(ids),
+    )
 
 
 def are_offsets_pending(settings: Settings) -> bool:

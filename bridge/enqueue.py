@@ -31,12 +31,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from bridge.barriers import History
-from bridge.cancels import partitions_of, with_cancels
+from bridge.cancels import with_cancels
 from bridge.decode import decode
-from bridge.dialects import foreign_headers
 from bridge.errors import BridgeError, InternalError
 from bridge.header_limits import HeaderLimits
-from bridge.own_headers import own_headers
+from bridge.heartbeats import Beat, unwatched
+from bridge.own_headers import ControlHeaders
 from bridge.sparkfailures import failures_named, named_failure, ranges
 from timerstore.clock import Clock
 from timerstore.errors import Closed
@@ -48,8 +48,12 @@ log = structlog.get_logger("bridge.enqueue")
 Offsets = Mapping[SourceName, int]
 
 POLL_RECORDS: Final = "kafka.max.poll.records"
+ROOM_LOOK_S: Final = 1.0
 LEAST_RECORDS: Final = 64
 """A micro-batch is never sized smaller than this, however large records are."""
+FIRST_RECORDS: Final = 2_000
+GROWTH_MAX: Final = 8
+"""Each step makes the query start again, which takes about a second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,13 +81,14 @@ class IngestMetrics(Protocol):
 class BatchSize:
     """How many records a micro-batch may have, so that it stays within its bytes whatever the records' size is.
 
-    Spark's Kafka source counts records only. The count follows the mean size seen: at once when batches grow beyond
-    twice the bytes wanted, and upwards when full ones stay below half.
+    Spark's Kafka source counts records only. The count begins small, since what comes may be larger than the sample
+    that `mean_bytes` is from. Then it follows the mean size seen: at once when batches grow beyond twice the bytes
+    wanted, and upwards, by GROWTH_MAX at most, when full ones stay below half.
     """
 
     def __init__(self, limits: BatchLimits, mean_bytes: float) -> None:
         self._limits = limits
-        self.records = self._fitting(mean_bytes)
+        self.records = min(FIRST_RECORDS, self._fitting(mean_bytes))
 
     def observe(self, rows: int, size_bytes: int) -> bool:
         """Note a batch; True when `records` has changed so much that the query should start again with it."""
@@ -93,7 +98,7 @@ class BatchSize:
         grown = size_bytes > 2 * self._limits.bytes and wanted < self.records
         shrunk = rows >= self.records // 2 and wanted >= 2 * self.records
         if grown or shrunk:
-            self.records = wanted
+            self.records = min(wanted, GROWTH_MAX * self.records)
         return grown or shrunk
 
     def _fitting(self, mean_bytes: float) -> int:
@@ -116,8 +121,11 @@ class Enqueue:
         clock: Clock,
         metrics: IngestMetrics,
         on_fatal: Callable[[BridgeError], None],
+        beat: Beat = unwatched,
+        beat_query: Beat = unwatched,
     ) -> None:
-        """`mean_bytes` is the expected size of a record."""
+        """`mean_bytes` is the expected size of a record. `beat` is the thread's, `beat_query` that of Spark's, of which
+        is known what it calls here, and whether it waits for its next trigger."""
         self._spark = spark
         self._options = {
             **kafka_options,
@@ -127,16 +135,15 @@ class Enqueue:
         }
         self._store = store
         self._histories = dict(histories)
-        dialects: dict[str, set[str]] = {}
-        for (topic, _), history in histories.items():
-            dialects.setdefault(topic, set()).update(barrier.parameters.dialect for barrier in history)
-        self._foreign = foreign_headers(dialects)
+        self._control_headers = ControlHeaders(self._histories)
         self._header_limits = HeaderLimits(self._histories)
         self._limits = limits
         self._size = BatchSize(limits, mean_bytes)
         self._clock = clock
         self._metrics = metrics
         self._on_fatal = on_fatal
+        self._beat = beat
+        self._beat_query = beat_query
         self._stopping = threading.Event()
         self._over = threading.Event()
         self._failure: BridgeError | None = None
@@ -163,6 +170,10 @@ class Enqueue:
         """
         at = dict(start)
         total = sum(max(0, end[name] - at[name]) for name in at)
+
+        def tell() -> None:
+            progress(total - sum(max(0, end[name] - at[name]) for name in at), total)
+
         while not self._stopping.is_set():
             step = self._next_slice(at, end)
             if step == at:
@@ -171,9 +182,11 @@ class Enqueue:
             began_s = self._clock.monotonic_s()
             with failures_named("read the delay topics up to the committed offsets", records=partial(ranges, at, step)):
                 table = frame.toArrow()
+            while not (self._store.has_room() or self._stopping.wait(ROOM_LOOK_S)):
+                tell()
             self._store_batch(table, step, began_s)
             at = step
-            progress(total - sum(max(0, end[name] - at[name]) for name in at), total)
+            tell()
         return at
 
     def warm_up(self, start: Offsets) -> None:
@@ -215,6 +228,7 @@ class Enqueue:
     def _run(self, offsets: dict[SourceName, int]) -> None:
         try:
             while not self._stopping.is_set():
+                self._beat()
                 self._run_query(offsets)
                 offsets = self._store.next_offsets()
         except BridgeError as error:
@@ -230,8 +244,12 @@ class Enqueue:
         failures = failures_named("read the delay topics", self._stopping.is_set, lambda: self._reading)
         with scratch_directory() as directory, failures:
             query = self._query = self._start_query(offsets, directory)
+            self._beat_query()
             try:
                 while not (self._stopping.is_set() or self._over.is_set()):
+                    self._beat()
+                    if not query.status["isTriggerActive"]:
+                        self._beat_query()
                     if query.awaitTermination(1):
                         break
             finally:
@@ -251,6 +269,7 @@ class Enqueue:
             if self._over.is_set() or self._stopping.is_set():
                 return
             try:
+                self._beat_query()
                 began_s = self._clock.monotonic_s()
                 self._await_stored()
                 if self._over.is_set() or self._stopping.is_set():
@@ -269,9 +288,13 @@ class Enqueue:
         return writer.trigger(processingTime=f"{self._limits.trigger_ms} milliseconds").start()
 
     def _await_stored(self) -> None:
-        """Wait until the batch that was read last is in the store, or has failed to get there."""
-        if self._storing is not None:
-            self._storing.join()
+        """Wait until the batch that was read last is in the store, or has failed to get there. For room it may wait
+        for any time."""
+        while self._storing is not None and self._storing.is_alive():
+            self._storing.join(ROOM_LOOK_S)
+            if not self._store.has_room():
+                self._beat()
+                self._beat_query()
 
     def _store_aside(self, batch: list[pa.Table], ends: Offsets, began_s: float) -> None:
         """Store a batch, the one element of a list, beside what comes next. (The list lets go of it.)"""
@@ -299,10 +322,10 @@ class Enqueue:
             raise InternalError("a micro-batch does not follow the one before", hint="Please report this.", gaps=gaps)
 
     def _store_batch(self, table: pa.Table, ends: Offsets, began_s: float) -> None:
-        before = self._store.next_offsets()
-        table = own_headers(self._header_limits.applied(table), self._foreign)
+        before, read_bytes = self._store.next_offsets(), table.nbytes  # with the headers that are taken out now
+        table = self._control_headers.taken_out(self._header_limits.applied(table))
         try:
-            entries = with_cancels(table, partitions_of(self._store.sources))
+            entries = with_cancels(table)
             self._store.append(entries, ends, self._clock.now_ms())
         except Closed:
             if self._stopping.is_set():
@@ -310,9 +333,9 @@ class Enqueue:
             raise
         seconds = self._clock.monotonic_s() - began_s
         self._metrics.observe_batch(seconds)
-        log.debug("batch", rows=table.num_rows, bytes=table.nbytes, seconds=round(seconds, 3), limit=self._size.records)
+        log.debug("batch", rows=table.num_rows, bytes=read_bytes, seconds=round(seconds, 3), limit=self._size.records)
         self._count(table, before)
-        if self._size.observe(table.num_rows, table.nbytes):
+        if self._size.observe(table.num_rows, read_bytes):
             self._over.set()
 
     def _count(self, table: pa.Table, before: Offsets) -> None:

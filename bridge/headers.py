@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Final, NamedTuple, Self
+from urllib.parse import quote, unquote
 
 Headers = list[tuple[str, bytes | None]]
 HeaderList = list[tuple[str, str | bytes | None]]
@@ -44,6 +45,9 @@ client: it must not be forwarded again."""
 HELD: Final = "delay-held"
 HELD_PREFIX: Final = "delay-held-"
 
+ESCAPED: Final = "delay-escaped-"
+"""In a dead letter, in front of a header's name that the client would cut short: the name follows as in a URL."""
+
 # What the bridge adds to a delivered message, and to a dead letter.
 ORIGIN: Final = "delay-origin"
 DUE: Final = "delay-due"
@@ -58,6 +62,8 @@ DLT_PARTITION: Final = "kafka_dlt-original-partition"
 DLT_OFFSET: Final = "kafka_dlt-original-offset"
 DLT_TIMESTAMP: Final = "kafka_dlt-original-timestamp"
 DLT_MESSAGE: Final = "kafka_dlt-exception-message"
+REDRIVEN: Final = "delay-redriven"
+"""The only header of a record in a dead-letter topic that says which letters before it have gone back."""
 
 REQUEST: Final = (UNTIL, FOR, LEVEL, CANCEL, TOPIC, PARTITION, ID, REPLACE)
 COPY: Final = (COPY_ORIGIN, COPY_DUE, COPY_ROLLS, COPY_ATTEMPT, COPY_AT, COPY_FORWARDED)
@@ -140,8 +146,15 @@ class RejectReason(StrEnum):
     TARGET_UNAVAILABLE = "target-unavailable", "The target's partition has no leader, too few replicas, or no answer."
     TOO_LARGE = "too-large", "The message is larger than its target takes."
     PARTITION_OUT_OF_RANGE = "partition-out-of-range", "The target has no partition of this number."
+    NO_KEY = "no-key", "The target is compacted, and takes no message without a key."
+    CLOCK_AHEAD = "clock-ahead", "The target refuses the timestamp: the bridge's clock is ahead of the brokers'."
+    BAD_HEADER_NAME = (
+        "bad-header-name",
+        "The name of a header holds NUL, where the client would cut it: the target would get another name.",
+    )
     OVERDUE = "overdue", "The message has waited for the bridge for longer than overdue.older_than."
     PRODUCE_FAILED = "produce-failed", "The target did not take the message, for a reason that has no name here."
+    UNREADABLE = "unreadable", "The record could not be taken apart: this letter has what could be read of it."
 
 
 # -- reading: each raises ValueError with a sentence that says what is wrong -----------------------------------------
@@ -290,10 +303,19 @@ def cancel_headers(id: str, *, forwarded: str | None = None) -> list[tuple[str, 
 
 
 def refuse_control(names: Iterable[str]) -> None:
-    """Raise ValueError if a message's own headers contain a control header, which the bridge would read or remove."""
-    taken = sorted(set(names) & set(STRIPPED))
+    """Raise ValueError if a message's own headers contain a control header, which the bridge would read or remove, or a
+    name that the client would cut at a NUL, or cannot write at all."""
+    given = set(names)
+    taken = sorted(given & set(STRIPPED))
     if taken:
         raise ValueError(f"{', '.join(taken)} belong to the delay bridge; give them as arguments, not as headers")
+    for name in sorted(given):
+        if "\0" in name:
+            raise ValueError(f"{name!r} is no name for a header: it holds NUL, where the client would cut it")
+        try:
+            name.encode("utf-8")
+        except UnicodeEncodeError:
+            raise ValueError(f"{name!r} is no name for a header: it must be writable as UTF-8") from None
 
 
 # -- writing: the bridge's side --------------------------------------------------------------------------------------
@@ -334,31 +356,6 @@ def copy_headers(
     return _encoded(texts)
 
 
-def hold(headers: Headers) -> Headers:
-    """The headers of a dead letter as ones that decoding passes over: those that it would read are renamed."""
-    held: Headers = [(HELD, None)]
-    for name, value in headers:
-        held.append((HELD_PREFIX + name if name in STRIPPED or name.startswith(HELD) else name, value))
-    return held
-
-
-def is_held(headers: HeaderList) -> bool:
-    """Whether `hold` wrote them."""
-    return bool(headers) and headers[0] == (HELD, None)
-
-
-def release(headers: HeaderList) -> HeaderList:
-    """What `hold` was given."""
-    return [(name.removeprefix(HELD_PREFIX), value) for name, value in headers[1:]]
-
-
-def reason_of(headers: HeaderList) -> str:
-    """The reason of a dead letter, from its headers; one that is not ours is a forgery."""
-    value = dict(headers).get(REASON) or b""
-    text = value if isinstance(value, str) else value.decode("utf-8", "replace")
-    return text if text in set(RejectReason) else RejectReason.BAD_COPY.value
-
-
 class Where(NamedTuple):
     """A record of a delay topic: where it is, and its origin's offset (its own for an original)."""
 
@@ -375,54 +372,37 @@ def dead_letter_headers(
     """The headers of a dead letter: the original ones, byte for byte and first, then why, and where from; `attempts`
     is how often its delivery was tried.
 
-    The `kafka_dlt-*` names and encodings (integers big-endian) are Spring's, so that its tools understand them.
+    The `kafka_dlt-*` names and encodings (integers big-endian) are Spring's, so that its tools understand them. A name
+    that the client would cut at a NUL is written as `delay-escaped-` and the name as in a URL.
     """
     return [
-        *original,
+        *((_escaped(name), value) for name, value in original),
         (REASON, reason.value.encode()),
         (REASON_DETAIL, detail.encode("utf-8", "replace")),
         *([(ATTEMPTS, str(attempts).encode())] if attempts else []),
+        *provenance(where),
+        (DLT_MESSAGE, f"{reason.value}: {detail}".encode("utf-8", "replace")),
+    ]
+
+
+def provenance(where: Where) -> Headers:
+    """Where a dead letter comes from."""
+    return [
         (ORIGIN, origin_text(where.topic, where.partition, where.origin).encode()),
         (DLT_TOPIC, where.topic.encode()),
         (DLT_PARTITION, struct.pack(">i", where.partition)),
         (DLT_OFFSET, struct.pack(">q", where.offset)),
         (DLT_TIMESTAMP, struct.pack(">q", where.ts_ms)),
-        (DLT_MESSAGE, f"{reason.value}: {detail}".encode("utf-8", "replace")),
     ]
 
 
-_READERS: Final[
-    dict[RejectReason, tuple[str, Callable[[str], object]]]
-] = {  # the header that a reason is about, and what reads it
-    RejectReason.BAD_UNTIL: (UNTIL, parse_until),
-    RejectReason.BAD_FOR: (FOR, parse_duration),
-    RejectReason.BAD_LEVEL: (LEVEL, lambda text: parse_level(text, (0,))),
-    RejectReason.BAD_TARGET: (TOPIC, check_topic),
-    RejectReason.BAD_PARTITION: (PARTITION, parse_partition),
-    RejectReason.BAD_REPLACE: (REPLACE, parse_replace),
-}
+def _escaped(name: str) -> str:
+    return ESCAPED + quote(name, safe="") if "\0" in name or name.startswith(ESCAPED) else name
 
 
-def reject_detail(reason: RejectReason, headers: Headers, ts_ms: int) -> str:
-    """The reason's explanation, and where one header is to blame, what exactly is wrong with its value."""
-    if reason is RejectReason.DUPLICATE_HEADER:
-        names = [name for name, _ in headers]
-        twice = [name for name in CONTROL if names.count(name) > 1]
-        return f"{reason.explanation} {', '.join(twice)}"
-    if reason is RejectReason.TOO_MANY_HEADERS:
-        return f"{reason.explanation} It has {len(headers)}."
-    if reason is RejectReason.HEADERS_TOO_LARGE:
-        return f"{reason.explanation} {sum(len(name.encode()) + len(value or b'') for name, value in headers)} bytes."
-    if reason not in _READERS:
-        return reason.explanation
-    name, read = _READERS[reason]
-    try:
-        result = read(text_of(dict(headers)[name])[: 2 * TIME_LENGTH_MAX])
-        if reason is RejectReason.BAD_UNTIL and isinstance(result, int):
-            check_until(result, ts_ms)
-    except ValueError as error:
-        return f"{reason.explanation} {name}: {error}"
-    return reason.explanation
+def unescaped(name: str) -> str:
+    """The name that a record had, of one in its dead letter."""
+    return unquote(name.removeprefix(ESCAPED)) if name.startswith(ESCAPED) else name
 
 
 def _time_text(text: str) -> str:

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Final
 
 from bridge.errors import StateError
-from bridge.finding import Context, Finding
+from bridge.finding import Context, Finding, Status
 from bridge.kafka import java
 from timerstore.checkpoint import read as read_checkpoint
-from timerstore.errors import Corrupt
+from timerstore.errors import Corrupt, DiskFailure
+from timerstore.files import ASIDE_SUFFIX, CHECKPOINT, FULL
 
 JAVA_VERSION_MIN: Final = 17
 _WRONG_DIRECTORY: Final = "correct kafka.common.bootstrap.servers or store.directory (only an index: it can be deleted)"
@@ -24,8 +25,10 @@ _JAVA_VERSION: Final = re.compile(r'version "(\d+)')
 
 
 def check_directory(context: Context) -> Iterator[Finding]:
-    """It can be written, and has room for a few segments."""
+    """It can be written, and has room for a few segments. Where there is an index, a start is what makes room: what was
+    delivered is reclaimed."""
     directory = context.settings.store.directory
+    has_index = (directory / CHECKPOINT).exists() or any(directory.glob(f"*{ASIDE_SUFFIX}"))
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=directory) as file:
@@ -34,22 +37,27 @@ def check_directory(context: Context) -> Iterator[Finding]:
             os.fsync(file.fileno())
         free = shutil.disk_usage(directory).free
     except OSError as error:
+        if error.errno in FULL and has_index:
+            yield _of_room(directory, 0, context.settings.store.flush_bytes, has_index=True)
+            return
         detail = f"{directory} cannot be written: {error.strerror}"
         yield Finding(
             name="directory", status="failed", detail=detail, remedy="correct store.directory or its permissions"
         )
         return
-    flush = context.settings.store.flush_bytes
+    yield _of_room(directory, free, context.settings.store.flush_bytes, has_index=has_index)
+
+
+def _of_room(directory: Path, free: int, flush: int, *, has_index: bool) -> Finding:
     detail = f"{directory.resolve()}, {free / 2**30:.1f} GiB free"
     if free < 2 * flush:
         remedy = "free some space: a segment, and its successor while it is written, must fit"
-        yield Finding(name="directory", status="failed", detail=detail, remedy=remedy)
-    elif free < 20 * flush:
-        yield Finding(
-            name="directory", status="warning", detail=detail, remedy="free some space: pending messages are kept here"
-        )
-    else:
-        yield Finding(name="directory", status="ok", detail=detail)
+        status: Status = "warning" if has_index else "failed"
+        return Finding(name="directory", status=status, detail=detail, remedy=remedy)
+    if free < 20 * flush:
+        remedy = "free some space: pending messages are kept here"
+        return Finding(name="directory", status="warning", detail=detail, remedy=remedy)
+    return Finding(name="directory", status="ok", detail=detail)
 
 
 def check_directory_identity(context: Context) -> Iterator[Finding]:
@@ -61,6 +69,9 @@ def check_directory_identity(context: Context) -> Iterator[Finding]:
         yield Finding(
             name=name, status="warning", detail=str(error), remedy="none needed: `run` rebuilds it from Kafka"
         )
+        return
+    except DiskFailure as error:
+        yield Finding(name=name, status="failed", detail=error.message, remedy=error.hint)
         return
     if checkpoint is None:
         yield Finding(name=name, status="ok", detail="empty: it will be filled from Kafka")

@@ -1,7 +1,8 @@
 """Housekeeping: the thread that flushes the store, loads its windows, reclaims and compacts its segments.
 
-One thread for all of it, which is what `timerstore.maintenance` asks for. A full disk is waited out; a damaged
-segment is set aside, and the pipeline starts again from Kafka.
+One thread for all of it, which is what `timerstore.maintenance` asks for. Reclaiming needs no room and makes some, so
+it comes before what needs room, and by itself. A full disk is waited out, while windows go on to be loaded; a damaged
+segment is set aside, and the pipeline starts again from what is left and Kafka.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import pyarrow as pa
 import structlog
 
 from bridge.errors import BridgeError, EnvironmentFailure, InternalError
+from bridge.heartbeats import DISK_BYTES_PER_S, SPARK_S, Beat, unwatched
 from bridge.metrics import Metrics
 from timerstore import recovery, segment
 from timerstore.clock import Clock
@@ -28,13 +30,15 @@ COMPACT_INTERVAL_S: Final = 5.0
 """How often it is looked whether a compaction is worth while. One that is under way goes on window by window."""
 COMPACT_AGAIN_S: Final = 60.0
 """After a compaction for which there was no room."""
-DISK_FULL_WAIT_S: Final = 5.0
+FLUSH_AGAIN_S: Final = 5.0
+"""After a flush for which there was no room."""
 
 log = structlog.get_logger("bridge.housekeeping")
 
 
 class Housekeeping:
-    """Runs `store.maintenance` until stopped. `gather` reads a window's segments; `on_corrupt` asks for a rebuild."""
+    """Runs `store.maintenance` until stopped. `gather` reads a window's segments; `on_corrupt` asks for a rebuild;
+    `beat` is called before each piece of work, also when there is nothing to do."""
 
     def __init__(
         self,
@@ -45,6 +49,7 @@ class Housekeeping:
         metrics: Metrics,
         on_corrupt: Callable[[], None],
         on_fatal: Callable[[BridgeError], None],
+        beat: Beat = unwatched,
     ) -> None:
         self._store = store
         self._gather = gather
@@ -52,9 +57,14 @@ class Housekeeping:
         self._metrics = metrics
         self._on_corrupt = on_corrupt
         self._on_fatal = on_fatal
+        self._beat = beat
+        in_memory = store.limits.flush_bytes + store.limits.hot_bytes
+        self._flush_budget_s = SPARK_S + in_memory / DISK_BYTES_PER_S
+        self._compact_budget_s = SPARK_S + store.limits.segment_bytes_max / DISK_BYTES_PER_S
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="housekeeping", daemon=True)
         self._reclaimed_s = 0.0
+        self._flush_s = 0.0
         self._compact_s = 0.0
         self.disk_is_full = False
 
@@ -86,7 +96,7 @@ class Housekeeping:
             while not self._stop.is_set():
                 self._stop.wait(self._step())
         except Corrupt as corrupt:
-            log.error("segment-corrupt", report=recovery.discard(self._store.directory, corrupt, self._clock.now_ms()))
+            log.error("segment-corrupt", report=recovery.set_aside(corrupt, self._clock.now_ms()))
             self._on_corrupt()
         except DiskFailure as failure:
             self._on_fatal(EnvironmentFailure(failure.message, hint=failure.hint))
@@ -101,19 +111,11 @@ class Housekeeping:
 
     def _step(self) -> float:
         """Do what there is to do; returns how long to wait until the next look."""
+        self._beat()
+        self._reclaim()
         loaded = self._load_window()
-        try:
-            flushed = self._store.maintenance.flush_due(self._clock.now_ms())
-            if flushed:
-                self._flush()
-            self._reclaim()
-        except DiskFull as full:
-            self._note_full(full)
-            return DISK_FULL_WAIT_S
-        if self.disk_is_full:
-            self.disk_is_full = False
-            log.info("disk-has-room-again")
-        if not (loaded or flushed):
+        flushed = self._flush_due()
+        if not (loaded or flushed or self.disk_is_full):
             self._compact()
         stats = self._store.stats()
         busy = loaded or flushed or stats.memtable_bytes or stats.segments
@@ -123,18 +125,40 @@ class Housekeeping:
         now_s = self._clock.monotonic_s()
         if now_s - self._reclaimed_s >= RECLAIM_INTERVAL_S:
             self._reclaimed_s = now_s
-            self._store.maintenance.reclaim(self._clock.now_ms())
+            try:
+                self._store.maintenance.reclaim(self._clock.now_ms())
+            except DiskFull as full:
+                self._note_full(full)
+
+    def _flush_due(self) -> bool:
+        """Flush if it is time to; whether there was one."""
+        if self._clock.monotonic_s() < self._flush_s:
+            return False
+        is_due = self._store.maintenance.flush_due(self._clock.now_ms())
+        if is_due:
+            try:
+                self._flush()
+            except DiskFull as full:
+                self._note_full(full)
+                self._flush_s = self._clock.monotonic_s() + FLUSH_AGAIN_S
+                return False
+        if self.disk_is_full:
+            self.disk_is_full = False
+            log.info("disk-has-room-again")
+        return is_due
 
     def _compact(self) -> None:
         """One window of a compaction, if one is worth while: what is due soon, and flushes, come in between."""
         began_s = self._clock.monotonic_s()
         if began_s < self._compact_s:
             return
+        self._beat(self._compact_budget_s)
         maintenance = self._store.maintenance
         segments = len(self._store.timerlog)
         try:
             window = maintenance.compaction_window(self._clock.now_ms())
             if window is not None:
+                self._beat()
                 maintenance.compact(window, self._read(window))
         except DiskFull as full:
             # It would free room, and needs some first. Nothing else has to wait for it.
@@ -170,6 +194,7 @@ class Housekeeping:
             raise
 
     def _flush(self) -> None:
+        self._beat(self._flush_budget_s)
         began_s = self._clock.monotonic_s()
         flushed = self._store.maintenance.flush(self._clock.now_ms())
         if flushed.rows:
@@ -177,6 +202,11 @@ class Housekeeping:
             log.debug("segment-written", rows=flushed.rows, bytes=flushed.bytes)
 
     def _note_full(self, full: DiskFull) -> None:
+        """A compaction that is under way gives its room back: the flush needs it more."""
+        self._store.maintenance.abandon_compaction()
+        given = self._store.maintenance.drop_aside()
+        if given:
+            log.warning("set-aside-removed", files=given, reason=full.message)
         if not self.disk_is_full:
             self.disk_is_full = True
             log.error("disk-full", reason=full.message, hint=full.hint)

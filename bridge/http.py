@@ -1,13 +1,19 @@
 """The management port: /livez, /readyz and /metrics, without secrets; over TLS where that is configured.
 
 `Health` is what the parts of the bridge report into; the server only reads it.
+
+Probes are answered whatever else is connected: a connection has a few seconds for everything, from its handshake to the
+last byte of the answer, and when there are too many the oldest is cut off for the newest.
 """
 
 from __future__ import annotations
 
 import json
+import socket
+import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -20,11 +26,16 @@ from prometheus_client.exposition import choose_encoder
 
 from bridge.errors import EnvironmentFailure
 from bridge.protection import Protection
+from timerstore.clock import Clock, SystemClock
 
 log = structlog.get_logger("bridge.http")
 
-REQUEST_TIMEOUT_S: Final = 10.0
+CONNECTION_S: Final = 10.0
 CONNECTIONS_MAX: Final = 32  # a management port; more at once is a mistake or an attack
+THREADS_MAX: Final = 4 * CONNECTIONS_MAX
+"""Of requests; a thread whose connection was cut off ends soon, unless it hangs, as all of them do with the store."""
+BACKLOG: Final = 256
+"""Connections that wait to be accepted: one that finds no place there is tried again by its client after a second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,17 +52,20 @@ class Health:
     """The state behind the probes; safe to use from any thread.
 
     `alive` says whether every thread that must run does run, in words: what has died or hangs, empty if nothing.
+    `on_enter` is called with every phase, and every report of progress.
     """
 
-    def __init__(self, alive: Callable[[], list[str]] = list) -> None:
+    def __init__(self, alive: Callable[[], list[str]] = list, on_enter: Callable[[], None] = lambda: None) -> None:
         self._lock = threading.Lock()
         self._phase = Phase(name="starting", reasons=("starting",))
         self._alive = alive
+        self._on_enter = on_enter
 
     def enter(
         self, name: str, *, ready: bool = False, reasons: tuple[str, ...] = (), progress: float | None = None
     ) -> None:
         """The bridge is in this phase from now on."""
+        self._on_enter()
         with self._lock:
             self._phase = Phase(name=name, ready=ready, reasons=reasons, progress=progress)
 
@@ -77,11 +91,12 @@ class ManagementServer:
         health: Health,
         registry: CollectorRegistry,
         protection: Protection | None = None,
+        clock: Clock | None = None,
     ) -> None:
         protection = protection or Protection()
         handler = type("BoundHandler", (_Handler,), {"health": health, "registry": registry, "protection": protection})
         try:
-            self._server = _Server((host, port), handler, protection)
+            self._server = _Server((host, port), handler, protection, clock or SystemClock())
         except OSError as error:
             raise EnvironmentFailure(
                 f"cannot listen on {host}:{port}: {error.strerror}",
@@ -118,44 +133,94 @@ class ManagementServer:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False  # a client that keeps its connection open must not hold up the stop
-    request_queue_size = CONNECTIONS_MAX
+    request_queue_size = BACKLOG
 
-    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler], protection: Protection) -> None:
-        self._slots = threading.BoundedSemaphore(CONNECTIONS_MAX)
+    def __init__(
+        self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler], protection: Protection, clock: Clock
+    ) -> None:
         self._protection = protection
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._open: dict[int, tuple[float, socket.socket]] = {}
+        self._count = self._running = 0
         super().__init__(address, handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if self._slots.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
+        """Take a connection up, in place of the oldest one if there are too many."""
+        if self._running >= THREADS_MAX:
             self.shutdown_request(request)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
+            return
+        cut = request.dup()  # the same connection, also when TLS has made another socket of `request`
+        with self._lock:
+            self._count += 1
+            self._running += 1
+            oldest = next(iter(self._open)) if len(self._open) >= CONNECTIONS_MAX else None
+            self._open[self._count] = (self._clock.monotonic_s(), cut)
+            number = self._count
+        if oldest is not None:
+            self._cut_off(oldest)
+        thread = threading.Thread(
+            target=self._process, args=(number, request, client_address), name="http-request", daemon=True
+        )
         try:
-            super().process_request_thread(request, client_address)
+            thread.start()
+        except RuntimeError:  # the machine has no more of them; the base class ends the connection
+            self._forget(number)
+            raise
+
+    def service_actions(self) -> None:
+        """Called at least twice a second by the accepting thread: no connection is older than CONNECTION_S."""
+        now_s = self._clock.monotonic_s()
+        with self._lock:
+            old = [number for number, (since_s, _) in self._open.items() if now_s - since_s >= CONNECTION_S]
+        for number in old:
+            self._cut_off(number)
+
+    def server_close(self) -> None:
+        """Free the port, and cut off what is under way."""
+        super().server_close()
+        for number in list(self._open):
+            self._cut_off(number)
+
+    def _process(self, number: int, request: Any, client_address: Any) -> None:
+        try:
+            self.process_request_thread(request, client_address)
         finally:
-            self._slots.release()
+            self._forget(number)
+
+    def _forget(self, number: int) -> None:
+        """It has no thread any more."""
+        self._cut_off(number)
+        with self._lock:
+            self._running -= 1
+
+    def _cut_off(self, number: int) -> None:
+        """Whatever its thread waits for on this connection ends now."""
+        with self._lock:
+            _, connection = self._open.pop(number, (0.0, None))
+        if connection is not None:
+            with suppress(OSError):  # the client may have left
+                connection.shutdown(socket.SHUT_RDWR)
+            connection.close()
 
     def finish_request(self, request: Any, client_address: Any) -> None:
-        """On the request's own thread: a client that does not shake hands holds up nobody else."""
+        """On the request's own thread: a client that does not shake hands holds up no other."""
         certificate = self._protection.certificate
         if certificate is None:
             super().finish_request(request, client_address)
             return
-        request.settimeout(REQUEST_TIMEOUT_S)
         with certificate.context().wrap_socket(request, server_side=True) as secured:
             super().finish_request(secured, client_address)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - the base class's signature
-        log.debug("http_request_failed", exc_info=True)
+        if not isinstance(sys.exception(), OSError):  # else the client has left, or was cut off
+            log.debug("http_request_failed", exc_info=True)
 
 
 class _Handler(BaseHTTPRequestHandler):
     health: ClassVar[Health]
     registry: ClassVar[CollectorRegistry]
     protection: ClassVar[Protection]
-    timeout = REQUEST_TIMEOUT_S
     server_version = "delay-bridge"
     sys_version = ""
 

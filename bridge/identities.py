@@ -1,76 +1,64 @@
-"""Transactional ids to go on under while one of them is held up.
+"""Transactional ids: the one that is used, and a spare one to go on under while the first is held up.
 
 When a transaction is decided, its coordinator writes the end of it to every partition that was in it, and takes nothing
 new under that transactional id before all of them have it. So one leader that has died holds up the id: until the
 brokers have noticed (`broker.session.timeout.ms`, 9 s), and before Kafka 4 until the partition has a leader again.
-Whoever has another id goes on at once.
+Delivery goes on at once under the spare id, which is initialised beforehand and used for nothing else.
 
-    unmade --prepare--> resting --(in the background)--> ready <--take, take_turn--> used
-      ^                    ^                                                          | |
-      |                    '---------------------------rest---------------------------' |
-      '--------------------------------------put_back-----------------------------------'
+    unmade --prepare--> resting --(in the background)--> ready <--take, resume--> used
+      ^                    ^                                                      | |
+      |                    '------------------------rest--------------------------' |
+      '-----------------------------------put_back----------------------------------'
+
+The id that was left comes back as soon as it is ready (`resume`). Brokers may have lost the end of its last transaction
+in some partition (endings.py), and only the next end there under the same id stands in for it.
 
 Exactly-once does not rest on the id. A transaction that is left is never asked to commit, whatever becomes of its
-abort. Between two processes the group's metadata decides: the brokers refuse offsets of a member that is none any more,
-and committed offsets are read only when no transaction is pending on them (require-stable). Every process makes all of
-its ids ready when it starts, which ends what an earlier one of the same name left open.
-
-Whoever is ready and has not been used for a while takes the next transaction (`take_turn`). So each of them knows the
-group's coordinator when it is needed: asked only then, it may have to ask just the node that hangs. And what is never
-used is not known to work. For the same reason each learns every topic that is in use, and who leads it, beside
-delivery.
+abort. Between two processes the group's metadata decides: the brokers refuse offsets of a former member, and committed
+offsets are read only when no transaction is pending on them (require-stable). Every process initialises all of its ids
+when it starts, which ends what an earlier one of the same name left open.
 """
 
 from __future__ import annotations
 
-import math
 import threading
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 from typing import Final
+from weakref import WeakValueDictionary
 
 import structlog
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from bridge.clienterrors import is_fatal, kafka_error, may_pass
 from bridge.endings import Ending, Endings
 from bridge.errors import EnvironmentFailure
+from bridge.kafkaerrors import Fault, fault_of, is_denied, is_fatal, kafka_error
 
 CALL_S: Final = 5.0
 """One call of the client; it is repeated."""
 AGAIN_S: Final = 0.2
 """Between two of them that failed."""
-ACQUAINT_S: Final = 2.0
-"""How long one topic is asked about."""
-TURN_S: Final = 10.0
-"""Who has not been used for so long is next."""
 ABORTS_MAX: Final = 60
 """So often an abort is asked for; then the next `init_transactions` under that id does it."""
 
-DENIED_CODES: Final = frozenset(
-    {
-        KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-        KafkaError.GROUP_AUTHORIZATION_FAILED,
-        KafkaError.SASL_AUTHENTICATION_FAILED,
-        KafkaError.UNSUPPORTED_VERSION,
-        KafkaError.INVALID_TRANSACTION_TIMEOUT,
-        KafkaError._AUTHENTICATION,
-    }
-)
-CONFLICTING: Final = frozenset({KafkaError._CONFLICT, KafkaError._PREV_IN_PROGRESS})
 
 log = structlog.get_logger("bridge.identities")
 
-_initialising: Final = defaultdict[str, threading.RLock](threading.RLock)
-"""Also for the writer that comes after this one, in the same process."""
+_initialising: Final = WeakValueDictionary[str, threading.RLock]()
+"""Of the process, for the writer that comes after this one as well: a lock for each id that is being initialised, gone
+with its last holder."""
+_finding: Final = threading.Lock()
 
 Make = Callable[[str, list[KafkaError]], Producer]
 """A producer of that transactional id, which adds its fatal errors to the list. Raises EnvironmentFailure."""
+
+
+def names_of(name: str) -> tuple[str, str]:
+    """The transactional ids of a writer: the usual one, and the spare one."""
+    return name, f"{name}.spare"
 
 
 class _State(Enum):
@@ -83,23 +71,16 @@ class _State(Enum):
 
 @dataclass(slots=True, eq=False)
 class Identity:
-    """A transactional id, its producer, the fatal errors that this one has reported, and when it last began a
-    transaction.
-    """
+    """A transactional id, its producer, and the fatal errors that this one has reported."""
 
     name: str
     producer: Producer | None = None
     faults: list[KafkaError] = field(default_factory=list)
     state: _State = _State.UNMADE
-    used_s: float = -math.inf
     owed: Ending | None = None
     """How its last transaction, whose end the brokers have lost, is to be ended once more."""
-    known: set[str] = field(default_factory=set)
-    """The topics that its producer knows."""
-    is_learning: bool = False
-    is_first: bool = False
-    """That was done: it has the next turn, since each partition that it writes to next has the end again, too."""
-    stays_s: float = -math.inf
+    comes_back: bool = False
+    """It was in use when there was trouble, or a commit of its was written again: it goes on as soon as it is ready."""
 
     @property
     def is_alive(self) -> bool:
@@ -108,7 +89,7 @@ class Identity:
 
     def renew(self, make: Make) -> Producer:
         """Another producer. Raises EnvironmentFailure."""
-        self.faults, self.known, self.used_s = [], set(), -math.inf
+        self.faults = []
         self.producer = make(self.name, self.faults)
         return self.producer
 
@@ -123,16 +104,11 @@ class Identities:
         names: Sequence[str],
         make: Make,
         run: Callable[[Callable[[], None]], None],
-        in_use: Callable[[], Collection[str]] = tuple,
         endings: Endings | None = None,
     ) -> None:
-        """`in_use` gives the topics that every producer is to know; it waits for nobody. They must be there: a client
-        that has heard that a topic is missing says so for a second after it was made.
-        """
         self.make = make
         self._endings = endings
         self._run = run
-        self._in_use = in_use
         self._all = [Identity(name) for name in names]
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -141,10 +117,9 @@ class Identities:
     def take(self) -> Identity | None:
         """One that is ready, else the first that is unmade; None if all are resting."""
         with self._lock:
-            found = self._first_ready() or next((one for one in self._all if one.state is _State.UNMADE), None)
-            if found is not None:
-                found.state = _State.USED
-            return found
+            return self._used(
+                self._first_ready() or next((one for one in self._all if one.state is _State.UNMADE), None)
+            )
 
     def await_ready(self, timeout_s: float) -> Identity | None:
         """One that is ready, or as soon as one is; None if that takes longer, or none is on its way."""
@@ -154,42 +129,33 @@ class Identities:
 
         with self._changed:
             self._changed.wait_for(is_decided, timeout_s)
+            return self._used(self._first_ready())
+
+    def resume(self, current: Identity) -> Identity:
+        """The one for the next transaction: one that comes back, if it is ready, else `current`."""
+        with self._lock:
             found = self._first_ready()
-            if found is not None:
-                found.state = _State.USED
+            if found is None or not found.comes_back:
+                return current
+            current.state = _State.READY
+            self._used(found)
             return found
 
     def _first_ready(self) -> Identity | None:
-        """Of those that are ready, one that has been used, but not last: its last transaction may just be ending."""
-        return min(self._ready(), key=lambda one: (not one.is_first, one.used_s == -math.inf, one.used_s), default=None)
+        ready = [one for one in self._all if one.state is _State.READY and not one.faults]
+        return min(ready, key=lambda one: not one.comes_back, default=None)
 
-    def _ready(self) -> list[Identity]:
-        return [one for one in self._all if one.state is _State.READY and not one.faults]
-
-    def take_turn(self, current: Identity, now_s: float, trouble_s: float = -math.inf) -> Identity:
-        """Who has the next transaction: the one that is ready and has not been used for longest; `current`, if all have
-        been used lately, and if there was trouble with brokers (at `trouble_s`) since it began its last one: the end of
-        that may be lost, and comes with the next one of the same id.
-        """
-        before_s, current.used_s = current.used_s, now_s
-        if current.is_first:
-            current.is_first, current.stays_s = False, now_s + TURN_S
-        if now_s < current.stays_s:
-            return current
-        with self._lock:
-            found = min(self._ready(), key=lambda one: (not one.is_first, one.used_s), default=current)
-            stays = -math.inf < before_s < trouble_s or now_s - found.used_s < TURN_S
-            if stays and not found.is_first:
-                return current
-            if found.is_first:
-                found.is_first, found.stays_s = False, now_s + TURN_S
-            current.state, found.state, found.used_s = _State.READY, _State.USED, now_s
-            return found
+    @staticmethod
+    def _used(found: Identity | None) -> Identity | None:
+        if found is not None:
+            found.state, found.comes_back = _State.USED, False
+        return found
 
     def put_back(self, identity: Identity) -> None:
         """It is not used any more, and its producer is of no use."""
         with self._lock:
             left, identity.producer, identity.state = identity.producer, None, _State.UNMADE
+            identity.comes_back = True
         if left is not None:
             drop(left)
 
@@ -202,24 +168,22 @@ class Identities:
         try:
             identity.owed = self._endings.of(identity.name)
         except KafkaException as exception:
-            error = kafka_error(exception)
-            return error if may_pass(error) else None
+            return kafka_error(exception)
         return None
 
     def settle(self, identity: Identity, producer: Producer) -> KafkaError | None:
         """After that: end it. Returns why that failed."""
         if self._endings is None or identity.owed is None:
             return None
-        error: KafkaError | None = None
         try:
             self._endings.repeat(identity.name, producer, identity.owed)
         except KafkaException as exception:
             error = kafka_error(exception)
             log.warning("transaction-not-ended", id=identity.name, code=error.name(), reason=error.str())
-        if error is None or not may_pass(error):
-            identity.is_first = error is None and identity.owed is Ending.COMMITTED
-            identity.owed = None
-        return error
+            return error
+        identity.comes_back |= identity.owed is Ending.COMMITTED
+        identity.owed = None
+        return None
 
     def prepare(self) -> None:
         """Make ready what is unmade, in the background."""
@@ -232,11 +196,11 @@ class Identities:
         with self._lock:
             left = [] if identity.producer is None else [identity.producer]
             identity.producer, identity.state = None, _State.RESTING
+            identity.comes_back |= is_open
         self._run(partial(self._make_ready, identity, left, is_open, self._closed))
 
     def serve(self) -> None:
-        """Let the reports of the ready ones in, replace those that have failed, and have all learn what is new."""
-        in_use = frozenset(self._in_use())
+        """Let the reports of the ready ones in, and replace those that have failed."""
         for identity in self._all:
             if identity.state is _State.READY and identity.producer is not None:
                 try:
@@ -245,9 +209,6 @@ class Identities:
                     identity.faults.append(kafka_error(exception))
                 if identity.faults:
                     self.rest(identity)
-            if identity.producer is not None and not identity.is_learning and not in_use <= identity.known:
-                identity.is_learning = True
-                self._run(partial(self._learn, identity, identity.producer, in_use))
 
     def close(self) -> None:
         """Drop all of them, without waiting for anything."""
@@ -272,22 +233,20 @@ class Identities:
             with alone(identity.name, -1):
                 faults = identity.faults if left else []
                 try:
-                    producer, error = self._attempt(identity, left, faults, is_open, closed)
+                    producer, error = self._attempt(identity, left, faults, closed)
                 except EnvironmentFailure as failure:
                     log.warning("transactional-id-not-ready", id=identity.name, reason=str(failure))
                     self._settle(identity, _State.UNMADE, closed)  # whoever takes it next is told why
                     return
             if producer is not None:
-                known = self._acquaint(producer, self._in_use())
                 with self._lock:
                     if not closed.is_set():
-                        identity.producer, identity.faults, identity.known = producer, faults, known
-                        identity.state, identity.used_s = _State.READY, -math.inf
+                        identity.producer, identity.faults, identity.state = producer, faults, _State.READY
                         self._changed.notify_all()
                         return
                 drop(producer)
                 return
-            if error is not None and error.code() in DENIED_CODES:
+            if error is not None and is_denied(error):
                 log.warning("transactional-id-not-ready", id=identity.name, reason=error.str())
                 self._settle(identity, _State.DENIED, closed)
                 return
@@ -298,11 +257,10 @@ class Identities:
         identity: Identity,
         left: list[Producer],
         faults: list[KafkaError],
-        is_open: bool,
         closed: threading.Event,
     ) -> tuple[Producer | None, KafkaError | None]:
         """One that is initialised, or why there is none. Raises EnvironmentFailure."""
-        if not left and not is_open:
+        if not left:
             error = self.ask(identity)
             if error is not None:
                 return None, error
@@ -312,26 +270,6 @@ class Identities:
             return producer, None
         drop(producer)
         return None, error
-
-    def _learn(self, identity: Identity, producer: Producer, in_use: frozenset[str]) -> None:
-        try:
-            learned = self._acquaint(producer, in_use - identity.known)
-            with self._lock:
-                identity.known |= learned if identity.producer is producer else set()
-        finally:
-            identity.is_learning = False
-
-    @staticmethod
-    def _acquaint(producer: Producer, topics: Collection[str]) -> set[str]:
-        """Have it learn, and keep in mind, who leads these topics, until nobody answers. Returns what it learned."""
-        learned = set()
-        for topic in topics:
-            try:
-                producer.list_topics(topic, timeout=ACQUAINT_S)
-            except KafkaException:
-                break
-            learned.add(topic)
-        return learned
 
     def _settle(self, identity: Identity, state: _State, closed: threading.Event) -> None:
         """It has come to that, unless all were dropped meanwhile."""
@@ -358,7 +296,8 @@ def alone(name: str, timeout_s: float) -> Iterator[bool]:
     """Nobody else in this process initialises that transactional id meanwhile: the later of two fences the other one.
     Gives whether that came true in time.
     """
-    lock = _initialising[name]
+    with _finding:
+        lock = _initialising.setdefault(name, threading.RLock())
     is_alone = lock.acquire(timeout=timeout_s)
     try:
         yield is_alone
@@ -382,7 +321,7 @@ def _abort(producer: Producer, closed: threading.Event) -> None:
             return
         except KafkaException as exception:
             error = kafka_error(exception)
-        if closed.is_set() or not (error.retriable() or error.code() in CONFLICTING):
+        if closed.is_set() or not (error.retriable() or fault_of(error) is Fault.BUSY):
             return
         closed.wait(AGAIN_S)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, Literal
 
+from bridge.budgets import MESSAGE_MARGIN_MS, TRANSACTION_TIMEOUT_MS
 from bridge.java_client import translate
 from bridge.settings import Settings, plain
 
@@ -17,8 +18,6 @@ Role = Literal["consumer", "producer", "admin"]
 HEADER_ALLOWANCE_BYTES: Final = 64 << 10  # what a dead letter may be larger than the record it is about
 PRODUCER_QUEUE_KIB: Final = 64 << 10  # bounds the memory of records on their way to the brokers
 RECORD_BYTES_MAX: Final = 64 << 20  # the client's own limit; the topics' limits decide
-TRANSACTION_TIMEOUT_MS: Final = 10_000  # a dead replica's open transaction hides its targets no longer than this
-_MESSAGE_TIMEOUT_MARGIN_MS: Final = 1_000
 
 _COMMON: Final[Mapping[str, str]] = {
     "socket.keepalive.enable": "true",  # idle for hours behind a load balancer, then due within milliseconds
@@ -121,6 +120,6 @@ def _producer(settings: Settings, common: Mapping[str, str]) -> dict[str, str]:
     properties["transactional.id"] = settings.transactional_id
     if not {"message.timeout.ms", "delivery.timeout.ms"} & properties.keys():
         # Below the transaction's time-out: a record that cannot be written must be known before that is over.
-        limit = int(properties["transaction.timeout.ms"]) - _MESSAGE_TIMEOUT_MARGIN_MS
+        limit = int(properties["transaction.timeout.ms"]) - MESSAGE_MARGIN_MS
         properties["message.timeout.ms"] = str(max(limit, 1_000))
     return properties

@@ -15,10 +15,13 @@ from typing import Any, Final, TextIO
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
+from bridge.printable import printable
 from bridge.secrets import MASK, Redactor, is_secret_key
 
 # Names under which a record's content could slip into a line.
 _PAYLOAD_KEYS: Final = frozenset({"value", "payload", "headers", "record_key"})
+# Many lines; those of what Python and Java say are worth having.
+_TRACEBACKS: Final = frozenset({"exception", "stack"})
 _OMITTED: Final = "<omitted>"
 _LEVELS: Final = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
@@ -44,7 +47,8 @@ def configure(
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.StackInfoRenderer(),
     ]
-    tail: list[Processor] = [structlog.processors.format_exc_info, Masking(secrets), renderer]
+    tail: list[Processor] = [structlog.processors.format_exc_info, Masking(secrets)]
+    tail += [escape, renderer] if console else [renderer]
     structlog.configure(
         processors=[structlog.stdlib.filter_by_level, *shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         logger_factory=structlog.stdlib.LoggerFactory(),
@@ -71,6 +75,17 @@ def _replace_handlers(handler: logging.Handler, level: int) -> None:
         logging.getLogger(chatty).setLevel(logging.WARNING)
     # What goes wrong in a micro-batch comes out of its query, too; here it is a traceback whenever a stop cuts one off.
     logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
+
+
+def escape(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """A processor, last before text for people: names of records and reasons of brokers must not steer a terminal.
+
+    (JSON has escapes of its own, and so have lists and maps in a text.)
+    """
+    return {
+        name: printable(value, keep="\n\t" if name in _TRACEBACKS else "") if isinstance(value, str) else value
+        for name, value in event.items()
+    }
 
 
 class Masking:

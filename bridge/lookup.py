@@ -23,15 +23,13 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public, but
     ResourceType,
 )
 
-from bridge.clienterrors import kafka_error
 from bridge.errors import EnvironmentFailure
 from bridge.headers import RejectReason
+from bridge.kafkaerrors import Refusal, is_unreadable, kafka_error
+from bridge.making import made
 from bridge.target import Leader, Target
-from bridge.verdict import Refusal
 
 PROBE_TIMEOUT_S: Final = 2.0
-ANSWERS: Final = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED})
-"""Errors of `ask` that show that somebody is there."""
 
 
 class TargetLookUp:
@@ -43,7 +41,8 @@ class TargetLookUp:
         """
         # Else asking about a misspelt name would make the topic, where the brokers do that.
         asking = {**properties, "allow.auto.create.topics": "false"}
-        self._admin = AdminClient(asking, logger=logging.getLogger("bridge.librdkafka"))
+        logger = logging.getLogger("bridge.librdkafka")
+        self._admin = made("for targets", lambda: AdminClient(asking, logger=logger))
         self._timeout_s = timeout_s
 
     def __call__(self, names: Sequence[str]) -> Mapping[str, Target]:
@@ -78,13 +77,23 @@ class TargetLookUp:
         (To describe a topic, the client waits for the controller, and for brokers with KRaft that is any of them: maybe
         the one that has died.)
         """
-        try:
-            found = self._admin.list_topics(name, timeout=self._timeout_s)
-        except KafkaException as exception:
-            raise _unanswered(name, kafka_error(exception).str()) from None
+        found = self._metadata(name)
         nodes = {node.id: Leader(node.id, str(node.host), int(node.port)) for node in found.brokers.values()}
         led = found.topics[name].partitions if name in found.topics else {}
         return {number: nodes[partition.leader] for number, partition in led.items() if partition.leader in nodes}
+
+    def count_partitions(self, name: str) -> int:
+        """How many partitions a topic has now, by any broker that answers. Raises EnvironmentFailure."""
+        found = self._metadata(name).topics.get(name)
+        if found is None or found.error is not None:
+            raise _unanswered(name, "no metadata" if found is None else found.error.str())
+        return len(found.partitions)
+
+    def _metadata(self, name: str) -> Any:
+        try:
+            return self._admin.list_topics(name, timeout=self._timeout_s)
+        except KafkaException as exception:
+            raise _unanswered(name, kafka_error(exception).str()) from None
 
     def ask(
         self, leaders: Mapping[tuple[str, int], Leader | None], *, doubtful: bool
@@ -134,7 +143,7 @@ class TargetLookUp:
         if not answer.done():
             return False
         failure = answer.exception()
-        if isinstance(failure, KafkaException) and kafka_error(failure).code() in ANSWERS:
+        if isinstance(failure, KafkaException) and is_unreadable(kafka_error(failure)):
             return None
         return failure is None and bool(answer.result().offset >= 0)
 
@@ -181,6 +190,7 @@ def _target(name: str, answer: Any, config: Any) -> Target:
         partitions=len(answer.partitions),
         bytes_max=int(config["max.message.bytes"].value) if told else None,
         refusal=refusal,
+        needs_key=told and "compact" in config["cleanup.policy"].value,
         down={p.id: why for p in answer.partitions if (why := _trouble(p, replicas_min))},
         leaders={
             p.id: Leader(p.leader.id, p.leader.host, p.leader.port)

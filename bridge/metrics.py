@@ -58,6 +58,8 @@ class StoreSnapshot:
     trimmed_partitions: Mapping[str, int] = field(default_factory=dict)
     failing: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """Partitions that take nothing now, by target and reason."""
+    heartbeats: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """Seconds since the last sign of life, and how many there may be, by thread."""
 
     def __post_init__(self) -> None:
         if len(self.pending_by_time_to_go) != len(TIME_TO_GO):
@@ -116,6 +118,15 @@ class Metrics:
             "direction",
             known=("forward", "back"),
         )
+        self._steps_refused = self._counter(
+            "clock_steps_refused",
+            "Times that the clock was set back too often to be followed: nothing is due until it has caught up.",
+        )
+        text = (
+            "Partitions of delay topics that are held: they take no roll or retry, or a dead letter has no topic. "
+            "Their messages wait; look at the brokers, and at the dead-letter topics."
+        )
+        self._held = Gauge("delay_bridge_partitions_held", text, registry=self.registry)
         self._flush = self._duration("flush", "Writing one segment of the TimerLog.")
         self._window = self._duration("window", "Loading one window from the TimerLog into memory.")
         self._compaction = self._duration("compaction", "Rewriting one window of segments that become one.")
@@ -157,6 +168,14 @@ class Metrics:
     def transaction_aborted(self) -> None:
         """A transaction was rolled back."""
         self._aborted.inc()
+
+    def partitions_held(self, count: int) -> None:
+        """`count` partitions of delay topics are held."""
+        self._held.set(count)
+
+    def clock_step_refused(self) -> None:
+        """The clock was set back once more than the committed metadata has room for."""
+        self._steps_refused.inc()
 
     def producer_rebuilt(self) -> None:
         """The producer was dropped and made anew."""
@@ -251,7 +270,10 @@ class _Gauges(Collector):
         yield _gauge("pending_messages", "Messages that wait for their time.", now.pending_total)
         by_topic = [((topic,), n) for topic, n in now.pending_by_topic.items()]
         yield _labelled(
-            "pending_messages_by_topic", "Waiting messages by the topic that they are for.", ["topic"], by_topic
+            "pending_messages_by_topic",
+            "Waiting messages by the topic that they are for: the hundred with most of them, and (other).",
+            ["topic"],
+            by_topic,
         )
         by_time = [((name,), n) for name, n in zip(TIME_TO_GO, now.pending_by_time_to_go, strict=True)]
         text = (
@@ -260,7 +282,8 @@ class _Gauges(Collector):
         )
         yield _labelled("pending_messages_by_time_to_go", text, ["within"], by_time)
         text = (
-            "How long the oldest message that is due waits already. Rises when targets or brokers do not take writes."
+            "How long the oldest message that is due waits already: since then, or since it was written if that is "
+            "later. Rises when targets or brokers do not take writes."
         )
         yield _gauge("oldest_overdue_seconds", text, now.oldest_overdue_s)
         text = "Records of a delay topic that are not read yet. Rises when ingest is slower than producers, or stopped."
@@ -268,7 +291,8 @@ class _Gauges(Collector):
         yield _labelled("consumer_lag_records", text, ["topic", "partition"], lag)
         text = (
             "Partitions of targets that take nothing now: their messages are retried, then dead letters. "
-            "unknown-target: create the topic; target-denied: grant WRITE; target-unavailable: look at its brokers."
+            "unknown-target: create the topic; target-denied: grant WRITE; target-unavailable: look at its brokers. "
+            "Topics that no broker has told of count together, as (unknown)."
         )
         failing = list(now.failing.items())
         yield _labelled("target_partitions_failing", text, ["topic", "reason"], failing)
@@ -284,6 +308,13 @@ class _Gauges(Collector):
         )
         trimmed = [((topic,), count) for topic, count in now.trimmed_partitions.items()]
         yield _labelled("trimmed_partitions", text, ["topic"], trimmed)
+        text = "Time since a thread has shown life. Beyond thread_heartbeat_budget_seconds it stands still: restart it."
+        beats = list(now.heartbeats.items())
+        ages = [((thread,), age_s) for thread, (age_s, _) in beats]
+        yield _labelled("thread_heartbeat_age_seconds", text, ["thread"], ages)
+        text = "Time within which a thread must show life; longer while it does something that may take long."
+        budgets = [((thread,), budget_s) for thread, (_, budget_s) in beats]
+        yield _labelled("thread_heartbeat_budget_seconds", text, ["thread"], budgets)
         yield _gauge("hot_messages", "Messages in memory, ready to go.", now.hot_rows)
         yield _gauge("hot_bytes", "Memory of the messages that are ready to go; limited by hot.bytes.", now.hot_bytes)
         yield _gauge("segments", "Segments of the TimerLog on disk.", now.segments)

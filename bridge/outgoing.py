@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bridge.headers import HeaderList
-from timerstore.position import Int64s
+from timerstore.position import Bools, Int64s
 from timerstore.sources import Sources
 from timerstore.transaction import Rows
 
@@ -78,6 +78,10 @@ class Batch:
     def __len__(self) -> int:
         return len(self.values)
 
+    def sent(self, first: int) -> Sent:
+        """What to remember of it once it is on its way, its rows being numbered from `first` in the transaction."""
+        return Sent(first=first, topic=self.topic, ids=self.ids, partitions=self.partitions)
+
     def part(self, start: int, end: int) -> Batch:
         """The rows from `start` to before `end`."""
         return Batch(
@@ -92,6 +96,20 @@ class Batch:
             partitions=None if self.partitions is None else self.partitions[start:end],
             alone=self.alone,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sent:
+    """Where a batch went: row `first` + i of the transaction for each i of `ids`; `partitions` as in `Batch`."""
+
+    first: int
+    topic: str
+    ids: npt.NDArray[np.intp]
+    partitions: list[int] | None
+
+    def places(self) -> set[tuple[str, int]]:
+        """Topic and partitions, -1 for any that the partitioner chose."""
+        return {(self.topic, partition) for partition in self.partitions or (-1,)}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -147,6 +165,11 @@ class Outgoing:
     def ts(self) -> Int64s:
         """When each record was written (ms), int64[n]."""
         return integers(self.rows.payload.column("ts"), 0)
+
+    def keyless(self) -> Bools:
+        """Which of the rows have no key, bool[n]."""
+        mask: Bools = pc.is_null(self.rows.payload.column("key")).to_numpy(zero_copy_only=False)
+        return mask
 
     def lengths(self, name: str, ids: npt.NDArray[np.intp]) -> pa.Array:
         """Bytes of a text column's values, null for null."""
@@ -224,6 +247,16 @@ class Outgoing:
             return None
         rows = np.searchsorted(self._header_bounds, found, side="right") - 1
         return rows, self._header_values.take(pa.array(found))
+
+    def misnamed(self) -> Bools | None:
+        """Which rows have a header whose name holds NUL, where the client would cut it: what is no control header here
+        could be one there. None: no row has."""
+        found = None if self._header_keys is None else pc.match_substring(self._header_keys, "\0")
+        if found is None or not pc.any(found).as_py():
+            return None
+        hits = np.concatenate((_ZERO, np.cumsum(found.to_numpy(zero_copy_only=False), dtype=np.int64)))
+        result: Bools = hits[self._header_bounds[1:]] > hits[self._header_bounds[:-1]]
+        return result
 
     def origins(self, ids: npt.NDArray[np.intp]) -> list[str]:
         """`topic/partition/offset` of the rows' originals."""

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol
@@ -29,10 +29,13 @@ from typing import Any, Final, Protocol
 import structlog
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
 
-from bridge.clienterrors import fenced, is_fatal, is_fenced, kafka_error, may_pass
+from bridge.budgets import USUAL
 from bridge.errorlog import ErrorLog
 from bridge.errors import BridgeError, EnvironmentFailure, InternalError
 from bridge.guard import Closed, Mailbox, Unanswered
+from bridge.heartbeats import Beat, unwatched
+from bridge.kafkaerrors import fenced, is_denied, is_fatal, is_fenced, kafka_error, may_pass
+from bridge.making import made
 from bridge.progress import CommittedState, decode_metadata
 from timerstore.clock import Clock
 from timerstore.sources import SourceName
@@ -53,15 +56,6 @@ FORCED: Final[Mapping[str, Any]] = {
     "enable.partition.eof": False,
 }
 """What the rules above rest on; wins over any given configuration."""
-
-_DENIED_CODES: Final = frozenset(
-    {
-        KafkaError.GROUP_AUTHORIZATION_FAILED,
-        KafkaError.TOPIC_AUTHORIZATION_FAILED,
-        KafkaError.SASL_AUTHENTICATION_FAILED,
-        KafkaError._AUTHENTICATION,
-    }
-)
 
 log = structlog.get_logger("bridge.ownership")
 
@@ -110,14 +104,20 @@ class Ownership:
         listener: OwnershipListener,
         clock: Clock,
         poll_interval_s: float = POLL_INTERVAL_S,
+        beat: Beat = unwatched,
+        pending_s: float = USUAL.pending_s,
+        explain: Callable[[], BridgeError | None] = lambda: None,
     ) -> None:
         """`config` are librdkafka properties of a consumer (connection, security, session time-out, assignment
-        strategy).
+        strategy); committed offsets are waited for `pending_s`, and `explain` may know why they cannot be read then.
         """
+        self._pending_s = pending_s
+        self._explain = explain
         self._topics = sorted(topics)
         self._listener = listener
         self._clock = clock
         self._poll_interval_s = poll_interval_s
+        self._beat = beat
         self._config = {
             "partition.assignment.strategy": "cooperative-sticky",
             **config,
@@ -150,21 +150,15 @@ class Ownership:
         """Join the group; returns at once, `on_assigned` follows. Raises EnvironmentFailure when the client refuses its
         settings.
         """
-        try:
-            self._consumer = Consumer(
-                {**self._config, "error_cb": self._on_error, "logger": logging.getLogger("bridge.librdkafka")}
-            )
-            self._consumer.subscribe(
-                self._topics, on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
-            )
-        except KafkaException as error:
-            raise EnvironmentFailure(
-                "the group's consumer cannot be made",
-                hint="Look at kafka.common and kafka.consumer.",
-                reason=kafka_error(error).str(),
-            ) from error
+        self._consumer = made("the group's member", self._member)
         self._thread = threading.Thread(target=self._run, name="ownership", daemon=True)
         self._thread.start()
+
+    def _member(self) -> Consumer:
+        logger = logging.getLogger("bridge.librdkafka")
+        consumer = Consumer({**self._config, "error_cb": self._on_error, "logger": logger})
+        consumer.subscribe(self._topics, on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost)
+        return consumer
 
     def stop(self, timeout_s: float = 10.0) -> None:
         """Leave the poll loop and close the consumer. A static member stays in the group until its session times out,
@@ -207,13 +201,15 @@ class Ownership:
     # -- committed states
 
     def read_committed_states(
-        self, partitions: Collection[SourceName], timeout_s: float = 30.0
+        self, partitions: Collection[SourceName], timeout_s: float | None = None
     ) -> dict[SourceName, CommittedState | None]:
         """What Kafka holds of `partitions`; None where there is no commit.
 
         Waits while a transaction that carries one of the offsets is open (it ends within its transaction time-out).
-        Raises StateError for a commit that is not the bridge's, EnvironmentFailure after `timeout_s`.
+        Raises StateError for a commit that is not the bridge's; after `timeout_s` EnvironmentFailure, or what `explain`
+        knows.
         """
+        timeout_s = self._pending_s if timeout_s is None else timeout_s
         if not partitions:
             return {}
         wanted = [TopicPartition(topic, partition) for topic, partition in sorted(partitions)]
@@ -234,8 +230,8 @@ class Ownership:
                 return {(a.topic, a.partition): _state_of(a) for a in answers}
             if is_fenced(error):
                 raise fenced(error)
-            if error.code() in _DENIED_CODES or is_fatal(error) or left <= 0 or self._stop.is_set():
-                raise EnvironmentFailure(
+            if _is_refused(error) or is_fatal(error) or left <= 0 or self._stop.is_set():
+                raise (self._explain() if left <= 0 else None) or EnvironmentFailure(
                     "the committed offsets cannot be read",
                     hint=_hint(error),
                     reason=error.str(),
@@ -271,6 +267,7 @@ class Ownership:
 
     def _commit_offsets(self, offsets: list[TopicPartition]) -> None:
         for attempt in range(1, COMMIT_ATTEMPTS_MAX + 1):
+            self._beat()
             try:
                 answers = self._client().commit(offsets=offsets, asynchronous=False)
                 error = next((answer.error for answer in answers if answer.error is not None), None)
@@ -292,6 +289,7 @@ class Ownership:
         consumer = self._client()
         try:
             while not self._stop.is_set():
+                self._beat()
                 message = consumer.poll(0)
                 error = None if message is None else message.error()
                 if error is not None:
@@ -339,7 +337,7 @@ class Ownership:
     def _judge(self, error: KafkaError) -> None:
         if is_fenced(error):
             raise fenced(error)
-        if is_fatal(error) or error.code() in _DENIED_CODES:
+        if is_fatal(error) or _is_refused(error):
             raise _ended(error)
         self._trouble.warn(error)
 
@@ -420,8 +418,12 @@ def _ended(error: KafkaError) -> EnvironmentFailure:
     return EnvironmentFailure("group membership has ended", hint=_hint(error), reason=error.str(), code=error.name())
 
 
+def _is_refused(error: KafkaError) -> bool:
+    return is_denied(error) or error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
+
+
 def _hint(error: KafkaError) -> str:
-    if error.code() in _DENIED_CODES:
+    if _is_refused(error):
         return "Grant the bridge READ on its group and delay topics, and check its credentials."
     if error.code() == KafkaError.UNSTABLE_OFFSET_COMMIT:
         return "A transaction of this bridge id is still open; it ends with its transaction time-out, then start again."

@@ -14,13 +14,14 @@ changes hands while it runs.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
 import structlog
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import Consumer, TopicPartition
 from pyspark.sql import SparkSession
 
 from bridge.barriers import History
@@ -29,31 +30,42 @@ from bridge.dequeue import gather
 from bridge.dispatcher import Dispatcher
 from bridge.enqueue import BatchLimits, Enqueue
 from bridge.errors import BridgeError, EnvironmentFailure, StateError
+from bridge.heartbeats import CALLS_S, SPARK_S, Heartbeats
 from bridge.housekeeping import Housekeeping
 from bridge.http import Health
 from bridge.kafka import java, librdkafka
 from bridge.longwork import LongWork
+from bridge.making import made
 from bridge.metrics import Metrics
 from bridge.ownership import Ownership
 from bridge.parameters import decode_parameters, limits_of
-from bridge.progress import ADOPT_COMMITTED, CommittedState, amend_history, largest_roll_window_ms
+from bridge.progress import CommittedState, largest_roll_window_ms
+from bridge.received import record_bytes
 from bridge.retention import RetentionGuard, Windows, must_hold_what_is_pending
 from bridge.settings import Settings
 from bridge.snapshot import Lag
 from bridge.standing import facts_of, settle
-from timerstore import files, recovery
+from timerstore import recovery
 from timerstore.checkpoint import Identity
 from timerstore.clock import Clock
-from timerstore.errors import DirectoryInUse, DiskFailure, TimerStoreError, WrongIdentity
+from timerstore.errors import DirectoryInUse, DiskFailure, TimerStoreError
 from timerstore.limits import Limits
+from timerstore.recovery import Found
 from timerstore.sources import SourceName
 from timerstore.store import TimerStore
 from timerstore.timerlog import Window
 
+ENQUEUE: Final = "enqueue"
+QUERY: Final = "query"
+HOUSEKEEPING: Final = "housekeeping"
+"""Names of hearts."""
 SAMPLE_RECORDS: Final = 200
 SAMPLE_WAIT_S: Final = 1.0
 UNKNOWN_RECORD_BYTES: Final = 400.0
 """Assumed where nothing waits to be read: the first batches are then small because little has come in."""
+
+END_S_MAX: Final = 5.0
+"""How long housekeeping has when the process ends, which must not take longer than `app.STOP_S_MAX`."""
 
 WINDOW_BYTES_MAX: Final = 40 << 20
 """A gathered window is in memory up to three times for a moment: in the JVM, as it came, and sorted."""
@@ -73,6 +85,7 @@ class Surroundings:
     dispatcher: Dispatcher
     metrics: Metrics
     health: Health
+    hearts: Heartbeats
     on_fatal: Callable[[BridgeError], None]
     on_rebuild: Callable[[], None]
 
@@ -88,6 +101,7 @@ class Pipeline:
         self._cancelled = threading.Event()
         self._enqueue: Enqueue | None = None
         self._housekeeping: Housekeeping | None = None
+        self._found: Found | None = None
         self.store: TimerStore | None = None
         self.retention: RetentionGuard | None = None
 
@@ -102,10 +116,11 @@ class Pipeline:
         around = self._around
         around.health.enter("settling", reasons=("reading the committed offsets",))
         identity = self._identity()
-        states = self._settle(identity)
-        if states is None or self._cancelled.is_set():
+        settled = self._settle(identity)
+        if settled is None or self._cancelled.is_set():
             return False
-        store = self.store = self._open(identity, states)
+        found, states = settled
+        store = self.store = self._open(found, states)
         start, end = self._starts(store, states), {name: state.offset for name, state in states.items()}
         log.info(
             "index-opened",
@@ -138,24 +153,30 @@ class Pipeline:
         if self.store is not None:
             self.store.close_intake()
 
-    def stop(self) -> bool:
-        """Stop the query, hold the dispatcher, write down what is in memory, and give up the directory.
+    def stop(self, patience_s: float = END_S_MAX) -> bool:
+        """Stop the query, hold the dispatcher, write down what is in memory, and give up the directory. Housekeeping
+        may be at a piece of work that takes long on a slow disk, for `patience_s` at most.
 
-        False when housekeeping does not end: the directory then stays locked, and only the end of the process frees it.
+        False when it does not end: the directory then stays locked, and only the end of the process frees it.
         """
         self.cancel()
         self._around.dispatcher.quiesce(timeout_s=3.0)
         if self._enqueue is not None:
             self._enqueue.stop(timeout_s=4.0)
+            self._around.hearts.forget(ENQUEUE, QUERY)
         if self._housekeeping is not None:
-            if not self._housekeeping.stop():
+            if not self._housekeeping.stop(patience_s):
                 return False
+            self._around.hearts.forget(HOUSEKEEPING)
             try:
                 self._housekeeping.flush()
             except TimerStoreError as error:
                 log.warning("last-flush-failed", reason=error.message, hint=error.hint)
         if self.store is not None:
             self.store.close()
+        if self._found is not None:
+            self._found.release()
+            self._found = None
         return True
 
     def clock_jumped(self, jump_ms: int) -> None:
@@ -193,15 +214,13 @@ class Pipeline:
         topics = sorted(self._around.settings.delay_topics)
         return Identity(cluster_id=cluster.describe().cluster_id, topic_ids=cluster.topic_ids(topics))
 
-    def _settle(self, identity: Identity) -> dict[SourceName, CommittedState] | None:
+    def _settle(self, identity: Identity) -> tuple[Found, dict[SourceName, CommittedState]] | None:
         around = self._around
         directory, now_ms = around.settings.store.directory, around.clock.now_ms()
         directory.mkdir(parents=True, exist_ok=True)
-        try:
-            found, reports = recovery.read_checkpoint(directory, identity, now_ms)
-        except WrongIdentity as error:
-            raise StateError(error.message, hint=error.hint) from error
-        for report in reports:
+        with as_bridge_errors():
+            found = self._found = recovery.find(directory, identity, now_ms)
+        for report in found.reports:
             log.error("checkpoint-corrupt", report=report)
         limits = self._limits = limits_of(around.cluster, sorted({topic for topic, _ in self._owned}))
         parameters = {topic: decode_parameters(around.settings, topic, limit) for topic, limit in limits.items()}
@@ -212,74 +231,58 @@ class Pipeline:
             around.ownership,
             owned=self._owned,
             look_up=lambda topic: facts_of(around.cluster, topic),
-            checkpointed=[] if found is None else list(found.offsets),
+            checkpointed=[] if found.checkpoint is None else list(found.checkpoint.offsets),
             parameters=parameters.__getitem__,
             clock=around.clock,
         )
         if settled is None:
             return None
-        if found is not None and any(found.offsets.get(name, 0) < s.first_offset for name, s in settled.items()):
+        covered = {} if found.checkpoint is None else found.checkpoint.offsets
+        first = {name: state.first_offset for name, state in settled.items() if name in covered and state.first_offset}
+        with as_bridge_errors():
             # An operator has given up what lies below (`delay-bridge adopt`), and this index may still hold it.
-            files.set_aside(directory / files.CHECKPOINT, now_ms)
+            if any(covered[name] < offset for name, offset in first.items()) or recovery.holds(
+                found, {name for name, offset in first.items() if covered[name] == offset}
+            ):
+                found = recovery.give_up(found, now_ms)
         self._log_marks = around.cluster.watermarks(sorted(settled))
-        states = {
-            (topic, partition): replace(
-                state,
-                history=amend_history(
-                    state.history,
-                    state.offset,
-                    self._log_marks[topic, partition].start,
-                    parameters[topic],
-                ),
-            )
-            for (topic, partition), state in settled.items()
-        }
         self._windows = {
             topic: Windows(
                 current_ms=decoded.roll_window_ms,
-                largest_ms=largest_roll_window_ms(state for (name, _), state in states.items() if name == topic),
+                largest_ms=largest_roll_window_ms(state for (name, _), state in settled.items() if name == topic),
             )
             for topic, decoded in parameters.items()
         }
         self.retention = RetentionGuard(around.settings, self._windows, around.clock)
-        return states
+        return found, settled
 
-    def _open(self, identity: Identity, states: Mapping[SourceName, CommittedState]) -> TimerStore:
+    def _open(self, found: Found, states: Mapping[SourceName, CommittedState]) -> TimerStore:
         around = self._around
         settings = around.settings
         topics = around.cluster.topics(sorted(settings.delay_topics))
-        with LongWork("recovering", "segments opened", health=around.health, clock=around.clock) as work:
-            try:
-                return TimerStore.open(
-                    settings.store.directory,
-                    identity=identity,
-                    partitions=[(name, p) for name, topic in topics.items() for p in range(topic.partitions)],
-                    committed={name: (state.offset, state.position) for name, state in states.items()},
-                    frozen={name: state.frozen for name, state in states.items() if state.frozen},
-                    now_ms=around.clock.now_ms(),
-                    limits=limits(settings, [state.history for state in states.values()]),
-                    progress=work.report,
-                )
-            except (DirectoryInUse, DiskFailure) as error:
-                raise EnvironmentFailure(error.message, hint=error.hint) from error
-            except TimerStoreError as error:
-                raise StateError(error.message, hint=error.hint) from error
+        covered = {} if found.checkpoint is None else found.checkpoint.offsets
+        # Of a partition that was given up once, nothing that the index does not cover counts, wherever its log begins.
+        given_up = {name for name, state in states.items() if state.first_offset and name not in covered}
+        self._found = None  # whether it can be opened or not, it is not ours to give back
+        with (
+            LongWork("recovering", "segments opened", health=around.health, clock=around.clock) as work,
+            as_bridge_errors(),
+        ):
+            return TimerStore.restore(
+                found,
+                partitions=[(name, p) for name, topic in topics.items() for p in range(topic.partitions)],
+                committed={name: (state.offset, state.position) for name, state in states.items()},
+                frozen={name: state.frozen for name, state in states.items() if state.frozen},
+                log_starts={name: 0 if name in given_up else mark.start for name, mark in self._log_marks.items()},
+                now_ms=around.clock.now_ms(),
+                limits=limits(settings, [state.history for state in states.values()]),
+                progress=work.report,
+            )
 
     def _starts(self, store: TimerStore, states: Mapping[SourceName, CommittedState]) -> dict[SourceName, int]:
-        """Where reading begins: the end of what the index covers; where it covers nothing, the log's start, or where
-        the bridge's part of the topic begins."""
-        starts, unheld = {}, []
-        for name, covered in store.resume_offsets().items():
-            log_start = self._log_marks[name].start
-            if covered is not None and covered < log_start:
-                raise StateError(
-                    "records that the local index does not hold yet were deleted from the delay topic",
-                    hint=f"Raise the topic's retention. To go on with what is left: {ADOPT_COMMITTED}.",
-                    topic=name[0], partition=name[1], covered=covered, log_start=log_start,
-                )  # fmt: skip
-            starts[name] = max(log_start, states[name].first_offset) if covered is None else covered
-            if covered is None and log_start > states[name].first_offset:
-                unheld.append(name)
+        """As the function below; refuses what may have lost something."""
+        log_starts = {name: mark.start for name, mark in self._log_marks.items()}
+        starts, unheld = starting_offsets(store, states, log_starts)
         must_hold_what_is_pending(
             self._around.cluster,
             {name: states[name].offset for name in unheld},
@@ -301,7 +304,7 @@ class Pipeline:
 
         return Housekeeping(
             store=store, gather=read, clock=around.clock, metrics=around.metrics,
-            on_corrupt=around.on_rebuild, on_fatal=around.on_fatal,
+            on_corrupt=around.on_rebuild, on_fatal=around.on_fatal, beat=around.hearts.watch(HOUSEKEEPING, SPARK_S),
         )  # fmt: skip
 
     def _make_enqueue(
@@ -324,7 +327,34 @@ class Pipeline:
             clock=around.clock,
             metrics=around.metrics,
             on_fatal=around.on_fatal,
+            beat=around.hearts.watch(ENQUEUE, CALLS_S),
+            beat_query=around.hearts.watch(QUERY, SPARK_S),
         )
+
+
+def starting_offsets(
+    store: TimerStore, states: Mapping[SourceName, CommittedState], log_starts: Mapping[SourceName, int]
+) -> tuple[dict[SourceName, int], list[SourceName]]:
+    """Where reading begins, by partition: the end of what the index covers; where it covers nothing, the log's start,
+    or where the bridge's part of the topic begins. And the partitions that begin where records are gone already."""
+    starts, unheld = {}, []
+    for name, covered in store.resume_offsets().items():
+        first, log_start = states[name].first_offset, log_starts[name]
+        starts[name] = max(log_start, first) if covered is None else covered
+        if covered is None and log_start > first:
+            unheld.append(name)
+    return starts, unheld
+
+
+@contextmanager
+def as_bridge_errors() -> Iterator[None]:
+    """What is wrong with the volume is the environment's; what is wrong with whose index it is, a state's."""
+    try:
+        yield
+    except (DirectoryInUse, DiskFailure) as error:
+        raise EnvironmentFailure(error.message, hint=error.hint) from error
+    except TimerStoreError as error:
+        raise StateError(error.message, hint=error.hint) from error
 
 
 def limits(settings: Settings, histories: Iterable[History]) -> Limits:
@@ -349,18 +379,15 @@ def sampled_record_bytes(settings: Settings, start: Mapping[SourceName, int], cl
     }
     properties["auto.offset.reset"] = "earliest"
     sizes: list[int] = []
-    try:
-        consumer = Consumer(properties)
-    except KafkaException as error:
-        raise EnvironmentFailure(f"cannot make a consumer: {error}", hint="Look at kafka.common.") from error
+    consumer = made("for samples", lambda: Consumer(properties))
     try:
         consumer.assign([TopicPartition(topic, partition, offset) for (topic, partition), offset in start.items()])
         deadline_s = clock.monotonic_s() + SAMPLE_WAIT_S
         while len(sizes) < SAMPLE_RECORDS and clock.monotonic_s() < deadline_s:
             batch = consumer.consume(SAMPLE_RECORDS, timeout=0.2)
-            sizes += [len(m.value() or b"") + len(m.key() or b"") for m in batch if m.error() is None]
+            sizes += [record_bytes(message) for message in batch if message.error() is None]
             if sizes and not batch:
                 break
     finally:
         consumer.close()
-    return sum(sizes) / len(sizes) + 100 if sizes else UNKNOWN_RECORD_BYTES
+    return sum(sizes) / len(sizes) if sizes else UNKNOWN_RECORD_BYTES

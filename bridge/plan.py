@@ -6,8 +6,10 @@ cancel    -            -                                                  nothin
 timer     after now    -                                                  a roll: a copy in its own partition
 timer     by now       -, and it has waited too long                      dead letter, or a copy with a slot: see
                                                                           `catchup`
+timer     -            has a header whose name the client would cut       dead letter
 timer     by now       condemned after an abort                           dead letter with what the brokers said
-timer     by now       none, not allowed, no such partition, too small    dead letter with its reason
+timer     by now       none, not allowed, no such partition, too small,   dead letter with its reason
+                       compacted and the message has no key
 timer     by now       missing, denied, unavailable, unknown to be any    retry: see `sorting`
 timer     by now       its own dead-letter topic, and it was held         the dead letter that it is
 timer     by now       fine                                               delivered
@@ -15,31 +17,40 @@ timer     by now       fine                                               delive
 A partition number that is too large and a record that is too large are looked up again before they are believed: the
 target may have grown since. They are not retried: what is wrong is most likely the message, and its sender should know
 now and not in an hour.
+
+What has to be written into a partition of a delay topic that takes nothing (a roll, a retry, a cancel that is sent on)
+can wait only where it is: the plan is refused with the sources that must be held (`Unplannable`).
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+import structlog
 
+from bridge.breakers import EVERY
 from bridge.cancels import Forwards
 from bridge.catchup import BURST_MS, CatchUp, OverduePolicy
 from bridge.copies import copies
-from bridge.deadletter import dead_letters, held, is_held
-from bridge.headers import RejectReason
+from bridge.deadletter import dead_letters, held
+from bridge.headers import RejectReason, Where
+from bridge.held import Unplannable, Unwritable, refuse_down
+from bridge.kafkaerrors import Refusal
 from bridge.outgoing import Batch, Lane, Outgoing, SourceColumns, integers
 from bridge.placement import PARTITIONER, place
 from bridge.retry import RetryPolicy
-from bridge.sorting import Fates, Sorting, copyable, reasons, settle
+from bridge.sizes import larger
+from bridge.sorting import Fates, Findings, Sorting, copyable, reasons, release_letters, settle
 from bridge.target import Target
 from bridge.targets import Targets
 from bridge.tracing import Delivery, Tracer
-from bridge.verdict import Findings, Refusal
 from timerstore.entry import Kind
 from timerstore.position import Bools, Int64s, pack
 from timerstore.sources import Sources
@@ -52,6 +63,8 @@ NO_ROWS: Final = np.empty(0, dtype=np.intp)
 PERMITTED_MAX: Final = 10_000
 """Answers of the allow-list that are kept; names come from headers."""
 
+log = structlog.get_logger("bridge.plan")
+
 
 @dataclass(slots=True, kw_only=True)
 class Plan:
@@ -59,8 +72,8 @@ class Plan:
 
     `keys` int64[n] are the rows' (source, offset) packed as in the store, `due` int64[] the due times of the rows that
     are delivered, `traced` those rows of them that get a span, `delivered` counts by topic, `rejected` and `retried` by
-    reason, `bytes` all that is sent, `targets` what is believed of the topics that get any of it (all of them are there
-    when the last batch has been asked for).
+    reason, `bytes` all that is sent, `targets` what is believed of the topics that get any of it. That and `rejected`
+    are whole when the last batch has been asked for.
     """
 
     batches: Iterator[Batch]
@@ -121,7 +134,7 @@ class Planner:
         self._believed: dict[str, Target] = {}
 
     def plan(self, rows: Rows, sources: Sources, now_ms: int, findings: Findings = NOTHING) -> Plan:
-        """Sort out the rows taken at `now_ms`. `findings` are what aborts have taught."""
+        """Sort out the rows taken at `now_ms`. `findings` are what aborts have taught. Raises Unplannable."""
         if self._columns is None or self._columns.sources is not sources:
             self._columns = SourceColumns(sources, self._default_targets)
         self._believed = {}
@@ -130,23 +143,32 @@ class Planner:
         sizes = outgoing.bytes()
         timers = outgoing.kind == Kind.TIMER
         rolling = timers & (outgoing.due > now_ms)
+        misnamed = outgoing.misnamed()
+        if misnamed is not None:
+            rolling &= ~misnamed
         sorting = Sorting(timers & ~rolling)
+        if misnamed is not None:
+            sorting.refuse(misnamed, RejectReason.BAD_HEADER_NAME, RejectReason.BAD_HEADER_NAME.explanation)
         if findings.condemned:
             for row in np.flatnonzero(np.isin(keys, np.fromiter(findings.condemned, np.int64))).tolist():
                 mine = findings.condemned[int(keys[row])]
                 sorting.refuse(np.arange(len(rows)) == row, mine.reason, mine.detail)
+        for row in np.flatnonzero(np.isin(keys, np.fromiter(findings.put_off, np.int64))).tolist():
+            sorting.put_off(np.arange(len(rows)) == row, findings.put_off[int(keys[row])])
         names, codes = outgoing.targets()
         letters = np.isin(codes, [i for i, name in enumerate(names) if name in self.dead_letter_topics])
         deferred, slots_ms = self._overdue(outgoing, sorting, timers & ~letters, keys, sizes, now_ms, findings)
         lanes = self._lanes(outgoing, sorting, names, codes, sizes)
         rolled = np.flatnonzero(rolling)
-        if findings.no_copy and len(rolled):
-            rolled = self._give_up_rolls(rolled, keys, findings, sorting)
+        cancels = Forwards(outgoing, self.targets.count_partitions)
+        self._must_be_writable(outgoing, rolled, cancels)
+        if len(rolled):
+            rolled = self._give_up_rolls(outgoing, rolled, keys, sizes, findings, sorting)
         fates = self._settle(outgoing, sorting, keys, sizes, now_ms, findings)
-        batches = self._batches(outgoing, lanes, sorting.condemned, rolled, deferred, slots_ms, sizes, fates)
-        cancels = Forwards(outgoing)
-        due = outgoing.due if len(lanes) == 1 and len(lanes[0][0].ids) == len(rows) else outgoing.due[sorting.deliver]
         dead = NO_ROWS if fates is None else fates.dead
+        rejected = reasons(outgoing, sorting.condemned, dead)
+        batches = self._batches(outgoing, lanes, sorting.condemned, rolled, deferred, slots_ms, sizes, fates, rejected)
+        due = outgoing.due if len(lanes) == 1 and len(lanes[0][0].ids) == len(rows) else outgoing.due[sorting.deliver]
         return Plan(
             batches=chain(batches, cancels.batches(sizes)),
             records=sum(len(lane.ids) for lane, _ in lanes)
@@ -158,7 +180,7 @@ class Planner:
             keys=keys,
             due=due,
             delivered={lane.topic: len(lane.ids) for lane, _ in lanes},
-            rejected=reasons(outgoing, sorting.condemned, dead),
+            rejected=rejected,
             retried={} if fates is None else fates.reasons,
             rolled=len(rolled),
             deferred=len(deferred),
@@ -190,16 +212,46 @@ class Planner:
         behind = behind[
             copyable(outgoing, behind, keys, sizes, findings, self._outlets(outgoing), self._record_bytes_max)
         ]
+        behind = behind[~self._is_down(outgoing)[outgoing.rows.source[behind]]]
         slots_ms = self.catch_up.slots_ms(now_ms, len(behind))
         later = slots_ms > now_ms + BURST_MS
         sorting.deliver[behind[later]] = False
         return behind[later], slots_ms[later]
 
+    def _is_down(self, outgoing: Outgoing) -> Bools:
+        """Which sources' own partitions take nothing now, bool by index."""
+        outlets = self._outlets(outgoing)
+        return np.array([t in outlets and outlets[t][0].is_down(p) for t, p in outgoing.sources], dtype=np.bool_)
+
+    def _must_be_writable(self, outgoing: Outgoing, rolled: npt.NDArray[np.intp], cancels: Forwards) -> None:
+        """Rolls and cancels that are sent on have one place to go to. Raises Unplannable where that takes nothing."""
+        if cancels.unknown:
+            why = {each: Refusal(RejectReason.TARGET_UNAVAILABLE, text) for each, text in cancels.unknown.items()}
+            raise Unplannable({each: Unwritable(refusal=refusal) for each, refusal in why.items()})
+        if not len(rolled) and not cancels.records:
+            return
+        topics = {name: topic for name, (topic, _) in self._outlets(outgoing).items()}
+        if all(topic.is_well for topic in topics.values()):
+            return
+        places = {
+            source: {outgoing.sources.name(source)} for source in np.unique(outgoing.rows.source[rolled]).tolist()
+        }
+        for source, others in cancels.places().items():
+            places.setdefault(source, set()).update(others)
+        refuse_down(topics, places)
+
     def _give_up_rolls(
-        self, rolled: npt.NDArray[np.intp], keys: Int64s, findings: Findings, sorting: Sorting
+        self,
+        outgoing: Outgoing,
+        rolled: npt.NDArray[np.intp],
+        keys: Int64s,
+        sizes: Int64s,
+        findings: Findings,
+        sorting: Sorting,
     ) -> npt.NDArray[np.intp]:
-        """Rolls whose copies are refused become dead letters; returns the others."""
-        refused = np.isin(keys[rolled], np.fromiter(findings.no_copy, np.int64))
+        """Rolls whose copies are refused, or would be, become dead letters; returns the others."""
+        outlets = self._outlets(outgoing)
+        refused = ~copyable(outgoing, rolled, keys, sizes, findings, outlets, self._record_bytes_max)
         refusal = Refusal(RejectReason.TOO_LARGE, "its copy is larger than the delay topic takes")
         sorting.condemned.update(dict.fromkeys(rolled[refused].tolist(), refusal))
         return rolled[~refused]
@@ -211,7 +263,8 @@ class Planner:
         rejects = outgoing.kind == Kind.REJECT
         if not (sorting.condemned or sorting.failing or sorting.released or rejects.any()):
             return None
-        return settle(
+        outlets = self._outlets(outgoing)
+        fates = settle(
             outgoing,
             sorting,
             keys=keys,
@@ -219,9 +272,20 @@ class Planner:
             now_ms=now_ms,
             policy=self._retry,
             findings=findings,
-            outlets=self._outlets(outgoing),
+            outlets=outlets,
             bytes_max=self._record_bytes_max,
         )
+        back = np.unique(outgoing.rows.source[np.concatenate((fates.retried, fates.held))]).tolist()
+        places = {source: {outgoing.sources.name(source)} for source in back}
+        for source in np.unique(outgoing.rows.source[fates.unwritable]).tolist():
+            letters = self._dead_letter_topic_of[outgoing.sources.name(source)[0]]
+            places.setdefault(source, set()).add((letters, EVERY))
+        refuse_down({target: known for pair in outlets.items() for target, known in self._named(*pair)}, places)
+        return fates
+
+    def _named(self, delay_topic: str, outlets: tuple[Target, Target]) -> Iterator[tuple[str, Target]]:
+        yield delay_topic, outlets[0]
+        yield self._dead_letter_topic_of[delay_topic], outlets[1]
 
     def _outlets(self, outgoing: Outgoing) -> dict[str, tuple[Target, Target]]:
         """The delay topics that the rows are of, each with its dead-letter topic."""
@@ -245,6 +309,14 @@ class Planner:
         partition = None
         if outgoing.has_partition:
             partition = integers(outgoing.rows.payload.column("target_partition"), -1)
+        doubtful = {
+            name
+            for code, name in used
+            if name in found
+            and self._has_misfits(outgoing, sorting, codes == code, name, found[name], partition, sizes)
+        }
+        if doubtful:
+            found |= self.targets.renew(doubtful)
         lanes = []
         for code, name in used:
             rows = codes == code
@@ -252,10 +324,11 @@ class Planner:
             if target is None:
                 detail = f"{name}: {RejectReason.FORBIDDEN_TARGET.explanation}"
                 if name in self.dead_letter_topics:
-                    _release(outgoing, sorting, rows, name, self._dead_letter_topic_of)
+                    release_letters(outgoing, sorting, rows, name, self._dead_letter_topic_of)
                 sorting.refuse(rows, RejectReason.FORBIDDEN_TARGET, detail)
                 continue
-            target = self._refuse_misfits(sorting, rows, name, target, partition, sizes)
+            if name in doubtful:
+                self._refuse_misfits(outgoing, sorting, rows, name, target, partition, sizes)
             if target.refusal is not None:
                 sorting.put_off(rows, target.refusal)
                 continue
@@ -296,36 +369,59 @@ class Planner:
 
     def _refuse_misfits(
         self,
+        outgoing: Outgoing,
         sorting: Sorting,
         rows: Bools,
         name: str,
         target: Target,
         partition: npt.NDArray[np.int32] | None,
         sizes: Int64s,
-    ) -> Target:
-        """Condemn what cannot go there by its size or partition; returns the target as it turned out to be."""
+    ) -> None:
+        """Condemn what cannot go there by its size, partition or key."""
         if target.refusal is not None and not target.partitions:
-            return target
-        outside, large = self._misfits(target, rows, partition, sizes)
-        if outside.any() or large.any():
-            target = self.targets.renew(name)
-            if target.refusal is not None and not target.partitions:
-                return target
-            outside, large = self._misfits(target, rows, partition, sizes)
-            detail = f"{name} has {target.partitions} partitions"
-            sorting.refuse(outside, RejectReason.PARTITION_OUT_OF_RANGE, detail)
-            sorting.refuse(large, RejectReason.TOO_LARGE, f"{name} takes at most {self._limit(target)} bytes")
-        return target
+            return
+        rows = rows & sorting.deliver
+        outside, large, keyless, wary = self._misfits(outgoing, name, target, rows, partition, sizes)
+        detail = f"{name} has {target.partitions} partitions"
+        sorting.refuse(outside, RejectReason.PARTITION_OUT_OF_RANGE, detail)
+        sorting.refuse(large, RejectReason.TOO_LARGE, f"{name} takes at most {self._limit(target)} bytes")
+        sorting.refuse(keyless, RejectReason.NO_KEY, f"{name}: {RejectReason.NO_KEY.explanation}")
+        sorting.put_off(wary, Refusal(RejectReason.TOO_LARGE, f"{name} has refused records of this size"))
+
+    def _has_misfits(
+        self,
+        outgoing: Outgoing,
+        sorting: Sorting,
+        rows: Bools,
+        name: str,
+        target: Target,
+        partition: npt.NDArray[np.int32] | None,
+        sizes: Int64s,
+    ) -> bool:
+        """Whether some of the rows cannot go there, by what is known of it."""
+        if target.refusal is not None and not target.partitions:
+            return False
+        found = self._misfits(outgoing, name, target, rows & sorting.deliver, partition, sizes)
+        return any(misfits.any() for misfits in found)
 
     def _misfits(
-        self, target: Target, rows: Bools, partition: npt.NDArray[np.int32] | None, sizes: Int64s
-    ) -> tuple[Bools, Bools]:
-        """Rows whose partition does not exist, and rows that are too large."""
+        self,
+        outgoing: Outgoing,
+        name: str,
+        target: Target,
+        rows: Bools,
+        partition: npt.NDArray[np.int32] | None,
+        sizes: Int64s,
+    ) -> tuple[Bools, Bools, Bools, Bools]:
+        """Rows whose partition does not exist, that are too large, that have no key where one is needed, and that may
+        be too large where that has happened often lately."""
         none: Bools = np.zeros(len(rows), dtype=np.bool_)
         limit = self._limit(target)
         return (
             none if partition is None else rows & (partition >= target.partitions),
-            none if int(sizes.max()) <= limit else rows & (sizes > limit),
+            larger(outgoing, name, rows, sizes, limit),
+            rows & outgoing.keyless() if target.needs_key else none,
+            larger(outgoing, name, rows, sizes, target.bytes_max or limit) if target.is_wary else none,
         )
 
     def _limit(self, target: Target) -> int:
@@ -354,12 +450,14 @@ class Planner:
         slots_ms: Int64s,
         sizes: Int64s,
         fates: Fates | None,
+        rejected: Counter[str],
     ) -> Iterator[Batch]:
         for lane, target in lanes:
             # The client fills batches up to batch.size whatever the topic takes: a topic that takes less gets what
-            # fits, one lot at a time.
-            small = target.bytes_max is not None and target.bytes_max < self._batch_bytes_max and not self._compressed
+            # fits, one lot at a time. (Compressed, more would fit: how much, only the broker can tell.)
+            small = target.bytes_max is not None and target.bytes_max < self._batch_bytes_max
             yield from outgoing.batches(lane, sizes, lot_bytes=target.bytes_max if small else None)
+        topics = self._dead_letter_topic_of
         lot = self._copy_lot_bytes(outgoing) if len(rolled) or len(deferred) or fates is not None else None
         if len(rolled):
             yield from copies(outgoing, rolled, sizes, rolled=1, lot_bytes=lot)
@@ -367,28 +465,24 @@ class Planner:
             yield from copies(outgoing, deferred, sizes, at_ms=slots_ms, lot_bytes=lot)
         if fates is not None:
             if len(fates.retried):
-                yield from copies(outgoing, fates.retried, sizes, failed=1, at_ms=fates.retried_at_ms, lot_bytes=lot)
+                failed, at_ms = fates.retried_failed, fates.retried_at_ms
+                yield from copies(outgoing, fates.retried, sizes, failed=failed, at_ms=at_ms, lot_bytes=lot)
             if len(fates.held):
-                yield from held(outgoing, fates.held, self._dead_letter_topic_of, sizes, fates.held_at_ms)
+                yield from held(outgoing, fates.held, topics, sizes, fates.held_at_ms, partial(_plain, Counter()))
             if len(fates.dead):
-                yield from dead_letters(outgoing, fates.dead, condemned, self._dead_letter_topic_of, sizes, fates.cut)
+                plain = partial(_plain, rejected)
+                yield from dead_letters(outgoing, fates.dead, condemned, topics, sizes, fates.cut, plain)
 
     def _copy_lot_bytes(self, outgoing: Outgoing) -> int | None:
         """As for targets: what a delay topic takes at once, if that is less than the client's batches."""
-        limits = [topic.bytes_max for topic, _ in self._outlets(outgoing).values()]
+        limits = [self._believed[name].bytes_max for name in self._outlets(outgoing)]
         least = min((limit for limit in limits if limit is not None), default=self._batch_bytes_max)
         return least if least < self._batch_bytes_max else None
 
 
-def _release(
-    outgoing: Outgoing, sorting: Sorting, rows: Bools, name: str, dead_letter_topics: Mapping[str, str]
-) -> None:
-    """Dead letters that were held come back for their dead-letter topic; nobody else may send there."""
-    ids = np.flatnonzero(rows & sorting.deliver)
-    ids = ids[is_held(outgoing, ids)]
-    own = [
-        dead_letter_topics[outgoing.sources.name(source)[0]] == name for source in outgoing.rows.source[ids].tolist()
-    ]
-    ids = ids[np.array(own, dtype=np.bool_)]
-    sorting.deliver[ids] = False
-    sorting.released += ids.tolist()
+def _plain(counts: Counter[str], reason: str, where: Where, detail: str) -> None:
+    """A row that was counted with its reason has become a plain letter."""
+    if counts[reason]:
+        counts[reason] -= 1
+        counts[str(RejectReason.UNREADABLE)] += 1
+    log.error("dead-letter-plain", topic=where.topic, partition=where.partition, offset=where.offset, reason=detail)

@@ -36,7 +36,7 @@ def produce_plain(produce: Callable[..., None], batch: Batch, start: int) -> int
     return len(batch)
 
 
-def _headers(batch: Batch) -> Iterable[Any]:
+def headers_of(batch: Batch) -> Iterable[Any]:
     """Each record's headers, made when they are asked for: see `OwnHeaders`."""
     if batch.headers is not None:
         return batch.headers
@@ -62,7 +62,7 @@ def produce_any(
     there are `ids`.
     """
     topic = batch.topic
-    headers = _headers(batch)
+    headers = headers_of(batch)
     partitions = repeat(-1, len(batch)) if batch.partitions is None else batch.partitions
     reports = repeat(None, len(batch)) if ids is None else [partial(report, i) for i in ids]
     done = start

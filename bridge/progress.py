@@ -6,8 +6,8 @@ it):
 
     {"v":1,"t":"<topic id>","n":8,"p":[1767225600000,"delay",3,4711],"h":[[0,{...}],[9000,{...}]],"f":0}
 
-    v   version: the smallest one whose readers understand the text; an unknown one is refused, because a downgrade must
-        not guess. 2 has frozen steps, 1 has none
+    v   version: the smallest one whose readers understand the text. 2 has frozen steps, 1 has none. A higher one, and a
+        key that is not among these, were written by a newer version of the bridge: a downgrade must not guess
     t   id of the topic, so that a topic that was deleted and made anew is told from the one this offset belongs to
     n   how many partitions of the topic had a commit by then, so that an added partition is told from a deleted commit
     p   P as (at, topic, partition, offset); null: nothing is finished yet (minus infinity)
@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from bridge.barriers import Barrier, DecodeParameters, History
+from bridge.barriers import Barrier, DecodeParameters, History, NewerFormat
 from bridge.errors import StateError
 from timerstore.position import AT_MAX, AT_MIN, OFFSET_MAX, Progress
 from timerstore.sources import NamedPosition, NamedStep, SourceName, Sources
@@ -145,7 +145,7 @@ def encode(state: CommittedState) -> str:
 def decode_metadata(source: SourceName, offset: int, metadata: str | None) -> CommittedState:
     """The state of `source` from a committed offset and its metadata.
 
-    Raises StateError when the metadata is missing (somebody reset the group's offsets), of another version, or
+    Raises StateError when the metadata is missing (somebody reset the group's offsets), of a newer version, or
     unreadable.
     """
     if not metadata:
@@ -158,26 +158,28 @@ def decode_metadata(source: SourceName, offset: int, metadata: str | None) -> Co
         )
     try:
         fields = json.loads(metadata)
-        version = fields["v"]
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise _unreadable(source, error) from error
-    if version not in (VERSION, VERSION_WITH_STEPS):
-        raise StateError(
-            f"the committed state has format {version!r}, of which this version of the bridge knows nothing",
-            hint=f"Run the version that wrote it, or a later one; this one knows formats up to {VERSION_WITH_STEPS}.",
-            topic=source[0],
-            partition=source[1],
-        )
-    try:
+        _must_be_known(fields)
         return _decode_fields(source, offset, fields)
+    except NewerFormat as newer:
+        raise _newer(source, newer) from newer
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise _unreadable(source, error) from error
+
+
+def _must_be_known(fields: dict[str, Any]) -> None:
+    """Raises NewerFormat for what a later version has written, ValueError for what no version has."""
+    version = fields["v"]
+    if not isinstance(version, int) or version < VERSION:
+        raise ValueError(f"version {version!r}")
+    if version > VERSION_WITH_STEPS:
+        raise NewerFormat(f"version {version}")
+    if missing := _REQUIRED - fields.keys():
+        raise ValueError(f"missing {sorted(missing)}")
+    if unknown := fields.keys() - _KNOWN:
+        raise NewerFormat(f"unknown {sorted(unknown)}")
 
 
 def _decode_fields(source: SourceName, offset: int, fields: dict[str, Any]) -> CommittedState:
-    missing, unknown = _REQUIRED - fields.keys(), fields.keys() - _KNOWN
-    if missing or unknown:
-        raise ValueError(f"missing {sorted(missing)}, unknown {sorted(unknown)}")
     p = fields["p"]
     history = tuple(
         Barrier(offset=int(at), parameters=DecodeParameters.from_json(parameters)) for at, parameters in fields["h"]
@@ -212,6 +214,17 @@ def _must_be_a_history(history: History) -> None:
     offsets = [barrier.offset for barrier in history]
     if not offsets or offsets[0] != 0 or any(a >= b for a, b in pairwise(offsets)):
         raise ValueError(f"barriers {offsets} do not start at 0 and rise")
+
+
+def _newer(source: SourceName, newer: NewerFormat) -> StateError:
+    """No other remedy is offered: what this version does not know may be what keeps messages from coming twice."""
+    return StateError(
+        "the committed state was written by a newer version of the bridge",
+        hint="Run that version, or a later one.",
+        topic=source[0],
+        partition=source[1],
+        reason=str(newer),
+    )
 
 
 def _unreadable(source: SourceName, error: Exception) -> StateError:

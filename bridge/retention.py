@@ -83,7 +83,8 @@ def must_hold_what_is_pending(
             # All that is not read yet may be older than that; where there is nothing, nobody can tell.
             if offsets[name] < (marks[name].end if after is None else after):
                 raise StateError(
-                    "records of pending messages were deleted while the bridge was down, and there is no local index",
+                    "records of pending messages were deleted while the bridge was down, and the local index does not "
+                    "cover them",
                     hint="Restore store.directory, if it still exists somewhere, and raise the topic's retention. "
                     f"To go on with what is left: {ADOPT_COMMITTED}.",
                     topic=name[0],
@@ -143,8 +144,8 @@ class RetentionGuard:
     ) -> None:
         """Draw the conclusions: headroom and alarms."""
         now_ms = self._clock.now_ms()
-        first_at_ms = store.next_wakeup_ms()
-        overdue_ms = max(0, now_ms - first_at_ms) if first_at_ms is not None and first_at_ms > 0 else 0
+        since_ms = store.waits_since_ms()
+        overdue_ms = 0 if since_ms is None else max(0, now_ms - since_ms)
         headroom_s, gone = {}, dict.fromkeys(self._windows, 0)
         for topic, window in self._windows.items():
             mine = {partition: first for (name, partition), first in oldest.items() if name == topic}

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import re
 import socket
+from bisect import bisect_right
 from collections.abc import Mapping
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
@@ -28,6 +30,7 @@ from pydantic import (
 )
 
 from bridge import librdkafka
+from bridge.budgets import POLL_INTERVAL_MS, TimeBudgets
 from bridge.errors import ConfigurationError
 from bridge.quantity import AUTO, duration, duration_or_auto, per_second, size
 from bridge.secrets import MASK, Redactor, is_secret_key
@@ -36,6 +39,22 @@ from bridge.units import parse_bytes, parse_duration_ms
 DEFAULT_LEVELS: Final = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 DEAD_LETTER_SUFFIX: Final = ".dlt"
 TOPIC_NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}", re.ASCII)
+
+LEVELS_CHARS_MAX: Final = 1_200
+"""Levels are part of what Kafka keeps with each partition's committed offset, in ms with commas between them. Its 4,095
+characters must hold them twice (those before a change stay for as long as records that they were for), all else that is
+there, and some steps of the clock."""
+LEVEL_MS_MAX: Final = parse_duration_ms("36500d")
+
+OTHERS_OWN: Final = re.compile(
+    r"__.*|_schemas"
+    r"|(.*[._-])?connect([._-].*)?[._-](configs?|offsets?|status(es)?)"
+    r"|.*-(changelog|repartition)|.*-subscription-(registration|response)(-[0-9]+)?-topic"
+    r"|(mm2-.*|.*\.checkpoints)\.internal",
+    re.ASCII | re.IGNORECASE,
+)
+"""Topics in which the brokers, Schema Registry, Connect, Streams and MirrorMaker keep what they know: one record of
+somebody else's can ruin it."""
 
 # Spark properties that have a key of their own here, or on which decoding relies.
 SPARK_OWNED: Final[Mapping[str, str]] = {
@@ -167,8 +186,15 @@ class Delay(Section):
     @field_validator("levels")
     @classmethod
     def _durations(cls, value: str) -> str:
-        if not 1 <= len([parse_duration_ms(level) for level in value.split()]) <= 1000:
-            raise ValueError("write 1 to 1000 durations with blanks between them")
+        levels_ms = [parse_duration_ms(level) for level in value.split()]
+        if not levels_ms or max(levels_ms) > LEVEL_MS_MAX:
+            raise ValueError("write one or more durations of at most 36500d, with blanks between them")
+        ends = [*accumulate(len(f"{level_ms},") for level_ms in levels_ms)]
+        fitting = bisect_right(ends, LEVELS_CHARS_MAX)
+        if fitting < len(levels_ms):
+            raise ValueError(
+                f"{len(levels_ms)} levels are more than fit beside a committed offset; the first {fitting} do"
+            )
         return value
 
 
@@ -331,6 +357,7 @@ class Settings(Section):
                 found, hint="correct the configuration; config/bridge.yaml explains every key"
             ) from None
         settings._from_files.update(from_files or {})
+        _ = settings.budgets  # raises
         return settings
 
     @field_validator("delay_topics")
@@ -344,9 +371,27 @@ class Settings(Section):
                 raise ValueError(
                     f"{name}: dead_letter {topic.dead_letter} is a delay topic; its records would be read again"
                 )
+            if OTHERS_OWN.fullmatch(topic.dead_letter or ""):
+                raise ValueError(f"{name}: dead_letter {topic.dead_letter} is an internal topic of another system")
             if topic.target in named or (topic.target or "").startswith("__"):
                 raise ValueError(f"{name}: target {topic.target} is a delay topic or an internal topic")
+        targets = {topic.target: name for name, topic in named.items()}
+        for name, topic in named.items():
+            if topic.dead_letter in targets:
+                raise ValueError(
+                    f"{name}: dead_letter {topic.dead_letter} is the target of {targets[topic.dead_letter]}"
+                )
         return named
+
+    @model_validator(mode="after")
+    def _targets_allowed_by_name(self) -> Self:
+        for name, topic in self.delay_topics.items():
+            if topic.target is not None and self._is_reserved(topic.target):
+                raise ValueError(
+                    f"delay_topics.{name}.target: {topic.target} looks like an internal topic of another system; if it "
+                    "is not, add it to targets.allow, by its whole name"
+                )
+        return self
 
     def renewed(self, fresh: Settings) -> Settings:
         """These settings with the client properties of `fresh`: of the same configuration, its files read again."""
@@ -370,6 +415,18 @@ class Settings(Section):
         return f"{self.bridge.id}-{self.bridge.instance}"
 
     @property
+    def budgets(self) -> TimeBudgets:
+        """What delivery has time for. Raises ConfigurationError where these settings do not go together."""
+        common = {name: plain(value) for name, value in self.kafka.common.items()}
+        producer = {name: plain(value) for name, value in self.kafka.producer.items()}
+        consumer = {**common, **{name: plain(value) for name, value in self.kafka.consumer.items()}}
+        return TimeBudgets.of(
+            {**common, **producer} if self.delivery.mode == "exactly-once" else {},
+            commit_interval_ms=self.delivery.commit_interval,
+            poll_interval_ms=int(consumer.get("max.poll.interval.ms", POLL_INTERVAL_MS)),
+        )
+
+    @property
     def levels_ms(self) -> tuple[int, ...]:
         """Delay of each level in milliseconds, level 1 first."""
         return tuple(parse_duration_ms(level) for level in self.delay.levels.split())
@@ -379,11 +436,16 @@ class Settings(Section):
         return self.delay_topics[delay_topic].dead_letter or delay_topic + DEAD_LETTER_SUFFIX
 
     def target_permitted(self, topic: str) -> bool:
-        """Whether records may be delivered to `topic`: allowed, not denied, neither internal nor a delay topic."""
-        if topic.startswith("__") or topic in self.delay_topics:
+        """Whether records may be delivered to `topic`: allowed, not denied, neither internal nor a delay topic. What
+        looks like another system's own is allowed by its whole name only."""
+        if topic.startswith("__") or topic in self.delay_topics or self._is_reserved(topic):
             return False
         allow, deny = self._patterns
         return any(p.fullmatch(topic) for p in allow) and not any(p.fullmatch(topic) for p in deny)
+
+    def _is_reserved(self, topic: str) -> bool:
+        is_named = topic in self.targets.allow
+        return not is_named and (topic.startswith("_") or OTHERS_OWN.fullmatch(topic) is not None)
 
     @cached_property
     def _patterns(self) -> tuple[list[re.Pattern[str]], list[re.Pattern[str]]]:
@@ -437,7 +499,7 @@ def _sentence(location: tuple[int | str, ...], message: str) -> str:
     """One problem with its full path; problems of a whole section name their keys themselves."""
     text = message.removeprefix("Value error, ")
     path = ".".join(str(part) for part in location if part != "[key]")
-    return text if text.startswith(f"{path}.") else f"{path}: {text}"
+    return text if not path or text.startswith(f"{path}.") else f"{path}: {text}"
 
 
 def _set(tree: dict[str, Any], path: tuple[str, ...], value: str) -> None:

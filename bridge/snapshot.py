@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable
+from heapq import nlargest
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -16,12 +17,15 @@ from bridge.metrics import StoreSnapshot
 from bridge.retention import RetentionGuard
 from bridge.settings import Settings
 from timerstore.clock import Clock
+from timerstore.pending import OTHER_TARGETS
 from timerstore.sources import SourceName
 from timerstore.store import TimerStore
 
 EDGES_MS: Final = (60_000, 300_000, 3_600_000, 21_600_000, 86_400_000, 604_800_000)
 """The upper edges of `metrics.TIME_TO_GO`, but for the last."""
 REFRESH_INTERVAL_S: Final = 5.0
+TOPICS_MAX: Final = 100
+"""Names in the metric of what is pending by topic."""
 SAMPLES_MAX: Final = 512
 """Ends that are remembered; when there are more, every other is forgotten."""
 
@@ -84,7 +88,7 @@ def snapshot(
     """The store's state as the gauges tell it."""
     stats = store.stats([now_ms + edge for edge in EDGES_MS])
     until = [0, *stats.pending_until, stats.pending]
-    first_at_ms = stats.first_at_ms
+    since_ms = store.waits_since_ms()
     defaults = sorted({topic.target for topic in settings.delay_topics.values() if topic.target})
     default = defaults[0] if len(defaults) == 1 else "(default)"
     by_topic: dict[str, int] = {}
@@ -93,9 +97,9 @@ def snapshot(
     disk_bytes, disk_free_bytes = _room(settings.store.directory)
     return StoreSnapshot(
         pending_total=stats.pending,
-        pending_by_topic=by_topic,
+        pending_by_topic=largest(by_topic),
         pending_by_time_to_go=tuple(max(0, b - a) for a, b in pairwise(until)),
-        oldest_overdue_s=max(0, now_ms - first_at_ms) / 1000 if first_at_ms is not None and first_at_ms > 0 else 0.0,
+        oldest_overdue_s=0.0 if since_ms is None else max(0, now_ms - since_ms) / 1000,
         hot_rows=stats.hot_rows,
         hot_bytes=stats.hot_bytes,
         segments=stats.segments,
@@ -109,6 +113,15 @@ def snapshot(
         retention_headroom_s={} if guard is None else guard.headroom_s,
         trimmed_partitions={} if guard is None else guard.trimmed,
     )
+
+
+def largest(counts: dict[str, int]) -> dict[str, int]:
+    """The TOPICS_MAX largest by name, the others together: names come from headers."""
+    if len(counts) <= TOPICS_MAX:
+        return counts
+    named = nlargest(TOPICS_MAX, counts.keys() - {OTHER_TARGETS}, key=counts.__getitem__)
+    kept = {name: counts[name] for name in named}
+    return {**kept, OTHER_TARGETS: sum(counts.values()) - sum(kept.values())}
 
 
 def _room(directory: Path) -> tuple[int | None, int | None]:

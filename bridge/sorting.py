@@ -8,7 +8,8 @@ its target can never take it; a reject       -                dead letter ...
 ... where its dead-letter topic fails        yes              retry; a reject is held: see `deadletter`
 ... where its dead-letter topic fails        no               dead letter: the transaction fails, and the bridge says so
 
-A copy is possible where the delay topic takes records of its size.
+A copy is possible where the delay topic takes records of its size. Where it takes nothing for now, or neither of the
+two topics takes anything, the row is *unwritable*: its source is held (held.py).
 """
 
 from __future__ import annotations
@@ -21,18 +22,39 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from bridge import headers as h
-from bridge.copies import copy_sizes
+from bridge.copies import copies, copy_sizes
+from bridge.deadletter import is_held, reason_of
 from bridge.headers import RejectReason
 from bridge.kafka import HEADER_ALLOWANCE_BYTES
+from bridge.kafkaerrors import Refusal
 from bridge.outgoing import Outgoing
 from bridge.retry import RetryPolicy
+from bridge.sizes import exact_bytes
 from bridge.target import Target
-from bridge.verdict import Findings, Refusal
 from timerstore.entry import Kind
 from timerstore.position import Bools, Int64s
 
 Rows = npt.NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What aborts have taught of single records, by packed (source, offset): those whose target refuses them for good,
+    those whose dead letter is refused, those whose copy is, those of which no dead letter fits unless it is cut, and
+    those that wait, since one of them spoils transactions.
+    """
+
+    condemned: Mapping[int, Refusal] = field(default_factory=dict)
+    no_letter: Collection[int] = ()
+    no_copy: Collection[int] = ()
+    cut: Collection[int] = ()
+    put_off: Mapping[int, Refusal] = field(default_factory=dict)
+
+
+_FOR_GOOD: Final = frozenset({RejectReason.TARGET_DENIED, RejectReason.UNKNOWN_TARGET})
+"""A delay topic that takes no copies for one of these will not in a minute: dead letters in place of retries."""
+_SLACK_BYTES: Final = 1_000
+"""What the upper bounds are beyond the size itself, at most (but for names and ids, which are short)."""
 
 DEAD_LETTER_TOPIC: Final = "dead-letter-topic"
 """The reason of a retry whose dead letter cannot be written; it never becomes that of a dead letter."""
@@ -75,6 +97,10 @@ class Fates:
     retried_at_ms: Int64s
     held: Rows
     held_at_ms: Int64s
+    retried_failed: Int64s
+    """How many attempts each of them has behind it now that it did not have before."""
+    unwritable: Rows
+    """Rows whose dead letter has no topic, and of which no copy can be made."""
     reasons: Mapping[str, int]
 
 
@@ -97,11 +123,13 @@ def settle(
     """
     reasons: Counter[str] = Counter()
     failing = _rows(sorting.failing)
-    over = policy.is_over(outgoing.attempt[failing].astype(np.int64) + 1)
+    counts = np.array([sorting.failing[row].counts for row in failing.tolist()], dtype=np.bool_)
+    over = counts & policy.is_over(outgoing.attempt[failing].astype(np.int64) + 1)
     can = copyable(outgoing, failing, keys, sizes, findings, outlets, bytes_max)
     for row in failing[over | ~can].tolist():
         sorting.condemned[row] = sorting.failing.pop(row)
     retried = failing[~over & can]
+    blameless = retried[~counts[~over & can]]
     reasons.update(str(sorting.failing[row].reason) for row in retried.tolist())
 
     rejects = np.flatnonzero(outgoing.kind == Kind.REJECT)
@@ -114,11 +142,14 @@ def settle(
         reasons[DEAD_LETTER_TOPIC] += len(stuck)
         dead = np.setdiff1d(dead, stuck)
         retried, held = np.union1d(retried, stuck[is_timer]), stuck[~is_timer]
+    failed = np.where(np.isin(retried, blameless), 0, 1).astype(np.int64)
     return Fates(
         dead=dead,
+        retried_failed=failed,
+        unwritable=dead[~_has_topic(outgoing, dead, outlets)],
         cut=frozenset(dead[_named(keys[dead], findings.cut)].tolist()),
         retried=retried,
-        retried_at_ms=now_ms + policy.waits_ms(outgoing.attempt[retried].astype(np.int64) + 1, keys[retried]),
+        retried_at_ms=now_ms + policy.waits_ms(np.maximum(1, outgoing.attempt[retried] + failed), keys[retried]),
         held=held,
         held_at_ms=now_ms + policy.waits_ms(np.ones(len(held), dtype=np.int64), keys[held]),
         reasons={reason: count for reason, count in reasons.items() if count},
@@ -138,12 +169,17 @@ def copyable(
     limits = np.full(len(outgoing.sources), bytes_max, dtype=np.int64)
     for source in np.unique(outgoing.rows.source[ids]).tolist():
         topic, _ = outlets[outgoing.sources.name(source)[0]]
-        if topic.refusal is not None and not topic.is_unanswered:
+        if topic.refusal is not None and topic.refusal.reason in _FOR_GOOD:
             limits[source] = 0
         elif topic.bytes_max is not None:
             limits[source] = min(bytes_max, topic.bytes_max)
     needed = copy_sizes(outgoing, ids, sizes) + _letter_bytes(outgoing, ids)
-    fits: Bools = needed <= limits[outgoing.rows.source[ids]]
+    room = limits[outgoing.rows.source[ids]]
+    fits: Bools = needed <= room
+    near = ~fits & (outgoing.kind[ids] == Kind.TIMER) & (sizes[ids] - _SLACK_BYTES <= room)
+    if near.any():
+        exact = exact_bytes(copies(outgoing, ids[near], sizes, at_ms=outgoing.due[ids[near]]), len(outgoing))
+        fits[near] = exact[ids[near]] <= room[near]
     return fits & ~_named(keys[ids], findings.no_copy)
 
 
@@ -151,6 +187,16 @@ def _letter_bytes(outgoing: Outgoing, ids: Rows) -> Int64s:
     """What a copy holds beyond the message when it is a whole dead letter."""
     extra: Int64s = np.where(outgoing.kind[ids] == Kind.TIMER, 0, HEADER_ALLOWANCE_BYTES // 8).astype(np.int64)
     return extra
+
+
+def _has_topic(outgoing: Outgoing, ids: Rows, outlets: Mapping[str, tuple[Target, Target]]) -> Bools:
+    """Which of the rows have a dead-letter topic that takes something; bool[m]."""
+    well = np.ones(len(outgoing.sources), dtype=np.bool_)
+    for source in np.unique(outgoing.rows.source[ids]).tolist():
+        topic = outlets[outgoing.sources.name(source)[0]][1]
+        well[source] = topic.refusal is None or topic.is_unanswered
+    result: Bools = well[outgoing.rows.source[ids]]
+    return result
 
 
 def _writable(
@@ -173,10 +219,10 @@ def _rows(by_row: Mapping[int, object]) -> Rows:
     return np.sort(np.fromiter(by_row, np.intp, len(by_row)))
 
 
-def reasons(outgoing: Outgoing, condemned: Mapping[int, Refusal], dead: npt.NDArray[np.intp]) -> dict[str, int]:
+def reasons(outgoing: Outgoing, condemned: Mapping[int, Refusal], dead: npt.NDArray[np.intp]) -> Counter[str]:
     """Dead letters by reason; one that was held is counted when it is held no longer."""
     if not len(dead):
-        return {}
+        return Counter()
     counts = Counter(str(condemned[row].reason) for row in dead.tolist() if row in condemned)
     rejects = dead[outgoing.kind[dead] == Kind.REJECT]
     counts.update(outgoing.column("reason", rejects))
@@ -184,5 +230,19 @@ def reasons(outgoing: Outgoing, condemned: Mapping[int, Refusal], dead: npt.NDAr
         [row for row in dead[outgoing.kind[dead] == Kind.TIMER].tolist() if row not in condemned], np.intp
     )
     if len(released):
-        counts.update(h.reason_of(own) for own in outgoing.headers(released).lists())
-    return dict(counts)
+        counts.update(reason_of(own) for own in outgoing.headers(released).lists())
+    return counts
+
+
+def release_letters(
+    outgoing: Outgoing, sorting: Sorting, rows: Bools, name: str, dead_letter_topics: Mapping[str, str]
+) -> None:
+    """Dead letters that were held come back for their dead-letter topic; nobody else may send there."""
+    ids = np.flatnonzero(rows & sorting.deliver)
+    ids = ids[is_held(outgoing, ids)]
+    own = [
+        dead_letter_topics[outgoing.sources.name(source)[0]] == name for source in outgoing.rows.source[ids].tolist()
+    ]
+    ids = ids[np.array(own, dtype=np.bool_)]
+    sorting.deliver[ids] = False
+    sorting.released += ids.tolist()

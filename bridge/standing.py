@@ -151,7 +151,7 @@ class CommittedOffsets(Protocol):
         ...
 
     def read_committed_states(
-        self, partitions: Collection[SourceName], timeout_s: float = 30.0
+        self, partitions: Collection[SourceName], timeout_s: float | None = None
     ) -> dict[SourceName, CommittedState | None]:
         """Committed states, stable ones only."""
         ...

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from bridge.headers import RejectReason
-from bridge.verdict import Refusal
+from bridge.kafkaerrors import Refusal
 
 UNAVAILABLE: Final = RejectReason.TARGET_UNAVAILABLE
 
@@ -33,15 +33,25 @@ class Target:
     refusal: Refusal | None = None
     down: Mapping[int, str] = field(default_factory=dict)
     leaders: Mapping[int, Leader] = field(default_factory=dict, compare=False)
+    needs_key: bool = False
+    """Whether it is compacted, and takes no record without a key."""
+    is_wary: bool = False
+    """Whether it has refused many records for their size lately: those that may be too large wait."""
 
     @property
     def is_well(self) -> bool:
         """Whether everything can go there."""
-        return self.refusal is None and not self.down
+        return self.refusal is None and not self.down and not self.is_wary
+
+    def is_down(self, partition: int) -> bool:
+        """Whether a partition takes nothing now (a negative one: whether any does not); not where it is not known."""
+        is_refused = self.refusal is not None and not self.is_unanswered
+        return is_refused or partition in self.down or (partition < 0 and bool(self.down))
 
     def takes_less_than(self, other: Target) -> bool:
         """Whether something cannot go there that could with `other`, an earlier look at it."""
-        return (self.refusal is not None and other.refusal is None) or not self.down.keys() <= other.down.keys()
+        is_refused = self.refusal is not None and other.refusal is None
+        return is_refused or not self.down.keys() <= other.down.keys() or (self.is_wary and not other.is_wary)
 
     @property
     def is_unanswered(self) -> bool:
@@ -58,6 +68,10 @@ class LookUp(Protocol):
 
     def leaders(self, name: str) -> Mapping[int, Leader]:
         """Who leads each partition of a topic now. Raises EnvironmentFailure when nobody answers."""
+        ...
+
+    def count_partitions(self, name: str) -> int:
+        """How many partitions a topic has now. Raises EnvironmentFailure when nobody answers."""
         ...
 
     def ask(

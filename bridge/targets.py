@@ -29,9 +29,12 @@ import structlog
 
 from bridge.breakers import EVERY, OPEN_S, Breakers
 from bridge.errors import EnvironmentFailure
+from bridge.headers import RejectReason
+from bridge.heartbeats import Beat, unwatched
+from bridge.kafkaerrors import Refusal
 from bridge.target import UNAVAILABLE, Leader, LookUp, Target
-from bridge.verdict import Refusal
 from timerstore.clock import Clock
+from timerstore.pending import OTHER_TARGETS
 
 KNOWN_FOR_S: Final = 60.0
 FAILING_FOR_S: Final = 2.0
@@ -43,7 +46,6 @@ RENEWED_FOR_S: Final = 5.0
 UNANSWERED_FOR_S: Final = 5.0
 LOOK_INTERVAL_S: Final = 0.5
 LOOK_UPS_MAX: Final = 100
-IN_USE_MAX: Final = 100
 SILENT_S: Final = 0.3
 """Who has not answered for so long, while others have and nothing is acknowledged, is silent; who refuses a connection
 is so at once. Usually an answer takes milliseconds.
@@ -54,8 +56,16 @@ PROBE_S: Final = 2.0
 """How long a closing breaker waits for its leader."""
 SILENT_OPEN_S: Final = 1.0
 """The first time: it may have been no more than a pause."""
+NO_ANSWER: Final = "the leader of partition {} does not answer"
 TARGETS_MAX: Final = 10_000
-"""Names come from headers, so anybody can make up any number of them."""
+"""Names come from headers, so anybody can make up any number of them. (Ten thousand of 200 characters are 9 MB.)"""
+MISSING_MAX: Final = 100
+"""Up to so many names of topics that are not known to exist are asked for again by the thread; beyond that they must be
+made up, and wait until a message for them is tried again."""
+FAILING_MAX: Final = 100
+"""Names in the metric of what fails."""
+UNKNOWN: Final = "(unknown)"
+"""In that metric: all names of which no broker has said that there is such a topic."""
 log = structlog.get_logger("bridge.targets")
 
 
@@ -77,8 +87,10 @@ class _RollCall:
 class Targets:
     """A cache of `Target` by name with an expiry, and the circuit breakers. Any thread."""
 
-    def __init__(self, look_up: LookUp, clock: Clock) -> None:
+    def __init__(self, look_up: LookUp, clock: Clock, beat: Beat = unwatched) -> None:
+        """`beat` is the thread's."""
         self._look_up = look_up
+        self._beat = beat
         self._clock = clock
         self._lock = threading.Lock()
         self._known: dict[str, _Known] = {}
@@ -88,7 +100,6 @@ class Targets:
         self._roll: _RollCall | None = None
         self._warmed = _RollCall(clock.monotonic_s(), {})
         self._stopped = False
-        self.rounds = 0
         self._woken = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -109,18 +120,14 @@ class Targets:
 
     def _run(self) -> None:
         while not self._stopped:
+            self._beat()
             try:
                 self.refresh()
             except Exception:
                 # Delivery does not need this thread: what it needs to know it asks itself, only later.
                 log.exception("targets-not-refreshed")
-            self.rounds += 1
             self._woken.wait(LOOK_INTERVAL_S)
             self._woken.clear()
-
-    def has_looked(self, since: int) -> bool:
-        """Whether the thread has come round since it had `since` of its `rounds` behind it, or has ended."""
-        return self._stopped or self.rounds > since
 
     def refresh(self) -> None:
         """Ask again for what is in doubt or has expired, and whether open breakers may be closed. Keeps what it knew
@@ -130,7 +137,9 @@ class Targets:
         with self._lock:
             doubted, self._doubted = self._doubted, {}
             expired = [name for name in self._own if name not in self._known]
-            expired += [name for name, known in self._known.items() if _is_expired(known, now_s)]
+            found = [name for name, known in self._known.items() if _is_expired(known, now_s)]
+            missing = [name for name in found if not self._known[name].target.partitions]
+            expired += found if len(missing) <= MISSING_MAX else [n for n in found if self._known[n].target.partitions]
             expired = [*doubted, *[name for name in expired if name not in doubted][:LOOK_UPS_MAX]]
             probes = self._breakers.due(now_s)
             tripped = list({name: None for name, _ in probes if name in self._known and name not in expired})
@@ -163,22 +172,20 @@ class Targets:
                 result[name] = self._breakers.applied(name, known.target)
             return result
 
-    def in_use(self) -> list[str]:
-        """The bridge's topics and those used lately, as far as it is known that they are there. Waits for nobody."""
+    def renew(self, names: Collection[str], older_than_s: float = RENEWED_FOR_S) -> dict[str, Target]:
+        """What they are by answers that are not older than that: one look-up for all."""
         now_s = self._clock.monotonic_s()
         with self._lock:
-            there = [name for name, known in self._known.items() if known.target.partitions]
-            used = [name for name in there if now_s - self._known[name].used_s < USED_FOR_S]
-            return [name for name in there if name in self._own] + [n for n in used if n not in self._own][-IN_USE_MAX:]
+            old = [
+                name for name in names if name not in self._known or now_s - self._known[name].asked_s >= older_than_s
+            ]
+        if old:
+            self._learn(old)
+        return self.resolve(names)
 
-    def renew(self, name: str, older_than_s: float = RENEWED_FOR_S) -> Target:
-        """What `name` is by an answer that is not older than that."""
-        with self._lock:
-            known = self._known.get(name)
-            is_old = known is None or self._clock.monotonic_s() - known.asked_s >= older_than_s
-        if is_old:
-            self._learn([name])
-        return self.resolve([name])[name]
+    def count_partitions(self, name: str) -> int:
+        """How many partitions that topic has now, not some time ago. Raises EnvironmentFailure without an answer."""
+        return self._look_up.count_partitions(name)
 
     def look_again(self, names: Collection[str]) -> frozenset[str] | None:
         """Those that turn out to take less than it was thought; None when the brokers do not answer."""
@@ -230,7 +237,7 @@ class Targets:
                 if leader in silent and not self._is_down(name, partition, known.target)
             ]
         for name, partition in found:
-            refusal = Refusal(UNAVAILABLE, f"{name}: the leader of partition {partition} does not answer")
+            refusal = Refusal(UNAVAILABLE, f"{name}: {NO_ANSWER.format(partition)}")
             self.trip(name, partition, refusal, open_s=SILENT_OPEN_S)
         return bool(found)
 
@@ -275,18 +282,26 @@ class Targets:
     # -- for metrics
 
     def failing(self) -> dict[tuple[str, str], int]:
-        """How many partitions take nothing now, by target and reason (of targets used lately; EVERY counts as one)."""
+        """How many partitions take nothing now, by target and reason (of targets used lately; EVERY counts as one).
+        Targets that nobody has seen are counted together, as are those beyond FAILING_MAX.
+        """
         now_s = self._clock.monotonic_s()
         counts: dict[tuple[str, str], int] = {}
+        named: set[str] = set()
         with self._lock:
             for name, known in self._known.items():
                 if now_s - known.used_s >= FAILING_FOR_S_MAX + KNOWN_FOR_S:
                     continue
                 target = self._breakers.applied(name, known.target)
-                if target.refusal is not None:
-                    counts[name, str(target.refusal.reason)] = max(1, target.partitions)
-                elif target.down:
-                    counts[name, str(UNAVAILABLE)] = len(target.down)
+                trouble = _trouble(target)
+                if trouble is None:
+                    continue
+                label = name if target.partitions or name in self._own else UNKNOWN
+                if label != UNKNOWN and label not in named:
+                    label = name if len(named) < FAILING_MAX else OTHER_TARGETS
+                    named.add(label)
+                reason, count = trouble
+                counts[label, str(reason)] = counts.get((label, str(reason)), 0) + count
         return counts
 
     # -- inside
@@ -327,6 +342,7 @@ class Targets:
     def _find_leaders(self, names: Sequence[str]) -> None:
         """Somebody else may lead by now what takes nothing."""
         for name in names:
+            self._beat()
             try:
                 leaders = self._look_up.leaders(name)
             except EnvironmentFailure as failure:
@@ -338,12 +354,14 @@ class Targets:
                     known.target = replace(known.target, leaders=leaders)
 
     def _probe(self, keys: Sequence[tuple[str, int]]) -> None:
-        """Close the breakers whose leaders answer; one question to each, and one wait for all."""
+        """Close the breakers whose leaders answer; one question to each, and one wait for all. That of a whole target
+        is closed when one of its leaders does, and those of the partitions without an answer are opened.
+        """
         with self._lock:
             known = {name: self._known[name].target for name, _ in keys if name in self._known}
         counts = {name: target.partitions for name, target in known.items()}
         probed = {
-            (name, partition): [(name, n) for n in ([partition] if partition != EVERY else range(counts.get(name, 0)))]
+            (name, partition): [(name, n) for n in ([partition] if partition >= 0 else range(counts.get(name, 0)))]
             for name, partition in keys
         }
         leaders = {
@@ -354,8 +372,10 @@ class Targets:
         answers = self._look_up.ask(leaders, doubtful=True)
         wait(answers.values(), PROBE_S)
         for (name, partition), several in probed.items():
-            is_well = all(key in answers and self._look_up.is_answered(answers[key]) for key in several)
-            is_well = is_well and (bool(several) or name not in counts)
+            silent = [key for key in several if key not in answers or not self._look_up.is_answered(answers[key])]
+            is_well = len(silent) < len(several) or (not several and name not in counts)
+            for _, number in silent if is_well else ():
+                self.trip(name, number, Refusal(UNAVAILABLE, f"{name}: {NO_ANSWER.format(number)}"), SILENT_OPEN_S)
             with self._lock:
                 until_s = self._clock.monotonic_s() + FAILING_FOR_S
                 is_closed = self._breakers.decide((name, partition), is_well=is_well, until_s=until_s)
@@ -369,6 +389,15 @@ def _is_expired(known: _Known, now_s: float) -> bool:
     if known.target.is_well:
         return age_s >= KNOWN_FOR_S
     return age_s >= FAILING_FOR_S and now_s - known.used_s < USED_FOR_S
+
+
+def _trouble(target: Target) -> tuple[RejectReason, int] | None:
+    """Why it does not take everything, and in how many partitions; None: it is well."""
+    if target.refusal is not None:
+        return target.refusal.reason, max(1, target.partitions)
+    if target.down:
+        return UNAVAILABLE, len(target.down)
+    return (RejectReason.TOO_LARGE, target.partitions) if target.is_wary else None
 
 
 def _unanswered(name: str) -> Target:

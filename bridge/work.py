@@ -1,4 +1,4 @@
-"""One transaction under way, and the seams that the dispatcher works against: the store, the metrics."""
+"""One transaction under way, and the seam of the metrics."""
 
 from __future__ import annotations
 
@@ -10,77 +10,13 @@ import numpy as np
 import numpy.typing as npt
 from confluent_kafka import KafkaError
 
+from bridge.outgoing import Sent
 from bridge.progress import CommittedState
 from bridge.target import Target
 from bridge.tracing import Delivery
-from timerstore.position import Int64s, Progress
-from timerstore.sources import SourceName, Sources
-from timerstore.transaction import Rows
-
-
-class StoreTransaction(Protocol):
-    """What is used of `timerstore.transaction.Transaction`."""
-
-    def take(self, now_ms: int, max_rows: int) -> Rows:
-        """Rows that are due."""
-        ...
-
-    def progress(self) -> Mapping[int, Progress]:
-        """(O, P) to be committed, by source."""
-        ...
-
-    def acknowledge(self) -> None:
-        """It was committed."""
-        ...
-
-    def rollback(self) -> None:
-        """It was not."""
-        ...
-
-
-class Store(Protocol):
-    """What is used of `timerstore.store.TimerStore`."""
-
-    @property
-    def sources(self) -> Sources:
-        """The numbering of partitions."""
-        ...
-
-    def begin(self) -> StoreTransaction:
-        """One at a time."""
-        ...
-
-    def is_caught_up(self) -> bool:
-        """Whether anything may be dispatched (I6)."""
-        ...
-
-    def next_wakeup_ms(self) -> int | None:
-        """When the next row is due."""
-        ...
-
-    def offsets_behind(self) -> bool:
-        """Whether a transaction without rows would move O."""
-        ...
-
-    def is_pressed(self) -> bool:
-        """Whether O should move at once."""
-        ...
-
-    def outruns(self, now_ms: int) -> bool:
-        """Whether the clock was set back behind what is delivered."""
-        ...
-
-    def step_back(self, now_ms: int) -> None:
-        """Go on from there."""
-        ...
-
-    def wait(self, timeout_s: float | None) -> None:
-        """Sleep until something nearer is there, or `wake`."""
-        ...
-
-    def wake(self) -> None:
-        """End `wait`."""
-        ...
+from timerstore.position import Int64s
+from timerstore.sources import SourceName
+from timerstore.transaction import Transaction
 
 
 class DispatchMetrics(Protocol):
@@ -122,6 +58,14 @@ class DispatchMetrics(Protocol):
         """Rolled back."""
         ...
 
+    def partitions_held(self, count: int) -> None:
+        """So many partitions of delay topics are held."""
+        ...
+
+    def clock_step_refused(self) -> None:
+        """The clock was set back once more than the committed metadata has room for."""
+        ...
+
     def producer_rebuilt(self) -> None:
         """A new producer took the place of a lost one."""
         ...
@@ -140,8 +84,10 @@ class Culprit:
 class Work:
     """One transaction under way."""
 
-    store: StoreTransaction
+    store: Transaction
     opened_s: float
+    until_ms: int = 0
+    """What was due by then may be in it."""
     begun: bool = False
     planned: int = 0
     accepted: int = 0
@@ -149,7 +95,7 @@ class Work:
     bytes: int = 0
     is_ended: bool = False
     keys: list[Int64s] = field(default_factory=list)
-    sent: list[tuple[int, str, npt.NDArray[np.intp]]] = field(default_factory=list)
+    sent: list[Sent] = field(default_factory=list)
     targets: dict[str, Target] = field(default_factory=dict)
     """What was believed of them when records were sent there; the best of it."""
     lateness: list[Int64s] = field(default_factory=list)
@@ -170,11 +116,15 @@ class Work:
         keys = np.concatenate(self.keys) if self.keys else np.empty(0, np.int64)
         wanted = np.fromiter(rows, np.int64)
         result = {}
-        for first, topic, ids in self.sent:
-            for row in np.intersect1d(ids + first, wanted).tolist():
+        for sent in self.sent:
+            for row in np.intersect1d(sent.ids + sent.first, wanted).tolist():
                 error, partition = rows[row]
-                result[int(keys[row])] = Culprit(topic, partition, error)
+                result[int(keys[row])] = Culprit(sent.topic, partition, error)
         return result
+
+    def places(self) -> set[tuple[str, int]]:
+        """Topics and partitions that records were sent to; -1 for those that the partitioner chose."""
+        return {place for sent in self.sent for place in sent.places()}
 
     def acknowledge(self) -> None:
         """The commit is known."""

@@ -14,9 +14,8 @@ experiments):
 from __future__ import annotations
 
 import logging
-import math
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final, NoReturn, Protocol
@@ -24,37 +23,24 @@ from typing import Any, Final, NoReturn, Protocol
 import structlog
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
 
-from bridge.clienterrors import fenced, is_fatal, is_fenced, kafka_error
+from bridge.budgets import USUAL, TimeBudgets
 from bridge.endings import Endings
 from bridge.errorlog import ErrorLog
 from bridge.errors import EnvironmentFailure
 from bridge.guard import Guard, Unanswered
-from bridge.identities import CONFLICTING, DENIED_CODES, Identities, Identity, alone, drop, in_thread
+from bridge.identities import Identities, Identity, alone, drop, in_thread, names_of
+from bridge.kafkaerrors import Fault, fault_of, fenced, is_denied, is_fatal, is_fenced, kafka_error
 from bridge.outgoing import Batch
 from bridge.producing import Stopped, produce_any, produce_plain
 from timerstore.clock import Clock
 
-CALL_TIMEOUT_S: Final = 5.0
-"""One call; a retriable time-out is repeated until the deadline of the whole step."""
-UNANSWERED_S: Final = 6.0
-"""When a call that ignores its time-out is left behind, with the producer (guard.py)."""
-STEP_TIMEOUT_S: Final = 15.0
-"""Sending offsets, committing, aborting: longer than the transaction time-out, after which the broker has decided
-anyway.
-"""
 STALLED_S: Final = 0.1
 """Nothing is acknowledged for so long: time to look at the targets, and again after as long. Usually it takes
 milliseconds.
 """
-STALLED_S_MAX: Final = 4.0
-"""And so long: whoever does not answer is to blame, though nobody knows why."""
-FULL_TIMEOUT_S: Final = 8.0
-"""How long the client's queue may stay full; below the transaction time-out."""
 FULL_POLL_S: Final = 0.05
 CONFLICT_S: Final = 0.05
 """Between two calls that are refused because an earlier one is still under way."""
-SPARES: Final = 2
-"""Transactional ids beside the first one; a node that dies holds up one, sometimes two. They take turns."""
 SPARES_SERVED_S: Final = 1.0
 
 log = structlog.get_logger("bridge.writer")
@@ -66,7 +52,7 @@ class Aborted(Exception):
     """The transaction must be given up. `error` is the cause, `culprits` are rows that failed, by number within the
     transaction, with the error of each and the partition (-1: not known); `is_exact` says that the one culprit was sent
     alone, so that no other record can be to blame; `is_explained` that the targets turned out to be otherwise than
-    planned for, so that the next plan differs.
+    planned for, so that the next plan differs; `is_slow` that it took too long, so that the next one has to be smaller.
     """
 
     def __init__(
@@ -76,12 +62,14 @@ class Aborted(Exception):
         *,
         is_exact: bool = False,
         is_explained: bool = False,
+        is_slow: bool = False,
     ) -> None:
         super().__init__(error.str())
         self.error = error
         self.culprits = dict(culprits or {})
         self.is_exact = is_exact
         self.is_explained = is_explained
+        self.is_slow = is_slow
 
 
 class Broken(Exception):
@@ -90,7 +78,7 @@ class Broken(Exception):
     def __init__(self, error: KafkaError) -> None:
         super().__init__(error.str())
         self.error = error
-        self.is_fenced = is_fenced(error) or error.code() == KafkaError.INVALID_PRODUCER_EPOCH
+        self.is_fenced = is_fenced(error)
 
 
 class Indefinite(Broken):
@@ -150,16 +138,18 @@ class _ProducerWriter:
         properties: Mapping[str, Any],
         clock: Clock,
         make_producer: Callable[[dict[str, Any]], Producer] = Producer,
+        budgets: TimeBudgets = USUAL,
     ) -> None:
         """`properties` of a producer, complete; `make_producer` is there for tests of errors that no broker will give
         on demand.
         """
         self._properties = dict(properties)
         self._clock = clock
+        self._budgets = budgets
+        self._began_s = 0.0
         self._make_producer = make_producer
         self._producer: Producer | None = None
         self._trouble = ErrorLog("bridge.dispatcher", "producer-trouble", clock)
-        self._troubled_s = -math.inf
         self._faults: list[KafkaError] = []
         self._guard = Guard("producer-calls")
         self._failed: dict[int, tuple[KafkaError, int]] = {}
@@ -195,7 +185,6 @@ class _ProducerWriter:
     def _on_error(self, faults: list[KafkaError], error: KafkaError) -> None:
         if is_fatal(error):
             faults.append(error)
-        self._troubled_s = self._clock.monotonic_s()
         self._trouble.warn(error)
 
     def _serve(self, call: Callable[[float], object], timeout_s: float) -> None:
@@ -214,23 +203,24 @@ class _ProducerWriter:
         self._failed = {}
         self._is_overdue = False
         self._awaited = self._reported = 0
+        self._began_s = self._clock.monotonic_s()
 
-    @staticmethod
-    def _give_up(exception: Exception, row: int) -> NoReturn:
-        """What an exception out of produce means for the transaction."""
+    def _give_up(self, exception: Exception, row: int, partition: int) -> NoReturn:
+        """What an exception out of produce means for the transaction; `partition` -1: the partitioner's choice."""
         if isinstance(exception, BufferError):
-            raise Aborted(
-                KafkaError(KafkaError._QUEUE_FULL, "the client's queue stayed full", retriable=True)
-            ) from None
+            error = KafkaError(KafkaError._QUEUE_FULL, "the client's queue stayed full", retriable=True)
+            raise Aborted(error, is_slow=True) from None
         if not isinstance(exception, KafkaException):
             # Something in the record that this client cannot express (a NUL in a header's name). One record must not
             # stop the others.
             error = KafkaError(KafkaError.INVALID_RECORD, str(exception))
-            raise Aborted(error, {row: (error, -1)}, is_exact=True) from None
+            raise Aborted(error, {row: (error, partition)}, is_exact=True) from None
         error = kafka_error(exception)
         if is_fatal(error) or is_fenced(error):
             raise Broken(error) from None
-        raise Aborted(error, {row: (error, -1)}, is_exact=True) from None
+        if error.code() == KafkaError._STATE:
+            raise Aborted(error, self._failed) from None  # another record has failed: nothing is taken any more
+        raise Aborted(error, {row: (error, partition)}, is_exact=True) from None
 
     def _produce(self, batch: Batch, first_id: int, *, reported: bool) -> int:
         """The loop around produce; `reported`: `_report` is called with the number of every record, `first_id` + its
@@ -238,7 +228,7 @@ class _ProducerWriter:
         """
         producer = self._client()
         ids = [first_id + row for row in batch.ids.tolist()] if reported else None
-        done, deadline_s = 0, None
+        done, deadline_s, is_up_to_date = 0, None, False
         while True:
             try:
                 if ids is None and batch.headers is None and batch.own is None and batch.partitions is None:
@@ -249,10 +239,18 @@ class _ProducerWriter:
                 return done
             except Stopped as stopped:
                 done = stopped.done
+                if _is_unknown_partition(stopped.cause) and not is_up_to_date:
+                    # It may have been added since this client has looked, which it does every five minutes.
+                    is_up_to_date = True
+                    with suppress(KafkaException):  # without an answer the record is refused as it is
+                        producer.list_topics(batch.topic, self._budgets.look_up_s)
+                    continue
                 now_s = self._clock.monotonic_s()
-                deadline_s = now_s + FULL_TIMEOUT_S if deadline_s is None or stopped.progress else deadline_s
+                if deadline_s is None or stopped.progress:
+                    deadline_s = min(now_s + self._budgets.full_s, self._began_s + self._budgets.send_s)
                 if not isinstance(stopped.cause, BufferError) or now_s > deadline_s:
-                    self._give_up(stopped.cause, first_id + int(batch.ids[done]))
+                    partition = -1 if batch.partitions is None else batch.partitions[done]
+                    self._give_up(stopped.cause, first_id + int(batch.ids[done]), partition)
                 self._serve(producer.poll, FULL_POLL_S)
 
     def _report(self, row: int, error: KafkaError | None, message: Message) -> None:
@@ -266,8 +264,8 @@ class _ProducerWriter:
         self._failed.setdefault(row, (error, -1 if partition is None else partition))
 
     def _settle(self, on_stall: OnStall = lambda _: None, *, is_exact: bool = False) -> None:
-        """Wait until the fate of every reported record is known, for as long as there is progress. Raises Aborted with
-        the culprits, Broken.
+        """Wait until the fate of every reported record is known, for as long as there is progress, and time. Raises
+        Aborted with the culprits, Broken.
         """
         producer = self._client()
         if self._reported < self._awaited and not self._wait(lambda: self._awaited - self._reported, on_stall):
@@ -282,7 +280,9 @@ class _ProducerWriter:
             )
 
     def _wait(self, count_left: Callable[[], int], on_stall: OnStall) -> bool:
-        """Flush until nothing is left; False when nothing has moved for too long. Raises Broken."""
+        """Flush until nothing is left; False when nothing has moved for too long. Raises Broken, and Aborted when the
+        transaction would be open for too long.
+        """
         producer = self._client()
         left, moved_s = count_left(), self._clock.monotonic_s()
         while left:
@@ -291,11 +291,18 @@ class _ProducerWriter:
             now_s = self._clock.monotonic_s()
             if left < before:
                 moved_s = now_s
-            elif now_s - moved_s >= STALLED_S_MAX:
+            elif now_s - moved_s >= self._budgets.stalled_s:
                 return False
             elif now_s - moved_s >= STALLED_S / 2:
                 on_stall(now_s - moved_s)
+            if left and self._since(self._began_s) >= self._budgets.acknowledge_s:
+                error = KafkaError(KafkaError._MSG_TIMED_OUT, "the transaction took too long", retriable=True)
+                raise Aborted(error, self._failed, is_slow=True)
         return True
+
+
+def _is_unknown_partition(cause: Exception) -> bool:
+    return isinstance(cause, KafkaException) and kafka_error(cause).code() == KafkaError._UNKNOWN_PARTITION
 
 
 class TransactionalWriter(_ProducerWriter):
@@ -307,17 +314,16 @@ class TransactionalWriter(_ProducerWriter):
         clock: Clock,
         make_producer: Callable[[dict[str, Any]], Producer] = Producer,
         run: Callable[[Callable[[], None]], None] = in_thread,
-        in_use: Callable[[], Collection[str]] = tuple,
         endings: Endings | None = None,
+        budgets: TimeBudgets = USUAL,
     ) -> None:
-        """`run` makes spare producers ready, beside delivery; `in_use` gives the topics that may be needed any time;
-        `endings` mends what the brokers have lost, if they may have.
+        """`run` makes the spare producer ready, beside delivery; `endings` mends what the brokers have lost, if they
+        may have.
         """
-        super().__init__(properties, clock, make_producer)
-        name = str(properties.get("transactional.id", ""))
-        names = [name, *(f"{name}.spare-{number}" for number in range(1, SPARES + 1))]
+        super().__init__(properties, clock, make_producer, budgets)
+        names = names_of(str(properties.get("transactional.id", "")))
         self._identities = Identities(
-            names, lambda name, faults: self._new(faults, **{"transactional.id": name}), run, in_use, endings
+            names, lambda name, faults: self._new(faults, **{"transactional.id": name}), run, endings
         )
         self._identity: Identity | None = None
         self._served_s = 0.0
@@ -325,7 +331,7 @@ class TransactionalWriter(_ProducerWriter):
 
     def open(self) -> None:
         """Make a producer, fence every earlier one of the same name and end the transactions that they left open; the
-        spare ones follow in the background.
+        spare one follows in the background.
         """
         self._drop()
         identity = self._identities.take()
@@ -343,7 +349,7 @@ class TransactionalWriter(_ProducerWriter):
 
     def _init(self, identity: Identity) -> None:
         """Raises EnvironmentFailure, Broken, Aborted."""
-        with alone(identity.name, CALL_TIMEOUT_S) as is_alone:
+        with alone(identity.name, self._budgets.call_s) as is_alone:
             if not is_alone:
                 self._identities.put_back(identity)
                 raise Aborted(KafkaError(KafkaError._TIMED_OUT, "an earlier producer is still being made"))
@@ -353,13 +359,13 @@ class TransactionalWriter(_ProducerWriter):
                 raise Aborted(error)
             producer = identity.renew(self._identities.make)
             try:
-                producer.init_transactions(CALL_TIMEOUT_S)
+                producer.init_transactions(self._budgets.call_s)
                 error = self._identities.settle(identity, producer)
             except KafkaException as exception:
                 error = kafka_error(exception)
         if error is None:
             return
-        if error.code() in DENIED_CODES:
+        if is_denied(error):
             self._identities.put_back(identity)
             raise EnvironmentFailure(
                 "the brokers refuse transactions",
@@ -386,21 +392,21 @@ class TransactionalWriter(_ProducerWriter):
 
     def begin(self) -> None:
         """Start a transaction: local, the brokers hear of it with the first record. Raises Broken."""
-        self._take_turns()
+        self._resume()
         try:
             self._client().begin_transaction()
         except KafkaException as exception:
             raise Broken(kafka_error(exception)) from None
 
-    def _take_turns(self) -> None:
-        """Go on under the id whose turn it is."""
+    def _resume(self) -> None:
+        """Go back to the id that was left, if it is ready."""
         if self._identity is not None:
             now_s = self._clock.monotonic_s()
             if now_s - self._served_s >= SPARES_SERVED_S:
                 self._served_s = now_s
                 self._identities.serve()
             self._serve(self._client().poll, 0)
-            self._use(self._identities.take_turn(self._identity, now_s, self._troubled_s))
+            self._use(self._identities.resume(self._identity))
 
     def send(self, batch: Batch, *, first_id: int = 0, careful: bool = False) -> int:
         """Hand a batch to the client. Careful: with a report for every record, waited for. Raises Aborted, Broken."""
@@ -408,7 +414,7 @@ class TransactionalWriter(_ProducerWriter):
         if careful:
             self._settle(is_exact=len(batch) == 1)
         elif batch.alone:
-            self._serve(self._client().flush, FULL_TIMEOUT_S)
+            self._serve(self._client().flush, self._budgets.full_s)
         self._serve(self._client().poll, 0)
         return accepted
 
@@ -416,28 +422,39 @@ class TransactionalWriter(_ProducerWriter):
         """Commit. Raises Aborted before the point of no return, Indefinite after it, Broken, FencedError."""
         producer = self._client()
         began_s = self._clock.monotonic_s()
-        deadline_s = began_s + STEP_TIMEOUT_S
-        send = partial(producer.send_offsets_to_transaction, list(offsets), group_metadata, CALL_TIMEOUT_S)
+        deadline_s = began_s + self._budgets.step_s
+        send = partial(producer.send_offsets_to_transaction, list(offsets), group_metadata, self._budgets.call_s)
         try:
-            wait = partial(self._guard.call, send, UNANSWERED_S, lambda: on_stall(self._since(began_s)), STALLED_S)
-            self._step(wait, deadline_s)
+            looking = partial(self._guard.call, meanwhile=lambda: on_stall(self._since(began_s)), every_s=STALLED_S)
+            self._step(partial(looking, send, self._budgets.unanswered_s), deadline_s)
         except Unanswered as unanswered:
             raise Broken(KafkaError(KafkaError._TIMED_OUT, f"sending offsets: {unanswered}")) from None
         # The commit would wait for the records, too, but without a word.
         if not self._wait(lambda: len(producer), on_stall):
             raise Aborted(KafkaError(KafkaError._MSG_TIMED_OUT, "records were not acknowledged in time"))
+        asked = 0
+
+        def ask() -> None:
+            nonlocal asked
+            asked += 1
+            producer.commit_transaction(self._budgets.call_s)
+
         try:
-            self._step(partial(producer.commit_transaction, CALL_TIMEOUT_S), deadline_s)
+            self._step(ask, deadline_s)
         except Broken as broken:
             raise Indefinite(broken.error) from None
+        except Aborted as aborted:
+            if asked > 1:  # a call before that got no answer: it may have been made
+                raise Indefinite(aborted.error) from None
+            raise
         with suppress(KafkaException):  # whatever it is: the commit has been made
             producer.poll(0)
 
     def abort(self) -> None:
         """Abort. Raises Broken when that cannot be done: a new producer will."""
-        deadline_s = self._clock.monotonic_s() + STEP_TIMEOUT_S
+        deadline_s = self._clock.monotonic_s() + self._budgets.step_s
         try:
-            self._step(partial(self._client().abort_transaction, CALL_TIMEOUT_S), deadline_s)
+            self._step(partial(self._client().abort_transaction, self._budgets.call_s), deadline_s)
         except Aborted as aborted:
             raise Broken(aborted.error) from None
         self._serve(self._client().poll, 0)
@@ -453,7 +470,7 @@ class TransactionalWriter(_ProducerWriter):
         self._guard.close()  # its call may go on for a while
         self._identity = self._producer = None
         self._identities.rest(left, is_open=True)
-        spare = self._identities.await_ready(STEP_TIMEOUT_S)
+        spare = self._identities.await_ready(self._budgets.step_s)
         if spare is None:
             raise Broken(KafkaError(KafkaError._TIMED_OUT, "every transactional id is held up"))
         log.warning("transactional-id-left", id=left.name, for_id=spare.name)
@@ -473,7 +490,7 @@ class TransactionalWriter(_ProducerWriter):
                 raise Aborted(error, self._failed)
             if not error.retriable() or self._clock.monotonic_s() > deadline_s:
                 raise Broken(error)
-            if error.code() in CONFLICTING:  # said at once, for as long as the call that was left is under way
+            if fault_of(error) is Fault.BUSY:  # said at once, for as long as the call that was left is under way
                 self._pause.wait(CONFLICT_S)
 
 
@@ -488,9 +505,10 @@ class AcknowledgedWriter(_ProducerWriter):
         clock: Clock,
         commit_offsets: Callable[[Sequence[TopicPartition]], None],
         make_producer: Callable[[dict[str, Any]], Producer] = Producer,
+        budgets: TimeBudgets = USUAL,
     ) -> None:
         """`commit_offsets` commits as the group's member; it raises EnvironmentFailure or FencedError."""
-        super().__init__(properties, clock, make_producer)
+        super().__init__(properties, clock, make_producer, budgets)
         self._commit_offsets = commit_offsets
 
     def open(self) -> None:

@@ -4,18 +4,36 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from typing import Final
 
+import hypothesis
 import pytest
 import structlog
 
+from tests.profiles import IS_NIGHTLY
 from tests.spark_session import spark  # noqa: F401
 from tests.system.broker import Broker, start_broker
 from tests.system.kafka import Topics
 
+# Machines are shared: an example that takes long says nothing about the code.
+hypothesis.settings.register_profile("tests", deadline=None)
+hypothesis.settings.load_profile("tests")
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with slow tests come first: one that begins last would be waited for, with a core that has nothing to do.
-    Within a file the order stays."""
+NEEDS: Final = {"broker": "broker", "spark": "jvm"}
+"""Fixtures that start a server, however a test comes to ask for one, and the marker that says so."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests are marked by what they need. Files with slow tests come first: one that begins last would be waited for,
+    with a core that has nothing to do. Within a file the order stays. Those of the night run in the night."""
+    if not IS_NIGHTLY:
+        later = [item for item in items if item.get_closest_marker("nightly") is not None]
+        config.hook.pytest_deselected(items=later)
+        items[:] = [item for item in items if item not in later]
+    for item in items:
+        for fixture in NEEDS.keys() & set(getattr(item, "fixturenames", ())):
+            item.add_marker(NEEDS[fixture])
     slow = {item.path for item in items if item.get_closest_marker("slow") is not None}
     items.sort(key=lambda item: item.path not in slow)
 

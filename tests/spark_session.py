@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql import SparkSession
 
+from bridge import connector
 from tests.java import SHORT_LIVED
 
 
@@ -24,6 +25,7 @@ def spark() -> Iterator[SparkSession]:
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.memory", "1g")
+        .config("spark.driver.extraClassPath", os.pathsep.join(map(str, connector.jars())))
         .config("spark.driver.extraJavaOptions", SHORT_LIVED)
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.session.timeZone", "Pacific/Chatham")

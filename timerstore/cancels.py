@@ -245,7 +245,8 @@ class Cancels:
         waiting = np.concatenate([late.at[late.at > AT_MIN], on_loan.at[on_loan.at > AT_MIN]])
         first = [int(waiting.min())] if len(waiting) else []
         hot = resident.hot.first_at_ms()
-        return min([now_ms, resident.frontier.at_ms, *first, *([] if hot is None else [hot])])
+        held = [resident.committed[source].position.at_ms for source in resident.held_sources()]
+        return min([now_ms, resident.frontier.at_ms, *first, *held, *([] if hot is None else [hot])])
 
 
 def _everywhere(known: Known, keys: Digests) -> Iterator[tuple[Int64s, Timers]]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from timerstore import files
-from timerstore.errors import Corrupt
+from timerstore.errors import Corrupt, DiskFull
 from timerstore.sources import NamedPosition, NamedStep, SourceName
 
 FORMAT_VERSION = 2
@@ -63,31 +63,37 @@ class Checkpoint:
     tombstones: tuple[NamedFile, ...] = ()
 
 
-def write(directory: Path, checkpoint: Checkpoint) -> None:
-    """Replace the directory's checkpoint durably. Raises DiskFull or DiskFailure; the old one then still stands."""
+def write(directory: Path, checkpoint: Checkpoint, *, frees: bool = False) -> None:
+    """Replace the directory's checkpoint durably. One that `frees` room, since files can be removed after it, takes the
+    reserve where there is no room. Raises DiskFull or DiskFailure; the old one then still stands."""
     body = json.dumps(_to_json(checkpoint), separators=(",", ":"), sort_keys=True)
     text = json.dumps({"crc": zlib.crc32(body.encode()), "body": body})
-    files.write_durably(directory / files.CHECKPOINT, lambda path: _write_text(path, text))
+
+    def put() -> None:
+        files.write_durably(directory / files.CHECKPOINT, lambda path: _write_text(path, text))
+
+    try:
+        put()
+    except DiskFull:
+        if not frees or not files.give_reserve(directory):
+            raise
+        put()
 
 
 def read(directory: Path) -> Checkpoint | None:
     """The directory's checkpoint, or None when there is none. Raises Corrupt when it is damaged or of an unknown
-    version."""
+    version, DiskFailure when it cannot be read."""
     path = directory / files.CHECKPOINT
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return None
-    except (OSError, UnicodeDecodeError) as error:
-        raise Corrupt(f"{path.name} cannot be read: {error}", path=str(path)) from error
-    try:
+    with files.reading(path, AttributeError):
+        try:
+            text = path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
         envelope = json.loads(text)
         body = envelope["body"]
         if zlib.crc32(body.encode()) != envelope["crc"]:
             raise Corrupt(f"{path.name} fails its checksum", path=str(path))
         return _from_json(json.loads(body))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Corrupt(f"{path.name} cannot be understood: {error!r}", path=str(path)) from error
 
 
 def _write_text(path: Path, text: str) -> None:

@@ -89,6 +89,15 @@ class Chunks:
         """The payloads of all chunks that occur, held by the caller for as long as it needs them."""
         return {c: self._payload[c] for c in np.unique(chunk).tolist()}
 
+    def timestamps(self, chunk: npt.NDArray[np.int32], row: npt.NDArray[np.int32]) -> Int64s:
+        """The records' timestamps (ms, int64[n]) of row references."""
+        result = np.empty(len(chunk), dtype=np.int64)
+        by_chunk = np.argsort(chunk, kind="stable")
+        for rows in np.split(by_chunk, np.flatnonzero(np.diff(chunk[by_chunk])) + 1):
+            if len(rows):
+                result[rows] = self._payload[int(chunk[rows[0]])].column("ts").to_numpy()[row[rows]]
+        return result
+
     def bytes_of(self, chunk: npt.NDArray[np.int32]) -> int:
         """Bytes of the rows with these chunk ids, every row taken for the mean of its chunk; exact in sums and
         differences."""

@@ -15,7 +15,6 @@ import mmap
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -111,8 +110,9 @@ def _put(descriptor: int, data: bytes, offset: int) -> None:
 
 
 def read(path: Path) -> ColumnFile:
-    """Open a column file; every byte of it is checked. Raises Corrupt, or FileNotFoundError."""
-    try:
+    """Open a column file; every byte of it is checked. Raises Corrupt, also when there is none; DiskFailure when it
+    cannot be read."""
+    with files.reading(path):
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size < 64 + TAIL_BYTES:
@@ -129,16 +129,6 @@ def read(path: Path) -> ColumnFile:
                 raise Corrupt(f"{path.name} fails the checksum of its column {name}", path=str(path))
         opened.relax()
         return opened
-    except FileNotFoundError:
-        raise
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise Corrupt(f"{path.name} cannot be read: {error}", path=str(path)) from error
-
-
-def unlink(path: Path) -> None:
-    """Remove a file that may be gone already; who has it open can go on reading."""
-    with suppress(FileNotFoundError):
-        path.unlink()
 
 
 def slices(rows: int, step: int) -> Iterator[slice]:

@@ -11,7 +11,7 @@ One compaction is under way at a time, a window after the other, so that hot win
 
 What it reads are immutable files which nobody removes meanwhile. What it has written is a temporary file until `close`;
 a crash leaves it to the next opening, which removes it. Rows of partitions that another instance has are kept as they
-are: their offsets in the checkpoint say that they are here.
+are while their offsets in the checkpoint say that they are here, and dropped when these have left.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from timerstore.entry import payload_of
 from timerstore.errors import DiskFull
 from timerstore.limits import Limits
 from timerstore.position import ORIGIN, Position
+from timerstore.runs import select
 from timerstore.segment import Segment
 from timerstore.timerlog import TimerLog, Window
 
@@ -85,7 +86,8 @@ class Compaction:
         self._end = max(each.last for each in segments)
         with store.lock:
             committed = store.resident.committed
-            is_ours = all(source in committed for each in segments for source in each.largest)
+            elsewhere = store.maintenance.elsewhere()
+            is_ours = not any(elsewhere[source] for each in segments for source in each.largest)
             # What lies at or below every P is finished: it need not be read.
             self._lower = min((s.position for s in committed.values()), default=ORIGIN) if is_ours else ORIGIN
 
@@ -102,18 +104,18 @@ class Compaction:
         """Write what was read for a window (rows in any order, more than the window's too). Raises DiskFull,
         DiskFailure."""
         store = self._store
-        rows = store.selection(entries).sorted()
+        rows = select(entries, store.sources).sorted()
         rows = rows[rows.at_or_below(window.upper) & ~rows.at_or_below(window.lower)]
         with store.lock:
-            is_ours = store.resident.owned[rows.source]
-            kept = ~(store.resident.finished(rows) & is_ours)
+            elsewhere = store.maintenance.elsewhere()[rows.source]
+            kept = ~store.resident.finished(rows) | elsewhere
             # Only what a file says is cancelled: a crash forgets the others until they are read again.
             lookup = replace(store.cancels.tombstones.lookup(), memory=())
-        rows, is_ours = rows[kept], is_ours[kept]
+        rows, elsewhere = rows[kept], elsewhere[kept]
         payload = payload_of(entries).take(pa.array(rows.row))
         covered = store.cancels.covered(lookup, rows.source, payload)
         if covered is not None:
-            kept = ~(covered & is_ours)
+            kept = ~covered | elsewhere
             rows, payload = rows[kept], payload.filter(pa.array(kept))
         self._lower = window.upper
         if not len(rows):
@@ -142,4 +144,4 @@ class Compaction:
         """Remove what was written."""
         if self._writer is not None:
             self._writer.discard()
-        files.temporary_of(self._path).unlink(missing_ok=True)
+        files.remove(files.temporary_of(self._path))

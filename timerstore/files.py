@@ -16,15 +16,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from timerstore.errors import DirectoryInUse, DiskFailure, DiskFull
+from timerstore.errors import Corrupt, DirectoryInUse, DiskFailure, DiskFull
 
 CHECKPOINT = "checkpoint.json"
+RESERVE = "reserve"
 LOCK = "lock"
 SEGMENT_SUFFIX = ".parquet"
 IDS_SUFFIX = ".ids"
 TOMBSTONES_SUFFIX = ".tombstones"
 TEMPORARY_SUFFIX = ".tmp"
 CORRUPT_SUFFIX = ".corrupt"
+ASIDE_SUFFIX = ".aside"
+RESERVE_BYTES = 1 << 16
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+_VOLUME = "check the volume of store.directory"
 
 
 def segment_name(number: int) -> str:
@@ -95,12 +102,32 @@ def writing(path: Path) -> Iterator[Path]:
     except OSError as error:
         with suppress(OSError):
             temporary.unlink()
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in FULL:
             raise DiskFull(
                 f"no room to write {path.name} in {path.parent}",
                 hint="free disk space or enlarge the volume; ingest goes on by itself when there is room",
             ) from error
-        raise DiskFailure(f"cannot write {path}: {error}", hint="check the volume of store.directory") from error
+        raise DiskFailure(f"cannot write {path}: {error}", hint=_VOLUME) from error
+
+
+@contextmanager
+def reading(path: Path, *damages: type[Exception]) -> Iterator[None]:
+    """A file is read: what is wrong with its content (`damages`, and what pyarrow calls an OSError without a number) is
+    Corrupt, and so is its absence. An errno is the volume's, and says nothing of the file: DiskFailure. Nor does a
+    MemoryError, which is let through."""
+    damage: tuple[type[Exception], ...] = (ValueError, LookupError, TypeError, *damages)
+    try:
+        yield
+    except MemoryError:  # one of pyarrow's is an ArrowException, too
+        raise
+    except FileNotFoundError as error:
+        raise Corrupt(f"{path.name} is missing", path=str(path)) from error
+    except OSError as error:
+        if error.errno is not None:
+            raise DiskFailure(f"cannot read {path}: {error}", hint=_VOLUME) from error
+        raise Corrupt(f"{path.name} cannot be read: {error}", path=str(path)) from error
+    except damage as error:
+        raise Corrupt(f"{path.name} cannot be understood: {type(error).__name__}: {error}", path=str(path)) from error
 
 
 def publish(path: Path) -> None:
@@ -114,6 +141,40 @@ def publish(path: Path) -> None:
             f"cannot make {path} durable: {error}",
             hint="check the volume of store.directory; the index can be deleted, it is rebuilt from Kafka",
         ) from error
+
+
+def keep_reserve(directory: Path) -> None:
+    """Keep room for one more checkpoint, after which more can be freed, when the disk is full; where there is none now,
+    none is kept."""
+    path = directory / RESERVE
+    try:
+        wanted = max(RESERVE_BYTES, 2 * (directory / CHECKPOINT).stat().st_size)
+        if path.exists() and path.stat().st_size >= wanted:
+            return
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
+        try:
+            os.posix_fallocate(descriptor, 0, wanted)
+        finally:
+            os.close(descriptor)
+    except OSError:  # no room, or a file system that cannot: what is kept would be worth having, not needed
+        with suppress(OSError):
+            path.unlink()
+
+
+def give_reserve(directory: Path) -> bool:
+    """Give the room up that was kept; whether there was any. Raises DiskFailure."""
+    path = directory / RESERVE
+    there = path.exists()
+    remove(path)
+    return there
+
+
+def remove(path: Path) -> None:
+    """Remove a file that may be gone already; what has it open can go on reading. Raises DiskFailure."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise DiskFailure(f"cannot remove {path}: {error}", hint=_VOLUME) from error
 
 
 def fsync(path: Path) -> None:
@@ -130,24 +191,25 @@ def sync_directory(directory: Path) -> None:
     try:
         fsync(directory)
     except OSError as error:
-        raise DiskFailure(f"cannot sync {directory}: {error}", hint="check the volume of store.directory") from error
+        raise DiskFailure(f"cannot sync {directory}: {error}", hint=_VOLUME) from error
 
 
-def set_aside(path: Path, now_ms: int) -> Path:
-    """Rename a damaged file so that nobody reads it again and somebody can look at it; returns the new path."""
-    aside = path.with_name(f"{path.name}.{now_ms}{CORRUPT_SUFFIX}")
-    os.replace(path, aside)
+def set_aside(path: Path, now_ms: int, suffix: str = CORRUPT_SUFFIX) -> Path:
+    """Rename a file so that it is not read again, and can be looked at; returns the new path. Raises DiskFailure."""
+    aside = path.with_name(f"{path.name}.{now_ms}{suffix}")
+    try:
+        os.replace(path, aside)
+    except OSError as error:
+        raise DiskFailure(f"cannot rename {path}: {error}", hint=_VOLUME) from error
     return aside
 
 
-def remove_strangers(directory: Path, named: set[str]) -> list[str]:
-    """Remove temporary files, and segments and tombstones that no checkpoint names (left by a crash), and what lies
-    beside a segment; returns their names."""
-    removed = []
+def strangers(directory: Path, named: set[str]) -> list[Path]:
+    """Temporary files, and segments and tombstones that no checkpoint names, and what lies beside a segment."""
+    found = []
     for path in directory.iterdir():
         main = path.with_suffix(SEGMENT_SUFFIX) if path.suffix == IDS_SUFFIX else path
         orphan = main.suffix in (SEGMENT_SUFFIX, TOMBSTONES_SUFFIX) and main.name not in named
         if orphan or path.name.endswith(TEMPORARY_SUFFIX):
-            path.unlink()
-            removed.append(path.name)
-    return sorted(removed)
+            found.append(path)
+    return sorted(found)

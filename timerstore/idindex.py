@@ -26,6 +26,7 @@ from timerstore.columns import ColumnFile
 from timerstore.entry import Kind
 from timerstore.errors import Corrupt
 from timerstore.ids import Digests, Uint64s, concat_digests, digest, find_all, seed
+from timerstore.pending import label_of
 from timerstore.position import Bools, Int64s, pack
 from timerstore.sources import SourceName, Sources
 
@@ -140,8 +141,8 @@ def open_or_make(segment: Path, crc: int, sources: Sources) -> SegmentIds:
         file = columns.read(path)
         if file.note["segment_crc"] == crc:
             return SegmentIds(file, sources)
-    except (FileNotFoundError, Corrupt, LookupError, TypeError, ValueError):
-        columns.unlink(path)
+    except (Corrupt, LookupError, TypeError, ValueError):
+        files.remove(path)
     _make(segment, path, crc, sources)
     return SegmentIds(columns.read(path), sources)
 
@@ -150,13 +151,13 @@ def _make(segment: Path, path: Path, crc: int, sources: Sources) -> None:
     targets: dict[str, int] = {}
     seeds = Seeds(sources)
     parts = []
-    try:
-        with pq.ParquetFile(segment, page_checksum_verification=True) as parquet:
-            for group in range(parquet.num_row_groups):
-                table = parquet.read_row_group(group, columns=READ)
-                parts.append(_of_table(table, sources, seeds, targets))
-    except (OSError, pa.ArrowException) as error:
-        raise Corrupt(f"{segment.name} cannot be read: {error}", path=str(segment)) from error
+    with (
+        files.reading(segment, pa.ArrowException),
+        pq.ParquetFile(segment, page_checksum_verification=True) as parquet,
+    ):
+        for group in range(parquet.num_row_groups):
+            table = parquet.read_row_group(group, columns=READ)
+            parts.append(_of_table(table, sources, seeds, targets))
     keys = Digests(np.concatenate([p["hi"] for p in parts]), np.concatenate([p["lo"] for p in parts]))
     order = keys.order()
     whole = {name: np.concatenate([p[name] for p in parts])[order] for name in SCHEMA}
@@ -186,11 +187,16 @@ def timers_with_ids(kind: pa.ChunkedArray | pa.Array, id: pa.ChunkedArray | pa.A
 
 
 def target_codes(target: pa.ChunkedArray | pa.Array, codes: dict[str, int]) -> Int32s:
-    """Codes of a column of targets (null: ""); new names get the next ones."""
+    """Codes of a column of targets (null: ""); new names get the next ones, and those beyond the first thousand the
+    same one."""
     column = target.combine_chunks() if isinstance(target, pa.ChunkedArray) else target
     encoded = column.fill_null("").dictionary_encode()
-    known = np.array([codes.setdefault(name, len(codes)) for name in encoded.dictionary.to_pylist()], dtype=np.int32)
+    known = np.array([_code(name, codes) for name in encoded.dictionary.to_pylist()], dtype=np.int32)
     return known[encoded.indices.to_numpy()] if len(known) else np.empty(0, np.int32)
+
+
+def _code(name: str, codes: dict[str, int]) -> int:
+    return codes.setdefault(label_of(name, codes), len(codes))
 
 
 class Seeds:
@@ -250,7 +256,7 @@ def _matches(
 def _renamed(timers: Timers) -> Timers:
     """Each name once."""
     codes: dict[str, int] = {}
-    known = np.array([codes.setdefault(name, len(codes)) for name in timers.names], dtype=np.int32)
+    known = np.array([_code(name, codes) for name in timers.names], dtype=np.int32)
     return Timers(
         keys=timers.keys, at=timers.at, seq=timers.seq, origin=timers.origin,
         target=known[timers.target], names=tuple(codes),

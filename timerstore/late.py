@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from timerstore.position import Int64s, offsets_of, sources_of
+from timerstore.position import Bools, Int64s, offsets_of, sources_of
 from timerstore.runs import EMPTY, Selection, concat
 
 
@@ -29,9 +29,9 @@ class Late:
             both = concat([self._rows, rows])
             self._set(both[np.argsort(both.seq, kind="stable")])
 
-    def take(self, now_ms: int, limit: int) -> Selection:
+    def take(self, now_ms: int, limit: int, held: Bools) -> Selection:
         """Remove and return, source by source in the order of offset, at most `limit` rows; a row that is not due stops
-        its source.
+        its source, and nothing is taken of a source in the mask `held`.
 
         Every source gets its share of the limit (one row at least), so that a flood in one does not hold up another.
         """
@@ -43,7 +43,7 @@ class Late:
         rank = nth - np.repeat(nth[self._starts], counts)
         early = np.where(self._rows.at > now_ms, rank, np.iinfo(np.int64).max)
         due_before = np.repeat(np.minimum.reduceat(early, self._starts), counts)
-        chosen = rank < np.minimum(max(1, limit // len(self._starts)), due_before)
+        chosen = (rank < np.minimum(max(1, limit // len(self._starts)), due_before)) & ~held[self._rows.source]
         taken = self._rows[chosen]
         self._set(self._rows[~chosen])
         return taken
@@ -53,9 +53,11 @@ class Late:
         first = self._rows.seq[self._starts]
         return dict(zip(sources_of(first).tolist(), offsets_of(first).tolist(), strict=True))
 
-    def first_at_ms(self) -> int | None:
-        """The earliest time at which some source can go on, or None when there are no rows."""
-        return int(self._rows.at[self._starts].min()) if len(self._rows) else None
+    def first_at_ms(self, held: Bools) -> int | None:
+        """The earliest time at which some source that is not in the mask `held` can go on, or None."""
+        first = self._rows[self._starts]
+        at = first.at[~held[first.source]]
+        return int(at.min()) if len(at) else None
 
     def all(self) -> Selection:
         """Every row."""

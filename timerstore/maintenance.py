@@ -22,8 +22,8 @@ from timerstore.chunks import ROW_REFERENCE_BYTES
 from timerstore.compaction import Compaction
 from timerstore.entry import payload_of
 from timerstore.errors import DiskFull, Misuse
-from timerstore.position import Bools, Int64s, Position, end_of
-from timerstore.runs import Selection, concat
+from timerstore.position import ORIGIN, Bools, Int64s, Position, end_of
+from timerstore.runs import Selection, concat, select
 from timerstore.segment import Segment
 from timerstore.sources import SourceName
 from timerstore.timerlog import Window
@@ -43,8 +43,8 @@ class Flushed:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Burial:
-    """Tombstones on their way into a file: memory runs and files to be merged, and what is left out. `elsewhere` bool
-    by source: partitions of which the index holds rows, but which another instance owns."""
+    """Tombstones on their way into a file: memory runs and files to be merged, and what is left out. `elsewhere` is
+    as `Maintenance.elsewhere` will be."""
 
     number: int
     runs: tuple[Run, ...]
@@ -63,12 +63,24 @@ class Maintenance:
         self._covered: dict[str, tuple[int, int]] = {}
         """By name of a segment: how many timers had been cancelled when it was counted, and how many of it were."""
 
+    def elsewhere(self, offsets: Mapping[SourceName, int] | None = None) -> Bools:
+        """By source: whether another instance owns it, and the index (`offsets` of its checkpoint) covers it, so that
+        it can go on from here when it comes back."""
+        store = self._store
+        covered = store.checkpoint.offsets if offsets is None else offsets
+        return np.array([name in covered for name in store.sources], dtype=np.bool_) & ~store.resident.owned
+
+    def _lets_go(self, now_ms: int) -> bool:
+        """Whether partitions have been with another instance for so long that their rows and their O_c leave."""
+        store = self._store
+        return now_ms - store.opened_ms >= store.limits.elsewhere_ms and bool(self.elsewhere().any())
+
     def flush_due(self, now_ms: int) -> bool:
         """Whether a flush is worth while: the memtable is full, or the interval is over, and O_c can move; or there are
         too many tombstones in memory."""
         store = self._store
         with store.lock:
-            if store.cancels.tombstones.memory_rows >= store.limits.tombstone_rows:
+            if store.cancels.tombstones.memory_rows >= store.limits.tombstone_rows or self._lets_go(now_ms):
                 return True
             covered = store.resident.covered()
             known = store.checkpoint.offsets
@@ -91,9 +103,9 @@ class Maintenance:
             covered = resident.covered()
             rows = self._unstored(covered)
             payloads = resident.chunks.payloads(rows.chunk)
-            offsets = dict(store.checkpoint.offsets) | {
-                store.sources.name(source): int(covered[source]) for source in resident.committed
-            }
+            # The rows of a partition and its O_c leave together: without this, the rows count no more (recovery.py).
+            kept = {} if self._lets_go(now_ms) else store.checkpoint.offsets
+            offsets = {**kept, **{store.sources.name(s): int(covered[s]) for s in resident.committed}}
             number = store.next_segment
             burial = self._burial(now_ms, offsets)
         # 2. Write them as one segment, and the index beside it: temporary file, fsync, rename, fsync of the directory.
@@ -115,7 +127,7 @@ class Maintenance:
             if written is not None:
                 segment.remove(written.path)
             if buried is not None:
-                buried.file.path.unlink(missing_ok=True)
+                files.remove(buried.file.path)
             raise
         # 5. Only now may memory let go of what the files hold.
         with store.lock:
@@ -131,7 +143,10 @@ class Maintenance:
             store.notify()
         # 6. A crash before it leaves files that no checkpoint names.
         for gone in burial.absorbed if burial is not None else ():
-            gone.file.path.unlink(missing_ok=True)
+            files.remove(gone.file.path)
+        if store.aside and store.is_caught_up():
+            self.drop_aside()
+        files.keep_reserve(store.directory)
         for file in store.cancels.tombstones.files:
             file.file.relax()
         return Flushed(rows=len(rows), bytes=written.named.bytes if written else 0)
@@ -170,7 +185,7 @@ class Maintenance:
         frontier has moved back meanwhile, or a new segment reaches into the window: it has to be asked for again.
         """
         store = self._store
-        rows = store.selection(entries).sorted()
+        rows = select(entries, store.sources).sorted()
         rows = rows[rows.at_or_below(window.upper) & ~rows.at_or_below(window.lower)]
         payload = payload_of(entries)
         with store.lock:
@@ -201,7 +216,7 @@ class Maintenance:
         """
         store = self._store
         with store.lock:
-            finished = store.timerlog.finished(store.resident.committed)
+            finished = store.timerlog.finished(store.resident.committed, self.elsewhere())
             if self._compaction is not None:
                 finished = [s for s in finished if s not in self._compaction.segments]
             if not finished:
@@ -261,14 +276,25 @@ class Maintenance:
             self._compaction.abandon()
             self._compaction = None
 
+    def drop_aside(self) -> int:
+        """Remove what a rebuild has put aside; returns how many files. All of it is in Kafka too, or was when the
+        rebuild began."""
+        aside, self._store.aside = self._store.aside, ()
+        for path in aside:
+            files.remove(path)
+        return len(aside)
+
     def _dead_rows(self, each: Segment) -> int:
-        """About how many rows of a segment are finished or cancelled."""
+        """About how many rows of a segment are finished, cancelled, or of partitions that have left."""
         store = self._store
         with store.lock:
-            committed = store.resident.committed
-            if not all(source in committed for source in each.largest):
+            committed, offsets = store.resident.committed, store.checkpoint.offsets
+            away = [source for source in each.largest if source not in committed]
+            if any(store.sources.name(source) in offsets for source in away):
                 return 0
-            passed = compaction.passed_rows(each, min(committed[source].position for source in each.largest))
+            gone = sum(each.rows_of[source] for source in away)
+            position = min((committed[s].position for s in each.largest if s in committed), default=ORIGIN)
+            passed = compaction.passed_rows(each, position) * (each.rows - gone) // each.rows + gone
         if each.ids is None or not len(store.cancels.tombstones):
             return passed
         # Counting takes a while: again only when an eighth of the segment may have been cancelled since.
@@ -282,7 +308,7 @@ class Maintenance:
         """Let a segment, or none, take the place of others: first in the checkpoint, then in memory, then on disk."""
         store = self._store
         named = tuple(s.named for s in store.timerlog if s not in old) + ((new.named,) if new else ())
-        self._write_checkpoint(store.checkpoint.offsets, named, store.cancels.tombstones.files, now_ms)
+        self._write_checkpoint(store.checkpoint.offsets, named, store.cancels.tombstones.files, now_ms, frees=True)
         with store.lock:
             store.timerlog.remove(old)
             if new is not None:
@@ -291,15 +317,16 @@ class Maintenance:
             self._covered.pop(gone.named.name, None)
             segment.remove(gone.path)
         files.sync_directory(store.directory)
+        files.keep_reserve(store.directory)
 
     def _unstored(self, covered: Int64s) -> Selection:
-        """Every row below `covered` (offsets by source), memtable, hot or handed out, that no segment holds.
+        """Every row below `covered` (offsets by source), memtable, hot, withheld or handed out, that no segment holds.
 
         Finished rows are not in memory, and the offsets of late rows are not below the committed O.
         """
         resident = self._store.resident
         open_rows = self._store.transaction_rows()
-        rows = concat([resident.hot.all(), resident.memtable.all(), open_rows])
+        rows = concat([resident.hot.all(), resident.memtable.all(), resident.withheld.all(), open_rows])
         return rows[~resident.is_stored(rows) & (rows.offset < covered[rows.source])]
 
     def _burial(self, now_ms: int, offsets: Mapping[SourceName, int]) -> _Burial | None:
@@ -309,7 +336,10 @@ class Maintenance:
         runs = cancels.tombstones.freeze()
         expired_before_ms = cancels.expired_before_ms(resident, store.transaction_rows(), now_ms)
         # A partition that another instance has: what is pending of it in our segments is not looked at here.
-        elsewhere = np.array([name in offsets for name in store.sources]) & ~resident.owned
+        present = np.zeros(len(store.sources), dtype=np.bool_)
+        for each in store.timerlog:
+            present[list(each.largest)] = True
+        elsewhere = self.elsewhere(offsets) | (present & ~resident.owned)
         absorbed = tombstones.to_absorb(cancels.tombstones.files, sum(map(len, runs)), expired_before_ms, elsewhere)
         if not runs and not absorbed:
             return None
@@ -362,6 +392,8 @@ class Maintenance:
         segments: tuple[NamedSegment, ...],
         cancels: Sequence[TombstoneFile],
         now_ms: int,
+        *,
+        frees: bool = False,
     ) -> None:
         store = self._store
         with store.lock:
@@ -376,7 +408,7 @@ class Maintenance:
             segments=segments,
             tombstones=tuple(file.named for file in cancels),
         )
-        checkpoints.write(store.directory, written)
+        checkpoints.write(store.directory, written, frees=frees)
         with store.lock:
             store.checkpoint = written
             store.checkpoint_ms = now_ms

@@ -1,5 +1,9 @@
 """What is pending, counted: in all, by target, and by time.
 
+A producer chooses the names of targets: the first thousand are counted each, the others together, here as in a
+segment's footer and in the index of ids. With more than that, a name's count may be part of what is counted together;
+the sum is always exact.
+
 Counts go up when a timer is taken in that nothing cancels, and down when its delivery is known to be committed or when
 its cancel is read (cancels.py), nowhere else; after a restart they are counted from the segments.
 """
@@ -43,7 +47,7 @@ def tally_coded(at: Int64s, target: npt.NDArray[np.int32], names: Sequence[str])
     slots, counts = np.unique(at // SLOT_MS, return_counts=True)
     targets: dict[str, int] = {}
     for code, count in zip(*(v.tolist() for v in np.unique(target, return_counts=True)), strict=True):
-        targets[names[code]] = targets.get(names[code], 0) + count
+        count_in(targets, names[code], count)
     return Tally(slots=slots, counts=counts, targets=targets)
 
 
@@ -67,17 +71,27 @@ def count_targets(target: pa.Array | pa.ChunkedArray) -> dict[str, int]:
     """How often each target occurs; null, the delay topic's default, as the empty string."""
     counts: dict[str, int] = {}
     for pair in pc.value_counts(target).to_pylist():
-        name = pair["values"] or ""
-        counts[name] = counts.get(name, 0) + pair["counts"]
+        count_in(counts, pair["values"] or "", pair["counts"])
     return counts
 
 
-class Pending:
-    """Pending timers. Targets beyond the first thousand names are counted together, so that producers cannot grow the
-    metrics without bound."""
+def count_in(counts: dict[str, int], name: str, count: int) -> None:
+    """Add to the count of a target, or of the other targets when a thousand are known."""
+    label = label_of(name, counts)
+    counts[label] = counts.get(label, 0) + count
 
-    def __init__(self) -> None:
-        self.wheel = TimerWheel()
+
+def label_of(name: str, known: Mapping[str, int]) -> str:
+    """Under which of the known names, or which new one, a target is counted; the default is always itself."""
+    return name if not name or name in known or len(known) < TARGETS_MAX else OTHER_TARGETS
+
+
+class Pending:
+    """Pending timers; what is due before `since_ms` is counted in one slot. A name is forgotten when none of it is
+    pending."""
+
+    def __init__(self, since_ms: int) -> None:
+        self.wheel = TimerWheel(since_ms)
         self._by_target: dict[str, int] = {}
 
     def __len__(self) -> int:
@@ -85,19 +99,28 @@ class Pending:
 
     def by_target(self) -> dict[str, int]:
         """Pending timers by target; the delay topic's default target is the empty string."""
-        return {target: count for target, count in self._by_target.items() if count}
+        return dict(self._by_target)
 
     def add(self, timers: Tally) -> None:
         """Count timers in."""
-        self._move(timers, 1)
+        self.wheel.add_slots(timers.slots, timers.counts)
+        for name, count in timers.targets.items():
+            count_in(self._by_target, name, count)
 
     def remove(self, timers: Tally) -> None:
         """Count timers out."""
-        self._move(timers, -1)
-
-    def _move(self, timers: Tally, sign: int) -> None:
-        self.wheel.add_slots(timers.slots, sign * timers.counts)
+        self.wheel.add_slots(timers.slots, -timers.counts)
         for name, count in timers.targets.items():
-            known = name in self._by_target or len(self._by_target) < TARGETS_MAX
-            label = name if known else OTHER_TARGETS
-            self._by_target[label] = self._by_target.get(label, 0) + sign * count
+            left = self._take(name, count)
+            left = self._take(OTHER_TARGETS, left)
+            while left and self._by_target:
+                left = self._take(max(self._by_target, key=self._by_target.__getitem__), left)
+
+    def _take(self, label: str, count: int) -> int:
+        """Count out as many under a label as there are; returns how many are left."""
+        there = self._by_target.get(label, 0)
+        if there > count:
+            self._by_target[label] = there - count
+        else:
+            self._by_target.pop(label, None)
+        return max(0, count - there)

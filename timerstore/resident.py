@@ -7,6 +7,12 @@ over it.
     late      at or below P of its source, and not finished: its offset is not covered by O yet
     hot       above P, at or below the loaded frontier L: every pending row there is resident
     memtable  above L, and not in a segment yet
+    withheld  above P of its source, below P of the others, of a source that is held; and not in a segment yet
+
+A source is *held* while its partition of the delay topic takes nothing that a row of it needs (a roll, a retry): it
+keeps its own P, the others go on. What is due of it meanwhile is withheld. When it is
+released P goes back to the smallest one, and rows are loaded from there on again; what other sources have finished is
+left out by their own P, as after a start.
 
 A row is *stored*, in a segment that the checkpoint names, exactly when its offset lies below O_c of its source.
 
@@ -24,7 +30,7 @@ import pyarrow as pa
 from timerstore.chunks import Chunks, materialize
 from timerstore.late import Late
 from timerstore.position import OFFSET_MAX, ORIGIN, Bools, Int64s, Position, Progress, Step, at_or_below
-from timerstore.runs import EMPTY, Runs, Selection
+from timerstore.runs import EMPTY, Runs, Selection, concat
 
 REPACKED_ROWS_MAX: Final = 1 << 16
 """At once: it happens under the store's lock."""
@@ -45,12 +51,15 @@ class Resident:
         self.hot = Runs()
         self.memtable = Runs()
         self.late = Late()
+        self.withheld = Runs()
         self.hot_bytes = 0
         self.memtable_bytes = 0
         self.late_bytes = 0
         self.committed: dict[int, Progress] = dict(committed)
         self.owned: Bools = np.zeros(sources, dtype=np.bool_)
         self.owned[list(committed)] = True
+        self.held: Bools = np.zeros(sources, dtype=np.bool_)
+        """Mask of the sources that are held."""
         self.offset: Int64s = np.zeros(sources, dtype=np.int64)
         """O by source."""
         self.ends: Int64s = np.zeros(sources, dtype=np.int64)
@@ -131,6 +140,10 @@ class Resident:
         self.hot.insert(rows)
         self.hot_bytes += self.chunks.bytes_of(rows.chunk)
 
+    def held_sources(self) -> list[int]:
+        """Those that are held, of the owned ones."""
+        return [source for source in np.flatnonzero(self.held).tolist() if source in self.committed]
+
     def pop_hot(self, bound: Position, limit: int | None = None) -> Selection:
         """Take rows at or below `bound` out of the hot wheel, in the order of position."""
         rows = self.hot.pop_until(bound, limit)
@@ -138,14 +151,44 @@ class Resident:
         return rows
 
     def pop_late(self, now_ms: int, limit: int) -> Selection:
-        """Take late rows, by offset in each source."""
-        rows = self.late.take(now_ms, limit)
+        """Take late rows, by offset in each source that is not held."""
+        rows = self.late.take(now_ms, limit, self.held)
         self.late_bytes -= self.chunks.bytes_of(rows.chunk)
         return rows
 
     def make_late(self, rows: Selection) -> None:
         """Rows that P passes in front of O: they are delivered by offset from now on."""
         self._insert_late(rows)
+
+    def withhold(self, rows: Selection) -> None:
+        """Rows of held sources that P passes: kept where they are not stored yet, else loaded after the release."""
+        stored = self.is_stored(rows)
+        self.chunks.release(rows.chunk[stored])
+        unstored = rows.where(~stored)
+        self.withheld.insert(unstored)
+        self.memtable_bytes += self.chunks.bytes_of(unstored.chunk)
+
+    def hold(self, held: Bools) -> None:
+        """Hold these sources, and no others, from now on.
+
+        Where one is released, P goes back to the smallest one, and with it the frontier: rows are loaded from there
+        again.
+        """
+        released, is_more = self.held & ~held, bool((held & ~self.held).any())
+        self.held = held
+        if is_more:
+            late = self.late.pop_all()
+            self.late_bytes = 0
+            self._insert_late(late)
+        if not released.any():
+            return
+        free = [state.position for source, state in self.committed.items() if not held[source]]
+        self.position = self.frontier = min((self.position, *free))
+        withheld = self.withheld.pop_all()
+        self.memtable_bytes -= self.chunks.bytes_of(withheld.chunk)
+        rows = concat([self.hot.pop_all(), withheld, self.late.pop_all()])
+        self.hot_bytes = self.late_bytes = 0
+        self.place(rows.sorted())
 
     def replace_all(self, rows: Selection) -> None:
         """Put rows back after a transaction that did not happen, and all late rows with them: P may lie before them
@@ -201,9 +244,10 @@ class Resident:
     def mark_stored(self, offsets: Int64s) -> None:
         """A durable checkpoint has O_c at `offsets` (by source): the memtable lets go of what lies below."""
         self.stored = np.where(self.owned, offsets, self.stored)
-        rows = self.memtable.remove(self.is_stored)
-        self.memtable_bytes -= self.chunks.bytes_of(rows.chunk)
-        self.chunks.release(rows.chunk)
+        for holder in (self.memtable, self.withheld):
+            rows = holder.remove(self.is_stored)
+            self.memtable_bytes -= self.chunks.bytes_of(rows.chunk)
+            self.chunks.release(rows.chunk)
 
     def repack(self, gain_bytes_min: int) -> int:
         """Copy what is left of sparse chunks into new ones; returns how many rows, 0 when it is not worth while.
@@ -258,12 +302,21 @@ class Resident:
         holder.insert(Selection(rows.at, rows.seq, chunk, np.arange(len(rows), dtype=np.int32)))
         return before - self.chunks.bytes_of(chunk)
 
-    def _late(self, rows: Selection) -> Bools:
+    def _passed(self, rows: Selection) -> Bools:
+        """Which rows lie at or below the P of their own source."""
         source = rows.source
-        own = at_or_below(rows.at, rows.seq, self._committed_at[source], self._committed_seq[source])
-        return own | rows.at_or_below(self.position)
+        return at_or_below(rows.at, rows.seq, self._committed_at[source], self._committed_seq[source])
+
+    def _late(self, rows: Selection) -> Bools:
+        return self._passed(rows) | rows.at_or_below(self.position)
 
     def _insert_late(self, rows: Selection) -> None:
+        # What only the P of the others has passed does not stand in the way of a held source's O: that must not go
+        # back, and where it stood still nothing that comes in could be flushed.
+        waits = self.held[rows.source] & ~self._passed(rows)
+        if waits.any():
+            self.withhold(rows[waits].sorted())
+            rows = rows[~waits]
         self.late.insert(rows)
         self.late_bytes += self.chunks.bytes_of(rows.chunk)
 

@@ -14,11 +14,12 @@ log-structured merge of Patrick O'Neil et al., 1996, in memory). Popping what is
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from timerstore.position import (
     ORIGIN,
@@ -30,9 +31,11 @@ from timerstore.position import (
     end_of,
     offsets_of,
     order_by_position,
+    pack,
     search,
     sources_of,
 )
+from timerstore.sources import Sources
 
 Int32s = npt.NDArray[np.int32]
 
@@ -104,6 +107,16 @@ def concat(selections: Sequence[Selection]) -> Selection:
     )
 
 
+def select(entries: pa.Table, sources: Sources) -> Selection:
+    """The positions of an entry table; `row` is the index in the table, `chunk` means nothing. Rows of unknown sources
+    are left out."""
+    source = sources.of_columns(entries.column("topic"), entries.column("partition"))
+    known = np.flatnonzero(source >= 0)
+    offset = entries.column("offset").to_numpy().astype(np.int64, copy=False)[known]
+    at = entries.column("at").to_numpy().astype(np.int64, copy=False)[known]
+    return Selection(at, pack(source[known], offset), np.zeros(len(known), np.int32), known.astype(np.int32))
+
+
 class Runs:
     """Row references kept in the order of position; see the module's table for how runs merge."""
 
@@ -121,6 +134,10 @@ class Runs:
         while len(self._runs) > 1 and self._mergeable(self._runs[-2], self._runs[-1]):
             newest = self._runs.pop()
             self._runs[-1] = concat([self._runs[-1], newest]).sorted()
+
+    def __iter__(self) -> Iterator[Selection]:
+        """The runs, each in the order of position."""
+        return iter(self._runs)
 
     def first_at_ms(self) -> int | None:
         """Effective time of the first row, or None when there is none."""
@@ -225,6 +242,11 @@ class Runs:
     def all(self) -> Selection:
         """Every row, in no order."""
         return concat(self._runs)
+
+    def pop_all(self) -> Selection:
+        """Remove and return every row, in no order."""
+        rows, self._runs = self.all(), []
+        return rows
 
     @staticmethod
     def _mergeable(older: Selection, newer: Selection) -> bool:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import base64
 import json
 import zlib
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,10 +29,10 @@ from timerstore.chunks import ROW_REFERENCE_BYTES, materialize
 from timerstore.entry import SEGMENT
 from timerstore.errors import Corrupt, DiskFull
 from timerstore.idindex import SegmentIds, open_or_make, timers_with_ids
-from timerstore.pending import Tally, count_targets
+from timerstore.pending import Tally, count_in, count_targets
 from timerstore.position import OFFSET_MAX, Int64s, Position, offsets_of, pack, sources_of
 from timerstore.runs import Selection
-from timerstore.sources import Sources
+from timerstore.sources import SourceName, Sources
 from timerstore.wheel import SLOT_MS
 
 FORMAT_VERSION = 1
@@ -57,8 +56,12 @@ class Segment:
     last: Position
     largest: dict[int, Position]
     """The largest position by source."""
+    begins: dict[int, int]
+    """The smallest offset by source."""
     ends: dict[int, int]
     """The largest offset + 1 by source."""
+    rows_of: dict[int, int]
+    """How many rows are of each source."""
     timers: Tally
     ids: SegmentIds | None
 
@@ -102,16 +105,36 @@ def write(
 
 def remove(path: Path) -> None:
     """Remove a segment, and the index beside it."""
-    path.unlink(missing_ok=True)
-    path.with_suffix(files.IDS_SUFFIX).unlink(missing_ok=True)
+    files.remove(path)
+    files.remove(path.with_suffix(files.IDS_SUFFIX))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footer:
+    """What a segment says of itself."""
+
+    path: Path
+    named: NamedSegment
+    content: dict[str, Any]
+
+    @property
+    def names(self) -> list[SourceName]:
+        """The sources that it has rows of."""
+        return [(topic, partition) for topic, partition in self.content["sources"]]
 
 
 def read(path: Path, identity: Identity, sources: Sources, expected: NamedSegment | None = None) -> Segment:
-    """Open a segment by its footer, and the index beside it, which is made if it is missing or damaged.
+    """Open a segment by its footer, and the index beside it. Raises as `read_footer` and `of_footer`."""
+    return of_footer(read_footer(path, identity, expected), sources)
 
-    Raises Corrupt when the segment is damaged, not the one expected, or of another cluster; DiskFull, DiskFailure.
+
+def read_footer(path: Path, identity: Identity, expected: NamedSegment | None = None) -> Footer:
+    """A segment's footer.
+
+    Raises Corrupt when the segment is damaged, missing, not the one expected, or of another cluster; DiskFailure when
+    it cannot be read.
     """
-    try:
+    with files.reading(path, pa.ArrowException, zlib.error):
         size, crc = path.stat().st_size, _footer_crc(path)
         if expected is not None and (size, crc) != (expected.bytes, expected.footer_crc):
             raise Corrupt(f"{path.name} is not the file that the checkpoint names (size or checksum)", path=str(path))
@@ -119,19 +142,23 @@ def read(path: Path, identity: Identity, sources: Sources, expected: NamedSegmen
         footer = json.loads(metadata[METADATA_KEY])
         if footer["version"] != FORMAT_VERSION or footer["cluster_id"] != identity.cluster_id:
             raise Corrupt(f"{path.name} is of another format version or cluster", path=str(path))
-        return _from_footer(path, NamedSegment(name=path.name, bytes=size, footer_crc=crc), footer, sources)
-    except (OSError, pa.ArrowException, zlib.error, ValueError, LookupError, TypeError) as error:
-        raise Corrupt(f"{path.name} cannot be read: {error}", path=str(path)) from error
+        return Footer(path=path, named=NamedSegment(name=path.name, bytes=size, footer_crc=crc), content=footer)
+
+
+def of_footer(footer: Footer, sources: Sources) -> Segment:
+    """A segment, and the index beside it, which is made if it is missing or damaged. Raises Corrupt; DiskFull,
+    DiskFailure."""
+    with files.reading(footer.path, pa.ArrowException, zlib.error):
+        return _from_footer(footer.path, footer.named, footer.content, sources)
 
 
 def read_rows(segment: Segment, groups: Sequence[int] | None = None, columns: Sequence[str] | None = None) -> pa.Table:
-    """Rows of some row groups (all), some columns (all), pages verified by their checksums. Raises Corrupt."""
-    try:
-        with pq.ParquetFile(segment.path, page_checksum_verification=True) as parquet:
-            wanted = range(parquet.num_row_groups) if groups is None else groups
-            return parquet.read_row_groups(list(wanted), columns=None if columns is None else list(columns))
-    except (OSError, pa.ArrowException) as error:
-        raise Corrupt(f"{segment.path.name} cannot be read: {error}", path=str(segment.path)) from error
+    """Rows of some row groups (all), some columns (all), pages verified by their checksums. Raises Corrupt, or
+    DiskFailure when they cannot be read."""
+    path = segment.path
+    with files.reading(path, pa.ArrowException), pq.ParquetFile(path, page_checksum_verification=True) as parquet:
+        wanted = range(parquet.num_row_groups) if groups is None else groups
+        return parquet.read_row_groups(list(wanted), columns=None if columns is None else list(columns))
 
 
 class Writer:
@@ -145,10 +172,11 @@ class Writer:
         )
         self._groups: list[tuple[int, int, int, int]] = []
         self._slots: list[tuple[Int64s, Int64s]] = []
-        self._targets: Counter[str] = Counter()
+        self._targets: dict[str, int] = {}
         self._ids = 0
         n = len(sources)
         self._seen = np.zeros(n, dtype=np.bool_)
+        self._rows_of = np.zeros(n, dtype=np.int64)
         self._smallest, self._largest = np.full(n, OFFSET_MAX), np.zeros(n, dtype=np.int64)
         self._first, self._last = np.zeros((n, 2), dtype=np.int64), np.zeros((n, 2), dtype=np.int64)
 
@@ -177,7 +205,8 @@ class Writer:
         size = payload.nbytes + len(rows) * ROW_REFERENCE_BYTES
         self._groups.append((int(at[0]), int(rows.seq[0]), len(rows), size))
         self._slots.append(np.unique(at // SLOT_MS, return_counts=True))
-        self._targets.update(count_targets(payload.column("target")))
+        for name, count in count_targets(payload.column("target")).items():
+            count_in(self._targets, name, count)
         self._ids += pc.sum(timers_with_ids(payload.column("kind"), payload.column("id"))).as_py()
         present, first = np.unique(source, return_index=True)
         last = len(rows) - 1 - np.unique(source[::-1], return_index=True)[1]
@@ -187,6 +216,7 @@ class Writer:
         np.minimum.at(self._smallest, source, offset)
         np.maximum.at(self._largest, source, offset)
         self._seen[present] = True
+        self._rows_of += np.bincount(source, minlength=len(self._rows_of))
 
     def _footer(self) -> dict[str, Any]:
         present = np.flatnonzero(self._seen)
@@ -203,6 +233,7 @@ class Writer:
             "rows": int(rows.sum()),
             "sources": [list(self._sources.name(source)) for source in present.tolist()],
             "extent": extent.tolist(),
+            "source_rows": self._rows_of[present].tolist(),
             "slots": _pack_vector(slots),
             "counts": _pack_vector(counts),
             "targets": self._targets,
@@ -235,6 +266,8 @@ def _from_footer(path: Path, named: NamedSegment, footer: dict[str, Any], source
     present = np.array([sources.index(topic, partition) for topic, partition in footer["sources"]], dtype=np.int64)
     groups = {name: _unpack_vector(text) for name, text in footer["groups"].items()}
     group_seq = pack(present[groups["source"]], groups["offset"])
+    # Files of versions before this say nothing of it.
+    shares = footer.get("source_rows") or [footer["rows"] // len(present)] * len(present)
     largest = {
         int(source): Position(extent[4], int(source), extent[5])
         for source, extent in zip(present, footer["extent"], strict=True)
@@ -250,7 +283,9 @@ def _from_footer(path: Path, named: NamedSegment, footer: dict[str, Any], source
         first=Position.of(int(groups["at"][0]), int(group_seq[0])),
         last=max(largest.values()),
         largest=largest,
+        begins={int(s): extent[0] for s, extent in zip(present, footer["extent"], strict=True)},
         ends={int(s): extent[1] + 1 for s, extent in zip(present, footer["extent"], strict=True)},
+        rows_of=dict(zip(present.tolist(), shares, strict=True)),
         ids=open_or_make(path, named.footer_crc, sources) if footer["ids"] else None,
         timers=Tally(
             slots=_unpack_vector(footer["slots"]), counts=_unpack_vector(footer["counts"]), targets=footer["targets"]
@@ -261,10 +296,11 @@ def _from_footer(path: Path, named: NamedSegment, footer: dict[str, Any], source
 def _footer_crc(path: Path) -> int:
     """CRC-32 of the Parquet footer: its last 8 bytes give the length of what precedes them."""
     with path.open("rb") as file:
-        file.seek(-8, 2)
+        size = file.seek(0, 2)
+        file.seek(max(0, size - 8))
         tail = file.read(8)
         length = int.from_bytes(tail[:4], "little")
-        if tail[4:] != b"PAR1" or length + 12 > file.tell():
+        if tail[4:] != b"PAR1" or length + 12 > size:
             raise Corrupt(f"{path.name} has no Parquet footer", path=str(path))
         file.seek(-8 - length, 2)
         return zlib.crc32(file.read())

@@ -6,7 +6,7 @@ that a topic or a partition more tomorrow moves no position relative to another.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +23,12 @@ NamedPosition = tuple[int, str, int, int]
 NamedStep = tuple[int, int, int]
 """A frozen step of a source as files and Kafka's metadata hold it: (O, at in ms and offset of P). P is a position of
 the source itself."""
+
+
+def named_in(committed: Mapping[SourceName, tuple[int, NamedPosition | None]]) -> list[SourceName]:
+    """The sources that committed states name: a P may be a position of another source."""
+    positions = [position for _, position in committed.values() if position is not None]
+    return [*committed, *((topic, partition) for _, topic, partition, _ in positions)]
 
 
 class Sources:

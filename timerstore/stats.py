@@ -21,7 +21,6 @@ class Stats:
     pending: int
     pending_by_target: dict[str, int]
     pending_until: tuple[int, ...]
-    first_at_ms: int | None
     hot_rows: int
     hot_bytes: int
     memtable_rows: int
@@ -46,7 +45,6 @@ def look(store: TimerStore, pending: Pending, edges_ms: Sequence[int]) -> Stats:
         pending=len(pending),
         pending_by_target=pending.by_target(),
         pending_until=tuple(pending.wheel.until(edge) for edge in edges_ms),
-        first_at_ms=store.next_wakeup_ms(),
         hot_rows=len(resident.hot),
         hot_bytes=resident.hot_bytes,
         memtable_rows=len(resident.memtable),

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -22,20 +22,20 @@ from types import MappingProxyType
 import numpy as np
 import pyarrow as pa
 
-from timerstore import files, recovery
+from timerstore import files, overdue, recovery
 from timerstore.cancels import Cancels, Judged, unfinished
 from timerstore.checkpoint import Checkpoint, Identity
 from timerstore.entry import payload_of
 from timerstore.errors import Closed, Corrupt, Misuse
 from timerstore.idindex import Timers
-from timerstore.limits import DEFAULTS, Limits
+from timerstore.limits import DAY_MS, DEFAULTS, Limits
 from timerstore.maintenance import Maintenance
 from timerstore.pending import Pending, Tally, tally_timers
-from timerstore.position import Bools, Position, Progress, pack
-from timerstore.recovery import Recovered
+from timerstore.position import Bools, Position, Progress
+from timerstore.recovery import Found, Recovered
 from timerstore.resident import Resident
-from timerstore.runs import EMPTY, Selection
-from timerstore.sources import NamedPosition, NamedStep, SourceName, Sources
+from timerstore.runs import EMPTY, Selection, select
+from timerstore.sources import NamedPosition, NamedStep, SourceName, Sources, named_in
 from timerstore.stats import Stats, look
 from timerstore.timerlog import TimerLog
 from timerstore.transaction import Transaction
@@ -45,7 +45,7 @@ class TimerStore:
     """See the module. Made by `open`; every public method may be called from any thread unless it says otherwise."""
 
     def __init__(
-        self, directory: Path, lock_descriptor: int, identity: Identity, sources: Sources, limits: Limits
+        self, directory: Path, lock_descriptor: int, identity: Identity, sources: Sources, limits: Limits, now_ms: int
     ) -> None:
         self.lock = threading.RLock()
         self.directory = directory
@@ -53,6 +53,9 @@ class TimerStore:
         self.limits = limits
         self.identity = identity
         self.reports: tuple[str, ...] = ()
+        self.aside: tuple[Path, ...] = ()
+        """Segments that were replaced or given up by a rebuild that has not caught up yet."""
+        self.opened_ms = now_ms
         self.resident = Resident(len(sources), {})
         self.timerlog = TimerLog()
         self.checkpoint = Checkpoint(identity=identity, offsets={})
@@ -63,7 +66,7 @@ class TimerStore:
         self.maintenance = Maintenance(self)
         self._lock_descriptor = lock_descriptor
         self._changed = threading.Condition(self.lock)
-        self._pending = Pending()
+        self._pending = Pending(now_ms - DAY_MS)
         self._transaction: Transaction | None = None
         self._appending = threading.Lock()
         self._news = False
@@ -79,39 +82,52 @@ class TimerStore:
         partitions: Iterable[SourceName],
         committed: Mapping[SourceName, tuple[int, NamedPosition | None]],
         frozen: Mapping[SourceName, Sequence[NamedStep]] = MappingProxyType({}),
+        log_starts: Mapping[SourceName, int] = MappingProxyType({}),
         now_ms: int,
         limits: Limits = DEFAULTS,
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> TimerStore:
-        """Open the index of a directory for the owned sources (the keys of `committed`, with their committed O and P;
-        `frozen` are their frozen steps, where there are any).
+        """Open the index of a directory: `recovery.find` and `restore` in one."""
+        return cls.restore(
+            recovery.find(directory, identity, now_ms), partitions=partitions, committed=committed, frozen=frozen,
+            log_starts=log_starts, now_ms=now_ms, limits=limits, progress=progress,
+        )  # fmt: skip
 
-        `partitions` are all partitions of the delay topics. What is found wrong and mended is told in `reports`.
-        Raises WrongIdentity, DirectoryInUse, DiskFailure.
+    @classmethod
+    def restore(
+        cls,
+        found: Found,
+        *,
+        partitions: Iterable[SourceName],
+        committed: Mapping[SourceName, tuple[int, NamedPosition | None]],
+        frozen: Mapping[SourceName, Sequence[NamedStep]],
+        log_starts: Mapping[SourceName, int],
+        now_ms: int,
+        limits: Limits,
+        progress: Callable[[int, int], None],
+    ) -> TimerStore:
+        """Make a store of what was found, for the owned sources (the keys of `committed`, with their committed O and P;
+        `frozen` are their frozen steps, where there are any). It has the directory's lock from now on.
+
+        `partitions` are all partitions of the delay topics, `log_starts` the first offsets that Kafka still has of the
+        owned ones (0 where it is not said). What is found wrong and mended is told in `reports`.
+        Raises DiskFailure.
         """
-        descriptor = files.lock_directory(directory)
+        offsets = {name: log_starts.get(name, 0) for name in committed}
         try:
-            found, reports = recovery.read_checkpoint(directory, identity, now_ms)
-            if found is not None and (report := recovery.discard_outrun(directory, found, committed, frozen, now_ms)):
-                reports.append(report)
-                found = None
-            names = [*partitions, *committed, *(found.offsets if found is not None else ())]
-            positions = [position for _, position in committed.values() if position is not None]
-            sources = Sources([*names, *((topic, partition) for _, topic, partition, _ in positions)])
-            recovered = recovery.open_segments(directory, found, identity, sources, now_ms, progress)
-            store = cls(directory, descriptor, identity, sources, limits)
-            try:
-                store._restore(recovered, committed, frozen)
-            except Corrupt as error:
-                reports.append(recovery.discard(directory, error, now_ms))
-                recovered = recovery.open_segments(directory, None, identity, sources, now_ms, progress)
-                store = cls(directory, descriptor, identity, sources, limits)
-                store._restore(recovered, committed, frozen)
-            store.reports = (*reports, *recovered.reports)
+            found = recovery.distrust(found, committed, frozen, offsets)
+            while True:
+                try:
+                    recovered = recovery.recover(found, [*partitions, *named_in(committed)], offsets, now_ms, progress)
+                    found = replace(found, checkpoint=recovered.checkpoint)
+                    store = cls(found.directory, found.descriptor, found.identity, recovered.sources, limits, now_ms)
+                    store._restore(recovered, committed, frozen, offsets, progress)
+                    return store
+                except Corrupt as error:
+                    found = recovery.without(found, error, now_ms)
         except BaseException:
-            os.close(descriptor)
+            found.release()
             raise
-        return store
 
     def resume_offsets(self) -> dict[SourceName, int | None]:
         """Where ingest has to start for every owned source: O_c, or None when the index knows nothing of it (the log's
@@ -142,7 +158,7 @@ class TimerStore:
         Blocks while there is no room. Rows below the next expected offset (a batch seen before) and finished ones are
         dropped. Returns how many rows were new. Raises Closed when the store is closed meanwhile.
         """
-        everything = self.selection(entries)
+        everything = select(entries, self.sources)
         payload = payload_of(entries)
         with self._appending:
             with self.lock:
@@ -195,26 +211,18 @@ class TimerStore:
             buried = self.cancels.tombstones.memory_rows >= 2 * limits.tombstone_rows
             return not (full or flooded or buried)
 
-    def selection(self, entries: pa.Table) -> Selection:
-        """The positions of an entry table; `row` is the index in the table, `chunk` means nothing. Rows of unknown
-        sources are left out."""
-        source = self.sources.of_columns(entries.column("topic"), entries.column("partition"))
-        known = np.flatnonzero(source >= 0)
-        offset = entries.column("offset").to_numpy().astype(np.int64, copy=False)[known]
-        at = entries.column("at").to_numpy().astype(np.int64, copy=False)[known]
-        return Selection(at, pack(source[known], offset), np.zeros(len(known), np.int32), known.astype(np.int32))
-
     # ---- dispatcher
 
-    def begin(self) -> Transaction:
+    def begin(self, *, only_output: bool = False) -> Transaction:
         """Start a transaction; one at a time, and only when every owned source is ingested up to its committed O
-        (invariant I6)."""
+        (invariant I6). `only_output`: as far as it has output, it moves nothing but the sources of that.
+        """
         with self.lock:
             if self._transaction is not None:
                 raise Misuse("a transaction is open")
             if not self.is_caught_up():
                 raise Misuse("nothing may be dispatched before ingest has reached the committed offsets")
-            self._transaction = Transaction(self)
+            self._transaction = Transaction(self, only_output=only_output)
             return self._transaction
 
     def is_caught_up(self) -> bool:
@@ -225,7 +233,8 @@ class TimerStore:
     def next_wakeup_ms(self) -> int | None:
         """When the next resident row is due, or None. (In the past: at once.)"""
         with self.lock:
-            candidates = (self.resident.hot.first_at_ms(), self.resident.late.first_at_ms())
+            resident = self.resident
+            candidates = (resident.hot.first_at_ms(), resident.late.first_at_ms(resident.held))
             return min((at for at in candidates if at is not None), default=None)
 
     def offsets_behind(self) -> bool:
@@ -239,6 +248,20 @@ class TimerStore:
         """Whether O should be committed at once: the memtable has to be flushed, and only rows below O can be."""
         with self.lock:
             return self.resident.memtable_bytes >= self.limits.flush_bytes // 2 and self.offsets_behind()
+
+    def hold(self, sources: Collection[int]) -> None:
+        """Deliver nothing of these sources from now on, and of all others again; between two transactions.
+
+        For a partition of the delay topic that takes nothing of what must be written there: it keeps its own P, and
+        holds up no other. A source that is released is delivered from its P on, as after a start.
+        """
+        with self.lock:
+            if self._transaction is not None:
+                raise Misuse("a transaction is open")
+            held = np.zeros(len(self.sources), dtype=np.bool_)
+            held[list(sources)] = True
+            self.resident.hold(held)
+            self.wake()
 
     def outruns(self, now_ms: int) -> bool:
         """Whether the clock has been set back behind P, further than is just waited for."""
@@ -317,6 +340,11 @@ class TimerStore:
         with self.lock:
             return look(self, self._pending, edges_ms)
 
+    def waits_since_ms(self) -> int | None:
+        """Since when the oldest of what is pending waits (overdue.py); None where nothing is pending."""
+        with self.lock:
+            return overdue.waits_since_ms(self, self._pending)
+
     def close_intake(self) -> None:
         """Take in nothing more: who waits in `append`, or calls it, gets Closed. Delivery and flushes go on."""
         with self.lock:
@@ -339,6 +367,8 @@ class TimerStore:
         recovered: Recovered,
         committed: Mapping[SourceName, tuple[int, NamedPosition | None]],
         frozen: Mapping[SourceName, Sequence[NamedStep]],
+        log_starts: Mapping[SourceName, int],
+        progress: Callable[[int, int], None],
     ) -> None:
         """Become what the checkpoint and its segments describe."""
         states = {
@@ -346,23 +376,27 @@ class TimerStore:
             for name, state in committed.items()
         }
         self.resident = Resident(len(self.sources), states)
+        self.reports, self.aside = recovered.reports, recovered.aside
         if recovered.checkpoint is not None:
             self.checkpoint = recovered.checkpoint
             known = recovered.checkpoint.identity.topic_ids
             # A topic that is not configured now may come back: its rows in the segments must be known to be of that
             # topic.
             self.identity = replace(self.identity, topic_ids={**known, **self.identity.topic_ids})
-            for name, offset in recovered.checkpoint.offsets.items():
-                self.resident.stored[self.sources.index(*name)] = offset
+        # What is read again of a source that the index does not cover begins at the log's start. Of what lies below,
+        # there is what the segments hold.
+        for name, offset in {**log_starts, **self.checkpoint.offsets}.items():
+            self.resident.stored[self.sources.index(*name)] = offset
         self.cancels.tombstones.restore(recovered.tombstones)
         for file in recovered.tombstones:
             self.next_tombstones = max(self.next_tombstones, files.tombstones_number(file.named.name) + 1)
         for opened in recovered.segments:
             self.timerlog.add(opened)
             self.next_segment = max(self.next_segment, files.segment_number(opened.path.name) + 1)
-            self._pending.add(recovery.count_pending(opened, self.resident, self.selection))
+            self._pending.add(recovery.count_pending(opened, self.resident, self.sources))
             if opened.ids is not None:
                 self._pending.remove(self.cancels.covered_in(opened.ids, self._is_pending))
+            progress(len(recovered.segments), len(recovered.segments))
 
     def _is_pending(self, timers: Timers) -> Bools:
         with self.lock:

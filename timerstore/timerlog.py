@@ -50,13 +50,16 @@ class TimerLog:
         """Segments are no longer part of the log."""
         self._segments = [s for s in self._segments if s not in segments]
 
-    def finished(self, committed: Mapping[int, Progress]) -> list[Segment]:
-        """Segments of which every row is finished: for each source, one step of its committed state includes them."""
+    def finished(self, committed: Mapping[int, Progress], elsewhere: Bools) -> list[Segment]:
+        """Segments of which every row is finished: for each source, one step of its committed state includes them; or
+        the source is neither owned nor kept for another instance (`elsewhere`, by source)."""
         return [
             segment
             for segment in self._segments
             if all(
-                source in committed and committed[source].finishes(segment.ends[source], largest)
+                committed[source].finishes(segment.ends[source], largest)
+                if source in committed
+                else not elsewhere[source]
                 for source, largest in segment.largest.items()
             )
         ]

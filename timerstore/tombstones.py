@@ -22,7 +22,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from timerstore import columns
+from timerstore import columns, files
 from timerstore.checkpoint import NamedFile
 from timerstore.columns import ColumnFile
 from timerstore.errors import Corrupt
@@ -256,18 +256,14 @@ def write(
         file.file.relax()
     if len(written):
         return TombstoneFile(written, sources)
-    columns.unlink(path)
+    files.remove(path)
     return None
 
 
 def read(path: Path, sources: Sources, expected: NamedFile) -> TombstoneFile:
-    """Open a file that the checkpoint names. Raises Corrupt."""
-    try:
+    """Open a file that the checkpoint names. Raises Corrupt; DiskFailure when it cannot be read."""
+    with files.reading(path):
         opened = TombstoneFile(columns.read(path), sources)
-    except FileNotFoundError as error:
-        raise Corrupt(f"{path.name} is missing", path=str(path)) from error
-    except (LookupError, TypeError, ValueError) as error:
-        raise Corrupt(f"{path.name} cannot be understood: {error!r}", path=str(path)) from error
     if opened.named != expected:
         raise Corrupt(f"{path.name} is not the file that the checkpoint names (size or checksum)", path=str(path))
     return opened

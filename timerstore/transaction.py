@@ -7,6 +7,7 @@ dispatcher likes to take:
     on-time rows  move P: P' is the position of the last row popped from the hot wheel
     a popped row that O' does not cover is not output: it is late from here on
     a row that a tombstone covers is passed like any other, without being output (invariant I7)
+    a held source keeps its P, and nothing of it is output; its O moves on as far as no late row stands in the way
 
 Nothing is forgotten before `acknowledge`; `rollback` makes every row pending again.
 """
@@ -60,8 +61,9 @@ class Rows:
 class Transaction:
     """One step of the committed state; made by `TimerStore.begin`, one at a time, used by one thread."""
 
-    def __init__(self, store: TimerStore) -> None:
+    def __init__(self, store: TimerStore, *, only_output: bool = False) -> None:
         self._store = store
+        self._only_output = only_output
         self.position = store.resident.position
         self._offsets = store.resident.offset.copy()
         self._output: list[Selection] = []
@@ -92,8 +94,13 @@ class Transaction:
             late = resident.pop_late(now_ms, max(max_rows - resident.hot.count_until(bound), (max_rows + 1) // 2))
             self._cover()
             due = resident.pop_hot(bound, max(0, max_rows - len(late)))
+            is_end = not len(due) + len(late)
             if len(due):
                 self.position = due.last()
+            held = resident.held[due.source]
+            if held.any():
+                resident.withhold(due[held])
+                due = due[~held]
             covered = due.offset < self._offsets[due.source]
             if not covered.all():
                 resident.make_late(due[~covered])
@@ -104,7 +111,6 @@ class Transaction:
             payloads = resident.chunks.payloads(rows.chunk)
             # A cancel that is read from now on comes too late for these rows.
             lookup = self._store.cancels.tombstones.lookup()
-        is_end = not len(rows)
         payload = materialize(payloads, rows.chunk, rows.row)
         cancelled = self._store.cancels.covered(lookup, rows.source, payload)
         if cancelled is not None:
@@ -119,11 +125,13 @@ class Transaction:
             resident = self._store.resident
             with_output = np.zeros(len(resident.owned), dtype=np.bool_)
             with_output[self.rows().source] = True
+            is_narrow = self._only_output and bool(with_output.any())
             result = {}
             for source, state in resident.committed.items():
-                offset, position = int(self._offsets[source]), max(state.position, self.position)
+                position = state.position if resident.held[source] else max(state.position, self.position)
+                offset = int(self._offsets[source])
                 behind = position.at_ms - state.position.at_ms > P_STALE_MS_MAX
-                if with_output[source] or offset != state.offset or behind:
+                if with_output[source] or (not is_narrow and (offset != state.offset or behind)):
                     result[source] = state.moved(offset, position)
             return result
 

@@ -35,6 +35,12 @@ def trimmed(store: TimerStore, log_starts: Mapping[SourceName, int]) -> list[Sou
         seq = np.array([position.seq for position in last], dtype=np.int64)
         stored = Selection(at, seq, nowhere, nowhere)
         unfinished = stored[~resident.finished(stored)]
-        for rows in (unfinished, resident.hot.all(), resident.memtable.all(), resident.late.all()):
+        for rows in (
+            unfinished,
+            resident.hot.all(),
+            resident.memtable.all(),
+            resident.withheld.all(),
+            resident.late.all(),
+        ):
             gone[rows.source[rows.offset < starts[rows.source]]] = True
         return [sources.name(source) for source in np.flatnonzero(gone).tolist()]

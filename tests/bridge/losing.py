@@ -12,6 +12,8 @@ from typing import Any, Final
 from confluent_kafka import Producer
 
 from bridge.endings import are_offsets_pending
+from bridge.errors import EnvironmentFailure
+from bridge.resolve import must_be_pending
 from bridge.settings import Settings
 from embedded import EmbeddedBroker
 from tests.bridge.rig import DEADLINE_S
@@ -73,6 +75,15 @@ class LosingCluster:
     def _has_no_offsets(self) -> bool:
         found = self.topics.admin.list_topics(OFFSETS, timeout=DEADLINE_S).topics[OFFSETS].partitions.values()
         return all(partition.leader < 0 for partition in found)
+
+
+def is_running(settings: Settings) -> bool:
+    """Whether the instance is a member of its group, by which `delay-bridge resolve` keeps away from it."""
+    try:
+        must_be_pending(settings)
+    except EnvironmentFailure:
+        return True
+    return False
 
 
 @contextmanager

@@ -1,9 +1,11 @@
-"""A dispatcher with everything around it, on a real broker, in front of a store in a list."""
+"""A dispatcher with everything around it, on a real broker and a real store, which a test fills."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any, Self
 
@@ -27,10 +29,13 @@ from bridge.settings import Settings
 from bridge.standing import TopicFacts, facts_of, settle
 from bridge.targets import Targets
 from bridge.writer import AcknowledgedWriter, TransactionalWriter, Writer
-from tests.bridge.stores import ListStore
+from tests.bridge.entries import table_of
+from tests.timerstore.entries import gather
 from tests.waiting import wait_until
+from timerstore.checkpoint import Identity
 from timerstore.clock import Clock, SystemClock
-from timerstore.sources import SourceName, Sources
+from timerstore.sources import SourceName
+from timerstore.store import TimerStore
 
 PARAMETERS = DecodeParameters(max_delay_ms=10**9, roll_window_ms=10**8, has_default_target=False)
 DEADLINE_S = 30.0
@@ -66,6 +71,7 @@ class Tally:
         self.lateness_ms: list[int] = []
         self.transactions = self.aborted = self.rebuilt = self.rolls = self.deferrals = self.forwarded = 0
         self.longest_s = 0.0
+        self.held = self.steps_refused = 0
 
     def delivered(self, topic: str, rows: int) -> None:
         self.by_topic[topic] += rows
@@ -95,6 +101,12 @@ class Tally:
     def transaction_aborted(self) -> None:
         self.aborted += 1
 
+    def partitions_held(self, count: int) -> None:
+        self.held = count
+
+    def clock_step_refused(self) -> None:
+        self.steps_refused += 1
+
     def producer_rebuilt(self) -> None:
         self.rebuilt += 1
 
@@ -106,7 +118,13 @@ def settings_for(bootstrap: str, *delay_topics: str, **tree: Any) -> Settings:
     return Settings.of({"bridge": bridge, "kafka": kafka, "delay_topics": {t: {} for t in delay_topics}, **tree})
 
 
-def ownership_of(settings: Settings, listener: Listener, clock: Clock | None = None, **config: Any) -> Ownership:
+def ownership_of(
+    settings: Settings,
+    listener: Listener,
+    clock: Clock | None = None,
+    explain: Callable[[], BridgeError | None] = lambda: None,
+    **config: Any,
+) -> Ownership:
     """Group membership by settings."""
     return Ownership(
         config={**librdkafka(settings, "consumer"), **config},
@@ -116,11 +134,12 @@ def ownership_of(settings: Settings, listener: Listener, clock: Clock | None = N
         listener=listener,
         clock=clock or SystemClock(),
         poll_interval_s=0.02,
+        explain=explain,
     )
 
 
 class Rig:
-    """One bridge's delivery half. `store` may be filled any time; delivery starts with `start`."""
+    """One bridge's delivery half. `add` may be called any time; delivery starts with `start`."""
 
     def __init__(
         self,
@@ -156,17 +175,15 @@ class Rig:
         )
         self.delay_topic = delay_topic
         self.listener = Listener(lambda: self.dispatcher.quiesce())
-        self.ownership = ownership_of(self.settings, self.listener, self.clock)
+        endings = KafkaEndings(self.settings, ask)
+        self.ownership = ownership_of(self.settings, self.listener, self.clock, endings.explain)
         self.tally = Tally()
         self.fatal: list[BridgeError] = []
         self.properties = {**librdkafka(self.settings, "producer"), **(properties or {})}
         targets = Targets(TargetLookUp(librdkafka(self.settings, "admin")), self.clock)
         writer: Writer
         if mode == "exactly-once":
-            endings = KafkaEndings(self.settings, ask)
-            writer = TransactionalWriter(
-                self.properties, self.clock, make_producer, in_use=targets.in_use, endings=endings
-            )
+            writer = TransactionalWriter(self.properties, self.clock, make_producer, endings=endings)
         else:
             writer = AcknowledgedWriter(self.properties, self.clock, self.ownership.commit_offsets)
         self.planner = Planner(
@@ -176,6 +193,7 @@ class Rig:
             dead_letter_topics={delay_topic: f"{delay_topic}.dlt"},
             retry=retry or RetryPolicy(),
             overdue=overdue or OverduePolicy(),
+            compressed=str(self.properties.get("compression.type", "none")) != "none",
         )
         self.dispatcher = Dispatcher(
             writer=make_writer(writer),
@@ -187,7 +205,8 @@ class Rig:
             on_fatal=self.fatal.append,
             transaction_rows=transaction_rows,
         )
-        self.store: ListStore | None = None
+        self.directory = TemporaryDirectory(prefix="rig-")
+        self.store: TimerStore | None = None
         self.states: dict[SourceName, CommittedState] = {}
 
     def join(self) -> None:
@@ -199,7 +218,7 @@ class Rig:
         assert not self.listener.fatal
         self.settle()
 
-    def settle(self) -> ListStore:
+    def settle(self) -> TimerStore:
         """Read (or make) the committed states, and put a store on them."""
         cluster = Cluster(self.settings)
 
@@ -216,34 +235,75 @@ class Rig:
         )
         assert states is not None
         self.states = states
-        sources = Sources(states)
-        self.store = ListStore({name: state.progress(name, sources) for name, state in states.items()}, sources)
+        self.store = TimerStore.open(
+            Path(self.directory.name),
+            identity=Identity(cluster_id="cluster", topic_ids={self.delay_topic: "id"}),
+            partitions=list(states),
+            committed={name: (state.offset, state.position) for name, state in states.items()},
+            frozen={name: state.frozen for name, state in states.items()},
+            now_ms=self.clock.now_ms(),
+        )
+        offsets = {name: state.offset for name, state in states.items()}
+        self.store.start_at(offsets, offsets)
         return self.store
+
+    def add(self, entries: Sequence[dict[str, Any]], ends: Mapping[SourceName, int] | None = None) -> None:
+        """Ingest entries whose offsets rise, up to `ends` (else to the last of them), and load what is near."""
+        store, now_ms = self.store, self.clock.now_ms()
+        assert store is not None
+        reached = dict(ends or {})
+        for entry in entries:
+            name = entry["topic"], entry["partition"]
+            reached[name] = max(reached.get(name, 0), entry["offset"] + 1)
+        assert store.append(table_of(entries), reached, now_ms) == len(entries)
+        self.load()
+
+    def load(self) -> None:
+        """What the bridge's maintenance does: have what is near ready."""
+        assert self.store is not None
+        window = self.store.maintenance.next_window(self.clock.now_ms())
+        assert window is None or self.store.maintenance.admit(window, gather(window))
+
+    def is_behind(self) -> bool:
+        """Whether O has to follow ingest."""
+        assert self.store is not None
+        return self.store.offsets_behind()
+
+    def pending(self) -> int:
+        """Timers that are neither delivered nor anything else."""
+        assert self.store is not None
+        return self.store.stats().pending
 
     def start(self) -> None:
         """Deliver."""
-        assert self.store is not None
         if not self.is_opened_early:
             self.dispatcher.start()
         wait_until(lambda: self.dispatcher._parked, DEADLINE_S, "the dispatcher is parked")
-        self.dispatcher.resume(self.store, self.states, self.ownership.membership().revocations)
+        self.resume()
 
-    def is_ready(self, *topics: str) -> bool:
-        """Whether another transactional id could go on at once, with records for these topics."""
+    def resume(self, revocations: int | None = None) -> None:
+        """Go on, as if there had been so many revocations when the states were read (None: those that there were)."""
+        assert self.store is not None
+        known = self.ownership.membership().revocations if revocations is None else revocations
+        self.dispatcher.resume(self.store, self.states, known)
+
+    def is_ready(self) -> bool:
+        """Whether another transactional id could go on at once."""
         writer = self.dispatcher._writer
-        if not isinstance(writer, TransactionalWriter):
-            return True
-        return all(each.is_alive and each.known.issuperset(topics) for each in writer._identities._all)
+        return not isinstance(writer, TransactionalWriter) or all(one.is_alive for one in writer._identities._all)
 
     def wait_delivered(self, deadline_s: float = DEADLINE_S) -> None:
         """Wait until everything in the store is committed."""
         store = self.store
         assert store is not None
-        wait_until(
-            lambda: (not len(store) and not store._open and not store.offsets_behind()) or self.fatal,
-            deadline_s,
-            lambda: f"{len(store)} rows are left",
-        )
+
+        def is_done() -> bool:
+            self.load()
+            with store.lock:
+                is_idle = store._transaction is None and store.next_wakeup_ms() is None and not self.is_behind()
+                return is_idle and not self.pending()
+
+        wait_until(lambda: is_done() or self.fatal, deadline_s, lambda: f"{self.pending()} rows are left")
         assert not self.fatal, self.fatal
 
     def committed(self) -> dict[SourceName, CommittedState | None]:
@@ -259,3 +319,6 @@ class Rig:
     ) -> None:
         self.dispatcher.stop()
         self.ownership.stop()
+        if self.store is not None:
+            self.store.close()
+        self.directory.cleanup()

@@ -6,10 +6,20 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pytest
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public, but not marked as exported
+    NewPartitions,
+    NewTopic,
+)
 
-from bridge.cancels import Forwards, partitions_of, with_cancels
+from bridge.cancels import Forwards, with_cancels
+from bridge.cluster import Cluster
+from bridge.errors import EnvironmentFailure
 from bridge.outgoing import Outgoing, SourceColumns
-from tests.bridge.stores import rows_of, timer
+from tests.bridge.entries import rows_of, timer
+from tests.bridge.rig import DEADLINE_S, Rig
+from tests.system.broker import Broker
+from tests.system.kafka import Topics, read_committed
 from timerstore.entry import ENTRY, Kind
 from timerstore.position import AT_MIN
 from timerstore.sources import Sources
@@ -36,11 +46,6 @@ def table(*entries: dict[str, Any]) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=ENTRY)
 
 
-def test_partitions_are_counted_by_topic() -> None:
-    """All of them, whoever owns them: the store knows each."""
-    assert partitions_of(SOURCES) == PARTITIONS
-
-
 def test_a_cancel_without_a_key_goes_to_every_other_partition() -> None:
     """Once each, marked, without key and value; where there is no other partition, or it was sent on, not at all."""
     out = outgoing(
@@ -52,7 +57,7 @@ def test_a_cancel_without_a_key_goes_to_every_other_partition() -> None:
         cancel("two", 0, 10),
         cancel("many", 0, 11, key=b""),
     )
-    found = Forwards(out)
+    found = Forwards(out, PARTITIONS.__getitem__)
     batches = list(found.batches(out.bytes()))
     sent = [
         (batch.topic, partition, headers, value, key)
@@ -71,14 +76,33 @@ def test_a_cancel_without_a_key_goes_to_every_other_partition() -> None:
     assert {row for batch in batches for row in batch.ids.tolist()} == {0, 5}
 
 
+def test_a_cancel_goes_to_partitions_that_were_added_since_the_store_was_opened() -> None:
+    """It is asked how many there are when it is sent on; a broker that has not heard of the latest takes none away."""
+    out = outgoing(cancel("many", 1, 5), cancel("one", 0, 6))
+    asked: list[str] = []
+
+    def count(topic: str) -> int:
+        asked.append(topic)
+        return {"many": 5, "one": 2}[topic]
+
+    found = Forwards(out, count)
+    sent = sorted((b.topic, p) for b in found.batches(out.bytes()) for p in b.partitions or [])
+    assert sent == [("many", 0), ("many", 2), ("many", 3), ("many", 4), ("one", 1)]
+    assert found.records == len(sent)
+    assert sorted(asked) == ["many", "one"], "once for each topic, and for no other"
+    assert Forwards(out, lambda _: 1).records == 2
+
+
 def test_nothing_is_sent_on_where_there_is_no_cancel() -> None:
     """The usual transaction pays nothing for it."""
-    nothing = Forwards(outgoing(timer("many", 1, 7, 5, "orders"), cancel("many", 2, 8, key=b"k")))
+    nothing = Forwards(
+        outgoing(timer("many", 1, 7, 5, "orders"), cancel("many", 2, 8, key=b"k")), PARTITIONS.__getitem__
+    )
     assert (nothing.records, nothing.bytes, list(nothing.batches(np.ones(2, np.int64)))) == (0, 0, [])
 
 
 def test_a_replacing_timer_without_a_key_is_a_cancel_too() -> None:
-    """At once, at its own offset, in topics with other partitions only; the timer stays as it was."""
+    """At once, at its own offset, also where there is no other partition yet; the timer stays as it was."""
     more: dict[str, Any] = {"id": "i", "replace": True, "headers": [("a", b"1")], "target_partition": 1}
     batch = table(
         timer("many", 1, 7, 5_000, "orders", **more),
@@ -87,12 +111,13 @@ def test_a_replacing_timer_without_a_key_is_a_cancel_too() -> None:
         timer("two", 1, 10, 5_000, None, id="i"),
         timer("two", 1, 11, 5_000, None, id="j", replace=True),
     )
-    result = with_cancels(batch, PARTITIONS)
+    result = with_cancels(batch)
     assert result.schema == batch.schema
     assert result.slice(0, len(batch)).equals(batch)
     extra = result.slice(len(batch)).to_pylist()
     assert [(row["topic"], row["partition"], row["offset"], row["id"]) for row in extra] == [
         ("many", 1, 7, "i"),
+        ("one", 0, 9, "i"),
         ("two", 1, 11, "j"),
     ]
     for row in extra:
@@ -105,4 +130,41 @@ def test_a_batch_without_such_timers_is_handed_on_as_it_is() -> None:
     """No copy is made of it."""
     plain, keyed = timer("many", 1, 7, 5, "orders"), timer("many", 1, 8, 5, "o", id="i", replace=True, key=b"k")
     for batch in (table(), table(plain), table(plain, keyed)):
-        assert with_cancels(batch, PARTITIONS) is batch
+        assert with_cancels(batch) is batch
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("mode", ["exactly-once", "at-least-once"])
+def test_a_cancel_without_a_key_reaches_a_partition_that_was_just_added(
+    broker: Broker, topics: Topics, mode: str
+) -> None:
+    """Neither the bridge's group nor its producer knows of it yet."""
+    delay, target = topics.delay(), topics.create()
+    topics.admin.create_topics([NewTopic(f"{delay}.dlt", 1, 1)])[f"{delay}.dlt"].result(DEADLINE_S)
+    with Rig(broker.bootstrap, delay, mode=mode) as rig:
+        due_ms = rig.clock.now_ms() - 5
+        rig.add([cancel(delay, 0, 0), timer(delay, 0, 1, due_ms, target, value=b"before")])
+        rig.start()
+        rig.wait_delivered()
+        topics.admin.create_partitions([NewPartitions(delay, 3)])[delay].result(DEADLINE_S)
+        Cluster(rig.settings).await_topics([delay])
+        sent = cancel(delay, 0, 2, headers=[("delay-cancel", b"id-2")])
+        rig.add([sent, timer(delay, 0, 3, due_ms, target, value=b"after")])
+        rig.wait_delivered()
+        records = read_committed(broker.bootstrap, delay)
+        assert sorted((r.partition, r.header("delay-cancel")) for r in records) == [(1, b"id-2"), (2, b"id-2")]
+        assert [r.value for r in read_committed(broker.bootstrap, target)] == [b"before", b"after"]
+        assert rig.tally.aborted == 0 and not rig.tally.by_reason
+
+
+def test_a_cancel_waits_until_it_is_known_where_it_must_go() -> None:
+    """Without an answer its partition is held, those of other topics are not."""
+
+    def count(topic: str) -> int:
+        if topic == "many":
+            raise EnvironmentFailure("no answer", hint="wait")
+        return 2
+
+    found = Forwards(outgoing(cancel("many", 1, 5), cancel("many", 1, 6), cancel("two", 0, 7)), count)
+    assert found.unknown == {SOURCES.index("many", 1): "no answer"}
+    assert found.records == 1

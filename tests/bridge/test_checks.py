@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Protocol
+from unittest import mock
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
@@ -16,7 +19,8 @@ from bridge.cluster import Cluster, api_versions, release
 from bridge.errors import ConfigurationError, EnvironmentFailure, StateError
 from bridge.finding import Finding
 from bridge.settings import Settings
-from timerstore.checkpoint import Checkpoint, Identity, write
+from timerstore.checkpoint import Checkpoint, Identity, read, write
+from timerstore.errors import DiskFailure
 
 pytestmark = pytest.mark.system
 
@@ -311,6 +315,38 @@ def test_a_directory_without_room_is_refused(tmp_path: Path, monkeypatch: pytest
     """A segment must fit beside its predecessor."""
     monkeypatch.setattr("bridge.host_checks.shutil.disk_usage", lambda _: type("U", (), {"free": 1 << 20})())
     assert local(tmp_path)["directory"].status == "failed"
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["little room", "no room"])
+def test_a_full_disk_with_an_index_is_no_reason_not_to_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: bool
+) -> None:
+    """The start is what makes room: it delivers, and reclaims what was delivered."""
+    write(tmp_path, Checkpoint(identity=Identity(cluster_id="cluster", topic_ids={}), offsets={}))
+    monkeypatch.setattr("bridge.host_checks.shutil.disk_usage", lambda _: type("U", (), {"free": 1 << 20})())
+    if full:
+        no_room = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        monkeypatch.setattr("bridge.host_checks.os.fsync", mock.Mock(side_effect=no_room))
+    found = local(tmp_path)["directory"]
+    assert (found.status, found.remedy[:4]) == ("warning", "free")
+
+
+def test_a_full_disk_with_a_rebuild_under_way_is_no_reason_not_to_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A damaged checkpoint was renamed by the start before, and the old segments put aside: what fills the disk is what
+    the bridge removes by itself."""
+    (tmp_path / "segment-0000000001.parquet.1.aside").touch()
+    monkeypatch.setattr("bridge.host_checks.shutil.disk_usage", lambda _: type("U", (), {"free": 1 << 20})())
+    assert local(tmp_path)["directory"].status == "warning"
+
+
+def test_an_index_that_cannot_be_read_is_no_damaged_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A volume that answers with an error is an environment failure: the file may be whole."""
+    monkeypatch.setattr(Path, "read_text", mock.Mock(side_effect=OSError(errno.EIO, os.strerror(errno.EIO))))
+    with pytest.raises(DiskFailure) as caught:
+        read(tmp_path)
+    assert caught.value.hint
 
 
 def test_java_must_be_there_and_recent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,6 +36,7 @@ def start(**conf: str) -> dict[str, Any]:
     return result
 
 
+@pytest.mark.jvm
 @pytest.mark.slow
 def test_spark_maps_the_archive() -> None:
     """With all jars by name, since their order counts: the connector's first, each once."""
@@ -49,6 +50,7 @@ def test_spark_maps_the_archive() -> None:
     assert len(set(others)) > 100
 
 
+@pytest.mark.jvm
 @pytest.mark.slow
 def test_a_class_path_of_the_user_s_own_goes_without() -> None:
     """It may replace a jar of Spark's: then it comes before them, and the archive would not fit."""

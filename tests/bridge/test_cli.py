@@ -19,6 +19,7 @@ from bridge.cli import app
 from bridge.cluster import Cluster
 from bridge.configuration import load
 from bridge.errors import FencedError
+from bridge.letters import Choice, Report
 from bridge.settings import Settings
 from tests.system.kafka import Reader
 
@@ -150,6 +151,24 @@ def test_send_asks_which_delay_topic_if_there_are_several(tmp_path: Path) -> Non
     status, _, err = invoke("send", "x", "--topic", "t", "--after", "1s", "--config", file)
     assert status == 2
     assert "--delay-topic" in err
+
+
+def test_redrive_understands_what_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times as in `send`; and it says what is wrong with one."""
+    chosen: list[tuple[Choice, bool]] = []
+
+    def put_back(_settings: Settings, _clock: object, choice: Choice, *, execute: bool) -> Report:
+        chosen.append((choice, execute))
+        return Report()
+
+    monkeypatch.setattr("bridge.redrive.redrive", put_back)
+    since = ["--since", "2027-01-31T08:00:00+08:00", "--due", "now", "--set-header", "a=b=c", "--execute"]
+    assert invoke("redrive", "--reason", "bad-for", "--target", "t", *since)[:2] == (0, "0 dead letters put back\n")
+    headers = [("a", b"b=c")]
+    expected = Choice(reasons=["bad-for"], targets=["t"], since_ms=1_801_353_600_000, due_now=True, set_headers=headers)
+    assert chosen == [(expected, True)]
+    status, _, err = invoke("redrive", "--since", "yesterday")
+    assert (status, "--since" in err) == (2, True)
 
 
 def received(bootstrap: str, topic: str, count: int) -> list[tuple[bytes | None, bytes | None, dict[str, Any]]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,10 +11,20 @@ from pathlib import Path
 import pytest
 import yaml
 
+from bridge.arrival import Arrivals
+from bridge.checks import run_checks
+from bridge.client import DelayClient
+from bridge.cluster import Cluster, api_versions
 from bridge.configuration import reader
 from bridge.credentials import Credentials
 from bridge.errors import EnvironmentFailure
+from bridge.kafka import librdkafka
+from bridge.lookup import TargetLookUp
+from bridge.pipeline import sampled_record_bytes
 from bridge.settings import Settings, plain
+from tests.system.secure import Authority
+from tests.waiting import wait_until
+from timerstore.clock import SystemClock
 
 
 @dataclass
@@ -102,6 +114,87 @@ def test_a_file_that_is_missing_for_a_moment_does_no_harm(site: Site) -> None:
     site.write("password", "first")
     assert not credentials.look()
     assert (site.renewed, credentials.alarms()) == ([], ())
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl on this machine")
+def test_a_key_and_its_certificate_may_be_replaced_seconds_apart(tmp_path: Path) -> None:
+    """In between they do not belong together, and no client can be made: an alarm, and both are taken over later."""
+    authority = Authority(tmp_path / "ca")
+    key, certificate = authority.issue("bridge")
+    new_key, new_certificate = authority.issue("other")
+    common = {
+        "bootstrap.servers": "127.0.0.1:1",
+        "security.protocol": "SSL",
+        "ssl.key.location": str(key),
+        "ssl.certificate.location": str(certificate),
+    }
+    settings = Settings.of({"kafka": {"common": common}})
+    renewed: list[Settings] = []
+    credentials = Credentials(settings, read=lambda: settings, verify=Cluster, on_renewed=renewed.append)
+    new_key.replace(key)
+    assert credentials.look(), "something has changed, and must settle"
+    for _ in range(3):
+        assert not credentials.look()
+        (alarm,) = credentials.alarms()
+        assert "a Kafka client cannot be made" in alarm and "key" in alarm
+    new_certificate.replace(certificate)
+    assert credentials.look()
+    assert not credentials.look()
+    assert (len(renewed), credentials.alarms()) == (1, ())
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl on this machine")
+@pytest.mark.parametrize("broken", ["nonsense", "of another key"])
+def test_a_certificate_that_cannot_be_used_is_the_environments_failure(tmp_path: Path, broken: str) -> None:
+    """At the start, too: status 3 and a remedy, whichever client meets it first."""
+    authority = Authority(tmp_path / "ca")
+    key, certificate = authority.issue("bridge")
+    if broken == "nonsense":
+        certificate.write_text("nonsense")
+    else:
+        certificate.write_text(authority.issue("other")[1].read_text())
+    common = {
+        "bootstrap.servers": "127.0.0.1:1",
+        "security.protocol": "SSL",
+        "ssl.key.location": str(key),
+        "ssl.certificate.location": str(certificate),
+    }
+    settings = Settings.of({"kafka": {"common": common}})
+    clients: list[Callable[[], object]] = [
+        lambda: Cluster(settings),
+        lambda: run_checks(settings),
+        lambda: api_versions(settings),
+        lambda: TargetLookUp(librdkafka(settings, "admin")),
+        lambda: Arrivals({**librdkafka(settings, "consumer")}, ["t"], SystemClock()),
+        lambda: DelayClient(common),
+        lambda: sampled_record_bytes(settings, {}, SystemClock()),
+    ]
+    for make in clients:
+        with pytest.raises(EnvironmentFailure, match="certificate and key") as refused:
+            make()
+        assert refused.value.exit_code == 3
+
+
+def test_the_thread_survives_whatever_is_raised(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is seen while it lasts, without what the exception says, and the files are looked at again."""
+    monkeypatch.setattr("bridge.credentials.LOOK_INTERVAL_S", 0.01)
+    monkeypatch.setattr("bridge.credentials.SETTLE_S", 0.01)
+    settings = site.read()
+    failing = threading.Event()
+    failing.set()
+
+    def reads() -> Settings:
+        if failing.is_set():
+            raise RuntimeError("canary")
+        return site.read()
+
+    credentials = Credentials(settings, read=reads, verify=lambda _: None, on_renewed=site.renewed.append)
+    with credentials:
+        wait_until(credentials.alarms, 10, "it is told")
+        assert "RuntimeError" in credentials.alarms()[0] and "canary" not in credentials.alarms()[0]
+        site.write("password", "second")
+        failing.clear()
+        wait_until(lambda: site.renewed and not credentials.alarms(), 10, "it is taken over")
 
 
 def test_only_secrets_change(site: Site) -> None:

@@ -7,6 +7,7 @@ A Spark job costs tenths of a second whatever its size, so each test decodes all
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -23,7 +24,7 @@ from bridge.barriers import DEFAULT_LEVELS_MS, Barrier, DecodeParameters, Histor
 from bridge.decode import AT_MIN, decode
 from bridge.header_limits import HeaderLimits
 from bridge.headers import Headers, RejectReason
-from bridge.own_headers import own_headers
+from bridge.own_headers import ControlHeaders
 from timerstore.entry import ENTRY
 
 TS = 1_800_000_000_000
@@ -60,7 +61,8 @@ def table(spark: SparkSession, rows: Sequence[Row]) -> DataFrame:
 
 def decoded(spark: SparkSession, rows: Sequence[Row], histories: Mapping[tuple[str, int], History] = ONE) -> list[Row]:
     """The entries of the records, in order."""
-    entries = own_headers(HeaderLimits(histories).applied(decode(table(spark, rows), histories).toArrow()))
+    entries = HeaderLimits(histories).applied(decode(table(spark, rows), histories).toArrow())
+    entries = ControlHeaders(histories).taken_out(entries)
     assert entries.schema.names == ENTRY.names
     assert entries.cast(ENTRY).num_rows == len(rows)
     assert [field.type for field in entries.schema if not pa.types.is_list(field.type)] == [
@@ -429,6 +431,8 @@ def _oracle(row: Row, parameters: DecodeParameters) -> Row:
     times = [name for name in (h.UNTIL, h.FOR, h.LEVEL, h.CANCEL) if name in found]
     if any(names.count(name) > 1 for name in h.CONTROL):
         return _reject(row, RejectReason.DUPLICATE_HEADER)
+    if h.COPY_ORIGIN in found:
+        return _copy_oracle(row, found, len(times), parameters)
     if len(times) != 1:
         return _reject(row, RejectReason.TWO_TIMES if times else RejectReason.NO_TIME)
     reason, ts = RejectReason.BAD_ID, row["ts"]
@@ -473,6 +477,37 @@ def _oracle(row: Row, parameters: DecodeParameters) -> Row:
         "headers": own,
     }
     return {**entry, "at": due if due - ts <= parameters.roll_window_ms else None}
+
+
+def _number(value: bytes | None) -> int | None:
+    try:
+        text = h.text_of(value)
+    except ValueError:
+        return None
+    return int(text) if re.fullmatch(h.NUMBER_PATTERN, text) else None
+
+
+def _copy_oracle(row: Row, found: dict[str, bytes | None], times: int, parameters: DecodeParameters) -> Row:
+    """What a record decodes to that says that it is a copy, whoever wrote it: bounded as an original is."""
+    ts, window = row["ts"], parameters.roll_window_ms
+    numbers = {name: _number(found[name]) if name in found else None for name in h.COPY}
+    origin, due, rolls, attempt, at, _ = numbers.values()
+    bad = times or h.REPLACE in found or (h.COPY_AT in found and at is None)
+    if bad or origin is None or due is None or rolls is None or attempt is None:
+        return _reject(row, RejectReason.BAD_COPY)
+    if origin >= row["offset"] or max(rolls, attempt) > 32_767 or due - ts > parameters.longest_copy_ms:
+        return _reject(row, RejectReason.BAD_COPY)
+    # The rest is what an original says, with its time in another header.
+    original = {name: value for name, value in found.items() if name not in h.COPY}
+    original[h.UNTIL] = str(max(due, ts)).encode()
+    entry = _oracle({**row, "headers": list(original.items())}, parameters)
+    if entry["kind"] == 2:
+        return {**entry, "headers": row["headers"]}
+    rolled = due - ts > window
+    assert rolled == (entry["at"] is None)
+    own = [header for header in row["headers"] if header[0] not in h.STRIPPED] or None
+    entry |= {"headers": own, "due": due, "origin": origin, "rolls": rolls, "attempt": attempt}
+    return {**entry, "at": None if rolled else max(due, min(at or 0, ts + window))}
 
 
 _JUNK = st.one_of(
@@ -540,6 +575,43 @@ def test_spark_and_the_pure_readers_agree(spark: SparkSession, rows: list[Row], 
         if expected["at"] is None:
             expected["at"] = result["at"]  # the spread of rolls has its own test
         assert result == expected, row["headers"]
+
+
+_FORGED = {
+    h.COPY_ORIGIN: st.one_of(st.integers(0, 2 * OFFSET).map(lambda n: str(n).encode()), _JUNK),
+    h.COPY_DUE: st.one_of(_MILLIS, _MILLIS, st.integers(0, 10**15).map(lambda n: str(n).encode()), _JUNK),
+    h.COPY_ROLLS: st.one_of(st.integers(0, 33_000).map(lambda n: str(n).encode()), _JUNK),
+    h.COPY_ATTEMPT: st.one_of(st.just(b"1"), st.just(b"1"), _JUNK),
+    h.COPY_AT: st.one_of(_MILLIS, _JUNK),
+}
+
+
+@st.composite
+def _copies(draw: st.DrawFn) -> Row:
+    """Mostly whole copies, with one header of an original beside them now and then."""
+    names = [name for name in _FORGED if name == h.COPY_ORIGIN or draw(st.integers(0, 9))]
+    headers = [(name, draw(_FORGED[name])) for name in names]
+    headers += [(h.TOPIC, b"t"), *draw(st.lists(st.sampled_from([h.ID, "x", h.FOR]).flatmap(_header), max_size=1))]
+    return record(*draw(st.permutations(headers)))
+
+
+@settings(
+    max_examples=6, deadline=None, phases=(Phase.explicit, Phase.generate), suppress_health_check=list(HealthCheck)
+)
+@given(st.lists(_copies(), min_size=60, max_size=120))
+def test_forged_copies_are_bounded_as_originals_are(spark: SparkSession, rows: list[Row]) -> None:
+    """Whatever copy headers anybody writes: the pure readers find the same, and what is accepted comes up between 1970
+    and the end of the roll window, is due within the maximum delay, and has an origin below its own offset."""
+    results = decoded(spark, rows)
+    for row, result in zip(rows, results, strict=True):
+        expected = _oracle(row, PARAMETERS)
+        if expected["at"] is None:
+            expected["at"] = result["at"]
+        assert result == expected, row["headers"]
+        if result["kind"] == 0:
+            assert 0 <= result["at"] <= TS + PARAMETERS.roll_window_ms
+            assert 0 <= result["due"] <= TS + PARAMETERS.max_delay_ms
+            assert 0 <= result["origin"] < OFFSET
 
 
 METHOD_BYTES_MAX = 8_000

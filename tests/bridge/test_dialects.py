@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from pyspark.sql import SparkSession
 
 from bridge.barriers import Barrier, History
+from bridge.deadletter import dead_letters, held, is_held
 from bridge.decode import decode
-from bridge.dialects import DIALECTS, NATIVE, foreign_headers
+from bridge.dialects import DIALECTS, NATIVE
 from bridge.header_limits import HeaderLimits
 from bridge.headers import RejectReason
-from bridge.own_headers import own_headers
+from bridge.outgoing import Outgoing, SourceColumns
+from bridge.own_headers import ControlHeaders
+from tests.bridge.entries import rows_of
 from tests.bridge.test_decode import COPY, PARAMETERS, TS, record, table
 from timerstore.entry import Kind
+from timerstore.sources import Sources
 
 LIMITED = replace(PARAMETERS, headers_max=9, header_bytes_max=1_000)
 HISTORIES: dict[tuple[str, int], History] = {
@@ -27,13 +32,14 @@ AT = (TS + 60_000) // 1000
 Some = Sequence[tuple[str, str | bytes | None]]
 
 
-def decoded(spark: SparkSession, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def decoded(
+    spark: SparkSession, rows: list[dict[str, Any]], histories: Mapping[tuple[str, int], History] = HISTORIES
+) -> list[dict[str, Any]]:
     """The entries, their headers as pairs."""
-    entries = HeaderLimits(HISTORIES).applied(decode(table(spark, rows), HISTORIES).toArrow())
-    foreign = foreign_headers({topic: [history[0].parameters.dialect] for (topic, _), history in HISTORIES.items()})
+    entries = HeaderLimits(histories).applied(decode(table(spark, rows), histories).toArrow())
     return [
         {**row, "headers": [(h["key"], h["value"]) for h in row["headers"] or []]}
-        for row in own_headers(entries, foreign).to_pylist()
+        for row in ControlHeaders(histories).taken_out(entries).to_pylist()
     ]
 
 
@@ -145,6 +151,41 @@ def test_copies_of_the_bridge_are_not_translated(spark: SparkSession) -> None:
     """A copy keeps the key that it carries, and needs none of the dialect's headers."""
     row = decoded(spark, [record(*COPY, ("delay-id", "k"), topic="etf1", key=b"tk")])[0]
     assert (row["kind"], row["key"], row["id"], row["origin"], row["replace"]) == (Kind.TIMER, b"tk", "k", 5, False)
+
+
+def test_a_held_dead_letter_keeps_the_headers_and_the_key_of_its_dialect(spark: SparkSession) -> None:
+    """What waits in the delay topic for its dead-letter topic comes back byte for byte: it is a copy, and says so."""
+    written: Some = [("scheduler-epoch", "soon"), ("scheduler-target-key", "tk"), ("own", None), ("x-delay", "1")]
+    topics, sizes, first = {"etf1": "etf1.dlt"}, np.array([100]), np.array([0], dtype=np.intp)
+    (copy,) = held(taken(spark, record(*written, topic="etf1", offset=5)), first, topics, sizes, np.array([TS + 9]))
+    assert copy.headers is not None
+    outgoing = taken(spark, record(*copy.headers[0], topic="etf1", offset=9, ts=TS + 1, key=copy.keys[0]))
+    assert is_held(outgoing, first).tolist() == [True]
+    (letter,) = dead_letters(outgoing, first, {}, topics, sizes)
+    assert letter.headers is not None
+    assert letter.keys == [b"k"]
+    assert letter.headers[0][:4] == [(name, value and str(value).encode()) for name, value in written]
+    assert dict(letter.headers[0])["delay-reason"] == b"bad-until"
+    assert dict(letter.headers[0])["delay-origin"] == b"etf1/0/5"
+
+
+def taken(spark: SparkSession, row: dict[str, Any]) -> Outgoing:
+    """A record of the topic etf1, decoded and handed out by the store."""
+    (entry,) = decoded(spark, [row])
+    return Outgoing(rows_of([(entry["at"], 0, entry["offset"], entry)]), SourceColumns(Sources([("etf1", 0)]), {}))
+
+
+def test_a_dialect_holds_from_its_barrier_on(spark: SparkSession) -> None:
+    """A topic that gets a dialect, and loses it again: records of before and after keep headers of those names."""
+    native, foreign = (HISTORIES[name, 0][0].parameters for name in (NATIVE, "rabbitmq"))
+    barriers = tuple(Barrier(offset=o, parameters=p) for o, p in ((0, native), (100, foreign), (200, native)))
+    headers = [("x-delay", "5"), ("x", "1")]
+    rows = [record(*headers, ("delay-for", "9"), topic="t", offset=offset) for offset in (99, 200)]
+    rows.append(record(*headers, topic="t", offset=100))
+    before, after, between = decoded(spark, rows, {("t", 0): barriers})
+    assert [row["due"] - TS for row in (before, after, between)] == [9, 9, 5]
+    assert before["headers"] == after["headers"] == [("x-delay", b"5"), ("x", b"1")]
+    assert between["headers"] == [("x", b"1")]
 
 
 @pytest.mark.parametrize("name", DIALECTS)

@@ -16,8 +16,8 @@ from bridge.errors import FencedError, InternalError
 from bridge.outgoing import Batch
 from bridge.retry import RetryPolicy
 from bridge.writer import Aborted, Broken, Indefinite, OnStall, Writer
+from tests.bridge.entries import reject, timer
 from tests.bridge.rig import DEADLINE_S, Listener, Rig, ownership_of, settings_for
-from tests.bridge.stores import reject, timer
 from tests.system.broker import Broker, own_broker
 from tests.system.kafka import Outgoing, Reader, Topics, assert_each_once, produce, read_committed
 from tests.waiting import wait_until
@@ -116,10 +116,9 @@ def test_what_is_due_is_delivered_as_the_contract_says(broker: Broker, topics: T
     empty stay apart, and so do records with and without headers or a partition."""
     delay, target = delay_topic(topics), topics.create(partitions=3)
     with Rig(broker.bootstrap, delay, mode=mode) as rig:
-        assert rig.store is not None
         due = rig.clock.now_ms() - 5
         own = [("a", b"1"), ("b", None), ("a", b""), ("é", b"\x00\xff")]
-        rig.store.add(
+        rig.add(
             [
                 timer(delay, 0, 0, due, target, key=b"k", value=b"v", headers=own, target_partition=2),
                 timer(delay, 0, 1, due, target, key=None, value=None, target_partition=2),
@@ -151,11 +150,10 @@ def test_nothing_is_delivered_before_it_is_due(broker: Broker, topics: Topics) -
     """Records are produced at their time or some milliseconds later, in order of position, several to a transaction."""
     delay, target = delay_topic(topics), topics.create()
     with Rig(broker.bootstrap, delay) as rig:
-        assert rig.store is not None
         rig.start()
         assert rig.dispatcher.wait_open(DEADLINE_S)
         start = rig.clock.now_ms() + 300
-        rig.store.add([timer(delay, 0, i, start + 2 * i, target, value=b"%d" % (start + 2 * i)) for i in range(200)])
+        rig.add([timer(delay, 0, i, start + 2 * i, target, value=b"%d" % (start + 2 * i)) for i in range(200)])
         rig.wait_delivered()
         records = read_committed(broker.bootstrap, target)
         lateness = [r.timestamp_ms - int(r.value or b"0") for r in records]
@@ -169,9 +167,8 @@ def test_rejects_and_refused_targets_go_to_the_dead_letter_topic(broker: Broker,
     """Byte for byte, each with its reason, and nothing else is held up."""
     delay, target, small = delay_topic(topics), topics.create(), topics.create(config={"max.message.bytes": "1000"})
     with Rig(broker.bootstrap, delay, deny=["secret-.*"]) as rig:
-        assert rig.store is not None
         due = rig.clock.now_ms() - 1_000
-        rig.store.add(
+        rig.add(
             [
                 reject(delay, 0, 0, due, "no-time", key=b"k", value=b"\x00raw", headers=[("x", b"1"), ("x", None)]),
                 timer(delay, 0, 1, due, "secret-topic"),
@@ -212,8 +209,7 @@ def test_many_small_records_fit_into_a_topic_with_a_small_limit(broker: Broker, 
     """The client's batches are larger than such a topic takes; they are sent in lots that fit."""
     delay, small = delay_topic(topics), topics.create(config={"max.message.bytes": "2000"})
     with Rig(broker.bootstrap, delay) as rig:
-        assert rig.store is not None
-        rig.store.add(timers(rig, small, 200))
+        rig.add(timers(rig, small, 200))
         rig.start()
         rig.wait_delivered()
         assert values(broker, small) == [b"v%d" % i for i in range(200)]
@@ -225,11 +221,10 @@ def test_one_record_that_the_broker_refuses_does_not_stop_the_others(broker: Bro
     """The cache believes in a larger limit: the abort singles out the two culprits, the rest arrives in order."""
     delay, small = delay_topic(topics), topics.create(config={"max.message.bytes": "20000"})
     with Rig(broker.bootstrap, delay, mode=mode) as rig:
-        assert rig.store is not None
         rows = timers(rig, small, 100)
         for culprit in (30, 31):
             rows[culprit]["value"] = bytes(30_000)
-        rig.store.add(rows)
+        rig.add(rows)
         rig.planner._compressed = True  # "only the brokers can tell"
         rig.start()
         rig.wait_delivered()
@@ -251,8 +246,7 @@ def test_a_record_that_the_client_refuses_at_once_becomes_a_dead_letter(broker: 
     too_large = KafkaError(KafkaError.MSG_SIZE_TOO_LARGE, "too large")
     writer.on_send.append(raising(Aborted(too_large, {4: (too_large, -1)}, is_exact=True)))
     with rig:
-        assert rig.store is not None
-        rig.store.add(timers(rig, target, 10))
+        rig.add(timers(rig, target, 10))
         rig.start()
         rig.wait_delivered()
         assert values(broker, target) == [b"v%d" % i for i in range(10) if i != 4]
@@ -267,12 +261,11 @@ def test_a_target_that_is_deleted_while_it_is_known_is_retried(broker: Broker, t
     for the other target arrives exactly once."""
     delay, target, doomed = delay_topic(topics), topics.create(), topics.create()
     with Rig(broker.bootstrap, delay, mode=mode) as rig:
-        assert rig.store is not None
-        rig.store.add([*timers(rig, target, 5), *timers(rig, doomed, 5, first=5)])
+        rig.add([*timers(rig, target, 5), *timers(rig, doomed, 5, first=5)])
         rig.start()
         rig.wait_delivered()
         topics.delete(doomed)
-        rig.store.add([*timers(rig, target, 5, first=10), *timers(rig, doomed, 5, first=15)])
+        rig.add([*timers(rig, target, 5, first=10), *timers(rig, doomed, 5, first=15)])
         rig.wait_delivered()
         got = values(broker, target)
         assert list(dict.fromkeys(got)) == [b"v%d" % i for i in (0, 1, 2, 3, 4, 10, 11, 12, 13, 14)]
@@ -292,11 +285,10 @@ def test_a_record_whose_target_is_missing_is_written_back_to_be_tried_again(
     delay, target = delay_topic(topics, partitions=2), topics.create()
     policy = RetryPolicy(backoff_ms=8_000, backoff_max_ms=60_000)
     with Rig(broker.bootstrap, delay, mode=mode, retry=policy) as rig:
-        assert rig.store is not None
         due = rig.clock.now_ms() - 1_000
         odd = {"key": b"k", "headers": [("a", b"1"), ("a", None)], "id": "i", "target_partition": 3}
         row = timer(delay, 1, 4, due, "not-there", origin=2, rolls=1, attempt=2, **odd)
-        rig.store.add([row, timer(delay, 0, 0, due, target, value=b"fine")])
+        rig.add([row, timer(delay, 0, 0, due, target, value=b"fine")])
         before = rig.clock.now_ms()
         rig.start()
         rig.wait_delivered()
@@ -319,9 +311,8 @@ def test_the_last_attempt_ends_in_the_dead_letter_topic(broker: Broker, topics: 
     """With the reason and the number of attempts; it can be sent again as it is."""
     delay = delay_topic(topics)
     with Rig(broker.bootstrap, delay, retry=RetryPolicy(attempts=5)) as rig:
-        assert rig.store is not None
         due = rig.clock.now_ms() - 1_000
-        rig.store.add([timer(delay, 0, i, due, "not-there", attempt=i, origin=0) for i in (3, 4)])
+        rig.add([timer(delay, 0, i, due, "not-there", attempt=i, origin=0) for i in (3, 4)])
         rig.start()
         rig.wait_delivered()
         [dead] = read_committed(broker.bootstrap, f"{delay}.dlt")
@@ -339,13 +330,12 @@ def test_a_retry_copy_that_outgrows_the_delay_topic_is_a_dead_letter(broker: Bro
     dead_letters = NewTopic(f"{delay}.dlt", num_partitions=1, replication_factor=1)
     topics.admin.create_topics([dead_letters])[f"{delay}.dlt"].result(DEADLINE_S)
     with Rig(broker.bootstrap, delay) as rig:
-        assert rig.store is not None
-        rig.store.add(timers(rig, "not-there", 2))
-        rig.store.add(timers(rig, "not-there", 1, first=2, value=bytes(1_700)))
+        rig.add(timers(rig, "not-there", 2))
+        rig.add(timers(rig, "not-there", 1, first=2, value=bytes(1_850)))
         rig.start()
         rig.wait_delivered()
         [dead] = read_committed(broker.bootstrap, f"{delay}.dlt")
-        assert (len(dead.value or b""), dead.header("delay-reason")) == (1_700, b"unknown-target")
+        assert (len(dead.value or b""), dead.header("delay-reason")) == (1_850, b"unknown-target")
         assert [r.value for r in read_committed(broker.bootstrap, delay)] == [b"v0", b"v1"]
 
 
@@ -353,9 +343,8 @@ def test_what_has_waited_too_long_is_given_up(broker: Broker, topics: Topics) ->
     """With the reason overdue; a message that was sent for the past, and a retry, have not waited."""
     delay, target = delay_topic(topics), topics.create()
     with Rig(broker.bootstrap, delay, overdue=OverduePolicy(give_up_ms=60_000)) as rig:
-        assert rig.store is not None
         now = rig.clock.now_ms()
-        rig.store.add(
+        rig.add(
             [
                 timer(delay, 0, 0, now - 120_000, target, value=b"old"),
                 timer(delay, 0, 1, now - 30_000, target, value=b"late"),
@@ -376,10 +365,9 @@ def test_an_overdue_backlog_is_spread_by_the_rate(broker: Broker, topics: Topics
     counted; what is due now passes. In its slot a message goes."""
     delay, target = delay_topic(topics), topics.create()
     with Rig(broker.bootstrap, delay, mode=mode, overdue=OverduePolicy(rate=100), transaction_rows=150) as rig:
-        assert rig.store is not None
         old = rig.clock.now_ms() - 3_600_000
-        rig.store.add([timer(delay, 0, i, old + i, target, value=b"%d" % i, attempt=1) for i in range(500)])
-        rig.store.add([timer(delay, 0, 500, rig.clock.now_ms(), target, value=b"now")])
+        rig.add([timer(delay, 0, i, old + i, target, value=b"%d" % i, attempt=1) for i in range(500)])
+        rig.add([timer(delay, 0, 500, rig.clock.now_ms(), target, value=b"now")])
         rig.start()
         rig.wait_delivered()
         got = values(broker, target)
@@ -396,7 +384,7 @@ def test_an_overdue_backlog_is_spread_by_the_rate(broker: Broker, topics: Topics
         assert rig.tally.by_retry == {}
         now = rig.clock.now_ms()
         back = timer(delay, 0, 501, old, target, value=b"back", ts=now - 10_000, origin=499)
-        rig.store.add([{**back, "at": now - 50}])
+        rig.add([{**back, "at": now - 50}])
         rig.wait_delivered()
         assert values(broker, target)[-1] == b"back"
 
@@ -408,11 +396,9 @@ def test_dead_letters_wait_for_their_topic(broker: Broker, topics: Topics) -> No
     # A client that has asked for a topic that is missing would say so for a second after it was made.
     properties = {"topic.metadata.propagation.max.ms": "1"}
     with Rig(broker.bootstrap, delay, deny=["secret"], properties=properties) as rig:
-        store = rig.store
-        assert store is not None
         due = rig.clock.now_ms() - 1_000
         own = [("delay-for", b"?"), ("x", b"1"), ("delay-held", b""), ("delay-origin", b"mine"), ("x", None)]
-        store.add(
+        rig.add(
             [
                 reject(delay, 0, 0, due, "bad-for", key=b"k", value=b"\x00raw", headers=own),
                 timer(delay, 0, 1, due, "secret", value=b"timer"),
@@ -421,7 +407,6 @@ def test_dead_letters_wait_for_their_topic(broker: Broker, topics: Topics) -> No
         )
         rig.start()
         rig.wait_delivered()
-        wait_until(rig.is_ready, 30, "the producers have learned what there is")
         assert values(broker, target) == [b"fine"]
         held, retried = sorted(read_committed(broker.bootstrap, delay), key=lambda r: r.value or b"")
         assert (held.key, held.value, retried.value) == (b"k", b"\x00raw", b"timer")
@@ -433,9 +418,9 @@ def test_dead_letters_wait_for_their_topic(broker: Broker, topics: Topics) -> No
         # As decoding would read the copy: its control headers are columns, the others its own.
         copied = {"key": b"k", "value": b"\x00raw", "attempt": 1, "origin": 0}
         kept = [pair for pair in held.headers if pair[0] not in h.STRIPPED]
-        store.add([timer(delay, 0, 3, due, f"{delay}.dlt", headers=kept, **copied)])
+        rig.add([timer(delay, 0, 3, due, f"{delay}.dlt", headers=kept, **copied)])
         forged = timer(delay, 0, 4, due, f"{delay}.dlt", value=b"forged")
-        store.add([forged])
+        rig.add([forged])
         rig.wait_delivered()
         dead = {r.value: r for r in read_committed(broker.bootstrap, f"{delay}.dlt")}
         released = dead[b"\x00raw"]
@@ -451,14 +436,13 @@ def test_offsets_move_without_output_about_once_a_second(broker: Broker, topics:
     """Ingest that is far away moves O in empty transactions; an idle bridge makes none."""
     delay = delay_topic(topics)
     with Rig(broker.bootstrap, delay) as rig:
-        assert rig.store is not None
         rig.start()
-        rig.store.add([timer(delay, 0, 0, rig.clock.now_ms() + 10**6, "x")], ends={(delay, 0): 5})
-        wait_until(lambda: not rig.store.offsets_behind(), DEADLINE_S, "O follows")  # type: ignore[union-attr]
+        rig.add([timer(delay, 0, 0, rig.clock.now_ms() + 10**6, "x")], ends={(delay, 0): 5})
+        wait_until(lambda: not rig.is_behind(), DEADLINE_S, "O follows")
         for end in range(6, 30):
-            rig.store.add([], ends={(delay, 0): end})
+            rig.add([], ends={(delay, 0): end})
             rig.ownership.wait(0.05)
-        wait_until(lambda: not rig.store.offsets_behind(), DEADLINE_S, "O follows")  # type: ignore[union-attr]
+        wait_until(lambda: not rig.is_behind(), DEADLINE_S, "O follows")
         made = rig.tally.transactions
         assert made <= 5
         rig.ownership.wait(1.5)
@@ -476,14 +460,11 @@ def test_a_commit_without_an_answer_is_resolved_by_what_kafka_holds(broker: Brok
     lost = raising(Indefinite(KafkaError(KafkaError._TIMED_OUT, "no answer")))
     (writer.before_commit if when == "before" else writer.after_commit).append(lost)
     with rig:
-        assert rig.store is not None
-        rig.store.add(timers(rig, target, 25))
+        rig.add(timers(rig, target, 25))
         rig.start()
         rig.wait_delivered()
         assert values(broker, target) == [b"v%d" % i for i in range(25)]
         assert writer.opened == 2
-        assert rig.store.rollbacks == (1 if when == "before" else 0)
-        assert rig.store.acknowledged == [(0, i) for i in range(25)]
 
 
 def test_a_producer_that_breaks_while_it_is_made_is_made_again(broker: Broker, topics: Topics) -> None:
@@ -492,8 +473,7 @@ def test_a_producer_that_breaks_while_it_is_made_is_made_again(broker: Broker, t
     rig, writer = rig_with_interference(broker, delay)
     writer.on_open.append(raising(Broken(KafkaError(KafkaError._FATAL, "fatal", fatal=True))))
     with rig:
-        assert rig.store is not None
-        rig.store.add(timers(rig, target, 5))
+        rig.add(timers(rig, target, 5))
         rig.start()
         rig.wait_delivered()
         assert writer.opened == 2
@@ -508,13 +488,12 @@ def test_a_transaction_that_is_fenced_without_a_rival_is_done_again_once(broker:
     fenced = raising(Broken(KafkaError(KafkaError._FENCED, "fenced")))
     writer.on_send.append(fenced)
     with rig:
-        assert rig.store is not None
-        rig.store.add(timers(rig, target, 5))
+        rig.add(timers(rig, target, 5))
         rig.start()
         rig.wait_delivered()
         assert values(broker, target) == [b"v%d" % i for i in range(5)]
         writer.on_send.append(fenced)
-        rig.store.add(timers(rig, target, 5, first=5))
+        rig.add(timers(rig, target, 5, first=5))
         wait_until(lambda: rig.fatal, DEADLINE_S, "it gives up")
         assert isinstance(rig.fatal[0], FencedError)
         assert len(values(broker, target)) == 5
@@ -525,16 +504,14 @@ def test_a_rival_with_the_same_name_ends_delivery_here(broker: Broker, topics: T
     delay, target = delay_topic(topics), topics.create()
     produce(broker.bootstrap, [Outgoing(topic=delay) for _ in range(6)])
     with Rig(broker.bootstrap, delay) as old:
-        assert old.store is not None
         old.start()
-        old.store.add(timers(old, target, 3))
+        old.add(timers(old, target, 3))
         old.wait_delivered()
         with Rig(broker.bootstrap, delay) as new:
-            assert new.store is not None
             assert [s.offset for s in new.states.values()] == [3]
-            new.store.add(timers(new, target, 3, first=3))
+            new.add(timers(new, target, 3, first=3))
             new.start()
-            old.store.add(timers(old, target, 3, first=3))
+            old.add(timers(old, target, 3, first=3))
             new.wait_delivered()
             wait_until(lambda: old.listener.fatal or old.fatal, DEADLINE_S, "the old one is told")
             assert isinstance([*old.listener.fatal, *old.fatal][0], FencedError)
@@ -548,8 +525,7 @@ def test_an_aborted_transaction_is_never_seen_and_done_again(broker: Broker, top
     passing = raising(Aborted(KafkaError(KafkaError.REBALANCE_IN_PROGRESS, "rebalancing")))
     writer.before_commit += [passing, passing]
     with rig:
-        assert rig.store is not None
-        rig.store.add(timers(rig, target, 15))
+        rig.add(timers(rig, target, 15))
         rig.start()
         rig.wait_delivered()
         assert values(broker, target) == [b"v%d" % i for i in range(15)]
@@ -561,16 +537,16 @@ def test_revoked_partitions_are_not_committed(broker: Broker, topics: Topics) ->
     """A transaction planned before a revocation is aborted, and delivery holds until it is resumed."""
     delay, target = delay_topic(topics), topics.create()
     with Rig(broker.bootstrap, delay) as rig:
-        assert rig.store is not None
-        rig.store.add(timers(rig, target, 5))
+        rig.add(timers(rig, target, 5))
         rig.dispatcher.start()
         assert rig.dispatcher.wait_open(DEADLINE_S)
         wait_until(lambda: rig.dispatcher._parked, DEADLINE_S, "parked")
-        rig.dispatcher.resume(rig.store, rig.states, rig.ownership.membership().revocations - 1)
-        wait_until(lambda: rig.store.rollbacks, DEADLINE_S, "rolled back")  # type: ignore[union-attr]
+        rig.resume(revocations=rig.ownership.membership().revocations - 1)
+        wait_until(lambda: rig.dispatcher._is_stale, DEADLINE_S, "rolled back")
+        assert rig.pending() == 5
         assert values(broker, target) == []
         assert rig.dispatcher.quiesce(DEADLINE_S)
-        rig.dispatcher.resume(rig.store, rig.states, rig.ownership.membership().revocations)
+        rig.resume()
         rig.wait_delivered()
         assert values(broker, target) == [b"v%d" % i for i in range(5)]
 
@@ -579,8 +555,7 @@ def test_quiesce_ends_the_open_transaction_and_resume_goes_on(broker: Broker, to
     """While held nothing is written; afterwards all of it, once."""
     delay, target = delay_topic(topics), topics.create()
     with Rig(broker.bootstrap, delay, transaction_rows=50) as rig:
-        assert rig.store is not None
-        rig.store.add(timers(rig, target, 2_000))
+        rig.add(timers(rig, target, 2_000))
         rig.start()
         wait_until(lambda: rig.tally.transactions > 2, DEADLINE_S, "some transactions")
         assert rig.dispatcher.quiesce(DEADLINE_S)
@@ -591,7 +566,7 @@ def test_quiesce_ends_the_open_transaction_and_resume_goes_on(broker: Broker, to
         assert len(held) == state.position[3] + 1
         rig.ownership.wait(0.3)
         assert values(broker, target) == held
-        rig.dispatcher.resume(rig.store, rig.states, rig.ownership.membership().revocations)
+        rig.resume()
         rig.wait_delivered()
         assert values(broker, target) == [b"v%d" % i for i in range(2_000)]
 
@@ -602,13 +577,12 @@ def test_an_unexpected_exception_reaches_the_application(broker: Broker, topics:
     rig, writer = rig_with_interference(broker, delay)
     writer.before_commit.append(raising(ZeroDivisionError("a bug")))
     with rig:
-        assert rig.store is not None
-        rig.store.add(timers(rig, target, 5))
+        rig.add(timers(rig, target, 5))
         rig.start()
         wait_until(lambda: rig.fatal, DEADLINE_S, "it is told")
         assert isinstance(rig.fatal[0], InternalError)
         assert "ZeroDivisionError" in str(rig.fatal[0])
-        assert len(rig.store) == 5
+        assert rig.pending() == 5
         assert rig.dispatcher.quiesce(1.0)
         assert values(broker, target) == []
 
@@ -617,10 +591,9 @@ def test_timers_beyond_the_roll_window_are_rolled(broker: Broker, topics: Topics
     """A row that comes up before it is due is written back into its own partition, and is not delivered."""
     delay, target = delay_topic(topics, partitions=2), topics.create()
     with Rig(broker.bootstrap, delay) as rig:
-        assert rig.store is not None
         now = rig.clock.now_ms()
         row = timer(delay, 1, 4, now + 10**7, target, key=b"k", headers=[("a", b"1")], id="i", origin=2, rolls=1)
-        rig.store.add([{**row, "at": now - 10}])
+        rig.add([{**row, "at": now - 10}])
         rig.start()
         rig.wait_delivered()
         assert values(broker, target) == []
@@ -637,8 +610,7 @@ def test_a_default_target_is_used_where_a_record_names_none(broker: Broker, topi
     """Null means the delay topic's default."""
     delay, target, other = delay_topic(topics), topics.create(), topics.create()
     with Rig(broker.bootstrap, delay, default_target=target) as rig:
-        assert rig.store is not None
-        rig.store.add([*timers(rig, None, 2), *timers(rig, other, 2, first=2)])
+        rig.add([*timers(rig, None, 2), *timers(rig, other, 2, first=2)])
         rig.start()
         rig.wait_delivered()
         assert values(broker, target) == [b"v0", b"v1"]
@@ -651,8 +623,6 @@ def test_a_revocation_waits_for_the_open_transaction_and_not_longer(broker: Brok
     delay, target = delay_topic(topics, partitions=2), topics.create()
     produce(broker.bootstrap, [Outgoing(topic=delay, partition=0) for _ in range(20_000)])
     with Rig(broker.bootstrap, delay, mode=mode, transaction_rows=100) as rig:
-        store = rig.store
-        assert store is not None
         waited: list[float] = []
 
         def quiesce() -> None:
@@ -661,7 +631,7 @@ def test_a_revocation_waits_for_the_open_transaction_and_not_longer(broker: Brok
             waited.append(rig.clock.monotonic_s() - began_s)
 
         rig.listener.quiesce = quiesce
-        store.add(timers(rig, target, 20_000))
+        rig.add(timers(rig, target, 20_000))
         rig.start()
         wait_until(lambda: rig.tally.transactions > 2, DEADLINE_S, "some transactions")
         other = settings_for(broker.bootstrap, delay, bridge={"instance": "two"})
@@ -669,7 +639,7 @@ def test_a_revocation_waits_for_the_open_transaction_and_not_longer(broker: Brok
         second.start()
         try:
             wait_until(lambda: waited, DEADLINE_S, "a revocation")
-            assert len(store) > 0, "the load must outlast the revocation"
+            assert rig.pending() > 0, "the load must outlast the revocation"
             assert max(waited) < 5
             held = rig.ownership.read_committed_states([(delay, 0)])[delay, 0]
             assert held is not None
@@ -692,13 +662,11 @@ def test_a_broker_that_is_killed_and_comes_back_costs_nothing() -> None:
         # Nobody re-bases this rig: its membership has to outlive a slow start of the broker.
         rig, writer = rig_with_interference(own, delay, session_timeout="5m", transaction_rows=50)
         with rig:
-            store = rig.store
-            assert store is not None
             due = rig.clock.now_ms()
-            store.add([timer(delay, 0, i, due, target, value=b"%d" % i) for i in range(count)])
+            rig.add([timer(delay, 0, i, due, target, value=b"%d" % i) for i in range(count)])
             rig.start()
             for left in (10_000, 6_500, 3_000):
-                wait_until(lambda left=left: len(store) < left, 3 * DEADLINE_S, "some are delivered")  # type: ignore[misc]
+                wait_until(lambda left=left: rig.pending() < left, 3 * DEADLINE_S, "some are delivered")  # type: ignore[misc]
                 before = writer.given_up + writer.opened
                 own.kill()
                 if left == 3_000:
@@ -718,7 +686,7 @@ def test_a_broker_that_is_killed_and_comes_back_costs_nothing() -> None:
                         more = range(sent, sent + 20)
                         sent = more.stop
                         values = {i: {"value": b"%d" % i, "target_partition": i % 2} for i in more}
-                        store.add([timer(delay, 0, i, due, target, **value) for i, value in values.items()])
+                        rig.add([timer(delay, 0, i, due, target, **value) for i, value in values.items()])
                         rig.wait_delivered()
                         return False
                 return True
@@ -740,14 +708,13 @@ def test_a_broker_that_was_away_is_used_at_once() -> None:
         mine = Topics(own.bootstrap)
         delay, target = delay_topic(mine), mine.create()
         with Rig(own.bootstrap, delay, session_timeout="5m") as rig:
-            assert rig.store is not None
-            rig.store.add(timers(rig, target, 1))
+            rig.add(timers(rig, target, 1))
             rig.start()
             rig.wait_delivered()
             assert values(own, target) == [b"v0"]
             own.kill()
             own.start()
-            rig.store.add(timers(rig, target, 1, first=1))
+            rig.add(timers(rig, target, 1, first=1))
             rig.wait_delivered()
             assert values(own, target) == [b"v0", b"v1"]
             assert rig.tally.rebuilt == 0
@@ -770,15 +737,13 @@ def test_a_clock_that_is_set_back_is_followed(broker: Broker, topics: Topics) ->
     clock = SettableClock()
     clock.ahead_ms = 3_600_000
     with Rig(broker.bootstrap, delay, clock=clock) as rig:
-        store = rig.store
-        assert store is not None
-        store.add(timers(rig, target, 3))
+        rig.add(timers(rig, target, 3))
         rig.start()
         rig.wait_delivered()
         [before] = rig.committed().values()
         clock.ahead_ms = 0
         soon_ms = clock.now_ms() + 1_500
-        store.add([timer(delay, 0, 3, soon_ms, target, value=b"v3"), *timers(rig, target, 1, first=4)])
+        rig.add([timer(delay, 0, 3, soon_ms, target, value=b"v3"), *timers(rig, target, 1, first=4)])
         wait_until(lambda: len(rig.tally.lateness_ms) == 4 or rig.fatal, DEADLINE_S, "what is due")
         [stepped] = rig.committed().values()
         assert before is not None and stepped is not None and before.position is not None
@@ -788,7 +753,7 @@ def test_a_clock_that_is_set_back_is_followed(broker: Broker, topics: Topics) ->
         assert values(broker, target) == [b"v0", b"v1", b"v2", b"v4", b"v3"]
         assert min(rig.tally.lateness_ms) >= 0
         clock.ahead_ms = 3_600_000
-        store.add(timers(rig, target, 1, first=5))
+        rig.add(timers(rig, target, 1, first=5))
         rig.wait_delivered()
         [after] = rig.committed().values()
         assert after is not None and not after.frozen

@@ -1,4 +1,6 @@
-"""Transactions whose end the brokers lose, on brokers that do that."""
+"""Transactions whose end the brokers lose, on brokers that do that. What a coordinator says of them is a stub's answer
+here; test_coordinator.py asks, and tests/system/test_outage.py has it all.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +8,14 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException
 
-from bridge.endings import KafkaEndings, are_offsets_pending
-from bridge.errors import EnvironmentFailure
+from bridge.endings import Ending, KafkaEndings, are_offsets_pending
+from bridge.errors import EnvironmentFailure, StateError
+from bridge.resolve import must_be_pending, resolve
 from bridge.settings import Settings
 from bridge.writer import Indefinite
-from tests.bridge.losing import LosingCluster, losing_cluster
+from tests.bridge.losing import LosingCluster, is_running, losing_cluster
 from tests.bridge.rig import DEADLINE_S, Rig
 from tests.bridge.test_dispatcher import raising, rig_with_interference, timers
 from tests.system.kafka import read_committed
@@ -34,8 +37,7 @@ def cluster() -> Iterator[LosingCluster]:
 def lose_an_end(cluster: LosingCluster, delay: str, target: str) -> Settings:
     """Deliver `ROWS` rows, and lose the end of that; returns the bridge's settings."""
     with Rig(cluster.bootstrap, delay, session_timeout="6s", make_producer=cluster.losing_once()) as rig:
-        assert rig.store is not None
-        rig.store.add(timers(rig, target, ROWS))
+        rig.add(timers(rig, target, ROWS))
         rig.start()
         rig.wait_delivered()
     cluster.regain(rig.settings)
@@ -57,22 +59,53 @@ def test_a_start_goes_on_after_the_transaction_that_was_committed(cluster: Losin
         [state] = rig.states.values()
         assert state.position is not None
         assert (state.offset, state.position[3]) == (ROWS, ROWS - 1)
-        assert rig.store is not None
-        rig.store.add(timers(rig, target, 1, first=ROWS))
+        rig.add(timers(rig, target, 1, first=ROWS))
         rig.start()
         rig.wait_delivered()
         assert [record.value for record in read_committed(cluster.bootstrap, target)] == [b"v0", b"v1", b"v2", b"v3"]
         assert not are_offsets_pending(rig.settings)
 
 
-def test_a_start_takes_back_what_nobody_knows_the_end_of(cluster: LosingCluster) -> None:
-    """An earlier start asked, and ended before it could use the answer: rather twice than never."""
+@pytest.mark.parametrize(("choice", "offset"), [(Ending.COMMITTED, ROWS), (Ending.ABORTED, 0)])
+def test_what_the_coordinator_has_forgotten_is_chosen(cluster: LosingCluster, choice: Ending, offset: int) -> None:
+    """An earlier start asked, and ended before it could use the answer. Nothing is written, and no id of it counts as
+    settled before an operator has chosen; both choices make the next start possible."""
     delay, target = cluster.create(ROWS)
-    lose_an_end(cluster, delay, target)
-    more: dict[str, Any] = {"session_timeout": "6s", "is_opened_early": True}
-    with Rig(cluster.bootstrap, delay, ask=lambda _: "Empty", **more) as rig:
+    settings = lose_an_end(cluster, delay, target)
+    endings = KafkaEndings(settings, lambda _: "Empty")
+    assert endings.explain() is None, "nobody has been asked yet"
+    assert endings.of(settings.transactional_id) is None
+    failure = endings.explain()
+    assert failure is not None
+    assert "delay-bridge resolve" in failure.hint
+    wait_until(lambda: not is_running(settings), DEADLINE_S, "its membership has ended")
+    with pytest.raises(StateError, match="not of this instance"):
+        resolve(settings, choice, lambda _: None)
+    done = resolve(settings, choice, lambda _: "Empty")
+    assert done[settings.transactional_id] is choice
+    assert endings.explain() is None
+    with Rig(cluster.bootstrap, delay, session_timeout="6s", is_opened_early=True) as rig:
         [state] = rig.states.values()
-        assert state.offset == 0
+        assert state.offset == offset
+    with pytest.raises(StateError, match="nothing to resolve"):
+        must_be_pending(settings)
+
+
+def test_what_the_coordinator_knows_wins_over_a_choice(cluster: LosingCluster) -> None:
+    """Also where it has to be asked several times, as after its own restart: nothing is said to be forgotten before."""
+    delay, target = cluster.create(ROWS)
+    settings = lose_an_end(cluster, delay, target)
+    answers: list[str | None] = [None, "CompleteCommit"]
+
+    def ask(_: str) -> str:
+        answer = answers.pop(0)
+        if answer is None:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "loading", retriable=True))
+        return answer
+
+    with pytest.raises(EnvironmentFailure, match="same choice"):
+        resolve(settings, Ending.ABORTED, ask)
+    assert resolve(settings, Ending.ABORTED, ask) == {settings.transactional_id: Ending.COMMITTED}
 
 
 def test_a_commit_that_was_not_answered_is_found_out_about(cluster: LosingCluster) -> None:
@@ -84,6 +117,7 @@ def test_a_commit_that_was_not_answered_is_found_out_about(cluster: LosingCluste
 
     def unanswered() -> None:
         cluster.regain(rig.settings)
+        assert is_running(rig.settings), "no command may end it meanwhile"
         raise Indefinite(KafkaError(KafkaError._TIMED_OUT))
 
     rig, writer = rig_with_interference(
@@ -91,14 +125,13 @@ def test_a_commit_that_was_not_answered_is_found_out_about(cluster: LosingCluste
     )
     writer.after_commit.append(unanswered)
     with rig:
-        assert rig.store is not None
-        rig.store.add(timers(rig, target, ROWS))
+        rig.add(timers(rig, target, ROWS))
         rig.start()
         wait_until(lambda: rig.tally.rebuilt, 2 * DEADLINE_S, "the producer is given up")
         rig.wait_delivered(2 * DEADLINE_S)
         assert rig.tally.aborted == 0
         wait_until(rig.is_ready, DEADLINE_S, "the id that has lost the end is ready again")
-        rig.store.add(timers(rig, target, 1, first=ROWS))
+        rig.add(timers(rig, target, 1, first=ROWS))
         rig.wait_delivered()
         assert [record.value for record in read_committed(cluster.bootstrap, target)] == [b"v0", b"v1", b"v2", b"v3"]
 

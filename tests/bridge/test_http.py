@@ -9,19 +9,37 @@ import json
 import shutil
 import socket
 import ssl
+import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Self
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from bridge.errors import ConfigurationError, EnvironmentFailure
-from bridge.http import CONNECTIONS_MAX, Health, ManagementServer
-from bridge.metrics import Metrics
+from bridge.http import CONNECTION_S, CONNECTIONS_MAX, THREADS_MAX, Health, ManagementServer
+from bridge.metrics import Metrics, StoreSnapshot
 from bridge.protection import Protection
 from bridge.settings import Settings
 from tests.system.secure import Authority
+from tests.waiting import wait_until
+from timerstore.clock import ManualClock, SystemClock
+
+SYSTEM: Final = SystemClock()
+PROBE_S_MAX: Final = 1.0
+"""Kubernetes waits so long for a probe by default."""
+
+
+def ask(port: int, path: str, method: str = "GET", **headers: str) -> tuple[int, str, str]:
+    """Status, content type and body."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    try:
+        connection.request(method, path, headers=headers)
+        response = connection.getresponse()
+        return response.status, response.getheader("Content-Type") or "", response.read().decode()
+    finally:
+        connection.close()
 
 
 class Bench:
@@ -31,16 +49,13 @@ class Bench:
         self.dead: list[str] = []
         self.health = Health(lambda: self.dead)
         self.metrics = Metrics()
-        self.server = ManagementServer("127.0.0.1", 0, health=self.health, registry=self.metrics.registry)
+        self.clock = ManualClock()
+        self.server = ManagementServer(
+            "127.0.0.1", 0, health=self.health, registry=self.metrics.registry, clock=self.clock
+        )
 
     def get(self, path: str, method: str = "GET", **headers: str) -> tuple[int, str, str]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=5)
-        try:
-            connection.request(method, path, headers=headers)
-            response = connection.getresponse()
-            return response.status, response.getheader("Content-Type") or "", response.read().decode()
-        finally:
-            connection.close()
+        return ask(self.server.port, path, method, **headers)
 
     def json(self, path: str) -> tuple[int, Any]:
         status, content_type, body = self.get(path)
@@ -95,17 +110,135 @@ def test_a_port_that_is_taken_is_an_error_with_a_remedy(bench: Bench) -> None:
         ManagementServer("127.0.0.1", bench.server.port, health=bench.health, registry=bench.metrics.registry)
 
 
-def test_idle_connections_do_not_shut_out_the_probes_for_good(bench: Bench) -> None:
-    """More connections than there are slots are closed at once; a slot that is freed serves again."""
-    idle = [socket.create_connection(("127.0.0.1", bench.server.port)) for _ in range(CONNECTIONS_MAX)]
-    surplus = socket.create_connection(("127.0.0.1", bench.server.port))
-    surplus.settimeout(5)
-    assert surplus.recv(1) == b""
-    idle[0].sendall(b"GET /livez HTTP/1.0\r\n\r\n")
-    idle[0].settimeout(5)
-    assert idle[0].recv(12) == b"HTTP/1.0 200"
-    for connection in [*idle, surplus]:
-        connection.close()
+SLOW: Final = 200
+DRIP_S: Final = 0.2
+"""Each of them sends a byte that often: never silent for long, never done."""
+
+
+class Dripping:
+    """Clients that send a request byte by byte, and connect again when they are cut off."""
+
+    def __init__(self, port: int, count: int) -> None:
+        self._address = ("127.0.0.1", port)
+        self._stopped = threading.Event()
+        self._open = [self._connect() for _ in range(count)]
+        self.cut_off = 0
+        self._thread = threading.Thread(target=self._drip, daemon=True)
+        self._thread.start()
+
+    def _connect(self) -> socket.socket:
+        connection = socket.create_connection(self._address, timeout=10)
+        connection.sendall(b"GET /livez HTTP/1.0\r\nX: ")
+        return connection
+
+    def _drip(self) -> None:
+        while not self._stopped.wait(DRIP_S):
+            for i, connection in enumerate(self._open):
+                try:
+                    connection.sendall(b"x")
+                except OSError:
+                    connection.close()
+                    self.cut_off += 1
+                    self._open[i] = self._connect()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        self._thread.join(30)
+        for connection in self._open:
+            connection.close()
+
+
+def test_two_hundred_slow_connections_do_not_keep_the_probes_from_an_answer(bench: Bench) -> None:
+    """Each probe is answered within a second while they drip, and come back when they are cut off."""
+    with Dripping(bench.server.port, SLOW) as dripping:
+        rounds = 0
+        began_s = SYSTEM.monotonic_s()
+        while SYSTEM.monotonic_s() - began_s < 3 or not dripping.cut_off:
+            asked_s = SYSTEM.monotonic_s()
+            assert bench.json("/livez") == (200, {"alive": True, "reasons": []})
+            assert SYSTEM.monotonic_s() - asked_s < PROBE_S_MAX
+            rounds += 1
+        assert dripping.cut_off and rounds > 3
+        assert sum(thread.name == "http-request" for thread in threading.enumerate()) <= 2 * CONNECTIONS_MAX
+
+
+def test_a_connection_has_one_deadline_however_often_it_sends(bench: Bench) -> None:
+    """Bytes that keep coming do not keep it open: what counts is its age. The next one is served."""
+    slow = socket.create_connection(("127.0.0.1", bench.server.port), timeout=5)
+    slow.sendall(b"GET /livez HTTP/1.0\r\n")
+
+    def is_cut_off() -> bool:
+        try:
+            slow.sendall(b"X")
+        except OSError:
+            return True
+        return False
+
+    assert bench.json("/livez")[0] == 200
+    assert not is_cut_off()
+    bench.clock.advance(int(1_000 * CONNECTION_S))
+    wait_until(is_cut_off, 10, "it is cut off")
+    slow.close()
+    assert bench.json("/livez")[0] == 200
+
+
+def test_requests_that_hang_are_no_more_than_a_limit(bench: Bench) -> None:
+    """A scrape that waits for what does not come, again and again, takes a thread each; then no more are taken up, and
+    the probe fails, as it should. When they come back, all is well."""
+    gate = threading.Event()
+
+    def snapshot() -> StoreSnapshot:
+        gate.wait(60)
+        return StoreSnapshot()
+
+    bench.metrics.bind(snapshot)
+    address = ("127.0.0.1", bench.server.port)
+    asking: list[socket.socket] = []
+
+    def is_refused() -> bool:
+        asking.append(socket.create_connection(address, timeout=10))
+        asking[-1].settimeout(0.1)
+        with contextlib.suppress(TimeoutError, BrokenPipeError, ConnectionResetError):
+            asking[-1].sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+            return asking[-1].recv(1) == b""
+        return False
+
+    wait_until(is_refused, 60, "no more are taken up")
+    assert len(asking) > CONNECTIONS_MAX
+    assert sum(thread.name == "http-request" for thread in threading.enumerate()) <= THREADS_MAX
+    gate.set()
+    wait_until(lambda: is_answered(bench), 10, "it serves again")
+    for each in asking:
+        each.close()
+
+
+def test_threads_that_cannot_be_started_are_not_counted_for_ever(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine has none left for a while; when it has, probes are answered, and no connection is kept."""
+    start = threading.Thread.start
+    refused: list[str] = []
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name != "http-request":
+            start(thread)
+            return
+        refused.append(thread.name)
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        for _ in range(THREADS_MAX):
+            assert not is_answered(bench)
+    assert len(refused) == THREADS_MAX and not bench.server._server._open
+    assert is_answered(bench)
+
+
+def is_answered(bench: Bench) -> bool:
+    with contextlib.suppress(OSError, http.client.HTTPException):
+        return bench.json("/livez")[0] == 200
+    return False
 
 
 def test_stop_frees_the_port() -> None:

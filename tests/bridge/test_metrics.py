@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from bridge.headers import RejectReason
 from bridge.metrics import LATENESS_BUCKETS_MS, TIME_TO_GO, Metrics, StoreSnapshot
+from bridge.snapshot import largest
 
 
 def samples(metrics: Metrics) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
@@ -56,6 +57,15 @@ def test_gauges_are_read_from_the_snapshot_at_every_scrape() -> None:
     assert value(metrics, "checkpoint_age_seconds") == 12
     assert value(metrics, "consumer_lag_records", topic="delay", partition="0") == 7
     assert value(metrics, "target_partitions_failing", topic="orders", reason="target-denied") == 3
+
+
+def test_pending_messages_are_told_of_a_hundred_topics_and_of_the_others_together() -> None:
+    """Those with most of them: who makes up names does not hide the topics that matter."""
+    made_up = {f"made-up-{i}": 1 for i in range(1_000)}
+    told = largest({**made_up, "(other)": 5, "orders": 70})
+    assert len(told) == 101 and told["orders"] == 70
+    assert told["(other)"] == 5 + 1_000 - 99
+    assert largest({"orders": 1}) == {"orders": 1}
 
 
 def test_the_snapshot_can_be_bound_later() -> None:

@@ -1,125 +1,27 @@
-"""bridge.redrive: dead letters taken apart, and what is remembered of those that have gone back."""
+"""bridge.redrive on a broker: each dead letter goes back once, and only to where it came from."""
 
 from __future__ import annotations
 
 import itertools
-import struct
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer
 from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]  # public, but not marked as exported
-from hypothesis import given
-from hypothesis import strategies as st
 
 from bridge import headers as h
-from bridge.errors import ConfigurationError
+from bridge.errors import EnvironmentFailure, StateError
 from bridge.headers import RejectReason
-from bridge.redrive import Choice, Done, Letter, Redrive, Report, decode_done, encode_done, read_letter
-from bridge.redriving import redrive
+from bridge.letters import Choice, Report, redriven
+from bridge.redrive import Redrive, redrive
 from bridge.settings import Settings
 from tests.bridge.rig import DEADLINE_S, settings_for
 from tests.system.broker import Broker
 from tests.system.kafka import Outgoing, Topics, produce, read_committed
+from tests.system.raw import RawRecord, produce_raw
 from timerstore.clock import SystemClock
 
-WHERE = h.Where("delay", 3, 17, 5, 99)
-OWN: h.Headers = [("x", b"1"), ("delay-for", b"?"), ("delay-reason", b"mine"), ("x", None)]
-
-
-@pytest.mark.parametrize("attempts", [0, 16])
-def test_a_dead_letter_becomes_the_record_that_it_was(attempts: int) -> None:
-    """Whatever headers it had, a reason of its own among them."""
-    written = h.dead_letter_headers(OWN, RejectReason.BAD_FOR, "why", WHERE, attempts)
-    letter = read_letter(written)
-    assert letter == Letter(headers=OWN, reason="bad-for", topic="delay", partition=3, target="")
-
-
-def test_a_letter_without_its_value_never_goes_back() -> None:
-    """It would be another message."""
-    cut = read_letter([*h.dead_letter_headers(OWN, RejectReason.TOO_LARGE, "why", WHERE), (h.OMITTED, b"value")])
-    assert cut is not None and cut.headers == OWN
-    assert not Choice(due_now=True, set_headers=[("x", b"1")]).mends(cut)
-
-
-@pytest.mark.parametrize(
-    "found", [None, [], OWN, [("delay-reason", b"x"), (h.DLT_TOPIC, b"t"), (h.DLT_PARTITION, b"?")]]
-)
-def test_what_the_bridge_did_not_write_is_no_dead_letter(found: h.Headers | None) -> None:
-    """Somebody else's records in the topic stay where they are."""
-    assert read_letter(found) is None
-
-
-def letter(reason: str = "unknown-target", **more: object) -> Letter:
-    """A dead letter of the target t."""
-    own: h.Headers = [("delay-until", b"5"), ("delay-topic", b"t"), ("own", b"1")]
-    return Letter(**{"headers": own, "reason": reason, "topic": "delay", "partition": 0, "target": "t", **more})  # type: ignore[arg-type]
-
-
-def test_filters_choose_by_all_that_is_given() -> None:
-    """Without any, everything is chosen."""
-    assert Choice().chooses(letter())
-    assert Choice(reasons=["unknown-target"], targets=["t", "u"], topics=["delay"]).chooses(letter())
-    assert not Choice(reasons=["too-large"]).chooses(letter())
-    assert not Choice(targets=["u"]).chooses(letter())
-    assert not Choice(topics=["other"]).chooses(letter())
-
-
-def test_a_record_with_a_bad_header_goes_back_only_when_that_is_put_right() -> None:
-    """As it is it would only be rejected again."""
-    assert not Choice().mends(letter("bad-for"))
-    assert Choice(due_now=True).mends(letter("bad-for"))
-    assert Choice(set_headers=[("delay-for", b"5s")]).mends(letter("bad-for"))
-    assert Choice().mends(letter("beyond-max")), "the configuration may have changed"
-
-
-def test_headers_are_replaced_and_all_else_stays() -> None:
-    """`due_now` takes the place of every time, a set header that of all of its name."""
-    assert Choice().headers(letter()) == letter().headers
-    now = Choice(due_now=True).headers(letter())
-    assert now == [("delay-topic", b"t"), ("own", b"1"), ("delay-for", b"0")]
-    moved = Choice(set_headers=[("delay-topic", b"u")]).headers(letter())
-    assert moved == [("delay-until", b"5"), ("own", b"1"), ("delay-topic", b"u")]
-
-
-@given(st.lists(st.lists(st.booleans(), min_size=30, max_size=30), min_size=1, max_size=4), st.sets(st.integers(0, 29)))
-def test_every_letter_goes_back_once_whatever_the_runs_choose(runs: list[list[bool]], gaps: set[int]) -> None:
-    """Each run chooses some; what is committed after any of its records, and read again, is what has gone back."""
-    offsets = [offset for offset in range(30) if offset not in gaps]
-    back: set[int] = set()
-    offset, metadata = 0, ""
-    for chosen in runs:
-        done = Done(decode_done("id", offset, metadata))
-        for at in offsets:
-            assert done.contains(at) == (at in back)
-            if chosen[at]:
-                back.add(at)
-            done.note(at, is_back=at in back)
-            offset, ranges = done.committed()
-            metadata = encode_done("id", offset, ranges)
-            again = Done(decode_done("id", offset, metadata))
-            assert {o for o in offsets if again.contains(o)} == back
-
-
-def test_the_offsets_of_another_topic_of_the_same_name_count_for_nothing() -> None:
-    """It was deleted and made anew."""
-    metadata = encode_done("old", 7, [(9, 12)])
-    assert decode_done("old", 7, metadata) == [(0, 7), (9, 12)]
-    assert decode_done("new", 7, metadata) == []
-    assert decode_done("new", 7, "") == []
-
-
-def test_what_cannot_be_remembered_is_refused() -> None:
-    """Every other one of thousands does not fit into what Kafka keeps of an offset."""
-    with pytest.raises(ConfigurationError, match="scattered"):
-        encode_done("id", 0, [(i, i + 1) for i in range(1, 5_000, 2)])
-
-
-def test_the_partition_is_read_as_it_is_written() -> None:
-    """Big-endian, as Spring's."""
-    assert dict(h.dead_letter_headers([], RejectReason.NO_TIME, "", WHERE))[h.DLT_PARTITION] == struct.pack(">i", 3)
-
-
-# -- on a broker
+pytestmark = [pytest.mark.system]
 
 
 def dead_letter_topic(topics: Topics, delay: str) -> None:
@@ -145,11 +47,9 @@ def back_in(broker: Broker, delay: str) -> list[int]:
 
 
 def run(settings: Settings, *, execute: bool = True, **choice: Any) -> Report:
-    everything: dict[str, Any] = {"topics": (), "reasons": (), "targets": (), "due_now": False, "set_headers": ()}
-    return redrive(settings, SystemClock(), **{**everything, **choice}, execute=execute)
+    return redrive(settings, SystemClock(), Choice(**choice), execute=execute)
 
 
-@pytest.mark.system
 def test_letters_go_back_once_by_any_filters(broker: Broker, topics: Topics) -> None:
     """Into their own partitions, with their own headers only; several runs with several filters put back each once."""
     delay = topics.delay(partitions=3)
@@ -180,7 +80,6 @@ class Crash(Exception):
     """The process ends here."""
 
 
-@pytest.mark.system
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_crash_puts_nothing_back_twice(
     broker: Broker, topics: Topics, monkeypatch: pytest.MonkeyPatch, when: str
@@ -211,3 +110,92 @@ def test_a_crash_puts_nothing_back_twice(
         run(settings)
     assert 1 <= sum(run(settings).back.values()) < 60
     assert back_in(broker, delay) == list(range(60))
+
+
+def test_what_went_back_is_known_without_a_consumer_group(broker: Broker, topics: Topics) -> None:
+    """Kafka forgets the offsets of a group without members after `offsets.retention.minutes`; here all groups of the
+    bridge are gone at once, and it joins none."""
+    delay = topics.delay(partitions=3)
+    dead_letter_topic(topics, delay)
+    bury(broker, delay, 12)
+    settings = settings_for(broker.bootstrap, delay)
+    assert sum(run(settings).back.values()) == 12
+    groups = [group.group_id for group in topics.admin.list_consumer_groups().result(DEADLINE_S).valid]
+    assert not [group for group in groups if group.startswith(settings.group_id)]
+    assert run(settings).before == 12
+    assert back_in(broker, delay) == list(range(12))
+
+
+def test_what_an_open_transaction_hides_does_not_go_back_twice(
+    broker: Broker, topics: Topics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The note of an earlier run may lie behind the beginning of another producer's transaction: a run waits for its
+    end, or ends itself."""
+    delay = topics.delay(partitions=3)
+    dead_letter_topic(topics, delay)
+    bury(broker, delay, 12)
+    settings = settings_for(broker.bootstrap, delay)
+    other = Producer({"bootstrap.servers": broker.bootstrap, "transactional.id": f"other-{delay}"})
+    other.init_transactions(DEADLINE_S)
+    commit = Redrive._commit
+
+    def behind(self: Redrive, *arguments: Any) -> None:
+        other.begin_transaction()
+        for partition in (0, 1):
+            other.produce(f"{delay}.dlt", b"stranger", partition=partition)
+        other.flush(DEADLINE_S)
+        commit(self, *arguments)
+
+    monkeypatch.setattr(Redrive, "_commit", behind)
+    assert sum(run(settings).back.values()) == 12
+    monkeypatch.setattr("bridge.redrive.READ_TIMEOUT_S", 2.0)
+    with pytest.raises(EnvironmentFailure, match="are not read"):
+        run(settings)
+    other.abort_transaction(DEADLINE_S)
+    assert run(settings).before == 12
+    assert back_in(broker, delay) == list(range(12))
+
+
+def test_letters_go_back_only_to_where_they_came_from(broker: Broker, topics: Topics) -> None:
+    """A letter that names another delay topic, whose dead letters are elsewhere, or a topic that is none, stays; so
+    does a record with headers that cannot be read."""
+    mine, other, target = topics.delay(partitions=2), topics.delay(partitions=2), topics.create("orders")
+    for delay in (mine, other):
+        dead_letter_topic(topics, delay)
+    claims = [(mine, 1), (other, 0), (target, 0), (mine, 2), (mine, -1), (f"{mine}.dlt", 0), ("\x1b[2J", 0)]
+    produce(
+        broker.bootstrap,
+        [
+            Outgoing(
+                topic=f"{mine}.dlt",
+                value=b"%d" % number,
+                headers=h.dead_letter_headers([], RejectReason.UNKNOWN_TARGET, "why", h.Where(topic, p, 5, 5, 9)),
+            )
+            for number, (topic, p) in enumerate(claims)
+        ],
+    )
+    produce_raw(broker.bootstrap, f"{mine}.dlt", 0, [RawRecord(headers=[(b"\xff", b"1"), (b"delay-reason", b"?")])])
+    report = run(settings_for(broker.bootstrap, mine, other))
+    assert (sum(report.back.values()), report.foreign) == (1, 7)
+    assert [back_in(broker, topic) for topic in (mine, other, target)] == [[0], [], []]
+
+
+def test_a_copied_dead_letter_topic_needs_a_time_to_begin_with(broker: Broker, topics: Topics) -> None:
+    """What is noted there is about the original's offsets: nothing goes back before a time is chosen."""
+    delay = topics.delay(partitions=3)
+    dead_letter_topic(topics, delay)
+    bury(broker, delay, 4)
+    headers, value = redriven("another", [0, 1])
+    produce(broker.bootstrap, [Outgoing(topic=f"{delay}.dlt", value=value, headers=headers, partition=0)])
+    bury(broker, delay, 2)
+    settings = settings_for(broker.bootstrap, delay)
+    for execute in (False, True):
+        with pytest.raises(StateError, match=f"is a copy.*record={delay}.dlt/0/"):
+            run(settings, execute=execute)
+    assert back_in(broker, delay) == []
+    found = read_committed(broker.bootstrap, f"{delay}.dlt")
+    since_ms = sorted(record.timestamp_ms for record in found if record.value in (b"0", b"1"))[-2]
+    report = run(settings, since_ms=since_ms)
+    assert sum(report.back.values()) + report.left == 6
+    assert {0, 1} <= set(back_in(broker, delay))
+    assert run(settings, since_ms=since_ms).before == sum(report.back.values())

@@ -16,6 +16,7 @@ from bridge.parameters import TopicLimits
 from bridge.retention import RetentionGuard, Windows, kept_ms, must_hold_what_is_pending
 from bridge.settings import Settings
 from bridge.snapshot import Lag
+from tests.timerstore.entries import Record
 from tests.timerstore.rig import NOW_MS, ORDERS, Rig
 from timerstore.clock import ManualClock
 
@@ -58,6 +59,14 @@ def test_headroom_is_what_the_largest_window_lag_and_lateness_leave(bench: Bench
     bench.rig.load()
     bench.look(5 * HOUR, lag_s=600)
     assert bench.guard.headroom_s == {DELAY: 3 * 3_600 - 600 - 500}
+
+
+def test_a_message_that_was_dated_back_uses_up_no_retention(bench: Bench) -> None:
+    bench.rig.log[ORDERS].append(Record(*ORDERS, 0, 1, ts_ms=NOW_MS - 1_000))
+    bench.rig.ingest()
+    bench.rig.load()
+    assert bench.look(3 * HOUR) == []
+    assert bench.guard.headroom_s == {DELAY: 3_600 - 1}
     assert bench.guard.alarms() == ()
     bench.look(-1)
     assert bench.guard.headroom_s == {DELAY: math.inf}
@@ -136,7 +145,7 @@ def test_a_start_without_index_is_refused_when_the_bridge_was_down_for_too_long(
     with pytest.raises(StateError, match="adopt --from committed"):
         start(9_700, spare_ms=200_000, now_ms=10_000_000)
     # All that is not read is older than that; and where nothing is, nothing can be said.
-    with pytest.raises(StateError, match="no local index"):
+    with pytest.raises(StateError, match="local index does not cover them"):
         start(9_900, spare_ms=200_000, now_ms=90_000_000)
     start(10_001, spare_ms=200_000, now_ms=90_000_000)
     must_hold_what_is_pending(cluster, {ORDERS: 0}, marks, {}, 90_000_000)

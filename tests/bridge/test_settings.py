@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import socket
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,9 +14,13 @@ import pytest
 import yaml
 from pydantic import SecretStr
 
+from bridge.barriers import Barrier, DecodeParameters
 from bridge.configuration import load
 from bridge.errors import ConfigurationError
-from bridge.settings import Settings, plain
+from bridge.headers import UNTIL_MS_MAX
+from bridge.progress import CommittedState
+from bridge.settings import LEVEL_MS_MAX, Settings, plain
+from timerstore.position import OFFSET_MAX
 
 ROOT = Path(__file__).parents[2]
 CANARY = "canary-7f3a"
@@ -116,12 +121,27 @@ def test_an_unknown_key_is_refused_with_the_nearest_known_one(
         ({"roll": {"window": "automatic"}}, "is not a duration"),
         ({"store": {"flush_interval": "auto"}}, "is not a duration"),
         ({"delay": {"levels": ""}}, "delay.levels"),
+        (
+            {"delay": {"levels": "10m " * 172}},
+            "delay.levels: 172 levels are more than fit beside a committed offset; the first 171 do",
+        ),
+        ({"delay": {"levels": "36501d"}}, "delay.levels: write one or more durations of at most 36500d"),
         ({"targets": {"allow": ["("]}}, "targets.allow.0"),
         ({"delay_topics": {}}, "delay_topics"),
         ({"delay_topics": {"a b": {}}}, "a b"),
         ({"delay_topics": {"__x": {}}}, "internal"),
         ({"delay_topics": {"a": {"target": "b"}, "b": {}}}, "a: target b"),
         ({"delay_topics": {"a": {"dead_letter": "a"}}}, "dead_letter"),
+        (
+            {"delay_topics": {"a": {"dead_letter": "__consumer_offsets"}}},
+            "a: dead_letter __consumer_offsets is an internal",
+        ),
+        ({"delay_topics": {"a": {"dead_letter": "connect-status"}}}, "a: dead_letter connect-status is an internal"),
+        ({"delay_topics": {"a": {"target": "b"}, "c": {"dead_letter": "b"}}}, "c: dead_letter b is the target of a"),
+        (
+            {"delay_topics": {"a": {"target": "_schemas"}}},
+            "delay_topics.a.target: _schemas looks like an internal topic",
+        ),
         ({"bridge": {"id": "über"}}, "bridge.id"),
         ({"bridge": []}, "bridge must be a mapping"),
         ({"spark": {"conf": {"spark.master": "x"}}}, "spark.master"),
@@ -327,3 +347,58 @@ def test_targets_are_matched_as_whole_names_and_internal_topics_never() -> None:
     ]
     s = Settings.of({})
     assert [s.target_permitted(t) for t in ("x", "delay", "__consumer_offsets")] == [True, False, False]
+
+
+OTHERS = [
+    *("_schemas", "_confluent-command", "_anything", "connect-configs", "connect-offsets", "connect-status"),
+    *("my-connect-configs", "docker.connect.offsets", "connect_status", "connect-cluster-configs", "CONNECT-CONFIG"),
+    *("app-KSTREAM-AGGREGATE-STATE-STORE-0000000003-changelog", "app-by-user-repartition"),
+    *("app-KTABLE-FK-JOIN-SUBSCRIPTION-REGISTRATION-0000000006-topic", "mm2-offsets.east.internal"),
+    *("east.checkpoints.internal", "mm2-offset-syncs.east.internal"),
+]
+
+
+@pytest.mark.parametrize("topic", OTHERS)
+def test_other_systems_topics_are_allowed_by_their_whole_names_only(topic: str) -> None:
+    """A header must not be enough to write into what Schema Registry, Connect or Streams keep; a denial still holds."""
+    allow = [".*", "_.*", ".*-changelog", ".*connect.*"]
+    assert not Settings.of({"targets": {"allow": allow}}).target_permitted(topic)
+    assert Settings.of({"targets": {"allow": [*allow, topic]}}).target_permitted(topic)
+    assert not Settings.of({"targets": {"allow": [topic], "deny": [".*"]}}).target_permitted(topic)
+    named = {"delay_topics": {"delay": {"target": topic}}, "targets": {"allow": [topic]}}
+    assert Settings.of(named).delay_topics["delay"].target == topic
+
+
+@pytest.mark.parametrize(
+    "topic", ["orders", "reconnect-status", "order-status", "connect", "changelog", "a.internal", "a_b"]
+)
+def test_names_that_only_look_a_little_like_it_are_anybody_s(topic: str) -> None:
+    """What `.*` allowed before it allows still."""
+    assert Settings.of({}).target_permitted(topic)
+
+
+def test_internal_topics_are_allowed_by_no_name() -> None:
+    """`__consumer_offsets` is Kafka's, whatever the configuration says."""
+    assert not Settings.of({"targets": {"allow": ["__consumer_offsets"]}}).target_permitted("__consumer_offsets")
+
+
+@pytest.mark.parametrize("level", ["0ms", "10m", "36500d"])
+def test_levels_that_are_accepted_fit_into_what_kafka_keeps(level: str) -> None:
+    """Twice, before and after a change, beside the longest of everything else, with room for steps of the clock."""
+    with pytest.raises(ConfigurationError) as refused:
+        Settings.of({"delay": {"levels": f"{level} " * 2_000}})
+    fitting = re.search(r"the first (\d+) do", str(refused.value))
+    assert fitting is not None
+    settings = Settings.of({"delay": {"levels": f"{level} " * int(fitting[1])}})
+    most = 2**31 - 1
+    parameters = DecodeParameters(
+        levels_ms=settings.levels_ms, max_delay_ms=LEVEL_MS_MAX, roll_window_ms=LEVEL_MS_MAX,
+        has_default_target=True, dialect="rocketmq", copy_max_delay_ms=LEVEL_MS_MAX, roll_bytes_max=most,
+        headers_max=most, header_bytes_max=most, payload_bytes_max=most,
+    )  # fmt: skip
+    state = CommittedState(
+        offset=OFFSET_MAX, position=(UNTIL_MS_MAX, "t" * 249, 9_999, OFFSET_MAX), topic_id="i" * 22, partitions=10_000,
+        history=(Barrier(offset=0, parameters=parameters), Barrier(offset=OFFSET_MAX - 9, parameters=parameters)),
+        first_offset=OFFSET_MAX, frozen=tuple((OFFSET_MAX - 3 + i, UNTIL_MS_MAX, OFFSET_MAX) for i in range(3)),
+    )  # fmt: skip
+    assert state.has_room_for_a_step()

@@ -85,7 +85,7 @@ class Group:
     def read_committed_states(
         self,
         partitions: Collection[SourceName],
-        timeout_s: float = 30.0,  # noqa: ARG002 - the seam's
+        timeout_s: float | None = None,  # noqa: ARG002 - the seam's
     ) -> dict[SourceName, CommittedState | None]:
         return {name: self.commits.get(name) for name in partitions}
 

@@ -1,6 +1,4 @@
-"""bridge.targets and bridge.suspects: what is known of targets, and what an error says of them. (Errors that no broker
-gives on demand; tests/system/test_targets.py has those that one does.)
-"""
+"""bridge.targets: what is known of targets. (tests/system/test_targets.py has what a broker does on demand.)"""
 
 from __future__ import annotations
 
@@ -14,69 +12,14 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from bridge.breakers import EVERY
-from bridge.errors import EnvironmentFailure
 from bridge.headers import RejectReason
 from bridge.lookup import TargetLookUp
-from bridge.suspects import Suspects
 from bridge.target import Leader, Target
 from bridge.targets import Targets
-from bridge.verdict import Refusal
-from bridge.work import Culprit
 from embedded.broker import free_ports
+from tests.bridge.brokers import MISSING, SILENT, WELL, Brokers
 from tests.waiting import wait_until
 from timerstore.clock import ManualClock, SystemClock
-
-WELL = Target(partitions=3, bytes_max=1_000)
-MISSING = Target(partitions=0, bytes_max=None, refusal=Refusal(RejectReason.UNKNOWN_TARGET, "missing"))
-SILENT = Refusal(RejectReason.TARGET_UNAVAILABLE, "no answer")
-
-
-class Brokers:
-    """What the brokers would say."""
-
-    def __init__(self) -> None:
-        self.topics: dict[str, Target] = {}
-        self.asked: list[list[str]] = []
-        self.probed: list[tuple[str, int]] = []
-        self.doubtful: list[bool] = []
-        self.dead: set[tuple[str, int]] = set()
-        self.is_hanging = False
-        self.is_refusing = False
-        self.is_silent = False
-
-    def __call__(self, names: Sequence[str]) -> Mapping[str, Target]:
-        self.asked.append(list(names))
-        if self.is_silent:
-            raise EnvironmentFailure("no answer", hint="wait")
-        return {name: self.topics.get(name, MISSING) for name in names}
-
-    def leaders(self, name: str) -> Mapping[int, Leader]:
-        if self.is_silent:
-            raise EnvironmentFailure("no answer", hint="wait")
-        return self.topics[name].leaders
-
-    def ask(
-        self, leaders: Mapping[tuple[str, int], Leader | None], *, doubtful: bool
-    ) -> Mapping[tuple[str, int], Future[Any]]:
-        asked: dict[tuple[str, int], Future[Any]] = {}
-        self.doubtful.append(doubtful)
-        for name, partition in leaders:
-            self.probed.append((name, partition))
-            asked[name, partition] = Future()
-            if (name, partition) not in self.dead:
-                asked[name, partition].set_result(None)
-            elif not self.is_hanging:
-                asked[name, partition].set_exception(ConnectionRefusedError() if self.is_refusing else TimeoutError())
-        return asked
-
-    @staticmethod
-    def is_answered(answer: Future[Any]) -> bool:
-        return answer.done() and answer.exception() is None
-
-    @staticmethod
-    def is_refused(answer: Future[Any]) -> bool:
-        return answer.done() and isinstance(answer.exception(), ConnectionRefusedError)
 
 
 @pytest.fixture
@@ -119,6 +62,49 @@ def test_what_fails_is_looked_at_every_two_seconds_while_it_is_used(
     assert 10 <= len(brokers.asked) <= 17
     brokers.topics["t"] = WELL
     assert targets.resolve(["t"]) == {"t": WELL}, "who needs it after a long time asks"
+
+
+def test_names_that_somebody_makes_up_have_one_label_and_are_not_looked_up_in_turns(
+    brokers: Brokers, clock: ManualClock, targets: Targets
+) -> None:
+    """Ten thousand of them: one label value for all. The thread looks them up no more, what exists is looked at as
+    often as without them, and who needs one of them again asks."""
+    down = replace(WELL, down={0: "has no leader"})
+    brokers.topics["real"] = down
+    made_up = [f"made-up-{i}" for i in range(10_000)]
+    targets.resolve(["real", *made_up])
+    assert targets.failing() == {
+        ("real", "target-unavailable"): 1,
+        ("(unknown)", "unknown-target"): 10_000,
+    }
+    brokers.asked.clear()
+    for _ in range(40):
+        clock.advance(500)
+        targets.refresh()
+    assert [names for names in brokers.asked if names != ["real"]] == []
+    assert len(brokers.asked) >= 9
+    brokers.topics["made-up-7"] = WELL
+    assert targets.resolve(["made-up-7"]) == {"made-up-7": WELL}
+
+
+def test_of_targets_that_fail_a_hundred_are_named(brokers: Brokers, targets: Targets) -> None:
+    """A label value is a series for ever: a topic that exists is worth one, but not any number of them."""
+    names = [f"t{i}" for i in range(150)]
+    brokers.topics = dict.fromkeys(names, replace(WELL, down={0: "has no leader", 1: "has no leader"}))
+    targets.resolve(names)
+    failing = targets.failing()
+    assert len(failing) == 101
+    assert failing["(other)", "target-unavailable"] == 100
+    assert sum(failing.values()) == 300
+
+
+def test_a_topic_of_our_own_is_named_even_when_it_is_missing(targets: Targets) -> None:
+    """Its name is in the configuration, not in a header."""
+    targets.start(own=["delay.dlt"])
+    try:
+        wait_until(lambda: targets.failing() == {("delay.dlt", "unknown-target"): 1}, 10, targets.failing)
+    finally:
+        targets.stop()
 
 
 def test_what_caused_trouble_is_asked_about_once_more_and_kept_without_an_answer(
@@ -196,6 +182,28 @@ def test_a_breaker_for_a_whole_target_probes_all_of_it(brokers: Brokers, clock: 
     assert targets.resolve(["t"])["t"] == WELL
 
 
+def test_one_silent_leader_does_not_keep_a_whole_target_out(
+    brokers: Brokers, clock: ManualClock, targets: Targets
+) -> None:
+    """The breaker of all partitions is closed when some leaders answer; those of the others are opened."""
+    brokers.topics["t"] = WELL
+    targets.resolve(["t"])
+    targets.refuse("t", SILENT)
+    brokers.dead = {("t", 1)}
+    clock.advance(5_000)
+    targets.refresh()
+    assert (targets.resolve(["t"])["t"].refusal, set(targets.resolve(["t"])["t"].down)) == (None, {1})
+    brokers.dead = {("t", 0), ("t", 1), ("t", 2)}
+    targets.refuse("t", SILENT)
+    clock.advance(10_000)
+    targets.refresh()
+    assert targets.resolve(["t"])["t"].refusal == SILENT, "without any answer it stays"
+    brokers.dead = set()
+    clock.advance(10_000)
+    targets.refresh()
+    assert targets.resolve(["t"])["t"].is_well
+
+
 def test_looking_again_tells_what_has_become_worse(brokers: Brokers, targets: Targets) -> None:
     """Not what was known to fail, and not what is well again."""
     brokers.topics = {"a": WELL, "b": WELL, "d": replace(WELL, down={1: "has no leader"})}
@@ -262,104 +270,6 @@ def test_nobody_waits_for_an_answer_about_what_is_in_doubt() -> None:
     finally:
         answer.set()
         targets.stop()
-
-
-def suspects(targets: Targets) -> Suspects:
-    return Suspects(targets, frozenset({"delay"}), frozenset({"delay.dlt"}))
-
-
-@pytest.mark.parametrize(
-    "code", [KafkaError._MSG_TIMED_OUT, KafkaError.NOT_ENOUGH_REPLICAS, KafkaError.KAFKA_STORAGE_ERROR]
-)
-def test_a_partition_that_does_not_answer_is_put_aside(brokers: Brokers, targets: Targets, code: int) -> None:
-    """That partition only; its records are retried, and no record is condemned."""
-    brokers.topics["t"] = WELL
-    found = suspects(targets)
-    assert found.learn({7: Culprit("t", 2, KafkaError(code))}, is_exact=True)
-    assert list(targets.resolve(["t"])["t"].down) == [2]
-    assert not found.findings.condemned
-
-
-def test_what_the_brokers_say_themselves_needs_no_breaker(
-    brokers: Brokers, clock: ManualClock, targets: Targets
-) -> None:
-    """They also say when it is over."""
-    brokers.topics["t"] = WELL
-    targets.resolve(["t"])
-    brokers.topics["t"] = denied = replace(WELL, refusal=Refusal(RejectReason.TARGET_DENIED, "no"))
-    error = KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)
-    assert suspects(targets).learn({7: Culprit("t", -1, error)}, is_exact=True)
-    assert targets.resolve(["t"])["t"] == denied
-    brokers.topics["t"] = WELL
-    clock.advance(2_000)
-    targets.refresh()
-    assert targets.resolve(["t"])["t"] == WELL
-    assert brokers.probed == []
-
-
-def test_a_target_that_refuses_without_the_brokers_saying_so_is_put_aside(brokers: Brokers, targets: Targets) -> None:
-    """A policy, or brokers that do not tell permissions."""
-    brokers.topics["t"] = WELL
-    error = KafkaError(KafkaError.POLICY_VIOLATION)
-    assert suspects(targets).learn({7: Culprit("t", 0, error)}, is_exact=False)
-    assert targets.resolve(["t"])["t"].refusal == Refusal(RejectReason.PRODUCE_FAILED, error.str())
-
-
-def test_brokers_that_do_not_answer_at_all_are_no_targets_fault(brokers: Brokers, targets: Targets) -> None:
-    """Everything is tried again, and no attempt is counted."""
-    brokers.topics["t"] = WELL
-    targets.resolve(["t"])
-    brokers.is_silent = True
-    error = KafkaError(KafkaError._MSG_TIMED_OUT)
-    assert targets.look_again(["t"]) is None
-    assert not suspects(targets).learn({7: Culprit("t", 0, error)}, is_exact=True)
-    assert targets.resolve(["t"])["t"] == WELL
-
-
-def test_a_delay_topic_without_an_answer_is_waited_for(brokers: Brokers, targets: Targets) -> None:
-    """There is no other place for a roll."""
-    brokers.topics["delay"] = WELL
-    assert not suspects(targets).learn({7: Culprit("delay", 0, KafkaError(KafkaError._MSG_TIMED_OUT))}, is_exact=True)
-    assert targets.resolve(["delay"])["delay"].is_well
-
-
-def test_a_record_that_neither_of_our_topics_takes_is_cut(brokers: Brokers, targets: Targets) -> None:
-    """Its dead letter is refused, then its copy, or the letter again where no copy is possible. Only if what is cut is
-    refused as well has it nowhere to go."""
-    brokers.topics = {"delay": WELL, "delay.dlt": WELL}
-    found, error = suspects(targets), KafkaError(KafkaError.MSG_SIZE_TOO_LARGE)
-    assert found.learn({7: Culprit("delay.dlt", 0, error)}, is_exact=True)
-    assert set(found.findings.no_letter) == {7}
-    assert found.learn({8: Culprit("delay", 0, error)}, is_exact=True)
-    assert set(found.findings.no_copy) == {8}
-    assert not found.findings.cut
-    assert found.learn({7: Culprit("delay", 0, error)}, is_exact=True)
-    assert found.learn({9: Culprit("delay.dlt", 0, error)}, is_exact=True)
-    assert found.learn({9: Culprit("delay.dlt", 0, error)}, is_exact=True)
-    assert set(found.findings.cut) == {7, 9}
-    with pytest.raises(EnvironmentFailure, match="copy"):
-        found.learn({7: Culprit("delay.dlt", 0, error)}, is_exact=True)
-    found.committed()
-    assert not found.findings.cut
-
-
-def test_a_record_that_is_refused_for_what_it_is_is_told(brokers: Brokers, targets: Targets) -> None:
-    """Cut, it would be refused again."""
-    brokers.topics = {"delay": WELL, "delay.dlt": WELL}
-    found, error = suspects(targets), KafkaError(KafkaError.INVALID_RECORD)
-    assert found.learn({7: Culprit("delay.dlt", 0, error)}, is_exact=True)
-    with pytest.raises(EnvironmentFailure, match="copy"):
-        found.learn({7: Culprit("delay", 0, error)}, is_exact=True)
-
-
-def test_topics_of_ours_that_are_both_forbidden_are_told(brokers: Brokers, targets: Targets) -> None:
-    """The first time the other one is tried; the second time there is none."""
-    brokers.topics = {"delay": WELL, "delay.dlt": WELL}
-    found, error = suspects(targets), KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)
-    assert found.learn({7: Culprit("delay.dlt", -1, error)}, is_exact=True)
-    assert targets.resolve(["delay.dlt"])["delay.dlt"].refusal is not None
-    with pytest.raises(EnvironmentFailure, match="dead letter"):
-        found.learn({7: Culprit("delay.dlt", EVERY, error)}, is_exact=True)
 
 
 ONE, TWO = Leader(1, "one", 9092), Leader(2, "two", 9092)

@@ -12,7 +12,7 @@ from opentelemetry.trace import SpanKind
 from bridge.outgoing import Outgoing, SourceColumns
 from bridge.settings import Settings
 from bridge.tracing import Delivery, OpenTelemetry, Sampler
-from tests.bridge.stores import rows_of, timer
+from tests.bridge.entries import rows_of, timer
 from timerstore.sources import Sources
 
 NOW = 1_800_000_000_000

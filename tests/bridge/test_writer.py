@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
 
+from bridge.budgets import TimeBudgets
 from bridge.endings import Ending
 from bridge.errors import EnvironmentFailure, FencedError
 from bridge.headers import HeaderList
-from bridge.identities import Identities, alone
+from bridge.identities import Identities, _initialising, alone
 from bridge.outgoing import Batch
 from bridge.writer import Aborted, AcknowledgedWriter, Broken, Indefinite, TransactionalWriter
 from tests.waiting import wait_until
@@ -79,9 +80,6 @@ class StubProducer:
             failed = KafkaError(KafkaError.MSG_SIZE_TOO_LARGE) if value in self.failing else None
             self.reports.append(lambda: callback(failed, Written()))
 
-    def list_topics(self, topic: str, timeout: float) -> None:  # noqa: ARG002 - as the client has it
-        self._do(f"list {topic}")
-
     def poll(self, timeout: float) -> int:
         self._do("poll")
         self.clock.advance(int(timeout * 1000))
@@ -107,11 +105,14 @@ class LostEndings:
     def __init__(self) -> None:
         self.lost: dict[str, Ending] = {}
         self.failures: list[Exception] = []
+        self.unanswered: list[Exception] = []
         self.asked: list[str] = []
         self.repeated: list[tuple[str, Ending]] = []
 
     def of(self, name: str) -> Ending | None:
         self.asked.append(name)
+        if self.unanswered:
+            raise self.unanswered.pop(0)
         return self.lost.pop(name, None)
 
     def repeat(self, name: str, producer: Any, ending: Ending) -> None:
@@ -129,18 +130,15 @@ class Told:
         self.producer = StubProducer(self.clock)
         self.made: list[StubProducer] = []
         self.names: list[str] = []
-        self.configs: list[dict[str, Any]] = []
         self.later: list[Callable[[], None]] = []
         self.endings = LostEndings()
-        self.in_use = ["delay"]
-        run: dict[str, Any] = {"run": self.later.append, "in_use": lambda: self.in_use, "endings": self.endings}
+        run: dict[str, Any] = {"run": self.later.append, "endings": self.endings}
         run = run if writer is TransactionalWriter else {}
         self.writer = writer({"transactional.id": "x"}, self.clock, *more, make_producer=self._make, **run)
 
     def _make(self, config: dict[str, Any]) -> StubProducer:
         self.made.append(self.producer)
         self.names.append(config["transactional.id"])
-        self.configs.append(config)
         return self.producer
 
     def background(self) -> None:
@@ -244,6 +242,16 @@ def test_errors_of_each_step(step: str, told_error: Exception, raised: type[Exce
     assert type(caught.value) is raised
 
 
+def test_an_abortable_error_after_a_commit_without_an_answer_is_no_answer_either() -> None:
+    """The call before may have been made: only the committed offsets can tell."""
+    made = Told()
+    made.producer.script["commit"] = [RETRIABLE, ABORTABLE]
+    made.writer.open()
+    made.writer.begin()
+    with pytest.raises(Indefinite):
+        made.writer.commit([], None, lambda _: None)
+
+
 def test_retriable_errors_are_repeated_until_they_pass(told: Told) -> None:
     """A time-out of commit is asked again, not guessed."""
     told.producer.script["commit"] = [RETRIABLE, RETRIABLE, None]
@@ -253,7 +261,7 @@ def test_retriable_errors_are_repeated_until_they_pass(told: Told) -> None:
 
 def test_a_call_that_ignores_its_time_out_is_left_behind(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     """A producer that never answers is given up, and the next one works while the old call still hangs."""
-    monkeypatch.setattr("bridge.writer.UNANSWERED_S", 0.05)
+    monkeypatch.setattr(TimeBudgets, "unanswered_s", 0.05)
     hanging, released = told.producer, threading.Event()
     monkeypatch.setattr(hanging, "send_offsets_to_transaction", lambda *_: released.wait(30))
     with pytest.raises(Broken) as broken:
@@ -299,85 +307,68 @@ def test_a_fatal_error_out_of_poll_breaks_the_producer(told: Told, step: str) ->
         act()
 
 
-class TestSpares:
-    """Other transactional ids, for while a partition without a leader holds one up."""
+class TestSpare:
+    """Another transactional id, for while a partition without a leader holds up the usual one."""
 
     @pytest.fixture
     def ready(self) -> Told:
-        """Each has had its first transaction; the last one has its one open."""
+        """Both ids are initialised, and the usual one has a transaction open."""
         made = Told()
         made.writer.open()
         made.writer.begin()
         made.background()
-        assert made.names == ["x", "x.spare-1", "x.spare-2"]
-        for _ in range(2):
-            made.writer.commit([], None, lambda _: None)
-            made.writer.begin()
-        assert [producer.calls.count("begin") for producer in made.made] == [1, 1, 1]
-        made.background()
+        assert made.names == ["x", "x.spare"]
         return made
 
-    def test_they_take_turns(self, ready: Told) -> None:
-        """So that each knows the topics when it is needed: none waits for longer than some seconds while there is
-        anything to do, and one that has no turn keeps its transactions together."""
-        begun = [0, 0, 0]
-        for _ in range(12):
-            for _ in range(10):
-                ready.writer.commit([], None, lambda _: None)
-                ready.clock.advance(1_000)
-                ready.writer.begin()
-            before, begun = begun, [producer.calls.count("begin") for producer in ready.made]
-            assert all(now > then for now, then in zip(begun, before, strict=True)), begun
-        assert sum(begun) == 123
-
-    def test_after_trouble_with_brokers_nobody_takes_over(self, ready: Told) -> None:
-        """The end of the last transaction may be lost with a coordinator, and comes with the next one of its id."""
-        ready.writer.commit([], None, lambda _: None)
-        ready.clock.advance(60_000)
-        ready.configs[2]["error_cb"](error(KafkaError._TRANSPORT).args[0])
-        ready.writer.begin()
-        assert ready.made[2].calls[-1] == "begin"
-        ready.writer.commit([], None, lambda _: None)
-        ready.writer.begin()
-        assert ready.made[0].calls[-1] == "begin"
-
-    def test_each_knows_our_topics(self, ready: Told) -> None:
-        """Retry copies go there, which nobody may have needed before."""
-        assert [producer.calls.count("list delay") for producer in ready.made] == [1, 1, 1]
-
-    def test_each_learns_what_is_new(self, ready: Told) -> None:
-        """Beside delivery, once; what could not be learned is asked again."""
-        ready.in_use = ["delay", "t"]
-        ready.made[0].script["list t"] = [RETRIABLE, None]
-        for _ in range(3):
+    def test_it_is_not_used_while_all_is_well(self, ready: Told) -> None:
+        """Operators see one id at work; the other one only has its reports let in."""
+        for _ in range(10):
             ready.writer.commit([], None, lambda _: None)
-            ready.clock.advance(1_000)
+            ready.clock.advance(10_000)
             ready.writer.begin()
-            ready.background()
-        assert [producer.calls.count("list t") for producer in ready.made] == [2, 1, 1]
-        assert [producer.calls.count("list delay") for producer in ready.made] == [1, 1, 1]
+        usual, spare = ready.made
+        assert usual.calls.count("begin") == 11
+        assert set(spare.calls) == {"init", "poll"}
 
-    def test_delivery_goes_on_under_another_id_and_comes_back(self, ready: Told) -> None:
-        """Without a word to the producer that is left; what it has open is aborted in the background."""
-        other, _, used = ready.made
+    def test_delivery_goes_on_under_the_spare_id_and_comes_back(self, ready: Told) -> None:
+        """Without a word to the producer that is left; what it has open is aborted in the background. The id comes back
+        between two transactions: what it left open in a partition ends with what it writes there next."""
+        left, spare = ready.made
         ready.writer.send(batch(b"a"))
         assert ready.writer.leave()
-        assert "abort" not in used.calls
+        assert "abort" not in left.calls
         ready.writer.begin()
         ready.writer.send(batch(b"a"))
-        ready.writer.commit([], None, lambda _: None)
-        assert other.calls.count("commit") == 2
-        assert "commit" not in used.calls
         ready.background()
-        assert "abort" in used.calls
+        assert "abort" in left.calls
+        ready.writer.commit([], None, lambda _: None)
+        assert spare.calls.count("commit") == 1
+        assert "commit" not in left.calls
         again = ready.made[-1]
-        assert ready.names[-1] == "x.spare-2"
+        assert ready.names == ["x", "x.spare", "x"]
+        for _ in range(3):
+            ready.writer.begin()
+            assert again.calls[-1] == "begin"
+            ready.writer.commit([], None, lambda _: None)
+
+    def test_a_spare_id_that_is_left_comes_back_too(self, ready: Told) -> None:
+        """It may have something open, too, and stays: nothing calls the usual one back."""
+        ready.writer.leave()
+        ready.background()
+        ready.writer.leave()
         ready.writer.begin()
-        assert again.calls[-1] == "begin"
+        assert (ready.names[-1], ready.made[-1].calls[-1]) == ("x", "begin")
+        ready.background()
+        again = ready.made[-1]
+        assert ready.names[-1] == "x.spare"
+        for _ in range(3):
+            ready.writer.commit([], None, lambda _: None)
+            ready.writer.begin()
+            assert again.calls[-1] == "begin"
 
     def test_an_abort_that_waits_for_the_call_that_was_left_is_repeated(self, ready: Told) -> None:
         """Then the id is initialised for as long as that takes."""
-        used = ready.made[2]
+        used = ready.made[0]
         used.script["abort"] = [error(KafkaError._CONFLICT), RETRIABLE, None]
         ready.writer.leave()
         made = StubProducer(ready.clock)
@@ -399,7 +390,7 @@ class TestSpares:
 
     def test_nobody_is_ready_in_time(self, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
         """Then the producer is opened again, as often as it takes."""
-        monkeypatch.setattr("bridge.writer.STEP_TIMEOUT_S", 0.01)
+        monkeypatch.setattr(TimeBudgets, "step_s", 0.01)
         with pytest.raises(Broken):
             told.writer.leave()
         with pytest.raises(Aborted):
@@ -419,7 +410,7 @@ class TestSpares:
         assert told.producer.calls.count("abort") == 5
         assert len(pauses) == 3
 
-    def test_spares_that_are_denied_change_nothing(self) -> None:
+    def test_a_spare_id_that_is_denied_changes_nothing(self) -> None:
         """Rights on the one id were enough once."""
         made = Told()
         made.writer.open()
@@ -448,7 +439,7 @@ class TestSpares:
             made.writer.open()
         made.producer = StubProducer(made.clock)
         made.writer.open()
-        assert made.names == ["x", "x.spare-1"]
+        assert made.names == ["x", "x.spare"]
         made.writer.begin()
         made.writer.commit([], None, lambda _: None)
 
@@ -467,7 +458,7 @@ class TestSpares:
 
     def test_an_id_is_initialised_by_one_at_a_time(self, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
         """Also where the other one is of the writer before this one."""
-        monkeypatch.setattr("bridge.writer.CALL_TIMEOUT_S", 0.01)
+        monkeypatch.setattr(TimeBudgets, "call_s", 0.01)
         taken, done = threading.Event(), threading.Event()
 
         def hold() -> None:
@@ -484,27 +475,24 @@ class TestSpares:
         other.join()
         told.writer.open()
 
-    def test_who_is_left_gives_way_to_one_that_rested(self, ready: Told) -> None:
-        """Not to the one before it, whose transaction may just be ending on the same dead node."""
-        ready.clock.advance(10_000)
-        for _ in range(2):
-            ready.writer.commit([], None, lambda _: None)
-            ready.writer.begin()
-        used = [producer.calls.count("begin") for producer in ready.made]
-        rested = used.index(1)
-        ready.writer.leave()
-        ready.writer.begin()
-        assert ready.made[rested].calls.count("begin") == 2
+    def test_a_lock_for_an_id_is_gone_with_its_last_holder(self) -> None:
+        """There is one for each id that is being initialised, not for each that ever was."""
+        with alone("some", -1), alone("some", -1), alone("other", -1):
+            assert {"some", "other"} <= set(_initialising)
+        assert not {"some", "other"} & set(_initialising)
 
-    def test_a_spare_that_fails_is_made_anew(self, ready: Told) -> None:
+    def test_a_spare_producer_that_fails_is_made_anew(self, ready: Told) -> None:
         """And is not used meanwhile."""
-        ready.made[1].forever["poll"] = FATAL
+        usual, spare = ready.made
+        spare.forever["poll"] = FATAL
         ready.clock.advance(1_000)
         ready.writer.begin()
-        assert len(ready.later) == 1
+        assert usual.calls[-1] == "begin"
+        ready.background()
         ready.writer.leave()
         ready.writer.begin()
-        assert ready.made[0].calls[-1] == "begin"
+        assert ready.made[2].calls[-1] == "begin"
+        assert ready.names[2] == "x.spare"
 
     def test_an_id_whose_producer_could_not_be_made_is_tried_again(self) -> None:
         """Its key was just being replaced, say. Left at rest, it would be lost until the process ends."""
@@ -527,14 +515,14 @@ class TestSpares:
                 raise Aborted(KafkaError(KafkaError._MSG_TIMED_OUT), is_explained=True)
 
         monkeypatch.setattr("bridge.writer.STALLED_S", 0.01)
-        monkeypatch.setattr(ready.made[2], "send_offsets_to_transaction", lambda *_: released.wait(30))
+        monkeypatch.setattr(ready.made[0], "send_offsets_to_transaction", lambda *_: released.wait(30))
         with pytest.raises(Aborted):
             ready.writer.commit([], None, look)
         assert len(told) == 3
         ready.writer.leave()
         ready.writer.begin()
         ready.writer.commit([], None, look)
-        assert ready.made[0].calls.count("commit") == 2
+        assert ready.made[1].calls.count("commit") == 1
         released.set()
 
 
@@ -542,33 +530,34 @@ class TestLostEndings:
     """A transaction whose end the brokers have lost is ended once more when its id is initialised."""
 
     @pytest.mark.parametrize("ending", list(Ending))
-    def test_the_first_id_ends_it_and_has_the_first_turn_if_it_was_committed(self, ending: Ending) -> None:
-        """Asked before it is initialised: then nobody knows any more. What was aborted in a target is not to be seen
-        with the next commit there, or as late as can be."""
+    def test_the_usual_id_ends_it_and_goes_on(self, ending: Ending) -> None:
+        """Asked before it is initialised: then nobody knows any more."""
         told = Told()
         told.endings.lost["x"] = ending
         told.writer.open()
         assert told.endings.repeated == [("x", ending)]
         told.background()
-        assert told.endings.asked == ["x", "x.spare-1", "x.spare-2"]
+        assert told.endings.asked == ["x", "x.spare"]
         told.writer.begin()
-        assert (told.made[0].calls[-1] == "begin") == (ending is Ending.COMMITTED)
+        assert told.made[0].calls[-1] == "begin"
 
-    def test_a_spare_one_ends_it_and_has_the_next_turn(self) -> None:
-        """What it had in the targets ends with what it writes there next."""
+    @pytest.mark.parametrize("ending", list(Ending))
+    def test_the_spare_id_ends_it_and_goes_on_if_it_was_committed(self, ending: Ending) -> None:
+        """What it had in the targets ends with what it writes there next. What was aborted there would be seen then."""
         told = Told()
-        told.endings.lost["x.spare-2"] = Ending.COMMITTED
+        told.endings.lost["x.spare"] = ending
         told.writer.open()
         told.background()
-        assert told.endings.repeated == [("x.spare-2", Ending.COMMITTED)]
+        assert told.endings.repeated == [("x.spare", ending)]
         told.writer.begin()
-        assert told.made[2].calls[-1] == "begin"
+        assert told.made[ending is Ending.COMMITTED].calls[-1] == "begin"
 
-    def test_who_fails_to_is_told_again_how_it_ended(self) -> None:
-        """Though the coordinator would say something else now. The first id's second attempt is in the background."""
+    @pytest.mark.parametrize("failure", [RETRIABLE, error(KafkaError.TOPIC_AUTHORIZATION_FAILED)])
+    def test_an_end_that_could_not_be_written_is_kept_in_mind(self, failure: Exception) -> None:
+        """The coordinator would say something else now. The usual id's second attempt is in the background."""
         told = Told()
         told.endings.lost["x"] = Ending.COMMITTED
-        told.endings.failures = [RETRIABLE, RETRIABLE]
+        told.endings.failures = [failure, failure]
         with pytest.raises(Aborted):
             told.writer.open()
         told.producer = StubProducer(told.clock)
@@ -577,25 +566,32 @@ class TestLostEndings:
         assert told.endings.repeated == [("x", Ending.COMMITTED)]
         assert told.endings.asked == ["x"]
 
-    def test_what_cannot_be_ended_is_left(self) -> None:
-        """Permissions may be missing: the id is used all the same."""
+    @pytest.mark.parametrize("failure", [RETRIABLE, error(KafkaError.TOPIC_AUTHORIZATION_FAILED)])
+    def test_an_id_is_not_initialised_before_there_is_an_answer(self, failure: Exception) -> None:
+        """With that the coordinator would forget what nobody has heard yet. In the background it is asked until it
+        answers."""
         told = Told()
-        told.endings.lost["x"] = Ending.COMMITTED
-        told.endings.failures = [error(KafkaError.TOPIC_AUTHORIZATION_FAILED)]
+        told.endings.unanswered = [failure]
         with pytest.raises(Aborted):
             told.writer.open()
-        told.background()
+        assert told.made == []
+        told.endings.lost["x"] = Ending.COMMITTED
         told.writer.open()
-        told.writer.begin()
-        assert told.endings.repeated == []
+        assert told.endings.repeated == [("x", Ending.COMMITTED)]
+        told.endings.unanswered = [failure, failure]
+        told.background()
+        assert told.endings.asked == ["x"] * 2 + ["x.spare"] * 3
+        assert told.names == ["x", "x.spare"]
 
-    def test_nobody_is_asked_about_what_is_known(self, told: Told) -> None:
-        """What was left is aborted, whatever the coordinator says meanwhile."""
+    def test_the_end_of_what_was_left_may_be_lost_as_well(self, told: Told) -> None:
+        """It is asked about when it is aborted, before its id is initialised."""
         told.background()
         told.endings.asked.clear()
+        told.endings.lost["x"] = Ending.ABORTED
         told.writer.leave()
         told.background()
-        assert told.endings.asked == []
+        assert told.endings.asked == ["x"]
+        assert told.endings.repeated == [("x", Ending.ABORTED)]
 
 
 class TestAtLeastOnce:

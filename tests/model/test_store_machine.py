@@ -5,8 +5,9 @@ when they are output, as rolls and retries do. A timer that is finished is outpu
 
 Hypothesis drives both through interleaved ingest, transactions (many steps long; committed, rolled back, cut off by a
 crash on either side of the commit), flushes (whole, out of disk, cut off by a crash), gathers, retreats of the
-frontier, replays, crashes, lost directories, partitions that another instance has for a while, and a clock that steps
-back. Kafka is the model: what a committed transaction output is fact.
+frontier, replays, crashes, lost directories, damaged files, a volume that cannot be read for a while, partitions that
+another instance has for a while (or for so long that they leave), a log that is trimmed, and a clock that steps back.
+Kafka is the model: what a committed transaction output is fact.
 
 Limits are a few rows, so that every limit is met all the time.
 """
@@ -14,6 +15,7 @@ Limits are a few rows, so that every limit is met all the time.
 from __future__ import annotations
 
 import contextlib
+import errno
 import shutil
 import tempfile
 from collections import Counter
@@ -26,20 +28,21 @@ import hypothesis.strategies as st
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import timerstore.cancels
 import timerstore.segment
 import timerstore.tombstones
+from tests.profiles import of_a_machine, timeout_s
 from tests.timerstore.entries import Record, entries
 from timerstore import checkpoint as checkpoints
 from timerstore.checkpoint import Identity
 from timerstore.entry import ENTRY, Kind
-from timerstore.errors import DiskFull
+from timerstore.errors import DiskFailure, DiskFull
 from timerstore.limits import Limits
 from timerstore.position import AT_MIN, Position
 from timerstore.resident import Resident
+from timerstore.runs import Selection, concat
 from timerstore.segment import Segment, read_rows
 from timerstore.sources import NamedPosition, NamedStep, SourceName
 from timerstore.store import TimerStore
@@ -67,6 +70,7 @@ LIMITS = Limits(
     sparse_ms=0,
     window_ms=WINDOW_MS,
     tombstone_rows=4,
+    elsewhere_ms=60,
 )
 
 # When a record is due, from now: rejects, overdue, this instant, soon, around the horizon (the frontier is half of it
@@ -141,7 +145,10 @@ class StoreMachine(RuleBasedStateMachine):
         # The rows of each record, by offset.
         self.log: dict[SourceName, list[list[Record]]] = {name: [] for name in PARTITIONS}
         self.copied_ms: dict[SourceName, dict[int, int]] = {name: {} for name in PARTITIONS}
+        self.log_starts = dict.fromkeys(PARTITIONS, 0)
         self.buried = dict.fromkeys(PARTITIONS, 0)
+        self.rumoured = dict.fromkeys(PARTITIONS, 0)
+        self.damaged = False
         self.committed: dict[SourceName, tuple[int, NamedPosition | None]] = dict.fromkeys(PARTITIONS, (0, None))
         self.frozen: dict[SourceName, tuple[NamedStep, ...]] = {}
         self.owned = set(PARTITIONS)
@@ -158,16 +165,26 @@ class StoreMachine(RuleBasedStateMachine):
             partitions=PARTITIONS,
             committed={name: self.committed[name] for name in self.owned},
             frozen=self.frozen,
+            log_starts={name: self.log_starts[name] for name in self.owned},
             now_ms=self.now_ms,
             limits=LIMITS,
         )
-        assert self.store.reports == () or "crash" in self.store.reports[0]
-        self.ingested = {name: offset or 0 for name, offset in self.store.resume_offsets().items()}
+        words = ("crash", "log's start", *(["set aside"] if self.damaged else []))
+        assert all(any(word in report for word in words) for report in self.store.reports), self.store.reports
+        self.damaged = False
+        resume = self.store.resume_offsets()
+        self.ingested = {name: self.log_starts[name] if at is None else at for name, at in resume.items()}
+        for name, at in resume.items():
+            assert at is None or at >= self.log_starts[name]
+            if at is None:
+                # Its cancels are read again; those that a file has still are known before.
+                self.buried[name] = 0
         self.inherited = {name: len(self.log[name]) for name in self.ingested}
         self.store.start_at(self.ingested, self.inherited)
         self.window: Window | None = None
         self.transaction: Transaction | None = None
         self.taken: list[Record] = []
+        self.held: set[SourceName] = set()
 
     @initialize(records=RECORDS, ms=st.integers(0, 30))
     def begin_with_something_pending(self, records: list[Any], ms: int) -> None:
@@ -216,6 +233,12 @@ class StoreMachine(RuleBasedStateMachine):
         """Up to where the store has seen a partition's cancels: they are read, or in its files."""
         return max(self.ingested.get(name, 0), self.buried[name])
 
+    def perhaps_covered(self, record: Record) -> bool:
+        """Whether a cancel that was read once covers a record: when a partition has left, cancels may be forgotten, or
+        not."""
+        name = record.topic, record.partition
+        return self.covered(record, max(self.known(name), self.rumoured[name]))
+
     def covered(self, record: Record, upto: int | None = None) -> bool:
         name = record.topic, record.partition
         return record.kind == Kind.TIMER and any(
@@ -261,7 +284,7 @@ class StoreMachine(RuleBasedStateMachine):
         ends: dict[SourceName, int] = {}
         for name in sorted(self.owned):
             log = self.log[name]
-            begin = max(0, self.ingested[name] - replay)
+            begin = max(self.log_starts[name], self.ingested[name] - replay)
             ends[name] = max(min(len(log), self.ingested[name] + upto), self.ingested[name])
             batch += [row for rows in log[begin : ends[name]] for row in rows]
         expected = sum(len(rows) for name in ends for rows in self.log[name][self.ingested[name] : ends[name]])
@@ -314,10 +337,17 @@ class StoreMachine(RuleBasedStateMachine):
         )
 
     @precondition(is_worth_while)
-    @rule(limit=TAKE)
-    def begin(self, limit: int) -> None:
-        self.transaction, self.open_steps = self.store.begin(), 0
+    @rule(limit=TAKE, is_narrow=st.sampled_from([False, False, True]))
+    def begin(self, limit: int, is_narrow: bool = False) -> None:
+        self.transaction, self.open_steps = self.store.begin(only_output=is_narrow), 0
         self.take(limit)
+
+    @precondition(lambda self: self.transaction is None)
+    @rule(names=st.sets(st.sampled_from(PARTITIONS)))
+    def hold(self, names: set[SourceName]) -> None:
+        """Partitions of the delay topic take nothing, or take something again."""
+        self.held = names & self.owned
+        self.store.hold([self.store.sources.index(*name) for name in self.held])
 
     @precondition(is_open)
     @rule(limit=TAKE)
@@ -330,6 +360,7 @@ class StoreMachine(RuleBasedStateMachine):
             record = next(row for row in records if row.kind == payload[1])
             assert payload[0] == f"{record.partition}-{record.offset}".encode(), "the payload is not the record's"
             assert record.at_ms <= self.now_ms, "early"
+            assert (record.topic, record.partition) not in self.held, "of a held source"
             assert not self.covered(record), "cancelled"
             self.taken.append(record)
 
@@ -351,6 +382,11 @@ class StoreMachine(RuleBasedStateMachine):
             name = self.store.sources.name(source)
             position = self.store.sources.named(progress.position)
             assert progress.offset >= self.committed[name][0], "O went back"
+            if name in self.held:
+                before_p = self.committed[name][1]
+                assert position is None or (before_p is not None and position <= before_p), (
+                    "P of a held source moved on"
+                )
             self.committed[name] = (progress.offset, position)
             self.frozen[name] = self.store.sources.named_steps(progress.frozen)
         after = {key(r): r for r in self.rows() if self.finished(r)}
@@ -358,7 +394,7 @@ class StoreMachine(RuleBasedStateMachine):
         taken = set(map(key, self.taken))
         assert len(taken) == len(self.taken), "handed out twice"
         assert taken <= after.keys() - before
-        assert all(self.covered(after[k]) for k in after.keys() - before - taken), "finished, but neither"
+        assert all(self.perhaps_covered(after[k]) for k in after.keys() - before - taken), "finished, but neither"
         self.output.update(taken)
         for record in self.taken:
             self.copy(record)
@@ -411,7 +447,8 @@ class StoreMachine(RuleBasedStateMachine):
     def can_flush(self) -> bool:
         resident = self.store.resident
         moves = bool((resident.covered() > resident.stored)[resident.owned].any())
-        return moves or self.store.cancels.tombstones.memory_rows > 0
+        leaves = self.store.maintenance._lets_go(self.now_ms)
+        return moves or leaves or self.store.cancels.tombstones.memory_rows > 0
 
     @precondition(can_flush)
     @rule()
@@ -422,11 +459,17 @@ class StoreMachine(RuleBasedStateMachine):
     def note_buried(self) -> None:
         """A checkpoint names files with every cancel that is read."""
         self.buried |= {name: self.known(name) for name in self.owned}
+        for name in PARTITIONS:
+            self.rumoured[name] = max(self.rumoured[name], self.buried[name])
+
+    def can_reclaim(self) -> bool:
+        store = self.store
+        return bool(store.timerlog.finished(store.resident.committed, store.maintenance.elsewhere()))
 
     def reclaim(self) -> None:
         self.store.maintenance.reclaim(self.now_ms)
 
-    @precondition(lambda self: self.store.timerlog.finished(self.store.resident.committed) or self.can_load())
+    @precondition(lambda self: self.can_reclaim() or self.can_load())
     @rule()
     def maintain(self) -> None:
         """A round of the bridge's own loop."""
@@ -523,7 +566,9 @@ class StoreMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.calm > 6)
     @rule(
-        what=st.sampled_from(["crash", "directory", "lose", "lose", "regain", "disk", "flush", "flush"]),
+        what=st.sampled_from(
+            ["crash", "directory", "lose", "lose", "regain", "disk", "flush", "flush", "trim", "errno", "damage"]
+        ),
         step=st.integers(1, 5),
         name=st.sampled_from(PARTITIONS),
         delivers=st.booleans(),
@@ -537,7 +582,7 @@ class StoreMachine(RuleBasedStateMachine):
         elif what == "directory":
             self.store.close()
             shutil.rmtree(self.directory / "store")
-            self.buried = dict.fromkeys(PARTITIONS, 0)
+            self.buried, self.rumoured = dict.fromkeys(PARTITIONS, 0), dict.fromkeys(PARTITIONS, 0)
             self.open()
         elif what == "lose" and len(self.owned) > 1:
             self.give_away(name, delivers)
@@ -548,6 +593,14 @@ class StoreMachine(RuleBasedStateMachine):
             self.flush_out_of_disk(["segment", "segment", "tombstones", "checkpoint", "checkpoint"][step - 1])
         elif what == "flush" and self.can_flush():
             self.die_in_flush(step)
+        elif what == "trim":
+            self.catch_up_with_time()
+            self.trim()
+            self.crash()
+        elif what == "errno":
+            self.cannot_read(step)
+        elif what == "damage":
+            self.damage(step)
         if records:
             self.news(records)
             if delivers and self.is_worth_while():
@@ -555,6 +608,52 @@ class StoreMachine(RuleBasedStateMachine):
 
     def crash(self) -> None:
         self.store.close()
+        self.open()
+
+    def catch_up_with_time(self) -> None:
+        """Nearly everything is delivered, and not written down."""
+        for _ in range(8):
+            self.ingest_all()
+            self.pass_time(20)
+            if self.can_load():
+                self.load()
+            if self.is_worth_while():
+                self.deliver([8, 8])
+
+    def trim(self) -> None:
+        """Kafka deletes what nothing pending needs: the retention is longer than any of it takes."""
+        for name, log in self.log.items():
+            needed = [min(row.offset, row.origin_offset) for rows in log for row in rows if not self.finished(row)]
+            upto = min([self.committed[name][0], self.ingested.get(name, len(log)), *needed])
+            self.log_starts[name] = max(self.log_starts[name], upto)
+
+    def cannot_read(self, step: int) -> None:
+        """A start fails for the volume, and leaves every file as it is."""
+        self.store.close()
+        where = self.directory / "store"
+        before = {path.name: path.read_bytes() for path in where.iterdir()}
+        what = ["pathlib.Path.read_text", "pathlib.Path.open", "pyarrow.parquet.read_metadata", "mmap.mmap"][step % 4]
+        with (
+            mock.patch(what, side_effect=OSError(errno.EIO, "Input/output error")),
+            contextlib.suppress(DiskFailure),
+        ):
+            self.open()
+            self.store.close()
+            return self.open()
+        assert before == {path.name: path.read_bytes() for path in where.iterdir()}
+        return self.open()
+
+    def damage(self, step: int) -> None:
+        """A bit of a file flips while the process is down: the others are kept, and Kafka has the rest."""
+        files = self.store.checkpoint
+        named = [*(segment.name for segment in files.segments), *(cancels.name for cancels in files.tombstones)]
+        self.store.close()
+        if named:
+            path = self.directory / "store" / named[step % len(named)]
+            content = bytearray(path.read_bytes())
+            content[-30] ^= 1
+            path.write_bytes(content)
+            self.damaged = True
         self.open()
 
     def flush_out_of_disk(self, what: str) -> None:
@@ -619,7 +718,7 @@ class StoreMachine(RuleBasedStateMachine):
         handed_out = store.transaction_rows()
         rows = [
             (*store.sources.name(source), offset, at == AT_MIN)
-            for selection in (resident.hot.all(), resident.memtable.all(), resident.late.all(), handed_out)
+            for selection in (*self.residents(), handed_out)
             for source, offset, at in zip(
                 selection.source.tolist(), selection.offset.tolist(), selection.at.tolist(), strict=True
             )
@@ -634,15 +733,20 @@ class StoreMachine(RuleBasedStateMachine):
         }
         assert set(rows) <= unfinished.keys(), "resident, but not pending"
         # A compaction leaves them out.
-        cancelled = {key(r) for log in self.log.values() for records in log for r in records if self.covered(r)}
+        cancelled = {key(r) for log in self.log.values() for records in log for r in records if self.perhaps_covered(r)}
         stored = Counter(k for segment in store.timerlog for k in self.keys_of(segment))
         assert all(count == 1 for count in stored.values()), "in two segments"
         here, taken = set(rows), set(map(key, self.taken))
         for k, position in unfinished.items():
             if k not in here:
-                assert k in cancelled or (position > resident.frontier and k in stored), "lost"
+                is_held = k[:2] in self.held and position > self.store.resident.committed[position.source].position
+                assert k in cancelled or (k in stored and (position > resident.frontier or is_held)), "lost"
             elif position > resident.frontier and k not in taken:
                 assert k not in stored, "in memory and in a segment beyond the frontier: would be loaded twice"
+
+    def residents(self) -> list[Selection]:
+        resident = self.store.resident
+        return [resident.hot.all(), resident.memtable.all(), resident.late.all(), resident.withheld.all()]
 
     @invariant()
     def rows_are_where_they_belong(self) -> None:
@@ -656,6 +760,8 @@ class StoreMachine(RuleBasedStateMachine):
     @invariant()
     def pending_gauge_is_exact(self) -> None:
         """It counts what is unfinished, and not cancelled as far as the store can know."""
+        if any(self.known(name) < self.rumoured[name] for name in self.owned):
+            return
         pending = [
             r
             for name in self.owned
@@ -672,11 +778,11 @@ class StoreMachine(RuleBasedStateMachine):
         resident = self.store.resident
         for rows, count in (
             (resident.hot.all(), resident.hot_bytes),
-            (resident.memtable.all(), resident.memtable_bytes),
+            (concat([resident.memtable.all(), resident.withheld.all()]), resident.memtable_bytes),
             (resident.late.all(), resident.late_bytes),
         ):
             assert resident.chunks.bytes_of(rows.chunk) == count
-        total = len(resident.hot) + len(resident.memtable) + len(resident.late) + len(self.store.transaction_rows())
+        total = sum(map(len, self.residents())) + len(self.store.transaction_rows())
         assert resident.chunks.live_rows() == total
 
     def rows_of(self, segment: Segment) -> pa.Table:
@@ -710,6 +816,7 @@ class StoreMachine(RuleBasedStateMachine):
             if len(self.owned) < len(PARTITIONS):
                 self.owned = set(PARTITIONS)
                 self.crash()
+            self.hold(set())
             self.drain()
             assert all(count == 1 for count in self.output.values()), "doubled"
             assert all(self.covered(r) for r in self.rows() if key(r) not in self.output), "lost"
@@ -749,15 +856,9 @@ class StoreMachine(RuleBasedStateMachine):
         assert len(self.store.timerlog) == 0, "finished segments were not reclaimed"
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(timeout_s(600))
 class TestStoreMachine(StoreMachine.TestCase):  # type: ignore[misc,valid-type]
     """Whatever happens in whatever order, each record is delivered exactly once and never early, unless it is
     cancelled."""
 
-    settings = settings(
-        max_examples=200,
-        stateful_step_count=50,
-        deadline=None,
-        print_blob=True,
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-    )
+    settings = of_a_machine(check=20, ci=200, nightly=10_000, steps=50)

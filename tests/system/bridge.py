@@ -223,6 +223,10 @@ class RunningBridge:
                     total += process.memory_info().rss
         return total
 
+    def python_bytes(self) -> int:
+        """Resident memory of the process alone."""
+        return int(psutil.Process(self._running_process().pid).memory_info().rss)
+
     def http(self, path: str) -> tuple[int, str]:
         """Status and body of a request to the management port; status 0 when nobody listens."""
         started = self.events("management-port")

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from confluent_kafka import TopicPartition
 
 from bridge.errors import FencedError
 from tests.system.bridge import RunningBridge
 from tests.system.broker import Broker
-from tests.system.kafka import Topics
+from tests.system.kafka import Outgoing, Reader, Topics, produce
 from tests.system.load import Balance, Load
 from tests.waiting import wait_until
 from timerstore.clock import SystemClock
@@ -110,6 +111,52 @@ def test_a_rolling_restart_is_a_pause_and_nothing_more(broker: Broker, topics: T
         )
         most_ms = max(LATE_MS_MAX, 3 * max(pauses_ms) // 2)
         assert late_ms <= most_ms, f"{late_ms} ms late after pauses of {pauses_ms} ms"
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+def test_an_instance_with_an_old_index_takes_over(broker: Broker, topics: Topics, tmp_path: Path) -> None:
+    """An instance was away until the records from where its index ends were deleted. Another one has read and delivered
+    them, so it goes on, with what its index has of before and from where the log begins; and the same way back."""
+    delay, target, clock = topics.delay(), topics.create("orders"), SystemClock()
+    name, sent, config = f"bridge-{delay}", 0, {**SESSION, "store": {"flush_interval": "1s"}}
+
+    def send(count: int, due_ms: int) -> list[bytes]:
+        nonlocal sent
+        values = [b"%d" % number for number in range(sent, sent + count)]
+        headers = [("delay-until", b"%d" % due_ms), ("delay-topic", target.encode())]
+        produce(broker.bootstrap, [Outgoing(topic=delay, value=value, headers=headers) for value in values])
+        sent += count
+        return values
+
+    with (
+        RunningBridge(tmp_path / "a", broker.bootstrap, delay, id=name, instance="a", config=config) as a,
+        RunningBridge(tmp_path / "b", broker.bootstrap, delay, id=name, instance="b", config=config) as b,
+        Reader(broker.bootstrap, [target]) as reader,
+    ):
+        a.start()
+        first_ms = clock.now_ms() + 150_000
+        far = send(20, first_ms)
+        wait_until(lambda: a.events("segment-written"), 60, lambda: f"all is read and written; {a.tail()}")
+        assert a.stop() == 0
+        near = send(20, clock.now_ms())
+        b.start()
+        wait_until(lambda: owned(b) == 1, 60, lambda: f"b has the partition; {b.tail()}")
+        reader.wait_for(20, DELIVERED_S_MAX)
+        wait_until(lambda: b.metrics()["pending_messages"] == 20, 60, lambda: f"the rest is far; {b.tail()}")
+        assert b.stop() == 0
+        [deleted] = topics.admin.delete_records([TopicPartition(delay, 0, sent)]).values()
+        deleted.result(30)
+        a.start()
+        wait_until(lambda: owned(a) == 1, 60, lambda: f"a has the partition; {a.tail()}")
+        opened = a.events("index-opened")[-1]
+        assert (opened["without_index"], opened["segments"]) == (1, 1), opened
+        assert "ends before the log's start" in opened["reports"][0]
+        near += send(20, clock.now_ms())
+        values = [record.value or b"" for record in reader.wait_for(60, DELIVERED_S_MAX + 150)]
+        assert sorted(values) == sorted(far + near)
+        a.wait_idle(30)
+        assert a.stop() == 0
 
 
 def assert_reused(bridge: RunningBridge) -> None:

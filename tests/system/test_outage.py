@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 import pytest
+from confluent_kafka import Producer
 
+from bridge.endings import are_offsets_pending
 from bridge.errors import EnvironmentFailure, StateError
+from bridge.settings import Settings
 from embedded import EmbeddedBroker
-from tests.bridge.losing import losing_cluster
+from tests.bridge.losing import LosingCluster, is_running, losing_cluster
 from tests.bridge.test_endings import ROWS, lose_an_end
-from tests.system.bridge import RunningBridge
+from tests.system.bridge import ROOT, RunningBridge
 from tests.system.broker import Broker, own_broker
 from tests.system.kafka import Topics
 from tests.system.load import Balance, Load
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
 
 DELIVERED_S_MAX: Final = 120
 OUTAGE_S_MAX: Final = 90
 REFUSED_S_MAX: Final = 120
+DEADLINE_S: Final = 60
 
 
 @pytest.fixture(scope="module")
@@ -54,23 +61,68 @@ def test_a_broker_that_restarts_costs_nothing(fragile: EmbeddedBroker, tmp_path:
         assert bridge.stop() == 0
 
 
-def test_the_end_of_a_transaction_that_the_broker_has_lost_is_written_again(tmp_path: Path) -> None:
-    """A node goes away just before a commit, and the bridge right after it. Offsets stay pending then: a start would
-    wait for them without end, did it not ask the coordinator what the transaction came to, and end it."""
+@pytest.fixture(scope="module")
+def losing() -> Iterator[LosingCluster]:
+    """Brokers that lose the end of a transaction, each time."""
     with losing_cluster() as cluster:
-        bootstrap = cluster.bootstrap
-        delay, target = cluster.create(ROWS, [("delay-for", b"86400000")])
-        lose_an_end(cluster, delay, target)
-        load = Load(bootstrap, delay, [cluster.topics.create("orders")], seed=7, delay_ms_max=5_000)
-        config = {"delivery": {"session_timeout": "6s"}}
-        with RunningBridge(tmp_path, bootstrap, delay, instance="one", config=config) as bridge:
-            bridge.start()
-            [pending] = [event for event in bridge.events("offsets-pending") if event["to_be"] == "committed"]
-            assert pending["state"] == "CompleteCommit"
-            assert bridge.events("transaction-ended-again")
-            load.send(100)
-            assert load.balance(load.wait_delivered(bootstrap, DELIVERED_S_MAX)) == Balance()
-            assert bridge.stop() == 0
+        yield cluster
+
+
+def bridge_after_a_lost_end(cluster: LosingCluster, directory: Path) -> tuple[RunningBridge, Settings, Load]:
+    """A node went away just before a commit, and the bridge right after it. Offsets stay pending then: a start would
+    wait for them without end. Also the settings of the one that is gone, and messages for the next one."""
+    delay, target = cluster.create(ROWS, [("delay-for", b"86400000")])
+    settings = lose_an_end(cluster, delay, target)
+    load = Load(cluster.bootstrap, delay, [cluster.topics.create()], seed=7, delay_ms_max=5_000)
+    config = {"delivery": {"session_timeout": "6s"}}
+    return RunningBridge(directory, cluster.bootstrap, delay, instance="one", config=config), settings, load
+
+
+def test_the_end_of_a_transaction_that_the_broker_has_lost_is_written_again(
+    losing: LosingCluster, tmp_path: Path
+) -> None:
+    """The coordinator is asked what the transaction came to, and it is ended so, without a word from anybody."""
+    bridge, _, load = bridge_after_a_lost_end(losing, tmp_path)
+    with bridge:
+        bridge.start()
+        [pending] = [event for event in bridge.events("offsets-pending") if event["to_be"] == "committed"]
+        assert pending["state"] == "CompleteCommit"
+        assert bridge.events("transaction-ended-again")
+        load.send(100)
+        assert load.balance(load.wait_delivered(losing.bootstrap, DELIVERED_S_MAX)) == Balance()
+        assert bridge.stop() == 0
+
+
+def test_a_transaction_that_the_brokers_have_forgotten_is_an_operators_choice(
+    losing: LosingCluster, tmp_path: Path
+) -> None:
+    """Its id was initialised since. The start guesses nothing: status 4, and the command that chooses; after that the
+    next start goes on. With nothing to resolve the command changes nothing."""
+    bridge, settings, load = bridge_after_a_lost_end(losing, tmp_path)
+    own = {"bootstrap.servers": losing.bootstrap, "transactional.id": settings.transactional_id}
+    Producer(own).init_transactions(REFUSED_S_MAX)
+
+    def resolve() -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "bridge", "resolve", "--as", "committed", "--config", str(bridge.config_file)]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    with bridge:
+        bridge.launch()
+        assert bridge.wait_end(REFUSED_S_MAX) == StateError.exit_code, bridge.tail()
+        assert "delay-bridge resolve" in bridge.last_words()
+        assert not bridge.events("transaction-ended-again")
+        assert are_offsets_pending(settings)
+        wait_until(lambda: not is_running(settings), DEADLINE_S, "its membership has ended")
+        done = resolve()
+        assert done.returncode == 0, done
+        assert f"{settings.transactional_id}: the last transaction is committed" in done.stdout
+        again = resolve()
+        assert again.returncode == StateError.exit_code, again
+        assert "nothing to resolve" in again.stderr
+        bridge.start()
+        load.send(100)
+        assert load.balance(load.wait_delivered(losing.bootstrap, DELIVERED_S_MAX)) == Balance()
+        assert bridge.stop() == 0
 
 
 def test_a_directory_of_another_cluster_is_refused(broker: Broker, fragile: EmbeddedBroker, tmp_path: Path) -> None:

@@ -159,8 +159,9 @@ def test_no_secret_can_be_seen(secure: SecureBroker, bridge: RunningBridge, tmp_
 def test_replaced_credentials_are_taken_over_and_nothing_is_lost(
     secure: SecureBroker, bridge: RunningBridge, tmp_path: Path
 ) -> None:
-    """A new certificate, key and password while messages fall due: the old password opens no connection any more, and
-    each message arrives once."""
+    """A new certificate, key and password while messages fall due: first the key alone, which no client takes, and
+    which is told; then what belongs to it. The old password opens no connection any more, and each message arrives
+    once."""
     count, seconds = 180, 18
     common = {**secure.admin_properties, "bootstrap.servers": secure.bootstrap}
     producer = Producer(common)
@@ -170,9 +171,17 @@ def test_replaced_credentials_are_taken_over_and_nothing_is_lost(
         delay = f"{1_000 + i * seconds * 1_000 // count}ms"
         producer.produce(DELAY, text, headers=[("delay-topic", TARGET.encode()), ("delay-for", delay.encode())])
     assert producer.flush(SEND_S_MAX) == 0
+    certificate = secure.authority.certificate.with_name(f"{USER}.pem")
+    old = certificate.read_bytes()
     secure.authority.issue(USER, KEY_PASSWORD)
+    new = certificate.read_bytes()
+    certificate.write_bytes(old)
+    wait_until(lambda: bridge.events("credentials-not-usable"), RENEWED_S_MAX, lambda: bridge.tail())
+    wait_until(lambda: "a Kafka client cannot be made" in bridge.http("/readyz")[1], RENEWED_S_MAX, "the reason")
+    assert bridge.metrics()["credentials_refused"] == 1
     secure.add_user(USER, NEW_PASSWORD)
     (bridge.config_file.parent / "password").write_text(NEW_PASSWORD)
+    certificate.write_bytes(new)
     wait_until(lambda: len(bridge.events("ready")) == 2, RENEWED_S_MAX, lambda: bridge.tail())
     with Reader(secure.bootstrap, [TARGET], client=secure.admin_properties) as reader:
 
@@ -185,7 +194,8 @@ def test_replaced_credentials_are_taken_over_and_nothing_is_lost(
         reader.to_end()
         assert sorted(arrived()) == sorted(sent)
     assert send(secure, tmp_path, "--to", TARGET, "afterwards").returncode == 0
-    assert not bridge.events("credentials-not-usable"), bridge.tail()
+    assert len(bridge.events("credentials-not-usable")) == 1, bridge.tail()
+    assert bridge.metrics()["credentials_refused"] == 0
     assert "canary" not in bridge.logs
 
 

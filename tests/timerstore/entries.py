@@ -31,6 +31,7 @@ class Record:
     replace: bool = False
     origin: int | None = None
     rolls: int = 0
+    ts_ms: int = 0
 
     @property
     def origin_offset(self) -> int:
@@ -52,7 +53,7 @@ def entries(records: Sequence[Record]) -> pa.Table:
         "partition": [r.partition for r in records],
         "offset": [r.offset for r in records],
         "at": [r.at_ms for r in records],
-        "ts": [0 for _ in records],
+        "ts": [r.ts_ms for r in records],
         "due": [r.due_ms or 0 for r in records],
         "kind": [r.kind for r in records],
         "target": [r.target for r in records],

@@ -30,6 +30,7 @@ class Rig:
         self.log: dict[SourceName, list[Record]] = {name: [] for name in sources}
         self.committed: dict[SourceName, tuple[int, NamedPosition | None]] = dict.fromkeys(sources, (0, None))
         self.frozen: dict[SourceName, tuple[NamedStep, ...]] = {}
+        self.log_starts: dict[SourceName, int] = {}
         self.delivered: list[Record] = []
         self.identity = IDENTITY
         self.store = self.open()
@@ -41,12 +42,14 @@ class Rig:
             partitions=list(self.log),
             committed=self.committed,
             frozen=self.frozen,
+            log_starts=self.log_starts,
             now_ms=now_ms,
             limits=self.limits,
         )
         resume = self.store.resume_offsets()
         ends = {name: len(self.log[name]) for name in self.committed}
-        self.store.start_at({name: resume[name] or 0 for name in self.committed}, ends)
+        starts = {name: self.log_starts.get(name, 0) if at is None else at for name, at in resume.items()}
+        self.store.start_at(starts, ends)
         return self.store
 
     def reopen(self) -> TimerStore:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from timerstore import columns
+from timerstore import columns, files
 from timerstore.errors import Corrupt, DiskFailure, DiskFull
 
 SCHEMA = {"key": "<u8", "small": "<i4", "time": "<i8"}
@@ -34,10 +34,10 @@ def test_what_is_written_comes_back(tmp_path: Path, sizes: tuple[int, ...]) -> N
         assert file[name].dtype == np.dtype(dtype)
         assert file[name].tolist() == list(range(sum(sizes)))
     file.relax()
-    columns.unlink(path)
-    columns.unlink(path)
+    files.remove(path)
+    files.remove(path)
     assert file["key"].tolist() == list(range(sum(sizes)))
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(Corrupt, match="missing"):
         columns.read(path)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from timerstore import files
-from timerstore.errors import DirectoryInUse, DiskFailure, DiskFull
+from timerstore.errors import Corrupt, DirectoryInUse, DiskFailure, DiskFull
 
 
 def text(content: str) -> Callable[[Path], None]:
@@ -92,9 +92,9 @@ def test_a_directory_that_cannot_be_used_is_an_error_with_a_remedy(tmp_path: Pat
     assert "store.directory" in caught.value.hint
 
 
-def test_what_a_crash_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
-    """Temporary files and segments without a name in the checkpoint go; damaged files stay for who wants to look."""
-    kept = [files.segment_name(1), files.CHECKPOINT, files.LOCK, "segment-0000000003.parquet.7.corrupt"]
+def test_what_a_crash_left_is_known_from_everything_else(tmp_path: Path) -> None:
+    """Temporary files, and segments without a name in the checkpoint; not what was set aside."""
+    kept = [files.segment_name(1), files.CHECKPOINT, files.LOCK, files.RESERVE, "segment-0000000003.parquet.7.corrupt"]
     gone = [
         files.segment_name(2),
         files.segment_name(4) + files.TEMPORARY_SUFFIX,
@@ -102,11 +102,32 @@ def test_what_a_crash_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
     ]
     for name in kept + gone:
         (tmp_path / name).write_text("")
-    assert files.remove_strangers(tmp_path, {files.segment_name(1)}) == sorted(gone)
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kept)
+    assert [path.name for path in files.strangers(tmp_path, {files.segment_name(1)})] == sorted(gone)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ESTALE])
+def test_an_errno_is_never_damage(tmp_path: Path, number: int) -> None:
+    """It is the volume's; what has no number is what pyarrow says of a file's content, and a file that is gone cannot
+    come back."""
+    for error, expected in (
+        (OSError(number, os.strerror(number)), DiskFailure),
+        (OSError("CRC checksum verification failed"), Corrupt),
+        (ValueError("not JSON"), Corrupt),
+        (FileNotFoundError(errno.ENOENT, "gone"), Corrupt),
+    ):
+        with pytest.raises(expected), files.reading(tmp_path / "a"):
+            raise error
 
 
 def test_names_sort_by_number() -> None:
     """And the number is found again."""
     assert files.segment_name(9) < files.segment_name(10)
     assert files.segment_number(files.segment_name(1_234)) == 1_234
+
+
+def test_a_report_of_damage_does_not_repeat_the_file(tmp_path: Path) -> None:
+    """A checkpoint may be large, and an error of decoding holds all that it was about."""
+    with pytest.raises(Corrupt) as caught, files.reading(tmp_path / "a"):
+        (b"x" * 10_000 + b"\xff").decode()
+    assert caught.value.message.startswith("a cannot be understood: UnicodeDecodeError: ")
+    assert len(caught.value.message) < 200

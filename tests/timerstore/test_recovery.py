@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import errno
+import mmap
+import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from tests.timerstore.entries import Record
+import timerstore.segment
+from tests.timerstore.entries import Record, gather
 from tests.timerstore.rig import BILLS, NOW_MS, ORDERS, Rig
-from timerstore import files
+from timerstore import checkpoint, files, recovery
 from timerstore.checkpoint import Identity
-from timerstore.errors import Corrupt, DirectoryInUse, WrongIdentity
+from timerstore.errors import Corrupt, DirectoryInUse, DiskFailure, WrongIdentity
 from timerstore.position import end_of
 from timerstore.segment import read_rows
 from timerstore.timerlog import TimerLog
@@ -36,6 +45,42 @@ def rig(tmp_path: Path) -> Rig:
     rig.ingest()
     assert len(rig.store.timerlog) == 2
     return rig
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> Rig:
+    """Three segments, each with a far message of both sources."""
+    rig = Rig(tmp_path / "store", sources=[ORDERS, BILLS])
+    rig.load()
+    for i in range(3):
+        for source in (ORDERS, BILLS):
+            rig.produce(FAR_MS + i, source=source)
+        rig.ingest()
+        rig.deliver()
+        rig.store.maintenance.flush(NOW_MS)
+    return rig
+
+
+class Death(BaseException):
+    """Nothing catches it, as nothing catches a SIGKILL."""
+
+
+def set_aside(rig: Rig) -> list[Path]:
+    return sorted(rig.directory.glob("*.aside"))
+
+
+def flip_a_page(rig: Rig, path: Path) -> None:
+    """Damage a page such that only reading it tells."""
+    content = path.read_bytes()
+    for place in range(10, len(content) // 2, 9):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 0xFF]) + content[place + 1 :])
+        named = next(s for s in rig.store.checkpoint.segments if s.name == path.name)
+        opened = timerstore.segment.read(path, rig.identity, rig.store.sources, named)
+        try:
+            read_rows(opened, columns=["topic", "partition", "offset", "at", "target"])
+        except Corrupt:
+            return
+    raise AssertionError("no page is read")
 
 
 def finish(rig: Rig) -> None:
@@ -79,11 +124,10 @@ def test_a_lost_directory_is_rebuilt(rig: Rig) -> None:
     [
         lambda rig: flip(rig.directory / files.CHECKPOINT, 40),
         lambda rig: (rig.directory / files.CHECKPOINT).write_bytes(b""),
-        lambda rig: segments(rig)[0].unlink(),
         lambda rig: flip(segments(rig)[0], -100),
         lambda rig: segments(rig)[1].write_bytes(segments(rig)[0].read_bytes()),
     ],
-    ids=["checkpoint", "checkpoint empty", "segment missing", "footer", "another segment's content"],
+    ids=["checkpoint", "checkpoint empty", "footer", "another segment's content"],
 )
 def test_damage_found_at_the_start_means_a_rebuild(rig: Rig, damage: Callable[[Rig], object]) -> None:
     """It is reported; the damaged file is set aside for who wants to look, and the next opening has nothing to
@@ -95,17 +139,28 @@ def test_damage_found_at_the_start_means_a_rebuild(rig: Rig, damage: Callable[[R
     assert store.resume_offsets() == {ORDERS: None, BILLS: None}
     assert list(rig.directory.glob("*.corrupt"))
     assert segments(rig) == []
+    assert set_aside(rig), "until the rebuild has caught up, Kafka may lose what they hold"
     finish(rig)
     rig.store.maintenance.flush(NOW_MS)
+    assert not set_aside(rig)
     assert rig.reopen().reports == ()
 
 
+def test_a_segment_that_is_missing_is_rebuilt(rig: Rig) -> None:
+    """It cannot come back."""
+    rig.store.close()
+    segments(rig)[0].unlink()
+    store = rig.open()
+    assert "missing" in store.reports[0] and "rebuilt from Kafka" in store.reports[0]
+    finish(rig)
+
+
 def test_a_missing_checkpoint_is_an_empty_index(rig: Rig) -> None:
-    """Segments that nobody names are removed: their rows are read from Kafka."""
+    """Segments that nobody names are put aside: their rows are read from Kafka."""
     rig.store.close()
     (rig.directory / files.CHECKPOINT).unlink()
     rig.open()
-    assert segments(rig) == []
+    assert segments(rig) == [] and len(set_aside(rig)) == 2
     finish(rig)
 
 
@@ -192,7 +247,8 @@ def test_a_committed_offset_that_was_moved_back_rebuilds_the_index(rig: Rig) -> 
     rig.committed[BILLS] = (offset - 1, position)
     store = rig.reopen()
     assert store.reports and "delay/1" in store.reports[0]
-    assert store.resume_offsets() == {ORDERS: None, BILLS: None}
+    assert store.resume_offsets() == {ORDERS: 6, BILLS: None}
+    assert rig.reopen().resume_offsets() == {ORDERS: 6, BILLS: None}, "it is not forgotten"
 
 
 @pytest.mark.parametrize("cleared", [True, False], ids=["cleared", "moved back"])
@@ -214,12 +270,220 @@ def test_a_partition_that_is_not_ours_for_a_while_keeps_its_rows(rig: Rig) -> No
     rig.reopen()
     rig.ingest()
     rig.finish(FAR_MS + 10)
-    rig.store.maintenance.flush(FAR_MS)
-    assert rig.store.maintenance.reclaim(FAR_MS) < 2
+    rig.store.maintenance.flush(NOW_MS)
+    assert rig.store.maintenance.reclaim(NOW_MS) < 2
     assert {record.partition for record in rig.delivered[2:]} == {0}
     rig.committed[BILLS] = theirs
     assert rig.reopen().resume_offsets()[BILLS] == 4
     finish(rig)
+
+
+@pytest.mark.parametrize("cleaned", ["nothing", "reclaimed", "compacted"])
+def test_a_partition_that_stays_elsewhere_leaves_with_its_rows(
+    rig: Rig, cleaned: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows and O_c leave together, and the disk follows; when it comes back after all, Kafka is read again, and
+    what is left of its rows counts no more."""
+    monkeypatch.setattr(timerstore.segment, "ROW_GROUP_ROWS", 2)
+    theirs = rig.committed.pop(ORDERS)
+    rig.reopen()
+    rig.ingest()
+    long_ms = NOW_MS + rig.limits.elsewhere_ms
+    rig.store.maintenance.flush(NOW_MS)
+    assert ORDERS in rig.store.checkpoint.offsets
+    assert rig.store.maintenance.flush_due(long_ms)
+    rig.store.maintenance.flush(long_ms)
+    assert ORDERS not in rig.store.checkpoint.offsets and BILLS in rig.store.checkpoint.offsets
+    if cleaned == "reclaimed":
+        rig.finish(FAR_MS + 10)
+        rig.store.maintenance.reclaim(long_ms)
+        assert segments(rig) == []
+    if cleaned == "compacted":
+        rewrite_sparse(rig, long_ms)
+        assert all(rig.store.sources.index(*ORDERS) not in segment.largest for segment in rig.store.timerlog)
+    rig.committed[ORDERS] = theirs
+    store = rig.reopen()
+    assert (store.resume_offsets()[ORDERS], store.reports) == (None, ())
+    finish(rig)
+    rig.store.maintenance.flush(NOW_MS)
+    rig.store.maintenance.reclaim(NOW_MS)
+    assert segments(rig) == []
+
+
+def rewrite_sparse(rig: Rig, now_ms: int) -> None:
+    """Compaction, as housekeeping does it, with all that lies beyond worth while."""
+    rig.store.limits = replace(rig.limits, sparse_ms=0)
+    for _ in range(50):
+        window = rig.store.maintenance.compaction_window(now_ms)
+        if window is not None:
+            rig.store.maintenance.compact(window, gather(window))
+
+
+def test_an_offset_below_the_start_of_the_log_covers_nothing(rig: Rig) -> None:
+    """A partition was with another instance until after its records here were deleted: what that one has delivered is
+    finished, what only this index has is delivered, and Kafka is read from where it begins."""
+    theirs = rig.committed.pop(BILLS)
+    rig.reopen()
+    rig.log_starts = {BILLS: 5}
+    rig.produce(FAR_MS + 3, FAR_MS + 4, source=BILLS)
+    rig.committed[BILLS] = (6, theirs[1])
+    for told in (True, False):
+        store = rig.reopen()
+        assert store.resume_offsets() == {ORDERS: 6, BILLS: None}
+        assert any("ends before the log's start" in report for report in store.reports) == told
+    rig.ingest()
+    rig.store.maintenance.flush(NOW_MS)
+    assert rig.reopen().resume_offsets()[BILLS] == 6
+    rig.finish(FAR_MS + 10)
+    assert sorted(r.offset for r in rig.delivered if r.partition == 1) == [0, 1, 2, 3, 5], "4 is gone"
+    assert rig.store.stats().pending == 0
+
+
+READS = {
+    "checkpoint": (Path, "read_text"),
+    "segment": (Path, "open"),
+    "segment's footer": (pq, "read_metadata"),
+    "pages": (pq, "ParquetFile"),
+    "columns": (mmap, "mmap"),
+}
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.EMFILE])
+@pytest.mark.parametrize("read", list(READS))
+def test_an_errno_is_not_damage(rig: Rig, monkeypatch: pytest.MonkeyPatch, read: str, number: int) -> None:
+    """A volume that cannot be read now may be read later: the start fails, every file stays, and nothing is lost."""
+    error = OSError(number, os.strerror(number))
+    caught = opening_fails_and_leaves_all(rig, monkeypatch, read, error, DiskFailure)
+    assert "volume" in str(getattr(caught, "hint", ""))
+
+
+@pytest.mark.parametrize("error", [MemoryError(), pa.ArrowMemoryError("malloc of size 64 failed")], ids=repr)
+@pytest.mark.parametrize("read", list(READS))
+def test_too_little_memory_is_not_damage(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, read: str, error: Exception
+) -> None:
+    """It says nothing of the file either, though pyarrow counts its own among the errors of what it reads."""
+    opening_fails_and_leaves_all(rig, monkeypatch, read, error, MemoryError)
+
+
+def opening_fails_and_leaves_all(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, read: str, error: Exception, expected: type[Exception]
+) -> Exception:
+    rig.log[ORDERS].append(Record(*ORDERS, len(rig.log[ORDERS]), FAR_MS + 10, id="a"))
+    rig.log[ORDERS].append(Record(*ORDERS, len(rig.log[ORDERS]), None, id="b", cancels=True))
+    rig.ingest()
+    rig.load(SOON_MS)
+    rig.deliver(SOON_MS)
+    rig.store.maintenance.flush(NOW_MS)
+    rig.store.close()
+    before = {path.name: path.read_bytes() for path in rig.directory.iterdir()}
+    with monkeypatch.context() as patch:
+        patch.setattr(*READS[read], mock.Mock(side_effect=error))
+        with pytest.raises(expected) as caught:
+            rig.open()
+    assert {path.name: path.read_bytes() for path in rig.directory.iterdir()} == before
+    assert rig.open().reports == ()
+    finish(rig)
+    return caught.value
+
+
+def test_one_damaged_segment_costs_no_other(three: Rig) -> None:
+    """All records are gone from Kafka, so that the index is all there is: what the two sound segments hold is used, now
+    and after a restart, and what the third held is not made up."""
+    rig = three
+    rig.log_starts = {ORDERS: 3, BILLS: 3}
+    rig.store.close()
+    sound = [segments(rig)[0], segments(rig)[2]]
+    flip(segments(rig)[1], -100)
+    for _ in range(2):
+        assert rig.open().resume_offsets() == {ORDERS: None, BILLS: None}, "whether to go on is for others to decide"
+        assert segments(rig) == sound
+        assert rig.store.stats().pending == 4
+        rig.store.close()
+    rig.open()
+    rig.ingest()
+    rig.store.maintenance.flush(NOW_MS)
+    assert rig.reopen().resume_offsets() == {ORDERS: 3, BILLS: 3}
+    rig.finish(FAR_MS + 10)
+    assert sorted((r.partition, r.offset) for r in rig.delivered) == [(0, 0), (0, 2), (1, 0), (1, 2)]
+
+
+@pytest.mark.parametrize("page", [False, True], ids=["footer", "page"])
+def test_what_kafka_has_is_read_again_and_what_it_has_not_is_kept(three: Rig, page: bool) -> None:
+    """Some of the records are gone: each message comes once, from Kafka or from what is left."""
+    rig = three
+    rig.load(FAR_MS)
+    assert len(rig.deliver(FAR_MS)) == 2, "so that opening has to count"
+    rig.log_starts = {ORDERS: 2, BILLS: 1}
+    rig.store.close()
+    if page:
+        flip_a_page(rig, segments(rig)[0])
+    else:
+        flip(segments(rig)[0], -100)
+    store = rig.open()
+    assert store.resume_offsets() == {ORDERS: None, BILLS: None}
+    assert store.stats().pending == 1, "of the second segment, that of ORDERS; of the third, nothing"
+    assert [each.rows for each in store.timerlog] == [1]
+    assert len(set_aside(rig)) == 2, "the old ones, until ingest has caught up"
+    rig.store.maintenance.flush(NOW_MS)
+    assert len(set_aside(rig)) == 2
+    rig.ingest()
+    rig.store.maintenance.flush(NOW_MS)
+    assert set_aside(rig) == []
+    rig.finish(FAR_MS + 10)
+    rig.assert_each_delivered_once()
+    assert rig.store.stats().pending == 0
+
+
+STEPS = {
+    "1: the damaged file is renamed": (checkpoint, "write", 0),
+    "2: the checkpoint does without it": (files, "writing", 1),
+    "3: half a segment anew": (timerstore.segment.Writer, "_footer", 0),
+    "3: a segment anew": (checkpoint, "write", 1),
+    "4: the checkpoint names it": (recovery, "_clear", 0),
+    "5: one of the old ones is aside": (files, "set_aside", 2),
+}
+
+
+@pytest.mark.parametrize("step", list(STEPS))
+def test_death_after_any_step_of_a_recovery(three: Rig, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    """The next opening ends where this one would have; no sound file is removed on the way."""
+    rig = three
+    rig.log_starts = {ORDERS: 2, BILLS: 1}
+    rig.store.close()
+    flip(segments(rig)[0], -100)
+    owner, name, after = STEPS[step]
+    function, calls = getattr(owner, name), []
+
+    def die(*arguments: Any, **named: Any) -> Any:
+        calls.append(name)
+        if len(calls) > after:
+            raise Death
+        return function(*arguments, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, die)
+        with pytest.raises(Death):
+            rig.open()
+    store = rig.open()
+    assert store.resume_offsets() == {ORDERS: None, BILLS: None}
+    assert [each.rows for each in store.timerlog] == [1] and store.stats().pending == 1
+    assert len(set_aside(rig)) >= 2
+    rig.ingest()
+    rig.store.maintenance.flush(NOW_MS)
+    assert set_aside(rig) == []
+    rig.finish(FAR_MS + 10)
+    assert sorted((r.partition, r.offset) for r in rig.delivered) == [(0, 1), (0, 2), (1, 1), (1, 2)]
+
+
+def test_a_disk_that_fills_up_takes_what_is_aside(three: Rig) -> None:
+    """Kafka has all of it: a rebuild that waited for room held by its own precaution would never end."""
+    three.store.close()
+    (three.directory / files.CHECKPOINT).unlink()
+    three.open()
+    assert len(set_aside(three)) == three.store.maintenance.drop_aside() == 3
+    assert set_aside(three) == [] and three.store.maintenance.drop_aside() == 0
+    finish(three)
 
 
 def test_a_partition_more_changes_nothing_for_the_others(rig: Rig) -> None:
@@ -239,7 +503,24 @@ def test_progress_is_told_segment_by_segment(rig: Rig) -> None:
         progress=lambda done, total: told.append((done, total)),
     )  # fmt: skip
     store.close()
-    assert told == [(1, 2), (2, 2)]
+    assert told == [(1, 2), (2, 2), (2, 2), (2, 2)], "once more for each when its rows are counted"
+
+
+def test_progress_goes_on_while_segments_are_written_anew(three: Rig) -> None:
+    """That takes longer than to open them: where nothing is told meanwhile, a start of many gigabytes is taken for a
+    thread that hangs."""
+    rig = three
+    rig.log_starts = {ORDERS: 2, BILLS: 1}
+    rig.store.close()
+    (rig.directory / segments(rig)[2]).unlink()
+    told: list[tuple[int, int]] = []
+    with mock.patch.object(recovery, "_without_what_is_read_again", side_effect=lambda *_: told.append((0, 0))):
+        store = type(rig.store).open(
+            rig.directory, identity=rig.identity, partitions=list(rig.log), committed=rig.committed, now_ms=NOW_MS,
+            log_starts=rig.log_starts, progress=lambda done, total: told.append((done, total)),
+        )  # fmt: skip
+    store.close()
+    assert told == [(1, 2), (2, 2), (0, 0), (2, 2), (1, 1)], "one is sound as it is, and is counted"
 
 
 def test_an_open_directory_is_not_opened_twice(rig: Rig) -> None:

@@ -36,6 +36,7 @@ def _small_row_groups(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def written(directory: Path, records: list[Record], number: int = 1) -> Segment:
+    directory.mkdir(exist_ok=True)
     table = entries(records)
     source = SOURCES.of_columns(table.column("topic"), table.column("partition"))
     rows = Selection(
@@ -87,6 +88,25 @@ def test_the_footer_answers_what_planning_asks(tmp_path: Path) -> None:
     again = read(segment.path, IDENTITY, SOURCES, segment.named)
     assert again.named == segment.named and again.largest == segment.largest
     assert again.group_seq.tolist() == segment.group_seq.tolist()
+
+
+def test_names_of_targets_cost_no_more_than_a_thousand_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A producer invents them: footer, index of ids, and what is kept of both in memory, are bounded; the rows are as
+    they were."""
+    monkeypatch.setattr(timerstore.segment, "ROW_GROUP_ROWS", 16_384)
+    few, many = (
+        written(
+            directory,
+            [Record("delay", 0, i, 5_000, f"{i % names:0>80}", id=f"{i % 7}") for i in range(100_000)],
+        )
+        for directory, names in ((tmp_path / "few", 1_000), (tmp_path / "many", 100_000))
+    )
+    footers = [len(pq.read_metadata(segment.path).metadata[b"delay-bridge"]) for segment in (few, many)]
+    assert footers[1] < footers[0] + 1_000, footers
+    assert len(many.timers.targets) == 1_001 and sum(many.timers.targets.values()) == 100_000
+    assert few.ids is not None and many.ids is not None
+    assert many.ids.bytes < few.ids.bytes + 1_000
+    assert len(set(read_rows(many, columns=["target"]).column("target").to_pylist())) == 100_000
 
 
 def test_sources_may_be_numbered_anew(tmp_path: Path) -> None:
@@ -209,10 +229,14 @@ def test_a_segment_is_finished_when_every_source_has_passed_it(tmp_path: Path) -
     segment = written(tmp_path, RECORDS)
     log.add(segment)
     passed = {source: Progress(25, position) for source, position in segment.largest.items()}
-    assert log.finished(passed) == [segment]
-    assert log.finished({s: p for s, p in passed.items() if s != 1}) == []
+    elsewhere = np.zeros(len(SOURCES), dtype=np.bool_)
+    assert log.finished(passed, elsewhere) == [segment]
     behind = passed | {2: Progress(OFFSET_MAX, segment.largest[2].before())}
-    assert log.finished(behind) == []
+    assert log.finished(behind, elsewhere) == []
+    ours = {s: p for s, p in passed.items() if s != 1}
+    assert log.finished(ours, elsewhere) == [segment], "one that has left does not count"
+    elsewhere[1] = True
+    assert log.finished(ours, elsewhere) == []
 
 
 def test_damage_to_the_footer_is_found_wherever_it_is(tmp_path: Path) -> None:

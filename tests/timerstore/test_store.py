@@ -619,3 +619,41 @@ def test_what_came_in_many_batches_and_is_due_next_is_put_together(tmp_path: Pat
     assert [record.due_ms for record in rig.delivered] == list(range(NOW_MS, NOW_MS + 200))
     rig.assert_each_delivered_once()
     assert (resident.hot_bytes, len(resident.chunks)) == (0, 0)
+
+
+@pytest.mark.parametrize("is_held_first", [True, False])
+def test_what_is_late_for_the_others_only_does_not_stop_a_held_source(tmp_path: Path, is_held_first: bool) -> None:
+    """It is above the P of its own source, so O passes it: else nothing of that source could be flushed, its rows
+    would fill the memory, and ingest would stop for every source."""
+    limits = Limits(flush_bytes=50_000, flush_interval_ms=1_000)
+    rig = Rig(tmp_path, sources=(ORDERS, BILLS), limits=limits)
+    held, now_ms = [rig.store.sources.index(*ORDERS)], NOW_MS
+
+    def pass_on() -> None:
+        rig.ingest()
+        rig.load(now_ms)
+        rig.deliver(now_ms)
+
+    rig.produce(now_ms - 5)
+    rig.produce(now_ms - 5, source=BILLS)
+    pass_on()
+    if is_held_first:
+        rig.store.hold(held)
+    now_ms += 10
+    rig.produce(now_ms, source=BILLS)
+    pass_on()
+    rig.produce(now_ms - 5)
+    if not is_held_first:
+        rig.ingest()
+        rig.store.hold(held)
+    for _ in range(100):
+        now_ms += 20
+        rig.produce(*[now_ms + 50] * 10)
+        rig.produce(now_ms, source=BILLS)
+        assert rig.store.has_room()
+        pass_on()
+        if rig.store.maintenance.flush_due(now_ms):
+            rig.store.maintenance.flush(now_ms)
+    rig.store.hold(())
+    rig.finish(now_ms + 1_000)
+    rig.assert_each_delivered_once()

@@ -1,0 +1,180 @@
+"""How long delivery may take for what: every time-out of a transaction, derived from one setting.
+
+T is `transaction.timeout.ms` of the producer. The brokers abort what is open for longer, and fence the producer; so
+whatever is done within a transaction must be over, or be given up, before that.
+
+    0 ....... T/3 ......... 6T/10 ............ 9T/10 .. T                 15T/10
+    take, plan, produce    |                  |         |                  |
+             fill ends     the client has     all is    the brokers abort  offsets, commit and
+             here          all records, or    acknow-   it                 abort are given up: the
+                           give up            ledged,                      brokers have decided
+                                              or give up
+
+`RELATIONS` says what has to hold between these and what a user may set; `TimeBudgets.of` refuses a configuration that
+breaks one, with its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from bridge.errors import ConfigurationError
+
+TRANSACTION_TIMEOUT_MS: Final = 10_000
+"""T unless it is set: the open transaction of a dead instance hides its targets no longer than this."""
+TRANSACTION_TIMEOUT_MS_MIN: Final = 3_000
+MESSAGE_MARGIN_MS: Final = 1_000
+POLL_INTERVAL_MS: Final = 300_000
+"""max.poll.interval.ms unless it is set."""
+LOOK_UP_REQUESTS: Final = 3
+ABORT_S: Final = 20.0
+"""The brokers look every 10 s (transaction.abort.timed.out.transaction.cleanup.interval.ms) what is older than T."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeBudgets:
+    """Seconds; `transaction_s` is T."""
+
+    transaction_s: float = TRANSACTION_TIMEOUT_MS / 1000
+    message_s: float = (TRANSACTION_TIMEOUT_MS - MESSAGE_MARGIN_MS) / 1000
+    """message.timeout.ms: a record that cannot be written is known before the transaction is over."""
+    linger_s: float = 0.005
+    commit_interval_s: float = 0.02
+    poll_interval_s: float = POLL_INTERVAL_MS / 1000
+
+    @property
+    def fill_s(self) -> float:
+        """Nothing is taken into a transaction that is open for longer."""
+        return self.transaction_s / 3
+
+    @property
+    def send_s(self) -> float:
+        """The client has taken every record by then, or the transaction is given up."""
+        return 0.6 * self.transaction_s
+
+    @property
+    def acknowledge_s(self) -> float:
+        """Every record is acknowledged by then, or the transaction is given up."""
+        return 0.9 * self.transaction_s
+
+    @property
+    def full_s(self) -> float:
+        """How long the client's queue may stay full without taking anything."""
+        return 0.3 * self.transaction_s
+
+    @property
+    def stalled_s(self) -> float:
+        """Nothing is acknowledged for so long: the partitions that have not acknowledged are to blame."""
+        return 0.4 * self.transaction_s
+
+    @property
+    def look_up_s(self) -> float:
+        """One of the LOOK_UP_REQUESTS of a look at targets; a transaction may be open meanwhile."""
+        return 0.15 * self.transaction_s
+
+    @property
+    def call_s(self) -> float:
+        """One call of the client; a retriable time-out is repeated until the deadline of the whole step."""
+        return 0.5 * self.transaction_s
+
+    @property
+    def unanswered_s(self) -> float:
+        """When a call that ignores its time-out is left behind, with the producer."""
+        return 0.6 * self.transaction_s
+
+    @property
+    def step_s(self) -> float:
+        """Sending offsets, committing, aborting: after T the brokers have decided anyway."""
+        return 1.5 * self.transaction_s
+
+    @property
+    def pending_s(self) -> float:
+        """Committed offsets are waited for so long: nothing that is just open holds them back for longer."""
+        return self.transaction_s + ABORT_S
+
+    def is_timed_out(self, age_s: float) -> bool:
+        """Whether the brokers may have aborted a transaction for its age."""
+        return age_s >= self.acknowledge_s
+
+    @classmethod
+    def of(
+        cls, producer: Mapping[str, object], *, commit_interval_ms: int, poll_interval_ms: int = POLL_INTERVAL_MS
+    ) -> TimeBudgets:
+        """The budgets under these producer properties. Raises ConfigurationError with the name of each relation that
+        they break.
+        """
+        transaction_ms = _number(producer, "transaction.timeout.ms", TRANSACTION_TIMEOUT_MS)
+        message_ms = _number(producer, "message.timeout.ms", _number(producer, "delivery.timeout.ms", -1))
+        linger_ms = _number(producer, "linger.ms", _number(producer, "queue.buffering.max.ms", 5))
+        budgets = cls(
+            transaction_s=transaction_ms / 1000,
+            message_s=(message_ms if message_ms >= 0 else max(1, transaction_ms - MESSAGE_MARGIN_MS)) / 1000,
+            linger_s=linger_ms / 1000,
+            commit_interval_s=commit_interval_ms / 1000,
+            poll_interval_s=poll_interval_ms / 1000,
+        )
+        broken = [relation for relation in RELATIONS if not relation.holds(budgets)]
+        if broken:
+            raise ConfigurationError(
+                "; ".join(f"{relation.name}: {relation.text}" for relation in broken),
+                hint="Correct these settings; kafka.producer.transaction.timeout.ms is 10000 unless it is set.",
+            )
+        return budgets
+
+
+USUAL: Final = TimeBudgets()
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """`text` says with the names of settings what has to hold."""
+
+    name: str
+    text: str
+    holds: Callable[[TimeBudgets], bool]
+
+
+RELATIONS: Final[tuple[Relation, ...]] = (
+    Relation(
+        "transaction-is-long-enough",
+        f"kafka.producer.transaction.timeout.ms is at least {TRANSACTION_TIMEOUT_MS_MIN}",
+        lambda b: b.transaction_s * 1000 >= TRANSACTION_TIMEOUT_MS_MIN,
+    ),
+    Relation(
+        "message-within-transaction",
+        "kafka.producer.message.timeout.ms (or delivery.timeout.ms) is less than its transaction.timeout.ms, and not 0",
+        lambda b: 0 < b.message_s < b.transaction_s,
+    ),
+    Relation(
+        "linger-within-fill",
+        "kafka.producer.linger.ms is at most a tenth of its transaction.timeout.ms",
+        lambda b: b.linger_s <= b.transaction_s / 10 < b.fill_s,
+    ),
+    Relation(
+        "commit-interval-within-fill",
+        "delivery.commit_interval is less than a third of kafka.producer.transaction.timeout.ms",
+        lambda b: b.commit_interval_s < b.fill_s,
+    ),
+    Relation(
+        "transaction-within-poll-interval",
+        "kafka.consumer.max.poll.interval.ms is at least three times kafka.producer.transaction.timeout.ms, "
+        "since a partition is given back only when the open transaction has ended",
+        lambda b: b.poll_interval_s >= 3 * b.transaction_s >= b.acknowledge_s + b.step_s,
+    ),
+    # Between the budgets themselves: true for every T, and asserted, so that a change of one is seen.
+    Relation("fill-before-send", "", lambda b: b.fill_s < b.send_s),
+    Relation("full-queue-within-send", "", lambda b: b.full_s < b.send_s),
+    Relation("send-before-acknowledge", "", lambda b: b.send_s < b.acknowledge_s < b.transaction_s),
+    Relation("stall-within-transaction", "", lambda b: b.send_s + b.stalled_s <= b.transaction_s),
+    Relation("look-ups-within-transaction", "", lambda b: LOOK_UP_REQUESTS * b.look_up_s < b.transaction_s / 2),
+    Relation("call-before-unanswered", "", lambda b: b.call_s < b.unanswered_s < b.step_s),
+    Relation("step-beyond-transaction", "", lambda b: b.step_s > b.transaction_s),
+    Relation("pending-beyond-transaction", "", lambda b: b.pending_s > b.transaction_s),
+)
+
+
+def _number(properties: Mapping[str, object], name: str, default: int) -> int:
+    value = properties.get(name)
+    return default if value is None else int(float(str(value)))

@@ -1,0 +1,523 @@
+"""The real dispatcher, writer, planner, targets and store, on a scripted Kafka and a clock that a test moves.
+
+No threads: a test calls `step`, and what would wait moves the clock. The rig is also the judge: each transaction that
+Kafka commits is compared with the rows that become finished by it (invariant I1), and each record that it holds with
+the row that it is made of.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, cast
+
+from confluent_kafka import KafkaError, Producer
+
+from bridge import headers as h
+from bridge.barriers import DecodeParameters
+from bridge.budgets import TimeBudgets
+from bridge.deadletter import release
+from bridge.dispatcher import Dispatcher
+from bridge.errors import BridgeError, EnvironmentFailure, FencedError
+from bridge.headers import RejectReason
+from bridge.kafkaerrors import MEANINGS, Fault, Refusal
+from bridge.narrowing import STRIKES_MAX
+from bridge.ownership import Membership
+from bridge.plan import Planner
+from bridge.progress import CommittedState, decode_metadata, initial_state
+from bridge.retry import RetryPolicy
+from bridge.target import Leader, Target
+from bridge.targets import Targets
+from bridge.writer import TransactionalWriter
+from tests.bridge.entries import table_of
+from tests.bridge.rig import Tally
+from tests.model.scripted_kafka import Kafka, Open, Record
+from tests.model.scripted_producer import ScriptedProducer
+from tests.timerstore.entries import gather
+from timerstore.checkpoint import Identity
+from timerstore.clock import ManualClock
+from timerstore.entry import Kind
+from timerstore.limits import Limits
+from timerstore.position import AT_MIN
+from timerstore.sources import NamedPosition, SourceName
+from timerstore.store import TimerStore
+
+DENIED: Final = frozenset(
+    code for code, means in MEANINGS.items() if means.fault in (Fault.CREDENTIALS, Fault.FORBIDDEN)
+)
+OF_A_TOPIC: Final = frozenset(
+    code for code, means in MEANINGS.items() if means.fault in (Fault.TARGET, Fault.MISSING, Fault.CLOCK)
+)
+"""Codes that speak of a topic, whichever partition they come from."""
+DELAY: Final = "delay"
+LETTERS: Final = "delay.dlt"
+SECRET: Final = "secret"
+"""A topic that the allow-list refuses."""
+TOPICS: Final = {DELAY: 3, LETTERS: 1, "orders": 2, "bills": 1, "audit": 1, SECRET: 1}
+SOURCES: Final = tuple((DELAY, partition) for partition in range(TOPICS[DELAY]))
+WINDOW_MS: Final = 20_000
+PARAMETERS: Final = DecodeParameters(max_delay_ms=10**9, roll_window_ms=WINDOW_MS, has_default_target=False)
+RETRY: Final = RetryPolicy(attempts=3, backoff_ms=200, backoff_max_ms=1_000)
+LIMITS: Final = Limits(window_ms=WINDOW_MS)
+REFRESH_S: Final = 0.5
+FENCED_AGAIN_S: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A record of a delay topic, decoded; `headers` are a timer's own, else all of them."""
+
+    source: SourceName
+    offset: int
+    kind: Kind
+    at: int
+    due: int
+    ts: int
+    origin: int
+    target: str | None
+    id: str | None
+    attempt: int
+    rolls: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+
+    @property
+    def position(self) -> NamedPosition:
+        """Where it stands in the order of delivery."""
+        return self.at, *self.source, self.offset
+
+    @property
+    def is_forwarded(self) -> bool:
+        """Whether a cancel needs not be sent on."""
+        return self.key is not None or any(name == h.COPY_FORWARDED for name, _ in self.headers)
+
+    def entry(self) -> dict[str, Any]:
+        """As decoding hands it to the store."""
+        return {
+            "topic": self.source[0], "partition": self.source[1], "offset": self.offset, "at": self.at, "ts": self.ts,
+            "due": self.due, "kind": int(self.kind), "target": self.target, "target_partition": None, "key": self.key,
+            "value": self.value, "headers": list(self.headers), "id": self.id, "replace": False, "origin": self.origin,
+            "attempt": self.attempt, "rolls": self.rolls, "reason": "no-time" if self.kind is Kind.REJECT else None,
+        }  # fmt: skip
+
+
+def decoded(source: SourceName, offset: int, record: Record) -> Row:
+    """The header contract, as far as it is used here."""
+    found = {name: value.decode() for name, value in record.headers if name in h.CONTROL and value is not None}
+    own = tuple(pair for pair in record.headers if pair[0] not in h.STRIPPED)
+    kind, at, due, ts = Kind.TIMER, 0, 0, record.sent_ms
+    if h.CANCEL in found:
+        kind, at, due, own = Kind.CANCEL, AT_MIN, ts, record.headers
+    elif h.COPY_DUE in found or h.UNTIL in found:
+        due = int(found.get(h.COPY_DUE) or found[h.UNTIL])
+        at = int(found[h.COPY_AT]) if h.COPY_AT in found else due if due - ts <= WINDOW_MS else ts + WINDOW_MS - 1_000
+    else:
+        kind, at, due, own = Kind.REJECT, AT_MIN, ts, record.headers
+    return Row(
+        source=source, offset=offset, kind=kind, at=at, due=due, ts=ts,
+        origin=int(found.get(h.COPY_ORIGIN, offset)), target=found.get(h.TOPIC),
+        id=found.get(h.ID) or found.get(h.CANCEL),
+        attempt=int(found.get(h.COPY_ATTEMPT, 0)), rolls=int(found.get(h.COPY_ROLLS, 0)),
+        key=record.key, value=record.value, headers=own,
+    )  # fmt: skip
+
+
+class SteppedStore(TimerStore):
+    """Whose `wait` moves the clock."""
+
+    pass_ms: Callable[[float], None]
+
+    def wait(self, timeout_s: float | None) -> None:
+        """Nothing wakes it but what is there already."""
+        ms = 1.0 if self._news else math.ceil(1_000 * (timeout_s or 0))
+        self._news = False
+        self.pass_ms(ms)
+
+
+class SteppedDispatcher(Dispatcher):
+    """Whose pauses move the clock."""
+
+    pass_ms: Callable[[float], None]
+
+    def step(self) -> None:
+        """What the thread does over and over."""
+        self._step()
+
+    def _pause(self, seconds: float) -> None:
+        self.pass_ms(1_000 * seconds)
+
+
+class _AtOnce:
+    """In place of the writer's `Guard`: calls in line, since nothing hangs here that cannot be interrupted."""
+
+    def call(self, run: Callable[[], Any], *_: object, **_more: object) -> Any:
+        return run()
+
+    def close(self) -> None:
+        pass
+
+
+class ScriptedLookUp:
+    """What the brokers say of topics: all are there and well, but those that are `gone`. A partition that is silent
+    does not answer a probe either."""
+
+    def __init__(self, kafka: Kafka) -> None:
+        self.kafka = kafka
+        self.gone: set[str] = set()
+        self.ever_gone: set[str] = set()
+        self.is_reachable = True
+
+    def __call__(self, names: Sequence[str]) -> Mapping[str, Target]:
+        if not self.is_reachable:
+            raise EnvironmentFailure("the brokers do not answer", hint="Scripted.")
+        return {name: self._target(name) for name in names}
+
+    def _target(self, name: str) -> Target:
+        if name in self.gone or name not in self.kafka.partitions:
+            return Target(partitions=0, bytes_max=None, refusal=Refusal(RejectReason.UNKNOWN_TARGET, f"{name} is gone"))
+        return Target(partitions=self.kafka.partitions[name], bytes_max=None)
+
+    def leaders(self, name: str) -> Mapping[int, Leader]:  # noqa: ARG002 - as the real one
+        return {}
+
+    def count_partitions(self, name: str) -> int:
+        if not self.is_reachable:
+            raise EnvironmentFailure("the brokers do not answer", hint="Scripted.")
+        return self.kafka.partitions[name]
+
+    def ask(
+        self,
+        leaders: Mapping[tuple[str, int], Leader | None],
+        *,
+        doubtful: bool,  # noqa: ARG002
+    ) -> Mapping[tuple[str, int], Future[Any]]:
+        answers = {}
+        for name, partition in leaders:
+            silent = [f for f in self.kafka.faults if f.step == "silence" and f.topic in (None, name)]
+            answers[name, partition] = Future[Any]()
+            answers[name, partition].set_result(not any(f.partition in (None, partition) for f in silent))
+        return answers
+
+    def is_answered(self, answer: Future[Any]) -> bool | None:
+        return bool(answer.result())
+
+    def is_refused(self, answer: Future[Any]) -> bool:  # noqa: ARG002
+        return False
+
+
+class DispatchRig:
+    """See the module. `process` is what dies in a crash: store, dispatcher, writer; Kafka stays."""
+
+    def __init__(self, *, timeout_ms: int = 10_000, transaction_rows: int = 20_000) -> None:
+        memory = Path("/dev/shm")
+        self.directory = Path(tempfile.mkdtemp(prefix="dispatch-machine-", dir=memory if memory.is_dir() else None))
+        self.clock = ManualClock(now_ms=1_000_000_000)
+        self.budgets = TimeBudgets(transaction_s=timeout_ms / 1_000, message_s=timeout_ms / 1_000 - 1)
+        self.kafka = Kafka(self.clock, dict(TOPICS), timeout_ms / 1_000)
+        self.kafka.on_commit = self.judge
+        self.kafka.on_offsets = self.judge_offsets
+        self.look_up = ScriptedLookUp(self.kafka)
+        self.owned = set(SOURCES)
+        self.revocations = 0
+        self.transaction_rows = transaction_rows
+        self.tally = Tally()
+        self.rows: dict[SourceName, list[Row]] = {name: [] for name in SOURCES}
+        self.finished: set[tuple[SourceName, int]] = set()
+        self.ends: Counter[str] = Counter()
+        self.delivered: Counter[str] = Counter()
+        self.is_indulgent = False
+        """Anything may be put off: all brokers were slow, or silent, or out of reach."""
+        self.opened = 0
+        for name in SOURCES:
+            state = initial_state(offset=0, topic_id="a", partitions=len(SOURCES), parameters=PARAMETERS)
+            self.kafka.offsets[name] = (0, state.metadata())
+        self.open()
+
+    # -- the process
+
+    def open(self) -> None:
+        """Start: store and dispatcher from what Kafka holds."""
+        self.opened += 1
+        self.targets = Targets(self.look_up, self.clock)
+        self.writer = TransactionalWriter(
+            {"transactional.id": "bridge", "transaction.timeout.ms": round(self.kafka.timeout_s * 1_000)},
+            self.clock,
+            lambda config: cast(Producer, ScriptedProducer(self.kafka, config)),
+            run=lambda ready: self._in_background(ready),
+            budgets=self.budgets,
+        )
+        self.writer._guard = cast(Any, _AtOnce())
+        self.writer._pause = cast(Any, self)  # `wait`
+        planner = Planner(
+            targets=self.targets,
+            permitted=lambda name: name != SECRET,
+            default_targets={DELAY: None},
+            dead_letter_topics={DELAY: LETTERS},
+            retry=RETRY,
+        )
+        self.dispatcher = SteppedDispatcher(
+            writer=self.writer,
+            planner=planner,
+            membership=self.membership,
+            read_committed=self.read_committed,
+            clock=self.clock,
+            metrics=self.tally,
+            on_fatal=lambda error: None,
+            transaction_rows=self.transaction_rows,
+            budgets=self.budgets,
+        )
+        self.dispatcher.pass_ms = self.pass_ms
+        self._refreshed_s = self.clock.monotonic_s()
+        self.open_store()
+
+    def open_store(self) -> None:
+        """Another store, for the partitions that are ours now; the dispatcher goes on."""
+        states = {name: decode_metadata(name, *self.kafka.offsets[name]) for name in self.owned}
+        store = SteppedStore.open(
+            self.directory / "store",
+            identity=Identity(cluster_id="cluster", topic_ids={DELAY: "a"}),
+            partitions=SOURCES,
+            committed={name: (state.offset, state.position) for name, state in states.items()},
+            frozen={name: state.frozen for name, state in states.items()},
+            now_ms=self.clock.now_ms(),
+            limits=LIMITS,
+        )
+        assert isinstance(store, SteppedStore)
+        self.store = store
+        self.store.pass_ms = self.pass_ms
+        resume = {name: offset or 0 for name, offset in self.store.resume_offsets().items()}
+        self.store.start_at(resume, {name: len(self.kafka.logs[name]) for name in resume})
+        self.ingest()
+        self.dispatcher.resume(self.store, states, self.revocations)
+
+    def crash(self) -> None:
+        """The process dies, and starts again."""
+        self.store.close()
+        self.open()
+
+    def rebase(self, owned: Collection[SourceName]) -> None:
+        """The assignment has changed: what is open is not committed, and a store on what is ours now follows."""
+        self.owned = set(owned)
+        self.kafka.generation += 1
+        self.revocations += 1
+
+    def close(self) -> None:
+        """Everything is gone."""
+        self.store.close()
+        shutil.rmtree(self.directory)
+
+    def _in_background(self, run: Callable[[], None]) -> None:
+        """In line. It repeats a failed `init` until that succeeds, so none fails here."""
+        faults, self.kafka.faults = self.kafka.faults, [f for f in self.kafka.faults if f.step not in ("init", "abort")]
+        try:
+            run()
+        finally:
+            self.kafka.faults = faults
+
+    # -- what surrounds it
+
+    def wait(self, seconds: float) -> None:
+        """A pause of the writer."""
+        self.pass_ms(1_000 * seconds)
+
+    def pass_ms(self, ms: float) -> None:
+        """Time passes, a millisecond at least; the thread of the targets has its turns."""
+        self.kafka.pass_ms(max(1, ms))
+        if self.clock.monotonic_s() - self._refreshed_s >= REFRESH_S:
+            self._refreshed_s = self.clock.monotonic_s()
+            self.targets.refresh()
+
+    def membership(self) -> Membership:
+        return Membership(
+            partitions=frozenset(self.owned), revocations=self.revocations, metadata=self.kafka.generation
+        )
+
+    def read_committed(self, names: Collection[SourceName]) -> Mapping[SourceName, CommittedState | None]:
+        if self.kafka.are_pending(list(names)):
+            raise EnvironmentFailure("offsets are pending", hint="Scripted.")
+        return {name: decode_metadata(name, *self.kafka.offsets[name]) for name in names}
+
+    # -- the other side
+
+    def produce(
+        self, partition: int, *headers: tuple[str, object], key: bytes | None = b"k", value: bytes | None = b"v"
+    ) -> int:
+        """A producer's record, ingested later. Returns its offset."""
+        log = self.kafka.logs[DELAY, partition]
+        pairs = tuple((name, str(text).encode()) for name, text in headers)
+        log.append(
+            Record(topic=DELAY, partition=partition, key=key, value=value, headers=pairs, sent_ms=self.clock.now_ms())
+        )
+        return len(log) - 1
+
+    def timer(self, partition: int, delay_ms: int, target: str, *more: tuple[str, object], **record: Any) -> int:
+        """A timer from now on."""
+        due_ms = self.clock.now_ms() + delay_ms
+        return self.produce(partition, ("own", "1"), (h.UNTIL, due_ms), (h.TOPIC, target), *more, **record)
+
+    def ingest(self) -> None:
+        """Everything new, as one batch."""
+        at = self.store.next_offsets()
+        new = [row for name in at for row in self._decoded(name)[at[name] :]]
+        ends = {name: len(self.rows[name]) for name in at}
+        if new or any(ends[name] > at[name] for name in at):
+            self.store.append(table_of([row.entry() for row in new]), ends, self.clock.now_ms())
+
+    def _decoded(self, name: SourceName) -> list[Row]:
+        rows, log = self.rows[name], self.kafka.logs[name]
+        rows += [decoded(name, offset, log[offset]) for offset in range(len(rows), len(log))]
+        return rows
+
+    # -- steps
+
+    def step(self) -> BridgeError | None:
+        """One step of the dispatcher's thread, with ingest and maintenance before it. What ends the process is
+        returned, after it has been started again; what must not end it is raised."""
+        self.ingest()
+        now_ms = self.clock.now_ms()
+        window = self.store.maintenance.next_window(now_ms)
+        if window is not None:
+            self.store.maintenance.admit(window, gather(window))
+        try:
+            self.dispatcher.step()
+        except (FencedError, EnvironmentFailure) as error:
+            is_explained = self._is_a_rival() if isinstance(error, FencedError) else self._may_end()
+            if not is_explained:
+                raise
+            self.crash()
+            return error
+        if self.dispatcher._is_stale or self.revocations != self.dispatcher._revocations:
+            self.dispatcher.quiesce()
+            self.store.close()
+            self.open_store()
+        self.pass_ms(1)
+        return None
+
+    def _is_a_rival(self) -> bool:
+        """Whether the brokers spoke of another producer lately: a transaction's age is none."""
+        now_s = self.clock.monotonic_s()
+        return any(now_s - claimed_s < FENCED_AGAIN_S + 2 * self.kafka.timeout_s for claimed_s in self.kafka.fenced_s)
+
+    def _may_end(self) -> bool:
+        """Whether the brokers gave a reason to end the process: they deny transactions, or take neither copies nor
+        dead letters."""
+        return bool({DELAY, LETTERS} & self.kafka.faulty_topics or DENIED & self.kafka.told)
+
+    # -- the judge
+
+    def is_finished(self, row: Row, state: CommittedState) -> bool:
+        """Invariant I1."""
+        steps = [(state.offset, state.position), *((end, (at, *row.source, o)) for end, at, o in state.frozen)]
+        return any(
+            row.offset < end and (row.at == AT_MIN or (position is not None and row.position <= position))
+            for end, position in steps
+        )
+
+    def judge_offsets(self, names: Collection[SourceName]) -> None:
+        """When offsets join a transaction. (It may be committed after a revocation: who reads then waits for that.)"""
+        assert self.owned.issuperset(names), "offsets of a partition that is somebody else's"
+
+    def judge(self, transaction: Open) -> None:
+        """Before it is committed: it holds exactly what becomes finished."""
+        news: dict[tuple[SourceName, int, bool], Row] = {}
+        for name, (offset, metadata) in transaction.offsets.items():
+            state = decode_metadata(name, offset, metadata)
+            for row in self._decoded(name):
+                if (name, row.offset) in self.finished:
+                    assert self.is_finished(row, state), f"the committed state goes back: {row}"
+                elif self.is_finished(row, state):
+                    self.finished.add((name, row.offset))
+                    news[name, row.offset if row.kind is Kind.CANCEL else row.origin, row.kind is Kind.CANCEL] = row
+        outputs: defaultdict[tuple[SourceName, int, bool], list[Record]] = defaultdict(list)
+        for record in transaction.records:
+            outputs[origin_of(record)].append(record)
+        assert outputs.keys() <= news.keys(), f"output of what is not finished: {outputs.keys() - news.keys()}"
+        for key, row in news.items():
+            self._judge_row(row, outputs.get(key, []))
+
+    def _judge_row(self, row: Row, outputs: list[Record]) -> None:
+        if row.kind is Kind.CANCEL:
+            others = set() if row.is_forwarded else {p for _, p in SOURCES} - {row.source[1]}
+            assert Counter(record.partition for record in outputs) == Counter(others), "a cancel is forwarded once"
+            return
+        if not outputs and self._is_covered(row):
+            self.ends["cancelled"] += 1
+            return
+        assert len(outputs) == 1, f"{len(outputs)} records of {row}"
+        [record] = outputs
+        assert (record.key, record.value) == (row.key, row.value), "not byte for byte"
+        is_released = row.target == LETTERS and row.headers[:1] == ((h.HELD, None),)
+        if record.topic == DELAY:
+            self._judge_copy(row, record)
+        elif record.topic == LETTERS:
+            own = self._released(row) if is_released else row.headers
+            assert record.headers[: len(own)] == own, "a dead letter's headers"
+            is_refused = self._is_trouble(row.target) or DELAY in self.kafka.faulty_topics
+            assert is_released or row.kind is Kind.REJECT or is_refused, f"condemned: {row}"
+            self.ends["dead"] += 1
+        else:
+            assert (row.kind, record.topic) == (Kind.TIMER, row.target), "delivered to another place"
+            assert record.sent_ms >= row.due, "early"
+            origin = h.origin_text(*row.source, row.origin).encode()
+            assert record.headers == (*row.headers, (h.ORIGIN, origin), (h.DUE, b"%d" % row.due)), "its headers"
+            self.ends["delivered"] += 1
+            self.delivered[record.topic] += 1
+
+    def _judge_copy(self, row: Row, record: Record) -> None:
+        again = decoded(row.source, -1, record)
+        assert record.partition == row.source[1], "a copy stays in its partition"
+        if row.kind is Kind.REJECT:
+            assert self._released(again) == row.headers, "a held letter's headers"
+            assert self._is_trouble(LETTERS), "held without need"
+            self.ends["held"] += 1
+            return
+        assert (again.due, again.target, again.id, again.headers) == (row.due, row.target, row.id, row.headers)
+        if again.rolls == row.rolls + 1:
+            assert row.due > row.at, "rolled, but due"
+            self.ends["rolled"] += 1
+        else:
+            is_uncounted = again.attempt == row.attempt and KafkaError.INVALID_TIMESTAMP in self.kafka.told
+            assert is_uncounted or again.attempt == row.attempt + 1
+            assert self._is_trouble(row.target) or self._is_trouble(LETTERS), f"put off without need: {row}"
+            self.ends["retried"] += 1
+
+    def _released(self, row: Row) -> tuple[tuple[str, bytes | None], ...]:
+        """The headers of the record that a held dead letter is of."""
+        released = release(list(row.headers), h.Where(*row.source, row.origin, row.origin, row.due))
+        assert released is not None, "a held letter that is not taken for one"
+        return tuple(released[0])
+
+    def _is_trouble(self, topic: str | None) -> bool:
+        """Whether anything was ever wrong with it, or aborts that nothing explains may have been laid at its door."""
+        if self.kafka.unexplained >= STRIKES_MAX:
+            return True
+        found = {*self.kafka.faulty_topics, *self.look_up.ever_gone, SECRET, None}
+        return self.is_indulgent or topic in found or topic not in self.kafka.partitions or topic == DELAY
+
+    def _is_covered(self, row: Row) -> bool:
+        later = self.rows[row.source][row.origin + 1 :]
+        return row.id is not None and any(each.kind is Kind.CANCEL and each.id == row.id for each in later)
+
+    def unfinished(self) -> Iterable[Row]:
+        """Rows of our partitions that no commit has finished yet."""
+        for name in self.owned:
+            yield from (row for row in self._decoded(name) if (name, row.offset) not in self.finished)
+
+
+def origin_of(record: Record) -> tuple[SourceName, int, bool]:
+    """Which row a record is made of: its partition, its origin's offset, and whether it is a cancel."""
+    headers = dict(record.headers)
+    if record.topic == DELAY and h.CANCEL in headers:
+        topic, partition, offset = (headers[h.COPY_FORWARDED] or b"").decode().rsplit("/", 2)
+        return (topic, int(partition)), int(offset), True
+    if record.topic == DELAY:
+        return (DELAY, record.partition), int(headers[h.COPY_ORIGIN] or b""), False
+    topic, partition, offset = (headers[h.ORIGIN] or b"").decode().rsplit("/", 2)
+    return (topic, int(partition)), int(offset), False

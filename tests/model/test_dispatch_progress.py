@@ -1,0 +1,228 @@
+"""What an abort leads to, on a scripted Kafka: never to the same attempt while something else can be delivered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError
+
+from bridge import headers as h
+from bridge.target import Target
+from tests.model.dispatch_rig import DELAY, OF_A_TOPIC, DispatchRig, ScriptedLookUp
+from tests.model.scripted_kafka import PLACE_CODES, Fault
+from tests.profiles import PROFILE
+
+ABORTS_MAX = 10
+TRIED = PLACE_CODES[::12] if PROFILE == "check" else PLACE_CODES
+
+
+@pytest.fixture
+def rig() -> Iterator[DispatchRig]:
+    """A bridge on a Kafka that does as it is told."""
+    made = DispatchRig()
+    yield made
+    made.close()
+
+
+def deliver(rig: DispatchRig, count: int, topic: str = "orders", steps: int = 300) -> int:
+    """Step until so many records are delivered there. Returns how many transactions were aborted on the way."""
+    aborted, opened = rig.tally.aborted + rig.tally.rebuilt, rig.opened
+    for _ in range(steps):
+        rig.step()
+        assert rig.opened == opened, "the process ended"
+        if rig.delivered[topic] >= count:
+            return rig.tally.aborted + rig.tally.rebuilt - aborted
+    raise AssertionError(f"{rig.delivered[topic]} of {count} were delivered")
+
+
+def settle(rig: DispatchRig, steps: int = 1_000, but: int | None = None) -> None:
+    """Step until nothing is left, but for one partition of the delay topic."""
+    opened = rig.opened
+    for _ in range(steps):
+        rig.step()
+        assert rig.opened == opened, "the process ended"
+        if all(row.source[1] == but for row in rig.unfinished()):
+            return
+    raise AssertionError(f"left: {list(rig.unfinished())}")
+
+
+@pytest.mark.parametrize("step", ["report", "produce"])
+def test_a_target_that_answers_with_an_unknown_code_holds_up_no_other(step: str) -> None:
+    """Whatever it answers, now or ever, the others' records go out after a few aborts, and its own are tried again and
+    then dead letters."""
+    for code in TRIED:
+        rig = DispatchRig()
+        try:
+            rig.kafka.inject(Fault(step=step, code=code, topic="bills"))
+            for i in range(5):
+                rig.timer(i % 2, i, "orders")
+                rig.timer(i % 2, i, "bills")
+            assert deliver(rig, 5) <= ABORTS_MAX, KafkaError(code).name()
+            if code != KafkaError.INVALID_TIMESTAMP:  # that is no record's fault, however often it is tried
+                settle(rig)
+                assert rig.ends["dead"] == 5, KafkaError(code).name()
+        finally:
+            rig.close()
+
+
+@pytest.mark.parametrize("step", ["report", "produce"])
+def test_a_delay_topic_partition_that_takes_nothing_holds_up_no_other_source(step: str) -> None:
+    """Rolls and retries that cannot be written stay where they are; what lies in the other partitions is delivered, or
+    tried again there, whatever the code."""
+    for code in TRIED:
+        rig = DispatchRig()
+        try:
+            rig.kafka.inject(Fault(step=step, code=code, topic=DELAY, partition=0))
+            rig.timer(0, 60_000, "orders")
+            rig.timer(0, 20, "nowhere")
+            for _ in range(30):
+                rig.step()
+            for i in range(5):
+                rig.timer(1 + i % 2, i, "orders")
+            if code not in OF_A_TOPIC:
+                rig.timer(1, 10, "nowhere")
+            rig.pass_ms(20_000)
+            assert deliver(rig, 5) <= ABORTS_MAX, KafkaError(code).name()
+            settle(rig, but=0)
+            rig.kafka.faults.clear()
+            settle(rig)
+        finally:
+            rig.close()
+
+
+@pytest.mark.parametrize("step", ["report", "produce"])
+def test_a_cancel_that_cannot_be_forwarded_holds_up_no_other_source(step: str) -> None:
+    """Its partition waits for the one that does not take it, whatever the code; the others do not."""
+    for code in {*TRIED, KafkaError.INVALID_RECORD, KafkaError.MSG_SIZE_TOO_LARGE}:
+        rig = DispatchRig()
+        try:
+            rig.kafka.inject(Fault(step=step, code=code, topic=DELAY, partition=0))
+            rig.produce(1, (h.CANCEL, "a"), key=None)
+            for i in range(5):
+                rig.timer(2, i, "orders")
+            assert deliver(rig, 5) <= ABORTS_MAX, KafkaError(code).name()
+            rig.kafka.faults.clear()
+            settle(rig)
+        finally:
+            rig.close()
+
+
+@pytest.mark.parametrize("acknowledged", [10, 30])
+def test_a_transaction_that_outlives_its_time_out_is_halved_and_not_taken_for_a_rival(
+    rig: DispatchRig, acknowledged: int
+) -> None:
+    """Brokers that take a hundred records a second need longer for a large transaction than it may stay open; all of it
+    is delivered all the same, exactly once."""
+    rig.kafka.acknowledged_max = acknowledged
+    rig.is_indulgent = True
+    for i in range(4_000):
+        rig.timer(i % 3, 0, "orders")
+    deliver(rig, 4_000)
+
+
+def test_a_transaction_that_is_fenced_for_its_age_is_halved(rig: DispatchRig) -> None:
+    """Each answer takes so long that the transaction is gone before it is committed: twice within a minute, without any
+    rival."""
+    rig.kafka.is_prompt = True
+    for _ in range(3):
+        for i in range(100):
+            rig.timer(i % 3, 0, "orders")
+        rig.kafka.inject(Fault(step="offsets", code=KafkaError._TIMED_OUT, is_retriable=True, times=2, takes_ms=5_000))
+        settle(rig)
+    assert rig.delivered["orders"] == 300
+
+
+@pytest.mark.parametrize("code", [KafkaError.INVALID_RECORD, KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.UNKNOWN])
+@pytest.mark.parametrize("is_named", [True, False])
+def test_records_that_only_the_broker_refuses_cost_few_aborts(rig: DispatchRig, code: int, is_named: bool) -> None:
+    """1,000 among 10,000 of one instant: the good ones are delivered after at most ten aborts, within three seconds."""
+    rig.kafka.inject(Fault(step="report", code=code, topic="bills", records="keyless", is_named=is_named))
+    rig.kafka.batch_rows = 500
+    for i in range(10_000):
+        if i % 10:
+            rig.timer(i % 3, 5, "orders")
+        else:
+            rig.timer(i % 3, 5, "bills", key=None)
+    began_s = rig.clock.monotonic_s()
+    assert deliver(rig, 9_000) <= ABORTS_MAX
+    assert rig.clock.monotonic_s() - began_s <= 3
+    settle(rig)
+
+
+def test_good_records_for_a_target_that_refuses_others_are_delivered(rig: DispatchRig) -> None:
+    """They may be put off with the others; none of them becomes a dead letter."""
+    rig.kafka.inject(
+        Fault(step="report", code=KafkaError.INVALID_RECORD, topic="bills", records="keyless", is_named=True)
+    )
+    for i in range(1_000):
+        rig.timer(i % 3, 5, "bills", key=None if i % 2 else b"k")
+    settle(rig, 3_000)
+    assert (rig.delivered["bills"], rig.ends["dead"]) == (500, 500)
+
+
+def test_a_clock_that_is_set_back_too_often_is_told_and_counted(rig: DispatchRig) -> None:
+    """Once for each time that nothing can be written down any more; afterwards all goes on."""
+    for i in range(90):
+        rig.timer(i % 3, 0, "orders")
+        rig.pass_ms(50)
+        for _ in range(5):
+            rig.step()
+        rig.clock.step_wall(-8_000)
+    refused = rig.tally.steps_refused
+    assert refused >= 1
+    for _ in range(50):
+        rig.step()
+    assert rig.tally.steps_refused == refused, "told once, not at every look"
+    rig.pass_ms(900_000)
+    settle(rig)
+    assert rig.delivered["orders"] == 90
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+@pytest.mark.parametrize("delay_ms", [100, 0, -3_000])
+def test_records_that_are_refused_all_the_time_do_not_keep_others_from_being_delivered(
+    rig: DispatchRig, is_named: bool, delay_ms: int
+) -> None:
+    """A tenant sends fifty bad records a second, and more of them are due at every attempt: what is due is bounded
+    until something is committed, so the records for others go out, later by as much as a few aborts take."""
+    rig.kafka.latency_ms = 10
+    rig.kafka.inject(
+        Fault(step="report", code=KafkaError.INVALID_RECORD, topic="bills", records="keyless", is_named=is_named)
+    )
+    began_ms = next_ms = rig.clock.now_ms()
+    while rig.clock.now_ms() < began_ms + 5_000:
+        while next_ms <= (now_ms := rig.clock.now_ms()):
+            due_in_ms = next_ms + delay_ms - now_ms
+            rig.timer(0, due_in_ms, "orders")
+            rig.timer(1, due_in_ms, "bills")
+            rig.timer(1, due_in_ms, "bills")
+            rig.timer(2, due_in_ms, "bills", key=None)
+            next_ms += 20
+        rig.step()
+    assert rig.delivered["orders"] >= 100
+
+
+def test_records_that_do_not_fit_into_many_targets_cost_one_look_up(rig: DispatchRig, monkeypatch: Any) -> None:
+    """The targets are asked about again together: one after the other, slow brokers would hold all others up."""
+    names = [f"small{i}" for i in range(40)]
+    asked: list[list[str]] = []
+
+    def answer(_: ScriptedLookUp, wanted: Sequence[str]) -> Mapping[str, Target]:
+        asked.append(list(wanted))
+        limit = {name: 100 if name in names else None for name in wanted}
+        return {name: Target(partitions=1, bytes_max=limit[name]) for name in wanted}
+
+    monkeypatch.setattr(ScriptedLookUp, "__call__", answer)
+    rig.targets.resolve([*names, "orders", DELAY, "delay.dlt"])
+    rig.kafka.faulty_topics |= set(names)
+    rig.pass_ms(6_000)
+    for name in names:
+        rig.timer(0, 0, name, value=bytes(500))
+    rig.timer(1, 0, "orders")
+    asked.clear()
+    deliver(rig, 1)
+    settle(rig)
+    assert rig.ends["dead"] == len(names)
+    assert len(asked) == 1

@@ -1,0 +1,28 @@
+"""How many examples the machines try: HYPOTHESIS_PROFILE is `check` (a few), `ci` (the default) or `nightly`."""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+from hypothesis import HealthCheck, settings
+
+PROFILE: Final = os.environ.get("HYPOTHESIS_PROFILE", "ci")
+IS_NIGHTLY: Final = PROFILE == "nightly"
+"""Whether tests marked `nightly` run, and others go on for longer."""
+
+
+def of_a_machine(*, check: int, ci: int, nightly: int, steps: int) -> settings:
+    """Settings of a state machine: examples by profile, and rules in each."""
+    return settings(
+        max_examples={"check": check, "ci": ci, "nightly": nightly}[PROFILE],
+        stateful_step_count=steps,
+        deadline=None,
+        print_blob=True,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
+
+
+def timeout_s(ci: int) -> int:
+    """A machine's time-out."""
+    return 8 * 3_600 if IS_NIGHTLY else ci
