@@ -22,6 +22,9 @@ from confluent_kafka import KafkaError
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from bridge import headers as h
+from bridge.kafkaerrors import Fault as Blame
+from bridge.kafkaerrors import fault_of
+from bridge.narrowing import REFUSALS_MAX, TRIPPED_AFTER
 from tests.model.dispatch_rig import DELAY, LETTERS, OF_A_TOPIC, SECRET, SOURCES, DispatchRig, Row
 from tests.model.scripted_kafka import CODES, LARGE_BYTES, PLACE_CODES, Fault
 from tests.model.sizes import largest_container
@@ -231,6 +234,9 @@ class DispatchMachine(RuleBasedStateMachine):
             allowed += 2 * len(
                 list(rig.unfinished())
             )  # each letter, or copy, is refused by itself: it has no other place
+        if any(fault_of(fault.error()) is Blame.RECORD for fault in rig.kafka.lasting()):
+            # A target refuses record after record, each by itself, until it has refused enough to be left alone.
+            allowed += TRIPPED_AFTER * REFUSALS_MAX + 2 * len(list(rig.unfinished()))
         last_ms = max([rig.clock.now_ms(), *(row.due for row in rig.unfinished())])
         for _ in range(STEPS_MAX):
             left = self.left()
