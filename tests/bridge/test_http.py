@@ -17,6 +17,7 @@ from typing import Any, Final, Self
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+import bridge.http
 from bridge.errors import ConfigurationError, EnvironmentFailure
 from bridge.http import CONNECTION_S, CONNECTIONS_MAX, THREADS_MAX, Health, ManagementServer
 from bridge.metrics import Metrics, StoreSnapshot
@@ -27,6 +28,7 @@ from tests.waiting import wait_until
 from timerstore.clock import ManualClock, SystemClock
 
 SYSTEM: Final = SystemClock()
+FEW_THREADS: Final = 40
 PROBE_S_MAX: Final = 1.0
 """Kubernetes waits so long for a probe by default."""
 
@@ -68,6 +70,14 @@ def bench() -> Iterator[Bench]:
     bench = Bench()
     with bench.server:
         yield bench
+
+
+@pytest.fixture
+def few_threads(monkeypatch: pytest.MonkeyPatch) -> int:
+    """The limit of threads, lower than it is: the tests reach it sooner."""
+    assert CONNECTIONS_MAX < FEW_THREADS < THREADS_MAX
+    monkeypatch.setattr(bridge.http, "THREADS_MAX", FEW_THREADS)
+    return FEW_THREADS
 
 
 def test_readyz_says_phase_progress_and_reasons(bench: Bench) -> None:
@@ -185,7 +195,7 @@ def test_a_connection_has_one_deadline_however_often_it_sends(bench: Bench) -> N
     assert bench.json("/livez")[0] == 200
 
 
-def test_requests_that_hang_are_no_more_than_a_limit(bench: Bench) -> None:
+def test_requests_that_hang_are_no_more_than_a_limit(bench: Bench, few_threads: int) -> None:
     """A scrape that waits for what does not come, again and again, takes a thread each; then no more are taken up, and
     the probe fails, as it should. When they come back, all is well."""
     gate = threading.Event()
@@ -200,7 +210,7 @@ def test_requests_that_hang_are_no_more_than_a_limit(bench: Bench) -> None:
 
     def is_refused() -> bool:
         asking.append(socket.create_connection(address, timeout=10))
-        asking[-1].settimeout(0.1)
+        asking[-1].settimeout(0.05)
         with contextlib.suppress(TimeoutError, BrokenPipeError, ConnectionResetError):
             asking[-1].sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
             return asking[-1].recv(1) == b""
@@ -208,14 +218,16 @@ def test_requests_that_hang_are_no_more_than_a_limit(bench: Bench) -> None:
 
     wait_until(is_refused, 60, "no more are taken up")
     assert len(asking) > CONNECTIONS_MAX
-    assert sum(thread.name == "http-request" for thread in threading.enumerate()) <= THREADS_MAX
+    assert sum(thread.name == "http-request" for thread in threading.enumerate()) <= few_threads
     gate.set()
     wait_until(lambda: is_answered(bench), 10, "it serves again")
     for each in asking:
         each.close()
 
 
-def test_threads_that_cannot_be_started_are_not_counted_for_ever(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_that_cannot_be_started_are_not_counted_for_ever(
+    bench: Bench, few_threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The machine has none left for a while; when it has, probes are answered, and no connection is kept."""
     start = threading.Thread.start
     refused: list[str] = []
@@ -229,9 +241,9 @@ def test_threads_that_cannot_be_started_are_not_counted_for_ever(bench: Bench, m
 
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
-        for _ in range(THREADS_MAX):
+        for _ in range(few_threads):
             assert not is_answered(bench)
-    assert len(refused) == THREADS_MAX and not bench.server._server._open
+    assert len(refused) == few_threads and not bench.server._server._open
     assert is_answered(bench)
 
 
