@@ -17,9 +17,10 @@ COPY requirements.runtime.lock ./
 RUN sed -n '/^setuptools==/,/[^\\]$/p' requirements.runtime.lock > build.lock \
  && pip install --quiet --require-hashes --requirement build.lock \
  && pip install --quiet --require-hashes --no-build-isolation --requirement requirements.runtime.lock
-COPY bridge/connector.py bridge/maven.py bridge/errors.py bridge/__init__.py ./bridge/
+COPY bridge/__init__.py bridge/errors.py ./bridge/
+COPY bridge/install/__init__.py bridge/install/connector.py bridge/install/maven.py ./bridge/install/
 COPY connector.lock ./
-RUN python -m bridge.connector install --into /opt/delay-bridge/share/delay-bridge/jars \
+RUN python -m bridge.install.connector install --into /opt/delay-bridge/share/delay-bridge/jars \
  && cd /opt/delay-bridge/share/delay-bridge/jars \
  && sha256sum --check --strict --quiet /src/connector.lock \
  && test "$(ls | wc -l)" -eq "$(wc -l < /src/connector.lock)"
@@ -56,8 +57,8 @@ COPY --from=build /opt/delay-bridge /opt/delay-bridge
 COPY image/entrypoint.sh /usr/local/bin/entrypoint
 # Once, in place of at each start: Spark's classes in an archive that this very JVM maps, and the bytecode of all Python
 # modules that are used.
-RUN cd /tmp && /opt/delay-bridge/bin/python -m bridge.classes install \
- && /opt/delay-bridge/bin/python -c 'import bridge.app, bridge.cli, urllib.request' \
+RUN cd /tmp && /opt/delay-bridge/bin/python -m bridge.install.class_archive install \
+ && /opt/delay-bridge/bin/python -c 'import bridge.runtime.app, bridge.commands.cli, urllib.request' \
  && rm -rf /tmp/*
 ENV PATH=/opt/delay-bridge/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \

@@ -56,12 +56,12 @@ $(BIN)/python:
 	done; \
 	echo "Python 3.11 or later with venv is needed; PYTHON=... names one (Debian: apt-get install python3-venv)" >&2; exit 1
 
-$(VENV)/.installed: requirements.lock pyproject.toml bridge/connector.py bridge/maven.py bridge/classes.py | $(BIN)/python
+$(VENV)/.installed: requirements.lock pyproject.toml bridge/install/connector.py bridge/install/maven.py bridge/install/class_archive.py | $(BIN)/python
 	@echo "Installing into $(VENV) (the first time this takes a minute or two)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
-	@$(BIN)/python -m bridge.connector install >/dev/null
-	@$(BIN)/python -m bridge.classes install >/dev/null 2>&1 || echo "No archive of classes: starts take longer" >&2
+	@$(BIN)/python -m bridge.install.connector install >/dev/null
+	@$(BIN)/python -m bridge.install.class_archive install >/dev/null 2>&1 || echo "No archive of classes: starts take longer" >&2
 	@touch $@
 
 demo: install
@@ -139,7 +139,7 @@ kubernetes: .cache/bin/kube-apiserver
 
 .cache/bin/kube-apiserver:
 	@command -v go >/dev/null || { echo "Go is needed to build Kubernetes" >&2; exit 1; }
-	tests/helm/kubernetes.sh $(KUBERNETES_VERSION) .cache/bin
+	tests/packaging/helm/kubernetes.sh $(KUBERNETES_VERSION) .cache/bin
 
 clean:
 	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis spark-warehouse metastore_db derby.log

@@ -17,8 +17,8 @@ from typing import Any, Final, Self
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from bridge.errors import EnvironmentFailure
-from bridge.headers import cancel_headers, refuse_control, timer_headers
-from bridge.making import made
+from bridge.kafka.construction import made
+from bridge.wire.headers import cancel_headers, refuse_control, timer_headers
 from timerstore.clock import Clock, SystemClock
 
 OnDelivery = Callable[[KafkaError | None, Message], None]

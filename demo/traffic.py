@@ -12,9 +12,9 @@ from typing import Final
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
-from bridge import headers
 from bridge.client import DelayClient
 from bridge.errors import EnvironmentFailure
+from bridge.wire import headers
 from demo.ledger import Arrival, Ledger, Plan
 from timerstore.clock import Clock
 

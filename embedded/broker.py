@@ -31,8 +31,8 @@ from typing import Final, Self
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from bridge import maven
 from bridge.errors import EnvironmentFailure
+from bridge.install import maven
 from timerstore.clock import Clock, SystemClock
 
 CACHE_VARIABLE: Final = "DELAY_BRIDGE_CACHE"

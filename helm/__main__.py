@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import yaml
 
-from bridge.settings import Settings
+from bridge.settings.model import Settings
 
 ROOT: Final = Path(__file__).parents[1]
 CHART: Final = ROOT / "helm" / "delay-bridge"

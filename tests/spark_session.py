@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql import SparkSession
 
-from bridge import connector
+from bridge.install import connector
 from tests.java import SHORT_LIVED
 
 

@@ -22,23 +22,25 @@ from types import MappingProxyType
 import numpy as np
 import pyarrow as pa
 
-from timerstore import files, overdue, recovery
-from timerstore.cancels import Cancels, Judged, unfinished
-from timerstore.checkpoint import Checkpoint, Identity
-from timerstore.entry import payload_of
+from timerstore.cancels.cancels import Cancels, Judged, unfinished
+from timerstore.cancels.id_index import Timers
+from timerstore.disk import files
+from timerstore.disk.checkpoint import Checkpoint, Identity
 from timerstore.errors import Closed, Corrupt, Misuse
-from timerstore.idindex import Timers
 from timerstore.limits import DAY_MS, DEFAULTS, Limits
-from timerstore.maintenance import Maintenance
-from timerstore.pending import Pending, Tally, tally_timers
-from timerstore.position import Bools, Position, Progress
-from timerstore.recovery import Found, Recovered
-from timerstore.resident import Resident
-from timerstore.runs import EMPTY, Selection, select
-from timerstore.sources import NamedPosition, NamedStep, SourceName, Sources, named_in
-from timerstore.stats import Stats, look
-from timerstore.timerlog import TimerLog
-from timerstore.transaction import Transaction
+from timerstore.log.timerlog import TimerLog
+from timerstore.memory import overdue
+from timerstore.memory.pending import Pending, Tally, tally_timers
+from timerstore.memory.resident import Resident
+from timerstore.memory.sorted_runs import EMPTY, Selection, select
+from timerstore.operations import recovery
+from timerstore.operations.maintenance import Maintenance
+from timerstore.operations.recovery import Found, Recovered
+from timerstore.operations.stats import Stats, look
+from timerstore.operations.transaction import Transaction
+from timerstore.rows.entry import payload_of
+from timerstore.rows.position import Bools, Position, Progress
+from timerstore.rows.sources import NamedPosition, NamedStep, SourceName, Sources, named_in
 
 
 class TimerStore:

@@ -19,33 +19,33 @@ from typing import Any, Final, cast
 
 from confluent_kafka import KafkaError, Producer
 
-from bridge import headers as h
-from bridge.barriers import DecodeParameters
-from bridge.budgets import TimeBudgets
-from bridge.deadletter import release
-from bridge.dispatcher import Dispatcher
+from bridge.delivery.dispatcher import Dispatcher
+from bridge.delivery.narrowing import STRIKES_MAX
+from bridge.delivery.plan.backoff import RetryPolicy
+from bridge.delivery.plan.dead_letters import release
+from bridge.delivery.plan.planner import Planner
+from bridge.delivery.producer.writer import TransactionalWriter
+from bridge.delivery.targets.cache import Targets
+from bridge.delivery.targets.target import Leader, Target
 from bridge.errors import BridgeError, EnvironmentFailure, FencedError
-from bridge.headers import RejectReason
-from bridge.kafkaerrors import MEANINGS, Fault, Refusal
-from bridge.narrowing import STRIKES_MAX
-from bridge.ownership import Membership
-from bridge.plan import Planner
-from bridge.progress import CommittedState, decode_metadata, initial_state
-from bridge.retry import RetryPolicy
-from bridge.target import Leader, Target
-from bridge.targets import Targets
-from bridge.writer import TransactionalWriter
-from tests.bridge.entries import table_of
-from tests.bridge.rig import Tally
+from bridge.kafka.errors import MEANINGS, Fault, Refusal
+from bridge.kafka.membership import Membership
+from bridge.settings.time_budgets import TimeBudgets
+from bridge.wire import headers as h
+from bridge.wire.committed_state import CommittedState, decode_metadata, initial_state
+from bridge.wire.decode_epochs import DecodeParameters
+from bridge.wire.headers import RejectReason
+from tests.broker.rig import Tally
+from tests.entries import table_of
 from tests.model.scripted_kafka import Kafka, Open, Record
 from tests.model.scripted_producer import ScriptedProducer
-from tests.timerstore.entries import gather
-from timerstore.checkpoint import Identity
+from tests.unit.timerstore.entries import gather
 from timerstore.clock import ManualClock
-from timerstore.entry import Kind
+from timerstore.disk.checkpoint import Identity
 from timerstore.limits import Limits
-from timerstore.position import AT_MIN
-from timerstore.sources import NamedPosition, SourceName
+from timerstore.rows.entry import Kind
+from timerstore.rows.position import AT_MIN
+from timerstore.rows.sources import NamedPosition, SourceName
 from timerstore.store import TimerStore
 
 DENIED: Final = frozenset(

@@ -16,7 +16,7 @@ from typing import Final
 from confluent_kafka import KafkaError
 
 from timerstore.clock import ManualClock
-from timerstore.sources import SourceName
+from timerstore.rows.sources import SourceName
 
 CODES: Final = sorted(
     {

@@ -17,7 +17,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from bridge.placement import murmur2
+from bridge.delivery.plan.partitioner import murmur2
 from tests.model.scripted_kafka import Fault, Kafka, Record
 
 Report = Callable[[KafkaError | None, Any], None]

@@ -21,15 +21,15 @@ import pytest
 from confluent_kafka import KafkaError
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from bridge import headers as h
-from bridge.kafkaerrors import Fault as Blame
-from bridge.kafkaerrors import fault_of
-from bridge.narrowing import REFUSALS_MAX, TRIPPED_AFTER
+from bridge.delivery.narrowing import REFUSALS_MAX, TRIPPED_AFTER
+from bridge.kafka.errors import Fault as Blame
+from bridge.kafka.errors import fault_of
+from bridge.wire import headers as h
 from tests.model.dispatch_rig import DELAY, LETTERS, OF_A_TOPIC, SECRET, SOURCES, DispatchRig, Row
 from tests.model.scripted_kafka import CODES, LARGE_BYTES, PLACE_CODES, Fault
 from tests.model.sizes import largest_container
 from tests.profiles import of_a_machine, timeout_s
-from timerstore.entry import Kind
+from timerstore.rows.entry import Kind
 
 ABORTS_MAX: Final = 12
 """What one thing that stays broken may cost, and what is under way when the rest ends: each abort leads to a narrower

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError
 
-from bridge import headers as h
-from bridge.target import Target
+from bridge.delivery.targets.target import Target
+from bridge.wire import headers as h
 from tests.model.dispatch_rig import DELAY, OF_A_TOPIC, DispatchRig, ScriptedLookUp
 from tests.model.scripted_kafka import PLACE_CODES, Fault
 from tests.profiles import PROFILE

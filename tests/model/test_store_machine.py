@@ -30,24 +30,24 @@ import pyarrow as pa
 import pytest
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-import timerstore.cancels
-import timerstore.segment
-import timerstore.tombstones
+import timerstore.cancels.cancels
+import timerstore.cancels.tombstones
+import timerstore.log.segment
 from tests.profiles import of_a_machine, timeout_s
-from tests.timerstore.entries import Record, entries
-from timerstore import checkpoint as checkpoints
-from timerstore.checkpoint import Identity
-from timerstore.entry import ENTRY, Kind
+from tests.unit.timerstore.entries import Record, entries
+from timerstore.disk import checkpoint as checkpoints
+from timerstore.disk.checkpoint import Identity
 from timerstore.errors import DiskFailure, DiskFull
 from timerstore.limits import Limits
-from timerstore.position import AT_MIN, Position
-from timerstore.resident import Resident
-from timerstore.runs import Selection, concat
-from timerstore.segment import Segment, read_rows
-from timerstore.sources import NamedPosition, NamedStep, SourceName
+from timerstore.log.segment import Segment, read_rows
+from timerstore.log.timerlog import Window
+from timerstore.memory.resident import Resident
+from timerstore.memory.sorted_runs import Selection, concat
+from timerstore.operations.transaction import Transaction
+from timerstore.rows.entry import ENTRY, Kind
+from timerstore.rows.position import AT_MIN, Position
+from timerstore.rows.sources import NamedPosition, NamedStep, SourceName
 from timerstore.store import TimerStore
-from timerstore.timerlog import Window
-from timerstore.transaction import Transaction
 
 PARTITIONS = [("delay", 0), ("delay", 1), ("retry", 0)]
 IDENTITY = Identity(cluster_id="cluster", topic_ids={"delay": "a", "retry": "b"})
@@ -136,11 +136,11 @@ class StoreMachine(RuleBasedStateMachine):
         # In memory where there is such a file system: thousands of fsyncs tell nothing here.
         memory = Path("/dev/shm")
         self.directory = Path(tempfile.mkdtemp(prefix="store-machine-", dir=memory if memory.is_dir() else None))
-        self.row_group_rows = timerstore.segment.ROW_GROUP_ROWS
-        timerstore.segment.ROW_GROUP_ROWS = 2
+        self.row_group_rows = timerstore.log.segment.ROW_GROUP_ROWS
+        timerstore.log.segment.ROW_GROUP_ROWS = 2
         self.patches = contextlib.ExitStack()
-        self.patches.enter_context(mock.patch.object(timerstore.cancels, "MARGIN_MS", MARGIN_MS))
-        self.patches.enter_context(mock.patch.object(timerstore.tombstones, "MERGE_STEP_ROWS", 2))
+        self.patches.enter_context(mock.patch.object(timerstore.cancels.cancels, "MARGIN_MS", MARGIN_MS))
+        self.patches.enter_context(mock.patch.object(timerstore.cancels.tombstones, "MERGE_STEP_ROWS", 2))
         self.now_ms = 1_000
         # The rows of each record, by offset.
         self.log: dict[SourceName, list[list[Record]]] = {name: [] for name in PARTITIONS}
@@ -658,7 +658,11 @@ class StoreMachine(RuleBasedStateMachine):
 
     def flush_out_of_disk(self, what: str) -> None:
         """Nothing changes."""
-        modules = {"segment": timerstore.segment, "tombstones": timerstore.tombstones, "checkpoint": checkpoints}
+        modules = {
+            "segment": timerstore.log.segment,
+            "tombstones": timerstore.cancels.tombstones,
+            "checkpoint": checkpoints,
+        }
         fails = {
             "segment": len(self.store.maintenance._unstored(self.store.resident.covered())),
             "tombstones": self.store.cancels.tombstones.memory_rows,
@@ -675,11 +679,11 @@ class StoreMachine(RuleBasedStateMachine):
         """The process dies after a numbered step: 1 (nothing is written), 2 (a segment), 3 (and tombstones, without a
         checkpoint), 4 (all are there), 5 (memory is told half)."""
         owner, function = [
-            (timerstore.segment, "write"),
-            (timerstore.tombstones, "write"),
+            (timerstore.log.segment, "write"),
+            (timerstore.cancels.tombstones, "write"),
             (checkpoints, "write"),
             (Resident, "mark_stored"),
-            (timerstore.tombstones.Tombstones, "stored"),
+            (timerstore.cancels.tombstones.Tombstones, "stored"),
         ][step - 1]
         before = self.store.checkpoint
         with mock.patch.object(owner, function, side_effect=Death), contextlib.suppress(Death):
@@ -823,7 +827,7 @@ class StoreMachine(RuleBasedStateMachine):
             assert self.store.stats().pending == 0
             assert len(self.store.resident.chunks) == 0
         finally:
-            timerstore.segment.ROW_GROUP_ROWS = self.row_group_rows
+            timerstore.log.segment.ROW_GROUP_ROWS = self.row_group_rows
             self.patches.close()
             self.store.close()
             shutil.rmtree(self.directory)

@@ -21,9 +21,9 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.java import SHORT_LIVED
+from tests.paths import ROOT
 from tests.waiting import wait_until
 
-ROOT: Final = Path(__file__).parents[2]
 # The word, not a part of another event's name (`producer-not-ready`).
 READY: Final = re.compile(r"(?<![\w-])ready(?![\w-])")
 READY_S_MAX: Final = 120

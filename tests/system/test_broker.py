@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 from typing import Final
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
+from tests.paths import ROOT
 from tests.system.broker import Broker, environment
 from tests.system.kafka import Outgoing, Reader, Topics, produce, produce_with, read_committed
 
 pytestmark = pytest.mark.system
 
-ROOT: Final = Path(__file__).parents[2]
 SPARK_PROGRAM: Final = """
 import sys
 from pyspark.sql import SparkSession
-from bridge import connector
+from bridge.install import connector
 spark = (
     SparkSession.builder.master("local[1]")
     .config("spark.ui.enabled", "false")
@@ -86,7 +85,7 @@ def test_an_open_transaction_hides_its_records(broker: Broker, topics: Topics) -
 
 
 def test_spark_reads_a_topic_through_the_installed_connector(broker: Broker, topics: Topics) -> None:
-    """The jars of `bridge.connector` are all that a PySpark session needs to read a topic with headers."""
+    """The jars of `bridge.install.connector` are all that a PySpark session needs to read a topic with headers."""
     topic = topics.delay()
     produce(broker.bootstrap, [Outgoing(topic=topic, value=b"%d" % n, headers=[("n", b"%d" % n)]) for n in range(10)])
     # A process of its own: the jars must be named before the first session of a JVM starts.

@@ -17,9 +17,10 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]  # public, but not marked as exported
 from typer.testing import CliRunner
 
-from bridge import cli
-from bridge.headers import RejectReason
-from tests.system.bridge import ROOT, RunningBridge
+from bridge.commands import cli
+from bridge.wire.headers import RejectReason
+from tests.paths import ROOT
+from tests.system.bridge import RunningBridge
 from tests.system.broker import Broker
 from tests.system.collector import Collector
 from tests.system.kafka import Headers, Outgoing, Reader, Record, Topics, produce, produce_with, read_committed
@@ -485,7 +486,7 @@ def test_the_probes_answer(site: Site) -> None:
 
 def test_the_charts_test_pod_sends_a_message_and_sees_it_arrive(site: Site, collector: Collector) -> None:
     """What `helm test` runs, against a real broker: status 0, and one line that says where and how late."""
-    pod = yaml.safe_load((ROOT / "tests/helm/snapshots/pod-test.yaml").read_text())
+    pod = yaml.safe_load((ROOT / "tests/packaging/helm/snapshots/pod-test.yaml").read_text())
     target = site.topics.create("test")
     values = {"--config": str(site.bridge.config_file), "--to": target, "--delay-topic": site.delay, "--after": "1s"}
     arguments = [

@@ -14,15 +14,15 @@ from typing import Final
 
 import pytest
 
-from bridge import connector
-from bridge.headers import FOR, TOPIC, parse_duration
+from bridge.install import connector
+from bridge.wire.headers import FOR, TOPIC, parse_duration
 from embedded.broker import jars
+from tests.paths import ROOT
 from tests.system.broker import Broker
 from tests.system.kafka import Reader, Topics
 
 pytestmark = [pytest.mark.system]
 
-ROOT: Final = Path(__file__).parents[2]
 PROGRAM_S_MAX: Final = 120
 READ_S_MAX: Final = 30
 

@@ -11,13 +11,14 @@ from typing import Final
 import pytest
 from confluent_kafka import Producer
 
-from bridge.endings import are_offsets_pending
+from bridge.delivery.producer.transaction_markers import are_offsets_pending
 from bridge.errors import EnvironmentFailure, StateError
-from bridge.settings import Settings
+from bridge.settings.model import Settings
 from embedded import EmbeddedBroker
-from tests.bridge.losing import LosingCluster, is_running, losing_cluster
-from tests.bridge.test_endings import ROWS, lose_an_end
-from tests.system.bridge import ROOT, RunningBridge
+from tests.broker.losing import LosingCluster, is_running, losing_cluster
+from tests.broker.test_transaction_markers import ROWS, lose_an_end
+from tests.paths import ROOT
+from tests.system.bridge import RunningBridge
 from tests.system.broker import Broker, own_broker
 from tests.system.kafka import Topics
 from tests.system.load import Balance, Load

@@ -8,8 +8,8 @@ from typing import Final
 import numpy as np
 import pytest
 
-from bridge.catchup import WAITED_MS_MAX
-from bridge.headers import RejectReason
+from bridge.delivery.plan.overdue import WAITED_MS_MAX
+from bridge.wire.headers import RejectReason
 from tests.system.bridge import RunningBridge
 from tests.system.broker import Broker
 from tests.system.kafka import Outgoing, Reader, Topics, produce, read_committed

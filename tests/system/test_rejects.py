@@ -19,10 +19,10 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public, but
     ResourceType,
 )
 
-from bridge import connector
-from bridge import headers as h
-from bridge.dialects import DIALECTS, NATIVE, Dialect
-from bridge.headers import RejectReason
+from bridge.install import connector
+from bridge.wire import headers as h
+from bridge.wire.dialects import DIALECTS, NATIVE, Dialect
+from bridge.wire.headers import RejectReason
 from embedded.broker import jars
 from tests.system.bridge import RunningBridge
 from tests.system.broker import Broker

@@ -16,7 +16,8 @@ import pytest
 from confluent_kafka import Producer
 
 from bridge.errors import EnvironmentFailure
-from tests.system.bridge import ROOT, RunningBridge
+from tests.paths import ROOT
+from tests.system.bridge import RunningBridge
 from tests.system.issuer import Issuer
 from tests.system.kafka import Reader
 from tests.system.secure import Authority, SecureBroker, client_properties

@@ -19,10 +19,10 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]  # public, but not marked as exported
 
-from bridge.placement import murmur2
+from bridge.delivery.plan.partitioner import murmur2
 from embedded import EmbeddedBroker
-from tests.bridge.entries import timer
-from tests.bridge.rig import Rig
+from tests.broker.rig import Rig
+from tests.entries import timer
 from tests.system.bridge import RunningBridge
 from tests.system.broker import own_broker
 from tests.system.kafka import AUTHORIZER, Outgoing, Reader, Record, Topics, produce, read_committed

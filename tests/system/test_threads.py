@@ -11,7 +11,7 @@ from typing import Final
 
 import pytest
 
-from bridge.heartbeats import CALLS_S
+from bridge.telemetry.heartbeats import CALLS_S
 from tests.system.bridge import RunningBridge
 from tests.system.broker import Broker, own_broker
 from tests.system.kafka import Outgoing, Reader, Topics, produce

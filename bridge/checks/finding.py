@@ -1,0 +1,46 @@
+"""What a check yields and what it looks at; the checks are in `checks`, `topic_checks` and `host_checks`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from bridge.errors import BridgeError, EnvironmentFailure
+from bridge.kafka.admin import Cluster
+from bridge.settings.model import Settings
+
+Status = Literal["ok", "warning", "failed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that was looked at. `remedy` says what to do, and is empty where all is well; `error` is what `run`
+    ends with where it is not.
+    """
+
+    name: str
+    status: Status
+    detail: str
+    remedy: str = ""
+    error: type[BridgeError] = EnvironmentFailure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """What the checks look at. `connector_jars` yields the jars that Spark needs, or raises a BridgeError."""
+
+    settings: Settings
+    cluster: Cluster
+    connector_jars: Callable[[], Sequence[Path]]
+    create: bool
+    timeout_s: float
+
+    @property
+    def bootstrap(self) -> str:
+        """Where the cluster is, for remedies."""
+        return self.settings.kafka.bootstrap_servers
+
+
+Check = Callable[[Context], Iterator[Finding]]

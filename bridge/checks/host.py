@@ -1,0 +1,127 @@
+"""Checks of the machine that the bridge runs on: directory, Java, connector."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from bridge.checks.finding import Context, Finding, Status
+from bridge.errors import StateError
+from bridge.settings.clients import java
+from timerstore.disk.checkpoint import read as read_checkpoint
+from timerstore.disk.files import ASIDE_SUFFIX, CHECKPOINT, FULL
+from timerstore.errors import Corrupt, DiskFailure
+
+JAVA_VERSION_MIN: Final = 17
+_WRONG_DIRECTORY: Final = "correct kafka.common.bootstrap.servers or store.directory (only an index: it can be deleted)"
+_JAVA_TIMEOUT_S: Final = 30.0
+_JAVA_VERSION: Final = re.compile(r'version "(\d+)')
+
+
+def check_directory(context: Context) -> Iterator[Finding]:
+    """It can be written, and has room for a few segments. Where there is an index, a start is what makes room: what was
+    delivered is reclaimed."""
+    directory = context.settings.store.directory
+    has_index = (directory / CHECKPOINT).exists() or any(directory.glob(f"*{ASIDE_SUFFIX}"))
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory) as file:
+            file.write(b"x")
+            file.flush()
+            os.fsync(file.fileno())
+        free = shutil.disk_usage(directory).free
+    except OSError as error:
+        if error.errno in FULL and has_index:
+            yield _of_room(directory, 0, context.settings.store.flush_bytes, has_index=True)
+            return
+        detail = f"{directory} cannot be written: {error.strerror}"
+        yield Finding(
+            name="directory", status="failed", detail=detail, remedy="correct store.directory or its permissions"
+        )
+        return
+    yield _of_room(directory, free, context.settings.store.flush_bytes, has_index=has_index)
+
+
+def _of_room(directory: Path, free: int, flush: int, *, has_index: bool) -> Finding:
+    detail = f"{directory.resolve()}, {free / 2**30:.1f} GiB free"
+    if free < 2 * flush:
+        remedy = "free some space: a segment, and its successor while it is written, must fit"
+        status: Status = "warning" if has_index else "failed"
+        return Finding(name="directory", status=status, detail=detail, remedy=remedy)
+    if free < 20 * flush:
+        remedy = "free some space: pending messages are kept here"
+        return Finding(name="directory", status="warning", detail=detail, remedy=remedy)
+    return Finding(name="directory", status="ok", detail=detail)
+
+
+def check_directory_identity(context: Context) -> Iterator[Finding]:
+    """What is in it belongs to this cluster, and to the topics as they are now."""
+    name, directory = "directory identity", context.settings.store.directory
+    try:
+        checkpoint = read_checkpoint(directory)
+    except Corrupt as error:
+        yield Finding(
+            name=name, status="warning", detail=str(error), remedy="none needed: `run` rebuilds it from Kafka"
+        )
+        return
+    except DiskFailure as error:
+        yield Finding(name=name, status="failed", detail=error.message, remedy=error.hint)
+        return
+    if checkpoint is None:
+        yield Finding(name=name, status="ok", detail="empty: it will be filled from Kafka")
+        return
+    identity, cluster_id = checkpoint.identity, context.cluster.describe().cluster_id
+    if identity.cluster_id != cluster_id:
+        detail = f"{directory} belongs to cluster {identity.cluster_id}, this is {cluster_id}"
+        yield Finding(name=name, status="failed", detail=detail, remedy=_WRONG_DIRECTORY, error=StateError)
+        return
+    ids = context.cluster.topic_ids(context.settings.delay_topics)
+    for topic in sorted(t for t, known in identity.topic_ids.items() if ids.get(t, known) != known):
+        detail = f"topic {topic} was deleted and made anew since {directory} was written"
+        yield Finding(name=name, status="failed", detail=detail, remedy=_WRONG_DIRECTORY, error=StateError)
+    yield Finding(name=name, status="ok", detail=f"belongs to cluster {cluster_id}")
+
+
+def check_java(_: Context) -> Iterator[Finding]:
+    """Spark's JVM is there and recent enough."""
+    home = os.environ.get("JAVA_HOME")
+    java_path = str(Path(home, "bin", "java")) if home else "java"
+    remedy = f"install Java {JAVA_VERSION_MIN} (Debian: openjdk-{JAVA_VERSION_MIN}-jre-headless) or set JAVA_HOME"
+    try:
+        ran = subprocess.run(
+            [java_path, "-version"], capture_output=True, text=True, timeout=_JAVA_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        yield Finding(name="java", status="failed", detail=f"{java_path} does not run: {error}", remedy=remedy)
+        return
+    found = _JAVA_VERSION.search(ran.stderr + ran.stdout)
+    if found is None or int(found[1]) < JAVA_VERSION_MIN:
+        version = f"version {found[1]}" if found else "no version"
+        yield Finding(name="java", status="failed", detail=f"{java_path}: {version}", remedy=remedy)
+    else:
+        yield Finding(name="java", status="ok", detail=f"version {found[1]}")
+
+
+def check_connector(context: Context) -> Iterator[Finding]:
+    """Spark's Kafka connector is there."""
+    jars = context.connector_jars()
+    absent = [str(jar) for jar in jars if not jar.is_file()]
+    if absent or not jars:
+        remedy = "run `make install`, or use the image, which has them"
+        yield Finding(
+            name="connector", status="failed", detail=f"missing: {', '.join(absent) or 'all jars'}", remedy=remedy
+        )
+    else:
+        yield Finding(name="connector", status="ok", detail=f"{len(jars)} jars in {jars[0].parent}")
+
+
+def check_java_properties(context: Context) -> Iterator[Finding]:
+    """The client properties mean something to Spark's Java client too."""
+    java(context.settings)
+    yield Finding(name="java client", status="ok", detail="all client properties can be translated")

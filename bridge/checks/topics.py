@@ -1,0 +1,200 @@
+"""Checks of the topics: delay topics, dead-letter topics, and targets that the configuration names.
+
+The only thing that is changed is that missing topics are made, and that only with `Context.create`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from bridge.checks.finding import Context, Finding
+from bridge.errors import BridgeError, EnvironmentFailure
+from bridge.kafka.admin import Topic
+from bridge.settings.clients import HEADER_ALLOWANCE_BYTES
+from bridge.settings.model import Settings
+from bridge.settings.units import format_bytes, format_duration_ms
+from bridge.start.roll_window import MESSAGE_BYTES, TopicLimits, retention_to_create_ms, roll_window_ms
+
+_CONFIG: Final = {"message.timestamp.type": "LogAppendTime", "cleanup.policy": "delete"}  # of topics made here
+
+
+def check_delay_topics(context: Context) -> Iterator[Finding]:
+    """They exist, stamp records by the broker's clock, and keep them."""
+    keeps = {"retention.ms": str(retention_to_create_ms(context.settings)), "retention.bytes": "-1"}
+    wanted = dict.fromkeys(context.settings.delay_topics, _CONFIG | keeps)
+    topics, missing = _present(context, wanted)
+    configs = context.cluster.topic_configs(topics)
+    for name, config in wanted.items():
+        label = f"delay topic {name}"
+        if name not in topics:
+            yield _missing(label, context, name, config, missing.get(name))
+            continue
+        yield _partitions(label, topics[name])
+        yield from _delay_topic(label, name, configs.get(name, {}), context)
+
+
+def _delay_topic(label: str, name: str, config: dict[str, str], context: Context) -> Iterator[Finding]:
+    stamp = config.get("message.timestamp.type", "CreateTime")
+    stamped = stamp == "LogAppendTime"
+    yield Finding(
+        name=label,
+        status="ok" if stamped else "failed",
+        detail=f"message.timestamp.type={stamp}",
+        remedy="" if stamped else _alter(context, name, "message.timestamp.type=LogAppendTime"),
+    )
+    policy = config.get("cleanup.policy", "delete")
+    yield Finding(
+        name=label,
+        status="failed" if "compact" in policy else "ok",
+        detail=f"cleanup.policy={policy}",
+        remedy=_alter(context, name, "cleanup.policy=delete") if "compact" in policy else "",
+    )
+    yield from _retention(label, name, config, context)
+
+
+def _retention(label: str, name: str, config: dict[str, str], context: Context) -> Iterator[Finding]:
+    limits = TopicLimits.of(config)
+    try:
+        window_ms = roll_window_ms(context.settings, name, limits)
+    except BridgeError as error:
+        detail = f"{error.message}: retention.ms={limits.retention_ms}"
+        yield Finding(name=label, status="failed", detail=detail, remedy=error.hint, error=type(error))
+        return
+    if limits.retention_bytes >= 0:
+        size = format_bytes(limits.retention_bytes)
+        detail = f"retention.bytes={limits.retention_bytes}: pending records are lost if a partition outgrows {size}"
+        detail += f" within {format_duration_ms(window_ms)}"
+        yield Finding(name=label, status="warning", detail=detail, remedy=_alter(context, name, "retention.bytes=-1"))
+    kept = "for ever" if limits.retention_ms < 0 else format_duration_ms(limits.retention_ms)
+    detail = f"records are kept {kept}, and roll after {format_duration_ms(window_ms)}"
+    if 0 <= limits.retention_ms < 2 * window_ms:
+        spare = format_duration_ms(limits.retention_ms - window_ms)
+        detail += f": a bridge that is down or behind for more than {spare} may lose messages"
+        remedy = f"lower roll.window, or: {_alter(context, name, f'retention.ms={2 * window_ms}')}"
+        yield Finding(name=label, status="warning", detail=detail, remedy=remedy)
+    else:
+        yield Finding(name=label, status="ok", detail=detail)
+
+
+def check_dead_letter_topics(context: Context) -> Iterator[Finding]:
+    """They exist, and take a reject with the headers that explain it."""
+    delay_topics = list(context.settings.delay_topics)
+    dead_letter = {name: context.settings.dead_letter_topic(name) for name in delay_topics}
+    limits = {name: _message_bytes(c) for name, c in context.cluster.topic_configs(delay_topics).items()}
+    needed = {
+        target: max(limits.get(name, MESSAGE_BYTES) for name in delay_topics if dead_letter[name] == target)
+        + HEADER_ALLOWANCE_BYTES
+        for target in dict.fromkeys(dead_letter.values())
+    }
+    wanted = {name: {**_CONFIG, "max.message.bytes": str(size)} for name, size in needed.items()}
+    topics, missing = _present(context, wanted)
+    configs = context.cluster.topic_configs(topics)
+    for name, size in needed.items():
+        label = f"dead-letter topic {name}"
+        if name not in topics:
+            yield _missing(label, context, name, wanted[name], missing.get(name))
+            continue
+        yield _partitions(label, topics[name])
+        yield from _dead_letter_topic(label, name, size, configs.get(name, {}), context)
+
+
+def _dead_letter_topic(
+    label: str, name: str, needed: int, config: dict[str, str], context: Context
+) -> Iterator[Finding]:
+    limit = _message_bytes(config)
+    fits = limit >= needed
+    yield Finding(
+        name=label,
+        status="ok" if fits else "warning",  # a reject that does not fit stays pending: nothing is lost
+        detail=f"max.message.bytes={limit}" + ("" if fits else f": a large reject with its headers needs {needed}"),
+        remedy="" if fits else _alter(context, name, f"max.message.bytes={needed}"),
+    )
+    if "compact" in (policy := config.get("cleanup.policy", "delete")):
+        detail = f"cleanup.policy={policy}: records without a key are refused, others overwritten"
+        yield Finding(name=label, status="failed", detail=detail, remedy=_alter(context, name, "cleanup.policy=delete"))
+
+
+def check_default_targets(context: Context) -> Iterator[Finding]:
+    """Topics that the configuration itself names exist and are allowed."""
+    targets = {topic.target for topic in context.settings.delay_topics.values() if topic.target}
+    present = context.cluster.topics(sorted(targets))
+    for name in sorted(targets):
+        if not context.settings.target_permitted(name):
+            remedy = "add it to targets.allow, or remove it from targets.deny"
+            yield Finding(name=f"target {name}", status="failed", detail="not allowed by targets", remedy=remedy)
+        elif name not in present:
+            yield Finding(
+                name=f"target {name}",
+                status="warning",
+                detail="does not exist",
+                remedy="create it before messages are due",
+            )
+        else:
+            yield _partitions(f"target {name}", present[name])
+
+
+def _present(
+    context: Context, wanted: Mapping[str, Mapping[str, str]]
+) -> tuple[dict[str, Topic], dict[str, EnvironmentFailure]]:
+    """The topics that exist, after creating what is missing and may be created; and why creating failed.
+
+    `wanted`: configuration to create with, by topic.
+    """
+    topics = context.cluster.topics(wanted)
+    failures: dict[str, EnvironmentFailure] = {}
+    absent = [name for name in wanted if name not in topics]
+    if not (context.create and context.settings.bridge.create_topics and absent):
+        return topics, failures
+    for name in absent:
+        partitions, replication = _size(context.settings, name)
+        try:
+            context.cluster.create_topic(name, partitions=partitions, replication=replication, config=wanted[name])
+        except EnvironmentFailure as error:
+            failures[name] = error
+    return context.cluster.await_topics(list(wanted), without=failures), failures
+
+
+def _size(settings: Settings, name: str) -> tuple[int, int]:
+    """Partitions and replicas for a topic to be made; a dead-letter topic is like the delay topic that uses it."""
+    users = [t for n, t in settings.delay_topics.items() if n == name or settings.dead_letter_topic(n) == name]
+    return users[0].partitions, users[0].replication
+
+
+def _missing(
+    label: str, context: Context, name: str, config: Mapping[str, str], error: EnvironmentFailure | None
+) -> Finding:
+    partitions, _ = _size(context.settings, name)
+    given = "".join(f" --config {key}={value}" for key, value in config.items())
+    create = f"kafka-topics --bootstrap-server {context.bootstrap} --create --topic {name}"
+    command = f"{create} --partitions {partitions}{given}"
+    if error is not None:
+        return Finding(name=label, status="failed", detail=error.message, remedy=f"{error.hint}, or: {command}")
+    if context.settings.bridge.create_topics and not context.create:
+        return Finding(
+            name=label, status="warning", detail="does not exist; `run` will create it", remedy=f"or: {command}"
+        )
+    return Finding(
+        name=label, status="failed", detail="does not exist", remedy=f"{command} (or bridge.create_topics: true)"
+    )
+
+
+def _partitions(label: str, topic: Topic) -> Finding:
+    plural = "s" * (topic.partitions != 1), "s" * (topic.replicas != 1)
+    count = f"{topic.partitions} partition{plural[0]}, {topic.replicas} replica{plural[1]}"
+    if topic.leaderless:
+        which = ", ".join(map(str, topic.leaderless))
+        detail = f"{count}; no leader for {which}"
+        return Finding(
+            name=label, status="failed", detail=detail, remedy="bring the brokers back that hold these partitions"
+        )
+    return Finding(name=label, status="ok", detail=count)
+
+
+def _message_bytes(config: dict[str, str]) -> int:
+    return TopicLimits.of(config).message_bytes
+
+
+def _alter(context: Context, topic: str, setting: str) -> str:
+    command = f"kafka-configs --bootstrap-server {context.bootstrap} --alter --entity-type topics --entity-name {topic}"
+    return f"{command} --add-config {setting}"

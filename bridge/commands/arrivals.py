@@ -1,0 +1,135 @@
+"""Waits for messages that were just sent to arrive, in their real topic or in the dead-letter topic.
+
+A delivered message and a dead letter carry where the record was in the delay topic (`delay-origin`), and its sender was
+told just that place. So one's own message is known among all others, and a repetition would be known as one. Whatever
+else is in these topics is passed over, also where it cannot be read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final, Self
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from bridge.errors import EnvironmentFailure
+from bridge.kafka.construction import made
+from bridge.wire.headers import DUE, NUMBER_PATTERN, ORIGIN, REASON, REASON_DETAIL
+from bridge.wire.received import headers_of
+from timerstore.clock import Clock
+
+REQUEST_TIMEOUT_S: Final = 10.0
+_POLL_S: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrived:
+    """Where a message arrived, and how long after it was due, by the broker's or the producer's timestamp there."""
+
+    origin: str
+    place: str
+    lateness_ms: int
+
+
+class Arrivals:
+    """Reads `topics` from where they end now; make it before sending. `properties`: of a consumer, with a group id.
+
+    The group is never joined and nothing is committed. Raises EnvironmentFailure for a topic that cannot be read.
+    """
+
+    def __init__(
+        self, properties: Mapping[str, Any], topics: Sequence[str], clock: Clock, dead_letters: Sequence[str] = ()
+    ) -> None:
+        """`topics` are targets, `dead_letters` dead-letter topics."""
+        self._clock = clock
+        self._dead_letters = frozenset(dead_letters)
+        topics = [*topics, *dead_letters]
+        reading = {
+            **properties,
+            "isolation.level": "read_committed",
+            "enable.auto.commit": False,
+            "auto.offset.reset": "error",
+            "allow.auto.create.topics": False,
+        }
+        self._consumer = made("for arrivals", lambda: Consumer(reading))
+        try:
+            self._consumer.assign([end for topic in topics for end in self._ends(topic)])
+        except KafkaException as failed:
+            self.close()
+            hint = "check that the topics exist, and that this user may describe and read them"
+            raise EnvironmentFailure(f"cannot wait on {', '.join(topics)}: {_words(failed)}", hint=hint) from None
+
+    def wait(self, origins: Sequence[str], timeout_s: float) -> list[Arrived]:
+        """Wait until each of these has arrived, once; in order of arrival.
+
+        Raises EnvironmentFailure for one that became a dead letter, with the reason, and when the time is up.
+        """
+        wanted, arrived = set(origins), list[Arrived]()
+        deadline_s = self._clock.monotonic_s() + timeout_s
+        while wanted:
+            left_s = deadline_s - self._clock.monotonic_s()
+            if left_s <= 0:
+                raise EnvironmentFailure(
+                    f"{len(wanted)} of {len(origins)} messages have not arrived after {timeout_s:g} s",
+                    hint="look at /readyz and the log of the bridge; the messages stay pending",
+                    first=min(wanted),
+                )
+            message = self._consumer.poll(min(left_s, _POLL_S))
+            if message is not None and (found := self._read(message, wanted)) is not None:
+                wanted.remove(found.origin)
+                arrived.append(found)
+        return arrived
+
+    def _read(self, message: Message, wanted: Container[str]) -> Arrived | None:
+        """What of `wanted` has arrived with this."""
+        if (error := message.error()) is not None:
+            if error.retriable() or error.code() == KafkaError._ALL_BROKERS_DOWN:
+                return None
+            raise EnvironmentFailure(f"cannot read what arrives: {error.str()}", hint="look at the brokers")
+        headers = dict(headers_of(message) or [])  # the bridge's come last
+        origin, due = _text(headers.get(ORIGIN)), _text(headers.get(DUE))
+        if origin not in wanted:
+            return None
+        if message.topic() in self._dead_letters:
+            if REASON not in headers:
+                return None
+            raise EnvironmentFailure(
+                f"{origin} is a dead letter in {message.topic()}: {_text(headers[REASON])}",
+                hint=_text(headers.get(REASON_DETAIL)) or "docs/errors.md explains the reasons",
+            )
+        if not re.fullmatch(NUMBER_PATTERN, due):
+            return None
+        place = f"{message.topic()}/{message.partition()}/{message.offset()}"
+        return Arrived(origin=origin, place=place, lateness_ms=message.timestamp()[1] - int(due))
+
+    def close(self) -> None:
+        """Leave."""
+        self._consumer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _ends(self, topic: str) -> list[TopicPartition]:
+        found = self._consumer.list_topics(topic, timeout=REQUEST_TIMEOUT_S).topics[topic]
+        if found.error is not None:
+            raise KafkaException(found.error)
+        places = [TopicPartition(topic, partition) for partition in found.partitions]
+        for place in places:
+            place.offset = self._consumer.get_watermark_offsets(place, timeout=REQUEST_TIMEOUT_S)[1]
+        return places
+
+
+def _text(value: bytes | None) -> str:
+    return (value or b"").decode(errors="replace")
+
+
+def _words(failed: KafkaException) -> str:
+    return str(failed.args[0].str())

@@ -1,0 +1,458 @@
+"""The command `delay-bridge`: run, check, adopt, resolve, redrive, send, cancel, config, version.
+
+Every failure is one clear line on standard error and the exit status of its kind (bridge/errors.py): 2 configuration,
+3 environment, 4 state, 5 another instance took over.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from enum import Enum
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import structlog
+import typer
+import yaml
+from confluent_kafka import KafkaError, Message
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from bridge import __version__
+from bridge.checks.finding import Finding
+from bridge.client import DelayClient
+from bridge.commands.arrivals import Arrivals
+from bridge.delivery.producer.transaction_markers import Ending
+from bridge.errors import BridgeError, ConfigurationError, EnvironmentFailure, InternalError
+from bridge.runtime import allocator
+from bridge.settings.load import load, reader
+from bridge.settings.model import Settings, plain
+from bridge.settings.secrets import Redactor
+from bridge.telemetry import logs
+from bridge.wire.headers import RejectReason, parse_duration, parse_until
+from bridge.wire.printable import printable
+from timerstore.clock import SystemClock
+
+log = structlog.get_logger("bridge.commands.cli")
+
+app = typer.Typer(
+    name="delay-bridge",
+    help="Delayed delivery for Kafka.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,  # they print local variables, among them secrets
+)
+
+ConfigOption = Annotated[
+    Path | None, typer.Option("--config", "-c", metavar="FILE", help="YAML; DELAY_BRIDGE__* variables win over it.")
+]
+STYLES: Final = {"ok": "green", "warning": "yellow", "failed": "bold red"}
+
+
+class Start(Enum):
+    """Where a delay topic begins for the bridge."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+    COMMITTED = "committed"
+
+
+class Due(Enum):
+    """When a dead letter that goes back is due."""
+
+    ORIGINAL = "original"
+    NOW = "now"
+
+
+@app.command()
+def run(config: ConfigOption = None) -> None:
+    """Run the bridge until SIGTERM or SIGINT."""
+    with _failures_as_one_line() as known:
+        allocator.restrain()
+        read = reader(config, os.environ)
+        settings = read()
+        secrets = set(settings.secrets())
+        from bridge.runtime import app as application  # Spark takes a second to import, and no other command needs it
+
+        def conceal(renewed: Settings) -> None:
+            secrets.update(renewed.secrets())
+            known.redact = Redactor(secrets)
+            logs.configure(format=settings.logs.format, level=settings.logs.level, secrets=secrets)
+
+        conceal(settings)
+        raise typer.Exit(application.run(settings, read, conceal))
+
+
+@app.command()
+def check(
+    config: ConfigOption = None,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for the brokers' answers.", min=0.1)] = 10.0,
+) -> None:
+    """Say of each thing whether it is as it must be, with the remedy. Exit status 1 if something is not."""
+    with _failures_as_one_line() as known:
+        settings = _settings(config, known)
+        from bridge.checks.run import run_checks
+
+        findings = run_checks(settings, timeout_s=timeout)
+        _print_findings(findings, Redactor(settings.secrets()))
+        raise typer.Exit(any(finding.status == "failed" for finding in findings))
+
+
+@app.command()
+def adopt(
+    start: Annotated[Start, typer.Option("--from", help="What of the delay topics is to be delivered.")],
+    config: ConfigOption = None,
+    topic: Annotated[list[str] | None, typer.Option(help="Only this delay topic; may be repeated.")] = None,
+) -> None:
+    """Write new committed offsets, after a start was refused for lack of them. Every instance must be down.
+
+    earliest: everything that the topics still hold is delivered, again if need be. latest: nothing of it is.
+    committed: what is pending of it is; only what is gone from the topics is given up.
+    """
+    with _failures_as_one_line() as known:
+        settings = _settings(config, known)
+        unknown = set(topic or ()) - settings.delay_topics.keys()
+        if unknown:
+            raise ConfigurationError(f"not a delay topic: {', '.join(sorted(unknown))}", hint="see delay_topics")
+        from bridge.kafka.admin import Cluster
+        from bridge.settings.clients import librdkafka
+        from bridge.start import reset_offsets as adoption
+        from bridge.start.first_commits import facts_of
+        from bridge.start.roll_window import decode_parameters, limits_of
+
+        cluster = Cluster(settings)
+        limits = limits_of(cluster, topic or settings.delay_topics)
+        states = adoption.adopt(
+            consumer=librdkafka(settings, "consumer"),
+            group_id=settings.group_id,
+            topics={name: facts_of(cluster, name) for name in topic or settings.delay_topics},
+            parameters=lambda name: decode_parameters(settings, name, limits[name]),
+            start=start.value,
+            directory=settings.store.directory,
+            now_ms=SystemClock().now_ms(),
+        )
+        for (name, partition), state in sorted(states.items()):
+            _say(f"{name}/{partition}: from offset {state.offset}")
+
+
+@app.command()
+def resolve(
+    ending: Annotated[Ending, typer.Option("--as", help="What the transaction came to.")],
+    config: ConfigOption = None,
+) -> None:
+    """Say what became of a transaction, after a start was refused because the brokers have forgotten it. This instance
+    must be down.
+
+    aborted: its messages are delivered, again if they were before. committed: they are not, though some may never have
+    been. What the brokers do know wins over the choice.
+    """
+    with _failures_as_one_line() as known:
+        settings = _settings(config, known)
+        from bridge.install import connector
+        from bridge.spark import session as spark
+        from bridge.spark.transactions import coordinator
+        from bridge.start import resolve
+
+        resolve.must_be_pending(settings)
+        spark.start(settings, connector.jars())  # only Java's client can ask the coordinator
+        try:
+            done = resolve.resolve(settings, ending, coordinator(settings))
+        finally:
+            spark.stop()
+        for name, end in done.items():
+            _say(f"{name}: the last transaction is {end.value}")
+
+
+@app.command()
+def redrive(
+    config: ConfigOption = None,
+    topic: Annotated[list[str] | None, typer.Option(help="Of this delay topic only; may be repeated.")] = None,
+    reason: Annotated[list[str] | None, typer.Option(help="With this delay-reason only; may be repeated.")] = None,
+    target: Annotated[list[str] | None, typer.Option(help="For this delay-topic only; may be repeated.")] = None,
+    since: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Refused from then on: RFC 3339 with a zone, or epoch ms.")
+    ] = None,
+    due: Annotated[Due, typer.Option(help="When: as it was (at once, if that is past), or now.")] = Due.ORIGINAL,
+    set_header: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Replace a header; may be repeated.")
+    ] = None,
+    execute: Annotated[bool, typer.Option("--execute/--dry-run", help="Do it, or only count.")] = False,
+) -> None:
+    """Put dead letters back into their delay topics, each of them once, however often this is run.
+
+    What was rejected for a bad header needs --due now or --set-header: as it is it would be rejected again.
+    """
+    with _failures_as_one_line() as known:
+        settings = _settings(config, known)
+        if unknown := set(topic or ()) - settings.delay_topics.keys():
+            raise ConfigurationError(f"not a delay topic: {', '.join(sorted(unknown))}", hint="see delay_topics")
+        if unknown := set(reason or ()) - set(RejectReason):
+            raise ConfigurationError(f"not a reason: {', '.join(sorted(unknown))}", hint="docs/errors.md lists them")
+        from bridge.commands.redrive import lines
+        from bridge.commands.redrive import redrive as put_back
+        from bridge.wire.letters import Choice
+
+        choice = Choice(
+            topics=topic or (),
+            reasons=reason or (),
+            targets=target or (),
+            since_ms=_read(parse_until, since, "--since"),
+            due_now=due is Due.NOW,
+            set_headers=[_header(text, "--set-header") for text in set_header or ()],
+        )
+        for line in lines(put_back(settings, SystemClock(), choice, execute=execute), execute=execute):
+            _say(line)
+
+
+@app.command()
+def send(
+    value: Annotated[
+        str | None, typer.Argument(help="The message. Without it and --file: each line of standard input.")
+    ] = None,
+    topic: Annotated[
+        str | None, typer.Option("--topic", "--to", help="Real topic; else the delay topic's default.")
+    ] = None,
+    at: Annotated[str | None, typer.Option(help="When: RFC 3339 with a zone, or epoch milliseconds.")] = None,
+    after: Annotated[str | None, typer.Option(help="How long from now: 250ms, 90s, 1h30m, 7d, PT15M.")] = None,
+    key: Annotated[str | None, typer.Option(help="Key of the message.")] = None,
+    header: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Header; may be repeated.")] = None,
+    id: Annotated[str | None, typer.Option(help="Id, to cancel or replace the message by.")] = None,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Take the place of the pending message with this id.")
+    ] = False,
+    partition: Annotated[int | None, typer.Option(help="Partition of the real topic.")] = None,
+    file: Annotated[Path | None, typer.Option(help="The message is this file's content.")] = None,
+    delay_topic: Annotated[str | None, typer.Option(help="Delay topic; default: the configuration's only one.")] = None,
+    wait: Annotated[str | None, typer.Option(help="Wait for the arrival, up to this long: 60s, 5m.")] = None,
+    bootstrap: Annotated[str | None, typer.Option(help="Brokers, host:port; wins over the configuration.")] = None,
+    config: ConfigOption = None,
+) -> None:
+    """Send messages to be delivered later."""
+    with _failures_as_one_line() as known:
+        settings = _settings(config, known)
+        if value is not None and file is not None:
+            raise ConfigurationError("both a message and --file are given", hint="give one of them")
+        send_at, send_after = _read(parse_until, at, "--at"), _after(after)
+        headers = [_header(text) for text in header or ()]
+        delay_topic = delay_topic or _only_delay_topic(settings)
+        client = DelayClient(_producer(settings, bootstrap), delay_topic)
+        arrivals = _arrivals(settings, delay_topic, topic, bootstrap) if wait is not None else None
+        wait_ms = _read(parse_duration, wait, "--wait") or 0
+        sent = _Sent()
+        count = 0
+        for message in _messages(value, file):
+            try:
+                client.send(
+                    topic,
+                    message,
+                    key,
+                    headers,
+                    at=send_at,
+                    after=send_after,
+                    id=id,
+                    replace=replace,
+                    partition=partition,
+                    on_delivery=sent if arrivals is not None else None,
+                )
+            except ValueError as error:
+                raise ConfigurationError(str(error), hint="`delay-bridge send --help` says what can be given") from None
+            count += 1
+        client.flush()
+        _say(f"{count} message{'s' * (count != 1)} sent to {client.delay_topic}", err=True)
+        if arrivals is not None:
+            with arrivals:
+                for arrived in arrivals.wait(sent.origins(), wait_ms / 1000):
+                    _say(f"{arrived.origin} arrived at {arrived.place}, {arrived.lateness_ms} ms late")
+
+
+@app.command()
+def cancel(
+    id: Annotated[str, typer.Argument(help="The id that the message was sent with.")],
+    key: Annotated[str | None, typer.Option(help="The key that it was sent with; without: all partitions.")] = None,
+    delay_topic: Annotated[
+        str | None, typer.Option("--delay-topic", "--topic", help="Delay topic; default: the configuration's only one.")
+    ] = None,
+    bootstrap: Annotated[str | None, typer.Option(help="Brokers, host:port; wins over the configuration.")] = None,
+    config: ConfigOption = None,
+) -> None:
+    """Cancel a pending message. What is delivered already, or unknown, is not an error."""
+    with _failures_as_one_line() as known:
+        settings = _settings(config, known)
+        client = DelayClient(_producer(settings, bootstrap), delay_topic or _only_delay_topic(settings))
+        try:
+            client.cancel(id, key)
+        except ValueError as error:
+            raise ConfigurationError(str(error), hint="give the id that the message was sent with") from None
+        client.flush()
+        _say(f"cancel of {id} sent to {client.delay_topic}", err=True)
+
+
+@app.command("config")
+def show_config(config: ConfigOption = None) -> None:
+    """Print the effective configuration, without secrets."""
+    with _failures_as_one_line() as known:
+        settings = _settings(config, known)
+        typer.echo(yaml.safe_dump(settings.masked(), sort_keys=False, allow_unicode=True), nl=False)
+
+
+@app.command()
+def version() -> None:
+    """Print the versions of the bridge and of what it stands on."""
+    packages = {name: metadata.version(name) for name in ("confluent-kafka", "pyspark", "pyarrow", "numpy")}
+    for name, number in {"delay-bridge": __version__, "python": platform.python_version(), **packages}.items():
+        typer.echo(f"{name} {number}")
+
+
+def main() -> None:
+    """Entry point of `delay-bridge` and `python -m bridge`."""
+    app(prog_name="delay-bridge")
+
+
+def _say(text: str, *, err: bool = False) -> None:
+    """One line. Names and reasons in it may come from records and brokers."""
+    typer.echo(printable(text), err=err)
+
+
+# --- failures --------------------------------------------------------------------------------------------------------
+
+
+class _Known:
+    """What the one line may be freed from, as soon as the settings are read."""
+
+    redact = Redactor()
+
+
+@contextmanager
+def _failures_as_one_line() -> Iterator[_Known]:
+    known = _Known()
+    logs.configure(level="warning", stream=sys.stderr)  # until the settings are read
+    try:
+        yield known
+    except BridgeError as error:
+        _say(f"delay-bridge: {known.redact(str(error))}", err=True)
+        raise typer.Exit(error.exit_code) from None
+    except (typer.Exit, typer.Abort):
+        raise
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    except Exception as error:
+        log.exception("internal_error")  # the outermost frame: whatever it is, the last line says it in one
+        wrapped = InternalError(f"{type(error).__name__}: {error}", hint="this is a bug: please report it with the log")
+        _say(f"delay-bridge: {known.redact(str(wrapped))}", err=True)
+        raise typer.Exit(wrapped.exit_code) from None
+
+
+def _settings(config: Path | None, known: _Known) -> Settings:
+    settings = load(config, os.environ)
+    known.redact = Redactor(settings.secrets())
+    logs.configure(level="warning", secrets=settings.secrets(), stream=sys.stderr)
+    return settings
+
+
+# --- check -----------------------------------------------------------------------------------------------------------
+
+
+def _print_findings(findings: Sequence[Finding], redact: Redactor) -> None:
+    console = Console()
+    if not console.is_terminal:  # one line each, for grep
+        for finding in findings:
+            remedy = f" -> {redact(finding.remedy)}" if finding.remedy else ""
+            _say(f"{finding.status:8}{finding.name}: {redact(finding.detail)}{remedy}")
+        return
+    table = Table("", "check", "found", "remedy", show_lines=False)
+    for finding in findings:
+        style = STYLES[finding.status]
+        texts = (Text(printable(redact(text))) for text in (finding.name, finding.detail, finding.remedy))
+        table.add_row(Text(finding.status, style), *texts)
+    console.print(table)
+
+
+# --- send ------------------------------------------------------------------------------------------------------------
+
+
+def _messages(value: str | None, file: Path | None) -> Iterator[bytes]:
+    if value is not None:
+        yield os.fsencode(value)
+    elif file is not None:
+        try:
+            yield file.read_bytes()
+        except OSError as error:
+            raise ConfigurationError(f"cannot read {file}: {error.strerror}", hint="correct --file") from None
+    else:
+        for line in sys.stdin.buffer:
+            yield line.removesuffix(b"\n").removesuffix(b"\r")
+
+
+class _Sent:
+    """Takes the brokers' answers, and knows which places in the delay topic they name."""
+
+    def __init__(self) -> None:
+        self._origins: list[str] = []
+        self._failures: list[str] = []
+
+    def __call__(self, error: KafkaError | None, message: Message) -> None:
+        if error is None:
+            self._origins.append(f"{message.topic()}/{message.partition()}/{message.offset()}")
+        else:
+            self._failures.append(error.str())
+
+    def origins(self) -> list[str]:
+        """All of them. Raises EnvironmentFailure if a message was not taken."""
+        if self._failures:
+            raise EnvironmentFailure(f"not taken: {self._failures[0]}", hint="send it again")
+        return self._origins
+
+
+def _arrivals(settings: Settings, delay_topic: str, topic: str | None, bootstrap: str | None) -> Arrivals:
+    """Made before the first message is sent, so that none can be missed."""
+    mapped = settings.delay_topics.get(delay_topic)
+    target = topic or (mapped.target if mapped is not None else None)
+    if target is None:
+        raise ConfigurationError("--wait needs to know the real topic", hint="name it with --to")
+    common = {name: plain(value) for name, value in settings.kafka.common.items()}
+    # A group that the bridge's user may name in any case; it is never joined.
+    properties = {**common, "group.id": settings.group_id} | ({"bootstrap.servers": bootstrap} if bootstrap else {})
+    dead_letters = [settings.dead_letter_topic(delay_topic)] if mapped is not None else []
+    return Arrivals(properties, [target], SystemClock(), dead_letters)
+
+
+def _producer(settings: Settings, bootstrap: str | None) -> dict[str, Any]:
+    """The configuration's security and brokers; what belongs to the bridge's own producer stays out."""
+    properties = {name: plain(v) for m in (settings.kafka.common, settings.kafka.producer) for name, v in m.items()}
+    properties.pop("transaction.timeout.ms", None)
+    return properties | ({"bootstrap.servers": bootstrap} if bootstrap else {})
+
+
+def _only_delay_topic(settings: Settings) -> str:
+    names = list(settings.delay_topics)
+    if len(names) > 1:
+        raise ConfigurationError(f"which delay topic: {', '.join(names)}?", hint="name one with --delay-topic")
+    return names[0]
+
+
+def _read(parse: Callable[[str], int], text: str | None, option: str) -> int | None:
+    if text is None:
+        return None
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise ConfigurationError(f"{option}: {error}", hint="`delay-bridge send --help` shows the forms") from None
+
+
+def _after(text: str | None) -> timedelta | None:
+    ms = _read(parse_duration, text, "--after")
+    return None if ms is None else timedelta(milliseconds=ms)
+
+
+def _header(text: str, option: str = "--header") -> tuple[str, bytes]:
+    name, separator, value = text.partition("=")
+    if not separator or not name:
+        raise ConfigurationError(f"{option} {text!r} is not NAME=VALUE", hint=f"write {option} name=value")
+    return name, os.fsencode(value)

@@ -1,0 +1,599 @@
+"""The thread that delivers: it waits for the next due time, and is the only one that writes to Kafka.
+
+One transaction (invariant I1: output is exactly what becomes finished), and what a crash right after each step costs:
+
+    1. take         due rows leave the store, on loan                    nothing: they are pending
+    2. plan         targets, sizes and permissions are looked at         nothing
+    3. produce      records go out, invisible to read_committed          the successor's init_transactions aborts them
+    4. offsets      O, P and the group metadata join the transaction     as 3
+    5. commit       the brokers decide                                   the committed (O, P) tell which way
+    6. acknowledge  the store forgets the rows                           a start drops what is finished under (O, P)
+
+A transaction stays open for at most the commit interval while more falls due within it, since a commit costs several
+times what one record does; a backlog is taken in large transactions. Without anything due the thread sleeps in the
+store; O follows ingest about once a second.
+
+An abort puts all rows back, and the next attempt is narrower: without the record, the target or the source that caused
+it, or with fewer rows, until something can be committed (narrowing.py). So whatever a broker answers, what can be
+delivered is.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
+from typing import Final
+
+import structlog
+from confluent_kafka import KafkaError, TopicPartition
+
+from bridge.delivery.held_sources import HeldSources
+from bridge.delivery.narrowing import Narrowing
+from bridge.delivery.open_transaction import DispatchMetrics, Work
+from bridge.delivery.plan.planner import Plan, Planner
+from bridge.delivery.plan.unwritable import Unplannable, Unwritable
+from bridge.delivery.producer.writer import Aborted, Broken, Indefinite, Writer
+from bridge.errors import BridgeError, EnvironmentFailure, InternalError, StateError
+from bridge.kafka.errors import Fault, fault_of, fenced
+from bridge.kafka.membership import Membership
+from bridge.settings.time_budgets import USUAL, TimeBudgets
+from bridge.wire.committed_state import CommittedState
+from timerstore.clock import Clock
+from timerstore.operations.transaction import Rows
+from timerstore.rows.position import Progress
+from timerstore.rows.sources import SourceName, Sources
+from timerstore.store import TimerStore
+
+PIECE_ROWS: Final = 5_000
+PIECE_BYTES: Final = 16 << 20
+TRANSACTION_BYTES_MAX: Final = 64 << 20
+GATHER_S: Final = 0.002
+"""The shortest time between two takes of a transaction: a millisecond's rows at a time cost more in overhead than in
+work. Half of it is added to the usual lateness."""
+NOTHING_S: Final = 0.01
+IDLE_COMMIT_S: Final = 1.0
+LOOK_AGAIN_S: Final = 1.0
+"""The longest sleep: ingest of what is far away moves O without waking anybody, and a stepped wall clock must be
+noticed.
+"""
+STALLED_LOOK_S: Final = 0.5
+"""Nothing is acknowledged for so long: the brokers are asked, beside it, what they know of the targets, and again after
+as long."""
+CATCH_UP_WAIT_S: Final = 0.25
+BACKOFF_S: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0)
+FENCED_AGAIN_S: Final = 60.0
+
+log = structlog.get_logger("bridge.delivery.dispatcher")
+
+
+class _Stale(Exception):
+    """Partitions were revoked since the store was based on their committed states: nothing of this may be committed."""
+
+
+class Dispatcher:
+    """See the module. It starts held: `resume` gives it a store to deliver from, `quiesce` takes it away again."""
+
+    def __init__(
+        self,
+        *,
+        writer: Writer,
+        planner: Planner,
+        membership: Callable[[], Membership],
+        read_committed: Callable[[Collection[SourceName]], Mapping[SourceName, CommittedState | None]],
+        clock: Clock,
+        metrics: DispatchMetrics,
+        on_fatal: Callable[[BridgeError], None],
+        commit_interval_ms: int = 20,
+        transaction_rows: int = 20_000,
+        budgets: TimeBudgets = USUAL,
+        beat: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`beat` is called by the thread again and again, while it waits for a due time too."""
+        self._writer = writer
+        self._planner = planner
+        self._membership = membership
+        self._read_committed = read_committed
+        self._clock = clock
+        self._metrics = metrics
+        self._on_fatal = on_fatal
+        self._commit_interval_s = commit_interval_ms / 1000
+        self._budgets = budgets
+        self._beat = beat
+
+        self._changed = threading.Condition()
+        self._held = True
+        self._parked = False
+        self._stopping = False
+        self._ended = False
+        self._thread: threading.Thread | None = None
+        self._store: TimerStore | None = None
+
+        # From here on: the thread's own, or changed while it is parked.
+        self._states: dict[SourceName, CommittedState] = {}
+        self._revocations = 0
+        self._is_open = False
+        self._is_stale = False
+        self._renewal = False
+        self._unresolved: Work | None = None
+        topics = planner.delay_topics, planner.dead_letter_topics
+        self._narrowing = Narrowing(planner.targets, *topics, clock, transaction_rows)
+        self._held_sources = HeldSources(planner.targets, clock)
+        self._is_out_of_steps = False
+        self._failures = 0
+        self._fenced_s: float | None = None
+        self._committed_s = 0.0
+        self._row_bytes = 1_000.0
+        self._look_again_s = STALLED_LOOK_S
+
+    # -- control: any thread
+
+    def start(self) -> None:
+        """Start the thread, held; it opens the producer meanwhile."""
+        self._planner.targets.start(self._planner.delay_topics | self._planner.dead_letter_topics)
+        self._thread = threading.Thread(target=self._run, name="dispatcher", daemon=True)
+        self._thread.start()
+
+    def resume(self, store: TimerStore, states: Mapping[SourceName, CommittedState], revocations: int) -> None:
+        """Deliver from `store`, which was opened on `states`, read when there had been `revocations` (of `Membership`).
+
+        Only while held. With the same store as before, a transaction whose outcome is unknown is resolved first.
+        """
+        with self._changed:
+            if not self._parked and self._thread is not None and not self._ended:
+                raise InternalError("the dispatcher is running", hint="This is a bug of the bridge; please report it.")
+            if store is not self._store:
+                self._store, self._unresolved = store, None
+                self._states = dict(states)
+                self._narrowing.clear()
+                self._held_sources.clear()
+            self._revocations = revocations
+            self._is_stale = False
+            self._held = False
+            self._changed.notify_all()
+
+    def quiesce(self, timeout_s: float = 30.0) -> bool:
+        """Finish or abort the open transaction, and hold. Returns whether that was done in time.
+
+        When it was not: brokers do not answer, and nobody knows. The group's metadata then keeps the transaction from
+        being committed by us once the partitions are somebody else's, and require-stable keeps the successor waiting
+        for its end.
+        """
+        return self._hold(timeout_s)
+
+    def renew_producer(self) -> None:
+        """Have the producer made anew between two transactions: its timers stand still after a jump of the clock."""
+        self._renewal = True
+        if self._store is not None:
+            self._store.wake()
+
+    @property
+    def is_renewed(self) -> bool:
+        """Whether that has been done, or can wait until there is something to deliver."""
+        return self._thread is None or self._ended or (self._is_open and (self._parked or not self._renewal))
+
+    def stop(self, timeout_s: float = 10.0) -> bool:
+        """Quiesce and end the thread. Returns whether it ended in time."""
+        with self._changed:
+            self._stopping = True
+        self._hold(0)
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout_s)
+            return not self._thread.is_alive()
+        return True
+
+    def wait_open(self, timeout_s: float) -> bool:
+        """Wait until the producer is there (transactions initialised). Returns whether it is."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._is_open or self._ended, timeout_s) and self._is_open
+
+    def _hold(self, timeout_s: float) -> bool:
+        with self._changed:
+            self._held = True
+            self._changed.notify_all()
+            if self._store is not None:
+                self._store.wake()
+            if self._thread is None or self._thread is threading.current_thread():
+                return True
+            return self._changed.wait_for(lambda: self._parked or self._ended, timeout_s) and self._unresolved is None
+
+    # -- the thread
+
+    def _run(self) -> None:
+        failure: BridgeError | None = None
+        try:
+            while self._may_run():
+                self._beat()
+                self._step()
+        except BridgeError as error:
+            failure = error
+        except Exception as error:  # noqa: BLE001 - whatever it is, the application must know that nobody delivers any more
+            failure = InternalError("delivery failed", hint="Please report this.", reason=repr(error))
+            failure.__cause__ = error
+        finally:
+            self._planner.targets.stop()
+            self._writer.close()
+            with self._changed:
+                self._ended = self._parked = True
+                self._is_open = False
+                self._changed.notify_all()
+        if failure is not None:
+            self._on_fatal(failure)
+
+    def _may_run(self) -> bool:
+        """Waits while held (but opens the producer first); False when stopping."""
+        with self._changed:
+            while self._held and not self._stopping and self._is_open:
+                self._parked = True
+                self._changed.notify_all()
+                self._beat()
+                self._changed.wait(LOOK_AGAIN_S)
+            # Without a producer there is no open transaction either: as good as parked.
+            self._parked = self._held
+            self._changed.notify_all()
+            return not self._stopping
+
+    def _step(self) -> None:
+        if self._renewal:
+            self._renewal = False
+            self._set_open(False)
+            self._writer.close()
+            self._metrics.producer_rebuilt()
+        if not self._is_open:
+            self._open()
+            return
+        store = self._store
+        if store is None or self._is_stale:
+            self._pause(LOOK_AGAIN_S)
+            return
+        if self._unresolved is not None:
+            self._resolve(self._unresolved)
+            return
+        if not store.is_caught_up():
+            store.wait(CATCH_UP_WAIT_S)
+            return
+        if len(self._held_sources) and self._held_sources.release(store.sources):
+            self._hold_sources(store)
+        if store.outruns(self._clock.now_ms()):
+            self._step_back(store)
+        else:
+            self._is_out_of_steps = False
+        wakeup_ms, now_ms = store.next_wakeup_ms(), self._clock.now_ms()
+        behind = store.offsets_behind()
+        idle_s = self._clock.monotonic_s() - self._committed_s
+        if (wakeup_ms is not None and wakeup_ms <= now_ms) or (
+            behind and (idle_s >= IDLE_COMMIT_S or store.is_pressed())
+        ):
+            self._transact(store)
+            return
+        sleep_s = LOOK_AGAIN_S
+        if wakeup_ms is not None:
+            sleep_s = min(sleep_s, (wakeup_ms - self._clock.now_ms()) / 1000)
+        if behind:
+            sleep_s = min(sleep_s, IDLE_COMMIT_S - idle_s)
+        if sleep_s > 0:
+            store.wait(sleep_s)
+
+    def _step_back(self, store: TimerStore) -> None:
+        """The clock was set back behind P: go on from the new time, if that can be written down (I4). Where it was set
+        back too often for that, what is due before P waits until the clock has caught up.
+        """
+        now_ms = self._clock.now_ms()
+        if not all(state.has_room_for_a_step() for state in self._states.values()):
+            if not self._is_out_of_steps:
+                self._is_out_of_steps = True
+                self._metrics.clock_step_refused()
+                log.error(
+                    "clock-steps-exhausted", now_ms=now_ms, steps=max(len(s.frozen) for s in self._states.values())
+                )
+            return
+        store.step_back(now_ms)
+        log.warning("clock-behind-position", now_ms=now_ms, steps=1 + max(len(s.frozen) for s in self._states.values()))
+
+    def _open(self) -> None:
+        try:
+            self._writer.open()
+        except Aborted as aborted:
+            log.warning("producer-not-ready", code=aborted.error.name(), reason=aborted.error.str())
+            self._back_off()
+            return
+        except Broken as broken:
+            self._after_break(broken)
+            self._back_off()
+            return
+        self._set_open(True)
+
+    def _set_open(self, is_open: bool) -> None:
+        with self._changed:
+            self._is_open = is_open
+            self._changed.notify_all()
+
+    def _transact(self, store: TimerStore) -> None:
+        work = Work(store.begin(only_output=self._narrowing.is_narrowest), self._clock.monotonic_s())
+        self._planner.catch_up.begin()
+        self._look_again_s = STALLED_LOOK_S
+        try:
+            self._fill(store, work)
+            self._commit(store, work)
+        except Aborted as aborted:
+            is_fresh = self._give_up(work, leave=aborted.is_explained)
+            self._after_abort(work, aborted, is_fresh=is_fresh)
+            self._hold_sources(store, {s: Unwritable(refusal=why) for s, why in self._narrowing.take_stuck().items()})
+        except Unplannable as unplannable:
+            self._give_up(work)
+            self._hold_sources(store, unplannable.unwritable)
+        except Indefinite as indefinite:
+            self._unresolved = work
+            self._after_break(indefinite, work)
+        except Broken as broken:
+            work.rollback()  # commit was not asked for, and the next producer ends what this one left open
+            self._after_break(broken, work)
+            if not self._narrowing.narrow(work.rows, work.places(), broken.error, is_careful=False, is_passing=True):
+                self._back_off()
+        except _Stale:
+            log.info("transaction-outlived-its-assignment", rows=work.rows)
+            self._is_stale = True
+            self._give_up(work)
+        except BaseException:
+            self._give_up(work)
+            raise
+
+    # -- filling a transaction
+
+    def _fill(self, store: TimerStore, work: Work) -> None:
+        """Take, plan and produce until it is time to commit."""
+        while True:
+            self._beat()
+            now_ms = self._clock.now_ms()
+            bound_ms = self._narrowing.until_ms
+            work.until_ms = now_ms if bound_ms is None else min(now_ms, bound_ms)
+            room = self._piece_rows(work)
+            rows = work.store.take(work.until_ms, room)
+            if len(rows):
+                self._produce(work, self._plan(store, rows, now_ms))
+            open_s = self._clock.monotonic_s() - work.opened_s
+            is_full = work.rows >= self._narrowing.rows or work.bytes >= TRANSACTION_BYTES_MAX
+            if is_full or open_s >= self._budgets.fill_s or self._is_wanted():
+                return
+            if len(rows) >= room:
+                continue  # a backlog
+            if not work.rows or bound_ms is not None or open_s >= self._commit_interval_s:
+                return
+            wakeup_ms, now_ms = store.next_wakeup_ms(), self._clock.now_ms()
+            if wakeup_ms is None or (wakeup_ms - now_ms) / 1000 > self._commit_interval_s - open_s:
+                return
+            store.wait(max((wakeup_ms - now_ms) / 1000, GATHER_S))
+
+    def _piece_rows(self, work: Work) -> int:
+        """How many rows to take next: bounded in rows, and by what rows weighed lately in bytes."""
+        return max(1, min(PIECE_ROWS, self._narrowing.rows - work.rows, int(PIECE_BYTES / self._row_bytes)))
+
+    def _plan(self, store: TimerStore, rows: Rows, now_ms: int) -> Plan:
+        plan = self._planner.plan(rows, store.sources, now_ms, self._narrowing.findings)
+        self._row_bytes += 0.5 * (max(1.0, plan.bytes / len(rows)) - self._row_bytes)
+        if len(plan.due) and int(plan.due.max()) > self._clock.now_ms():
+            # I4: the wall clock was set back since the rows were taken. They are not due any more.
+            raise Aborted(KafkaError(KafkaError._TRANSPORT, "the clock was set back", retriable=True))
+        return plan
+
+    def _produce(self, work: Work, plan: Plan) -> None:
+        if plan.records and not work.begun:
+            self._writer.begin()
+            work.begun = True
+        first = work.rows
+        work.keys.append(plan.keys)
+        work.rows += len(plan.keys)
+        work.bytes += plan.bytes
+        work.planned += plan.records
+        for batch in plan.batches:
+            careful = self._narrowing.is_careful
+            for part in self._narrowing.split(batch, plan.keys[batch.ids]) if careful else (batch,):
+                self._beat()
+                work.sent.append(part.sent(first))
+                work.accepted += self._writer.send(part, first_id=first, careful=careful)
+        for topic, target in plan.targets.items():
+            if topic not in work.targets or work.targets[topic].takes_less_than(target):
+                work.targets[topic] = target
+        work.lateness.append(self._clock.now_ms() - plan.due)
+        for topic, count in plan.delivered.items():
+            work.delivered[topic] = work.delivered.get(topic, 0) + count
+        for reason, count in plan.rejected.items():
+            work.rejected[reason] = work.rejected.get(reason, 0) + count
+        work.rolled += plan.rolled
+        work.deferred += plan.deferred
+        work.forwarded += plan.forwarded
+        if plan.traced:
+            work.traced.append((self._clock.now_ms(), plan.traced))
+        for reason, count in plan.retried.items():
+            work.retried[reason] = work.retried.get(reason, 0) + count
+
+    # -- ending a transaction
+
+    def _commit(self, store: TimerStore, work: Work) -> None:
+        if work.accepted != work.planned:
+            raise _bug("records were lost between plan and client", planned=work.planned, accepted=work.accepted)
+        work.states = self._next_states(store.sources, work.store.progress())
+        if not work.states:
+            if work.accepted:
+                raise _bug("a transaction has output, but moves no position", rows=work.rows)
+            work.rollback()
+            self._narrowing.committed(0)
+            # Whatever made us look, there is nothing to do: look again later, not at once.
+            self._committed_s = self._clock.monotonic_s()
+            self._pause(NOTHING_S)
+            return
+        member = self._membership()
+        if member.revocations != self._revocations or not member.partitions >= work.states.keys():
+            raise _Stale
+        offsets = [TopicPartition(*name, state.offset, state.metadata()) for name, state in work.states.items()]
+        if not work.begun:
+            self._writer.begin()
+            work.begun = True
+        self._writer.commit(offsets, member.metadata, lambda stalled_s: self._look_at_targets(work, stalled_s))
+        self._acknowledge(work)
+
+    def _look_at_targets(self, work: Work, stalled_s: float) -> None:
+        """Nothing is acknowledged. Raises Aborted when that is because a target takes nothing any more."""
+        self._beat()
+        targets = self._planner.targets
+        self._look_again_s = min(self._look_again_s, stalled_s + STALLED_LOOK_S)  # another stall begins anew
+        is_silent = targets.find_silent(stalled_s)
+        if not is_silent and stalled_s >= self._look_again_s:
+            targets.doubt(work.targets)
+            self._look_again_s = stalled_s + STALLED_LOOK_S
+        if is_silent or targets.are_worse_than(work.targets):
+            error = KafkaError(KafkaError._MSG_TIMED_OUT, "a target takes nothing any more")
+            raise Aborted(error, is_explained=True)
+
+    def _next_states(self, sources: Sources, progress: Mapping[int, Progress]) -> dict[SourceName, CommittedState]:
+        """The committed states that the transaction leads to. Raises InternalError when one would go back (I1)."""
+        result = {}
+        for source, new in progress.items():
+            name = sources.name(source)
+            state = self._states[name]
+            old = state.progress(name, sources)
+            if not new.includes(old, source):
+                raise _bug("the committed state would go back", topic=name[0], partition=name[1], old=old, new=new)
+            result[name] = state.moved(new, sources)
+        return result
+
+    def _acknowledge(self, work: Work) -> None:
+        work.acknowledge()
+        self._planner.catch_up.commit()
+        self._states.update(work.states)
+        self._narrowing.committed(work.rows)
+        self._failures = 0
+        self._committed_s = self._clock.monotonic_s()
+        for topic, count in work.delivered.items():
+            self._metrics.delivered(topic, count)
+        for reason, count in work.rejected.items():
+            self._metrics.rejected(reason, count)
+        if work.rolled:
+            self._metrics.rolled(work.rolled)
+        if work.forwarded:
+            self._metrics.cancels_forwarded(work.forwarded)
+        if work.deferred:
+            self._metrics.deferred(work.deferred)
+        for reason, count in work.retried.items():
+            self._metrics.retried(reason, count)
+        for lateness_ms in work.lateness:
+            self._metrics.observe_lateness(lateness_ms)
+        self._metrics.observe_transaction(self._committed_s - work.opened_s)
+        if self._planner.tracer is not None:
+            for produced_ms, deliveries in work.traced:
+                self._planner.tracer.delivered(deliveries, produced_ms, self._clock.now_ms())
+
+    def _give_up(self, work: Work, *, leave: bool = False) -> bool:
+        """Abort, and put the rows back; `leave`: the abort may wait for a partition that does not answer. Returns
+        whether the producer is another one now.
+        """
+        is_fresh = False
+        try:
+            if work.begun and not work.is_ended:
+                if leave:
+                    is_fresh = self._writer.leave()
+                else:
+                    self._writer.abort()
+        except Broken as broken:
+            self._after_break(broken, work)
+        finally:
+            work.rollback()
+        return is_fresh
+
+    def _after_abort(self, work: Work, aborted: Aborted, *, is_fresh: bool) -> None:
+        """Decide how the next attempt differs from this one."""
+        self._metrics.transaction_aborted()
+        error, is_passing = aborted.error, fault_of(aborted.error) in (Fault.BROKERS, Fault.GROUP)
+        log.warning("transaction-aborted", code=error.name(), reason=error.str(), rows=work.rows)
+        if not is_passing and not is_fresh:
+            # A batch that was refused leaves a gap in the client's sequence numbers, on which the next one stumbles.
+            self._set_open(False)
+        if not is_passing:
+            self._narrowing.bound(work.until_ms)
+        if aborted.is_explained:
+            return
+        if self._narrowing.learn(work.blame(aborted.culprits), is_exact=aborted.is_exact):
+            return
+        if not is_passing:
+            # The brokers may know the targets otherwise than we do. Asking again is cheap, aborting again is not.
+            for topic in work.delivered:
+                self._planner.targets.expire(topic)
+        is_narrower = self._narrowing.narrow(
+            work.rows, work.places(), error, is_careful=not aborted.is_slow, is_passing=is_passing
+        )
+        if is_passing or not is_narrower:
+            self._back_off()
+
+    def _hold_sources(self, store: TimerStore, more: Mapping[int, Unwritable] = MappingProxyType({})) -> None:
+        """Deliver nothing of the sources that cannot be written to, `more` of them from now on; all others go on."""
+        self._held_sources.add(more, store.sources)
+        held = self._held_sources.now()
+        store.hold(held)
+        self._metrics.partitions_held(len(held))
+
+    def _after_break(self, broken: Broken, work: Work | None = None) -> None:
+        """The producer is gone: the next step makes another. Raises FencedError when it was fenced twice within a
+        minute, and the age of the transaction does not explain it.
+        """
+        error, now_s = broken.error, self._clock.monotonic_s()
+        age_s = 0.0 if work is None else now_s - work.opened_s
+        log.warning(
+            "producer-lost", code=error.name(), reason=error.str(), is_indefinite=isinstance(broken, Indefinite)
+        )
+        self._metrics.producer_rebuilt()
+        self._set_open(False)
+        if not broken.is_fenced:
+            return
+        if self._budgets.is_timed_out(age_s):
+            log.warning("transaction-timed-out", open_s=round(age_s, 1), rows=0 if work is None else work.rows)
+            return
+        # A transaction that outlived its time-out looks the same as a rival. A rival does it again.
+        if self._fenced_s is not None and now_s - self._fenced_s < FENCED_AGAIN_S:
+            raise fenced(error)
+        self._fenced_s = now_s
+
+    def _resolve(self, work: Work) -> None:
+        """Find out whether an unanswered commit happened: the committed states are the new ones, or the old ones."""
+        try:
+            found = self._read_committed(list(work.states))
+        except EnvironmentFailure as failure:
+            log.warning("commit-still-unanswered", reason=str(failure))
+            self._back_off()
+            return
+        committed = {name for name, state in work.states.items() if state.is_same_progress(found[name])}
+        unchanged = {name for name in work.states if self._states[name].is_same_progress(found[name])}
+        self._unresolved = None
+        if committed == work.states.keys():
+            log.info("commit-was-made", rows=work.rows)
+            self._acknowledge(work)
+        elif unchanged == work.states.keys():
+            log.info("commit-was-not-made", rows=work.rows)
+            work.rollback()
+            error = KafkaError(KafkaError._TIMED_OUT, "the commit was not made")
+            self._narrowing.narrow(work.rows, work.places(), error, is_careful=False, is_passing=True)
+        else:
+            work.rollback()
+            raise StateError(
+                "the committed offsets are neither those before the last transaction nor those after it",
+                hint="Something else commits under this bridge's id: stop it, then start again.",
+                partitions=sorted(work.states.keys() - committed - unchanged),
+            )
+
+    def _is_wanted(self) -> bool:
+        """Whether somebody waits for the open transaction to end."""
+        return self._held or self._stopping
+
+    def _back_off(self) -> None:
+        seconds = BACKOFF_S[min(self._failures, len(BACKOFF_S) - 1)]
+        self._failures += 1
+        self._pause(seconds)
+
+    def _pause(self, seconds: float) -> None:
+        with self._changed:
+            self._changed.wait_for(self._is_wanted, seconds)
+
+
+def _bug(message: str, **fields: object) -> InternalError:
+    return InternalError(
+        message, hint="This is a bug of the bridge; nothing was committed. Please report it.", **fields
+    )

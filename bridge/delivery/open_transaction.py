@@ -1,0 +1,138 @@
+"""One transaction under way, and the seam of the metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+from confluent_kafka import KafkaError
+
+from bridge.delivery.plan.due_rows import Sent
+from bridge.delivery.plan.spans import Delivery
+from bridge.delivery.targets.target import Target
+from bridge.wire.committed_state import CommittedState
+from timerstore.operations.transaction import Transaction
+from timerstore.rows.position import Int64s
+from timerstore.rows.sources import SourceName
+
+
+class DispatchMetrics(Protocol):
+    """What is used of `metrics.Metrics`."""
+
+    def delivered(self, topic: str, rows: int) -> None:
+        """Committed to a target."""
+        ...
+
+    def rejected(self, reason: str, rows: int = 1) -> None:
+        """Committed to a dead-letter topic."""
+        ...
+
+    def rolled(self, rows: int) -> None:
+        """Copies committed to a delay topic."""
+        ...
+
+    def cancels_forwarded(self, records: int) -> None:
+        """Copies of cancels committed to other partitions of a delay topic."""
+        ...
+
+    def deferred(self, rows: int) -> None:
+        """Overdue, and given a slot."""
+        ...
+
+    def retried(self, reason: str, rows: int) -> None:
+        """Put off."""
+        ...
+
+    def observe_lateness(self, lateness_ms: npt.NDArray[np.int64]) -> None:
+        """Milliseconds from due to produced of committed messages; negative: early."""
+        ...
+
+    def observe_transaction(self, seconds: float) -> None:
+        """From the first row to the known commit."""
+        ...
+
+    def transaction_aborted(self) -> None:
+        """Rolled back."""
+        ...
+
+    def partitions_held(self, count: int) -> None:
+        """So many partitions of delay topics are held."""
+        ...
+
+    def clock_step_refused(self) -> None:
+        """The clock was set back once more than the committed metadata has room for."""
+        ...
+
+    def producer_rebuilt(self) -> None:
+        """A new producer took the place of a lost one."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Culprit:
+    """A record that failed: where it was sent, and what was said. `partition` is -1 where that is not known."""
+
+    topic: str
+    partition: int
+    error: KafkaError
+
+
+@dataclass(slots=True)
+class Work:
+    """One transaction under way."""
+
+    store: Transaction
+    opened_s: float
+    until_ms: int = 0
+    """What was due by then may be in it."""
+    begun: bool = False
+    planned: int = 0
+    accepted: int = 0
+    rows: int = 0
+    bytes: int = 0
+    is_ended: bool = False
+    keys: list[Int64s] = field(default_factory=list)
+    sent: list[Sent] = field(default_factory=list)
+    targets: dict[str, Target] = field(default_factory=dict)
+    """What was believed of them when records were sent there; the best of it."""
+    lateness: list[Int64s] = field(default_factory=list)
+    delivered: dict[str, int] = field(default_factory=dict)
+    rejected: dict[str, int] = field(default_factory=dict)
+    rolled: int = 0
+    deferred: int = 0
+    forwarded: int = 0
+    retried: dict[str, int] = field(default_factory=dict)
+    traced: list[tuple[int, Sequence[Delivery]]] = field(default_factory=list)
+    """When they were produced (ms), and the messages that get a span."""
+    states: dict[SourceName, CommittedState] = field(default_factory=dict)
+
+    def blame(self, rows: Mapping[int, tuple[KafkaError, int]]) -> dict[int, Culprit]:
+        """Failed rows, by number within the transaction, with error and partition, as packed (source, offset) ->
+        culprit.
+        """
+        keys = np.concatenate(self.keys) if self.keys else np.empty(0, np.int64)
+        wanted = np.fromiter(rows, np.int64)
+        result = {}
+        for sent in self.sent:
+            for row in np.intersect1d(sent.ids + sent.first, wanted).tolist():
+                error, partition = rows[row]
+                result[int(keys[row])] = Culprit(sent.topic, partition, error)
+        return result
+
+    def places(self) -> set[tuple[str, int]]:
+        """Topics and partitions that records were sent to; -1 for those that the partitioner chose."""
+        return {place for sent in self.sent for place in sent.places()}
+
+    def acknowledge(self) -> None:
+        """The commit is known."""
+        self.is_ended = True
+        self.store.acknowledge()
+
+    def rollback(self) -> None:
+        """Known not to be committed."""
+        if not self.is_ended:
+            self.is_ended = True
+            self.store.rollback()

@@ -1,0 +1,1 @@
+"""What becomes of each due row, decided before anything is produced."""

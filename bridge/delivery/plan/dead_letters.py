@@ -1,0 +1,343 @@
+"""Dead letters: records that cannot be delivered, byte for byte, with why and where from.
+
+A record that decoding refused still has all its headers. A timer that is refused at dispatch (its target is missing,
+forbidden, too small...) had its control headers taken off when it was decoded; they are written anew, with the due time
+in its absolute form, so that the dead letter can be put back into the delay topic and is the same timer again.
+
+Where a dead-letter topic does not take records for now, a timer is retried like any other failure, and a record that
+decoding refused is *held*: it waits in the delay topic as a copy whose target is the dead-letter topic, complete with
+the headers that it will have there, those that decoding would read renamed. Any producer can write such a copy. So of a
+held letter nothing is believed but the record's own headers and the code of the reason; all else is written anew.
+
+One record's trouble is its own: where a letter cannot be made, the record becomes a plain one, with what can be read of
+it, and the others go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from bridge.delivery.plan.copies import to_sources
+from bridge.delivery.plan.due_rows import Batch, Outgoing, pieces
+from bridge.kafka.errors import Refusal
+from bridge.wire import headers as h
+from bridge.wire.dialects import DIALECTS
+from bridge.wire.headers import HeaderList, Headers, RejectReason, Where
+from timerstore.rows.entry import Kind
+from timerstore.rows.position import Int64s
+
+DETAIL_CHARS_MAX: Final = 1_000
+CUT_BYTES: Final = 64 << 10
+CUT_HEADERS: Final = 1_000
+_REASONS: Final = {str(reason): reason for reason in RejectReason}
+_COLUMNS: Final = ("kind", "origin", "ts", "due", "reason", "target", "target_partition", "id", "attempt")
+
+Letters = list[tuple[bytes | None, bytes | None, HeaderList]]
+"""Value, key and headers of each."""
+
+Plain = Callable[[str, Where, str], None]
+"""Is told of each plain letter: the reason that it would have had, the record, and what went wrong."""
+
+
+def _tell_nobody(reason: str, where: Where, detail: str) -> None:
+    """Nobody is told."""
+
+
+def dead_letters(
+    outgoing: Outgoing,
+    ids: npt.NDArray[np.intp],
+    condemned: Mapping[int, Refusal],
+    topic_of: Mapping[str, str],
+    sizes: Int64s,
+    cut: Collection[int] = (),
+    plain: Plain = _tell_nobody,
+) -> Iterator[Batch]:
+    """Dead letters of the rows `ids`: rejects, `condemned` ones (by row index), and held ones that are released.
+
+    `topic_of` maps a delay topic to its dead-letter topic. Letters of the rows in `cut` are without their value, and
+    without keys and headers of more than CUT_BYTES; a header says so.
+    """
+    for part in pieces(ids, sizes):
+        chosen = ids[part]
+        letters = _letters(outgoing, chosen, condemned, cut, plain)
+        topics = [topic_of[outgoing.sources.name(source)[0]] for source in outgoing.rows.source[chosen].tolist()]
+        for topic in dict.fromkeys(topics):
+            mine = [i for i, name in enumerate(topics) if name == topic]
+            yield Batch(
+                topic=topic,
+                ids=chosen[mine],
+                values=[letters[i][0] for i in mine],
+                keys=[letters[i][1] for i in mine],
+                headers=[letters[i][2] for i in mine],
+            )
+
+
+def held(
+    outgoing: Outgoing,
+    ids: npt.NDArray[np.intp],
+    topic_of: Mapping[str, str],
+    sizes: Int64s,
+    at_ms: Int64s,
+    plain: Plain = _tell_nobody,
+) -> Iterator[Batch]:
+    """Copies of the rejects `ids` that become dead letters at `at_ms` int64[m]."""
+    for part in pieces(ids, sizes):
+        chosen = ids[part]
+        letters = _letters(outgoing, chosen, {}, (), plain)
+        origins, stamps = outgoing.column("origin", chosen), outgoing.column("ts", chosen)
+        topics = [topic_of[outgoing.sources.name(source)[0]] for source in outgoing.rows.source[chosen].tolist()]
+        headers: list[HeaderList] = [
+            [
+                *hold([(name, _bytes(value)) for name, value in complete]),
+                *h.copy_headers(origin=origin, due_ms=ts_ms, rolls=0, attempt=1, target=topic, at_ms=at),
+            ]
+            for (_, _, complete), origin, ts_ms, topic, at in zip(
+                letters, origins, stamps, topics, at_ms[part].tolist(), strict=True
+            )
+        ]
+        values, keys = [value for value, _, _ in letters], [key for _, key, _ in letters]
+        yield from to_sources(outgoing, chosen, values, keys, headers, alone=False)
+
+
+def is_held(outgoing: Outgoing, ids: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_]:
+    """Which of the timers are held dead letters: copies that agree with where they are; bool[m]."""
+    names = ("origin", "due")
+    columns = zip(*(outgoing.column(name, ids) for name in names), strict=True)
+    places = zip(outgoing.rows.source[ids].tolist(), outgoing.rows.offset[ids].tolist(), columns, strict=True)
+    return np.array(
+        [
+            origin < offset and release(own, _origin(outgoing, source, origin, due_ms)) is not None
+            for own, (source, offset, (origin, due_ms)) in zip(_own(outgoing, ids), places, strict=True)
+        ],
+        dtype=np.bool_,
+    )
+
+
+def reason_of(headers: HeaderList) -> str:
+    """The reason that a held letter gives."""
+    return _text(dict(headers).get(h.REASON))
+
+
+def _letters(
+    outgoing: Outgoing,
+    ids: npt.NDArray[np.intp],
+    condemned: Mapping[int, Refusal],
+    cut: Collection[int],
+    plain: Plain,
+) -> Letters:
+    """The letters of the rows. Which row it is that cannot be made into one, only one at a time can tell."""
+    try:
+        return _complete(outgoing, ids, condemned, cut)
+    except MemoryError:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever it is, the other rows go on
+        if len(ids) == 1:
+            return [_plain(outgoing, int(ids[0]), error, condemned, plain)]
+    return [letter for i in range(len(ids)) for letter in _letters(outgoing, ids[i : i + 1], condemned, cut, plain)]
+
+
+def _complete(
+    outgoing: Outgoing, ids: npt.NDArray[np.intp], condemned: Mapping[int, Refusal], cut: Collection[int]
+) -> Letters:
+    columns = {name: outgoing.column(name, ids) for name in _COLUMNS}
+    values, keys, own = outgoing.column("value", ids), outgoing.column("key", ids), _own(outgoing, ids)
+    sources, offsets = outgoing.rows.source[ids].tolist(), outgoing.rows.offset[ids].tolist()
+    letters: Letters = []
+    for i, row in enumerate(ids.tolist()):
+        cells = {name: column[i] for name, column in columns.items()}
+        headers = _headers(outgoing, own[i], cells, sources[i], offsets[i], condemned.get(row))
+        letter = (values[i], keys[i], headers)
+        letters.append(_cut(*letter) if row in cut else letter)
+    return letters
+
+
+def _headers(
+    outgoing: Outgoing, own: Headers, cells: Mapping[str, Any], source: int, offset: int, refusal: Refusal | None
+) -> HeaderList:
+    """The headers of one letter."""
+    origin = int(cells["origin"])
+    where = Where(*outgoing.sources.name(source), offset, origin, int(cells["ts"]))
+    if cells["kind"] == Kind.TIMER and refusal is None:
+        where = _origin(outgoing, source, origin, int(cells["due"]))
+        released = release(own, where)
+        if released is None:
+            raise ValueError("neither refused nor held")
+        own, reason = released
+        return list(h.dead_letter_headers(own, reason, _detail(reason, own, where), where))
+    if cells["kind"] == Kind.TIMER and refusal is not None:
+        own = [*own, *_control_headers(cells)]
+        detail = refusal.detail[:DETAIL_CHARS_MAX]
+        return list(h.dead_letter_headers(own, refusal.reason, detail, where, cells["attempt"] + 1))
+    reason = _REASONS[cells["reason"]]
+    return list(h.dead_letter_headers(own, reason, _detail(reason, own, where), where))
+
+
+def _plain(
+    outgoing: Outgoing, row: int, error: Exception, condemned: Mapping[int, Refusal], plain: Plain
+) -> tuple[bytes | None, bytes | None, HeaderList]:
+    """The letter of a row of which none can be made: what can be read of it, and what went wrong."""
+    ids = np.array([row], dtype=np.intp)
+    (topic, partition), offset = outgoing.sources.name(int(outgoing.rows.source[row])), int(outgoing.rows.offset[row])
+
+    def cell(name: str, default: Any) -> Any:
+        return _readable(lambda: outgoing.column(name, ids)[0], default)
+
+    detail = f"{type(error).__name__}: {error}"[:DETAIL_CHARS_MAX]
+    where = Where(topic, partition, offset, cell("origin", offset), cell("ts", 0))
+    plain(str(condemned[row].reason) if row in condemned else cell("reason", ""), where, detail)
+    own: Headers = _readable(lambda: _own(outgoing, ids)[0], [])
+    if row in condemned and cell("kind", None) == Kind.TIMER:
+        own = [*own, *_control_headers({name: cell(name, None) for name in _COLUMNS})]
+    headers = h.dead_letter_headers(own, RejectReason.UNREADABLE, detail, where)
+    return cell("value", None), cell("key", None), list(headers)
+
+
+def _readable(read: Callable[[], Any], default: Any) -> Any:
+    try:
+        return read()
+    except MemoryError:
+        raise
+    except Exception:  # noqa: BLE001 - the letter says what went wrong
+        return default
+
+
+def _own(outgoing: Outgoing, ids: npt.NDArray[np.intp]) -> list[Headers]:
+    return [[(name, _bytes(value)) for name, value in own] for own in outgoing.headers(ids).lists()]
+
+
+def _origin(outgoing: Outgoing, source: int, origin: int, ts_ms: int) -> Where:
+    """The record that a held letter is of: the due time of the copy is the timestamp that the record had."""
+    return Where(*outgoing.sources.name(source), origin, origin, ts_ms)
+
+
+def _cut(value: bytes | None, key: bytes | None, headers: HeaderList) -> tuple[bytes | None, bytes | None, HeaderList]:
+    """What of a dead letter fits into any topic."""
+    names = [name for name, _ in headers]
+    end = len(names) - 1 - names[::-1].index(h.REASON) if h.REASON in names else len(headers)
+    header_bytes = sum(len(name.encode()) + len(_bytes(text) or b"") for name, text in headers[:end])
+    omitted = {"value": len(value or b"")}
+    if len(key or b"") > CUT_BYTES:
+        omitted["key"], key = len(key or b""), None
+    if header_bytes > CUT_BYTES or end > CUT_HEADERS:
+        omitted[f"{end} headers"], headers = header_bytes, headers[end:]
+    text = ", ".join(f"{what} ({size} bytes)" for what, size in omitted.items())
+    return None, key, [*headers, (h.OMITTED, text.encode())]
+
+
+def _bytes(value: str | bytes | None) -> bytes | None:
+    return value.encode() if isinstance(value, str) else value
+
+
+def _control_headers(row: Mapping[str, object]) -> Headers:
+    """The control headers that make a delivered timer again of a record; `partition` arrives as a float where others
+    have none.
+    """
+    texts = [(h.UNTIL, row["due"]), (h.TOPIC, row["target"]), (h.ID, row["id"])]
+    partition = row["target_partition"]
+    if isinstance(partition, int | float) and partition == partition:  # noqa: PLR0124 - NaN stands for null
+        texts.append((h.PARTITION, int(partition)))
+    return [(name, str(value).encode()) for name, value in texts if value is not None]
+
+
+# -- held --------------------------------------------------------------------------------------------------------------
+
+
+def hold(headers: Headers) -> Headers:
+    """The headers of a dead letter as ones that decoding passes over: those that it would read are renamed."""
+    held: Headers = [(h.HELD, None)]
+    for name, value in headers:
+        held.append((h.HELD_PREFIX + name if name in h.STRIPPED or name.startswith(h.HELD) else name, value))
+    return held
+
+
+def release(headers: Headers, where: Where) -> tuple[Headers, RejectReason] | None:
+    """The record's headers and the reason, of a letter that `hold` was given; None: `hold` did not write this.
+
+    `where` is what the bridge knows of the record; a letter that says otherwise is none of the bridge's.
+    """
+    if not headers or headers[0] != (h.HELD, None):
+        return None
+    letter = [(name.removeprefix(h.HELD_PREFIX), value) for name, value in headers[1:]]
+    names = [name for name, _ in letter]
+    if h.REASON not in names:
+        return None
+    end = len(names) - 1 - names[::-1].index(h.REASON)
+    reason = _REASONS.get(_text(letter[end][1]))
+    if reason is None or not set(h.provenance(where)) <= set(letter[end:]):
+        return None
+    return [(h.unescaped(name), value) for name, value in letter[:end]], reason
+
+
+def _text(value: str | bytes | None) -> str:
+    return value if isinstance(value, str) else (value or b"").decode("utf-8", "replace")
+
+
+# -- what exactly is wrong ---------------------------------------------------------------------------------------------
+
+
+_READERS: Final[dict[RejectReason, tuple[str, Callable[[str], object]]]] = {
+    RejectReason.BAD_UNTIL: (h.UNTIL, h.parse_until),
+    RejectReason.BAD_FOR: (h.FOR, h.parse_duration),
+    RejectReason.BAD_LEVEL: (h.LEVEL, lambda text: h.parse_level(text, (0,))),
+    RejectReason.BAD_TARGET: (h.TOPIC, h.check_topic),
+    RejectReason.BAD_PARTITION: (h.PARTITION, h.parse_partition),
+    RejectReason.BAD_REPLACE: (h.REPLACE, h.parse_replace),
+}
+"""The native header that a reason is about, and what reads it."""
+
+_SECONDS_DIGITS_MAX: Final = 12
+"""With three more a number has as many digits as it may have."""
+_IN_SECONDS: Final = {name: seconds for dialect in DIALECTS.values() for name, _, seconds in dialect.times}
+_NATIVE: Final = {
+    name: native
+    for dialect in DIALECTS.values()
+    for name, native in [*((name, native) for name, native, _ in dialect.times), *dialect.renamed.items()]
+}
+"""What a dialect's header stands for. No two dialects share a header."""
+
+
+def _detail(reason: RejectReason, headers: Headers, where: Where) -> str:
+    return reject_detail(reason, headers, where.ts_ms)[:DETAIL_CHARS_MAX]
+
+
+def reject_detail(reason: RejectReason, headers: Headers, ts_ms: int) -> str:
+    """The reason's explanation, and where one header is to blame, what exactly is wrong with its value."""
+    if reason is RejectReason.DUPLICATE_HEADER:
+        names = [name for name, _ in headers]
+        twice = [name for name in h.CONTROL if names.count(name) > 1]
+        return f"{reason.explanation} {', '.join(twice)}".rstrip()
+    if reason is RejectReason.TOO_MANY_HEADERS:
+        return f"{reason.explanation} It has {len(headers)}."
+    if reason is RejectReason.HEADERS_TOO_LARGE:
+        return f"{reason.explanation} {sum(len(name.encode()) + len(value or b'') for name, value in headers)} bytes."
+    return next((f"{reason.explanation} {what}" for what in _complaints(reason, headers, ts_ms)), reason.explanation)
+
+
+def _complaints(reason: RejectReason, headers: Headers, ts_ms: int) -> Iterator[str]:
+    """What is wrong with the headers that a reason may be about: the native one first, then those of dialects."""
+    if reason not in _READERS:
+        return
+    native, read = _READERS[reason]
+    about = [(name, value) for name, value in headers if native in (name, _NATIVE.get(name))]
+    for name, value in sorted(about, key=lambda header: header[0] != native):
+        try:
+            text = h.text_of(value)[: 2 * h.TIME_LENGTH_MAX]
+            if _IN_SECONDS.get(name):
+                text = _milliseconds(text)
+            result = read(text)
+            if reason is RejectReason.BAD_UNTIL and isinstance(result, int):
+                h.check_until(result, ts_ms)
+        except ValueError as error:
+            yield f"{name}: {error}"
+
+
+def _milliseconds(text: str) -> str:
+    if not (text.isascii() and text.isdigit()):
+        raise ValueError(f"{text!r} is not a whole number of seconds")
+    if len(text) > _SECONDS_DIGITS_MAX:
+        raise ValueError(f"{text!r} is too long a number of seconds; it looks like milliseconds")
+    return f"{text}000"

@@ -1,0 +1,308 @@
+"""Rows of the timer store -> arguments of produce. Columns in, columns out; pure.
+
+A `Lane` is what goes to one topic, in the order of position. Its columns become Python lists by way of numpy object
+arrays (several times faster than one conversion a value), some megabytes at a time, so that a window of large records
+is not in memory twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import repeat
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from bridge.wire import headers as h
+from bridge.wire.headers import HeaderList
+from timerstore.operations.transaction import Rows
+from timerstore.rows.position import Bools, Int64s
+from timerstore.rows.sources import Sources
+
+BATCH_BYTES_MAX: Final = 4 << 20
+"""Payload bytes that exist as Python objects at one time."""
+BATCH_ROWS_MAX: Final = 5_000
+"""Small enough that the client's own thread starts sending while the rest is still being converted."""
+RECORD_OVERHEAD_BYTES: Final = 130
+"""Of a batch that holds one record (61 + up to 21 bytes), and of our two headers' framing, at most."""
+
+DELIVERED: Final = ("key", "value", "origin", "due", "target_partition")
+"""What a delivery is made of, beside its headers."""
+
+_STRING: Final = pa.string()
+_EMPTY: Final = pa.scalar("")
+_ZERO: Final = np.zeros(1, dtype=np.int64)
+
+
+@dataclass(slots=True)
+class OwnHeaders:
+    """Headers of n records: those of record i are pairs[starts[i]:ends[i]]. Not a list each: tens of thousands of lists
+    that live for a moment keep the garbage collector busier than the client."""
+
+    pairs: HeaderList
+    starts: list[int]
+    ends: list[int]
+
+    def part(self, start: int, end: int) -> OwnHeaders:
+        """Those of the records from `start` to before `end`."""
+        return OwnHeaders(self.pairs, self.starts[start:end], self.ends[start:end])
+
+    def lists(self) -> list[HeaderList]:
+        """A list for each record."""
+        return [self.pairs[a:b] for a, b in zip(self.starts, self.ends, strict=True)]
+
+
+@dataclass(slots=True, kw_only=True)
+class Batch:
+    """Arguments for as many produce calls as `values` has: to `topic`, each list n long.
+
+    Either `origins` and `dues` (text of the two delivered headers), after the records' `own` ones if there are any, or
+    complete `headers`.
+    `partitions` None: the partitioner's choice. `ids` int64[n] name the rows within what was taken.
+    """
+
+    topic: str
+    ids: npt.NDArray[np.intp]
+    values: list[bytes | None]
+    keys: list[bytes | None]
+    origins: list[str] | None = None
+    dues: list[str] | None = None
+    headers: list[HeaderList] | None = None
+    own: OwnHeaders | None = None
+    partitions: list[int] | None = None
+    alone: bool = False
+    """To be on the broker before the next batch is sent, so that the client cannot put them together."""
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def all_headers(self) -> Iterable[Any]:
+        """Each record's headers, made when they are asked for: see `OwnHeaders`."""
+        if self.headers is not None:
+            return self.headers
+        delivered = (
+            zip(repeat(h.ORIGIN), self.origins or (), strict=False),
+            zip(repeat(h.DUE), self.dues or (), strict=False),
+        )
+        if self.own is None:
+            return map(list, zip(*delivered, strict=True))
+        pairs = self.own.pairs
+        bounds = zip(self.own.starts, self.own.ends, *delivered, strict=True)
+        return ([*pairs[start:end], origin, due] for start, end, origin, due in bounds)
+
+    def sent(self, first: int) -> Sent:
+        """What to remember of it once it is on its way, its rows being numbered from `first` in the transaction."""
+        return Sent(first=first, topic=self.topic, ids=self.ids, partitions=self.partitions)
+
+    def part(self, start: int, end: int) -> Batch:
+        """The rows from `start` to before `end`."""
+        return Batch(
+            topic=self.topic,
+            ids=self.ids[start:end],
+            values=self.values[start:end],
+            keys=self.keys[start:end],
+            origins=None if self.origins is None else self.origins[start:end],
+            dues=None if self.dues is None else self.dues[start:end],
+            headers=None if self.headers is None else self.headers[start:end],
+            own=None if self.own is None else self.own.part(start, end),
+            partitions=None if self.partitions is None else self.partitions[start:end],
+            alone=self.alone,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sent:
+    """Where a batch went: row `first` + i of the transaction for each i of `ids`; `partitions` as in `Batch`."""
+
+    first: int
+    topic: str
+    ids: npt.NDArray[np.intp]
+    partitions: list[int] | None
+
+    def places(self) -> set[tuple[str, int]]:
+        """Topic and partitions, -1 for any that the partitioner chose."""
+        return {(self.topic, partition) for partition in self.partitions or (-1,)}
+
+
+@dataclass(slots=True, kw_only=True)
+class Lane:
+    """Rows for one topic: `ids` are their indices in `Outgoing`, in the order of position."""
+
+    topic: str
+    ids: npt.NDArray[np.intp]
+    partitions: npt.NDArray[np.int32] | None = None
+    """Partition of each, -1: the partitioner's choice. None: what the rows say."""
+
+
+class SourceColumns:
+    """What is needed of the sources as columns; made once for a store, since each takes tens of microseconds."""
+
+    def __init__(self, sources: Sources, default_targets: Mapping[str, str | None]) -> None:
+        self.sources = sources
+        self.defaults: list[str | None] = [default_targets.get(topic) for topic, _ in sources]
+        self.default_column = pa.array(self.defaults, type=pa.string())
+        self.prefixes = pa.array([f"{topic}/{partition}/" for topic, partition in sources], type=pa.string())
+        # Twice: in the origin header, and in a copy's or dead letter's headers.
+        self.name_bytes: Int64s = np.array([2 * len(topic) + 60 for topic, _ in sources], dtype=np.int64)
+
+
+class Outgoing:
+    """Rows as handed out by the store, with what delivery needs to know of each of them in vectors of n."""
+
+    def __init__(self, rows: Rows, columns: SourceColumns) -> None:
+        payload = rows.payload
+        self.rows = rows
+        self.columns = columns
+        self.sources = columns.sources
+        self.kind: npt.NDArray[np.int8] = payload.column("kind").to_numpy(zero_copy_only=False)
+        self.due: Int64s = payload.column("due").to_numpy(zero_copy_only=False)
+        self.attempt: npt.NDArray[np.int16] = payload.column("attempt").to_numpy(zero_copy_only=False)
+        lists = payload.column("headers")
+        counts = integers(pc.list_value_length(lists), 0)
+        self._header_bounds: Int64s = np.concatenate((_ZERO, np.cumsum(counts, dtype=np.int64)))
+        self._header_keys: pa.Array | None = None
+        self._header_values: pa.Array | None = None
+        if self._header_bounds[-1]:
+            self._header_keys, self._header_values = lists.flatten().flatten()
+        self.has_partition = payload.column("target_partition").null_count < len(rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def column(self, name: str, ids: npt.NDArray[np.intp] | None = None) -> list[Any]:
+        """A payload column, or some rows of it, as Python objects."""
+        column = self.rows.payload.column(name)
+        return _objects(column if ids is None else column.take(pa.array(ids)))
+
+    def ts(self) -> Int64s:
+        """When each record was written (ms), int64[n]."""
+        return integers(self.rows.payload.column("ts"), 0)
+
+    def keyless(self) -> Bools:
+        """Which of the rows have no key, bool[n]."""
+        mask: Bools = pc.is_null(self.rows.payload.column("key")).to_numpy(zero_copy_only=False)
+        return mask
+
+    def lengths(self, name: str, ids: npt.NDArray[np.intp]) -> pa.Array:
+        """Bytes of a text column's values, null for null."""
+        return pc.binary_length(self.rows.payload.column(name).take(pa.array(ids)))
+
+    def bytes(self) -> Int64s:
+        """Size of each record when it is delivered, int64[n]: an upper bound, as if it were alone in its batch."""
+        total = self.columns.name_bytes[self.rows.source] + RECORD_OVERHEAD_BYTES
+        for name in ("key", "value"):
+            total += integers(pc.binary_length(self.rows.payload.column(name)), 0)
+        if self._header_keys is not None and self._header_values is not None:
+            lengths = 10 + integers(pc.binary_length(self._header_keys), 0)
+            lengths += integers(pc.binary_length(self._header_values), 0)
+            running = np.concatenate((_ZERO, np.cumsum(lengths, dtype=np.int64)))
+            total += running[self._header_bounds[1:]] - running[self._header_bounds[:-1]]
+        return total
+
+    def targets(self) -> tuple[list[str], npt.NDArray[np.int32]]:
+        """Names, and for every row the index of its target in them (-1: none, not even the delay topic's default)."""
+        target = self.rows.payload.column("target")
+        if target.null_count:
+            target = pc.coalesce(target, self.columns.default_column.take(pa.array(self.rows.source)))
+        encoded = target.dictionary_encode()
+        return encoded.dictionary.to_pylist(), integers(encoded.indices, -1)
+
+    def batches(self, lane: Lane, sizes: Int64s, *, lot_bytes: int | None = None) -> Iterator[Batch]:
+        """The lane's rows as deliveries, bounded in rows and bytes (`sizes` is of `bytes()`).
+
+        With `lot_bytes`: in lots of no more than that, each sent alone.
+        """
+        everything = len(lane.ids) == len(self)
+        columns = self.rows.payload.select(DELIVERED)
+        for part in pieces(lane.ids, sizes, lot_bytes or BATCH_BYTES_MAX):
+            ids = lane.ids[part]
+            payload = columns.slice(part.start, len(ids)) if everything else columns.take(pa.array(ids))
+            batch = Batch(
+                topic=lane.topic,
+                ids=ids,
+                values=_objects(payload.column("value")),
+                keys=_objects(payload.column("key")),
+                origins=self._origins(payload.column("origin"), ids),
+                dues=_objects(pc.cast(payload.column("due"), _STRING)),
+                alone=lot_bytes is not None,
+            )
+            if self.has_headers(ids):
+                batch.own = self.headers(ids)
+            if lane.partitions is not None:
+                batch.partitions = lane.partitions[part].tolist()
+            elif self.has_partition:
+                batch.partitions = integers(payload.column("target_partition"), -1).tolist()
+            yield batch
+
+    def has_headers(self, ids: npt.NDArray[np.intp]) -> bool:
+        """Whether any of the rows has headers of its own."""
+        if self._header_keys is None:
+            return False
+        return bool((self._header_bounds[ids + 1] > self._header_bounds[ids]).any())
+
+    def headers(self, ids: npt.NDArray[np.intp]) -> OwnHeaders:
+        """The rows' stored headers, in order, duplicates kept."""
+        starts, ends = self._header_bounds[ids], self._header_bounds[ids + 1]
+        low, high = int(starts.min()), int(ends.max())
+        pairs: HeaderList = []
+        if self._header_keys is not None and self._header_values is not None:
+            keys = _objects(self._header_keys.slice(low, high - low))
+            pairs = list(zip(keys, _objects(self._header_values.slice(low, high - low)), strict=True))
+        return OwnHeaders(pairs, (starts - low).tolist(), (ends - low).tolist())
+
+    def named_headers(self, name: str) -> tuple[npt.NDArray[np.intp], pa.Array] | None:
+        """The rows (rising) that have headers of this name, and the headers' values; None when there are none."""
+        if self._header_keys is None or self._header_values is None:
+            return None
+        found = np.flatnonzero(pc.equal(self._header_keys, name).to_numpy(zero_copy_only=False))
+        if not len(found):
+            return None
+        rows = np.searchsorted(self._header_bounds, found, side="right") - 1
+        return rows, self._header_values.take(pa.array(found))
+
+    def misnamed(self) -> Bools | None:
+        """Which rows have a header whose name holds NUL, where the client would cut it: what is no control header here
+        could be one there. None: no row has."""
+        found = None if self._header_keys is None else pc.match_substring(self._header_keys, "\0")
+        if found is None or not pc.any(found).as_py():
+            return None
+        hits = np.concatenate((_ZERO, np.cumsum(found.to_numpy(zero_copy_only=False), dtype=np.int64)))
+        result: Bools = hits[self._header_bounds[1:]] > hits[self._header_bounds[:-1]]
+        return result
+
+    def origins(self, ids: npt.NDArray[np.intp]) -> list[str]:
+        """`topic/partition/offset` of the rows' originals."""
+        return self._origins(self.rows.payload.column("origin").take(pa.array(ids)), ids)
+
+    def _origins(self, origin: pa.Array, ids: npt.NDArray[np.intp]) -> list[str]:
+        prefix = self.columns.prefixes.take(pa.array(self.rows.source[ids]))
+        return _objects(pc.binary_join_element_wise(prefix, pc.cast(origin, _STRING), _EMPTY))
+
+
+def pieces(ids: npt.NDArray[np.intp], sizes: Int64s, bytes_max: int = BATCH_BYTES_MAX) -> Iterator[slice]:
+    """Cut a lane into slices of at most BATCH_ROWS_MAX rows and `bytes_max` bytes (one row at least)."""
+    running = np.cumsum(sizes[ids])
+    start, before = 0, 0
+    while start < len(ids):
+        end = int(np.searchsorted(running, before + bytes_max, side="right"))
+        end = min(max(end, start + 1), start + BATCH_ROWS_MAX)
+        yield slice(start, end)
+        start, before = end, int(running[end - 1])
+
+
+def integers(column: pa.Array, null: int) -> npt.NDArray[Any]:
+    """An integer column as numpy integers, `null` in place of nulls."""
+    if column.null_count:
+        column = pc.fill_null(column, null)
+    result: npt.NDArray[Any] = column.to_numpy(zero_copy_only=False)
+    return result
+
+
+def _objects(column: pa.Array) -> list[Any]:
+    """A column as Python objects, null as None."""
+    result: list[Any] = column.to_numpy(zero_copy_only=False).tolist()
+    return result

@@ -1,0 +1,59 @@
+"""How large a record is to a broker, to the byte. Pure.
+
+A topic's max.message.bytes bounds a record batch as the client sends it. `Outgoing.bytes` and `copy_sizes` are upper
+bounds in whole columns, and enough for nearly all records; for those that are near a limit this counts what a batch of
+that record alone has (format 2: 61 bytes, then lengths as zigzag varints).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import numpy as np
+
+from bridge.delivery.plan.due_rows import Batch, Lane, Outgoing
+from bridge.wire.headers import HeaderList
+from timerstore.rows.position import Bools, Int64s
+
+BATCH_BYTES: Final = 61
+_FIXED_BYTES: Final = 3
+"""Attributes, and the record's own differences of timestamp and offset: nought in a batch of one."""
+
+
+def exact_bytes(batches: Iterable[Batch], size: int) -> Int64s:
+    """The records' sizes by row, int64[size]; 0 for rows that no batch has."""
+    result: Int64s = np.zeros(size, dtype=np.int64)
+    for batch in batches:
+        for row, value, key, headers in zip(
+            batch.ids.tolist(), batch.values, batch.keys, batch.all_headers(), strict=True
+        ):
+            result[row] = record_bytes(key, value, headers)
+    return result
+
+
+def larger(outgoing: Outgoing, name: str, rows: Bools, sizes: Int64s, limit: int) -> Bools:
+    """Which of the rows are larger than that when they are delivered: to the byte, where the bound says so."""
+    large: Bools = rows & (sizes > limit)
+    if large.any():
+        lane = Lane(topic=name, ids=np.flatnonzero(large))
+        large &= exact_bytes(outgoing.batches(lane, sizes), len(rows)) > limit
+    return large
+
+
+def record_bytes(key: bytes | None, value: bytes | None, headers: HeaderList) -> int:
+    """One record's, in a batch of its own, not compressed."""
+    body = _FIXED_BYTES + _field(key) + _field(value) + _varint(len(headers))
+    body += sum(
+        _field(name.encode()) + _field(text.encode() if isinstance(text, str) else text) for name, text in headers
+    )
+    return BATCH_BYTES + _varint(body) + body
+
+
+def _field(data: bytes | None) -> int:
+    return 1 if data is None else _varint(len(data)) + len(data)
+
+
+def _varint(number: int) -> int:
+    """Bytes of a number that is not negative, as a zigzag varint."""
+    return max(1, -(-(2 * number).bit_length() // 7))

@@ -1,0 +1,170 @@
+"""Delivery spans: where a message carries a `traceparent`, its trace goes on with a span that links to its producer's.
+
+OpenTelemetry is an extra (`pip install delay-bridge[otel]`) and off unless `tracing.endpoint` is set. What it costs is
+bounded: one comparison of a column for a piece without the header, and Python only for the messages that are chosen,
+at most `tracing.rate` a second. A span exists once its transaction is committed, so an abort leaves none.
+
+Names follow OpenTelemetry's semantic conventions for messaging; what they do not name begins with `delay_bridge.`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import structlog
+
+from bridge.delivery.plan.due_rows import Outgoing
+from bridge.errors import ConfigurationError
+from bridge.settings.model import Settings
+from timerstore.rows.position import Bools
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace.export import SpanExporter
+
+Destinations = tuple[Sequence[str], npt.NDArray[np.int32]]
+
+TRACEPARENT: Final = "traceparent"
+_SAMPLED: Final = "^00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f][13579bdf]$"
+"""W3C Trace Context, version 00, of a trace that its producer records."""
+_NO_ID: Final = "^00-(?:0{32}|[0-9a-f]{32}-0{16})-"
+_RANDOM: Final = (19, 35)
+"""Where the lower 64 bits of the trace id are, by which OpenTelemetry's samplers choose."""
+EXPORT_TIMEOUT_S: Final = 5
+SHUTDOWN_MS_MAX: Final = 1_000
+
+log = structlog.get_logger("bridge.delivery.plan.spans")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    """One message that was chosen: the context it carries, where it goes, where it came from, when it was due (ms)."""
+
+    traceparent: str
+    target: str
+    origin: str
+    due_ms: int
+
+
+class Sampler:
+    """Chooses the messages that get a span. One thread."""
+
+    def __init__(self, *, ratio: float, rate: int) -> None:
+        """`ratio` 0 to 1 of the traces, the same ones wherever OpenTelemetry chooses by ratio; `rate` messages a second
+        at most."""
+        self._below = f"{int(ratio * 2**64):016x}" if ratio < 1 else None
+        self._rate = rate
+        self._second = 0
+        self._left = rate
+
+    def chosen(self, outgoing: Outgoing, deliver: Bools, targets: Destinations, now_ms: int) -> list[Delivery]:
+        """Of the rows in `deliver` (bool[n]), taken at `now_ms`; `targets` are those of `Outgoing.targets`."""
+        found = outgoing.named_headers(TRACEPARENT)
+        if found is None:
+            return []
+        if now_ms // 1000 != self._second:
+            self._second, self._left = now_ms // 1000, self._rate
+        if not self._left:
+            return []
+        rows, values = found
+        good = pc.and_not(pc.match_substring_regex(values, _SAMPLED), pc.match_substring_regex(values, _NO_ID))
+        good = good.fill_null(False).to_numpy(zero_copy_only=False) & deliver[rows]
+        rows, texts = rows[good], pc.cast(values.filter(pa.array(good)), pa.string())
+        if self._below is not None and len(rows):
+            kept = pc.less(pc.utf8_slice_codeunits(texts, *_RANDOM), self._below).to_numpy(zero_copy_only=False)
+            rows, texts = rows[kept], texts.filter(pa.array(kept))
+        rows, first = np.unique(rows, return_index=True)  # a header may be there twice
+        rows, first = rows[: self._left], first[: self._left]
+        self._left -= len(rows)
+        names, codes = targets
+        columns = zip(
+            texts.take(pa.array(first)).to_pylist(),
+            (names[code] for code in codes[rows].tolist()),
+            outgoing.origins(rows),
+            outgoing.due[rows].tolist(),
+            strict=True,
+        )
+        return [Delivery(traceparent=t, target=to, origin=o, due_ms=due) for t, to, o, due in columns]
+
+
+class Tracer(Protocol):
+    """What delivery uses."""
+
+    def chosen(self, outgoing: Outgoing, deliver: Bools, targets: Destinations, now_ms: int) -> list[Delivery]:
+        """The messages that get a span: see `Sampler`."""
+        ...
+
+    def delivered(self, deliveries: Sequence[Delivery], produced_ms: int, committed_ms: int) -> None:
+        """They were produced in a transaction that is committed."""
+        ...
+
+
+class OpenTelemetry:
+    """Makes the spans, and hands them to a queue that a thread of the SDK exports; what does not fit is dropped."""
+
+    def __init__(self, settings: Settings, exporter: SpanExporter | None = None) -> None:
+        """`exporter` takes the place of OTLP over HTTP. Raises ConfigurationError where the extra is missing."""
+        try:
+            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+            from opentelemetry.sdk.resources import Resource
+            from opentelemetry.sdk.trace import TracerProvider
+            from opentelemetry.sdk.trace.export import BatchSpanProcessor
+            from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+        except ImportError as error:
+            raise ConfigurationError(
+                "tracing.endpoint is set, but OpenTelemetry is not installed",
+                hint="pip install 'delay-bridge[otel]', or remove tracing.endpoint",
+                missing=error.name,
+            ) from None
+        resource = {"service.name": settings.bridge.id, "service.instance.id": settings.bridge.instance}
+        self._provider = TracerProvider(sampler=ALWAYS_ON, resource=Resource.create(resource), shutdown_on_exit=False)
+        otlp = exporter or OTLPSpanExporter(endpoint=settings.tracing.endpoint, timeout=EXPORT_TIMEOUT_S)
+        self._provider.add_span_processor(BatchSpanProcessor(otlp))
+        self._tracer = self._provider.get_tracer("delay-bridge")
+        self._sampler = Sampler(ratio=settings.tracing.ratio, rate=settings.tracing.rate)
+
+    def chosen(self, outgoing: Outgoing, deliver: Bools, targets: Destinations, now_ms: int) -> list[Delivery]:
+        """The messages that get a span: see `Sampler`."""
+        return self._sampler.chosen(outgoing, deliver, targets, now_ms)
+
+    def delivered(self, deliveries: Sequence[Delivery], produced_ms: int, committed_ms: int) -> None:
+        """A root span for each, from when it was produced to the commit."""
+        from opentelemetry.context import Context
+        from opentelemetry.trace import Link, SpanContext, SpanKind, TraceFlags
+
+        for one in deliveries:
+            _, trace_id, span_id, flags = one.traceparent.split("-")
+            producer = SpanContext(
+                int(trace_id, 16), int(span_id, 16), is_remote=True, trace_flags=TraceFlags(int(flags, 16))
+            )
+            span = self._tracer.start_span(
+                f"send {one.target}",
+                context=Context(),
+                kind=SpanKind.PRODUCER,
+                links=[Link(producer)],
+                start_time=produced_ms * 1_000_000,
+                attributes={
+                    "messaging.system": "kafka",
+                    "messaging.operation.name": "send",
+                    "messaging.operation.type": "send",
+                    "messaging.destination.name": one.target,
+                    "delay_bridge.origin": one.origin,
+                    "delay_bridge.due_ms": one.due_ms,
+                    "delay_bridge.lateness_ms": produced_ms - one.due_ms,
+                },
+            )
+            span.end(end_time=max(produced_ms, committed_ms) * 1_000_000)
+
+    def flush(self) -> None:
+        """Export what is queued; for tests."""
+        self._provider.force_flush(SHUTDOWN_MS_MAX)
+
+    def stop(self) -> None:
+        """Export what is left, for a second at most."""
+        if not self._provider.force_flush(SHUTDOWN_MS_MAX):
+            log.warning("spans-not-exported")

@@ -1,0 +1,1 @@
+"""Transactions: the producer, its spare id, and the markers that brokers lose."""

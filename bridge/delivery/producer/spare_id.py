@@ -1,0 +1,339 @@
+"""Transactional ids: the one that is used, and a spare one to go on under while the first is held up.
+
+When a transaction is decided, its coordinator writes the end of it to every partition that was in it, and takes nothing
+new under that transactional id before all of them have it. So one leader that has died holds up the id: until the
+brokers have noticed (`broker.session.timeout.ms`, 9 s), and before Kafka 4 until the partition has a leader again.
+Delivery goes on at once under the spare id, which is initialised beforehand and used for nothing else.
+
+    unmade --prepare--> resting --(in the background)--> ready <--take, resume--> used
+      ^                    ^                                                      | |
+      |                    '------------------------rest--------------------------' |
+      '-----------------------------------put_back----------------------------------'
+
+The id that was left comes back as soon as it is ready (`resume`). Brokers may have lost the end of its last transaction
+in some partition (transaction_markers.py), and only the next end there under the same id stands in for it.
+
+Exactly-once does not rest on the id. A transaction that is left is never asked to commit, whatever becomes of its
+abort. Between two processes the group's metadata decides: the brokers refuse offsets of a former member, and committed
+offsets are read only when no transaction is pending on them (require-stable). Every process initialises all of its ids
+when it starts, which ends what an earlier one of the same name left open.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import partial
+from typing import Final
+from weakref import WeakValueDictionary
+
+import structlog
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from bridge.delivery.producer.transaction_markers import Ending, Endings
+from bridge.errors import EnvironmentFailure
+from bridge.kafka.errors import Fault, fault_of, is_denied, is_fatal, kafka_error
+
+CALL_S: Final = 5.0
+"""One call of the client; it is repeated."""
+AGAIN_S: Final = 0.2
+"""Between two of them that failed."""
+ABORTS_MAX: Final = 60
+"""So often an abort is asked for; then the next `init_transactions` under that id does it."""
+
+
+log = structlog.get_logger("bridge.delivery.producer.spare_id")
+
+_initialising: Final = WeakValueDictionary[str, threading.RLock]()
+"""Of the process, for the writer that comes after this one as well: a lock for each id that is being initialised, gone
+with its last holder."""
+_finding: Final = threading.Lock()
+
+Make = Callable[[str, list[KafkaError]], Producer]
+"""A producer of that transactional id, which adds its fatal errors to the list. Raises EnvironmentFailure."""
+
+
+def names_of(name: str) -> tuple[str, str]:
+    """The transactional ids of a writer: the usual one, and the spare one."""
+    return name, f"{name}.spare"
+
+
+class _State(Enum):
+    UNMADE = "unmade"
+    RESTING = "resting"
+    READY = "ready"
+    USED = "used"
+    DENIED = "denied"
+
+
+@dataclass(slots=True, eq=False)
+class Identity:
+    """A transactional id, its producer, and the fatal errors that this one has reported."""
+
+    name: str
+    producer: Producer | None = None
+    faults: list[KafkaError] = field(default_factory=list)
+    state: _State = _State.UNMADE
+    owed: Ending | None = None
+    """How its last transaction, whose end the brokers have lost, is to be ended once more."""
+    comes_back: bool = False
+    """It was in use when there was trouble, or a commit of its was written again: it goes on as soon as it is ready."""
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether there is a producer that may be used."""
+        return self.state in (_State.READY, _State.USED) and not self.faults
+
+    def renew(self, make: Make) -> Producer:
+        """Another producer. Raises EnvironmentFailure."""
+        self.faults = []
+        self.producer = make(self.name, self.faults)
+        return self.producer
+
+
+class Identities:
+    """The ids of one writer; the first one is made first. Its methods are for one thread; `run` calls what it is given
+    in another one.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        make: Make,
+        run: Callable[[Callable[[], None]], None],
+        endings: Endings | None = None,
+    ) -> None:
+        self.make = make
+        self._endings = endings
+        self._run = run
+        self._all = [Identity(name) for name in names]
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._closed = threading.Event()
+
+    def take(self) -> Identity | None:
+        """One that is ready, else the first that is unmade; None if all are resting."""
+        with self._lock:
+            return self._used(
+                self._first_ready() or next((one for one in self._all if one.state is _State.UNMADE), None)
+            )
+
+    def await_ready(self, timeout_s: float) -> Identity | None:
+        """One that is ready, or as soon as one is; None if that takes longer, or none is on its way."""
+
+        def is_decided() -> bool:
+            return self._first_ready() is not None or all(one.state is not _State.RESTING for one in self._all)
+
+        with self._changed:
+            self._changed.wait_for(is_decided, timeout_s)
+            return self._used(self._first_ready())
+
+    def resume(self, current: Identity) -> Identity:
+        """The one for the next transaction: one that comes back, if it is ready, else `current`."""
+        with self._lock:
+            found = self._first_ready()
+            if found is None or not found.comes_back:
+                return current
+            current.state = _State.READY
+            self._used(found)
+            return found
+
+    def _first_ready(self) -> Identity | None:
+        ready = [one for one in self._all if one.state is _State.READY and not one.faults]
+        return min(ready, key=lambda one: not one.comes_back, default=None)
+
+    @staticmethod
+    def _used(found: Identity | None) -> Identity | None:
+        if found is not None:
+            found.state, found.comes_back = _State.USED, False
+        return found
+
+    def put_back(self, identity: Identity) -> None:
+        """It is not used any more, and its producer is of no use."""
+        with self._lock:
+            left, identity.producer, identity.state = identity.producer, None, _State.UNMADE
+            identity.comes_back = True
+        if left is not None:
+            drop(left)
+
+    def ask(self, identity: Identity) -> KafkaError | None:
+        """Before it is initialised: learn how its last transaction ended, if that is to be ended once more. Returns why
+        that cannot be said now: then it must not be initialised yet.
+        """
+        if self._endings is None or identity.owed is not None:
+            return None
+        try:
+            identity.owed = self._endings.of(identity.name)
+        except KafkaException as exception:
+            return kafka_error(exception)
+        return None
+
+    def settle(self, identity: Identity, producer: Producer) -> KafkaError | None:
+        """After that: end it. Returns why that failed."""
+        if self._endings is None or identity.owed is None:
+            return None
+        try:
+            self._endings.repeat(identity.name, producer, identity.owed)
+        except KafkaException as exception:
+            error = kafka_error(exception)
+            log.warning("transaction-not-ended", id=identity.name, code=error.name(), reason=error.str())
+            return error
+        identity.comes_back |= identity.owed is Ending.COMMITTED
+        identity.owed = None
+        return None
+
+    def prepare(self) -> None:
+        """Make ready what is unmade, in the background."""
+        for identity in self._all:
+            if identity.state is _State.UNMADE:
+                self.rest(identity)
+
+    def rest(self, identity: Identity, *, is_open: bool = False) -> None:
+        """Make it ready again in the background; `is_open`: its producer has a transaction open, to be aborted."""
+        with self._lock:
+            left = [] if identity.producer is None else [identity.producer]
+            identity.producer, identity.state = None, _State.RESTING
+            identity.comes_back |= is_open
+        self._run(partial(self._make_ready, identity, left, is_open, self._closed))
+
+    def serve(self) -> None:
+        """Let the reports of the ready ones in, and replace those that have failed."""
+        for identity in self._all:
+            if identity.state is _State.READY and identity.producer is not None:
+                try:
+                    identity.producer.poll(0)
+                except KafkaException as exception:
+                    identity.faults.append(kafka_error(exception))
+                if identity.faults:
+                    self.rest(identity)
+
+    def close(self) -> None:
+        """Drop all of them, without waiting for anything."""
+        with self._lock:
+            self._closed.set()
+            self._closed = threading.Event()
+            left = [identity.producer for identity in self._all if identity.producer is not None]
+            for identity in self._all:
+                identity.producer, identity.state = None, _State.UNMADE
+        for producer in left:
+            drop(producer)
+
+    # -- in the background
+
+    def _make_ready(self, identity: Identity, left: list[Producer], is_open: bool, closed: threading.Event) -> None:
+        """`left`: the producer there was, if any; whoever calls this keeps no reference to it. One that could not be
+        initialised in time goes on with that by itself, and would fence a second one: it is used further.
+        """
+        if left and (is_open or identity.faults):
+            _retire(left.pop(), closed, is_open=is_open)
+        while not closed.is_set():
+            with alone(identity.name, -1):
+                faults = identity.faults if left else []
+                try:
+                    producer, error = self._attempt(identity, left, faults, closed)
+                except EnvironmentFailure as failure:
+                    log.warning("transactional-id-not-ready", id=identity.name, reason=str(failure))
+                    self._settle(identity, _State.UNMADE, closed)  # whoever takes it next is told why
+                    return
+            if producer is not None:
+                with self._lock:
+                    if not closed.is_set():
+                        identity.producer, identity.faults, identity.state = producer, faults, _State.READY
+                        self._changed.notify_all()
+                        return
+                drop(producer)
+                return
+            if error is not None and is_denied(error):
+                log.warning("transactional-id-not-ready", id=identity.name, reason=error.str())
+                self._settle(identity, _State.DENIED, closed)
+                return
+            closed.wait(AGAIN_S)
+
+    def _attempt(
+        self,
+        identity: Identity,
+        left: list[Producer],
+        faults: list[KafkaError],
+        closed: threading.Event,
+    ) -> tuple[Producer | None, KafkaError | None]:
+        """One that is initialised, or why there is none. Raises EnvironmentFailure."""
+        if not left:
+            error = self.ask(identity)
+            if error is not None:
+                return None, error
+        producer = left.pop() if left else self.make(identity.name, faults)
+        error = _init(producer, closed) or self.settle(identity, producer)
+        if error is None and not closed.is_set():
+            return producer, None
+        drop(producer)
+        return None, error
+
+    def _settle(self, identity: Identity, state: _State, closed: threading.Event) -> None:
+        """It has come to that, unless all were dropped meanwhile."""
+        with self._lock:
+            if not closed.is_set():
+                identity.state = state
+                self._changed.notify_all()
+
+
+def in_thread(run: Callable[[], None]) -> None:
+    """Call it in a thread of its own."""
+    threading.Thread(target=run, name="spare-producer", daemon=True).start()
+
+
+def drop(producer: Producer) -> None:
+    """Let go of a producer without waiting for anything."""
+    with suppress(KafkaException):  # it says once more that it cannot go on
+        producer.purge(in_queue=True, in_flight=True, blocking=False)
+        producer.poll(0)
+
+
+@contextmanager
+def alone(name: str, timeout_s: float) -> Iterator[bool]:
+    """Nobody else in this process initialises that transactional id meanwhile: the later of two fences the other one.
+    Gives whether that came true in time.
+    """
+    with _finding:
+        lock = _initialising.setdefault(name, threading.RLock())
+    is_alone = lock.acquire(timeout=timeout_s)
+    try:
+        yield is_alone
+    finally:
+        if is_alone:
+            lock.release()
+
+
+def _retire(producer: Producer, closed: threading.Event, *, is_open: bool) -> None:
+    """Let go of a producer, when its transaction is aborted."""
+    if is_open:
+        _abort(producer, closed)
+    drop(producer)
+
+
+def _abort(producer: Producer, closed: threading.Event) -> None:
+    """Abort what it has open. The call that was left may still be under way in it."""
+    for _ in range(ABORTS_MAX):
+        try:
+            producer.abort_transaction(CALL_S)
+            return
+        except KafkaException as exception:
+            error = kafka_error(exception)
+        if closed.is_set() or not (error.retriable() or fault_of(error) is Fault.BUSY):
+            return
+        closed.wait(AGAIN_S)
+
+
+def _init(producer: Producer, closed: threading.Event) -> KafkaError | None:
+    """Why it cannot be used; None: it can."""
+    while True:
+        try:
+            producer.init_transactions(CALL_S)
+            return None
+        except KafkaException as exception:
+            error = kafka_error(exception)
+        if closed.is_set() or is_fatal(error) or not error.retriable():
+            return error
+        closed.wait(AGAIN_S)

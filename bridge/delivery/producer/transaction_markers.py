@@ -1,0 +1,229 @@
+"""The end of a transaction that the brokers have lost, written once more.
+
+A coordinator that is lost between the decision on a transaction and its end leaves the end to its successor. With Kafka
+4.1 to 4.3 that one passes over partitions without a leader, and after a power failure no partition has one for a
+moment. The coordinator calls such a transaction complete, but its offsets stay pending, so that whoever asks for stable
+ones (a starting bridge, and one whose commit was not answered) waits without end; and readers of the delay topic stand
+still before records of it.
+
+A transaction's end counts for all that its producer has open in a partition. So another transaction under the same id,
+in the same partitions, ends the one before as well, provided that it comes to the same end, which only the coordinator
+knows, and only until the id is initialised again. It is asked before that, if offsets are pending at all:
+
+    nothing is pending                                   nothing is done
+    the last transaction was committed                   another one is committed
+    it was aborted, or is open (then it will be)         another one is aborted
+    there is no answer                                   the id is not initialised; the coordinator is asked again
+    the coordinator has forgotten (a start that failed)  nothing is guessed: if offsets stay pending, the process ends
+                                                         (`explain`), and an operator chooses (resolve.py)
+
+The offset that such a transaction commits is that of a partition that nobody reads (dead letters; the broker removes it
+after `offsets.retention.minutes`), its records are cancels of nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from enum import Enum
+from typing import Final, Protocol
+
+import structlog
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicCollection, TopicPartition
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public, but not marked as exported
+    AclOperation,
+    AdminClient,
+)
+
+from bridge.errors import EnvironmentFailure, StateError
+from bridge.kafka.errors import is_unreadable, kafka_error
+from bridge.settings.clients import librdkafka
+from bridge.settings.model import Settings
+from bridge.wire import headers as h
+
+PENDING_S: Final = 1.0
+"""So long offsets may be pending before somebody asks why: a commit takes milliseconds."""
+ASK_S: Final = 2.0
+CALL_S: Final = 10.0
+
+log = structlog.get_logger("bridge.delivery.producer.transaction_markers")
+
+
+class Ending(Enum):
+    """What a transaction came to."""
+
+    COMMITTED = "committed"
+    ABORTED = "aborted"
+
+
+DECIDED: Final[Mapping[str, Ending]] = {
+    "PrepareCommit": Ending.COMMITTED,
+    "CompleteCommit": Ending.COMMITTED,
+    "PrepareAbort": Ending.ABORTED,
+    "CompleteAbort": Ending.ABORTED,
+    "Ongoing": Ending.ABORTED,  # by the initialisation that follows
+    "PrepareEpochFence": Ending.ABORTED,
+}
+"""What the states of a transactional id say of its last transaction. The others (`Empty`) say nothing."""
+
+
+class Endings(Protocol):
+    """What spare_id.py needs."""
+
+    def of(self, name: str) -> Ending | None:
+        """How the last transaction of that id ended, if that is known, and to be written once more. The id is not
+        initialised yet. Raises KafkaException when the brokers do not answer, EnvironmentFailure when they would
+        refuse that.
+        """
+        ...
+
+    def repeat(self, name: str, producer: Producer, ending: Ending) -> None:
+        """End it once more; the producer is initialised. Raises KafkaException."""
+        ...
+
+
+class KafkaEndings:
+    """See the module. Its methods are for any thread."""
+
+    def __init__(
+        self, settings: Settings, ask: Callable[[str], str | None], forgotten_as: Ending | None = None
+    ) -> None:
+        """`ask` gives the state of a transactional id as its coordinator knows it (transactions.py); `forgotten_as` is
+        an operator's choice for transactions of which that says nothing.
+        """
+        self._settings = settings
+        self._ask = ask
+        self._forgotten_as = forgotten_as
+        self._unsettled: set[str] = set()
+        """Ids that are yet to be asked about, or whose end is yet to be written."""
+        self._forgotten: set[str] = set()
+
+    def of(self, name: str) -> Ending | None:
+        """As `Endings.of`."""
+        if not are_offsets_pending(self._settings):
+            self._unsettled.discard(name)
+            self._forgotten.clear()
+            return None
+        self._unsettled.add(name)
+        self._must_be_allowed()
+        state = self._ask(name)
+        # An id that its coordinator does not know gets a new producer, which cannot end what an earlier one has open.
+        ending = None if state is None else DECIDED.get(state, self._forgotten_as)
+        log.warning("offsets-pending", id=name, state=state, to_be=None if ending is None else ending.value)
+        if ending is None:
+            self._forgotten.add(name)
+            self._unsettled.discard(name)
+        return ending
+
+    def explain(self) -> StateError | None:
+        """Why offsets stay pending for longer than any transaction may take: what became of one is not known. None: for
+        another reason, or one that may pass.
+        """
+        if self._unsettled or not self._forgotten:
+            return None
+        try:
+            is_pending = are_offsets_pending(self._settings)
+        except KafkaException:
+            return None
+        return _unknown(sorted(self._forgotten)) if is_pending else None
+
+    def _must_be_allowed(self) -> None:
+        """Offsets that are refused in the middle of `repeat` would abort what is to be committed."""
+        topic = self._unread()
+        admin = _admin(self._settings)
+        answers = admin.describe_topics(
+            TopicCollection([topic]), include_authorized_operations=True, request_timeout=ASK_S
+        )
+        try:
+            # None where the brokers do not tell.
+            is_allowed = AclOperation.READ in (answers[topic].result().authorized_operations or [AclOperation.READ])
+        except KafkaException as exception:
+            if not is_unreadable(kafka_error(exception)):
+                raise
+            is_allowed = False
+        if not is_allowed:
+            raise EnvironmentFailure(
+                "brokers have lost the end of a transaction, and it must not be written again",
+                hint="Make this topic, or grant Read on it, and start again. Nothing is lost or doubled until then.",
+                topic=topic,
+            )
+
+    def _unread(self) -> str:
+        """A topic whose offsets nobody in the group asks for."""
+        return self._settings.dead_letter_topic(next(iter(self._settings.delay_topics)))
+
+    def repeat(self, name: str, producer: Producer, ending: Ending) -> None:
+        """As `Endings.repeat`; after an exception the producer is of no use."""
+        with closing(_consumer(self._settings)) as consumer:
+            metadata = consumer.consumer_group_metadata()
+        nobody: list[tuple[str, str | bytes | None]] = list(h.cancel_headers(f"nobody-{uuid.uuid4()}", forwarded=name))
+        producer.begin_transaction()
+        for topic, partition in _partitions(self._settings):
+            producer.produce(topic, None, key=name, headers=nobody, partition=partition)
+        producer.send_offsets_to_transaction([TopicPartition(self._unread(), 0, 0)], metadata, CALL_S)
+        if ending is Ending.COMMITTED:
+            producer.commit_transaction(CALL_S)
+        else:
+            producer.abort_transaction(CALL_S)
+        self._unsettled.discard(name)
+        log.info("transaction-ended-again", id=name, ending=ending.value)
+
+
+def _unknown(ids: list[str]) -> StateError:
+    return StateError(
+        "the brokers have lost the end of a transaction, and have forgotten whether it was committed",
+        hint="If another instance is down, start it first: the transaction may be its own. Else stop this one and "
+        "choose: `delay-bridge resolve --as aborted` may deliver messages twice, `--as committed` may lose some.",
+        ids=", ".join(ids),
+    )
+
+
+def are_offsets_pending(settings: Settings) -> bool:
+    """Whether offsets of the group are pending, for longer than a commit takes, in whatever transaction. Raises
+    KafkaException when nobody can say.
+    """
+    # A consumer is asked, since of the admin client's time-outs one may abort the process (an assertion, seen in 2.16).
+    # It does not tell pending offsets from an answer that does not come: hence the second look, which takes any. And
+    # with many instances some partition is always about to be committed: hence the third, at each by itself.
+    if settings.delivery.mode != "exactly-once":
+        return False
+    wanted = [TopicPartition(*place) for place in _partitions(settings)]
+    with closing(_consumer(settings)) as stable:
+        if _has_offsets(stable, wanted):
+            return False
+        with closing(_consumer(settings, "read_uncommitted")) as any_:
+            if not _has_offsets(any_, wanted):
+                text = "the group's coordinator does not answer"
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT, text, retriable=True))
+        return not all(_has_offsets(stable, [one]) for one in wanted)
+
+
+def _has_offsets(consumer: Consumer, wanted: list[TopicPartition]) -> bool:
+    """Whether there is an answer in time."""
+    try:
+        consumer.committed(wanted, timeout=PENDING_S)
+    except KafkaException as exception:
+        if kafka_error(exception).code() in (KafkaError._TIMED_OUT, KafkaError.UNSTABLE_OFFSET_COMMIT):
+            return False
+        raise
+    return True
+
+
+def _consumer(settings: Settings, isolation: str = "read_committed") -> Consumer:
+    """One that is no member of the group, and gets none of its partitions."""
+    no_member = {"group.instance.id": "", "group.protocol": "classic", "isolation.level": isolation}
+    return Consumer(
+        {**librdkafka(settings, "consumer"), **no_member}, logger=logging.getLogger("bridge.settings.librdkafka")
+    )
+
+
+def _partitions(settings: Settings) -> list[tuple[str, int]]:
+    """Of the delay topics."""
+    admin = _admin(settings)
+    return [(t, p) for t in settings.delay_topics for p in admin.list_topics(t, timeout=ASK_S).topics[t].partitions]
+
+
+def _admin(settings: Settings) -> AdminClient:
+    return AdminClient(librdkafka(settings, "admin"), logger=logging.getLogger("bridge.settings.librdkafka"))

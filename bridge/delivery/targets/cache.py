@@ -1,0 +1,405 @@
+"""What is known of real topics: looked up before a record for them enters a transaction, and kept for a while.
+
+One missing, forbidden or leaderless topic aborts everything in its transaction (and holds it up for seconds first), so
+nothing is produced to a topic that was not seen to exist and to take records. What is known here may be outdated; then
+an abort, or a transaction that is not acknowledged, brings it up again.
+
+A circuit breaker for each partition (`trip`, breakers.py) does the same for what looks well and is not: a leader that
+does not answer.
+
+While a transaction is not acknowledged, every leader is asked something small (`find_silent`). If some answer and
+others do not, these are to blame, with all partitions that they lead: a node that has just died is known of half a
+second later, long before the brokers say so.
+
+The thread of `start` keeps all that up to date beside delivery, for as long as it is used: a target that fails costs a
+look-up now and then, and no delivery waits for it. Nor does one wait for what is in doubt (`doubt`): while a node
+hangs, any question may be among those that it has taken and does not answer.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import structlog
+
+from bridge.delivery.targets.breakers import EVERY, OPEN_S, Breakers
+from bridge.delivery.targets.target import UNAVAILABLE, Leader, LookUp, Target
+from bridge.errors import EnvironmentFailure
+from bridge.kafka.errors import Refusal
+from bridge.telemetry.heartbeats import Beat, unwatched
+from bridge.wire.headers import RejectReason
+from timerstore.clock import Clock
+from timerstore.memory.pending import OTHER_TARGETS
+
+KNOWN_FOR_S: Final = 60.0
+FAILING_FOR_S: Final = 2.0
+"""What fails is asked about again after this by the thread ..."""
+FAILING_FOR_S_MAX: Final = 10.0
+"""... and after this by who needs it. (The thread forgets what nobody asks for.)"""
+USED_FOR_S: Final = 30.0
+RENEWED_FOR_S: Final = 5.0
+UNANSWERED_FOR_S: Final = 5.0
+LOOK_INTERVAL_S: Final = 0.5
+LOOK_UPS_MAX: Final = 100
+SILENT_S: Final = 0.3
+"""Who has not answered for so long, while others have and nothing is acknowledged, is silent; who refuses a connection
+is so at once. Usually an answer takes milliseconds.
+"""
+WARM_S: Final = 5.0
+"""Between two questions to everybody, so that the connections are there when they matter."""
+PROBE_S: Final = 2.0
+"""How long a closing breaker waits for its leader."""
+SILENT_OPEN_S: Final = 1.0
+"""The first time: it may have been no more than a pause."""
+NO_ANSWER: Final = "the leader of partition {} does not answer"
+TARGETS_MAX: Final = 10_000
+"""Names come from headers, so anybody can make up any number of them. (Ten thousand of 200 characters are 9 MB.)"""
+MISSING_MAX: Final = 100
+"""Up to so many names of topics that are not known to exist are asked for again by the thread; beyond that they must be
+made up, and wait until a message for them is tried again."""
+FAILING_MAX: Final = 100
+"""Names in the metric of what fails."""
+UNKNOWN: Final = "(unknown)"
+"""In that metric: all names of which no broker has said that there is such a topic."""
+log = structlog.get_logger("bridge.delivery.targets.cache")
+
+
+@dataclass(slots=True)
+class _Known:
+    target: Target
+    asked_s: float
+    used_s: float
+
+
+@dataclass(slots=True)
+class _RollCall:
+    """A question to every leader, during one stall."""
+
+    asked_s: float
+    answers: dict[Leader, Future[Any]]
+
+
+class Targets:
+    """A cache of `Target` by name with an expiry, and the circuit breakers. Any thread."""
+
+    def __init__(self, look_up: LookUp, clock: Clock, beat: Beat = unwatched) -> None:
+        """`beat` is the thread's."""
+        self._look_up = look_up
+        self._beat = beat
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._known: dict[str, _Known] = {}
+        self._breakers = Breakers()
+        self._own: frozenset[str] = frozenset()
+        self._doubted: dict[str, None] = {}
+        self._roll: _RollCall | None = None
+        self._warmed = _RollCall(clock.monotonic_s(), {})
+        self._stopped = False
+        self._woken = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    # -- the thread
+
+    def start(self, own: Iterable[str] = ()) -> None:
+        """Keep what is known up to date from now on. `own` are the bridge's topics: known from the start, so that
+        nobody waits for that when a target fails, and that there is a leader to compare others with.
+        """
+        self._own = frozenset(own)
+        self._thread = threading.Thread(target=self._run, name="targets", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread, soon."""
+        self._stopped = True
+        self._woken.set()
+
+    def _run(self) -> None:
+        while not self._stopped:
+            self._beat()
+            try:
+                self.refresh()
+            except Exception:
+                # Delivery does not need this thread: what it needs to know it asks itself, only later.
+                log.exception("targets-not-refreshed")
+            self._woken.wait(LOOK_INTERVAL_S)
+            self._woken.clear()
+
+    def refresh(self) -> None:
+        """Ask again for what is in doubt or has expired, and whether open breakers may be closed. Keeps what it knew
+        when the brokers do not answer.
+        """
+        now_s = self._clock.monotonic_s()
+        with self._lock:
+            doubted, self._doubted = self._doubted, {}
+            expired = [name for name in self._own if name not in self._known]
+            found = [name for name, known in self._known.items() if _is_expired(known, now_s)]
+            missing = [name for name in found if not self._known[name].target.partitions]
+            expired += found if len(missing) <= MISSING_MAX else [n for n in found if self._known[n].target.partitions]
+            expired = [*doubted, *[name for name in expired if name not in doubted][:LOOK_UPS_MAX]]
+            probes = self._breakers.due(now_s)
+            tripped = list({name: None for name, _ in probes if name in self._known and name not in expired})
+        if expired:
+            self._learn(expired)
+        if probes:
+            self._find_leaders(tripped[:LOOK_UPS_MAX])
+            self._probe(probes[:LOOK_UPS_MAX])
+        if now_s - self._warmed.asked_s >= WARM_S:
+            was_well = all(map(self._look_up.is_answered, self._warmed.answers.values()))
+            self._warmed = self._call_roll(now_s, doubtful=not was_well)
+
+    # -- for the dispatcher
+
+    def resolve(self, names: Iterable[str]) -> dict[str, Target]:
+        """What each name is; asks the brokers only for names not asked for lately. What they give no answer for is
+        unavailable.
+        """
+        wanted = list(names)
+        now_s = self._clock.monotonic_s()
+        with self._lock:
+            ask = [name for name in wanted if self._must_ask(name, now_s)]
+        if ask:
+            self._learn(ask)
+        with self._lock:
+            result = {}
+            for name in wanted:
+                known = self._known.get(name) or _Known(_unanswered(name), now_s, now_s)
+                known.used_s = now_s
+                result[name] = self._breakers.applied(name, known.target)
+            return result
+
+    def renew(self, names: Collection[str], older_than_s: float = RENEWED_FOR_S) -> dict[str, Target]:
+        """What they are by answers that are not older than that: one look-up for all."""
+        now_s = self._clock.monotonic_s()
+        with self._lock:
+            old = [
+                name for name in names if name not in self._known or now_s - self._known[name].asked_s >= older_than_s
+            ]
+        if old:
+            self._learn(old)
+        return self.resolve(names)
+
+    def count_partitions(self, name: str) -> int:
+        """How many partitions that topic has now, not some time ago. Raises EnvironmentFailure without an answer."""
+        return self._look_up.count_partitions(name)
+
+    def look_again(self, names: Collection[str]) -> frozenset[str] | None:
+        """Those that turn out to take less than it was thought; None when the brokers do not answer."""
+        before = self.resolve(names)
+        if not self._learn(list(names)):
+            return None
+        after = self.resolve(names)
+        return frozenset(name for name in names if after[name].takes_less_than(before[name]))
+
+    def doubt(self, names: Iterable[str]) -> None:
+        """Have the thread look again at what nothing is heard of. Waits for nobody: the answer may have to come from a
+        node that hangs.
+        """
+        with self._lock:
+            self._doubted.update(dict.fromkeys(names))
+        self._woken.set()
+
+    def are_worse_than(self, believed: Mapping[str, Target]) -> bool:
+        """Whether one of them is known by now to take less than was believed when the records were sent."""
+        with self._lock:
+            return any(
+                self._breakers.applied(name, self._known[name].target).takes_less_than(target)
+                for name, target in believed.items()
+                if name in self._known
+            )
+
+    def find_silent(self, stalled_s: float, *, spared: Collection[str] = ()) -> bool:
+        """Nothing has been acknowledged for that long; call it again and again meanwhile. It asks all leaders, and
+        later opens the breakers of the partitions of those that do not answer while others do (but not those of the
+        topics `spared`). Returns whether there are any.
+        """
+        now_s, roll = self._clock.monotonic_s(), self._roll
+        if roll is None or now_s - stalled_s >= roll.asked_s:
+            self._roll = self._call_roll(now_s, doubtful=True)  # another stall
+            return False
+        silent = {leader for leader, answer in roll.answers.items() if self._look_up.is_answered(answer) is False}
+        if now_s - roll.asked_s < SILENT_S and not all(
+            self._look_up.is_refused(roll.answers[leader]) for leader in silent
+        ):
+            return False  # who is slow may still answer; who refuses a connection will not
+        if not silent or len(silent) == len(roll.answers):
+            return False  # all of them, or none: it is something else
+        with self._lock:
+            found = [
+                (name, partition)
+                for name, known in self._known.items()
+                if name not in spared
+                for partition, leader in known.target.leaders.items()
+                if leader in silent and not self._is_down(name, partition, known.target)
+            ]
+        for name, partition in found:
+            refusal = Refusal(UNAVAILABLE, f"{name}: {NO_ANSWER.format(partition)}")
+            self.trip(name, partition, refusal, open_s=SILENT_OPEN_S)
+        return bool(found)
+
+    def _call_roll(self, now_s: float, *, doubtful: bool) -> _RollCall:
+        """Ask each leader of a known partition that is not down already."""
+        partition_of: dict[Leader, tuple[str, int]] = {}
+        with self._lock:
+            for name, known in self._known.items():
+                for partition, leader in known.target.leaders.items():
+                    if leader not in partition_of and not self._is_down(name, partition, known.target):
+                        partition_of[leader] = (name, partition)
+        if len(partition_of) < 2:
+            return _RollCall(now_s, {})
+        leader_of: dict[tuple[str, int], Leader | None] = {key: leader for leader, key in partition_of.items()}
+        asked = self._look_up.ask(leader_of, doubtful=doubtful)
+        return _RollCall(now_s, {leader: asked[key] for leader, key in partition_of.items()})
+
+    def _is_down(self, name: str, partition: int, target: Target) -> bool:
+        return partition in target.down or self._breakers.are_open(name, partition)
+
+    def refuse(self, name: str, refusal: Refusal) -> None:
+        """Send nothing there for a while: the brokers do not take it."""
+        self.trip(name, EVERY, refusal)
+
+    def trip(self, name: str, partition: int, refusal: Refusal, open_s: float = OPEN_S) -> None:
+        """Open the breaker of a partition (or of EVERY one) for `open_s`, longer if it has failed lately: it looks
+        well, and takes nothing.
+        """
+        now_s = self._clock.monotonic_s()
+        with self._lock:
+            wait_s = self._breakers.trip((name, partition), refusal, now_s, open_s)
+        log.warning("target-breaker-open", topic=name, partition=partition, detail=refusal.detail, wait_s=wait_s)
+
+    def expire(self, name: str) -> None:
+        """Ask again at the next use: the brokers did not agree with what is known. If they do not answer it is kept:
+        silence about a target that was well puts nothing off.
+        """
+        with self._lock:
+            if name in self._known:
+                self._known[name].asked_s = -math.inf
+
+    # -- for metrics
+
+    def failing(self) -> dict[tuple[str, str], int]:
+        """How many partitions take nothing now, by target and reason (of targets used lately; EVERY counts as one).
+        Targets that nobody has seen are counted together, as are those beyond FAILING_MAX.
+        """
+        now_s = self._clock.monotonic_s()
+        counts: dict[tuple[str, str], int] = {}
+        named: set[str] = set()
+        with self._lock:
+            for name, known in self._known.items():
+                if now_s - known.used_s >= FAILING_FOR_S_MAX + KNOWN_FOR_S:
+                    continue
+                target = self._breakers.applied(name, known.target)
+                trouble = _trouble(target)
+                if trouble is None:
+                    continue
+                label = name if target.partitions or name in self._own else UNKNOWN
+                if label != UNKNOWN and label not in named:
+                    label = name if len(named) < FAILING_MAX else OTHER_TARGETS
+                    named.add(label)
+                reason, count = trouble
+                counts[label, str(reason)] = counts.get((label, str(reason)), 0) + count
+        return counts
+
+    # -- inside
+
+    def _must_ask(self, name: str, now_s: float) -> bool:
+        """A target that is well is used until `refresh` finds time, unless there was trouble with it."""
+        known = self._known.get(name)
+        if known is None or known.asked_s == -math.inf:
+            return True
+        return not known.target.is_well and now_s - known.asked_s >= FAILING_FOR_S_MAX
+
+    def _learn(self, names: list[str]) -> bool:
+        """Ask, without holding anybody up who only wants to know. Returns whether there was an answer."""
+        answers: Mapping[str, Target] = {}
+        try:
+            answers = self._look_up(names)
+        except EnvironmentFailure as failure:
+            log.warning("targets-not-looked-up", topics=len(names), reason=str(failure))
+        now_s = self._clock.monotonic_s()
+        with self._lock:
+            for name in names:
+                old = self._known.pop(name, None)
+                used_s = now_s if old is None else old.used_s
+                if name in answers:
+                    self._known[name] = _Known(answers[name], now_s, used_s)
+                elif old is not None:
+                    # Asked about again soon, if it was well: as if it had been asked about a while ago.
+                    asked_s = now_s - KNOWN_FOR_S + UNANSWERED_FOR_S if old.target.is_well else now_s
+                    self._known[name] = _Known(old.target, asked_s, used_s)
+                else:
+                    self._known[name] = _Known(_unanswered(name), now_s, used_s)
+            if len(self._known) > TARGETS_MAX + len(names):
+                for name in list(self._known)[: len(self._known) - TARGETS_MAX]:
+                    if name not in names:
+                        del self._known[name]
+        return bool(answers)
+
+    def _find_leaders(self, names: Sequence[str]) -> None:
+        """Somebody else may lead by now what takes nothing."""
+        for name in names:
+            self._beat()
+            try:
+                leaders = self._look_up.leaders(name)
+            except EnvironmentFailure as failure:
+                log.warning("targets-not-looked-up", topics=1, reason=str(failure))
+                return
+            with self._lock:
+                known = self._known.get(name)
+                if known is not None:
+                    known.target = replace(known.target, leaders=leaders)
+
+    def _probe(self, keys: Sequence[tuple[str, int]]) -> None:
+        """Close the breakers whose leaders answer; one question to each, and one wait for all. That of a whole target
+        is closed when one of its leaders does, and those of the partitions without an answer are opened.
+        """
+        with self._lock:
+            known = {name: self._known[name].target for name, _ in keys if name in self._known}
+        counts = {name: target.partitions for name, target in known.items()}
+        probed = {
+            (name, partition): [(name, n) for n in ([partition] if partition >= 0 else range(counts.get(name, 0)))]
+            for name, partition in keys
+        }
+        leaders = {
+            (name, n): known[name].leaders.get(n) if name in known else None
+            for several in probed.values()
+            for name, n in several
+        }
+        answers = self._look_up.ask(leaders, doubtful=True)
+        wait(answers.values(), PROBE_S)
+        for (name, partition), several in probed.items():
+            silent = [key for key in several if key not in answers or not self._look_up.is_answered(answers[key])]
+            is_well = len(silent) < len(several) or (not several and name not in counts)
+            for _, number in silent if is_well else ():
+                self.trip(name, number, Refusal(UNAVAILABLE, f"{name}: {NO_ANSWER.format(number)}"), SILENT_OPEN_S)
+            with self._lock:
+                until_s = self._clock.monotonic_s() + FAILING_FOR_S
+                is_closed = self._breakers.decide((name, partition), is_well=is_well, until_s=until_s)
+            if is_closed:
+                log.info("target-breaker-closed", topic=name, partition=partition)
+
+
+def _is_expired(known: _Known, now_s: float) -> bool:
+    """Failing ones are asked about only while they are used: there may be thousands, made up by headers."""
+    age_s = now_s - known.asked_s
+    if known.target.is_well:
+        return age_s >= KNOWN_FOR_S
+    return age_s >= FAILING_FOR_S and now_s - known.used_s < USED_FOR_S
+
+
+def _trouble(target: Target) -> tuple[RejectReason, int] | None:
+    """Why it does not take everything, and in how many partitions; None: it is well."""
+    if target.refusal is not None:
+        return target.refusal.reason, max(1, target.partitions)
+    if target.down:
+        return UNAVAILABLE, len(target.down)
+    return (RejectReason.TOO_LARGE, target.partitions) if target.is_wary else None
+
+
+def _unanswered(name: str) -> Target:
+    refusal = Refusal(UNAVAILABLE, f"{name}: the brokers do not say whether it exists")
+    return Target(partitions=0, bytes_max=None, refusal=refusal)

@@ -1,0 +1,210 @@
+"""Asking the brokers what a target is: whether it exists, takes our records, how large, and on which partitions.
+
+Everything that keeps a target from taking a record and that can be known without producing one is found out here: a
+missing topic, a missing permission, partitions without a leader or with fewer replicas in sync than acks=all needs.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import Any, Final
+
+from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public, but not marked as exported
+    AclOperation,
+    AdminClient,
+    ConfigResource,
+    OffsetSpec,
+    ResourceType,
+)
+
+from bridge.delivery.targets.target import Leader, Target
+from bridge.errors import EnvironmentFailure
+from bridge.kafka.construction import made
+from bridge.kafka.errors import Refusal, is_unreadable, kafka_error
+from bridge.wire.headers import RejectReason
+
+PROBE_TIMEOUT_S: Final = 2.0
+
+
+class TargetLookUp:
+    """Looks targets up with an admin client, all names in three requests. Any thread."""
+
+    def __init__(self, properties: Mapping[str, Any], timeout_s: float = 1.5) -> None:
+        """`timeout_s` is for each of three requests; their sum must stay well below the transaction time-out, since a
+        transaction may be open meanwhile.
+        """
+        # Else asking about a misspelt name would make the topic, where the brokers do that.
+        asking = {**properties, "allow.auto.create.topics": "false"}
+        logger = logging.getLogger("bridge.settings.librdkafka")
+        self._admin = made("for targets", lambda: AdminClient(asking, logger=logger))
+        self._timeout_s = timeout_s
+
+    def __call__(self, names: Sequence[str]) -> Mapping[str, Target]:
+        """Each topic as it is now. Raises EnvironmentFailure when the brokers do not answer."""
+        # The other requests go to a broker that this client remembers, and which may be the one that has just died;
+        # this one goes to any that answers, and brings that memory up to date.
+        try:
+            self._admin.list_topics(names[0], timeout=self._timeout_s)
+            return self._ask(names)
+        except KafkaException as exception:
+            raise _unanswered(names[0], kafka_error(exception).str()) from None
+
+    def _ask(self, names: Sequence[str]) -> Mapping[str, Target]:
+        described = self._admin.describe_topics(
+            TopicCollection(list(names)), request_timeout=self._timeout_s, include_authorized_operations=True
+        )
+        found = {name: self._result(name, future) for name, future in described.items()}
+        resources = [
+            ConfigResource(ResourceType.TOPIC, name)
+            for name, answer in found.items()
+            if not isinstance(answer, Refusal)
+        ]
+        configs: dict[str, Any] = {}
+        if resources:
+            answers = self._admin.describe_configs(resources, request_timeout=self._timeout_s)
+            configs = {resource.name: self._result(resource.name, future) for resource, future in answers.items()}
+        return {name: _target(name, answer, configs.get(name)) for name, answer in found.items()}
+
+    def leaders(self, name: str) -> Mapping[int, Leader]:
+        """Who leads each partition of a topic now, by any broker that answers. Raises EnvironmentFailure.
+
+        (To describe a topic, the client waits for the controller, and for brokers with KRaft that is any of them: maybe
+        the one that has died.)
+        """
+        found = self._metadata(name)
+        nodes = {node.id: Leader(node.id, str(node.host), int(node.port)) for node in found.brokers.values()}
+        led = found.topics[name].partitions if name in found.topics else {}
+        return {number: nodes[partition.leader] for number, partition in led.items() if partition.leader in nodes}
+
+    def count_partitions(self, name: str) -> int:
+        """How many partitions a topic has now, by any broker that answers. Raises EnvironmentFailure."""
+        found = self._metadata(name).topics.get(name)
+        if found is None or found.error is not None:
+            raise _unanswered(name, "no metadata" if found is None else found.error.str())
+        return len(found.partitions)
+
+    def _metadata(self, name: str) -> Any:
+        try:
+            return self._admin.list_topics(name, timeout=self._timeout_s)
+        except KafkaException as exception:
+            raise _unanswered(name, kafka_error(exception).str()) from None
+
+    def ask(
+        self, leaders: Mapping[tuple[str, int], Leader | None], *, doubtful: bool
+    ) -> Mapping[tuple[str, int], Future[Any]]:
+        """Ask the leader of each partition for its end offset, without waiting; each by itself, since one that is
+        silent would keep the answers of the others back.
+
+        `doubtful`: only those that take a connection. While it is asked about one whose port refuses, the client tries
+        to connect again and again, without a pause, and takes most of a core for that.
+        """
+        asked: dict[tuple[str, int], Future[Any]] = {}
+        checked: dict[Leader, dict[tuple[str, int], Future[Any]]] = {}
+        for key, leader in leaders.items():
+            if leader is None or not doubtful:
+                asked[key] = self._end_of(key)
+            else:
+                asked[key] = checked.setdefault(leader, {})[key] = Future()
+        for leader, questions in checked.items():
+            threading.Thread(target=self._ask_if_there, args=(leader, questions), name="leader", daemon=True).start()
+        return asked
+
+    def _ask_if_there(self, leader: Leader, questions: Mapping[tuple[str, int], Future[Any]]) -> None:
+        try:
+            socket.create_connection((leader.host, leader.port), PROBE_TIMEOUT_S).close()
+            answers = {key: self._end_of(key) for key in questions}
+        except Exception as error:  # noqa: BLE001 - whatever it is: there is no answer
+            for question in questions.values():
+                question.set_exception(error)
+            return
+        for key, question in questions.items():
+            try:
+                question.set_result(answers[key].result(2 * PROBE_TIMEOUT_S))
+            except Exception as error:  # noqa: BLE001 - the answer may be an error
+                question.set_exception(error)
+
+    def _end_of(self, partition: tuple[str, int]) -> Future[Any]:
+        wanted = TopicPartition(*partition)
+        latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+        answer: Future[Any] = self._admin.list_offsets({wanted: latest}, request_timeout=PROBE_TIMEOUT_S)[wanted]
+        return answer
+
+    @staticmethod
+    def is_answered(answer: Future[Any]) -> bool | None:
+        """Whether a leader has answered by now; None: somebody has, with an error. When the time is over, the client
+        may as well give an offset that is none.
+        """
+        if not answer.done():
+            return False
+        failure = answer.exception()
+        if isinstance(failure, KafkaException) and is_unreadable(kafka_error(failure)):
+            return None
+        return failure is None and bool(answer.result().offset >= 0)
+
+    @staticmethod
+    def is_refused(answer: Future[Any]) -> bool:
+        """Whether nobody listens any more where the leader did."""
+        return answer.done() and isinstance(answer.exception(), ConnectionRefusedError)
+
+    def _result(self, name: str, future: Future[Any]) -> Any:
+        """The answer, or a Refusal where the answer is that it is missing, or that we may not see it."""
+        try:
+            return future.result(timeout=self._timeout_s + 0.5)
+        except KafkaException as exception:
+            error: KafkaError = exception.args[0]
+            if error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_EXCEPTION):
+                return Refusal(RejectReason.UNKNOWN_TARGET, f"{name}: {RejectReason.UNKNOWN_TARGET.explanation}")
+            if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                return Refusal(RejectReason.TARGET_DENIED, f"{name}: no permission to DESCRIBE it")
+            reason = error.str()
+        except FutureTimeout:
+            reason = "no answer in time"
+        raise _unanswered(name, reason)
+
+
+def _unanswered(name: str, reason: str) -> EnvironmentFailure:
+    return EnvironmentFailure(
+        "the target topics cannot be looked up",
+        hint="Check that the brokers are reachable; delivery goes on by itself then.",
+        topic=name,
+        reason=reason,
+    )
+
+
+def _target(name: str, answer: Any, config: Any) -> Target:
+    if isinstance(answer, Refusal):
+        return Target(partitions=0, bytes_max=None, refusal=answer)
+    refusal = None
+    # Older brokers, and other makes, may not tell: only producing does then.
+    if answer.authorized_operations and AclOperation.WRITE not in answer.authorized_operations:
+        refusal = Refusal(RejectReason.TARGET_DENIED, f"{name}: no permission to WRITE to it")
+    told = config is not None and not isinstance(config, Refusal)
+    replicas_min = int(config["min.insync.replicas"].value) if told and "min.insync.replicas" in config else 1
+    return Target(
+        partitions=len(answer.partitions),
+        bytes_max=int(config["max.message.bytes"].value) if told else None,
+        refusal=refusal,
+        needs_key=told and "compact" in config["cleanup.policy"].value,
+        down={p.id: why for p in answer.partitions if (why := _trouble(p, replicas_min))},
+        leaders={
+            p.id: Leader(p.leader.id, p.leader.host, p.leader.port)
+            for p in answer.partitions
+            if p.leader is not None and p.leader.id >= 0
+        },
+    )
+
+
+def _trouble(partition: Any, replicas_min: int) -> str:
+    """Why a partition takes nothing now; empty: it does."""
+    leader = partition.leader
+    if leader is None or leader.id < 0:
+        return "has no leader"
+    if len(partition.isr) < min(replicas_min, len(partition.replicas)):
+        return f"has {len(partition.isr)} replicas in sync and needs {replicas_min}"
+    return ""

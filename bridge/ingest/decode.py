@@ -1,0 +1,467 @@
+"""A record of a delay topic -> the columns of an entry, as Catalyst column expressions: no Python per record.
+
+Invariants. No record, whatever its bytes, raises: Spark 4 is in ANSI mode, where one poison record would stop the query
+for ever, so every cast is a `try_cast` behind a pattern that bounds the digits, and every look-up a `get`. The result
+is a function of the record and of the parameters in force at its offset, never of the session (its time zone, say) nor
+of the moment.
+
+How it is fast. Each `select` is a stage whose columns are used more than once in the next, so that the optimizer keeps
+the stages apart and computes nothing twice. Headers are looked up by `array_position`, and nowhere is a lambda: it
+would keep its stage out of whole-stage code, and each task of each micro-batch would generate code anew. What would
+need one, taking the control headers out of a record's own, is done in Arrow (`own_headers`), as is what would have to
+copy every header to measure it (`header_limits`). Groups of stages become methods of their own (`_bounded`), short
+enough for HotSpot to compile. Cheap patterns stand before expensive ones.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from itertools import pairwise
+from typing import Final
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from bridge.ingest.decode_times import duration_fields, fields_ms, instant_ms, long, matches, one_unit_ms, whole_number
+from bridge.ingest.dialect_columns import delivered_key, native_headers
+from bridge.wire import headers as h
+from bridge.wire.decode_epochs import DecodeParameters, History
+from bridge.wire.dialects import NATIVE
+from bridge.wire.headers import RejectReason
+
+AT_MIN: Final = -(2**63)
+"""`at` of rejects and cancels: minus infinity."""
+
+_SMALLINT_MAX: Final = 32_767
+_BYTES_MAX: Final = 2**31
+_HEADER_BYTES: Final = 10
+"""Of a header's framing, at most: three varints."""
+
+
+def decode(records: DataFrame, histories: Mapping[tuple[str, int], History]) -> DataFrame:
+    """The entry of every record, in the entry schema's columns and order; `header_limits` and `own_headers` finish it.
+
+    `records` has the columns of Spark's Kafka source with `includeHeaders`. `histories` has every (topic, partition)
+    that occurs in them; a record of any other stops the query, since its position would be a guess. Raises ValueError
+    if a history is empty, does not begin at offset 0 or is not in order of offset.
+    """
+    methods = (
+        (_native, _record, _common_headers),
+        (_other_headers, _own_headers),
+        (_texts,),
+        (_numbers, _fields, _times),
+        (_verdict,),
+    )
+    parameters = _in_force(histories)
+    first, *others = methods
+    frame = _staged(records, first, parameters)
+    for stages in others:
+        frame = _staged(_bounded(frame), stages, parameters)
+    return frame
+
+
+def _staged(frame: DataFrame, stages: Sequence[_Stage], parameters: _Parameters) -> DataFrame:
+    return reduce(lambda above, stage: stage(above, parameters), stages, frame)
+
+
+def _bounded(frame: DataFrame) -> DataFrame:
+    """The same rows; generated code has what comes before in another method than what follows.
+
+    Otherwise all of decoding would be one method of 27,000 bytecodes: HotSpot only interprets what is longer than
+    8,000, and when told to compile it all the same takes more than ten seconds of a core. Of the operators that do not
+    change rows, Expand (of which `unpivot` is made) is the only one that asks for every column of its input at once,
+    which is Spark's condition for a method. The optimizer does not look through it either, so it has less to try.
+    """
+    *others, last = frame.columns
+    return frame.unpivot([F.col(name) for name in others], [F.col(last)], "unused", last).drop("unused")
+
+
+# -- parameters in force ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Parameters:
+    """The parameters as columns: literals, or if several sets are in force, fields of `p`, looked up once a record."""
+
+    lookup: Column | None
+    dialects: tuple[str, ...]
+    dialect: Column
+    level_ms: Callable[[Column], Column]
+    max_delay_ms: Column
+    copy_max_delay_ms: Column
+    roll_window_ms: Column
+    roll_bytes_max: Column
+    headers_max: Column
+    header_bytes_max: Column
+    payload_bytes_max: Column
+    has_default_target: Column
+
+
+_Stage = Callable[[DataFrame, _Parameters], DataFrame]
+
+
+def _in_force(histories: Mapping[tuple[str, int], History]) -> _Parameters:
+    for source, history in histories.items():
+        if not history or history[0].offset != 0 or any(a.offset >= b.offset for a, b in pairwise(history)):
+            raise ValueError(f"the history of {source} must begin at offset 0 and rise")
+    sets = list(dict.fromkeys(barrier.parameters for history in histories.values() for barrier in history))
+    if not sets:
+        raise ValueError("there is no history at all")
+    dialects = tuple(dict.fromkeys(s.dialect for s in sets if s.dialect != NATIVE))
+    if len(sets) == 1:
+        return _Parameters(
+            lookup=None,
+            dialects=dialects,
+            dialect=F.lit(sets[0].dialect),
+            level_ms=lambda level: _level_ms(F.array(*map(long, sets[0].levels_ms)), level),
+            max_delay_ms=long(sets[0].max_delay_ms),
+            copy_max_delay_ms=long(sets[0].longest_copy_ms),
+            roll_window_ms=long(sets[0].roll_window_ms),
+            roll_bytes_max=long(sets[0].roll_bytes_max or _BYTES_MAX),
+            headers_max=long(sets[0].headers_max or _BYTES_MAX),
+            header_bytes_max=long(sets[0].header_bytes_max or _BYTES_MAX),
+            payload_bytes_max=long(sets[0].payload_bytes_max or _BYTES_MAX),
+            has_default_target=F.lit(sets[0].has_default_target),
+        )
+    p = F.col("p")
+    return _Parameters(
+        lookup=_lookup(histories, sets),
+        dialects=dialects,
+        dialect=p["dialect"],
+        level_ms=lambda level: _level_ms(p["levels"], level),
+        max_delay_ms=p["max"],
+        copy_max_delay_ms=p["copy"],
+        roll_window_ms=p["window"],
+        roll_bytes_max=p["bytes"],
+        headers_max=p["headers"],
+        header_bytes_max=p["header_bytes"],
+        payload_bytes_max=p["payload"],
+        has_default_target=p["default"],
+    )
+
+
+def _lookup(histories: Mapping[tuple[str, int], History], sets: Sequence[DecodeParameters]) -> Column:
+    """The parameter set of a record, from tables that reach the plan as JSON: thousands of `lit` would not fit."""
+    topics = sorted({topic for topic, _ in histories})
+    depth = max(map(len, histories.values()))
+    tables: list[list[dict[str, list[int]]]] = []
+    for topic in topics:
+        count = 1 + max(partition for name, partition in histories if name == topic)
+        rows = [histories.get((topic, partition), ()) for partition in range(count)]
+        tables.append([{"o": [b.offset for b in row], "s": [sets.index(b.parameters) for b in row]} for row in rows])
+    set_rows = [
+        {
+            "levels": s.levels_ms,
+            "max": s.max_delay_ms,
+            "copy": s.longest_copy_ms,
+            "window": s.roll_window_ms,
+            "bytes": s.roll_bytes_max or _BYTES_MAX,
+            "headers": s.headers_max or _BYTES_MAX,
+            "header_bytes": s.header_bytes_max or _BYTES_MAX,
+            "payload": s.payload_bytes_max or _BYTES_MAX,
+            "default": s.has_default_target,
+            "dialect": s.dialect,
+        }
+        for s in sets
+    ]
+    table = _constant(tables, "array<array<struct<o:array<bigint>,s:array<int>>>>")
+    topic_index = F.array_position(_constant(topics, "array<string>"), F.col("topic")).cast("int") - 1
+    row = F.get(F.get(table, topic_index), F.col("partition"))
+    index = F.lit(None).cast("int")
+    for i in range(depth):  # later barriers win; beyond a row's end the offset is null and the branch is not taken
+        index = F.when(F.get(row["o"], F.lit(i)) <= F.col("offset"), F.get(row["s"], F.lit(i))).otherwise(index)
+    unknown = F.raise_error(
+        F.concat(F.lit("no decode parameters for "), F.col("topic"), F.lit("/"), F.col("partition"))
+    )
+    found = F.coalesce(index, unknown.cast("int"))
+    schema = "array<struct<levels:array<bigint>,max:bigint,copy:bigint,window:bigint,bytes:bigint,headers:bigint,"
+    schema += "header_bytes:bigint,payload:bigint,default:boolean,dialect:string>>"
+    return F.get(_constant(set_rows, schema), found)
+
+
+def _constant(value: object, schema: str) -> Column:
+    return F.from_json(F.lit(json.dumps(value)), schema)
+
+
+def _level_ms(levels: Column, level: Column) -> Column:
+    return F.get(levels, F.least(level, F.size(levels)).cast("int") - 1)
+
+
+# -- stages ----------------------------------------------------------------------------------------------------------
+
+
+def _native(records: DataFrame, parameters: _Parameters) -> DataFrame:
+    """Parameters that differ by record; and headers and key as our own producers would have written them, where a topic
+    has a dialect, beside those that a reject keeps."""
+    if parameters.lookup is not None:
+        records = records.withColumn("p", parameters.lookup)
+    if not parameters.dialects:
+        return records
+    return records.withColumns(
+        {
+            "raw_headers": F.col("headers"),
+            "raw_key": F.col("key"),
+            "headers": native_headers(parameters.dialects, parameters.dialect),
+            "key": delivered_key(parameters.dialects, parameters.dialect),
+        }
+    )
+
+
+def _record(records: DataFrame, parameters: _Parameters) -> DataFrame:
+    """What the record is, the names of its headers, and the parameters that apply to it."""
+    return records.select(
+        "topic",
+        "partition",
+        "offset",
+        F.coalesce(F.unix_millis("timestamp"), long(0)).alias("ts"),
+        F.coalesce(F.col("timestampType") == 1, F.lit(False)).alias("by_broker"),
+        "key",
+        "value",
+        "headers",
+        F.coalesce(F.col("headers")["key"], F.array().cast("array<string>")).alias("names"),
+        *(["p"] if parameters.lookup is not None else []),
+        *(["raw_headers", "raw_key"] if parameters.dialects else []),
+    )
+
+
+_COMMON: Final = (h.UNTIL, h.FOR, h.LEVEL, h.CANCEL, h.TOPIC, h.ID)
+_OTHER: Final = tuple(name for name in h.STRIPPED if name not in _COMMON)
+_TIMES: Final = (h.UNTIL, h.FOR, h.LEVEL, h.CANCEL)
+
+
+def _common_headers(frame: DataFrame, _: _Parameters) -> DataFrame:
+    """Where the common control headers are: `at_<name>`, counted from 1, 0 for none."""
+    return frame.withColumns({"size": F.size("names")} | {_place(name): _position(name) for name in _COMMON})
+
+
+def _other_headers(frame: DataFrame, _: _Parameters) -> DataFrame:
+    """Where the other control headers are; not looked for where the common ones are all there are."""
+    rest = F.col("size") > _count(_COMMON)
+    return frame.withColumns({_place(name): F.when(rest, _position(name)).otherwise(long(0)) for name in _OTHER})
+
+
+def _own_headers(frame: DataFrame, _: _Parameters) -> DataFrame:
+    """The headers of a record that has some of its own, null of one that has none; and whether a control header is
+    there twice."""
+    more = F.col("size") > F.col("controls")
+    others = reduce(F.array_remove, h.CONTROL, F.col("names"))
+    repeats = F.size(F.array_distinct("names")) < F.col("size")
+    twice = F.when(more & repeats, F.col("size") - F.size(others) > _count(h.CONTROL)).otherwise(F.lit(False))
+    return frame.withColumn("controls", _count(h.STRIPPED)).withColumns(
+        {"own": F.when(more, F.col("headers")), "twice": twice}
+    )
+
+
+def _texts(frame: DataFrame, _: _Parameters) -> DataFrame:
+    """The texts of the headers. One time is legal at most, so whichever is there is `time`, `number`, `until`."""
+    time_at = reduce(lambda a, b: a + b, (_at(name) for name in _TIMES))
+    columns = {
+        "times": _count(_TIMES),
+        "time": F.when(_count(_TIMES) == 1, _text(time_at)),
+        "topic_text": _text(_at(h.TOPIC)),
+        "id_text": F.try_validate_utf8(_text(F.when(_at(h.CANCEL) > 0, _at(h.CANCEL)).otherwise(_at(h.ID)))),
+        "replace_text": F.lower(_text(_at(h.REPLACE))),
+        "is_copy": _at(h.COPY_ORIGIN) > 0,
+    }
+    for name in (h.PARTITION, h.COPY_ORIGIN, h.COPY_DUE, h.COPY_ROLLS, h.COPY_ATTEMPT, h.COPY_AT):
+        columns[_number_name(name)] = F.when(_at(name) > 0, whole_number(_text(_at(name))))
+    return frame.withColumns(columns)
+
+
+def _numbers(frame: DataFrame, _: _Parameters) -> DataFrame:
+    """`number`, `until` (epoch ms), and `duration`, the text of one that is no bare number; each null where the time is
+    of another form.
+    """
+    frame = frame.withColumn("number", whole_number(F.col("time")))
+    time, number = F.col("time"), F.col("number")
+    until = F.when(number.isNotNull(), number).otherwise(instant_ms(time))
+    return frame.withColumns(
+        {
+            "until": F.when(_at(h.UNTIL) > 0, until),
+            "duration": F.when((_at(h.FOR) > 0) & number.isNull(), time),
+        }
+    )
+
+
+def _fields(frame: DataFrame, _: _Parameters) -> DataFrame:
+    """`duration_ms` of one number with a unit; `fields` of any other duration, the numbers W D H M S ms as texts."""
+    duration = F.col("duration")
+    simple = matches(duration, h.ONE_UNIT_PATTERN)
+    fits = F.octet_length(duration) <= h.TIME_LENGTH_MAX
+    return frame.withColumns(
+        {
+            "duration_ms": F.when(simple, one_unit_ms(duration)),
+            "fields": F.when(duration.isNotNull() & ~simple & fits, duration_fields(duration)),
+        }
+    )
+
+
+def _times(frame: DataFrame, parameters: _Parameters) -> DataFrame:
+    """`delay`: due - ts in ms, null where it is not valid."""
+    number, ts = F.col("number"), F.col("ts")
+    until = F.col("until")  # of a stage before: it is used four times here, and would be computed as often
+    sane = until.between(long(0), long(h.UNTIL_MS_MAX)) & (until >= ts - h.PAST_MS_MAX)
+    delay = (
+        F.when(F.col("is_copy"), F.col(_number_name(h.COPY_DUE)) - ts)
+        .when(_at(h.FOR) > 0, F.coalesce(number, "duration_ms", fields_ms(F.col("duration"), F.col("fields"))))
+        .when(_at(h.UNTIL) > 0, F.when(sane, until) - ts)
+        .when(_at(h.LEVEL) > 0, F.when(number >= 1, parameters.level_ms(number)))
+        .when(_at(h.CANCEL) > 0, long(0))
+    )
+    return frame.withColumn("delay", delay)
+
+
+def _verdict(frame: DataFrame, parameters: _Parameters) -> DataFrame:
+    """The reason of a reject, or null; then the entry."""
+    frame = frame.withColumn("reason", _reason(parameters))
+    kind = F.when(F.col("reason").isNotNull(), 2).when(_at(h.CANCEL) > 0, 1).otherwise(0).cast("tinyint")
+    due = F.col("ts") + F.when((F.col("kind") == 0), F.col("delay")).otherwise(long(0))
+    return frame.withColumn("kind", kind).withColumn("due", due).select(*_entry(parameters))
+
+
+def _reason(parameters: _Parameters) -> Column:
+    """The first reason, in the order of `RejectReason`, that applies."""
+    delay, own_times = F.col("delay"), F.col("times")
+    copy = {name: F.col(_number_name(name)) for name in h.COPY if name != h.COPY_FORWARDED}
+    good_copy = (
+        (own_times == 0)
+        & (_at(h.REPLACE) == 0)
+        & F.coalesce(copy[h.COPY_ORIGIN] < F.col("offset"), F.lit(False))
+        & F.coalesce(delay <= parameters.copy_max_delay_ms, F.lit(False))
+        & F.coalesce(copy[h.COPY_ROLLS] <= _SMALLINT_MAX, F.lit(False))
+        & F.coalesce(copy[h.COPY_ATTEMPT] <= _SMALLINT_MAX, F.lit(False))
+        & ((_at(h.COPY_AT) == 0) | copy[h.COPY_AT].isNotNull())
+    )
+    original, timer = ~F.col("is_copy"), _at(h.CANCEL) == 0
+    has_id = (_at(h.ID) > 0) | (_at(h.CANCEL) > 0)
+    id_length = F.coalesce(F.length("id_text"), F.lit(0))
+    replaces = F.coalesce(F.col("replace_text"), F.lit(""))
+    partition = F.coalesce(F.col(_number_name(h.PARTITION)), long(-1))
+    sent = F.col("raw_headers" if parameters.dialects else "headers")
+    rules: list[tuple[RejectReason, Column]] = [
+        (RejectReason.CREATE_TIME, ~F.col("by_broker")),
+        (RejectReason.DUPLICATE_HEADER, F.col("twice")),
+        (RejectReason.BAD_COPY, F.col("is_copy") & ~good_copy),
+        (RejectReason.NO_TIME, original & (own_times == 0)),
+        (RejectReason.TWO_TIMES, own_times > 1),
+        (RejectReason.BAD_UNTIL, delay.isNull() & (_at(h.UNTIL) > 0)),
+        (RejectReason.BAD_FOR, delay.isNull() & (_at(h.FOR) > 0)),
+        (RejectReason.BAD_LEVEL, delay.isNull()),
+        (RejectReason.BEYOND_MAX, original & (delay > parameters.max_delay_ms)),
+        (RejectReason.NO_TARGET, timer & (_at(h.TOPIC) == 0) & ~parameters.has_default_target),
+        (RejectReason.BAD_TARGET, timer & (_at(h.TOPIC) > 0) & ~matches(F.col("topic_text"), h.TOPIC_PATTERN)),
+        (RejectReason.BAD_PARTITION, timer & (_at(h.PARTITION) > 0) & ~partition.between(long(0), long(2**31 - 1))),
+        (RejectReason.BAD_ID, has_id & ~id_length.between(1, h.ID_LENGTH_MAX)),
+        (
+            RejectReason.BAD_REPLACE,
+            timer & (_at(h.REPLACE) > 0) & ~((replaces == "false") | ((replaces == "true") & (_at(h.ID) > 0))),
+        ),
+        # Of what producers write: a copy is the bridge's own, and its original was within the limits.
+        (RejectReason.TOO_MANY_HEADERS, original & (F.coalesce(F.size(sent), F.lit(0)) > parameters.headers_max)),
+        (RejectReason.PAYLOAD_TOO_LARGE, original & (_payload_bytes() > parameters.payload_bytes_max)),
+        (
+            RejectReason.TOO_LARGE_TO_ROLL,
+            # In this order: the size is only computed of what is rolled. A copy was as large before.
+            original & timer & (delay > parameters.roll_window_ms) & (_bytes() > parameters.roll_bytes_max),
+        ),
+    ]
+    if parameters.dialects:  # of others `header_limits` does it
+        large = _header_bytes(sent) > parameters.header_bytes_max
+        rules.append((RejectReason.HEADERS_TOO_LARGE, original & (parameters.dialect != NATIVE) & large))
+    (first, applies), *others = rules
+    reason = F.when(applies, F.lit(first.value))
+    for code, applies in others:
+        reason = reason.when(applies, F.lit(code.value))
+    return reason
+
+
+def _entry(parameters: _Parameters) -> list[Column]:
+    """The columns of `entry.ENTRY`, in its order."""
+    timer, rejected = F.col("kind") == 0, F.col("kind") == 2
+    ts, due, window = F.col("ts"), F.col("due"), parameters.roll_window_ms
+    # The last quarter of (ts, ts + W], spread so that what was scheduled together does not roll together.
+    spread = F.xxhash64("topic", "partition", "offset")
+    rolls_at = ts + window - F.pmod(spread, F.call_function("div", window, long(4)))
+    at = F.when(due - ts <= window, due).otherwise(rolls_at)
+    # A forged backoff must not outlive the topic's retention. (`least` and `greatest` pass over nulls, hence the
+    # condition.)
+    copy_at = F.col(_number_name(h.COPY_AT))
+    backoff = F.when(copy_at.isNotNull(), F.least(copy_at, ts + window))
+    copied = timer & F.col("is_copy")
+    key, headers = F.col("key"), F.when(timer, F.col("own")).otherwise(F.col("headers"))
+    if parameters.dialects:
+        key = F.when(rejected, F.col("raw_key")).otherwise(key)
+        headers = F.when(timer, F.col("own")).when(rejected, F.col("raw_headers")).otherwise(F.col("headers"))
+    return [
+        F.col("topic"),
+        F.col("partition"),
+        F.col("offset"),
+        F.when(timer, F.greatest(at, backoff)).otherwise(long(AT_MIN)).alias("at"),
+        ts,
+        due,
+        F.col("kind"),
+        F.when(timer, F.col("topic_text")).alias("target"),
+        F.when(timer, F.col(_number_name(h.PARTITION)).try_cast("int")).alias("target_partition"),
+        key.alias("key"),
+        F.col("value"),
+        headers.alias("headers"),
+        F.when(~rejected, F.col("id_text")).alias("id"),
+        (timer & F.coalesce(F.col("replace_text") == "true", F.lit(False))).alias("replace"),
+        F.when(copied, F.col(_number_name(h.COPY_ORIGIN))).otherwise(F.col("offset")).alias("origin"),
+        _smallint(F.when(copied, F.col(_number_name(h.COPY_ATTEMPT)))).alias("attempt"),
+        _smallint(F.when(copied, F.col(_number_name(h.COPY_ROLLS)))).alias("rolls"),
+        F.col("reason"),
+    ]
+
+
+# -- expressions -----------------------------------------------------------------------------------------------------
+
+
+def _place(name: str) -> str:
+    return "at_" + name.replace("-", "_")
+
+
+def _number_name(name: str) -> str:
+    return "number_" + name.replace("-", "_")
+
+
+def _at(name: str) -> Column:
+    return F.col(_place(name))
+
+
+def _position(name: str) -> Column:
+    return F.array_position("names", name)
+
+
+def _count(names: Sequence[str]) -> Column:
+    """How many of these headers are there, each counted once."""
+    return reduce(lambda a, b: a + b, ((_at(name) > 0).cast("int") for name in names))
+
+
+def _bytes() -> Column:
+    """Size of key, value and headers, uncompressed."""
+    framing = F.coalesce(F.size("names") * _HEADER_BYTES, F.lit(0))
+    return _payload_bytes() + _header_bytes(F.col("headers")) + framing
+
+
+def _payload_bytes() -> Column:
+    """Size of key and value."""
+    return F.coalesce(F.octet_length("key"), F.lit(0)) + F.coalesce(F.octet_length("value"), F.lit(0))
+
+
+def _header_bytes(headers: Column) -> Column:
+    """Size of all names and values. No lambda: it would keep its stage out of generated code."""
+    texts = F.concat_ws("", headers["key"], headers["value"].cast("array<string>"))
+    return F.coalesce(F.octet_length(texts), F.lit(0))
+
+
+def _text(position: Column) -> Column:
+    """The value of the header at `position` as text without white space around it; the bytes may still not be UTF-8."""
+    return F.btrim(F.get("headers", position.cast("int") - 1)["value"].cast("string"), F.lit(h.WHITE_SPACE))
+
+
+def _smallint(number: Column) -> Column:
+    return F.coalesce(number.try_cast("smallint"), F.lit(0).cast("smallint"))

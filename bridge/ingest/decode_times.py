@@ -1,0 +1,72 @@
+"""The forms of time that a header may have, as Catalyst column expressions (`headers.py` has the same as functions).
+
+None raises, whatever the text: every cast is a `try_cast` behind a pattern that bounds the digits.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+from typing import Final
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+
+from bridge.wire import headers as h
+
+
+def long(value: int) -> Column:
+    """A literal of type bigint."""
+    return F.lit(value).cast("bigint")
+
+
+def matches(text: Column, pattern: str) -> Column:
+    """Whether the whole text matches; null counts as no."""
+    return F.coalesce(text.rlike(rf"^(?:{pattern})\z"), F.lit(False))
+
+
+def whole_number(text: Column) -> Column:
+    """A whole number without sign; null for any other text."""
+    return F.when(matches(text, h.NUMBER_PATTERN), text.try_cast("bigint"))
+
+
+def instant_ms(text: Column) -> Column:
+    """Epoch ms of RFC 3339, rounded up. Spark keeps microseconds; `tiny` is what it cuts off."""
+    micros = F.unix_micros(F.translate(text, "tz", "TZ").try_cast("timestamp"))
+    tiny = text.rlike(r"\.[0-9]{6}[0-9]*[1-9]").cast("int")
+    fits = (F.octet_length(text) <= h.TIME_LENGTH_MAX) & matches(text, h.INSTANT_PATTERN)
+    return F.when(fits, F.call_function("div", micros + tiny + 999, long(1000)))
+
+
+def one_unit_ms(text: Column) -> Column:
+    """Ms of a text that matches ONE_UNIT_PATTERN. Its numbers are too small to overflow."""
+    end = F.length(text) - F.when(text.endswith("ms"), 2).otherwise(1)
+    unit_ms = (
+        F.when(text.endswith("ms"), long(1))
+        .when(text.endswith("s"), long(1_000))
+        .when(text.endswith("m"), long(60_000))
+        .when(text.endswith("h"), long(3_600_000))
+        .otherwise(long(86_400_000))
+    )
+    return text.substr(F.lit(1), end).try_cast("bigint") * unit_ms
+
+
+_FIELDS_MS: Final = (*h.ISO_MS, 1)
+"""Weeks to milliseconds."""
+
+
+def duration_fields(text: Column) -> Column:
+    """The numbers of a duration in the order of `_FIELDS_MS`, as texts, or null. One replacement and one split, not a
+    match per group.
+    """
+    units = F.regexp_replace(text, rf"^(?:{h.UNITS_PATTERN})\z", ",$1,$2,$3,$4,$5")
+    iso = F.regexp_replace(text, rf"^(?:{h.ISO_PATTERN})\z", "$1,$2,$3,$4,$5,")
+    return F.split(F.when(matches(text, h.UNITS_PATTERN), units).when(matches(text, h.ISO_PATTERN), iso), ",")
+
+
+def fields_ms(text: Column, fields: Column) -> Column:
+    """The sum of the fields and of the fraction that ISO 8601 allows, rounded up. Too small to overflow."""
+    numbers = (F.coalesce(F.get(fields, F.lit(i)).try_cast("bigint"), long(0)) * ms for i, ms in enumerate(_FIELDS_MS))
+    fraction = F.regexp_extract(text, r"\.([0-9]+)S", 1)
+    milli = F.coalesce(F.rpad(fraction, 3, "0").try_cast("bigint"), long(0))
+    tiny = fraction.rlike("^[0-9]{3}[0-9]*[1-9]").cast("bigint")
+    return F.when(fields.isNotNull(), reduce(lambda a, b: a + b, numbers) + milli + tiny)

@@ -1,0 +1,202 @@
+"""The second half of decoding, in Arrow: what Catalyst would do with a lambda or a copy of every header.
+
+A lambda keeps its whole stage out of generated code, and every task of every micro-batch then pays for generating what
+is left. Here each step is a few vector operations, and nothing at all for records that carry control headers only
+(`decode` leaves their `headers` null). In this order:
+
+1. Originals whose headers are larger than `limits.header_bytes` become rejects, with all their headers. Those of a
+   dialect are left to `decode`: their headers as they were are gone when they arrive here.
+2. The control headers are taken out of the timers' headers; order and duplicates of the others stay. A dialect's
+   headers are control headers where it was in force, by partition and offset; and of originals only, since the bridge's
+   copies carry native ones: what looks like a dialect's is the message's own there.
+3. A timer that replaces without a key gets a second row, the cancel of what came before (plan/forwarded_cancels.py).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from bridge.wire.decode_epochs import History
+from bridge.wire.dialects import DIALECTS, NATIVE
+from bridge.wire.headers import STRIPPED, RejectReason
+from timerstore.rows.entry import Kind
+from timerstore.rows.position import AT_MIN, Bools, Int64s
+
+_STRIPPED: Final = pa.array(STRIPPED, pa.string())
+_FOREIGN: Final = [pa.array(dialect.names, pa.string()) for dialect in DIALECTS.values()]
+_CODES: Final = {NATIVE: -1} | {name: code for code, name in enumerate(DIALECTS)}
+
+_OF_REJECTS: Final[Mapping[str, object]] = {
+    "at": AT_MIN,
+    "kind": int(Kind.REJECT),
+    "target": None,
+    "target_partition": None,
+    "id": None,
+    "replace": False,
+    "reason": RejectReason.HEADERS_TOO_LARGE.value,
+}
+
+
+class Finish:
+    """All three steps, with the decode parameters that were in force at each record's offset."""
+
+    def __init__(self, histories: Mapping[tuple[str, int], History]) -> None:
+        self._limits = HeaderLimits(histories)
+        self._control_headers = ControlHeaders(histories)
+
+    def __call__(self, entries: pa.Table) -> pa.Table:
+        """The entries of `decode`, as the store takes them."""
+        return with_cancels(self._control_headers.taken_out(self._limits.applied(entries)))
+
+
+class HeaderLimits:
+    """The limits in force, by partition and offset."""
+
+    def __init__(self, histories: Mapping[tuple[str, int], History]) -> None:
+        self._histories = histories
+        limits = [barrier.parameters.header_bytes_max for history in histories.values() for barrier in history]
+        self._least = min((limit for limit in limits if limit), default=None)
+
+    def applied(self, entries: pa.Table) -> pa.Table:
+        """`entries` (columns of `entry.ENTRY`, control headers still among `headers`), of which originals
+        with larger headers than was allowed at their offset are rejects that keep all they have."""
+        column = entries.column("headers")
+        if self._least is None or column.null_count == len(column):
+            return entries
+        sizes = np.concatenate([_header_bytes(chunk) for chunk in column.chunks])
+        large = np.flatnonzero(sizes > self._least)
+        rejected: Bools = np.zeros(len(entries), np.bool_)
+        for i, row in zip(large.tolist(), _rows(entries, large), strict=True):
+            limit = self._limit(row["topic"], row["partition"], row["offset"])
+            is_original = row["kind"] != Kind.REJECT and row["origin"] == row["offset"]
+            rejected[i] = is_original and limit is not None and sizes[i] > limit
+        return _rejects(entries, rejected) if rejected.any() else entries
+
+    def _limit(self, topic: str, partition: int, offset: int) -> int | None:
+        history = self._histories[topic, partition]
+        parameters = history[bisect_right(history, offset, key=lambda barrier: barrier.offset) - 1].parameters
+        return parameters.header_bytes_max or None if parameters.dialect == NATIVE else None
+
+
+def _header_bytes(lists: pa.ListArray) -> Int64s:
+    """Size of each record's names and values, int64[n]."""
+    names, values = lists.flatten().flatten()
+    lengths = pc.add(pc.binary_length(names), pc.fill_null(pc.binary_length(values), 0))
+    running: Int64s = np.concatenate(([0], np.cumsum(lengths.to_numpy(), dtype=np.int64)))
+    counts = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
+    ends = np.cumsum(counts, dtype=np.int64)
+    result: Int64s = running[ends] - running[ends - counts]
+    return result
+
+
+def _rows(entries: pa.Table, rows: Any) -> list[dict[str, Any]]:
+    columns = ["topic", "partition", "offset", "origin", "kind"]
+    found: list[dict[str, Any]] = entries.select(columns).take(pa.array(rows)).to_pylist()
+    return found
+
+
+def _rejects(entries: pa.Table, rejected: Bools) -> pa.Table:
+    mask = pa.array(rejected)
+    for i, field in enumerate(entries.schema):
+        if field.name in _OF_REJECTS:
+            value = pa.scalar(_OF_REJECTS[field.name], field.type)
+        elif field.name == "due":
+            value = entries.column("ts")
+        else:
+            continue
+        entries = entries.set_column(i, field, pc.if_else(mask, value, entries.column(i)))
+    return entries
+
+
+class ControlHeaders:
+    """Which headers are control headers, by partition and offset."""
+
+    def __init__(self, histories: Mapping[tuple[str, int], History]) -> None:
+        self._steps = {  # from which offsets on which dialects, where there are any
+            source: (_int64s([b.offset for b in history]), _int64s([_CODES[b.parameters.dialect] for b in history]))
+            for source, history in histories.items()
+            if any(barrier.parameters.dialect != NATIVE for barrier in history)
+        }
+
+    def taken_out(self, entries: pa.Table) -> pa.Table:
+        """`entries` (columns of `entry.ENTRY`) with the control headers taken out of the timers' `headers`.
+
+        Order and duplicates stay. Rejects and cancels keep all of theirs: they may have to leave byte for byte.
+        """
+        column = entries.column("headers")
+        if column.null_count == len(column):
+            return entries
+        # A table of no columns but these, so that all have the same chunks.
+        places = ["topic", "partition", "offset", "origin"] if self._steps else []
+        stripped = [self._stripped(batch) for batch in entries.select(["headers", "kind", *places]).to_batches()]
+        index = entries.schema.get_field_index("headers")
+        return entries.set_column(index, entries.schema.field(index), pa.chunked_array(stripped, column.type))
+
+    def _stripped(self, batch: pa.RecordBatch) -> pa.ListArray:
+        lists = batch.column("headers")
+        parents = pc.list_parent_indices(lists).to_numpy()
+        headers = pc.list_flatten(lists)
+        names = headers.field("key")
+        control = _are_in(names, _STRIPPED)
+        if self._steps:
+            dialect = self._dialects(batch)
+            for code in np.unique(dialect[dialect >= 0]).tolist():
+                control |= _are_in(names, _FOREIGN[code]) & (dialect == code)[parents]
+        control &= (batch.column("kind").to_numpy() == Kind.TIMER)[parents]
+        counts = np.bincount(parents[~control], minlength=len(lists))
+        offsets = np.concatenate(([0], np.cumsum(counts)))
+        return pa.ListArray.from_arrays(
+            pa.array(offsets, pa.int32()), headers.filter(pa.array(~control)), type=lists.type, mask=lists.is_null()
+        )
+
+    def _dialects(self, batch: pa.RecordBatch) -> Int64s:
+        """The dialect in which each record was read, as an index of `_FOREIGN`, -1 for none; int64[n]."""
+        result: Int64s = np.full(len(batch), -1, dtype=np.int64)
+        topic, offset = batch.column("topic").dictionary_encode(), batch.column("offset").to_numpy()
+        names, codes = topic.dictionary.to_pylist(), topic.indices.to_numpy().astype(np.int64)
+        places, which = np.unique(codes << 32 | batch.column("partition").to_numpy(), return_inverse=True)
+        for i, place in enumerate(places.tolist()):
+            steps = self._steps.get((names[place >> 32], place & 0xFFFFFFFF))
+            if steps is not None:
+                starts, dialects = steps
+                mine = np.flatnonzero(which == i)
+                result[mine] = dialects[np.searchsorted(starts, offset[mine], side="right") - 1]
+        result[batch.column("origin").to_numpy() != offset] = -1
+        return result
+
+
+def _int64s(numbers: list[int]) -> Int64s:
+    return np.array(numbers, dtype=np.int64)
+
+
+def _are_in(names: pa.Array, wanted: pa.Array) -> Bools:
+    mask: Bools = pc.is_in(names, wanted).to_numpy(zero_copy_only=False)
+    return mask
+
+
+def with_cancels(entries: pa.Table) -> pa.Table:
+    """A micro-batch of `entry.ENTRY` rows, and a row of kind CANCEL for every timer that replaces without a key.
+
+    The new row has the timer's offset; it covers what has an origin below that, hence never the timer itself.
+    """
+    replaces = entries.column("replace")
+    if not pc.any(replaces, min_count=0).as_py():
+        return entries
+    rows = entries.filter(pc.and_(replaces, pc.is_null(entries.column("key"))))
+    if not len(rows):
+        return entries
+    constants = {"at": AT_MIN, "kind": int(Kind.CANCEL), "replace": False, "attempt": 0, "rolls": 0}
+    for i, field in enumerate(entries.schema):
+        if field.name in constants:
+            rows = rows.set_column(i, field, pa.array([constants[field.name]] * len(rows), field.type))
+        elif field.name == "due":
+            rows = rows.set_column(i, field, rows.column("ts"))
+        elif field.name in ("target", "target_partition", "key", "value", "headers", "reason"):
+            rows = rows.set_column(i, field, pa.nulls(len(rows), field.type))
+    return pa.concat_tables([entries, rows])

@@ -1,0 +1,133 @@
+"""Spark's Kafka connector: the jars that PySpark does not ship, of the version that fits the installed PySpark; and a
+file system for Spark that does not start a process for every file it writes.
+
+    python -m bridge.install.connector install [--into DIR]     resolve them with Maven (`make install`, and images)
+    python -m bridge.install.connector list                     print where they are
+
+At run time nothing is downloaded: `jars()` only looks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+import tempfile
+from pathlib import Path
+from typing import Final
+
+import pyspark
+
+from bridge.errors import BridgeError, EnvironmentFailure
+from bridge.install import maven
+
+JARS_VARIABLE: Final = "DELAY_BRIDGE_JARS"
+SCALA: Final = "2.13"
+# Without one of these the source fails at its first query, with a NoClassDefFoundError; the rest of what Maven
+# resolves (compression, logging) is in PySpark already.
+NEEDED: Final = (
+    f"spark-sql-kafka-0-10_{SCALA}",
+    f"spark-token-provider-kafka-0-10_{SCALA}",
+    "kafka-clients",
+    "commons-pool2",
+    # Hadoop's local file system, without its native library, runs `chmod` for each file: twice a micro-batch.
+    "hadoop-bare-naked-local-fs",
+)
+REMEDY: Final = (
+    f"Run `python -m bridge.install.connector install`, or name the directory of the jars in {JARS_VARIABLE}."
+)
+
+POM: Final = f"""\
+<project xmlns="http://maven.apache.org/POM/4.0.0">
+  <modelVersion>4.0.0</modelVersion>
+  <groupId>delay-bridge</groupId>
+  <artifactId>spark-connector</artifactId>
+  <version>1</version>
+  <packaging>pom</packaging>
+  <dependencies>
+    <dependency>
+      <groupId>org.apache.spark</groupId>
+      <artifactId>spark-sql-kafka-0-10_{SCALA}</artifactId>
+      <version>{{version}}</version>
+    </dependency>
+    <dependency>
+      <groupId>com.globalmentor</groupId>
+      <artifactId>hadoop-bare-naked-local-fs</artifactId>
+      <version>0.1.0</version>
+      <exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions>
+    </dependency>
+  </dependencies>
+</project>
+"""
+
+
+def jars() -> list[Path]:
+    """The connector's jars, for `spark.jars`: from the directory DELAY_BRIDGE_JARS, else from beside the environment.
+
+    Raises EnvironmentFailure, with the remedy, where one is missing or belongs to another version of Spark.
+    """
+    named = os.environ.get(JARS_VARIABLE)
+    directory = Path(named) if named else installed_directory()
+    if not _complete(directory):
+        raise EnvironmentFailure(
+            "Spark's Kafka connector is not installed in the version of PySpark",
+            hint=REMEDY,
+            directory=directory,
+            version=pyspark.__version__,
+        )
+    return sorted(directory.glob("*.jar"))
+
+
+def install(into: Path) -> list[Path]:
+    """Resolve the jars into the directory `into`, unless they are there; jars of another version are replaced."""
+    if into.is_dir() and not _complete(into):
+        # Moved aside in one step, so that no other process sees a directory with the jars of two versions.
+        with tempfile.TemporaryDirectory(prefix=f".{into.name}.", dir=into.parent) as scratch:
+            into.rename(Path(scratch, "replaced"))
+    shipped = _shipped()
+    return maven.resolve(POM.format(version=pyspark.__version__), into, keep=lambda jar: artifact(jar) not in shipped)
+
+
+def installed_directory() -> Path:
+    """Where `install` puts the jars by default: beside the Python environment."""
+    return Path(sys.prefix, "share", "delay-bridge", "jars")
+
+
+def artifact(jar: Path) -> str:
+    """A jar's name without its version: `kafka-clients` for `kafka-clients-3.9.0.jar`."""
+    # A version has a dot: the `-0-10_2.13` in the middle of the connector's own name is none.
+    return re.sub(r"-\d+(\.\d+)+[^/]*\.jar$", "", jar.name)
+
+
+def _complete(directory: Path) -> bool:
+    found = list(directory.glob("*.jar"))
+    connector = f"{NEEDED[0]}-{pyspark.__version__}.jar"
+    return {artifact(jar) for jar in found}.issuperset(NEEDED) and any(jar.name == connector for jar in found)
+
+
+def _shipped() -> frozenset[str]:
+    """Names of the jars inside PySpark: a second version of one of them on the class path would be a lottery."""
+    return frozenset(artifact(jar) for jar in Path(pyspark.__file__).parent.joinpath("jars").glob("*.jar"))
+
+
+def main() -> int:
+    """The command line; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m bridge.install.connector", description="Spark's Kafka connector")
+    commands = parser.add_subparsers(dest="command", required=True)
+    installer = commands.add_parser("install", help="resolve the jars with Maven")
+    installer.add_argument("--into", type=Path, default=installed_directory(), metavar="DIR")
+    commands.add_parser("list", help="print the paths of the installed jars")
+    arguments = parser.parse_args()
+    try:
+        found = install(arguments.into.absolute()) if arguments.command == "install" else jars()
+    except BridgeError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    for jar in found:
+        print(jar)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Brokers: what their errors mean, calls that wait, look-ups, group membership."""

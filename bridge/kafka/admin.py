@@ -1,0 +1,418 @@
+"""Look-ups about the Kafka cluster: who it is, its topics and their configuration, where their logs begin and end.
+
+Every call is one round trip with a time-out and raises EnvironmentFailure, which names the brokers and librdkafka's
+last word on them; "timed out" alone would hide that the password was wrong.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import socket
+import threading
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from confluent_kafka import (
+    Consumer,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    Producer,
+    TopicCollection,
+    TopicPartition,
+)
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public, but not marked as exported
+    AdminClient,
+    ConfigResource,
+    NewTopic,
+    OffsetSpec,
+    ResourceType,
+)
+
+from bridge.errors import EnvironmentFailure
+from bridge.kafka.construction import made
+from bridge.kafka.errors import Fault, fault_of
+from bridge.settings.clients import librdkafka
+from bridge.settings.model import Settings
+from bridge.settings.secrets import Redactor
+from timerstore.clock import Clock, SystemClock
+
+_POLLS: Final = 20
+_RETRY_S: Final = 0.1
+_CONNECT_S: Final = 1.0
+_ELECTION_S: Final = 2.0
+_SAMPLE_S: Final = 2.0
+_SAMPLE_RECORDS: Final = 200
+_RECORD_BYTES: Final = 100
+"""Of a record's headers and framing, roughly."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterDescription:
+    """Which cluster this is; `brokers` are host:port."""
+
+    cluster_id: str
+    controller: str
+    brokers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topic:
+    """One existing topic. `topic_id` changes when it is deleted and made again; `leaderless` are partition numbers."""
+
+    name: str
+    topic_id: str
+    partitions: int
+    replicas: int
+    leaderless: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watermarks:
+    """Offsets of a partition's log: the first that is still there, and the next one to be written."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Oldest:
+    """The oldest records of a partition: the first one's timestamp, and their mean size in bytes."""
+
+    timestamp_ms: int
+    mean_bytes: float
+
+
+class Cluster:
+    """A connection for look-ups. Make one, use it, drop it; it holds no state of ours."""
+
+    def __init__(self, settings: Settings, *, timeout_s: float = 10.0, clock: Clock | None = None) -> None:
+        self._bootstrap = settings.kafka.bootstrap_servers
+        self._timeout_s = timeout_s
+        self._clock = clock or SystemClock()
+        self._pause = threading.Event()  # never set: a wait for it is a pause
+        self._redact = Redactor(settings.secrets())
+        self._last_error: KafkaError | None = None
+        properties: dict[str, Any] = librdkafka(settings, "admin")
+        properties["error_cb"] = self._remember
+        self._consumer: dict[str, Any] = {
+            **librdkafka(settings, "admin"),
+            "group.id": f"{settings.group_id}-sample",
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+        }
+        self._admin = made("for look-ups", lambda: AdminClient(properties, logger=_collecting_logger([])))
+
+    def describe(self) -> ClusterDescription:
+        """The cluster's id and brokers; also the proof that it can be reached."""
+        result = self._describe()
+        controller = result.controller
+        return ClusterDescription(
+            cluster_id=result.cluster_id or "",
+            controller=f"{controller.host}:{controller.port}" if controller else "",
+            brokers=tuple(sorted(f"{node.host}:{node.port}" for node in result.nodes)),
+        )
+
+    def topics(self, names: Iterable[str]) -> dict[str, Topic]:
+        """Those of `names` that exist."""
+        wanted = list(names)
+        if not wanted:
+            return {}
+
+        def ask() -> dict[str, Any]:
+            futures = self._admin.describe_topics(TopicCollection(wanted), request_timeout=self._timeout_s)
+            return {name: self._unless_missing(future, f"look up topic {name}") for name, future in futures.items()}
+
+        found = self._patiently(ask).items()
+        return {name: _topic(name, described) for name, described in found if described is not None}
+
+    def topic_ids(self, names: Iterable[str]) -> dict[str, str]:
+        """Topic ids, as text, of those of `names` that exist."""
+        return {name: topic.topic_id for name, topic in self.topics(names).items()}
+
+    def topic_configs(self, names: Iterable[str]) -> dict[str, dict[str, str]]:
+        """Effective configuration by topic, for those of `names` that exist; values as Kafka writes them."""
+        return {name: c for name, c in self._configs(ResourceType.TOPIC, names).items() if c is not None}
+
+    def broker_configs(self) -> dict[str, str]:
+        """Effective configuration of one broker: the controller, or another one where that is dead."""
+        result = self._describe()
+        nodes = [result.controller, *result.nodes] if result.controller else result.nodes
+        broker = str(next(filter(_takes_connections, nodes), nodes[0]).id)
+        return self._configs(ResourceType.BROKER, [broker])[broker] or {}
+
+    def await_topics(self, names: Sequence[str], *, without: Container[str] = ()) -> dict[str, Topic]:
+        """`topics`, when all of `names` but `without` have come to exist with leaders, or the time-out has passed: a
+        broker that is asked right after another one has created a topic may not know of it yet.
+        """
+        deadline = self._clock.monotonic_s() + self._timeout_s
+        while True:
+            found = self.topics(names)
+            ready = all(n in found and not found[n].leaderless for n in names if n not in without)
+            if ready or self._clock.monotonic_s() > deadline:
+                return found
+            self._pause.wait(_RETRY_S)
+
+    def watermarks(self, partitions: Sequence[tuple[str, int]]) -> dict[tuple[str, int], Watermarks]:
+        """Log start and end of each (topic, partition); the end counts records of open transactions too."""
+        starts = self._offsets(partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
+        ends = self._offsets(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
+        return {p: Watermarks(start=starts[p], end=ends[p]) for p in partitions}
+
+    def first_after(
+        self, partitions: Sequence[tuple[str, int]], timestamp_ms: int
+    ) -> dict[tuple[str, int], int | None]:
+        """The first offset of each (topic, partition) whose record is not older than this; None: all are older."""
+        found = self._offsets(partitions, OffsetSpec.for_timestamp(timestamp_ms))
+        return {place: offset if offset >= 0 else None for place, offset in found.items()}
+
+    def oldest(self, marks: Mapping[tuple[str, int], Watermarks]) -> dict[tuple[str, int], Oldest]:
+        """What the logs begin with, where there is anything between their marks, and it comes within two seconds."""
+        wanted = {place: mark for place, mark in marks.items() if mark.start < mark.end}
+        found: dict[tuple[str, int], list[tuple[int, int]]] = {}
+        if not wanted:
+            return {}
+        consumer = made("for samples", lambda: Consumer(self._consumer, logger=_collecting_logger([])))
+        try:
+            consumer.assign([TopicPartition(*place, mark.start) for place, mark in wanted.items()])
+            deadline_s = self._clock.monotonic_s() + _SAMPLE_S
+            while len(found) < len(wanted) and self._clock.monotonic_s() < deadline_s:
+                for message in consumer.consume(_SAMPLE_RECORDS, _RETRY_S):
+                    if message.error() is None:
+                        size = len(message.key() or b"") + len(message.value() or b"") + _RECORD_BYTES
+                        place = (str(message.topic()), int(message.partition() or 0))
+                        found.setdefault(place, []).append((message.timestamp()[1], size))
+        finally:
+            consumer.close()
+        return {
+            place: Oldest(timestamp_ms=records[0][0], mean_bytes=sum(size for _, size in records) / len(records))
+            for place, records in found.items()
+        }
+
+    def create_topic(self, name: str, *, partitions: int, replication: int, config: Mapping[str, str]) -> None:
+        """Create a topic; one that exists by now is left as it is. `replication` -1: the brokers' default."""
+        new = NewTopic(name, num_partitions=partitions, replication_factor=replication, config=dict(config))
+        futures = self._admin.create_topics([new], request_timeout=self._timeout_s, operation_timeout=self._timeout_s)
+        try:
+            futures[name].result(timeout=self._timeout_s + 1)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                raise self._failure(f"create topic {name}", error.args[0]) from None
+
+    def _configs(self, kind: ResourceType, names: Iterable[str]) -> dict[str, dict[str, str] | None]:
+        resources = [ConfigResource(kind, name) for name in names]
+        if not resources:
+            return {}
+
+        def ask() -> dict[str, Any]:
+            futures = self._admin.describe_configs(resources, request_timeout=self._timeout_s)
+            return {r.name: self._unless_missing(f, f"read the configuration of {r.name}") for r, f in futures.items()}
+
+        return {
+            name: None if entries is None else {k: str(e.value) for k, e in entries.items() if e.value is not None}
+            for name, entries in self._patiently(ask).items()
+        }
+
+    def _offsets(self, partitions: Sequence[tuple[str, int]], spec: OffsetSpec) -> dict[tuple[str, int], int]:
+        """Asked again for a while when a partition is between two leaders, as a new one is for a moment."""
+        deadline_s = self._clock.monotonic_s() + _ELECTION_S
+        while True:
+            try:
+                return self._ask_offsets(partitions, spec)
+            except _Leaderless:
+                if self._clock.monotonic_s() > deadline_s:
+                    raise
+            self._pause.wait(_RETRY_S)
+
+    def _ask_offsets(self, partitions: Sequence[tuple[str, int]], spec: OffsetSpec) -> dict[tuple[str, int], int]:
+        if not partitions:
+            return {}
+        asked = {TopicPartition(topic, partition): spec for topic, partition in partitions}
+        futures = self._admin.list_offsets(
+            asked, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=self._timeout_s
+        )
+        return {
+            (tp.topic, tp.partition): int(self._result(f, f"look up offsets of {tp.topic}[{tp.partition}]").offset)
+            for tp, f in futures.items()
+        }
+
+    def _describe(self) -> Any:
+        ask = partial(self._admin.describe_cluster, request_timeout=self._timeout_s)
+        return self._patiently(lambda: self._result(ask(), "reach the brokers"))
+
+    def _patiently(self, ask: Callable[[], Any]) -> Any:
+        """What `ask` returns, if need be at the second attempt. The client waits for the controller, and brokers with
+        KRaft name any of them as that: also one that has died, until they know (9 s). Asked again, they name another.
+        """
+        try:
+            return ask()
+        except _Unanswered:
+            if not self._finds_controller():
+                raise
+            return ask()
+
+    def _finds_controller(self) -> bool:
+        """Whether the client is told, in time, of a controller that takes connections."""
+        deadline_s = self._clock.monotonic_s() + self._timeout_s
+        while self._clock.monotonic_s() < deadline_s:
+            try:
+                found = self._admin.list_topics(timeout=_CONNECT_S)
+            except KafkaException:
+                return False  # nobody answers at all
+            controller = found.brokers.get(found.controller_id)
+            if controller is not None and _takes_connections(controller):
+                return True
+            self._pause.wait(_RETRY_S)
+        return False
+
+    def _result(self, future: Future[Any], what: str) -> Any:
+        try:
+            return future.result(timeout=self._timeout_s + 1)
+        except KafkaException as error:
+            raise self._failure(what, error.args[0]) from None
+        except TimeoutError:
+            raise self._failure(what, None) from None
+
+    def _unless_missing(self, future: Future[Any], what: str) -> Any | None:
+        try:
+            return future.result(timeout=self._timeout_s + 1)
+        except KafkaException as error:
+            if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                return None
+            raise self._failure(what, error.args[0]) from None
+        except TimeoutError:
+            raise self._failure(what, None) from None
+
+    def _remember(self, error: KafkaError) -> None:
+        """Keep the most telling error: a refused password is followed by `all brokers down`, which says nothing."""
+        if self._last_error is None or error.code() != KafkaError._ALL_BROKERS_DOWN:
+            self._last_error = error
+
+    def _failure(self, what: str, error: KafkaError | None) -> EnvironmentFailure:
+        for _ in range(_POLLS):  # each poll hands over at most one of the errors that wait
+            self._admin.poll(0)
+        kind = EnvironmentFailure if error is None else _KINDS.get(error.code(), EnvironmentFailure)
+        return failure(what, error, self._last_error, self._bootstrap, self._redact, kind)
+
+
+def _takes_connections(node: Any) -> bool:
+    with suppress(OSError):
+        socket.create_connection((str(node.host), int(node.port)), _CONNECT_S).close()
+        return True
+    return False
+
+
+class _Unanswered(EnvironmentFailure):
+    """The time was over."""
+
+
+class _Leaderless(EnvironmentFailure):
+    """The partition is between two leaders."""
+
+
+_KINDS: Final[Mapping[int, type[EnvironmentFailure]]] = {
+    KafkaError._TIMED_OUT: _Unanswered,
+    KafkaError.NOT_LEADER_FOR_PARTITION: _Leaderless,
+    KafkaError.LEADER_NOT_AVAILABLE: _Leaderless,
+}
+
+
+def failure(
+    what: str,
+    error: KafkaError | None,
+    background: KafkaError | None,
+    bootstrap: str,
+    redact: Callable[[str], str],
+    kind: type[EnvironmentFailure] = EnvironmentFailure,
+) -> EnvironmentFailure:
+    """An EnvironmentFailure from a call's error and the last error that the client met in the background."""
+    errors = [e for e in (error, background) if e is not None]
+    faults = {fault_of(e) for e in errors}
+    if Fault.FORBIDDEN in faults or any(e.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED for e in errors):
+        hint = "grant this user the right; docs/operations.md lists what the bridge needs"
+    elif Fault.CREDENTIALS in faults or any(e.code() == KafkaError._SSL for e in errors):
+        hint = "check security.protocol, sasl.* and ssl.* under kafka.common"
+    else:
+        hint = (
+            "check kafka.common.bootstrap.servers, and that the brokers' advertised addresses can be reached from here"
+        )
+    said = [redact(e.str()) for e in errors]
+    reason = "; ".join(dict.fromkeys(said)) or "no answer in time"
+    return kind(f"cannot {what}: {reason}", hint=hint, bootstrap=bootstrap)
+
+
+def _topic(name: str, described: Any) -> Topic:
+    leaderless = tuple(p.id for p in described.partitions if p.leader is None)
+    replicas = min((len(p.replicas) for p in described.partitions), default=0)
+    return Topic(
+        name=name,
+        topic_id=str(described.topic_id),
+        partitions=len(described.partitions),
+        replicas=replicas,
+        leaderless=leaderless,
+    )
+
+
+# --- what the brokers can do -----------------------------------------------------------------------------------------
+
+# An API version that came with a release: the newest of these that a broker speaks tells how recent it is.
+_RELEASES: Final = (
+    ("4.1", 0, 13),
+    ("4.0", 0, 12),
+    ("3.7", 1, 16),
+    ("3.5", 1, 15),
+    ("3.1", 1, 13),
+    ("3.0", 65, 0),
+    ("2.8", 60, 0),
+    ("2.5", 28, 3),
+    ("2.1", 1, 10),
+)
+TXN_OFFSET_COMMIT: Final = 28
+TXN_OFFSET_COMMIT_FENCED: Final = (
+    3  # carries the group's generation: what fences a second instance (KIP-447, Kafka 2.5)
+)
+_API: Final = re.compile(r"ApiKey \S+ \((\d+)\) Versions \d+\.\.(\d+)")
+
+
+def api_versions(settings: Settings, *, timeout_s: float = 10.0) -> dict[int, int]:
+    """Newest version by API key that a broker speaks; empty if it cannot be found out. No client call tells it, so
+    this reads what librdkafka says about the connection it makes.
+    """
+    lines: list[str] = []
+    properties: dict[str, Any] = {**librdkafka(settings, "admin"), "debug": "feature"}
+    client = made("for look-ups", lambda: Producer(properties, logger=_collecting_logger(lines)))
+    try:
+        client.list_topics(timeout=timeout_s)
+    except KafkaException:
+        return {}
+    client.poll(0)
+    return {int(m[1]): int(m[2]) for line in lines if (m := _API.search(line))}
+
+
+def release(versions: Mapping[int, int]) -> str | None:
+    """The Kafka release whose protocol a broker speaks at least; None if it is older than all that are known here."""
+    return next((name for name, key, version in _RELEASES if versions.get(key, -1) >= version), None)
+
+
+class _Collector(logging.Handler):
+    def __init__(self, lines: list[str]) -> None:
+        super().__init__()
+        self._lines = lines
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._lines.append(record.getMessage())
+
+
+def _collecting_logger(lines: list[str]) -> logging.Logger:
+    """A logger outside of the hierarchy: nothing else hears it, and it goes with the client.
+
+    Without one, librdkafka writes to standard error by itself; what matters of it is in our errors.
+    """
+    logger = logging.Logger("librdkafka", level=logging.DEBUG)
+    logger.addHandler(_Collector(lines))
+    return logger

@@ -1,0 +1,28 @@
+"""Making a client of librdkafka. It reads certificates and keys then, and refuses those that do not belong together,
+which is what it may find while files are being replaced: no bug, but something that an operator can correct.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from confluent_kafka import KafkaException
+
+from bridge.errors import EnvironmentFailure
+from bridge.kafka.errors import kafka_error
+
+T = TypeVar("T")
+
+
+def made(what: str, make: Callable[[], T]) -> T:
+    """The client that `make` returns; `what` it is, in words. Raises EnvironmentFailure."""
+    try:
+        return make()
+    except KafkaException as exception:
+        raise EnvironmentFailure(
+            "a Kafka client cannot be made",
+            hint="Look at its properties; certificate and key (ssl.*) must be readable PEM and belong together.",
+            client=what,
+            reason=kafka_error(exception).str(),
+        ) from None

@@ -1,0 +1,209 @@
+"""What each error code of the Kafka client means: whose fault it is, whether it passes, what is told of a record.
+
+One table, `MEANINGS`; everything else asks it. A code that is not in it has the fault UNKNOWN: it is believed of
+nothing, and the attempts after it become narrower until what causes it stands alone (narrowing.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from confluent_kafka import KafkaError, KafkaException
+
+from bridge.errors import FencedError
+from bridge.wire.headers import RejectReason
+
+
+class Fault(Enum):
+    """Whose fault an error is, hence what has to make way."""
+
+    BROKERS = "brokers"
+    """Brokers or coordinator are busy with something. All of it is tried again."""
+    GROUP = "group"
+    """The membership has changed: the assignment is looked at anew."""
+    TARGET = "target"
+    """The topic takes nothing from us: its records are put off, the others go on."""
+    MISSING = "missing"
+    """The topic is not there, or the client does not know that it is: it is looked up again."""
+    PARTITION = "partition"
+    """One partition does not answer, or cannot take anything now: as TARGET, for that partition."""
+    RECORD = "record"
+    """This record, or one of its batch, is not acceptable: it is found and refused, the others go on."""
+    BYSTANDER = "bystander"
+    """Another record of the batch was refused; this one is good (KIP-467)."""
+    CLOCK = "clock"
+    """The topic refuses timestamps by our clock: as TARGET, but no attempt of a record is counted."""
+    CREDENTIALS = "credentials"
+    """The brokers do not know us, or we do not trust them."""
+    FORBIDDEN = "forbidden"
+    """The brokers refuse what we ask for, whatever we send: an operator has to grant or to change something."""
+    BUSY = "busy"
+    """An earlier call of this client is still under way."""
+    FENCED = "fenced"
+    """Another client has our name, or our transaction was ended for its age."""
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """`fault`, the `reason` that is given of a record, and whether the same call may succeed when repeated."""
+
+    fault: Fault
+    reason: RejectReason = RejectReason.PRODUCE_FAILED
+    passes: bool = False
+
+
+_UNAVAILABLE: Final = RejectReason.TARGET_UNAVAILABLE
+_PASSING: Final = Meaning(Fault.BROKERS, passes=True)
+_GROUP: Final = Meaning(Fault.GROUP)
+_TARGET: Final = Meaning(Fault.TARGET)
+_MISSING: Final = Meaning(Fault.MISSING, _UNAVAILABLE)
+_PARTITION: Final = Meaning(Fault.PARTITION, _UNAVAILABLE)
+_RECORD: Final = Meaning(Fault.RECORD)
+_TOO_LARGE: Final = Meaning(Fault.RECORD, RejectReason.TOO_LARGE)
+_CREDENTIALS: Final = Meaning(Fault.CREDENTIALS)
+_FORBIDDEN: Final = Meaning(Fault.FORBIDDEN)
+_FENCED: Final = Meaning(Fault.FENCED)
+
+MEANINGS: Final[Mapping[int, Meaning]] = {
+    KafkaError._ALL_BROKERS_DOWN: _PASSING,
+    KafkaError._QUEUE_FULL: _PASSING,
+    KafkaError._TIMED_OUT: _PASSING,
+    KafkaError._TRANSPORT: _PASSING,
+    KafkaError._WAIT_COORD: _PASSING,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS: _PASSING,
+    KafkaError.COORDINATOR_NOT_AVAILABLE: _PASSING,
+    KafkaError.NOT_COORDINATOR: _PASSING,
+    KafkaError.UNSTABLE_OFFSET_COMMIT: _PASSING,
+    #
+    KafkaError.FENCED_MEMBER_EPOCH: _GROUP,
+    KafkaError.ILLEGAL_GENERATION: _GROUP,
+    KafkaError.REBALANCE_IN_PROGRESS: _GROUP,
+    KafkaError.STALE_MEMBER_EPOCH: _GROUP,
+    KafkaError.UNKNOWN_MEMBER_ID: _GROUP,
+    #
+    KafkaError.INVALID_REQUIRED_ACKS: _TARGET,
+    KafkaError.POLICY_VIOLATION: _TARGET,
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: Meaning(Fault.TARGET, RejectReason.TARGET_DENIED),
+    KafkaError.TOPIC_EXCEPTION: _TARGET,
+    #
+    KafkaError._UNKNOWN_TOPIC: _MISSING,
+    KafkaError.UNKNOWN_TOPIC_ID: _MISSING,
+    KafkaError.UNKNOWN_TOPIC_OR_PART: _MISSING,
+    #
+    KafkaError._MSG_TIMED_OUT: _PARTITION,
+    KafkaError._TIMED_OUT_QUEUE: _PARTITION,
+    KafkaError.KAFKA_STORAGE_ERROR: _PARTITION,
+    KafkaError.LEADER_NOT_AVAILABLE: _PARTITION,
+    KafkaError.NOT_ENOUGH_REPLICAS: _PARTITION,
+    KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND: _PARTITION,
+    KafkaError.NOT_LEADER_FOR_PARTITION: _PARTITION,
+    KafkaError.REQUEST_TIMED_OUT: Meaning(Fault.PARTITION, _UNAVAILABLE, passes=True),
+    #
+    KafkaError._BAD_MSG: _RECORD,
+    KafkaError._INVALID_ARG: _RECORD,
+    KafkaError._UNKNOWN_PARTITION: Meaning(Fault.RECORD, RejectReason.PARTITION_OUT_OF_RANGE),
+    KafkaError.INVALID_MSG: _RECORD,
+    KafkaError.INVALID_MSG_SIZE: _TOO_LARGE,
+    KafkaError.INVALID_RECORD: _RECORD,
+    KafkaError.MSG_SIZE_TOO_LARGE: _TOO_LARGE,
+    KafkaError.RECORD_LIST_TOO_LARGE: _TOO_LARGE,
+    KafkaError.UNSUPPORTED_FOR_MESSAGE_FORMAT: _RECORD,
+    KafkaError._INVALID_DIFFERENT_RECORD: Meaning(Fault.BYSTANDER),
+    #
+    KafkaError.INVALID_TIMESTAMP: Meaning(Fault.CLOCK, RejectReason.CLOCK_AHEAD),
+    #
+    KafkaError._AUTHENTICATION: _CREDENTIALS,
+    KafkaError.SASL_AUTHENTICATION_FAILED: _CREDENTIALS,
+    #
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED: _FORBIDDEN,
+    KafkaError.GROUP_AUTHORIZATION_FAILED: _FORBIDDEN,
+    KafkaError.INVALID_TRANSACTION_TIMEOUT: _FORBIDDEN,
+    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: _FORBIDDEN,
+    KafkaError.UNSUPPORTED_VERSION: _FORBIDDEN,
+    #
+    KafkaError._CONFLICT: Meaning(Fault.BUSY),
+    KafkaError._PREV_IN_PROGRESS: Meaning(Fault.BUSY),
+    #
+    KafkaError._FENCED: _FENCED,
+    KafkaError.FENCED_INSTANCE_ID: _FENCED,
+    KafkaError.INVALID_PRODUCER_EPOCH: _FENCED,
+    KafkaError.PRODUCER_FENCED: _FENCED,
+    KafkaError.UNRELEASED_INSTANCE_ID: _FENCED,
+}
+_NOTHING: Final = Meaning(Fault.UNKNOWN)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a message is not delivered, now or ever: the reason, and in words what exactly is wrong."""
+
+    reason: RejectReason
+    detail: str
+
+    @property
+    def counts(self) -> bool:
+        """Whether a message that is put off for this has failed once more: not where our own clock is at fault."""
+        return self.reason is not RejectReason.CLOCK_AHEAD
+
+
+def meaning_of(error: KafkaError) -> Meaning:
+    """What the table says of it."""
+    return MEANINGS.get(error.code(), _NOTHING)
+
+
+def fault_of(error: KafkaError) -> Fault:
+    """Whose fault it is."""
+    return meaning_of(error).fault
+
+
+def refusal_of(error: KafkaError) -> Refusal:
+    """What is said of a record, or of its target, after this error."""
+    return Refusal(meaning_of(error).reason, error.str())
+
+
+def is_denied(error: KafkaError) -> bool:
+    """Whether the brokers refuse this client or what it asks for, whatever it sends."""
+    return fault_of(error) in (Fault.CREDENTIALS, Fault.FORBIDDEN)
+
+
+def is_unreadable(error: KafkaError) -> bool:
+    """Whether a topic is not there, or not for us: an answer all the same, by a broker that is well."""
+    return error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED)
+
+
+def is_fatal(error: KafkaError) -> bool:
+    """Whether the client is of no use after this error."""
+    return error.fatal() or error.code() == KafkaError._FATAL
+
+
+def is_fenced(error: KafkaError) -> bool:
+    """Whether another client has our name now, or our transaction was ended for its age. A callback gets the error
+    wrapped, with the cause in words.
+    """
+    if error.code() == KafkaError._FATAL:
+        return any(KafkaError(code).str() in error.str() for code, means in MEANINGS.items() if means is _FENCED)
+    return fault_of(error) is Fault.FENCED
+
+
+def may_pass(error: KafkaError) -> bool:
+    """Whether a repetition may succeed. A rebalance is none of these: the assignment must be looked at anew."""
+    return error.retriable() or meaning_of(error).passes
+
+
+def fenced(error: KafkaError) -> FencedError:
+    """What to tell the operator when Kafka says that another instance has the name now."""
+    return FencedError(
+        "another instance of the same name took over",
+        hint="If that was not meant: give every instance its own bridge.instance.",
+        reason=error.str(),
+    )
+
+
+def kafka_error(exception: KafkaException) -> KafkaError:
+    """The error inside of a client's exception."""
+    inner = exception.args[0] if exception.args else None
+    return inner if isinstance(inner, KafkaError) else KafkaError(KafkaError._FAIL, str(exception))

@@ -1,0 +1,436 @@
+"""Group membership: which partitions are ours, and what Kafka holds of them.
+
+The consumer fetches nothing (Spark reads the topics). It is a member of the group so that Kafka decides who owns a
+partition, and so that the group metadata in every transaction fences an instance that lost it (KIP-447). Rules (design,
+section 3, *Ownership*):
+
+    - static membership: a restart within the session time-out moves no partition, a second instance of the same name
+      fences the first
+    - every assigned partition is paused at once, and assigned at the log's end, so that nothing is fetched and
+      `auto.offset.reset` never asked
+    - a revocation is answered only after `on_revoked` has returned, and that only after the open transaction has ended
+    - assignment and group metadata are sampled together, with the number of revocations so far: a transaction planned
+      before a revocation is told from one planned after it, even when the same partition came back
+    - committed states are read stable: an open transaction's outcome is waited for
+
+One thread polls the client, and makes every other call to it too (calls.py says why). The group metadata is sampled
+between two polls: asked for during one it would wait for its end, and a revocation is part of one.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, Protocol
+
+import structlog
+from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
+
+from bridge.errors import BridgeError, EnvironmentFailure, InternalError
+from bridge.kafka.calls import Closed, Mailbox, Unanswered
+from bridge.kafka.construction import made
+from bridge.kafka.error_log import ErrorLog
+from bridge.kafka.errors import fenced, is_denied, is_fatal, is_fenced, kafka_error, may_pass
+from bridge.settings.time_budgets import USUAL
+from bridge.telemetry.heartbeats import Beat, unwatched
+from bridge.wire.committed_state import CommittedState, decode_metadata
+from timerstore.clock import Clock
+from timerstore.rows.sources import SourceName
+
+POLL_INTERVAL_S: Final = 0.1
+READ_SLICE_S: Final = 2.0
+COMMIT_ATTEMPTS_MAX: Final = 5
+COMMIT_TIMEOUT_S: Final = 20.0
+CALLBACK_S: Final = 1.0
+"""How long a call may wait for the polling thread to take it up."""
+REVOCATION_POLL_S: Final = 0.01
+
+FORCED: Final[Mapping[str, Any]] = {
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    "auto.offset.reset": "error",
+    "isolation.level": "read_committed",  # makes committed() wait for open transactions
+    "enable.partition.eof": False,
+}
+"""What the rules above rest on; wins over any given configuration."""
+
+log = structlog.get_logger("bridge.kafka.membership")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Membership:
+    """Owned partitions, the group metadata that proves it, and how many revocations there were before (all of one
+    moment).
+    """
+
+    partitions: frozenset[SourceName]
+    revocations: int
+    metadata: object
+
+
+class OwnershipListener(Protocol):
+    """Called on the membership's thread (`on_revoked` on one of its own, which the membership waits for); the other two
+    must return quickly.
+    """
+
+    def on_assigned(self, partitions: frozenset[SourceName]) -> None:
+        """The full assignment, after partitions were added or taken away; not when nothing is left."""
+        ...
+
+    def on_revoked(self, partitions: frozenset[SourceName], *, lost: bool) -> None:
+        """`partitions` are taken from us, or are somebody else's already (`lost`). Returns only when no transaction is
+        open.
+        """
+        ...
+
+    def on_fatal(self, error: BridgeError) -> None:
+        """Membership has ended and does not come back."""
+        ...
+
+
+class Ownership:
+    """The bridge's membership in its consumer group. All methods may be called from any thread."""
+
+    def __init__(
+        self,
+        *,
+        config: Mapping[str, Any],
+        group_id: str,
+        instance_id: str,
+        topics: Collection[str],
+        listener: OwnershipListener,
+        clock: Clock,
+        poll_interval_s: float = POLL_INTERVAL_S,
+        beat: Beat = unwatched,
+        pending_s: float = USUAL.pending_s,
+        explain: Callable[[], BridgeError | None] = lambda: None,
+    ) -> None:
+        """`config` are librdkafka properties of a consumer (connection, security, session time-out, assignment
+        strategy); committed offsets are waited for `pending_s`, and `explain` may know why they cannot be read then.
+        """
+        self._pending_s = pending_s
+        self._explain = explain
+        self._topics = sorted(topics)
+        self._listener = listener
+        self._clock = clock
+        self._poll_interval_s = poll_interval_s
+        self._beat = beat
+        self._config = {
+            "partition.assignment.strategy": "cooperative-sticky",
+            **config,
+            "group.id": group_id,
+            "group.instance.id": instance_id,
+            **FORCED,
+        }
+        if self._config.get("group.protocol") == "consumer":
+            del self._config["partition.assignment.strategy"]
+            self._cooperative = True
+        else:
+            self._cooperative = "cooperative" in str(self._config["partition.assignment.strategy"])
+        self._trouble = ErrorLog("bridge.kafka.membership", "group-membership-trouble", clock)
+        self._mailbox = Mailbox()
+        self._lock = threading.Lock()
+        self._partitions: frozenset[SourceName] = frozenset()
+        self._revocations = 0
+        self._metadata: object = None
+        # The polling thread's own: what it was told to own, and of what it has told the listener.
+        self._owned: frozenset[SourceName] = frozenset()
+        self._told: tuple[frozenset[SourceName], int] = (frozenset(), 0)
+        self._stop = threading.Event()
+        self._failure: BridgeError | None = None
+        self._consumer: Consumer | None = None
+        self._thread: threading.Thread | None = None
+
+    # -- life
+
+    def start(self) -> None:
+        """Join the group; returns at once, `on_assigned` follows. Raises EnvironmentFailure when the client refuses its
+        settings.
+        """
+        self._consumer = made("the group's member", self._member)
+        self._thread = threading.Thread(target=self._run, name="ownership", daemon=True)
+        self._thread.start()
+
+    def _member(self) -> Consumer:
+        logger = logging.getLogger("bridge.settings.librdkafka")
+        consumer = Consumer({**self._config, "error_cb": self._on_error, "logger": logger})
+        consumer.subscribe(self._topics, on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost)
+        return consumer
+
+    def stop(self, timeout_s: float = 10.0) -> None:
+        """Leave the poll loop and close the consumer. A static member stays in the group until its session times out,
+        so that a restart finds its partitions. The dispatcher must have stopped before: no callback is made from here
+        on.
+        """
+        self._stop.set()
+        self._mailbox.wake()
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout_s)
+            if thread.is_alive():
+                log.warning("ownership-stop-timeout", timeout_s=timeout_s)
+
+    def wait(self, timeout_s: float) -> None:
+        """Pause the calling thread, unless this is being stopped."""
+        self._stop.wait(timeout_s)
+
+    # -- what is ours
+
+    def assignment(self) -> frozenset[SourceName]:
+        """Owned partitions."""
+        with self._lock:
+            return self._partitions
+
+    def membership(self) -> Membership:
+        """Owned partitions together with the group metadata that a transaction must carry. Never waits for the client.
+
+        Raises what ended the membership.
+        """
+        if self._failure is not None:
+            raise self._failure
+        with self._lock:
+            return Membership(partitions=self._partitions, revocations=self._revocations, metadata=self._metadata)
+
+    def group_metadata(self) -> object:
+        """The group metadata alone."""
+        return self.membership().metadata
+
+    # -- committed states
+
+    def read_committed_states(
+        self, partitions: Collection[SourceName], timeout_s: float | None = None
+    ) -> dict[SourceName, CommittedState | None]:
+        """What Kafka holds of `partitions`; None where there is no commit.
+
+        Waits while a transaction that carries one of the offsets is open (it ends within its transaction time-out).
+        Raises StateError for a commit that is not the bridge's; after `timeout_s` EnvironmentFailure, or what `explain`
+        knows.
+        """
+        timeout_s = self._pending_s if timeout_s is None else timeout_s
+        if not partitions:
+            return {}
+        wanted = [TopicPartition(topic, partition) for topic, partition in sorted(partitions)]
+        deadline = self._clock.monotonic_s() + timeout_s
+        while True:
+            left = deadline - self._clock.monotonic_s()
+            slice_s = max(0.1, min(READ_SLICE_S, left))
+            try:
+                answers = self._mailbox.call(partial(self._committed, wanted, slice_s), 2 * slice_s + CALLBACK_S)
+                error = next((answer.error for answer in answers if answer.error is not None), None)
+            except KafkaException as exception:
+                error = kafka_error(exception)
+            except Unanswered as unanswered:
+                error = KafkaError(KafkaError._TIMED_OUT, str(unanswered))
+            except Closed:
+                raise self._gone() from None
+            if error is None:
+                return {(a.topic, a.partition): _state_of(a) for a in answers}
+            if is_fenced(error):
+                raise fenced(error)
+            if _is_refused(error) or is_fatal(error) or left <= 0 or self._stop.is_set():
+                raise (self._explain() if left <= 0 else None) or EnvironmentFailure(
+                    "the committed offsets cannot be read",
+                    hint=_hint(error),
+                    reason=error.str(),
+                    waited_s=timeout_s,
+                ) from None
+            self._stop.wait(0.1)
+
+    def _committed(self, partitions: list[TopicPartition], timeout_s: float) -> list[TopicPartition]:
+        return self._client().committed(partitions, timeout=timeout_s)
+
+    def commit_states(self, states: Mapping[SourceName, CommittedState]) -> None:
+        """Commit states outside of a transaction: first use. As `commit_offsets`."""
+        self.commit_offsets(
+            [TopicPartition(*name, state.offset, state.metadata()) for name, state in sorted(states.items())]
+        )
+
+    def commit_offsets(self, offsets: Sequence[TopicPartition]) -> None:
+        """Commit outside of a transaction, as a member of the group. One request, which the broker stores as a whole.
+
+        Raises FencedError when we are no member any more, EnvironmentFailure when it cannot be done; after the latter
+        it may have happened.
+        """
+        try:
+            self._mailbox.call(lambda: self._commit_offsets(list(offsets)), COMMIT_TIMEOUT_S)
+        except Unanswered as unanswered:
+            raise EnvironmentFailure(
+                "the offsets cannot be committed",
+                hint="Check that the brokers are reachable and that the group's coordinator answers.",
+                reason=str(unanswered),
+            ) from None
+        except Closed:
+            raise self._gone() from None
+
+    def _commit_offsets(self, offsets: list[TopicPartition]) -> None:
+        for attempt in range(1, COMMIT_ATTEMPTS_MAX + 1):
+            self._beat()
+            try:
+                answers = self._client().commit(offsets=offsets, asynchronous=False)
+                error = next((answer.error for answer in answers if answer.error is not None), None)
+            except KafkaException as exception:
+                error = kafka_error(exception)
+            if error is None:
+                return
+            if is_fenced(error):
+                raise fenced(error)
+            if attempt == COMMIT_ATTEMPTS_MAX or is_fatal(error) or not may_pass(error):
+                raise EnvironmentFailure(
+                    "the offsets cannot be committed", hint=_hint(error), reason=error.str(), attempts=attempt
+                )
+            self._stop.wait(0.1 * attempt)
+
+    # -- the thread
+
+    def _run(self) -> None:
+        consumer = self._client()
+        try:
+            while not self._stop.is_set():
+                self._beat()
+                message = consumer.poll(0)
+                error = None if message is None else message.error()
+                if error is not None:
+                    self._judge(error)
+                self._sample(consumer)
+                # A record can only come from a fetch that was sent between assign and pause. Spark reads it too.
+                if message is None:
+                    self._mailbox.serve(self._poll_interval_s)
+        except BridgeError as failure:
+            self._fail(failure)
+        except KafkaException as exception:
+            reason = kafka_error(exception)
+            self._fail(fenced(reason) if is_fenced(reason) else _ended(reason))
+        except Exception as exception:  # noqa: BLE001 - the application must know that nobody polls any more
+            bug = InternalError("group membership failed", hint="Please report this.", reason=repr(exception))
+            bug.__cause__ = exception
+            self._fail(bug)
+        finally:
+            self._stop.set()
+            self._set(frozenset(), revoked=True)
+            self._consumer = None
+            self._mailbox.close()
+            consumer.close()
+
+    def _sample(self, consumer: Consumer) -> None:
+        """Publish the group metadata together with the assignment that it belongs to, and tell of the latter if it is
+        new.
+
+        Here, between two polls, because nothing can change meanwhile; and only here, because the call waits for a poll
+        that is under way, hence for a revocation, which waits for the transaction that asks.
+        """
+        metadata = consumer.consumer_group_metadata()
+        with self._lock:
+            self._metadata = metadata
+            self._partitions = self._owned
+            news = (self._owned, self._revocations)
+        if self._owned and news != self._told:
+            self._told = news
+            self._listener.on_assigned(self._owned)
+
+    def _on_error(self, error: KafkaError) -> None:
+        """Errors of the client itself; called from poll."""
+        self._judge(error)
+
+    def _judge(self, error: KafkaError) -> None:
+        if is_fenced(error):
+            raise fenced(error)
+        if is_fatal(error) or _is_refused(error):
+            raise _ended(error)
+        self._trouble.warn(error)
+
+    def _fail(self, error: BridgeError) -> None:
+        if self._failure is None:
+            self._failure = error
+            # Before the application hears of it: no further transaction can be planned with what we believed to own.
+            self._set(frozenset(), revoked=True)
+            self._listener.on_fatal(error)
+
+    def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        added = [TopicPartition(p.topic, p.partition, OFFSET_END) for p in partitions]
+        names = frozenset((p.topic, p.partition) for p in partitions)
+        if self._cooperative:
+            consumer.incremental_assign(added)
+            self._owned |= names
+        else:
+            consumer.assign(added)
+            self._owned = names
+        if added:
+            consumer.pause(added)
+        log.info("partitions-assigned", added=len(names), owned=len(self._owned))
+
+    def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        self._give_up(consumer, partitions, lost=False)
+
+    def _on_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        self._give_up(consumer, partitions, lost=True)
+
+    def _give_up(self, consumer: Consumer, partitions: list[TopicPartition], *, lost: bool) -> None:
+        names = frozenset((p.topic, p.partition) for p in partitions)
+        self._owned -= names
+        if not self._stop.is_set():
+            log.info("partitions-revoked", count=len(names), lost=lost)
+            if lost:
+                # They may be somebody else's already: a transaction that is open now must not be committed.
+                self._set(self._owned, revoked=True)
+            self._tell_revoked(names, lost=lost)
+        self._set(self._owned, revoked=True)
+        if self._cooperative:
+            consumer.incremental_unassign(partitions)
+        else:
+            consumer.unassign()
+
+    def _tell_revoked(self, names: frozenset[SourceName], *, lost: bool) -> None:
+        """Wait for the listener, and meanwhile make the calls that the open transaction may need for its end."""
+        failed: list[Exception] = []
+
+        def tell() -> None:
+            try:
+                self._listener.on_revoked(names, lost=lost)
+            except Exception as error:  # noqa: BLE001 - raised again below
+                failed.append(error)
+
+        teller = threading.Thread(target=tell, name="revocation", daemon=True)
+        teller.start()
+        while teller.is_alive():
+            self._mailbox.serve(REVOCATION_POLL_S)
+        if failed:
+            raise failed[0]
+
+    def _set(self, partitions: frozenset[SourceName], *, revoked: bool) -> None:
+        with self._lock:
+            self._partitions = partitions
+            self._revocations += revoked
+
+    def _client(self) -> Consumer:
+        if self._consumer is None:
+            raise self._gone()
+        return self._consumer
+
+    def _gone(self) -> BridgeError:
+        """Why there is no consumer."""
+        return self._failure or EnvironmentFailure("group membership has ended", hint="The bridge is stopping.")
+
+
+def _ended(error: KafkaError) -> EnvironmentFailure:
+    return EnvironmentFailure("group membership has ended", hint=_hint(error), reason=error.str(), code=error.name())
+
+
+def _is_refused(error: KafkaError) -> bool:
+    return is_denied(error) or error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
+
+
+def _hint(error: KafkaError) -> str:
+    if _is_refused(error):
+        return "Grant the bridge READ on its group and delay topics, and check its credentials."
+    if error.code() == KafkaError.UNSTABLE_OFFSET_COMMIT:
+        return "A transaction of this bridge id is still open; it ends with its transaction time-out, then start again."
+    return "Check that the brokers are reachable and that the group's coordinator answers."
+
+
+def _state_of(answer: TopicPartition) -> CommittedState | None:
+    if answer.offset < 0:
+        return None
+    return decode_metadata((answer.topic, answer.partition), answer.offset, answer.metadata)

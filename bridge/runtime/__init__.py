@@ -1,0 +1,1 @@
+"""One process: how it is made, watched, and ended."""

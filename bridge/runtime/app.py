@@ -1,0 +1,416 @@
+"""The composition root: what the bridge is made of, in which order it starts, and how it ends.
+
+    checks -> management port -> Spark and group membership -> pipeline -> ready        SIGTERM, SIGINT, a fatal error
+    -> stop
+
+One thread, the main one, makes and stops pipelines. The others tell it what has happened through a queue of events;
+signals come that way too.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Final
+
+import structlog
+
+from bridge.checks.run import require, run_checks
+from bridge.delivery.dispatcher import Dispatcher
+from bridge.delivery.plan.spans import OpenTelemetry
+from bridge.delivery.producer.transaction_markers import KafkaEndings
+from bridge.delivery.targets.cache import Targets
+from bridge.delivery.targets.look_up import TargetLookUp
+from bridge.errors import BridgeError, EnvironmentFailure
+from bridge.install import connector
+from bridge.kafka.admin import Cluster
+from bridge.kafka.membership import Ownership
+from bridge.runtime.clock_jumps import ClockJumps, Signs
+from bridge.runtime.credentials import Credentials
+from bridge.runtime.events import Changed, Event, Fatal, Rebuild, Renewed, Stop
+from bridge.runtime.gauges import Lag, snapshot
+from bridge.runtime.pipeline import Pipeline, Surroundings
+from bridge.runtime.stop_signals import StopSignals
+from bridge.runtime.wiring import make_dispatcher
+from bridge.settings.clients import java, librdkafka
+from bridge.settings.model import Settings
+from bridge.settings.secrets import Redactor
+from bridge.spark import session as spark
+from bridge.spark.transactions import coordinator
+from bridge.telemetry.heartbeats import CALLS_S, LOOK_S, START_S, Heartbeats, dispatcher_s
+from bridge.telemetry.http import Health, ManagementServer
+from bridge.telemetry.metrics import Metrics, StoreSnapshot
+from bridge.telemetry.protection import Protection
+from timerstore.clock import Clock, SystemClock
+from timerstore.rows.sources import SourceName
+
+LOOK_INTERVAL_S: Final = 1.0
+STOP_S_MAX: Final = 9.0
+"""After this the process ends as it is: whatever it was at can be cut off at any point."""
+LEAVE_S_MAX: Final = 15.0
+"""How long each client has to end its work when all are made anew."""
+SWITCH_INTERVAL_S: Final = 0.001
+"""How long a thread may keep the interpreter from the dispatcher."""
+
+log = structlog.get_logger("bridge.runtime.app")
+
+
+def run(settings: Settings, read: Callable[[], Settings], conceal: Callable[[Settings], None]) -> int:
+    """Run the bridge until a signal; returns the exit status 0. Raises BridgeError when it cannot go on.
+
+    `read` reads the settings' secrets again; `conceal` is told of new ones before they are used.
+    """
+    application = Application(settings, SystemClock(), read, conceal)
+    with StopSignals(application.on_signal):
+        application.run()
+    return 0
+
+
+class Application:
+    """See the module. It is the membership's listener: its `on_` methods are called on that thread."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        clock: Clock,
+        read: Callable[[], Settings],
+        conceal: Callable[[Settings], None],
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._conceal = conceal
+        self._hearts = Heartbeats(clock)
+        self._beat = self._hearts.watch("main", CALLS_S)
+        self._credentials = Credentials(
+            settings,
+            read=read,
+            verify=self._get_in,
+            on_renewed=self._on_renewed,
+            beat=self._hearts.watch("credentials", CALLS_S),
+        )
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._stopping = False
+        self._failure: BridgeError | None = None
+        self._watchdog: threading.Timer | None = None
+        self._pipeline: Pipeline | None = None
+        self._dispatcher: Dispatcher | None = None
+        self._ownership: Ownership | None = None
+        self._targets: Targets | None = None
+        self._lag = Lag(clock)
+        self._tracer = OpenTelemetry(settings) if settings.tracing.endpoint is not None else None
+        self._health = Health(self._problems, lambda: self._beat(START_S))
+        self._metrics = Metrics(self._snapshot)
+
+    # ---- from other threads, and signals
+
+    def on_signal(self, number: signal.Signals) -> None:
+        """SIGTERM or SIGINT: end in order, and in any case end."""
+        self._stopping = True
+        self._watch_the_end()
+        self._events.put(Stop(number.name))
+        self._cancel_start()
+
+    def on_assigned(self, partitions: frozenset[SourceName]) -> None:  # noqa: ARG002 - a listener
+        """The membership has new partitions."""
+        self._cancel_start()
+        self._events.put(Changed())
+
+    def on_revoked(self, partitions: frozenset[SourceName], *, lost: bool) -> None:
+        """The membership loses partitions: return only when no transaction is open."""
+        self._cancel_start()
+        if self._dispatcher is not None and not self._dispatcher.quiesce():
+            log.warning("revoked-with-a-transaction-open", partitions=len(partitions), lost=lost)
+        self._events.put(Changed())
+
+    def on_fatal(self, error: BridgeError) -> None:
+        """Some thread cannot go on."""
+        self._cancel_start()
+        self._events.put(Fatal(error))
+
+    def _on_clock_jump(self, jump_ms: int) -> Signs:
+        """Have clients made anew. The store needs nothing, as the dispatcher compares the time with P; the group's
+        consumer wakes at every look at its metadata, ten times a second."""
+        log.warning("clock-jumped", jump_ms=jump_ms)
+        self._metrics.clock_jumped(jump_ms)
+        dispatcher, pipeline = self._dispatcher, self._pipeline
+        if dispatcher is not None:
+            dispatcher.renew_producer()
+        if pipeline is not None:
+            pipeline.clock_jumped(jump_ms)
+        now_s = self._clock.monotonic_s()
+        return {
+            "main": lambda: self._hearts.has_beaten("main", now_s),
+            "dispatcher": lambda: dispatcher is None or dispatcher.is_renewed,
+            "targets": lambda: self._hearts.has_beaten("targets", now_s),
+        }
+
+    def _on_stall(self, who: Sequence[str]) -> None:
+        """The clock was set back, and a thread has not come out of a client's call since."""
+        if not self._stopping:
+            self._failure = EnvironmentFailure(
+                "clients do not come back since the clock was set back",
+                hint="They wait by the wall clock. Started again, the bridge goes on where it was.",
+                threads=", ".join(who),
+            )
+            self.on_fatal(self._failure)
+            self._watch_the_end()  # it may be the main thread
+
+    def _get_in(self, settings: Settings) -> None:
+        """Make a connection with these credentials, as each client would. Raises BridgeError."""
+        self._conceal(settings)
+        java(settings)
+        Cluster(settings).describe()
+
+    def _on_renewed(self, settings: Settings) -> None:
+        self._cancel_start()
+        self._events.put(Renewed(settings))
+
+    def _on_rebuild(self) -> None:
+        self._events.put(Rebuild())
+
+    def _cancel_start(self) -> None:
+        pipeline = self._pipeline
+        if pipeline is not None:
+            pipeline.cancel()
+
+    # ---- the main thread
+
+    def run(self) -> None:
+        """Start, wait, stop. Raises BridgeError for what is fatal."""
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        settings = self._settings
+        self._health.enter("checking", reasons=("brokers, topics, Java",))
+        with (
+            ManagementServer(
+                settings.http.host,
+                settings.http.port,
+                health=self._health,
+                registry=self._metrics.registry,
+                protection=Protection.of(settings.http),
+            ) as server,
+            ClockJumps(self._clock, self._on_clock_jump, self._on_stall, self._hearts.watch("clock-jumps", LOOK_S)),
+        ):
+            log.info("management-port", host=settings.http.host, port=server.port)
+            findings = run_checks(settings, create=True)
+            for finding in findings:
+                if finding.status == "warning":
+                    log.warning("check", name=finding.name, detail=finding.detail, remedy=finding.remedy)
+            require(findings)
+            try:
+                if not self._stopping:
+                    self._run_pipelines()
+            except BridgeError as error:
+                if not self._stopping:
+                    self._failure = error
+                    raise
+                log.warning("failed-while-stopping", reason=str(error))
+            except KeyboardInterrupt:
+                if not self._stopping:  # else it is Spark's own answer to SIGINT, from before `install` came again
+                    raise
+            finally:
+                self._shut_down()
+
+    def _run_pipelines(self) -> None:
+        """One round for each set of credentials."""
+        with self._credentials:
+            around: Surroundings | None = None
+            while not self._stopping:
+                around = self._join(around)
+                renewed = self._serve(around)
+                if renewed is not None:
+                    self._leave(around)
+                    self._settings = renewed
+
+    def _join(self, before: Surroundings | None) -> Surroundings:
+        """Make the clients; Spark is the one from `before`."""
+        settings = self._settings
+        endings = KafkaEndings(settings, coordinator(settings))
+        ownership = self._ownership = Ownership(
+            config=librdkafka(settings, "consumer"),
+            group_id=settings.group_id,
+            instance_id=settings.group_instance_id,
+            topics=list(settings.delay_topics),
+            listener=self,
+            clock=self._clock,
+            beat=self._hearts.watch("ownership", CALLS_S),
+            pending_s=settings.budgets.pending_s,
+            explain=endings.explain,
+        )
+        look_up = TargetLookUp(librdkafka(settings, "admin"), settings.budgets.look_up_s)
+        targets = self._targets = Targets(look_up, self._clock, self._hearts.watch("targets", CALLS_S))
+        dispatcher = self._dispatcher = make_dispatcher(
+            settings,
+            ownership,
+            targets,
+            self._tracer,
+            clock=self._clock,
+            metrics=self._metrics,
+            on_fatal=self.on_fatal,
+            beat=self._hearts.watch("dispatcher", dispatcher_s(settings.budgets)),
+            endings=endings,
+        )
+        if before is None:
+            self._health.enter("starting-spark", reasons=("starting Spark",))
+        # Spark takes some seconds: the group is joined meanwhile. The producer is opened (and a predecessor of this
+        # name fenced) with the membership, not before it: who cannot join must not fence.
+        ownership.start()
+        dispatcher.start()
+        session = spark.start(settings, connector.jars()) if before is None else before.spark
+        StopSignals.install()
+        self._health.enter("joining", reasons=("waiting for partitions",))
+        return Surroundings(
+            settings=settings,
+            clock=self._clock,
+            cluster=Cluster(settings),
+            spark=session,
+            ownership=ownership,
+            dispatcher=dispatcher,
+            metrics=self._metrics,
+            health=self._health,
+            hearts=self._hearts,
+            on_fatal=self.on_fatal,
+            on_rebuild=self._on_rebuild,
+        )
+
+    def _serve(self, around: Surroundings) -> Settings | None:
+        """Until a signal, or until there are new credentials: these. Raises BridgeError for what is fatal."""
+        while not self._stopping:
+            event = self._next_event()
+            if isinstance(event, Fatal):
+                raise event.error
+            if isinstance(event, Renewed):
+                return event.settings
+            if isinstance(event, Changed | Rebuild):
+                self._rebase(around)
+            elif event is None:
+                self._look(around)
+        return None
+
+    def _leave(self, around: Surroundings) -> None:
+        """End what holds connections. As after a restart of the process, a static member finds its partitions again,
+        and the next producer ends what this one left open."""
+        self._stop_pipeline()
+        self._hearts.forget("dispatcher", "targets", "ownership")
+        if not around.dispatcher.stop(timeout_s=LEAVE_S_MAX):
+            raise EnvironmentFailure(
+                "delivery does not end, to go on with the replaced credentials",
+                hint="The brokers do not answer. Started again, the bridge goes on where it was.",
+            )
+        around.ownership.stop(timeout_s=LEAVE_S_MAX)
+        log.info("clients-made-anew", reason="credentials were replaced")
+
+    def _next_event(self) -> Event | None:
+        """The next event; a run of changes counts as one. None when there was nothing for a while."""
+        self._beat()
+        try:
+            event: Event = self._events.get(timeout=LOOK_INTERVAL_S)
+        except queue.Empty:
+            return None
+        while isinstance(event, Changed) and not self._events.empty():
+            event = self._events.get()
+        return event
+
+    def _rebase(self, around: Surroundings) -> None:
+        """Stop the pipeline there is, and start one for what is owned now."""
+        if self._pipeline is not None:
+            self._stop_pipeline()
+            self._metrics.rebalanced()
+        member = around.ownership.membership()
+        if not member.partitions:
+            self._health.enter("joining", reasons=("no partitions are assigned to this instance",), ready=True)
+            log.info("no-partitions-assigned")
+            return
+        pipeline = self._pipeline = Pipeline(around, member.partitions, member.revocations)
+        if not self._events.empty():
+            return  # out of date already
+        if pipeline.start():
+            self._health.enter("connecting", reasons=("waiting for the producer",))
+            around.dispatcher.wait_open(LOOK_INTERVAL_S)
+            self._look(around)
+
+    def _stop_pipeline(self) -> None:
+        """To go on with another. Nothing presses but what waits there, so a slow disk has the time that the group
+        leaves a member."""
+        patience_s = self._settings.budgets.poll_interval_s
+        self._beat(START_S + patience_s)
+        if self._pipeline is not None and not self._pipeline.stop(patience_s):
+            raise EnvironmentFailure(
+                "the pipeline for the partitions there were does not end",
+                hint="Spark or the disk does not answer. Started again, the bridge goes on where it was.",
+            )
+        self._pipeline = None
+
+    def _look(self, around: Surroundings) -> None:
+        """Once a second: lag, and what /readyz should tell."""
+        pipeline = self._pipeline
+        if pipeline is None or pipeline.store is None:
+            return
+        self._lag.refresh(around.cluster, pipeline.store)
+        self._beat()
+        pipeline.look_at_retention(self._lag)
+        phase = self._health.phase.name
+        if phase == "connecting" and around.dispatcher.wait_open(0):
+            log.info("ready", partitions=len(pipeline.store.next_offsets()), pending=pipeline.store.stats().pending)
+            phase = "running"
+        if phase == "running":
+            impediments = pipeline.impediments()
+            alarms = (*pipeline.alarms(), *self._credentials.alarms())
+            self._health.enter("running", ready=not impediments, reasons=(*impediments, *alarms))
+
+    def _shut_down(self) -> None:
+        """End everything in order, within `STOP_S_MAX`."""
+        self._stopping = True
+        self._health.enter("stopping", reasons=("stopping",))
+        log.info("stopping")
+        self._watch_the_end()
+        if self._pipeline is not None:
+            self._pipeline.stop()
+        if self._dispatcher is not None:
+            self._dispatcher.stop(timeout_s=3.0)
+        if self._ownership is not None:
+            self._ownership.stop(timeout_s=2.0)
+        if self._tracer is not None:
+            self._tracer.stop()
+        spark.stop()
+        log.info("stopped")
+
+    def _watch_the_end(self) -> None:
+        """From now on the process has `STOP_S_MAX` left, whatever it waits for, the interpreter's own end included."""
+        if self._watchdog is None:
+            self._watchdog = threading.Timer(STOP_S_MAX, self._end_now)
+            self._watchdog.daemon = True
+            self._watchdog.start()
+
+    def _end_now(self) -> None:
+        """The end took too long: Spark is starting, or a broker does not answer. Nothing is lost by ending here."""
+        failure = self._failure
+        log.warning("stopped-without-waiting", waited_s=STOP_S_MAX)
+        with suppress(OSError):
+            if failure is not None:
+                print(f"delay-bridge: {Redactor(self._settings.secrets())(str(failure))}", file=sys.stderr, flush=True)
+            sys.stdout.flush()
+        os._exit(0 if failure is None else failure.exit_code)
+
+    # ---- what it tells
+
+    def _snapshot(self) -> StoreSnapshot:
+        pipeline = self._pipeline
+        store = pipeline.store if pipeline is not None else None
+        heartbeats = self._hearts.ages()
+        if store is None:
+            return StoreSnapshot(heartbeats=heartbeats)
+        guard = None if pipeline is None else pipeline.retention
+        seen = snapshot(store, self._settings, self._clock.now_ms(), self._lag, guard)
+        full, refused = pipeline is not None and bool(pipeline.impediments()), bool(self._credentials.alarms())
+        seen = replace(seen, disk_full=full, credentials_refused=refused, heartbeats=heartbeats)
+        return seen if self._targets is None else replace(seen, failing=self._targets.failing())
+
+    def _problems(self) -> list[str]:
+        pipeline = self._pipeline
+        return [*self._hearts.problems(), *([] if pipeline is None else pipeline.problems())]

@@ -1,0 +1,119 @@
+"""Certificates, keys and passwords that are replaced while the bridge runs.
+
+Kafka's clients read them when they are made, and never again: connections that are open stay open, but once the old
+certificate has expired no new one comes about. So the files are looked at every few seconds. When what they hold has
+changed and is still the same at the next look (key and certificate are replaced one after the other), a connection is
+made with it. Only if that works are the bridge's clients made anew; else the old ones go on, and /readyz says why.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+import structlog
+
+from bridge.errors import BridgeError
+from bridge.settings.model import Settings, plain
+from bridge.telemetry.heartbeats import Beat, unwatched
+
+LOOK_INTERVAL_S: Final = 10.0
+SETTLE_S: Final = 2.0
+"""How long files must stay as they are before they are believed to be complete."""
+_FILES: Final = (".location", ".keytab")
+
+log = structlog.get_logger("bridge.runtime.credentials")
+
+
+class Credentials:
+    """Looks at the files in a thread of its own, while it is entered."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        read: Callable[[], Settings],
+        verify: Callable[[Settings], object],
+        on_renewed: Callable[[Settings], None],
+        beat: Beat = unwatched,
+    ) -> None:
+        """`settings` are in force. `read` reads them again, with the files that values come from; `verify` raises
+        BridgeError when the brokers do not let in who has them; `on_renewed` gets settings that are new, and work.
+
+        Both may raise BridgeError, and are called by the thread.
+        """
+        self._settings = settings
+        self._read = read
+        self._verify = verify
+        self._on_renewed = on_renewed
+        self._beat = beat
+        self._in_force = fingerprint(settings)
+        self._seen = self._in_force
+        self._refused: str | None = None
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="credentials", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stopped.set()
+
+    def alarms(self) -> tuple[str, ...]:
+        """What an operator should know although messages are delivered."""
+        if self._refused is None:
+            return ()
+        return (f"replaced credentials cannot be used, the old ones stay in force: {self._refused}",)
+
+    def look(self) -> bool:
+        """Look once; whether something has changed that must settle first."""
+        try:
+            fresh = self._settings.renewed(self._read())
+            seen = fingerprint(fresh)
+            if seen == self._in_force:
+                self._seen, self._refused = seen, None
+                return False
+            if seen != self._seen:
+                self._seen = seen
+                return True
+            self._verify(fresh)
+            self._on_renewed(fresh)
+        except (BridgeError, OSError) as error:
+            self._refuse(str(error))
+            return False
+        except Exception as error:  # noqa: BLE001 - whatever it is: the files must be looked at again
+            self._refuse(f"looking at them has failed: {type(error).__name__}", error)
+            return False
+        self._settings, self._in_force, self._refused = fresh, seen, None
+        log.info("credentials-replaced")
+        return False
+
+    def _refuse(self, reason: str, bug: Exception | None = None) -> None:
+        if reason != self._refused:
+            hint = "The old ones stay in force. Correct the files."
+            log.error("credentials-not-usable", reason=reason, hint=hint, exc_info=bug)
+        self._refused = reason
+
+    def _run(self) -> None:
+        wait_s = LOOK_INTERVAL_S
+        while not self._stopped.wait(wait_s):
+            self._beat()
+            wait_s = SETTLE_S if self.look() else LOOK_INTERVAL_S
+
+
+def fingerprint(settings: Settings) -> bytes:
+    """Of all client properties, and of the files that they name."""
+    digest = hashlib.sha256()
+    for part in (settings.kafka.common, settings.kafka.consumer, settings.kafka.producer):
+        for name, value in sorted((name, plain(value)) for name, value in part.items()):
+            digest.update(repr((name, value)).encode())
+            if name.endswith(_FILES) and (path := Path(value)).is_file():
+                digest.update(path.read_bytes())
+    return digest.digest()

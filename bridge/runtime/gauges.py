@@ -1,0 +1,133 @@
+"""What the gauges show: read from the store when Prometheus asks, never kept."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable
+from heapq import nlargest
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from bridge.errors import EnvironmentFailure
+from bridge.kafka.admin import Cluster, Watermarks
+from bridge.settings.model import Settings
+from bridge.start.retention import RetentionGuard
+from bridge.telemetry.metrics import StoreSnapshot
+from timerstore.clock import Clock
+from timerstore.memory.pending import OTHER_TARGETS
+from timerstore.rows.sources import SourceName
+from timerstore.store import TimerStore
+
+EDGES_MS: Final = (60_000, 300_000, 3_600_000, 21_600_000, 86_400_000, 604_800_000)
+"""The upper edges of `metrics.TIME_TO_GO`, but for the last."""
+REFRESH_INTERVAL_S: Final = 5.0
+TOPICS_MAX: Final = 100
+"""Names in the metric of what is pending by topic."""
+SAMPLES_MAX: Final = 512
+"""Ends that are remembered; when there are more, every other is forgotten."""
+
+log = structlog.get_logger("bridge.telemetry.metrics")
+
+
+class Lag:
+    """Ends of the delay topics' logs, looked up every few seconds; lag is their distance from what is ingested."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._looked_s: float | None = None
+        self._ends: dict[SourceName, Watermarks] = {}
+        self._samples: list[tuple[float, dict[SourceName, Watermarks]]] = []
+
+    def refresh(self, cluster: Cluster, store: TimerStore) -> None:
+        """Look the ends up again if it is time to. Brokers that do not answer leave the old ones."""
+        now_s = self._clock.monotonic_s()
+        if self._looked_s is not None and now_s - self._looked_s < REFRESH_INTERVAL_S:
+            return
+        self._looked_s = now_s
+        ingested = store.next_offsets()
+        try:
+            self._ends = cluster.watermarks(sorted(ingested))
+        except EnvironmentFailure as error:
+            log.warning("lag-unknown", reason=error.message)
+            return
+        self.note(now_s, self._ends, ingested)
+
+    def note(self, now_s: float, ends: dict[SourceName, Watermarks], ingested: dict[SourceName, int]) -> None:
+        """Remember what the ends were, for as long as ingest has not reached them."""
+        self._samples = [
+            sample
+            for sample in [*self._samples, (now_s, ends)]
+            if any(mark.end > ingested.get(name, mark.end) for name, mark in sample[1].items())
+        ]
+        if len(self._samples) > SAMPLES_MAX:
+            del self._samples[1::2]
+
+    def of(self, ingested: dict[SourceName, int]) -> dict[SourceName, int]:
+        """Records between what is ingested and the log's end, by partition."""
+        return {name: max(0, self._ends[name].end - at) for name, at in ingested.items() if name in self._ends}
+
+    def marks(self, partitions: Iterable[SourceName]) -> dict[SourceName, Watermarks]:
+        """Where the logs begin and end, of those partitions that were looked up."""
+        return {name: self._ends[name] for name in partitions if name in self._ends}
+
+    def behind_s(self, ingested: dict[SourceName, int]) -> dict[SourceName, float]:
+        """For how long records wait to be read, by partition: since the oldest end that ingest has not reached."""
+        now_s = self._clock.monotonic_s()
+        return {
+            name: next((now_s - at_s for at_s, ends in self._samples if name in ends and ends[name].end > at), 0.0)
+            for name, at in ingested.items()
+        }
+
+
+def snapshot(
+    store: TimerStore, settings: Settings, now_ms: int, lag: Lag, guard: RetentionGuard | None
+) -> StoreSnapshot:
+    """The store's state as the gauges tell it."""
+    stats = store.stats([now_ms + edge for edge in EDGES_MS])
+    until = [0, *stats.pending_until, stats.pending]
+    since_ms = store.waits_since_ms()
+    defaults = sorted({topic.target for topic in settings.delay_topics.values() if topic.target})
+    default = defaults[0] if len(defaults) == 1 else "(default)"
+    by_topic: dict[str, int] = {}
+    for target, count in stats.pending_by_target.items():
+        by_topic[target or default] = by_topic.get(target or default, 0) + count
+    disk_bytes, disk_free_bytes = _room(settings.store.directory)
+    return StoreSnapshot(
+        pending_total=stats.pending,
+        pending_by_topic=largest(by_topic),
+        pending_by_time_to_go=tuple(max(0, b - a) for a, b in pairwise(until)),
+        oldest_overdue_s=0.0 if since_ms is None else max(0, now_ms - since_ms) / 1000,
+        hot_rows=stats.hot_rows,
+        hot_bytes=stats.hot_bytes,
+        segments=stats.segments,
+        segment_bytes=stats.segment_bytes,
+        disk_free_bytes=disk_free_bytes,
+        disk_bytes=disk_bytes,
+        cancelled_total=stats.cancelled,
+        tombstones=stats.tombstones,
+        checkpoint_age_s=None if stats.checkpoint_ms is None else max(0, now_ms - stats.checkpoint_ms) / 1000,
+        consumer_lag=lag.of(stats.ingested),
+        retention_headroom_s={} if guard is None else guard.headroom_s,
+        trimmed_partitions={} if guard is None else guard.trimmed,
+    )
+
+
+def largest(counts: dict[str, int]) -> dict[str, int]:
+    """The TOPICS_MAX largest by name, the others together: names come from headers."""
+    if len(counts) <= TOPICS_MAX:
+        return counts
+    named = nlargest(TOPICS_MAX, counts.keys() - {OTHER_TARGETS}, key=counts.__getitem__)
+    kept = {name: counts[name] for name in named}
+    return {**kept, OTHER_TARGETS: sum(counts.values()) - sum(kept.values())}
+
+
+def _room(directory: Path) -> tuple[int | None, int | None]:
+    """Size and room of the file system; None where it cannot be asked: the other gauges are worth having anyway."""
+    try:
+        usage = shutil.disk_usage(directory)
+    except OSError:
+        return None, None
+    return usage.total, usage.free

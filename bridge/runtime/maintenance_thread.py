@@ -1,0 +1,213 @@
+"""Housekeeping: the thread that flushes the store, loads its windows, reclaims and compacts its segments.
+
+One thread for all of it, as `timerstore.operations.maintenance` asks. Reclaiming needs no room and makes some, so
+it comes before what needs room, and by itself. A full disk is waited out, while windows go on to be loaded; a damaged
+segment is set aside, and the pipeline starts again from what is left and Kafka.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Final
+
+import pyarrow as pa
+import structlog
+
+from bridge.errors import BridgeError, EnvironmentFailure, InternalError
+from bridge.telemetry.heartbeats import DISK_BYTES_PER_S, SPARK_S, Beat, unwatched
+from bridge.telemetry.metrics import Metrics
+from timerstore.clock import Clock
+from timerstore.errors import Closed, Corrupt, DiskFailure, DiskFull
+from timerstore.log import segment
+from timerstore.log.timerlog import Window
+from timerstore.operations import recovery
+from timerstore.store import TimerStore
+
+BUSY_WAIT_S: Final = 0.05
+IDLE_WAIT_S: Final = 0.5
+RECLAIM_INTERVAL_S: Final = 1.0
+COMPACT_INTERVAL_S: Final = 5.0
+"""How often it is looked whether a compaction is worth while. One that is under way goes on window by window."""
+COMPACT_AGAIN_S: Final = 60.0
+"""After a compaction for which there was no room."""
+FLUSH_AGAIN_S: Final = 5.0
+"""After a flush for which there was no room."""
+
+log = structlog.get_logger("bridge.runtime.maintenance_thread")
+
+
+class Housekeeping:
+    """Runs `store.maintenance` until stopped. `gather` reads a window's segments; `on_corrupt` asks for a rebuild;
+    `beat` is called before each piece of work, also when there is nothing to do."""
+
+    def __init__(
+        self,
+        *,
+        store: TimerStore,
+        gather: Callable[[Window], pa.Table],
+        clock: Clock,
+        metrics: Metrics,
+        on_corrupt: Callable[[], None],
+        on_fatal: Callable[[BridgeError], None],
+        beat: Beat = unwatched,
+    ) -> None:
+        self._store = store
+        self._gather = gather
+        self._clock = clock
+        self._metrics = metrics
+        self._on_corrupt = on_corrupt
+        self._on_fatal = on_fatal
+        self._beat = beat
+        in_memory = store.limits.flush_bytes + store.limits.hot_bytes
+        self._flush_budget_s = SPARK_S + in_memory / DISK_BYTES_PER_S
+        self._compact_budget_s = SPARK_S + store.limits.segment_bytes_max / DISK_BYTES_PER_S
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="housekeeping", daemon=True)
+        self._reclaimed_s = 0.0
+        self._flush_s = 0.0
+        self._compact_s = 0.0
+        self.disk_is_full = False
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self, timeout_s: float = 5.0) -> bool:
+        """End after the piece of work that is under way; returns whether that was in time."""
+        self._stop.set()
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
+    def flush(self) -> None:
+        """Flush once more, after `stop`: a restart then has little to read again. A full disk is no reason to fail."""
+        self._store.maintenance.abandon_compaction()
+        try:
+            self._flush()
+        except DiskFull as full:
+            log.warning("flush-skipped", reason=full.message, hint=full.hint)
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.is_set():
+                self._stop.wait(self._step())
+        except Corrupt as corrupt:
+            log.error("segment-corrupt", report=recovery.set_aside(corrupt, self._clock.now_ms()))
+            self._on_corrupt()
+        except DiskFailure as failure:
+            self._on_fatal(EnvironmentFailure(failure.message, hint=failure.hint))
+        except BridgeError as error:
+            self._on_fatal(error)
+        except Closed:
+            return
+        except Exception as error:  # noqa: BLE001 - the application must know that nobody flushes any more
+            bug = InternalError("housekeeping failed", hint="Please report this.", reason=repr(error))
+            bug.__cause__ = error
+            self._on_fatal(bug)
+
+    def _step(self) -> float:
+        """Do what there is to do; returns how long to wait until the next look."""
+        self._beat()
+        self._reclaim()
+        loaded = self._load_window()
+        flushed = self._flush_due()
+        if not (loaded or flushed or self.disk_is_full):
+            self._compact()
+        stats = self._store.stats()
+        busy = loaded or flushed or stats.memtable_bytes or stats.segments
+        return 0.0 if loaded else BUSY_WAIT_S if busy else IDLE_WAIT_S
+
+    def _reclaim(self) -> None:
+        now_s = self._clock.monotonic_s()
+        if now_s - self._reclaimed_s >= RECLAIM_INTERVAL_S:
+            self._reclaimed_s = now_s
+            try:
+                self._store.maintenance.reclaim(self._clock.now_ms())
+            except DiskFull as full:
+                self._note_full(full)
+
+    def _flush_due(self) -> bool:
+        """Flush if it is time to; whether there was one."""
+        if self._clock.monotonic_s() < self._flush_s:
+            return False
+        is_due = self._store.maintenance.flush_due(self._clock.now_ms())
+        if is_due:
+            try:
+                self._flush()
+            except DiskFull as full:
+                self._note_full(full)
+                self._flush_s = self._clock.monotonic_s() + FLUSH_AGAIN_S
+                return False
+        if self.disk_is_full:
+            self.disk_is_full = False
+            log.info("disk-has-room-again")
+        return is_due
+
+    def _compact(self) -> None:
+        """One window of a compaction, if one is worth while: what is due soon, and flushes, come in between."""
+        began_s = self._clock.monotonic_s()
+        if began_s < self._compact_s:
+            return
+        self._beat(self._compact_budget_s)
+        maintenance = self._store.maintenance
+        segments = len(self._store.timerlog)
+        try:
+            window = maintenance.compaction_window(self._clock.now_ms())
+            if window is not None:
+                self._beat()
+                maintenance.compact(window, self._read(window))
+        except DiskFull as full:
+            # It would free room, and needs some first. Nothing else has to wait for it.
+            log.warning("compaction-put-off", reason=full.message, hint=full.hint)
+            self._compact_s = began_s + COMPACT_AGAIN_S
+            return
+        if window is not None:
+            self._metrics.observe_compaction(self._clock.monotonic_s() - began_s)
+            return
+        left = len(self._store.timerlog)
+        if left != segments:
+            log.info("segments-compacted", before=segments, after=left)
+        else:
+            self._compact_s = began_s + COMPACT_INTERVAL_S
+
+    def _load_window(self) -> bool:
+        window = self._store.maintenance.next_window(self._clock.now_ms())
+        if window is None:
+            return False
+        began_s = self._clock.monotonic_s()
+        admitted = self._store.maintenance.admit(window, self._read(window))
+        self._metrics.observe_window(self._clock.monotonic_s() - began_s)
+        log.debug("window-loaded", segments=len(window.segments), until_ms=window.upper.at_ms, admitted=admitted)
+        return True
+
+    def _read(self, window: Window) -> pa.Table:
+        try:
+            return self._gather(window)
+        except BridgeError:
+            # Spark does not say which file it stumbled over. Corrupt is raised here if one fails its checksums.
+            for damaged in window.segments:
+                segment.read_rows(damaged)
+            raise
+
+    def _flush(self) -> None:
+        self._beat(self._flush_budget_s)
+        began_s = self._clock.monotonic_s()
+        flushed = self._store.maintenance.flush(self._clock.now_ms())
+        if flushed.rows:
+            self._metrics.observe_flush(self._clock.monotonic_s() - began_s)
+            log.debug("segment-written", rows=flushed.rows, bytes=flushed.bytes)
+
+    def _note_full(self, full: DiskFull) -> None:
+        """A compaction that is under way gives its room back: the flush needs it more."""
+        self._store.maintenance.abandon_compaction()
+        given = self._store.maintenance.drop_aside()
+        if given:
+            log.warning("set-aside-removed", files=given, reason=full.message)
+        if not self.disk_is_full:
+            self.disk_is_full = True
+            log.error("disk-full", reason=full.message, hint=full.hint)

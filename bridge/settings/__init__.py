@@ -1,0 +1,1 @@
+"""What the operator wrote, and the client properties and time budgets that follow from it."""

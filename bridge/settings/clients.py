@@ -1,0 +1,125 @@
+"""Properties of every Kafka client of the bridge: librdkafka's and the Java client's, from one configuration.
+
+The user's properties go between: they override the defaults here, and what the promises rest on overrides them (the
+settings have refused those names already).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, Literal
+
+from bridge.settings.java import translate
+from bridge.settings.model import Settings, plain
+from bridge.settings.time_budgets import MESSAGE_MARGIN_MS, TRANSACTION_TIMEOUT_MS
+
+Role = Literal["consumer", "producer", "admin"]
+
+HEADER_ALLOWANCE_BYTES: Final = 64 << 10  # what a dead letter may be larger than the record it is about
+PRODUCER_QUEUE_KIB: Final = 64 << 10  # bounds the memory of records on their way to the brokers
+RECORD_BYTES_MAX: Final = 64 << 20  # the client's own limit; the topics' limits decide
+
+_COMMON: Final[Mapping[str, str]] = {
+    "socket.keepalive.enable": "true",  # idle for hours behind a load balancer, then due within milliseconds
+    # As in the Java client. By default up to 10 s pass before a broker that is back is noticed.
+    "reconnect.backoff.max.ms": "1000",
+}
+_UNANSWERED: Final[Mapping[str, str]] = {
+    # A node that hangs and keeps its connections gets no more questions after this; by default after a minute. (For
+    # transactions the client takes what fits their time-out.)
+    "socket.timeout.ms": "10000",
+}
+_CONSUMER: Final[Mapping[str, str]] = {
+    # Eager: a change of assignment stops, re-bases and starts the pipeline in any case. Spreads several topics evenly.
+    "partition.assignment.strategy": "roundrobin",
+    "queued.max.messages.kbytes": "1024",  # this consumer never fetches
+    "allow.auto.create.topics": "false",
+}
+_PRODUCER: Final[Mapping[str, str]] = {
+    "partitioner": "murmur2_random",  # as the Java client's: equal keys meet in the partition where others put them
+    # A transaction ends with a flush, which does not wait for this. It keeps the records of a transaction that stays
+    # open for several times as long from travelling alone.
+    "linger.ms": "5",
+    "batch.num.messages": "10000",
+    "queue.buffering.max.kbytes": str(PRODUCER_QUEUE_KIB),
+    # The default of 100 ms is paid between the end of one transaction and the start of the next.
+    "retry.backoff.ms": "1",
+    "retry.backoff.max.ms": "250",
+    "message.max.bytes": str(RECORD_BYTES_MAX),
+    # A missing target would hold up the commit of everything else for 30 s.
+    "topic.metadata.propagation.max.ms": "2000",
+    # A misspelt header must not create a topic.
+    "allow.auto.create.topics": "false",
+    # Compression is left to the user: at usual rates a batch holds few records, and a topic may re-compress anyway.
+}
+_JAVA: Final[Mapping[str, str]] = {
+    "max.poll.records": "20000",
+    "fetch.max.wait.ms": "50",
+    "max.partition.fetch.bytes": str(1 << 20),
+    "fetch.max.bytes": str(4 << 20),
+    "receive.buffer.bytes": str(1 << 20),
+}
+
+
+def librdkafka(settings: Settings, role: Role) -> dict[str, str | int | float | bool]:
+    """Properties of a confluent-kafka client. Holds secrets: never print it."""
+    base = {"client.id": settings.group_instance_id, **_COMMON}
+    common = {name: plain(value) for name, value in settings.kafka.common.items()}
+    if role == "consumer":
+        return {**base, **_consumer(settings, common)}
+    if role == "producer":
+        return {**base, **_producer(settings, common)}
+    return {**base, **_UNANSWERED, **common}
+
+
+def java(settings: Settings) -> dict[str, str]:
+    """Options of Spark's Kafka source, each with the prefix `kafka.`. Holds secrets: never print it.
+
+    Raises ConfigurationError for what the Java client cannot do.
+    """
+    user = {n: plain(v) for part in (settings.kafka.common, settings.kafka.consumer) for n, v in part.items()}
+    # Rolls and retries of an aborted transaction must not be seen; Spark's default is read_uncommitted.
+    properties = {**_JAVA, **translate(user), "isolation.level": "read_committed"}
+    return {f"kafka.{name}": value for name, value in properties.items()}
+
+
+def _consumer(settings: Settings, common: Mapping[str, str]) -> dict[str, str]:
+    user = {name: plain(value) for name, value in settings.kafka.consumer.items()}
+    properties = {
+        **_CONSUMER,
+        **common,
+        **user,
+        "group.id": settings.group_id,
+        "group.instance.id": settings.group_instance_id,
+        "session.timeout.ms": str(settings.delivery.session_timeout),
+        # Also makes look-ups of committed offsets wait for an open transaction (require-stable).
+        "isolation.level": "read_committed",
+        "enable.auto.commit": "false",
+        "enable.auto.offset.store": "false",
+        "auto.offset.reset": "error",
+    }
+    if properties.get("group.protocol", "classic").lower() == "consumer":
+        for name in ("session.timeout.ms", "partition.assignment.strategy", "heartbeat.interval.ms"):
+            properties.pop(name, None)  # the brokers decide these in this protocol, and the client refuses them
+    return properties
+
+
+def _producer(settings: Settings, common: Mapping[str, str]) -> dict[str, str]:
+    user = {name: plain(value) for name, value in settings.kafka.producer.items()}
+    # Twice, because a transaction's acknowledged records leave the queue only when their reports are polled.
+    queued = {"queue.buffering.max.messages": str(max(100_000, 2 * settings.delivery.transaction_rows))}
+    promised = {"enable.idempotence": "true", "acks": "all"}
+    properties = {**_PRODUCER, **queued, **common, **user, **promised}
+    if settings.delivery.mode == "at-least-once":
+        return {**_UNANSWERED, **properties}
+    properties.setdefault("transaction.timeout.ms", str(TRANSACTION_TIMEOUT_MS))
+    # When no broker answers, the client would forget them all and begin with the bootstrap servers; but offsets of
+    # transactions it goes on sending to the group's coordinator that it has forgotten, without end (seen in
+    # 2.16). A producer that is of no use is made anew here, which begins with the bootstrap servers as well.
+    properties.setdefault("metadata.recovery.strategy", "none")
+    properties["transactional.id"] = settings.transactional_id
+    if not {"message.timeout.ms", "delivery.timeout.ms"} & properties.keys():
+        # Below the transaction's time-out: a record that cannot be written must be known before that is over.
+        limit = int(properties["transaction.timeout.ms"]) - MESSAGE_MARGIN_MS
+        properties["message.timeout.ms"] = str(max(limit, 1_000))
+    return properties

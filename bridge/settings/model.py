@@ -1,0 +1,509 @@
+"""Every setting of the bridge, once: name, default, unit and limits. `config/bridge.yaml` says why each default is so.
+
+Durations are written `20ms`, `60s`, `1h30m`, `3650d` and are ints of milliseconds in here; sizes are written `128MiB`
+and are ints of bytes. `bridge.configuration.load` reads YAML and the environment; `Settings.of` takes a tree of plain
+values, as YAML yields it. Nothing here changes after construction, and nothing printed from here shows a secret.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from bisect import bisect_right
+from collections.abc import Mapping
+from functools import cached_property
+from itertools import accumulate
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from bridge.errors import ConfigurationError
+from bridge.settings import librdkafka
+from bridge.settings.quantity import AUTO, duration, duration_or_auto, per_second, size
+from bridge.settings.secrets import MASK, Redactor, is_secret_key
+from bridge.settings.time_budgets import POLL_INTERVAL_MS, TimeBudgets
+from bridge.settings.units import parse_bytes, parse_duration_ms
+
+DEFAULT_LEVELS: Final = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
+DEAD_LETTER_SUFFIX: Final = ".dlt"
+TOPIC_NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}", re.ASCII)
+
+LEVELS_CHARS_MAX: Final = 1_200
+"""Levels are part of what Kafka keeps with each partition's committed offset, in ms with commas between them. Its 4,095
+characters must hold them twice (those before a change stay for as long as records that they were for), all else that is
+there, and some steps of the clock."""
+LEVEL_MS_MAX: Final = parse_duration_ms("36500d")
+
+OTHERS_OWN: Final = re.compile(
+    r"__.*|_schemas"
+    r"|(.*[._-])?connect([._-].*)?[._-](configs?|offsets?|status(es)?)"
+    r"|.*-(changelog|repartition)|.*-subscription-(registration|response)(-[0-9]+)?-topic"
+    r"|(mm2-.*|.*\.checkpoints)\.internal",
+    re.ASCII | re.IGNORECASE,
+)
+"""Topics in which the brokers, Schema Registry, Connect, Streams and MirrorMaker keep what they know: one record of
+somebody else's can ruin it."""
+
+# Spark properties that have a key of their own here, or on which decoding relies.
+SPARK_OWNED: Final[Mapping[str, str]] = {
+    "spark.master": "it is spark.master, one level up",
+    "spark.driver.memory": "it is spark.driver_memory",
+    "spark.jars": "it is the connector's; further jars go into spark.driver.extraClassPath",
+    "spark.sql.streaming.checkpointFileManagerClass": "Spark's own log is written as cheaply as can be",
+    "spark.hadoop.fs.file.impl": "Spark's own log is written as cheaply as can be",
+    "spark.hadoop.parquet.page.verify-checksum.enabled": "a flipped bit must not become a message",
+    "spark.sql.session.timeZone": "due times are decoded in UTC",
+    "spark.sql.ansi.enabled": "decoding is written for ANSI mode",
+}
+
+
+def _legal_name(value: str) -> str:
+    if not TOPIC_NAME.fullmatch(value) or value in (".", ".."):
+        raise ValueError(f"{value!r} is not a legal name; use letters, digits, '.', '_' and '-'")
+    return value
+
+
+def _delay_topic_name(value: str) -> str:
+    if value.startswith("__"):
+        raise ValueError(f"{value!r} is an internal topic")
+    return _legal_name(value)
+
+
+def _pattern(value: str) -> str:
+    try:
+        re.compile(value)
+    except re.error as error:
+        raise ValueError(f"{value!r} is not a regular expression: {error}") from None
+    return value
+
+
+def _property_text(value: object) -> object:
+    """Client properties are strings; YAML reads `true` and `5` as something else."""
+    if value is None:
+        raise ValueError("is empty; give it a value or remove it")
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) if isinstance(value, int | float) else value
+
+
+Property = Annotated[str | SecretStr, BeforeValidator(_property_text)]
+Properties = dict[str, str | SecretStr]
+Name = Annotated[str, AfterValidator(_legal_name)]
+Pattern = Annotated[str, AfterValidator(_pattern)]
+
+
+class Section(BaseModel):
+    """A part of the settings: frozen, without unknown keys, masked when printed."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({mask(self.model_dump(mode='json'))})"
+
+    __str__ = __repr__
+
+
+class Bridge(Section):
+    """Who this bridge is."""
+
+    id: Name = "delay-bridge"
+    instance: Name = Field(default="auto", validate_default=True, max_length=200)
+    create_topics: bool = True
+
+    @field_validator("instance")
+    @classmethod
+    def _host_name(cls, value: str) -> str:
+        return socket.gethostname() if value == "auto" else value
+
+
+class Kafka(Section):
+    """Client properties by librdkafka's names: for all clients, and on top for those that consume or produce."""
+
+    common: dict[str, Property] = Field(default_factory=dict, validate_default=True)
+    consumer: dict[str, Property] = Field(default_factory=dict)
+    producer: dict[str, Property] = Field(default_factory=dict)
+
+    @field_validator("common", "consumer", "producer")
+    @classmethod
+    def _secrets_wrapped(cls, value: Properties) -> Properties:
+        return _wrapped(value)
+
+    @field_validator("common")
+    @classmethod
+    def _with_bootstrap(cls, value: Properties) -> Properties:
+        return {"bootstrap.servers": "localhost:9092", **value}
+
+    @model_validator(mode="after")
+    def _known_to_librdkafka(self) -> Self:
+        found = [
+            p for part in ("common", "consumer", "producer") for p in _refused(getattr(self, part), f"kafka.{part}")
+        ]
+        if found:
+            raise ValueError("; ".join(found))
+        return self
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """Where the cluster is; goes into every message about it."""
+        return plain(self.common["bootstrap.servers"])
+
+
+class DelayTopic(Section):
+    """One delay topic: where its records go, and how it is made if it is missing."""
+
+    target: Name | None = None
+    dead_letter: Name | None = None
+    dialect: Literal["native", "etf1", "karafka", "rocketmq", "wushilin", "cesium", "rabbitmq"] = "native"
+    partitions: int = Field(default=2, ge=1, le=10_000)
+    replication: int = Field(default=-1, ge=-1, le=32)
+
+
+class Targets(Section):
+    """Real topics that headers may name; regular expressions for whole names."""
+
+    allow: list[Pattern] = [".*"]
+    deny: list[Pattern] = []
+
+
+class Delay(Section):
+    """What delays are accepted."""
+
+    max: Annotated[int, duration("1s", "36500d")] = parse_duration_ms("3650d")
+    levels: str = DEFAULT_LEVELS
+
+    @field_validator("levels")
+    @classmethod
+    def _durations(cls, value: str) -> str:
+        levels_ms = [parse_duration_ms(level) for level in value.split()]
+        if not levels_ms or max(levels_ms) > LEVEL_MS_MAX:
+            raise ValueError("write one or more durations of at most 36500d, with blanks between them")
+        ends = [*accumulate(len(f"{level_ms},") for level_ms in levels_ms)]
+        fitting = bisect_right(ends, LEVELS_CHARS_MAX)
+        if fitting < len(levels_ms):
+            raise ValueError(
+                f"{len(levels_ms)} levels are more than fit beside a committed offset; the first {fitting} do"
+            )
+        return value
+
+
+class Limits(Section):
+    """How large a record of a producer may be."""
+
+    headers: int = Field(default=100, ge=1, le=100_000)
+    header_bytes: Annotated[int, size("1KiB", "64MiB")] = parse_bytes("64KiB")
+    payload_bytes: Annotated[int, size("1KiB", "1GiB")] = parse_bytes("64MiB")
+
+
+class Roll(Section):
+    """How long a record of the delay topic waits before it is written again."""
+
+    window: Annotated[int, duration_or_auto("1s", "3650d")] = AUTO
+
+
+class Retry(Section):
+    """What is done about a target that fails for now."""
+
+    attempts: int = Field(default=16, ge=1, le=10_000)
+    backoff: Annotated[int, duration("1ms", "1h")] = parse_duration_ms("1s")
+    backoff_max: Annotated[int, duration("1ms", "1d")] = parse_duration_ms("10m")
+
+    @model_validator(mode="after")
+    def _rising(self) -> Self:
+        if self.backoff_max < self.backoff:
+            raise ValueError("delivery.retry.backoff_max: is less than delivery.retry.backoff")
+        return self
+
+
+class Delivery(Section):
+    """How the dispatcher writes."""
+
+    mode: Literal["exactly-once", "at-least-once"] = "exactly-once"
+    commit_interval: Annotated[int, duration("1ms", "5s")] = 20
+    transaction_rows: int = Field(default=20_000, ge=1, le=1_000_000)
+    session_timeout: Annotated[int, duration("1s", "30m")] = parse_duration_ms("30s")
+    retry: Retry = Field(default_factory=Retry)
+
+
+class Overdue(Section):
+    """What is done about messages that have waited for the bridge."""
+
+    policy: Literal["deliver", "dead-letter"] = "deliver"
+    older_than: Annotated[int, duration("1s", "36500d")] = parse_duration_ms("1d")
+    rate: Annotated[int, per_second("0/s", "10000000/s")] = 0
+
+
+class Store(Section):
+    """The local index."""
+
+    directory: Path = Path("data")
+    flush_bytes: Annotated[int, size("4KiB", "16GiB")] = parse_bytes("128MiB")
+    flush_interval: Annotated[int, duration("10ms", "1d")] = parse_duration_ms("60s")
+
+
+class Hot(Section):
+    """What is kept in memory, ready to be delivered."""
+
+    horizon: Annotated[int, duration("100ms", "1d")] = parse_duration_ms("60s")
+    bytes: Annotated[int, size("64KiB", "64GiB")] = parse_bytes("256MiB")
+
+
+class Ingest(Section):
+    """The micro-batches in which delay topics are read."""
+
+    trigger: Annotated[int, duration("0ms", "1m")] = 300
+    batch_records: int = Field(default=64_000, ge=1, le=10_000_000)
+    batch_bytes: Annotated[int, size("64KiB", "4GiB")] = parse_bytes("32MiB")
+
+
+class Spark(Section):
+    """The Spark session."""
+
+    master: str = Field(default="local[2]", min_length=1)
+    driver_memory: Annotated[int, size("256MiB", "1TiB")] = parse_bytes("512MiB")
+    conf: dict[str, Property] = Field(default_factory=dict)
+
+    @field_validator("conf")
+    @classmethod
+    def _not_owned(cls, value: Properties) -> Properties:
+        for name in value:
+            if name in SPARK_OWNED:
+                raise ValueError(f"spark.conf.{name} cannot be set: {SPARK_OWNED[name]}")
+            if not name.startswith("spark."):
+                raise ValueError(f"spark.conf.{name} is not a key of Spark; did you mean spark.conf.spark.{name}?")
+        return _wrapped(value)
+
+
+class Http(Section):
+    """The management port: /livez, /readyz, /metrics."""
+
+    host: str = Field(default="0.0.0.0", min_length=1)  # probes and Prometheus come from outside
+    port: int = Field(default=8080, ge=0, le=65_535)
+    certificate_file: Path | None = None
+    key_file: Path | None = None
+    user: str | None = Field(default=None, pattern="^[^:]+$")
+    password_file: Path | None = None
+
+    @model_validator(mode="after")
+    def _in_pairs(self) -> Self:
+        for one, other in (("certificate_file", "key_file"), ("user", "password_file")):
+            if (getattr(self, one) is None) != (getattr(self, other) is None):
+                raise ValueError(f"http.{one} and http.{other} go together; set both or none")
+        return self
+
+
+class Tracing(Section):
+    """Delivery spans of messages that carry a trace."""
+
+    endpoint: str | None = Field(default=None, pattern="^https?://.+")
+    ratio: float = Field(default=1.0, gt=0, le=1)
+    rate: Annotated[int, per_second("1/s", "10000/s")] = 100
+
+
+class Logs(Section):
+    """How the bridge logs."""
+
+    format: Literal["auto", "json", "console"] = "auto"
+    level: Literal["debug", "info", "warning", "error"] = "info"
+
+
+class Settings(Section):
+    """All settings, validated."""
+
+    bridge: Bridge = Field(default_factory=Bridge)
+    kafka: Kafka = Field(default_factory=Kafka)
+    delay_topics: dict[Annotated[str, AfterValidator(_delay_topic_name)], DelayTopic] = Field(
+        default={"delay": DelayTopic()}, min_length=1, max_length=1000, validate_default=True
+    )
+    targets: Targets = Field(default_factory=Targets)
+    delay: Delay = Field(default_factory=Delay)
+    limits: Limits = Field(default_factory=Limits)
+    roll: Roll = Field(default_factory=Roll)
+    delivery: Delivery = Field(default_factory=Delivery)
+    overdue: Overdue = Field(default_factory=Overdue)
+    store: Store = Field(default_factory=Store)
+    hot: Hot = Field(default_factory=Hot)
+    ingest: Ingest = Field(default_factory=Ingest)
+    spark: Spark = Field(default_factory=Spark)
+    http: Http = Field(default_factory=Http)
+    tracing: Tracing = Field(default_factory=Tracing)
+    logs: Logs = Field(default_factory=Logs)
+
+    _from_files: dict[tuple[str, ...], str] = PrivateAttr(default_factory=dict)
+
+    @classmethod
+    def of(cls, tree: Mapping[str, Any], from_files: Mapping[tuple[str, ...], str] | None = None) -> Settings:
+        """Settings from plain values as YAML yields them; `from_files` are the values to be masked wherever they stand.
+
+        Raises ConfigurationError with every problem in one line.
+        """
+        redact = Redactor((from_files or {}).values())
+        try:
+            settings = cls.model_validate(tree)
+        except ValidationError as error:
+            found = "; ".join(redact(_sentence(e["loc"], e["msg"])) for e in error.errors(include_input=False))
+            raise ConfigurationError(
+                found, hint="correct the configuration; config/bridge.yaml explains every key"
+            ) from None
+        settings._from_files.update(from_files or {})
+        _ = settings.budgets  # raises
+        return settings
+
+    @field_validator("delay_topics")
+    @classmethod
+    def _dead_letter_names(cls, value: dict[str, DelayTopic]) -> dict[str, DelayTopic]:
+        named = {
+            n: t.model_copy(update={"dead_letter": t.dead_letter or n + DEAD_LETTER_SUFFIX}) for n, t in value.items()
+        }
+        for name, topic in named.items():
+            if topic.dead_letter in named:
+                raise ValueError(
+                    f"{name}: dead_letter {topic.dead_letter} is a delay topic; its records would be read again"
+                )
+            if OTHERS_OWN.fullmatch(topic.dead_letter or ""):
+                raise ValueError(f"{name}: dead_letter {topic.dead_letter} is an internal topic of another system")
+            if topic.target in named or (topic.target or "").startswith("__"):
+                raise ValueError(f"{name}: target {topic.target} is a delay topic or an internal topic")
+        targets = {topic.target: name for name, topic in named.items()}
+        for name, topic in named.items():
+            if topic.dead_letter in targets:
+                raise ValueError(
+                    f"{name}: dead_letter {topic.dead_letter} is the target of {targets[topic.dead_letter]}"
+                )
+        return named
+
+    @model_validator(mode="after")
+    def _targets_allowed_by_name(self) -> Self:
+        for name, topic in self.delay_topics.items():
+            if topic.target is not None and self._is_reserved(topic.target):
+                raise ValueError(
+                    f"delay_topics.{name}.target: {topic.target} looks like an internal topic of another system; if it "
+                    "is not, add it to targets.allow, by its whole name"
+                )
+        return self
+
+    def renewed(self, fresh: Settings) -> Settings:
+        """These settings with the client properties of `fresh`: of the same configuration, its files read again."""
+        renewed = self.model_copy(update={"kafka": fresh.kafka})
+        renewed._from_files = {**self._from_files, **fresh._from_files}
+        return renewed
+
+    @property
+    def group_id(self) -> str:
+        """The consumer group, under whose name Kafka keeps what is finished."""
+        return self.bridge.id
+
+    @property
+    def group_instance_id(self) -> str:
+        """Static membership: a second process of this name takes the place of the first."""
+        return f"{self.bridge.id}-{self.bridge.instance}"
+
+    @property
+    def transactional_id(self) -> str:
+        """Stable per instance, so that a successor fences the transactions of its predecessor."""
+        return f"{self.bridge.id}-{self.bridge.instance}"
+
+    @property
+    def budgets(self) -> TimeBudgets:
+        """What delivery has time for. Raises ConfigurationError where these settings do not go together."""
+        common = {name: plain(value) for name, value in self.kafka.common.items()}
+        producer = {name: plain(value) for name, value in self.kafka.producer.items()}
+        consumer = {**common, **{name: plain(value) for name, value in self.kafka.consumer.items()}}
+        return TimeBudgets.of(
+            {**common, **producer} if self.delivery.mode == "exactly-once" else {},
+            commit_interval_ms=self.delivery.commit_interval,
+            poll_interval_ms=int(consumer.get("max.poll.interval.ms", POLL_INTERVAL_MS)),
+        )
+
+    @property
+    def levels_ms(self) -> tuple[int, ...]:
+        """Delay of each level in milliseconds, level 1 first."""
+        return tuple(parse_duration_ms(level) for level in self.delay.levels.split())
+
+    def dead_letter_topic(self, delay_topic: str) -> str:
+        """Where the rejects of a delay topic go. Raises KeyError for another topic."""
+        return self.delay_topics[delay_topic].dead_letter or delay_topic + DEAD_LETTER_SUFFIX
+
+    def target_permitted(self, topic: str) -> bool:
+        """Whether records may be delivered to `topic`: allowed, not denied, neither internal nor a delay topic. What
+        looks like another system's own is allowed by its whole name only."""
+        if topic.startswith("__") or topic in self.delay_topics or self._is_reserved(topic):
+            return False
+        allow, deny = self._patterns
+        return any(p.fullmatch(topic) for p in allow) and not any(p.fullmatch(topic) for p in deny)
+
+    def _is_reserved(self, topic: str) -> bool:
+        is_named = topic in self.targets.allow
+        return not is_named and (topic.startswith("_") or OTHERS_OWN.fullmatch(topic) is not None)
+
+    @cached_property
+    def _patterns(self) -> tuple[list[re.Pattern[str]], list[re.Pattern[str]]]:
+        return [re.compile(p) for p in self.targets.allow], [re.compile(p) for p in self.targets.deny]
+
+    def secrets(self) -> frozenset[str]:
+        """Every secret value, for a `Redactor`."""
+        maps = (self.kafka.common, self.kafka.consumer, self.kafka.producer, self.spark.conf)
+        named = {v.get_secret_value() for m in maps for v in m.values() if isinstance(v, SecretStr)}
+        return frozenset(named | set(self._from_files.values()))
+
+    def masked(self) -> dict[str, Any]:
+        """The effective configuration as plain values, written as in YAML, without secrets."""
+        tree: dict[str, Any] = mask(self.model_dump(mode="json"))
+        for path in self._from_files:
+            _set(tree, path, MASK)
+        return tree
+
+    def __repr__(self) -> str:
+        return f"Settings({self.masked()})"
+
+    __str__ = __repr__
+
+
+def plain(value: str | SecretStr) -> str:
+    """The value itself, for the client that needs it; never for printing."""
+    return value.get_secret_value() if isinstance(value, SecretStr) else value
+
+
+def _wrapped(properties: Properties) -> Properties:
+    """What looks like a secret is kept as one, so that not even the map itself prints it."""
+    return {k: SecretStr(v) if isinstance(v, str) and is_secret_key(k) else v for k, v in properties.items()}
+
+
+def mask(tree: Any) -> Any:
+    """`tree` with the values of all keys masked that look like secrets, or that are kept as secrets."""
+    if not isinstance(tree, dict):
+        return tree
+    return {k: MASK if is_secret_key(k) or _is_masked(v) else mask(v) for k, v in tree.items()}
+
+
+def _is_masked(value: object) -> bool:
+    return isinstance(value, str) and value == str(SecretStr("x"))
+
+
+def _refused(properties: Mapping[str, str | SecretStr], path: str) -> list[str]:
+    return librdkafka.problems({name: plain(value) for name, value in properties.items()}, path)
+
+
+def _sentence(location: tuple[int | str, ...], message: str) -> str:
+    """One problem with its full path; problems of a whole section name their keys themselves."""
+    text = message.removeprefix("Value error, ")
+    path = ".".join(str(part) for part in location if part != "[key]")
+    return text if not path or text.startswith(f"{path}.") else f"{path}: {text}"
+
+
+def _set(tree: dict[str, Any], path: tuple[str, ...], value: str) -> None:
+    for part in path[:-1]:
+        tree = tree.get(part) or {}
+    if path[-1] in tree:
+        tree[path[-1]] = value

@@ -1,0 +1,83 @@
+"""What Spark raises, as errors of the bridge that say what was being done, and with which records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from pyspark.errors import PySparkException
+
+from bridge.errors import BridgeError, EnvironmentFailure, InternalError, StateError
+from timerstore.rows.sources import SourceName
+
+Offsets = Mapping[SourceName, int]
+
+
+class failures_named:
+    """Turn what Spark raises into an error of the bridge that says what was being done; nothing while stopping."""
+
+    def __init__(
+        self,
+        what: str,
+        stopping: Callable[[], bool] = lambda: False,
+        records: Callable[[], str] = lambda: "",
+    ) -> None:
+        """`records` says which were being read."""
+        self._what = what
+        self._stopping = stopping
+        self._records = records
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+        if error is None or isinstance(error, BridgeError) or not isinstance(error, Exception):
+            return False
+        if self._stopping():
+            return True
+        raise named_failure(self._what, error, self._records()) from error
+
+
+def named_failure(what: str, error: Exception, records: str = "") -> BridgeError:
+    """The bridge's error for one of Spark's; one of the bridge's own as it is. `records` were being read."""
+    if isinstance(error, BridgeError):
+        return error
+    text = str(error)
+    lost = ("OffsetOutOfRange", "KAFKA_DATA_LOSS", "data may have been lost", "OFFSET_OUT_OF_RANGE")
+    if any(sign in text for sign in lost):
+        return StateError(
+            "records of the delay topic were deleted before the bridge had read them",
+            hint="Raise the delay topic's retention, then choose where to go on with `delay-bridge adopt`.",
+            reason=_reason(text),
+        )
+    if isinstance(error, ConnectionError) or any(sign in text for sign in _JVM_GONE):
+        return EnvironmentFailure(
+            "Spark's Java process has ended",
+            hint="Most likely it was out of memory, as a line above then says: raise spark.driver_memory. Among the "
+            "records that were being read may be one that is large, or was compressed well.",
+            records=records or "none",
+        )
+    if isinstance(error, PySparkException) or "Py4J" in type(error).__name__:
+        return EnvironmentFailure(
+            f"Spark cannot {what}",
+            hint="Check the brokers, and the log above; started again, the bridge goes on from the same place.",
+            reason=_reason(text),
+        )
+    return InternalError(f"cannot {what}: {error!r}", hint="Please report this with the log.")
+
+
+_JVM_GONE: Final = ("Answer from Java side is empty", "while sending or receiving", "Py4JNetworkError")
+
+
+def ranges(begins: Offsets, ends: Offsets) -> str:
+    """What is between the offsets, for people: `delay/0 from 17 to 30`."""
+    parts = [(name, begin, ends.get(name, begin)) for name, begin in sorted(begins.items())]
+    return ", ".join(f"{topic}/{p} from {begin} to {end - 1}" for (topic, p), begin, end in parts if end > begin)
+
+
+def _reason(text: str) -> str:
+    """What was wrong, and what was at the bottom of it, from a stack trace of Java's."""
+    lines = [line.strip() for line in text.splitlines()]
+    said = [line.lstrip(": ") for line in lines if line and not line.startswith("An error occurred while calling")]
+    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
+    return "; ".join([*said[:1], *causes[-1:]])[:500]

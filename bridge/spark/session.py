@@ -1,0 +1,165 @@
+"""The Spark session, set up for small, latency-bound work in a sidecar.
+
+Measured on two cores (docs/architecture.md has the table): what an analytics job wants from Spark, wide parallelism
+and a fully optimising compiler, costs a sidecar memory and its tail latency. Every default here can be overridden by
+`spark.conf`, except what decoding and recovery rest on.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import pyspark
+from pyspark.sql import SparkSession
+
+from bridge.errors import EnvironmentFailure
+from bridge.settings.model import Settings, plain
+
+JVM_OPTIONS: Final = " ".join(
+    (
+        # A young generation that holds what a micro-batch leaves behind: a smaller one passes it on to the old one, a
+        # larger one costs memory.
+        "-XX:+UseSerialGC -Xmn120m -Xss4m",
+        # The heap begins where load will have it, and shrinks to what lives when there is none: by default it would
+        # begin at a 64th of the machine's memory, and keep more than half of itself free.
+        "-XX:InitialHeapSize=256m -XX:MinHeapSize=128m -XX:MinHeapFreeRatio=20 -XX:MaxHeapFreeRatio=40",
+        # What the compiler has used is given back. (The first Java 17 do not know the option.)
+        "-XX:+IgnoreUnrecognizedVMOptions -XX:TrimNativeHeapInterval=10000",
+        # One task at a time makes Arrow's batches: one arena for them is enough.
+        "-Dio.netty.allocator.numDirectArenas=1 -Dio.netty.allocator.numHeapArenas=0",
+        "-XX:+ExitOnOutOfMemoryError",
+    )
+)
+
+DEFAULTS: Final = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.shuffle.partitions": "2",
+    # For each micro-batch, Spark plans anew. What it need not do: tell a UI about it, and try what never applies here.
+    "spark.sql.ui.explainMode": "simple",
+    "spark.sql.optimizer.excludedRules": ",".join(
+        f"org.apache.spark.sql.{rule}"
+        for rule in (
+            "catalyst.optimizer.FoldablePropagation",
+            "catalyst.optimizer.MergeScalarSubqueries",
+            "catalyst.optimizer.OptimizeCsvJsonExprs",
+            "catalyst.optimizer.OptimizeOneRowRelationSubquery",
+            "catalyst.optimizer.RemoveRedundantAliases",
+            "catalyst.optimizer.SimplifyBinaryComparison",
+            "catalyst.optimizer.SimplifyConditionals",
+            "execution.datasources.PruneFileSourcePartitions",
+            "execution.datasources.SchemaPruning",
+        )
+    ),
+    "spark.sql.streaming.metricsEnabled": "false",
+    "spark.sql.streaming.numRecentProgressUpdates": "2",
+    "spark.sql.streaming.minBatchesToRetain": "2",
+    "spark.sql.streaming.stopTimeout": "3s",
+    "spark.sql.ui.retainedExecutions": "1",
+    "spark.ui.retainedJobs": "1",
+    "spark.ui.retainedStages": "1",
+    "spark.ui.retainedTasks": "10",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
+    "spark.sql.files.openCostInBytes": "65536",
+    "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.maxResultSize": "1g",
+    "spark.cleaner.periodicGC.interval": "30s",
+}
+
+REQUIRED: Final = {
+    # Options of the source hold logins and keys: wherever Spark prints options, it prints these as redacted.
+    "spark.redaction.regex": "(?i)secret|password|token|access[.]?key|jaas|keystore",
+    "spark.sql.redaction.options.regex": "(?i)url|secret|password|token|jaas|keystore",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.ansi.enabled": "true",
+    # The query's log is not our recovery point: no CRC files for it; and no process for the mode of each file.
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.FileSystemBasedCheckpointFileManager"
+    ),
+    "spark.hadoop.fs.file.impl": "com.globalmentor.apache.hadoop.fs.NakedLocalFileSystem",
+    "spark.hadoop.parquet.page.verify-checksum.enabled": "true",
+}
+
+
+TASK_ATTEMPTS: Final = 4
+"""As a cluster's by default (spark.task.maxFailures)."""
+
+
+def with_attempts(master: str) -> str:
+    """`local`, `local[N]` or `local[*]` with tasks that are tried again; another master, or one that says how often, as
+    it is.
+
+    Spark's local mode gives up at a task's first failure. One is not the brokers' fault: the consumer's poll lasts for
+    120 s of the wall clock, so a clock that is set forward ends it with nothing read. A second attempt gets a new
+    consumer; tasks of the bridge only read.
+    """
+    local = re.fullmatch(r"local(?:\[(\d+|\*)\])?", master.replace(" ", ""))
+    return f"local[{local[1] or 1},{TASK_ATTEMPTS}]" if local else master
+
+
+def start(settings: Settings, jars: Sequence[Path]) -> SparkSession:
+    """The process's session with the Kafka connector's jars. Raises EnvironmentFailure when Java does not start."""
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ.setdefault("MALLOC_ARENA_MAX", "2")  # of the JVM that is about to start: fewer, fuller heaps of glibc
+    if settings.spark.master.startswith("local"):
+        # Else the JVM looks its own host's name up, and does not start where no name server knows it.
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        os.environ.setdefault("SPARK_LOCAL_HOSTNAME", "localhost")
+    heap = f"{settings.spark.driver_memory >> 20}m"
+    user = {name: plain(value) for name, value in settings.spark.conf.items()}
+    # On the class path from the first moment: Spark needs its file system before it looks at `spark.jars`. PySpark's
+    # own follow by name: Spark would add them in the order of the directory, with which no archive fits for long.
+    before = user.pop("spark.driver.extraClassPath", None)
+    class_path = [*map(str, jars), *([before] if before else map(str, shipped()))]
+    archived = [] if before else _archived(jars)
+    options = " ".join((JVM_OPTIONS, *archived, user.pop("spark.driver.extraJavaOptions", ""))).strip()
+    builder = SparkSession.builder.appName(f"delay-bridge {settings.bridge.id}")
+    builder = builder.master(with_attempts(settings.spark.master))
+    builder = builder.config("spark.driver.memory", heap).config("spark.driver.extraJavaOptions", options)
+    builder = builder.config("spark.driver.extraClassPath", os.pathsep.join(class_path))
+    if not settings.spark.master.startswith("local"):
+        builder = builder.config("spark.jars", ",".join(str(jar) for jar in jars))
+    for name, value in (DEFAULTS | user | REQUIRED).items():
+        builder = builder.config(name, value)
+    try:
+        session = builder.getOrCreate()
+    except Exception as error:
+        raise EnvironmentFailure(
+            f"Spark does not start: {error}",
+            hint="Java 17 must be installed; look at the lines above for Java's reason.",
+        ) from error
+    session.sparkContext.setLogLevel("ERROR")
+    return session
+
+
+def archive(jars: Sequence[Path]) -> Path:
+    """Where the archive of classes is that goes with these jars (class_archive.py)."""
+    return jars[0].parent / "spark-classes.jsa"
+
+
+def shipped() -> list[Path]:
+    """The jars inside PySpark."""
+    return sorted(Path(pyspark.__file__).parent.joinpath("jars").glob("*.jar"))
+
+
+def _archived(jars: Sequence[Path]) -> list[str]:
+    """The JVM's option for the archive, if there is one."""
+    found = archive(jars)
+    return [f'"-XX:SharedArchiveFile={found}"'] if found.is_file() else []
+
+
+def stop() -> None:
+    """End the process's session, if there is one, and its JVM with it. One that has died says so where it was used."""
+    with suppress(Exception):
+        session = SparkSession.getActiveSession()
+        if session is not None:
+            session.stop()

@@ -1,0 +1,1 @@
+"""From what Kafka and the directory hold to where to begin."""

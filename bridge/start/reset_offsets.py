@@ -1,0 +1,141 @@
+"""`delay-bridge adopt`: an operator decides what a start must not guess.
+
+Where committed offsets are missing, unreadable or out of range, going on would either repeat or lose messages
+(first_commits.py). Adopting writes new committed states for every partition of the chosen topics:
+
+    earliest   everything that the topic still holds is pending: what was delivered before is delivered again
+    latest     nothing that the topic holds is pending: what was not delivered yet is given up
+    committed  the committed states stay as they are; what is gone from the topic is given up
+
+Order, and what a crash right after each step costs: 1. the index's checkpoint is set aside (the index is rebuilt at the
+next start, which would end in the same error as before); 2. one commit for all partitions (none: adopting is done).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+
+from bridge.errors import EnvironmentFailure, StateError
+from bridge.kafka.construction import made
+from bridge.kafka.errors import Fault, fault_of, kafka_error
+from bridge.kafka.membership import FORCED
+from bridge.start.first_commits import TopicFacts
+from bridge.wire.committed_state import ADOPT, CommittedState, decode_metadata, initial_state
+from bridge.wire.decode_epochs import DecodeParameters
+from timerstore.disk import files
+from timerstore.errors import DiskFailure
+from timerstore.rows.sources import SourceName
+
+Start = Literal["earliest", "latest", "committed"]
+READ_TIMEOUT_S: Final = 30.0
+
+
+def adopt(
+    *,
+    consumer: Mapping[str, Any],
+    group_id: str,
+    topics: Mapping[str, TopicFacts],
+    parameters: Callable[[str], DecodeParameters],
+    start: Start,
+    directory: Path,
+    now_ms: int,
+) -> dict[SourceName, CommittedState]:
+    """Write new committed states for all partitions of `topics`, and return them.
+
+    `consumer` are librdkafka properties of a consumer, `parameters` gives a topic's decode parameters, `directory` is
+    the store's. Every instance of the bridge must be down: raises EnvironmentFailure when the group has members, or
+    does not take the commit.
+    """
+    config = {**consumer, "group.id": group_id, **FORCED}
+    known = _committed(config, topics) if start == "committed" else {}
+    states = {
+        (topic, partition): _state(facts, partition, start, parameters(topic), known.get((topic, partition)))
+        for topic, facts in topics.items()
+        for partition in range(facts.partitions)
+    }
+    try:
+        if (directory / files.CHECKPOINT).exists():
+            files.set_aside(directory / files.CHECKPOINT, now_ms)
+    except DiskFailure as error:
+        raise EnvironmentFailure(error.message, hint=error.hint) from error
+    _commit(config, states)
+    return states
+
+
+def _state(
+    facts: TopicFacts, partition: int, start: Start, parameters: DecodeParameters, known: CommittedState | None
+) -> CommittedState:
+    if known is not None:
+        begin = facts.log_start[partition]
+        return replace(known, offset=max(known.offset, begin), first_offset=max(known.first_offset, begin))
+    offset = facts.log_start[partition] if start == "earliest" else facts.log_end[partition]
+    return initial_state(
+        offset=offset,
+        topic_id=facts.topic_id,
+        partitions=facts.partitions,
+        parameters=parameters,
+        first_offset=offset,
+    )
+
+
+def _committed(config: Mapping[str, Any], topics: Mapping[str, TopicFacts]) -> dict[SourceName, CommittedState]:
+    """The states of all partitions. Raises StateError where one is missing, or of another topic of that name."""
+    client = _consumer(config)
+    places = [TopicPartition(topic, p) for topic, facts in topics.items() for p in range(facts.partitions)]
+    try:
+        found = client.committed(places, timeout=READ_TIMEOUT_S)
+    except KafkaException as exception:
+        raise EnvironmentFailure(
+            "the committed offsets cannot be read",
+            hint="Check that the brokers can be reached, and try again.",
+            reason=kafka_error(exception).str(),
+        ) from None
+    finally:
+        client.close()
+    states = {}
+    for place in found:
+        name = (place.topic, place.partition)
+        state = decode_metadata(name, place.offset, place.metadata) if place.offset >= 0 else None
+        if state is None or state.topic_id != topics[place.topic].topic_id:
+            raise StateError(
+                "there is no committed state of this topic to go on from",
+                hint=f"{ADOPT}.",
+                topic=place.topic,
+                partition=place.partition,
+            )
+        states[name] = state
+    return states
+
+
+def _consumer(config: Mapping[str, Any]) -> Consumer:
+    """One that does not join: the group takes a commit of it only while it has no members."""
+    alone = {name: value for name, value in config.items() if name != "group.instance.id"}
+    return made("consumer", lambda: Consumer({**alone, "logger": logging.getLogger("bridge.settings.librdkafka")}))
+
+
+def _commit(config: dict[str, Any], states: Mapping[SourceName, CommittedState]) -> None:
+    client = _consumer(config)
+    try:
+        offsets = [TopicPartition(*name, state.offset, state.metadata()) for name, state in states.items()]
+        answers = client.commit(offsets=offsets, asynchronous=False)
+        error = next((answer.error for answer in answers if answer.error is not None), None)
+    except KafkaException as exception:
+        error = kafka_error(exception)
+    finally:
+        client.close()
+    if error is None:
+        return
+    running = fault_of(error) is Fault.GROUP
+    raise EnvironmentFailure(
+        "the group does not take new offsets"
+        if not running
+        else "an instance of this bridge is, or was just now, running",
+        hint="Stop every instance, wait for delivery.session_timeout, and try again.",
+        reason=error.str(),
+    )

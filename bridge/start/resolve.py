@@ -1,0 +1,101 @@
+"""`delay-bridge resolve`: an operator says what became of a transaction that the brokers have forgotten.
+
+They have lost its end (transaction_markers.py), and do not know any more whether it was committed, so that a start
+ends with status 4. The choice, and what it costs if it was the wrong one:
+
+    aborted     its messages are pending: those that were delivered are delivered again
+    committed   its messages are finished: those that were not delivered are lost
+
+For each transactional id of the instance, as long as offsets are pending: 1. the coordinator is asked, and what it
+knows wins over the choice; 2. the id is initialised; 3. one more transaction is brought to that end. A crash after 2
+leaves everything to choose again: the same command, with the same choice, goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from confluent_kafka import KafkaException, Producer
+from confluent_kafka.admin import AdminClient
+
+from bridge.delivery.producer.spare_id import names_of
+from bridge.delivery.producer.transaction_markers import Ending, KafkaEndings, are_offsets_pending
+from bridge.errors import EnvironmentFailure, StateError
+from bridge.kafka.errors import kafka_error
+from bridge.settings.clients import librdkafka
+from bridge.settings.model import Settings
+
+ANSWER_S: Final = 10.0
+INIT_S: Final = 30.0
+"""A transaction that is still open is aborted first."""
+
+
+def must_be_pending(settings: Settings) -> None:
+    """Raises StateError when no end of a transaction is missing, EnvironmentFailure when the brokers do not say so, or
+    while the instance is a member of its group.
+    """
+    try:
+        is_pending, members = are_offsets_pending(settings), _members(settings)
+    except KafkaException as exception:
+        raise _failure(exception) from None
+    if not is_pending:
+        raise StateError(
+            "there is nothing to resolve: no transaction holds back the committed offsets of this bridge",
+            hint="Nothing was changed. Start the bridge.",
+            group=settings.group_id,
+        )
+    if settings.group_instance_id in members:
+        raise EnvironmentFailure(
+            "an instance of this bridge is, or was just now, running",
+            hint="Stop it, wait for delivery.session_timeout, and try again.",
+            instance=settings.bridge.instance,
+        )
+
+
+def resolve(settings: Settings, choice: Ending, ask: Callable[[str], str | None]) -> dict[str, Ending]:
+    """End once more the last transactions of this instance, whose ends are missing; returns how, by transactional id.
+    `ask` is that of `KafkaEndings`.
+
+    Raises EnvironmentFailure when the brokers do not answer, StateError when offsets are pending all the same.
+    """
+    endings, done = KafkaEndings(settings, ask, forgotten_as=choice), {}
+    try:
+        for name in names_of(settings.transactional_id):
+            ending = endings.of(name)
+            if ending is not None:
+                producer = Producer({**librdkafka(settings, "producer"), "transactional.id": name}, logger=_logger())
+                producer.init_transactions(INIT_S)
+                endings.repeat(name, producer, ending)
+                done[name] = ending
+        is_pending = are_offsets_pending(settings)
+    except KafkaException as exception:
+        raise _failure(exception) from None
+    if is_pending:
+        raise StateError(
+            "committed offsets are held back by a transaction that is not of this instance",
+            hint="Start the other instances, or resolve with the bridge.instance of one that is gone for good. "
+            "`kafka-transactions find-hanging` names the producer.",
+            ended=", ".join(done),
+        )
+    return done
+
+
+def _members(settings: Settings) -> set[str]:
+    """The names of the static members that the group has."""
+    admin = AdminClient(librdkafka(settings, "admin"), logger=_logger())
+    answer = admin.describe_consumer_groups([settings.group_id], request_timeout=ANSWER_S)[settings.group_id]
+    return {member.group_instance_id for member in answer.result().members}
+
+
+def _failure(exception: KafkaException) -> EnvironmentFailure:
+    return EnvironmentFailure(
+        "the end of a transaction cannot be written again",
+        hint="Look at brokers and rights, then repeat the command with the same choice.",
+        reason=kafka_error(exception).str(),
+    )
+
+
+def _logger() -> logging.Logger:
+    return logging.getLogger("bridge.settings.librdkafka")

@@ -1,0 +1,215 @@
+"""The retention guard: does the delay topic keep its records until they are finished?
+
+A record is needed until it has been read and what it asks for is done, which is at most W after its timestamp (then a
+copy takes its place), plus by how much reading and delivery are late. What is left of the retention beyond that is the
+*headroom*:
+
+    retention - largest W in force - ingest lag - oldest overdue
+
+`largest W in force`: of the whole history that is still in the log, not of the configuration. Retention by size is
+turned into a time by what the log holds now: the age of its oldest record, times how much larger the log may become.
+
+Kafka deletes whole segments, so records live longer than their retention; headroom below zero is an alarm, not a loss.
+A loss in the making is when something unfinished is gone from Kafka: it is still delivered, from the local index, but
+only as long as that lives. This is told loudly, and ends nothing: going on is the best that can be done about it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from bridge.errors import BridgeError, EnvironmentFailure, StateError
+from bridge.kafka.admin import Cluster, Oldest, Watermarks
+from bridge.settings.model import Settings
+from bridge.settings.units import format_duration_ms
+from bridge.start.roll_window import TopicLimits, limits_of, roll_window_ms
+from bridge.wire.committed_state import ADOPT_COMMITTED
+from timerstore.clock import Clock
+from timerstore.operations.trimmed import trimmed
+from timerstore.rows.sources import SourceName
+from timerstore.store import TimerStore
+
+REFRESH_INTERVAL_S: Final = 60.0
+FULL_ENOUGH: Final = 0.01
+"""A log that has reached no more than this share of its largest size tells nothing about how long that takes."""
+
+log = structlog.get_logger("bridge.start.retention")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Windows:
+    """Of one delay topic, in ms: W for what is read now, and the largest that any record in the log was read with."""
+
+    current_ms: int
+    largest_ms: int
+
+
+def kept_ms(limits: TopicLimits, oldest: Mapping[int, Oldest], marks: Mapping[int, Watermarks], now_ms: int) -> float:
+    """How long a topic keeps its records, in ms (infinity: for ever); `oldest` and `marks` by partition."""
+    kept = math.inf if limits.retention_ms < 0 else float(limits.retention_ms)
+    if limits.retention_bytes < 0:
+        return kept
+    for partition, first in oldest.items():
+        records = marks[partition].end - marks[partition].start
+        share = records * first.mean_bytes / max(1, limits.retention_bytes)
+        if share > FULL_ENOUGH:
+            kept = min(kept, (now_ms - first.timestamp_ms) * max(1.0, 1 / share))
+    return kept
+
+
+def must_hold_what_is_pending(
+    cluster: Cluster,
+    offsets: Mapping[SourceName, int],
+    marks: Mapping[SourceName, Watermarks],
+    spare_ms: Mapping[str, int],
+    now_ms: int,
+) -> None:
+    """Refuse to go on without an index when pending messages were deleted from the topic while the bridge was down.
+
+    `offsets` are the committed O of partitions whose log begins later than it once did, and of which no index knows
+    anything; `spare_ms` is retention less the largest W by topic, where there is a retention. A bridge that has been
+    down for longer than that has left records to be deleted that were not finished. For how long it was down is told
+    by the first record that it has not read. Raises StateError.
+    """
+    for topic, spare in spare_ms.items():
+        mine = sorted(name for name in offsets if name[0] == topic)
+        found = cluster.first_after(mine, now_ms - max(0, spare)) if mine else {}
+        for name, after in found.items():
+            # All that is not read yet may be older than that; where there is nothing, nobody can tell.
+            if offsets[name] < (marks[name].end if after is None else after):
+                raise StateError(
+                    "records of pending messages were deleted while the bridge was down, and the local index does not "
+                    "cover them",
+                    hint="Restore store.directory, if it still exists somewhere, and raise the topic's retention. "
+                    f"To go on with what is left: {ADOPT_COMMITTED}.",
+                    topic=name[0],
+                    partition=name[1],
+                    log_start=marks[name].start,
+                    down_for_more_than=format_duration_ms(max(0, spare)),
+                )
+
+
+class RetentionGuard:
+    """Looks every minute, and when a log begins later than before; see the module. Used by one thread, read by any."""
+
+    def __init__(self, settings: Settings, windows: Mapping[str, Windows], clock: Clock) -> None:
+        """`windows` by delay topic, of the partitions owned."""
+        self.headroom_s: Mapping[str, float] = {}
+        """By delay topic, as of the last look; infinite where nothing is ever deleted."""
+        self.trimmed: Mapping[str, int] = {}
+        """By delay topic: partitions of which unfinished records are gone."""
+        self._settings = settings
+        self._windows = windows
+        self._clock = clock
+        self._looked_s: float | None = None
+        self._starts: dict[SourceName, int] = {}
+        self._told: dict[str, object] = {}
+
+    def refresh(
+        self,
+        cluster: Cluster,
+        store: TimerStore,
+        marks: Mapping[SourceName, Watermarks],
+        lag_s: Mapping[SourceName, float],
+    ) -> None:
+        """Look again if it is time to. `marks` are the owned partitions', `lag_s` is how far ingest is behind in each.
+        Brokers that do not answer leave the old findings."""
+        now_s = self._clock.monotonic_s()
+        starts = {name: mark.start for name, mark in marks.items()}
+        is_new = self._looked_s is None or now_s - self._looked_s >= REFRESH_INTERVAL_S
+        if not marks or (starts == self._starts and not is_new):
+            return
+        self._looked_s, self._starts = now_s, starts
+        try:
+            limits = limits_of(cluster, self._windows)
+            sized = [name for name in marks if limits[name[0]].retention_bytes >= 0]
+            oldest = cluster.oldest({name: marks[name] for name in sized})
+        except EnvironmentFailure as error:
+            log.warning("retention-unknown", reason=error.message)
+            return
+        self.look(store, limits, marks, oldest, lag_s)
+
+    def look(
+        self,
+        store: TimerStore,
+        limits: Mapping[str, TopicLimits],
+        marks: Mapping[SourceName, Watermarks],
+        oldest: Mapping[SourceName, Oldest],
+        lag_s: Mapping[SourceName, float],
+    ) -> None:
+        """Draw the conclusions: headroom and alarms."""
+        now_ms = self._clock.now_ms()
+        since_ms = store.waits_since_ms()
+        overdue_ms = 0 if since_ms is None else max(0, now_ms - since_ms)
+        headroom_s, gone = {}, dict.fromkeys(self._windows, 0)
+        for topic, window in self._windows.items():
+            mine = {partition: first for (name, partition), first in oldest.items() if name == topic}
+            ends = {partition: mark for (name, partition), mark in marks.items() if name == topic}
+            lag_ms = 1_000 * max((seconds for (name, _), seconds in lag_s.items() if name == topic), default=0.0)
+            kept = kept_ms(limits[topic], mine, ends, now_ms)
+            headroom_s[topic] = (kept - window.largest_ms - lag_ms - overdue_ms) / 1_000
+            self._tell_headroom(topic, headroom_s[topic], window)
+            self._tell_change(topic, limits[topic], window)
+        places = trimmed(store, {name: mark.start for name, mark in marks.items()})
+        for topic, _ in places:
+            gone[topic] += 1
+        if places and self._told.get("trimmed") != places:
+            log.error(
+                "unfinished-records-deleted",
+                partitions=[f"{topic}/{partition}" for topic, partition in places],
+                hint="Kafka has deleted records of pending messages: they are delivered from store.directory, which "
+                "must not be lost now. Raise retention.ms of the delay topic, or lower roll.window.",
+            )
+        self._told["trimmed"] = places
+        self.headroom_s, self.trimmed = headroom_s, gone
+
+    def alarms(self) -> tuple[str, ...]:
+        """What an operator should know although the bridge delivers."""
+        short = [
+            f"{topic}: retention is too short by {format_duration_ms(math.ceil(-seconds) * 1_000)}"
+            for topic, seconds in self.headroom_s.items()
+            if seconds < 0
+        ]
+        gone = [
+            f"{topic}: records of pending messages were deleted in {count} partition{'s' * (count != 1)}; "
+            "they are delivered from store.directory alone"
+            for topic, count in self.trimmed.items()
+            if count
+        ]
+        return (*short, *gone)
+
+    def _tell_headroom(self, topic: str, headroom_s: float, window: Windows) -> None:
+        is_short = headroom_s < 0
+        if is_short and not self._told.get(f"short {topic}"):
+            log.error(
+                "retention-too-short",
+                topic=topic,
+                headroom_s=round(headroom_s),
+                window=format_duration_ms(window.largest_ms),
+                hint="Raise the topic's retention, lower roll.window, or find out why the bridge is behind.",
+            )
+        self._told[f"short {topic}"] = is_short
+
+    def _tell_change(self, topic: str, limits: TopicLimits, window: Windows) -> None:
+        """W stays as it is while the bridge runs, whatever the topic's retention has become."""
+        wanted: int | None
+        try:
+            wanted = roll_window_ms(self._settings, topic, limits)
+            reason = f"a start would take {format_duration_ms(wanted)}"
+        except BridgeError as error:
+            wanted, reason = None, error.message
+        if wanted != window.current_ms and self._told.get(f"window {topic}", window.current_ms) != wanted:
+            log.warning(
+                "roll-window-outdated",
+                topic=topic,
+                window=format_duration_ms(window.current_ms),
+                retention_ms=limits.retention_ms,
+                reason=reason,
+                hint="The topic's retention was changed. Start the bridge again.",
+            )
+        self._told[f"window {topic}"] = wanted

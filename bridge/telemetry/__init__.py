@@ -1,0 +1,1 @@
+"""What the bridge tells: logs, metrics, health, the management port."""

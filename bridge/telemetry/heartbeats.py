@@ -1,0 +1,117 @@
+"""Which threads stand still. A thread that has ended tells the main thread; one that hangs tells nothing.
+
+Every thread that lives long says again and again that it is there (it *beats*), and within which time it will do so
+again. /livez fails and names the thread when that time is over, and the metrics say how far each is; the process itself
+goes on, since a thread that has come back is as good as new.
+
+The times are longer than what a thread may rightly wait for. They follow from the time-outs of its calls, and work that
+takes long beats in its loops. Whoever waits for something that may take any time (a due message, room in the store,
+brokers that are down) wakes up now and then, and beats.
+
+The thread of the management port has no heart: where it stands still no probe is answered.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import traceback
+from typing import Final, Protocol
+
+import structlog
+
+from bridge.settings.time_budgets import TimeBudgets
+from timerstore.clock import Clock
+
+CALLS_S: Final = 120.0
+"""No call of librdkafka's takes longer between two beats: three attempts of a look-up are 35 s, and 60 s is what the
+client waits for an answer by default."""
+READ_S: Final = 60.0
+"""Reading committed offsets, twice."""
+SPARK_S: Final = 300.0
+"""A trigger of the query, or a window that is gathered. Java's client gives up a look at the ends of the logs after
+three times 60 s, and reading a record after 120 s; both end the query."""
+START_S: Final = 600.0
+"""Each piece of the start (Spark's session, one slice of what is read again) and of the end of a pipeline."""
+LOOK_S: Final = 30.0
+"""A thread that only looks at the clock."""
+DISK_BYTES_PER_S: Final = 1 << 20
+"""A disk that is slower than that has failed."""
+FRAMES: Final = 4
+"""Of a thread's stack in the log."""
+
+log = structlog.get_logger("bridge.telemetry.heartbeats")
+
+
+def dispatcher_s(budgets: TimeBudgets) -> float:
+    """The end of a transaction, one beat away from its beginning: records are acknowledged, offsets sent, it is
+    committed, and, as that fails, aborted."""
+    return max(CALLS_S, budgets.acknowledge_s + 3 * budgets.step_s + READ_S)
+
+
+class Beat(Protocol):
+    """Called by a thread: it is there, and will be so again `within_s` (its usual time if that is None)."""
+
+    def __call__(self, within_s: float | None = None) -> None: ...
+
+
+def unwatched(within_s: float | None = None) -> None:
+    """A `Beat` that nothing listens to."""
+
+
+class _Heart:
+    def __init__(self, budget_s: float, clock: Clock) -> None:
+        self.ident: int | None = None
+        self._budget_s = budget_s
+        self._clock = clock
+        self.last: tuple[float, float] | None = None
+
+    def __call__(self, within_s: float | None = None) -> None:
+        self.ident = threading.get_ident()
+        self.last = (self._clock.monotonic_s(), within_s or self._budget_s)
+
+
+class Heartbeats:
+    """The hearts of the process; any thread."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._hearts: dict[str, _Heart] = {}
+        self._told: set[str] = set()
+
+    def watch(self, thread: str, budget_s: float) -> Beat:
+        """What `thread` is to call. From the first time on it must do so every `budget_s`. One of that name that was
+        watched before is forgotten."""
+        heart = self._hearts[thread] = _Heart(budget_s, self._clock)
+        return heart
+
+    def forget(self, *threads: str) -> None:
+        """They have ended, or are about to."""
+        for thread in threads:
+            self._hearts.pop(thread, None)
+
+    def has_beaten(self, thread: str, since_s: float) -> bool:
+        """Whether it has done so after that time of the monotonic clock, or is not there."""
+        heart = self._hearts.get(thread)
+        return heart is None or heart.last is None or heart.last[0] > since_s
+
+    def ages(self) -> dict[str, tuple[float, float]]:
+        """By thread: seconds since its last beat, and how many there may be."""
+        now_s = self._clock.monotonic_s()
+        lasts = [(thread, heart.last) for thread, heart in list(self._hearts.items())]
+        return {thread: (max(0.0, now_s - last[0]), last[1]) for thread, last in lasts if last is not None}
+
+    def problems(self) -> list[str]:
+        """The threads that stand still, in words. Each is logged once, with where it stands."""
+        late = {thread: age_s for thread, (age_s, within_s) in self.ages().items() if age_s > within_s}
+        new, self._told = late.keys() - self._told, set(late)
+        for thread in new:
+            log.error("thread-stands-still", thread=thread, seconds=round(late[thread]), at=self._place(thread))
+        return [f"thread {thread} has stood still for {age_s:.0f} s" for thread, age_s in late.items()]
+
+    def _place(self, thread: str) -> list[str]:
+        """Its innermost calls: file, line and function."""
+        heart = self._hearts.get(thread)
+        frame = None if heart is None or heart.ident is None else sys._current_frames().get(heart.ident)
+        calls = [] if frame is None else traceback.extract_stack(frame)[-FRAMES:]
+        return [f"{call.filename.rpartition('/')[2]}:{call.lineno} {call.name}" for call in calls]

@@ -1,0 +1,274 @@
+"""The management port: /livez, /readyz and /metrics, without secrets; over TLS where that is configured.
+
+`Health` is what the parts of the bridge report into; the server only reads it.
+
+Probes are answered whatever else is connected: a connection has a few seconds for everything, from its handshake to the
+last byte of the answer, and when there are too many the oldest is cut off for the newest.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Any, ClassVar, Final, Self
+
+import structlog
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+
+from bridge.errors import EnvironmentFailure
+from bridge.telemetry.protection import Protection
+from timerstore.clock import Clock, SystemClock
+
+log = structlog.get_logger("bridge.telemetry.http")
+
+CONNECTION_S: Final = 10.0
+CONNECTIONS_MAX: Final = 32  # a management port; more at once is a mistake or an attack
+THREADS_MAX: Final = 4 * CONNECTIONS_MAX
+"""Of requests; a thread whose connection was cut off ends soon, unless it hangs, as all of them do with the store."""
+BACKLOG: Final = 256
+"""Connections that wait to be accepted: one that finds no place there is tried again by its client after a second."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """Where the bridge is: a stable name, whether it is consuming and delivering, and why not (or what is wrong)."""
+
+    name: str
+    ready: bool = False
+    reasons: tuple[str, ...] = ()
+    progress: float | None = None  # 0..1 of long work, where its end is known
+
+
+class Health:
+    """The state behind the probes; safe to use from any thread.
+
+    `alive` says whether every thread that must run does run, in words: what has died or hangs, empty if nothing.
+    `on_enter` is called with every phase, and every report of progress.
+    """
+
+    def __init__(self, alive: Callable[[], list[str]] = list, on_enter: Callable[[], None] = lambda: None) -> None:
+        self._lock = threading.Lock()
+        self._phase = Phase(name="starting", reasons=("starting",))
+        self._alive = alive
+        self._on_enter = on_enter
+
+    def enter(
+        self, name: str, *, ready: bool = False, reasons: tuple[str, ...] = (), progress: float | None = None
+    ) -> None:
+        """The bridge is in this phase from now on."""
+        self._on_enter()
+        with self._lock:
+            self._phase = Phase(name=name, ready=ready, reasons=reasons, progress=progress)
+
+    @property
+    def phase(self) -> Phase:
+        """The current phase."""
+        with self._lock:
+            return self._phase
+
+    def problems(self) -> list[str]:
+        """What makes a restart necessary; empty while the process is alive."""
+        return self._alive()
+
+
+class ManagementServer:
+    """Serves the probes and metrics on threads of its own. Port 0 takes a free one; `port` tells which."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        health: Health,
+        registry: CollectorRegistry,
+        protection: Protection | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        protection = protection or Protection()
+        handler = type("BoundHandler", (_Handler,), {"health": health, "registry": registry, "protection": protection})
+        try:
+            self._server = _Server((host, port), handler, protection, clock or SystemClock())
+        except OSError as error:
+            raise EnvironmentFailure(
+                f"cannot listen on {host}:{port}: {error.strerror}",
+                hint="choose another http.port, or 0 for a free one",
+            ) from None
+        self._thread = threading.Thread(target=self._server.serve_forever, name="http", daemon=True)
+
+    @property
+    def port(self) -> int:
+        """The port that is listened on."""
+        return int(self._server.server_address[1])
+
+    def start(self) -> Self:
+        """Begin to serve."""
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """Stop serving and free the port; requests under way are cut off."""
+        if self._thread.is_alive():
+            self._server.shutdown()
+            self._thread.join()
+        self._server.server_close()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False  # a client that keeps its connection open must not hold up the stop
+    request_queue_size = BACKLOG
+
+    def __init__(
+        self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler], protection: Protection, clock: Clock
+    ) -> None:
+        self._protection = protection
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._open: dict[int, tuple[float, socket.socket]] = {}
+        self._count = self._running = 0
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Take a connection up, in place of the oldest one if there are too many."""
+        if self._running >= THREADS_MAX:
+            self.shutdown_request(request)
+            return
+        cut = request.dup()  # the same connection, also when TLS has made another socket of `request`
+        with self._lock:
+            self._count += 1
+            self._running += 1
+            oldest = next(iter(self._open)) if len(self._open) >= CONNECTIONS_MAX else None
+            self._open[self._count] = (self._clock.monotonic_s(), cut)
+            number = self._count
+        if oldest is not None:
+            self._cut_off(oldest)
+        thread = threading.Thread(
+            target=self._process, args=(number, request, client_address), name="http-request", daemon=True
+        )
+        try:
+            thread.start()
+        except RuntimeError:  # the machine has no more of them; the base class ends the connection
+            self._forget(number)
+            raise
+
+    def service_actions(self) -> None:
+        """Called at least twice a second by the accepting thread: no connection is older than CONNECTION_S."""
+        now_s = self._clock.monotonic_s()
+        with self._lock:
+            old = [number for number, (since_s, _) in self._open.items() if now_s - since_s >= CONNECTION_S]
+        for number in old:
+            self._cut_off(number)
+
+    def server_close(self) -> None:
+        """Free the port, and cut off what is under way."""
+        super().server_close()
+        for number in list(self._open):
+            self._cut_off(number)
+
+    def _process(self, number: int, request: Any, client_address: Any) -> None:
+        try:
+            self.process_request_thread(request, client_address)
+        finally:
+            self._forget(number)
+
+    def _forget(self, number: int) -> None:
+        """It has no thread any more."""
+        self._cut_off(number)
+        with self._lock:
+            self._running -= 1
+
+    def _cut_off(self, number: int) -> None:
+        """Whatever its thread waits for on this connection ends now."""
+        with self._lock:
+            _, connection = self._open.pop(number, (0.0, None))
+        if connection is not None:
+            with suppress(OSError):  # the client may have left
+                connection.shutdown(socket.SHUT_RDWR)
+            connection.close()
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        """On the request's own thread: a client that does not shake hands holds up no other."""
+        certificate = self._protection.certificate
+        if certificate is None:
+            super().finish_request(request, client_address)
+            return
+        with certificate.context().wrap_socket(request, server_side=True) as secured:
+            super().finish_request(secured, client_address)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - the base class's signature
+        if not isinstance(sys.exception(), OSError):  # else the client has left, or was cut off
+            log.debug("http_request_failed", exc_info=True)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    health: ClassVar[Health]
+    registry: ClassVar[CollectorRegistry]
+    protection: ClassVar[Protection]
+    server_version = "delay-bridge"
+    sys_version = ""
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        if path == "/livez":
+            self._livez()
+        elif path == "/readyz":
+            self._readyz()
+        elif path == "/metrics":
+            self._metrics()
+        else:
+            self._answer(HTTPStatus.NOT_FOUND, "text/plain; charset=utf-8", b"try /livez, /readyz or /metrics\n")
+
+    do_HEAD = do_GET
+
+    def _livez(self) -> None:
+        problems = self.health.problems()
+        status = HTTPStatus.SERVICE_UNAVAILABLE if problems else HTTPStatus.OK
+        self._json(status, {"alive": not problems, "reasons": problems})
+
+    def _readyz(self) -> None:
+        phase = self.health.phase
+        body: dict[str, object] = {"ready": phase.ready, "phase": phase.name, "reasons": list(phase.reasons)}
+        if phase.progress is not None:
+            body["progress"] = round(phase.progress, 3)
+        self._json(HTTPStatus.OK if phase.ready else HTTPStatus.SERVICE_UNAVAILABLE, body)
+
+    def _metrics(self) -> None:
+        if not self.protection.permits(self.headers.get("Authorization")):
+            self._answer(HTTPStatus.UNAUTHORIZED, "text/plain; charset=utf-8", b"user and password, please\n")
+            return
+        encode, content_type = choose_encoder(self.headers.get("Accept", ""))
+        self._answer(HTTPStatus.OK, content_type, encode(self.registry))
+
+    def _json(self, status: HTTPStatus, body: object) -> None:
+        self._answer(status, "application/json", json.dumps(body).encode() + b"\n")
+
+    def _answer(self, status: HTTPStatus, content_type: str, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", content_type)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Cache-Control", "no-store")
+        if status is HTTPStatus.UNAUTHORIZED:
+            self.send_header("WWW-Authenticate", 'Basic realm="metrics"')
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Probes come every few seconds; nobody wants to read that."""

@@ -1,0 +1,113 @@
+"""Logging: structured events with stable names, as JSON lines or for a terminal, never with payloads or secrets.
+
+Call `configure` once, first thing. Modules get their logger by `structlog.get_logger("bridge.<module>")` and log an
+event name with the values as keywords: `log.info("segment_written", rows=n, bytes=m)`. Everything goes to standard
+output: what other libraries write to standard error cannot break a line of ours.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterable
+from typing import Any, Final, TextIO
+
+import structlog
+from structlog.typing import EventDict, Processor, WrappedLogger
+
+from bridge.settings.secrets import MASK, Redactor, is_secret_key
+from bridge.wire.printable import printable
+
+# Names under which a record's content could slip into a line.
+_PAYLOAD_KEYS: Final = frozenset({"value", "payload", "headers", "record_key"})
+# Many lines; those of what Python and Java say are worth having.
+_TRACEBACKS: Final = frozenset({"exception", "stack"})
+_OMITTED: Final = "<omitted>"
+_LEVELS: Final = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+
+def configure(
+    *, format: str = "auto", level: str = "info", secrets: Iterable[str] = (), stream: TextIO | None = None
+) -> None:
+    """Set up structlog and the standard library's logging for this process.
+
+    `format`: `json`, `console`, or `auto` (console on a terminal). `secrets`: values to mask wherever they occur.
+    """
+    out = stream or sys.stdout
+    console = format == "console" or (format == "auto" and out.isatty())
+    renderer: Processor = (
+        structlog.dev.ConsoleRenderer(colors=out.isatty(), exception_formatter=structlog.dev.plain_traceback)
+        if console
+        else structlog.processors.JSONRenderer(default=str)
+    )
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.StackInfoRenderer(),
+    ]
+    tail: list[Processor] = [structlog.processors.format_exc_info, Masking(secrets)]
+    tail += [escape, renderer] if console else [renderer]
+    structlog.configure(
+        processors=[structlog.stdlib.filter_by_level, *shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=False,  # so that a second `configure`, in a test, takes effect
+    )
+    handler = logging.StreamHandler(out)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *tail],
+        )
+    )
+    _replace_handlers(handler, _LEVELS[level])
+
+
+def _replace_handlers(handler: logging.Handler, level: int) -> None:
+    root = logging.getLogger()
+    for old in list(root.handlers):
+        root.removeHandler(old)
+    root.addHandler(handler)
+    root.setLevel(level)
+    for chatty in ("py4j", "pyspark", "urllib3"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+    # What goes wrong in a micro-batch comes out of its query, too; here it is a traceback whenever a stop cuts one off.
+    logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
+
+
+def escape(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """A processor, last before text for people: names of records and reasons of brokers must not steer a terminal.
+
+    (JSON has escapes of its own, and so have lists and maps in a text.)
+    """
+    return {
+        name: printable(value, keep="\n\t" if name in _TRACEBACKS else "") if isinstance(value, str) else value
+        for name, value in event.items()
+    }
+
+
+class Masking:
+    """A processor, last before rendering: masks by key, by value, and omits what may be a record's content."""
+
+    def __init__(self, secrets: Iterable[str] = ()) -> None:
+        self._redact = Redactor(secrets)
+
+    def __call__(self, _logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+        return {name: self._masked(name, value) for name, value in event.items()}
+
+    def _masked(self, name: str, value: Any) -> Any:
+        if is_secret_key(name):
+            return MASK
+        if name in _PAYLOAD_KEYS or isinstance(value, bytes | bytearray | memoryview):
+            return _OMITTED
+        if isinstance(value, str):
+            return self._redact(value)
+        if isinstance(value, dict):
+            return {str(k): self._masked(str(k), v) for k, v in value.items()}
+        if isinstance(value, list | tuple | set | frozenset):
+            return [self._masked("", v) for v in value]
+        if value is None or isinstance(value, bool | int | float):
+            return value
+        return self._redact(str(value))

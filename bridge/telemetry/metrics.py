@@ -1,0 +1,352 @@
+"""Everything that the bridge tells Prometheus, on a registry of its own.
+
+Counters and histograms are fed by the parts of the bridge as things happen. Gauges are not kept at all: they are read
+from a snapshot of the store when Prometheus asks, so that they cannot drift from what is true.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from bridge import __version__
+from bridge.wire.headers import RejectReason
+
+# fmt: off
+LATENESS_BUCKETS_MS: Final = (
+    1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 30_000, 60_000, 300_000, 900_000, 3_600_000,
+)
+# fmt: on
+TIME_TO_GO: Final = ("1m", "5m", "1h", "6h", "1d", "7d", "more")
+DURATION_BUCKETS_S: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreSnapshot:
+    """The state of the store and of ingest at one moment.
+
+    `pending_by_time_to_go`: counts for the buckets of `TIME_TO_GO`, in that order and not cumulative; overdue messages
+    count into the first. `cancelled_total` counts from the start of the pipeline. `oldest_overdue_s` is 0 when nothing
+    is overdue, `checkpoint_age_s` None before the first.
+    """
+
+    pending_total: int = 0
+    pending_by_topic: Mapping[str, int] = field(default_factory=dict)
+    pending_by_time_to_go: tuple[int, ...] = (0,) * len(TIME_TO_GO)
+    oldest_overdue_s: float = 0.0
+    hot_rows: int = 0
+    hot_bytes: int = 0
+    segments: int = 0
+    segment_bytes: int = 0
+    disk_free_bytes: int | None = None
+    disk_full: bool = False
+    credentials_refused: bool = False
+    disk_bytes: int | None = None
+    cancelled_total: int = 0
+    tombstones: int = 0
+    checkpoint_age_s: float | None = None
+    consumer_lag: Mapping[tuple[str, int], int] = field(default_factory=dict)
+    retention_headroom_s: Mapping[str, float] = field(default_factory=dict)
+    trimmed_partitions: Mapping[str, int] = field(default_factory=dict)
+    failing: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """Partitions that take nothing now, by target and reason."""
+    heartbeats: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """Seconds since the last sign of life, and how many there may be, by thread."""
+
+    def __post_init__(self) -> None:
+        if len(self.pending_by_time_to_go) != len(TIME_TO_GO):
+            raise ValueError(f"{len(self.pending_by_time_to_go)} buckets of time to go, expected {len(TIME_TO_GO)}")
+
+
+class Metrics:
+    """All metrics; one per process. `snapshot` is called at every scrape and must be cheap and safe from any thread."""
+
+    def __init__(self, snapshot: Callable[[], StoreSnapshot] = StoreSnapshot) -> None:
+        self.registry = CollectorRegistry(auto_describe=True)
+        self._gauges = _Gauges(snapshot)
+        self._lateness = _Lateness()
+        self.registry.register(self._gauges)
+        self.registry.register(self._lateness)
+        # Of Python alone: the JVM is a process of its own. Its start time tells restarts.
+        ProcessCollector(registry=self.registry)
+        version = Gauge("delay_bridge_build_info", "Version, as a label.", ["version"], registry=self.registry)
+        version.labels(__version__).set(1)
+        self._ingested = self._counter(
+            "records_ingested", "Records read from delay topics, whatever they are.", "topic"
+        )
+        self._rejected = self._counter(
+            "records_rejected",
+            "Records sent to a dead-letter topic. Look there: headers give reason and origin.",
+            "reason",
+            known=RejectReason,
+        )
+        self._forwarded = self._counter(
+            "cancels_forwarded", "Cancels without a key, sent on to the other partitions: one for each of them."
+        )
+        self._deferred = self._counter(
+            "records_deferred",
+            "Overdue messages that overdue.rate has spread over time. If catching up takes too long, raise it.",
+        )
+        self._retried = self._counter(
+            "records_retried",
+            "Records put off because their target fails for now. target_partitions_failing names it; put it right.",
+            "reason",
+        )
+        self._delivered = self._counter("records_delivered", "Messages committed to their real topics.", "topic")
+        self._rolled = self._counter(
+            "records_rolled", "Copies written back to a delay topic because the message is due after its roll window."
+        )
+        self._early = self._counter("early_deliveries", "Messages sent before they were due. Must stay 0; report it.")
+        self._aborted = self._counter("transactions_aborted", "Transactions that were rolled back and tried again.")
+        self._rebuilt = self._counter(
+            "producer_rebuilds", "Producers replaced because a commit's outcome was not known."
+        )
+        self._rebalances = self._counter(
+            "rebalances", "Times that the pipeline was stopped and started for new partitions."
+        )
+        self._clock_jumps = self._counter(
+            "clock_jumps",
+            "Jumps of the wall clock by a second or more. Messages follow the new time.",
+            "direction",
+            known=("forward", "back"),
+        )
+        self._steps_refused = self._counter(
+            "clock_steps_refused",
+            "Times that the clock was set back too often to be followed: nothing is due until it has caught up.",
+        )
+        text = (
+            "Partitions of delay topics that are held: they take no roll or retry, or a dead letter has no topic. "
+            "Their messages wait; look at the brokers, and at the dead-letter topics."
+        )
+        self._held = Gauge("delay_bridge_partitions_held", text, registry=self.registry)
+        self._flush = self._duration("flush", "Writing one segment of the TimerLog.")
+        self._window = self._duration("window", "Loading one window from the TimerLog into memory.")
+        self._compaction = self._duration("compaction", "Rewriting one window of segments that become one.")
+        self._transaction = self._duration("transaction", "One transaction, from its first record to its commit.")
+        self._batch = self._duration("ingest_batch", "One micro-batch of a delay topic, from Kafka into the store.")
+
+    def bind(self, snapshot: Callable[[], StoreSnapshot]) -> None:
+        """From now on the gauges are read from here: the store is opened later than the port."""
+        self._gauges.snapshot = snapshot
+
+    def ingested(self, topic: str, rows: int) -> None:
+        """`rows` records of delay topic `topic` were read."""
+        self._ingested.labels(topic).inc(rows)
+
+    def rejected(self, reason: str, rows: int = 1) -> None:
+        """`rows` records went to a dead-letter topic for `reason`."""
+        self._rejected.labels(reason).inc(rows)
+
+    def cancels_forwarded(self, records: int) -> None:
+        """`records` were written to other partitions of a delay topic."""
+        self._forwarded.inc(records)
+
+    def deferred(self, rows: int) -> None:
+        """`rows` overdue messages were given slots."""
+        self._deferred.inc(rows)
+
+    def retried(self, reason: str, rows: int) -> None:
+        """`rows` records were put off for `reason`."""
+        self._retried.labels(reason).inc(rows)
+
+    def delivered(self, topic: str, rows: int) -> None:
+        """`rows` messages were committed to the real topic `topic`."""
+        self._delivered.labels(topic).inc(rows)
+
+    def rolled(self, rows: int) -> None:
+        """`rows` messages were written back into their delay topic."""
+        self._rolled.inc(rows)
+
+    def transaction_aborted(self) -> None:
+        """A transaction was rolled back."""
+        self._aborted.inc()
+
+    def partitions_held(self, count: int) -> None:
+        """`count` partitions of delay topics are held."""
+        self._held.set(count)
+
+    def clock_step_refused(self) -> None:
+        """The clock was set back once more than the committed metadata has room for."""
+        self._steps_refused.inc()
+
+    def producer_rebuilt(self) -> None:
+        """The producer was dropped and made anew."""
+        self._rebuilt.inc()
+
+    def rebalanced(self) -> None:
+        """The owned partitions changed."""
+        self._rebalances.inc()
+
+    def clock_jumped(self, jump_ms: int) -> None:
+        """The wall clock jumped, forward or (negative) back."""
+        self._clock_jumps.labels("forward" if jump_ms > 0 else "back").inc()
+
+    def observe_lateness(self, lateness_ms: npt.NDArray[np.int64]) -> None:
+        """Lateness of committed messages in milliseconds, int64[n]; what is negative is counted as early as well."""
+        early = int(np.count_nonzero(lateness_ms < 0))
+        if early:
+            self._early.inc(early)
+        self._lateness.observe(lateness_ms)
+
+    def observe_flush(self, seconds: float) -> None:
+        """A segment was written."""
+        self._flush.observe(seconds)
+
+    def observe_window(self, seconds: float) -> None:
+        """A window was loaded."""
+        self._window.observe(seconds)
+
+    def observe_compaction(self, seconds: float) -> None:
+        """A window of a compaction was written."""
+        self._compaction.observe(seconds)
+
+    def observe_transaction(self, seconds: float) -> None:
+        """A transaction was committed."""
+        self._transaction.observe(seconds)
+
+    def observe_batch(self, seconds: float) -> None:
+        """A micro-batch was taken in."""
+        self._batch.observe(seconds)
+
+    def _counter(self, name: str, text: str, *labels: str, known: Iterable[str] = ()) -> Counter:
+        """`known` values of the one label are there from the start, with 0: Prometheus takes a series that begins with
+        1 for no increase at all, and no alert would tell of the first.
+        """
+        counter = Counter(f"delay_bridge_{name}", text, labels, registry=self.registry)
+        for value in known:
+            counter.labels(value)
+        return counter
+
+    def _duration(self, name: str, text: str) -> Histogram:
+        full = f"delay_bridge_{name}_duration_seconds"
+        return Histogram(full, f"{text} Seconds.", buckets=DURATION_BUCKETS_S, registry=self.registry)
+
+
+class _Lateness(Collector):
+    """A histogram that takes a whole transaction at once: one searchsorted and one bincount, not a call per message."""
+
+    _EDGES_MS: Final = np.array(LATENESS_BUCKETS_MS, dtype=np.int64)
+    _LABELS: Final = (*(str(ms / 1000) for ms in LATENESS_BUCKETS_MS), "+Inf")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts = np.zeros(len(self._LABELS), dtype=np.int64)
+        self._sum_ms = 0
+
+    def observe(self, lateness_ms: npt.NDArray[np.int64]) -> None:
+        buckets = np.searchsorted(self._EDGES_MS, lateness_ms, side="left")
+        counts = np.bincount(buckets, minlength=len(self._LABELS))
+        total = int(lateness_ms.sum())
+        with self._lock:
+            self._counts += counts
+            self._sum_ms += total
+
+    def collect(self) -> Iterable[Metric]:
+        with self._lock:
+            cumulative, total_ms = np.cumsum(self._counts).tolist(), self._sum_ms
+        text = "Time of delivery minus due time of each message. Seconds; the clock is the bridge's."
+        family = HistogramMetricFamily("delay_bridge_lateness_seconds", text)
+        family.add_metric([], list(zip(self._LABELS, cumulative, strict=True)), sum_value=total_ms / 1000)
+        return [family]
+
+    def describe(self) -> Iterable[Metric]:
+        return [HistogramMetricFamily("delay_bridge_lateness_seconds", "")]
+
+
+class _Gauges(Collector):
+    def __init__(self, snapshot: Callable[[], StoreSnapshot]) -> None:
+        self.snapshot = snapshot
+
+    def collect(self) -> Iterator[Metric]:
+        now = self.snapshot()
+        yield _gauge("pending_messages", "Messages that wait for their time.", now.pending_total)
+        by_topic = [((topic,), n) for topic, n in now.pending_by_topic.items()]
+        yield _labelled(
+            "pending_messages_by_topic",
+            "Waiting messages by the topic that they are for: the hundred with most of them, and (other).",
+            ["topic"],
+            by_topic,
+        )
+        by_time = [((name,), n) for name, n in zip(TIME_TO_GO, now.pending_by_time_to_go, strict=True)]
+        text = (
+            "Waiting messages by the time until they are delivered or, with delays beyond roll.window, written again: "
+            "up to the label, beyond the one before it."
+        )
+        yield _labelled("pending_messages_by_time_to_go", text, ["within"], by_time)
+        text = (
+            "How long the oldest message that is due waits already: since then, or since it was written if that is "
+            "later. Rises when targets or brokers do not take writes."
+        )
+        yield _gauge("oldest_overdue_seconds", text, now.oldest_overdue_s)
+        text = "Records of a delay topic that are not read yet. Rises when ingest is slower than producers, or stopped."
+        lag = [((topic, str(partition)), n) for (topic, partition), n in now.consumer_lag.items()]
+        yield _labelled("consumer_lag_records", text, ["topic", "partition"], lag)
+        text = (
+            "Partitions of targets that take nothing now: their messages are retried, then dead letters. "
+            "unknown-target: create the topic; target-denied: grant WRITE; target-unavailable: look at its brokers. "
+            "Topics that no broker has told of count together, as (unknown)."
+        )
+        failing = list(now.failing.items())
+        yield _labelled("target_partitions_failing", text, ["topic", "reason"], failing)
+        text = (
+            "By how much a delay topic keeps its records longer than they are needed: retention less roll window, lag "
+            "and lateness. Below 0 pending messages may be deleted: raise retention.ms, or lower roll.window."
+        )
+        headroom = [((topic,), seconds) for topic, seconds in now.retention_headroom_s.items()]
+        yield _labelled("retention_headroom_seconds", text, ["topic"], headroom)
+        text = (
+            "Partitions of a delay topic in which Kafka has deleted records of pending messages: these are delivered "
+            "from store.directory alone. Must stay 0; raise retention.ms, and do not lose the directory."
+        )
+        trimmed = [((topic,), count) for topic, count in now.trimmed_partitions.items()]
+        yield _labelled("trimmed_partitions", text, ["topic"], trimmed)
+        text = "Time since a thread has shown life. Beyond thread_heartbeat_budget_seconds it stands still: restart it."
+        beats = list(now.heartbeats.items())
+        ages = [((thread,), age_s) for thread, (age_s, _) in beats]
+        yield _labelled("thread_heartbeat_age_seconds", text, ["thread"], ages)
+        text = "Time within which a thread must show life; longer while it does something that may take long."
+        budgets = [((thread,), budget_s) for thread, (_, budget_s) in beats]
+        yield _labelled("thread_heartbeat_budget_seconds", text, ["thread"], budgets)
+        yield _gauge("hot_messages", "Messages in memory, ready to go.", now.hot_rows)
+        yield _gauge("hot_bytes", "Memory of the messages that are ready to go; limited by hot.bytes.", now.hot_bytes)
+        yield _gauge("segments", "Segments of the TimerLog on disk.", now.segments)
+        yield _gauge("segment_bytes", "Size of the segments on disk.", now.segment_bytes)
+        text = "1 while a segment waits for room on the disk: delivery goes on, ingest stops when memory is full."
+        yield _gauge("disk_full", text, int(now.disk_full))
+        text = (
+            "1 while replaced certificates or passwords cannot be used: the old ones stay in force until they expire."
+        )
+        yield _gauge("credentials_refused", text, int(now.credentials_refused))
+        if now.disk_free_bytes is not None and now.disk_bytes is not None:
+            text = "Room on the file system of store.directory. When it is full, ingest waits; delivery goes on."
+            yield _gauge("disk_free_bytes", text, now.disk_free_bytes)
+            yield _gauge("disk_size_bytes", "Size of the file system of store.directory.", now.disk_bytes)
+        text = "Pending messages that a cancel or replace has finished."
+        yield CounterMetricFamily("delay_bridge_records_cancelled", text, value=now.cancelled_total)
+        text = "Cancels that are remembered, in case that what they name comes by once more."
+        yield _gauge("tombstone_records", text, now.tombstones)
+        if now.checkpoint_age_s is not None:
+            text = "Age of the local checkpoint: what a restart reads again. Normally about store.flush_interval."
+            yield _gauge("checkpoint_age_seconds", text, now.checkpoint_age_s)
+
+    def describe(self) -> Iterable[Metric]:
+        return []
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"delay_bridge_{name}", text, value=value)
+
+
+def _labelled(name: str, text: str, labels: list[str], values: Iterable[tuple[tuple[str, ...], float]]) -> Metric:
+    family = GaugeMetricFamily(f"delay_bridge_{name}", text, labels=labels)
+    for key, value in values:
+        family.add_metric(list(key), value)
+    return family

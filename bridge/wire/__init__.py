@@ -1,0 +1,1 @@
+"""What is written in Kafka: headers, dialects, decode epochs, committed state, dead letters. Pure, without Spark."""

@@ -1,0 +1,277 @@
+"""The committed state of one partition of a delay topic, and its text in Kafka.
+
+Kafka holds (O, P) as the group's committed offset and that offset's metadata (design, section 3). The offset is O; the
+metadata is this JSON, compact, ASCII, at most 4,095 characters (the broker refuses more, and the whole transaction with
+it):
+
+    {"v":1,"t":"<topic id>","n":8,"p":[1767225600000,"delay",3,4711],"h":[[0,{...}],[9000,{...}]],"f":0}
+
+    v   version: the smallest one whose readers understand the text. 2 has frozen steps, 1 has none. A higher one, and a
+        key that is not among these, were written by a newer version of the bridge: a downgrade must not guess
+    t   id of the topic, so that a topic that was deleted and made anew is told from the one this offset belongs to
+    n   how many partitions of the topic had a commit by then, so that an added partition is told from a deleted commit
+    p   P as (at, topic, partition, offset); null: nothing is finished yet (minus infinity)
+    h   the decode parameters and the offsets from which they hold (barriers)
+    f   the first offset that is ours to deliver (left out when 0): `adopt --from latest` gave up what lies below
+    s   frozen steps of the staircase (invariant I4), after the clock was set back (left out when none), the oldest
+        first: [[O, at, offset], ...], P of a step being the position (at, this partition, offset)
+
+Pure: no IO, no clock.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+from bridge.errors import StateError
+from bridge.wire.decode_epochs import Barrier, DecodeParameters, History, NewerFormat
+from timerstore.rows.position import AT_MAX, AT_MIN, OFFSET_MAX, Progress
+from timerstore.rows.sources import NamedPosition, NamedStep, SourceName, Sources
+
+VERSION = 1
+VERSION_WITH_STEPS = 2
+METADATA_CHARS_MAX = 4_095
+"""What a broker accepts (`offset.metadata.max.bytes` is 4,096 by default, and the last one did not pass when tried)."""
+
+STEPS_MAX = 16
+"""Frozen steps of one partition. They pass when the clock gets to their P again; a clock that was set back more often
+before that is waited for."""
+SPARE_CHARS = 640
+"""What frozen steps leave of the metadata for a change of decode parameters."""
+_STEP_CHARS_MAX = 56
+
+ADOPT = (
+    "Choose what to deliver: `delay-bridge adopt --from earliest` (everything that the topic still holds) "
+    "or `--from latest` (nothing of it)"
+)
+"""The remedy where the bridge must not decide by itself."""
+
+ADOPT_COMMITTED = "`delay-bridge adopt --from committed`"
+"""The remedy where something is gone for good, and going on without it repeats nothing."""
+
+_REQUIRED = {"v", "t", "n", "p", "h"}
+_KNOWN = _REQUIRED | {"f", "s"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommittedState:
+    """What Kafka holds of one partition: O, P, and what is needed to read them.
+
+    `offset` is O (exclusive), `position` P (None: nothing finished), `topic_id` the topic's id as text, `partitions`
+    the topic's count of partitions that had a commit, `history` the decode parameters by barrier, `first_offset` where
+    the bridge's part of the topic begins, `frozen` the steps from before the clock was set back.
+    """
+
+    offset: int
+    position: NamedPosition | None
+    topic_id: str
+    partitions: int
+    history: History
+    first_offset: int = 0
+    frozen: tuple[NamedStep, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.offset < 0 or self.partitions < 1 or self.first_offset < 0:
+            raise ValueError(f"not a committed state: {self}")
+        for end, at_ms, offset in self.frozen:
+            if end < 0 or not AT_MIN < at_ms <= AT_MAX or not 0 <= offset <= OFFSET_MAX:
+                raise ValueError(f"not a step of a committed state: {self}")
+        if self.position is not None:
+            at_ms, _, partition, offset = self.position
+            if not AT_MIN < at_ms <= AT_MAX or not 0 <= partition < 1 << 31 or not 0 <= offset <= OFFSET_MAX:
+                raise ValueError(f"not a position: {self.position}")
+
+    def progress(self, source: SourceName, sources: Sources) -> Progress:
+        """(O, P) and the frozen steps of `source`, with P by index in `sources`."""
+        return sources.progress(source, self.offset, self.position, self.frozen)
+
+    def moved(self, progress: Progress, sources: Sources) -> CommittedState:
+        """The same partition with another (O, P), and the frozen steps that go with it."""
+        return replace(
+            self,
+            offset=progress.offset,
+            position=sources.named(progress.position),
+            frozen=sources.named_steps(progress.frozen),
+        )
+
+    def is_same_progress(self, other: CommittedState | None) -> bool:
+        """Whether (O, P) and the frozen steps are the same. (A history may have been amended in memory only.)"""
+        return other is not None and (self.offset, self.position, self.frozen) == (
+            other.offset,
+            other.position,
+            other.frozen,
+        )
+
+    def has_room_for_a_step(self) -> bool:
+        """Whether one more frozen step may be written down."""
+        chars = len(self.metadata()) + _STEP_CHARS_MAX
+        return len(self.frozen) < STEPS_MAX and chars <= METADATA_CHARS_MAX - SPARE_CHARS
+
+    def metadata(self) -> str:
+        """The text for Kafka; raises StateError when it is longer than Kafka takes."""
+        return encode(self)
+
+
+def encode(state: CommittedState) -> str:
+    """A state's metadata. Raises StateError when it is too long (a history of very many changes)."""
+    p = state.position
+    fields: dict[str, Any] = {
+        "v": VERSION_WITH_STEPS if state.frozen else VERSION,
+        "t": state.topic_id,
+        "n": state.partitions,
+        "p": None if p is None else list(p),
+        "h": [[barrier.offset, barrier.parameters.to_json()] for barrier in state.history],
+    }
+    if state.first_offset:
+        fields["f"] = state.first_offset
+    if state.frozen:
+        fields["s"] = state.frozen
+    text = json.dumps(fields, separators=(",", ":"), ensure_ascii=True)
+    if len(text) > METADATA_CHARS_MAX:
+        raise StateError(
+            "the committed metadata is too long: the decode parameters were changed too often within the retention",
+            hint="Go back to the previous levels, maximum delay and roll window until the oldest records have expired.",
+            characters=len(text),
+            characters_max=METADATA_CHARS_MAX,
+            changes=len(state.history),
+        )
+    return text
+
+
+def decode_metadata(source: SourceName, offset: int, metadata: str | None) -> CommittedState:
+    """The state of `source` from a committed offset and its metadata.
+
+    Raises StateError when the metadata is missing (somebody reset the group's offsets), of a newer version, or
+    unreadable.
+    """
+    if not metadata:
+        raise StateError(
+            "the committed offset was not written by the bridge: it carries no delivered position",
+            hint=f"Somebody reset the group's offsets. {ADOPT}.",
+            topic=source[0],
+            partition=source[1],
+            offset=offset,
+        )
+    try:
+        fields = json.loads(metadata)
+        _must_be_known(fields)
+        return _decode_fields(source, offset, fields)
+    except NewerFormat as newer:
+        raise _newer(source, newer) from newer
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise _unreadable(source, error) from error
+
+
+def _must_be_known(fields: dict[str, Any]) -> None:
+    """Raises NewerFormat for what a later version has written, ValueError for what no version has."""
+    version = fields["v"]
+    if not isinstance(version, int) or version < VERSION:
+        raise ValueError(f"version {version!r}")
+    if version > VERSION_WITH_STEPS:
+        raise NewerFormat(f"version {version}")
+    if missing := _REQUIRED - fields.keys():
+        raise ValueError(f"missing {sorted(missing)}")
+    if unknown := fields.keys() - _KNOWN:
+        raise NewerFormat(f"unknown {sorted(unknown)}")
+
+
+def _decode_fields(source: SourceName, offset: int, fields: dict[str, Any]) -> CommittedState:
+    p = fields["p"]
+    history = tuple(
+        Barrier(offset=int(at), parameters=DecodeParameters.from_json(parameters)) for at, parameters in fields["h"]
+    )
+    _must_be_a_history(history)
+    position = None if p is None else (int(p[0]), str(p[1]), int(p[2]), int(p[3]))
+    frozen = tuple((int(end), int(at_ms), int(o)) for end, at_ms, o in fields.get("s", ()))
+    _must_be_stairs(source, offset, position, frozen)
+    return CommittedState(
+        offset=offset,
+        position=position,
+        topic_id=str(fields["t"]),
+        partitions=int(fields["n"]),
+        history=history,
+        first_offset=int(fields.get("f", 0)),
+        frozen=frozen,
+    )
+
+
+def _must_be_stairs(
+    source: SourceName, offset: int, position: NamedPosition | None, frozen: tuple[NamedStep, ...]
+) -> None:
+    if not frozen:
+        return
+    ends = [end for end, _, _ in frozen]
+    corners = [(at_ms, *source, o) for _, at_ms, o in frozen] + ([] if position is None else [position])
+    if any(a >= b for a, b in pairwise(ends)) or ends[-1] > offset or any(a <= b for a, b in pairwise(corners)):
+        raise ValueError(f"frozen steps {frozen} are no stairs to {offset}, {position}")
+
+
+def _must_be_a_history(history: History) -> None:
+    offsets = [barrier.offset for barrier in history]
+    if not offsets or offsets[0] != 0 or any(a >= b for a, b in pairwise(offsets)):
+        raise ValueError(f"barriers {offsets} do not start at 0 and rise")
+
+
+def _newer(source: SourceName, newer: NewerFormat) -> StateError:
+    """No other remedy is offered: what this version does not know may be what keeps messages from coming twice."""
+    return StateError(
+        "the committed state was written by a newer version of the bridge",
+        hint="Run that version, or a later one.",
+        topic=source[0],
+        partition=source[1],
+        reason=str(newer),
+    )
+
+
+def _unreadable(source: SourceName, error: Exception) -> StateError:
+    return StateError(
+        "the committed metadata cannot be read",
+        hint=f"Something else commits offsets under this group's name; stop it. {ADOPT}.",
+        topic=source[0],
+        partition=source[1],
+        reason=str(error),
+    )
+
+
+def amend_history(history: History, committed_offset: int, log_start: int, current: DecodeParameters) -> History:
+    """The history under which a partition is read from now on.
+
+    Where the newest parameters are not `current`, a barrier at the committed O is put in: nothing from there on is
+    finished, so those records may be read anew. It need not be committed before they are read: should we fail before
+    the next transaction, O has not moved either, and the next start decides again. Barriers that only concern records
+    before `log_start` are dropped.
+    """
+    if not history:
+        return (Barrier(offset=0, parameters=current),)
+    amended = list(history)
+    current = current.following(amended[-1].parameters)
+    if amended[-1].parameters != current:
+        amended = [barrier for barrier in amended if barrier.offset < committed_offset]
+        if not amended or amended[-1].parameters != current:
+            amended.append(Barrier(offset=committed_offset, parameters=current))
+    while len(amended) > 1 and amended[1].offset <= log_start:
+        del amended[0]
+    return (Barrier(offset=0, parameters=amended[0].parameters), *amended[1:])
+
+
+def initial_state(
+    *, offset: int, topic_id: str, partitions: int, parameters: DecodeParameters, first_offset: int = 0
+) -> CommittedState:
+    """The state of a partition of which nothing was read yet: (offset, minus infinity)."""
+    return CommittedState(
+        offset=offset,
+        position=None,
+        topic_id=topic_id,
+        partitions=partitions,
+        history=(Barrier(offset=0, parameters=parameters),),
+        first_offset=first_offset,
+    )
+
+
+def largest_roll_window_ms(states: Iterable[CommittedState]) -> int:
+    """The largest roll window that any record may have been decoded with, in ms (0 for no states)."""
+    return max((b.parameters.roll_window_ms for state in states for b in state.history), default=0)

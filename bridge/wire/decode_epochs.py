@@ -1,0 +1,124 @@
+"""The decode parameters: what, beside a record itself, decides what it is; and from which offset on.
+
+They are part of the committed metadata, so that a record is read again as it was read first, whatever the configuration
+says by then (`progress.amend_history`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from bridge.wire import headers as h
+from bridge.wire.dialects import DIALECTS, NATIVE
+
+DEFAULT_LEVELS_MS: Final = h.parse_levels("1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h")
+"""RocketMQ's. Not to be changed: parameters that are stored without levels mean these."""
+
+_SPAN_MS_MAX: Final = 10**14  # 3,000 years: timestamp + span stays far below 2**63
+_KEYS: Final = frozenset("mwtldvcbnhp")
+
+
+class NewerFormat(ValueError):
+    """Not damaged, but of a later version of the bridge: it holds what this one does not know."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DecodeParameters:
+    """What, beside the record itself, decides its entry. All spans in ms.
+
+    `copy_max_delay_ms` bounds copies: the largest maximum delay ever in force (0: the current one), for a copy of a
+    timer that was accepted under a longer maximum must not be refused under a shorter one. `following` keeps it.
+    `roll_bytes_max` bounds key, value and headers of what is rolled, uncompressed (0: nothing does). `headers_max`,
+    `header_bytes_max` and `payload_bytes_max` bound what producers write: the number of headers, the bytes of their
+    names and values, the bytes of key and value (0: nothing does, as before there were such limits). Raises ValueError.
+    """
+
+    levels_ms: tuple[int, ...] = DEFAULT_LEVELS_MS
+    max_delay_ms: int
+    roll_window_ms: int
+    has_default_target: bool
+    dialect: str = NATIVE
+    version: int = 1
+    copy_max_delay_ms: int = 0
+    roll_bytes_max: int = 0
+    headers_max: int = 0
+    header_bytes_max: int = 0
+    payload_bytes_max: int = 0
+
+    def __post_init__(self) -> None:
+        if self.dialect not in (NATIVE, *DIALECTS) or self.version != 1:
+            raise NewerFormat(f"dialect {self.dialect!r} version {self.version} is not known to this decoder")
+        if not self.levels_ms or not all(0 <= level <= _SPAN_MS_MAX for level in self.levels_ms):
+            raise ValueError("levels must be one or more spans of 0 ms and longer")
+        if not 0 < self.max_delay_ms <= _SPAN_MS_MAX or not 0 <= self.copy_max_delay_ms <= _SPAN_MS_MAX:
+            raise ValueError("the maximum delay must be positive, and shorter than 3,000 years")
+        if not 4 <= self.roll_window_ms <= _SPAN_MS_MAX:
+            raise ValueError("the roll window must be at least 4 ms, and shorter than 3,000 years")
+        if not 0 <= self.roll_bytes_max < 2**31:
+            raise ValueError("the largest size of what is rolled must be 0 to 2 GiB")
+        if not all(0 <= limit < 2**31 for limit in (self.headers_max, self.header_bytes_max, self.payload_bytes_max)):
+            raise ValueError("limits of headers and payload must be 0 to 2 GiB")
+
+    @property
+    def longest_copy_ms(self) -> int:
+        return max(self.max_delay_ms, self.copy_max_delay_ms)
+
+    def following(self, earlier: DecodeParameters) -> DecodeParameters:
+        """These parameters as they come into force after `earlier`: copies of what those accepted stay acceptable."""
+        longest = max(self.longest_copy_ms, earlier.longest_copy_ms)
+        return replace(self, copy_max_delay_ms=longest if longest > self.max_delay_ms else 0)
+
+    def to_json(self) -> dict[str, Any]:
+        """As few characters as possible, since it goes into committed metadata: what is absent has its default."""
+        compact: dict[str, Any] = {"m": self.max_delay_ms, "w": self.roll_window_ms}
+        if self.has_default_target:
+            compact["t"] = 1
+        if self.levels_ms != DEFAULT_LEVELS_MS:
+            compact["l"] = list(self.levels_ms)
+        if self.dialect != NATIVE:
+            compact["d"] = self.dialect
+        if self.version != 1:
+            compact["v"] = self.version
+        if self.copy_max_delay_ms:
+            compact["c"] = self.copy_max_delay_ms
+        if self.roll_bytes_max:
+            compact["b"] = self.roll_bytes_max
+        if self.headers_max:
+            compact["n"] = self.headers_max
+        if self.header_bytes_max:
+            compact["h"] = self.header_bytes_max
+        if self.payload_bytes_max:
+            compact["p"] = self.payload_bytes_max
+        return compact
+
+    @classmethod
+    def from_json(cls, compact: Mapping[str, Any]) -> DecodeParameters:
+        """The inverse of `to_json`. Raises NewerFormat on what is unknown, KeyError on what is missing."""
+        if unknown := set(compact) - _KEYS:
+            raise NewerFormat(f"unknown decode parameters {sorted(unknown)}")
+        return cls(
+            levels_ms=tuple(compact.get("l", DEFAULT_LEVELS_MS)),
+            max_delay_ms=compact["m"],
+            roll_window_ms=compact["w"],
+            has_default_target=bool(compact.get("t", 0)),
+            dialect=compact.get("d", NATIVE),
+            version=compact.get("v", 1),
+            copy_max_delay_ms=compact.get("c", 0),
+            roll_bytes_max=compact.get("b", 0),
+            headers_max=compact.get("n", 0),
+            header_bytes_max=compact.get("h", 0),
+            payload_bytes_max=compact.get("p", 0),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Barrier:
+    """`parameters` are in force from `offset` on, up to the next barrier of the same partition."""
+
+    offset: int
+    parameters: DecodeParameters
+
+
+History = tuple[Barrier, ...]

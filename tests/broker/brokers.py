@@ -1,0 +1,68 @@
+"""Brokers that are asked about targets, and say what a test wants."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from bridge.delivery.targets.target import Leader, Target
+from bridge.errors import EnvironmentFailure
+from bridge.kafka.errors import Refusal
+from bridge.wire.headers import RejectReason
+
+WELL = Target(partitions=3, bytes_max=1_000)
+MISSING = Target(partitions=0, bytes_max=None, refusal=Refusal(RejectReason.UNKNOWN_TARGET, "missing"))
+SILENT = Refusal(RejectReason.TARGET_UNAVAILABLE, "no answer")
+
+
+class Brokers:
+    """What the brokers would say."""
+
+    def __init__(self) -> None:
+        self.topics: dict[str, Target] = {}
+        self.asked: list[list[str]] = []
+        self.probed: list[tuple[str, int]] = []
+        self.doubtful: list[bool] = []
+        self.dead: set[tuple[str, int]] = set()
+        self.is_hanging = False
+        self.is_refusing = False
+        self.is_silent = False
+
+    def __call__(self, names: Sequence[str]) -> Mapping[str, Target]:
+        self.asked.append(list(names))
+        if self.is_silent:
+            raise EnvironmentFailure("no answer", hint="wait")
+        return {name: self.topics.get(name, MISSING) for name in names}
+
+    def leaders(self, name: str) -> Mapping[int, Leader]:
+        if self.is_silent:
+            raise EnvironmentFailure("no answer", hint="wait")
+        return self.topics[name].leaders
+
+    def count_partitions(self, name: str) -> int:
+        if self.is_silent:
+            raise EnvironmentFailure("no answer", hint="wait")
+        return self.topics[name].partitions
+
+    def ask(
+        self, leaders: Mapping[tuple[str, int], Leader | None], *, doubtful: bool
+    ) -> Mapping[tuple[str, int], Future[Any]]:
+        asked: dict[tuple[str, int], Future[Any]] = {}
+        self.doubtful.append(doubtful)
+        for name, partition in leaders:
+            self.probed.append((name, partition))
+            asked[name, partition] = Future()
+            if (name, partition) not in self.dead:
+                asked[name, partition].set_result(None)
+            elif not self.is_hanging:
+                asked[name, partition].set_exception(ConnectionRefusedError() if self.is_refusing else TimeoutError())
+        return asked
+
+    @staticmethod
+    def is_answered(answer: Future[Any]) -> bool:
+        return answer.done() and answer.exception() is None
+
+    @staticmethod
+    def is_refused(answer: Future[Any]) -> bool:
+        return answer.done() and isinstance(answer.exception(), ConnectionRefusedError)

@@ -1,0 +1,324 @@
+"""A dispatcher with everything around it, on a real broker and a real store, which a test fills."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+from confluent_kafka import Producer
+
+from bridge.delivery.dispatcher import Dispatcher
+from bridge.delivery.plan.backoff import RetryPolicy
+from bridge.delivery.plan.overdue import OverduePolicy
+from bridge.delivery.plan.planner import Planner
+from bridge.delivery.producer.transaction_markers import KafkaEndings
+from bridge.delivery.producer.writer import AcknowledgedWriter, TransactionalWriter, Writer
+from bridge.delivery.targets.cache import Targets
+from bridge.delivery.targets.look_up import TargetLookUp
+from bridge.errors import BridgeError
+from bridge.kafka.admin import Cluster
+from bridge.kafka.membership import Ownership
+from bridge.settings.clients import librdkafka
+from bridge.settings.model import Settings
+from bridge.start.first_commits import TopicFacts, facts_of, settle
+from bridge.wire.committed_state import CommittedState
+from bridge.wire.decode_epochs import DecodeParameters
+from tests.entries import table_of
+from tests.unit.timerstore.entries import gather
+from tests.waiting import wait_until
+from timerstore.clock import Clock, SystemClock
+from timerstore.disk.checkpoint import Identity
+from timerstore.rows.sources import SourceName
+from timerstore.store import TimerStore
+
+PARAMETERS = DecodeParameters(max_delay_ms=10**9, roll_window_ms=10**8, has_default_target=False)
+DEADLINE_S = 30.0
+
+
+class Listener:
+    """Remembers what ownership says; `quiesce` is called at a revocation."""
+
+    def __init__(self, quiesce: Callable[[], object] = lambda: None) -> None:
+        self.assigned: list[frozenset[SourceName]] = []
+        self.revoked: list[tuple[frozenset[SourceName], bool]] = []
+        self.fatal: list[BridgeError] = []
+        self.quiesce = quiesce
+
+    def on_assigned(self, partitions: frozenset[SourceName]) -> None:
+        self.assigned.append(partitions)
+
+    def on_revoked(self, partitions: frozenset[SourceName], *, lost: bool) -> None:
+        self.revoked.append((partitions, lost))
+        self.quiesce()
+
+    def on_fatal(self, error: BridgeError) -> None:
+        self.fatal.append(error)
+
+
+class Tally:
+    """The dispatcher's metrics as plain numbers."""
+
+    def __init__(self) -> None:
+        self.by_topic: Counter[str] = Counter()
+        self.by_reason: dict[str, int] = {}
+        self.by_retry: dict[str, int] = {}
+        self.lateness_ms: list[int] = []
+        self.transactions = self.aborted = self.rebuilt = self.rolls = self.deferrals = self.forwarded = 0
+        self.longest_s = 0.0
+        self.held = self.steps_refused = 0
+
+    def delivered(self, topic: str, rows: int) -> None:
+        self.by_topic[topic] += rows
+
+    def rejected(self, reason: str, rows: int = 1) -> None:
+        self.by_reason[reason] = self.by_reason.get(reason, 0) + rows
+
+    def rolled(self, rows: int) -> None:
+        self.rolls += rows
+
+    def cancels_forwarded(self, records: int) -> None:
+        self.forwarded += records
+
+    def deferred(self, rows: int) -> None:
+        self.deferrals += rows
+
+    def retried(self, reason: str, rows: int) -> None:
+        self.by_retry[reason] = self.by_retry.get(reason, 0) + rows
+
+    def observe_lateness(self, lateness_ms: npt.NDArray[np.int64]) -> None:
+        self.lateness_ms += lateness_ms.tolist()
+
+    def observe_transaction(self, seconds: float) -> None:
+        self.transactions += 1
+        self.longest_s = max(self.longest_s, seconds)
+
+    def transaction_aborted(self) -> None:
+        self.aborted += 1
+
+    def partitions_held(self, count: int) -> None:
+        self.held = count
+
+    def clock_step_refused(self) -> None:
+        self.steps_refused += 1
+
+    def producer_rebuilt(self) -> None:
+        self.rebuilt += 1
+
+
+def settings_for(bootstrap: str, *delay_topics: str, **tree: Any) -> Settings:
+    """Settings of a bridge on that broker, named after its first delay topic."""
+    kafka = {"common": {"bootstrap.servers": bootstrap}, **tree.pop("kafka", {})}
+    bridge = {"id": f"bridge-{delay_topics[0]}", "instance": "one", **tree.pop("bridge", {})}
+    return Settings.of({"bridge": bridge, "kafka": kafka, "delay_topics": {t: {} for t in delay_topics}, **tree})
+
+
+def ownership_of(
+    settings: Settings,
+    listener: Listener,
+    clock: Clock | None = None,
+    explain: Callable[[], BridgeError | None] = lambda: None,
+    **config: Any,
+) -> Ownership:
+    """Group membership by settings."""
+    return Ownership(
+        config={**librdkafka(settings, "consumer"), **config},
+        group_id=settings.group_id,
+        instance_id=settings.group_instance_id,
+        topics=list(settings.delay_topics),
+        listener=listener,
+        clock=clock or SystemClock(),
+        poll_interval_s=0.02,
+        explain=explain,
+    )
+
+
+class Rig:
+    """One bridge's delivery half. `add` may be called any time; delivery starts with `start`."""
+
+    def __init__(
+        self,
+        bootstrap: str,
+        delay_topic: str,
+        *,
+        mode: str = "exactly-once",
+        instance: str = "one",
+        deny: Iterable[str] = (),
+        make_writer: Callable[[Writer], Writer] = lambda writer: writer,
+        make_producer: Callable[[dict[str, Any]], Producer] = Producer,
+        properties: Mapping[str, Any] | None = None,
+        transaction_rows: int = 20_000,
+        clock: Clock | None = None,
+        default_target: str | None = None,
+        session_timeout: str = "30s",
+        retry: RetryPolicy | None = None,
+        overdue: OverduePolicy | None = None,
+        ask: Callable[[str], str | None] = lambda _: None,
+        is_opened_early: bool = False,
+    ) -> None:
+        """`ask` answers for the coordinators of transactional ids; `is_opened_early`: the producer is opened with the
+        membership, as the bridge does.
+        """
+        self.is_opened_early = is_opened_early
+        self.clock = clock or SystemClock()
+        self.settings = settings_for(
+            bootstrap,
+            delay_topic,
+            bridge={"instance": instance},
+            delivery={"mode": mode, "session_timeout": session_timeout},
+            targets={"deny": list(deny)},
+        )
+        self.delay_topic = delay_topic
+        self.listener = Listener(lambda: self.dispatcher.quiesce())
+        endings = KafkaEndings(self.settings, ask)
+        self.ownership = ownership_of(self.settings, self.listener, self.clock, endings.explain)
+        self.tally = Tally()
+        self.fatal: list[BridgeError] = []
+        self.properties = {**librdkafka(self.settings, "producer"), **(properties or {})}
+        targets = Targets(TargetLookUp(librdkafka(self.settings, "admin")), self.clock)
+        writer: Writer
+        if mode == "exactly-once":
+            writer = TransactionalWriter(self.properties, self.clock, make_producer, endings=endings)
+        else:
+            writer = AcknowledgedWriter(self.properties, self.clock, self.ownership.commit_offsets)
+        self.planner = Planner(
+            targets=targets,
+            permitted=self.settings.target_permitted,
+            default_targets={delay_topic: default_target},
+            dead_letter_topics={delay_topic: f"{delay_topic}.dlt"},
+            retry=retry or RetryPolicy(),
+            overdue=overdue or OverduePolicy(),
+            compressed=str(self.properties.get("compression.type", "none")) != "none",
+        )
+        self.dispatcher = Dispatcher(
+            writer=make_writer(writer),
+            planner=self.planner,
+            membership=self.ownership.membership,
+            read_committed=self.ownership.read_committed_states,
+            clock=self.clock,
+            metrics=self.tally,
+            on_fatal=self.fatal.append,
+            transaction_rows=transaction_rows,
+        )
+        self.directory = TemporaryDirectory(prefix="rig-")
+        self.store: TimerStore | None = None
+        self.states: dict[SourceName, CommittedState] = {}
+
+    def join(self) -> None:
+        """Join the group and settle."""
+        self.ownership.start()
+        if self.is_opened_early:
+            self.dispatcher.start()
+        wait_until(lambda: self.listener.assigned or self.listener.fatal, DEADLINE_S, "an assignment")
+        assert not self.listener.fatal
+        self.settle()
+
+    def settle(self) -> TimerStore:
+        """Read (or make) the committed states, and put a store on them."""
+        cluster = Cluster(self.settings)
+
+        def look_up(topic: str) -> TopicFacts:
+            return facts_of(cluster, topic)
+
+        states = settle(
+            self.ownership,
+            owned=self.ownership.assignment(),
+            look_up=look_up,
+            checkpointed=(),
+            parameters=lambda topic: PARAMETERS,
+            clock=self.clock,
+        )
+        assert states is not None
+        self.states = states
+        self.store = TimerStore.open(
+            Path(self.directory.name),
+            identity=Identity(cluster_id="cluster", topic_ids={self.delay_topic: "id"}),
+            partitions=list(states),
+            committed={name: (state.offset, state.position) for name, state in states.items()},
+            frozen={name: state.frozen for name, state in states.items()},
+            now_ms=self.clock.now_ms(),
+        )
+        offsets = {name: state.offset for name, state in states.items()}
+        self.store.start_at(offsets, offsets)
+        return self.store
+
+    def add(self, entries: Sequence[dict[str, Any]], ends: Mapping[SourceName, int] | None = None) -> None:
+        """Ingest entries whose offsets rise, up to `ends` (else to the last of them), and load what is near."""
+        store, now_ms = self.store, self.clock.now_ms()
+        assert store is not None
+        reached = dict(ends or {})
+        for entry in entries:
+            name = entry["topic"], entry["partition"]
+            reached[name] = max(reached.get(name, 0), entry["offset"] + 1)
+        assert store.append(table_of(entries), reached, now_ms) == len(entries)
+        self.load()
+
+    def load(self) -> None:
+        """What the bridge's maintenance does: have what is near ready."""
+        assert self.store is not None
+        window = self.store.maintenance.next_window(self.clock.now_ms())
+        assert window is None or self.store.maintenance.admit(window, gather(window))
+
+    def is_behind(self) -> bool:
+        """Whether O has to follow ingest."""
+        assert self.store is not None
+        return self.store.offsets_behind()
+
+    def pending(self) -> int:
+        """Timers that are neither delivered nor anything else."""
+        assert self.store is not None
+        return self.store.stats().pending
+
+    def start(self) -> None:
+        """Deliver."""
+        if not self.is_opened_early:
+            self.dispatcher.start()
+        wait_until(lambda: self.dispatcher._parked, DEADLINE_S, "the dispatcher is parked")
+        self.resume()
+
+    def resume(self, revocations: int | None = None) -> None:
+        """Go on, as if there had been so many revocations when the states were read (None: those that there were)."""
+        assert self.store is not None
+        known = self.ownership.membership().revocations if revocations is None else revocations
+        self.dispatcher.resume(self.store, self.states, known)
+
+    def is_ready(self) -> bool:
+        """Whether another transactional id could go on at once."""
+        writer = self.dispatcher._writer
+        return not isinstance(writer, TransactionalWriter) or all(one.is_alive for one in writer._identities._all)
+
+    def wait_delivered(self, deadline_s: float = DEADLINE_S) -> None:
+        """Wait until everything in the store is committed."""
+        store = self.store
+        assert store is not None
+
+        def is_done() -> bool:
+            self.load()
+            with store.lock:
+                is_idle = store._transaction is None and store.next_wakeup_ms() is None and not self.is_behind()
+                return is_idle and not self.pending()
+
+        wait_until(lambda: is_done() or self.fatal, deadline_s, lambda: f"{self.pending()} rows are left")
+        assert not self.fatal, self.fatal
+
+    def committed(self) -> dict[SourceName, CommittedState | None]:
+        """What Kafka holds."""
+        return self.ownership.read_committed_states(self.ownership.assignment())
+
+    def __enter__(self) -> Self:
+        self.join()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.dispatcher.stop()
+        self.ownership.stop()
+        if self.store is not None:
+            self.store.close()
+        self.directory.cleanup()

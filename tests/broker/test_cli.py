@@ -1,0 +1,245 @@
+"""bridge.cli: what scripts rely on: output, exit status, one line for each failure."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+import bridge
+import bridge.runtime
+from bridge.commands.cli import app
+from bridge.errors import FencedError
+from bridge.kafka.admin import Cluster
+from bridge.settings.load import load
+from bridge.settings.model import Settings
+from bridge.wire.letters import Choice, Report
+from tests.system.kafka import Reader
+
+CANARY = "canary-c0de"
+
+
+class Broker(Protocol):
+    """What these tests need of the fixture."""
+
+    @property
+    def bootstrap(self) -> str: ...
+
+
+def invoke(
+    *arguments: str, input: str | bytes | None = None, env: dict[str, str] | None = None
+) -> tuple[int, str, str]:
+    """Exit status, standard output, standard error."""
+    result = CliRunner().invoke(app, list(arguments), input=input, env=env)
+    return result.exit_code, result.stdout, result.stderr
+
+
+def write(path: Path, tree: dict[str, Any]) -> str:
+    path.write_text(json.dumps(tree))
+    return str(path)
+
+
+def test_config_prints_what_is_in_force_without_secrets_and_can_be_read_again(tmp_path: Path) -> None:
+    """The output is a configuration: the same settings come out of it."""
+    file = write(tmp_path / "a.yaml", {"bridge": {"id": "orders"}, "kafka": {"common": {"sasl.password": CANARY}}})
+    status, out, _ = invoke("config", "--config", file, env={"DELAY_BRIDGE__HTTP__PORT": "1234"})
+    assert status == 0
+    assert CANARY not in out
+    tree = yaml.safe_load(out)
+    assert (tree["bridge"]["id"], tree["http"]["port"]) == ("orders", 1234)
+    assert load(Path(write(tmp_path / "b.yaml", tree)), {}).masked() == tree
+
+
+def test_a_configuration_error_is_one_line_and_status_2(tmp_path: Path) -> None:
+    """Nothing on standard output, no traceback."""
+    file = write(tmp_path / "a.yaml", {"store": {"flush_byte": 1}})
+    for command in ("run", "check", "config", "send", "cancel x", "redrive"):
+        status, out, err = invoke(*command.split(), "--config", file)
+        assert (status, out) == (2, "")
+        assert err.startswith("delay-bridge: unknown key store.flush_byte")
+        assert err.count("\n") == 1
+
+
+def test_version_names_what_the_bridge_stands_on() -> None:
+    """For bug reports."""
+    status, out, _ = invoke("version")
+    assert status == 0
+    assert out.startswith(f"delay-bridge {bridge.__version__}\n")
+    assert "pyspark 4" in out
+
+
+def application(monkeypatch: pytest.MonkeyPatch, run: Any) -> None:
+    """Put `run` in the place of the composition root."""
+    module = ModuleType("bridge.runtime.app")
+    module.run = run  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "bridge.runtime.app", module)
+    monkeypatch.setattr(bridge.runtime, "app", module, raising=False)
+
+
+def test_run_ends_with_the_applications_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    """0 after a graceful stop; anything else is passed on."""
+    seen: list[Settings] = []
+
+    def graceful(settings: Settings, *_: object) -> int:
+        seen.append(settings)
+        return 0
+
+    application(monkeypatch, graceful)
+    assert invoke("run")[0] == 0
+    assert isinstance(seen[0], Settings)
+    application(monkeypatch, lambda *_: 7)
+    assert invoke("run")[0] == 7
+
+
+def test_an_error_of_the_application_is_one_line_with_its_status(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """And free of secrets, whoever put them into the message."""
+
+    def fenced(*_: object) -> int:
+        raise FencedError(f"another instance took over\n{CANARY}", hint="nothing to do")
+
+    application(monkeypatch, fenced)
+    status, _, err = invoke(
+        "run", "--config", write(tmp_path / "a.yaml", {"kafka": {"common": {"sasl.password": CANARY}}})
+    )
+    assert status == 5
+    assert err == "delay-bridge: another instance took over ********. Nothing to do\n"
+
+
+def test_an_unforeseen_error_is_reported_as_a_bug_in_one_last_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The traceback is in the log, the line at the end."""
+
+    def broken(*_: object) -> int:
+        raise ZeroDivisionError("oops")
+
+    application(monkeypatch, broken)
+    status, _, err = invoke("run")
+    assert status == 70
+    assert err.splitlines()[-1].startswith("delay-bridge: ZeroDivisionError: oops. This is a bug")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "needle"),
+    [
+        (["x", "--topic", "t"], "either at or after"),
+        (["x", "--topic", "t", "--after", "soon"], "--after"),
+        (["x", "--topic", "t", "--at", "tomorrow"], "--at"),
+        (["x", "--topic", "t", "--after", "1s", "--header", "nonsense"], "NAME=VALUE"),
+        (["x", "--topic", "t", "--after", "1s", "--header", "delay-id=x"], "delay-id"),
+        (["x", "--file", "/nowhere", "--after", "1s"], "both"),
+        (["--file", "/nowhere", "--topic", "t", "--after", "1s"], "cannot read /nowhere"),
+    ],
+)
+def test_send_refuses_what_the_bridge_would_reject(arguments: list[str], needle: str) -> None:
+    """With status 2, before anything is sent."""
+    status, _, err = invoke("send", "--bootstrap", "127.0.0.1:1", *arguments)
+    assert status == 2
+    assert needle in err
+
+
+def test_send_asks_which_delay_topic_if_there_are_several(tmp_path: Path) -> None:
+    """It does not guess."""
+    file = write(tmp_path / "a.yaml", {"delay_topics": {"a": {}, "b": {}}})
+    status, _, err = invoke("send", "x", "--topic", "t", "--after", "1s", "--config", file)
+    assert status == 2
+    assert "--delay-topic" in err
+
+
+def test_redrive_understands_what_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times as in `send`; and it says what is wrong with one."""
+    chosen: list[tuple[Choice, bool]] = []
+
+    def put_back(_settings: Settings, _clock: object, choice: Choice, *, execute: bool) -> Report:
+        chosen.append((choice, execute))
+        return Report()
+
+    monkeypatch.setattr("bridge.commands.redrive.redrive", put_back)
+    since = ["--since", "2027-01-31T08:00:00+08:00", "--due", "now", "--set-header", "a=b=c", "--execute"]
+    assert invoke("redrive", "--reason", "bad-for", "--target", "t", *since)[:2] == (0, "0 dead letters put back\n")
+    headers = [("a", b"b=c")]
+    expected = Choice(reasons=["bad-for"], targets=["t"], since_ms=1_801_353_600_000, due_now=True, set_headers=headers)
+    assert chosen == [(expected, True)]
+    status, _, err = invoke("redrive", "--since", "yesterday")
+    assert (status, "--since" in err) == (2, True)
+
+
+def received(bootstrap: str, topic: str, count: int) -> list[tuple[bytes | None, bytes | None, dict[str, Any]]]:
+    """Key, value and headers of the topic's records, when there are `count`."""
+    with Reader(bootstrap, [topic]) as reader:
+        return [(record.key, record.value, dict(record.headers)) for record in reader.wait_for(count, 30)]
+
+
+@pytest.mark.system
+def test_send_takes_the_message_from_argument_file_or_lines(broker: Broker, tmp_path: Path) -> None:
+    """One message each, or one a line; a file byte for byte."""
+    topic = f"delay-{uuid.uuid4().hex[:8]}"
+    settings = Settings.of({"kafka": {"common": {"bootstrap.servers": broker.bootstrap}}})
+    cluster = Cluster(settings)
+    cluster.create_topic(topic, partitions=1, replication=1, config={})
+    cluster.await_topics([topic])
+    (tmp_path / "f").write_bytes(b"\x00\xff\n")
+    common = ["--bootstrap", broker.bootstrap, "--delay-topic", topic, "--to", "real", "--after", "1h30m"]
+    one = invoke("send", "grün", "--key", "k", "--header", "a=b=c", "--id", "i", *common)
+    assert one[0] == 0
+    assert one[2] == f"1 message sent to {topic}\n"
+    assert invoke("send", "--file", str(tmp_path / "f"), *common)[0] == 0
+    assert invoke("send", *common, input=b"x\ny z\r\n\n")[2] == f"3 messages sent to {topic}\n"
+    records = received(broker.bootstrap, topic, 5)
+    assert [value for _, value, _ in records] == ["grün".encode(), b"\x00\xff\n", b"x", b"y z", b""]
+    assert records[0][0] == b"k"
+    assert records[0][2] == {"a": b"b=c", "delay-for": b"5400000", "delay-topic": b"real", "delay-id": b"i"}
+
+
+@pytest.mark.system
+def test_cancel_goes_to_the_key_s_partition_or_to_all(broker: Broker) -> None:
+    """With the key the partitioner finds the message's; without, it may be in any, and the bridge is told so."""
+    topic = f"delay-{uuid.uuid4().hex[:8]}"
+    cluster = Cluster(Settings.of({"kafka": {"common": {"bootstrap.servers": broker.bootstrap}}}))
+    cluster.create_topic(topic, partitions=3, replication=1, config={})
+    cluster.await_topics([topic])
+    common = ["--bootstrap", broker.bootstrap, "--topic", topic]
+    assert invoke("cancel", "order-42", "--key", "k", *common)[::2] == (0, f"cancel of order-42 sent to {topic}\n")
+    assert received(broker.bootstrap, topic, 1) == [(b"k", None, {"delay-cancel": b"order-42"})]
+    assert invoke("cancel", "order-42", *common)[0] == 0
+    keyless = [headers for key, _, headers in received(broker.bootstrap, topic, 4) if key is None]
+    assert keyless == [{"delay-cancel": b"order-42", "delay-copy-forwarded": b"client"}] * 3
+    status, _, err = invoke("cancel", "", *common)
+    assert (status, "1 to 256 characters" in err) == (2, True)
+
+
+@pytest.mark.system
+def test_check_prints_a_line_for_each_finding_and_fails_if_one_does(broker: Broker, tmp_path: Path) -> None:
+    """For eyes and for grep; warnings do not fail."""
+    name = f"delay-{uuid.uuid4().hex[:8]}"
+    tree: dict[str, Any] = {
+        "kafka": {"common": {"bootstrap.servers": broker.bootstrap}},
+        "delay_topics": {name: {}},
+        "store": {"directory": str(tmp_path), "flush_bytes": "64KiB"},
+    }
+    status, out, _ = invoke("check", "--config", write(tmp_path / "a.yaml", tree))
+    assert "ok      brokers: 1 broker at" in out
+    assert f"warning delay topic {name}: does not exist" in out
+    assert status == ("failed " in out)
+    Cluster(Settings.of(tree)).create_topic(name, partitions=1, replication=1, config={})
+    status, out, _ = invoke("check", "--config", write(tmp_path / "a.yaml", tree))
+    assert status == 1
+    assert f"failed  delay topic {name}: message.timestamp.type=CreateTime -> kafka-configs" in out
+
+
+def test_the_module_can_be_run() -> None:
+    """`python -m bridge` is `delay-bridge`, and starts without Spark in a moment."""
+    script = "import sys, runpy; sys.argv = ['x', 'version']\ntry: runpy.run_module('bridge', run_name='__main__')\n"
+    script += "finally: sys.stderr.write(str('pyspark' in sys.modules))"
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert ran.returncode == 0
+    assert ran.stdout.startswith("delay-bridge ")
+    assert ran.stderr.endswith("False")

@@ -1,0 +1,153 @@
+"""Records, targets and partitions that only a real broker refuses: what it costs, and that the others go on."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public, but not marked as exported
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewTopic,
+    ResourceType,
+)
+
+from bridge.delivery.plan.backoff import RetryPolicy
+from bridge.delivery.plan.record_size import record_bytes
+from bridge.wire import headers as h
+from tests.broker.rig import DEADLINE_S, Rig
+from tests.entries import reject, timer
+from tests.system.broker import Broker
+from tests.system.kafka import Topics, read_committed
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.system
+
+ABORTS_MAX = 10
+
+
+def delay_topic(topics: Topics, partitions: int = 1, **config: str) -> str:
+    """A delay topic with its dead-letter topic."""
+    name = topics.delay(partitions=partitions, config=config)
+    dead = NewTopic(f"{name}.dlt", num_partitions=1, replication_factor=1)
+    topics.admin.create_topics([dead])[f"{name}.dlt"].result(DEADLINE_S)
+    return name
+
+
+def reconfigure(topics: Topics, topic: str, name: str, value: str) -> None:
+    """Set one of a topic's properties."""
+    entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
+    for done in topics.admin.incremental_alter_configs([resource]).values():
+        done.result(DEADLINE_S)
+
+
+def due(rig: Rig, offset: int, target: str, *, ago_ms: int = 1_000, partition: int = 0, **more: Any) -> dict[str, Any]:
+    """A timer that is due."""
+    return timer(rig.delay_topic, partition, offset, rig.clock.now_ms() - ago_ms, target, **more)
+
+
+def test_a_thousand_records_that_only_the_broker_refuses_cost_ten_aborts(broker: Broker, topics: Topics) -> None:
+    """Compressed, only the broker can tell that they are too large: 1,000 among 10,000 good ones for two targets, all
+    due at one instant. The good ones are delivered after ten aborts at most, those of the same target too, and none of
+    them is put off. The bad ones are retried, and are dead letters in the end."""
+    delay = delay_topic(topics)
+    small, other = topics.create(config={"max.message.bytes": "2000"}), topics.create()
+    with Rig(
+        broker.bootstrap,
+        delay,
+        properties={"compression.type": "lz4"},
+        retry=RetryPolicy(attempts=2, backoff_ms=60_000),
+    ) as rig:
+        rig.add(
+            [
+                due(rig, i, small, value=os.urandom(3_000)) if i % 11 == 5 else due(rig, i, small if i % 2 else other)
+                for i in range(11_000)
+            ]
+        )
+        rig.start()
+        wait_until(lambda: sum(rig.tally.by_topic.values()) == 10_000, DEADLINE_S, lambda: str(rig.tally.by_topic))
+        assert rig.tally.aborted <= ABORTS_MAX
+        assert rig.tally.by_retry == {"too-large": 1_000 - rig.tally.by_reason.get("too-large", 0)}
+        assert not rig.fatal
+    assert len(read_committed(broker.bootstrap, small)) + len(read_committed(broker.bootstrap, other)) == 10_000
+
+
+def test_a_record_without_a_key_never_enters_a_transaction_to_a_compacted_target(
+    broker: Broker, topics: Topics
+) -> None:
+    """The topic's policy is looked up with its size: no abort, and a dead letter that says so."""
+    delay, target = delay_topic(topics), topics.create(config={"cleanup.policy": "compact"})
+    with Rig(broker.bootstrap, delay) as rig:
+        rig.add([due(rig, i, target, key=None if i % 3 else b"k") for i in range(300)])
+        rig.start()
+        rig.wait_delivered()
+        assert rig.tally.aborted == 0
+        assert rig.tally.by_reason == {"no-key": 200}
+    assert len(read_committed(broker.bootstrap, target)) == 100
+
+
+def test_records_that_the_broker_names_are_found_at_once(broker: Broker, topics: Topics) -> None:
+    """Where the policy may not be looked up, or has just changed: a few aborts for a hundred bad records among a
+    thousand, and every good one is delivered."""
+    delay, target = delay_topic(topics), topics.create(partitions=1)
+    with Rig(broker.bootstrap, delay) as rig:
+        rig.planner.targets.resolve([target])  # known as it was
+        reconfigure(topics, target, "cleanup.policy", "compact")
+        rig.add([due(rig, i, target, key=None if i % 10 == 5 else b"k") for i in range(1_000)])
+        rig.start()
+        rig.wait_delivered()
+        assert 0 < rig.tally.aborted <= ABORTS_MAX
+        assert sum(rig.tally.by_reason.values()) == 100
+    assert len(read_committed(broker.bootstrap, target)) == 900
+
+
+def test_sizes_are_exact_to_the_byte(broker: Broker, topics: Topics) -> None:
+    """What the topic just takes is delivered, a byte more is a dead letter; no transaction is aborted for either."""
+    delay, target = delay_topic(topics), topics.create(config={"max.message.bytes": "5000"})
+    with Rig(broker.bootstrap, delay) as rig:
+        now_ms = rig.clock.now_ms()
+        own = [("own", b"x" * 130), ("empty", None)]
+        headers = [*own, (h.ORIGIN, f"{delay}/0/0"), (h.DUE, str(now_ms))]
+        fits = max(size for size in range(5_000) if record_bytes(b"key", bytes(size), headers) <= 5_000)
+        entries = [
+            timer(delay, 0, i, now_ms, target, key=b"key", headers=own, value=bytes(fits + i - 2)) for i in range(5)
+        ]
+        rig.add(entries)
+        rig.start()
+        rig.wait_delivered()
+        assert rig.tally.aborted == 0
+        assert rig.tally.by_reason == {"too-large": 2}
+    assert [len(r.value or b"") for r in read_committed(broker.bootstrap, target)] == [fits - 2, fits - 1, fits]
+
+
+def test_a_roll_that_no_longer_fits_is_a_dead_letter_without_an_abort(broker: Broker, topics: Topics) -> None:
+    """The delay topic takes less than when the record was written: that is looked at before the roll is produced."""
+    delay, target = delay_topic(topics), topics.create()
+    with Rig(broker.bootstrap, delay) as rig:
+        reconfigure(topics, delay, "max.message.bytes", "2000")
+        now_ms = rig.clock.now_ms()
+        rig.add([timer(delay, 0, i, now_ms + 10**9, target, at=now_ms, value=bytes(1_000 + 1_000 * i)) for i in (0, 1)])
+        rig.start()
+        wait_until(lambda: rig.tally.rolls + sum(rig.tally.by_reason.values()) == 2, DEADLINE_S, "both are written")
+        assert (rig.tally.rolls, rig.tally.by_reason, rig.tally.aborted) == (1, {"too-large": 1}, 0)
+
+
+def test_a_dead_letter_without_a_topic_holds_its_own_partition_only(broker: Broker, topics: Topics) -> None:
+    """Neither its letter nor a copy of it can be written: it waits where it is, and the other partition goes on."""
+    delay, target = delay_topic(topics, partitions=2), topics.create()
+    with Rig(broker.bootstrap, delay) as rig:
+        reconfigure(topics, f"{delay}.dlt", "max.message.bytes", "100")
+        reconfigure(topics, delay, "max.message.bytes", "100")
+        rig.add([reject(delay, 0, 0, rig.clock.now_ms(), "no-time", value=bytes(500))])
+        rig.add([due(rig, i, target, partition=1) for i in range(3)])
+        rig.start()
+        wait_until(lambda: rig.tally.by_topic[target] == 3, DEADLINE_S, lambda: f"{rig.tally.by_topic} {rig.fatal}")
+        wait_until(lambda: rig.tally.held == 1, DEADLINE_S, "its partition is held")
+        reconfigure(topics, f"{delay}.dlt", "max.message.bytes", "1000000")
+        rig.wait_delivered(2 * DEADLINE_S)
+        wait_until(lambda: sum(rig.tally.by_reason.values()) == 1, 2 * DEADLINE_S, "the letter is written")
+    [letter] = read_committed(broker.bootstrap, f"{delay}.dlt")
+    assert letter.value == bytes(500)

@@ -1,0 +1,166 @@
+"""Transactions whose end the brokers lose, on brokers that do that. What a coordinator says of them is a stub's answer
+here; test_coordinator.py asks, and tests/system/test_outage.py has it all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from bridge.delivery.producer.transaction_markers import Ending, KafkaEndings, are_offsets_pending
+from bridge.delivery.producer.writer import Indefinite
+from bridge.errors import EnvironmentFailure, StateError
+from bridge.settings.model import Settings
+from bridge.start.resolve import must_be_pending, resolve
+from tests.broker.losing import LosingCluster, is_running, losing_cluster
+from tests.broker.rig import DEADLINE_S, Rig
+from tests.broker.test_dispatcher import raising, rig_with_interference, timers
+from tests.system.kafka import read_committed
+from tests.waiting import wait_until
+
+pytestmark = [pytest.mark.system, pytest.mark.slow]
+
+
+ROWS: Final = 3
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LosingCluster]:
+    """One for all tests here; each has a delay topic, and so a group, of its own."""
+    with losing_cluster() as cluster:
+        yield cluster
+
+
+def lose_an_end(cluster: LosingCluster, delay: str, target: str) -> Settings:
+    """Deliver `ROWS` rows, and lose the end of that; returns the bridge's settings."""
+    with Rig(cluster.bootstrap, delay, session_timeout="6s", make_producer=cluster.losing_once()) as rig:
+        rig.add(timers(rig, target, ROWS))
+        rig.start()
+        rig.wait_delivered()
+    cluster.regain(rig.settings)
+    return rig.settings
+
+
+def test_a_start_goes_on_after_the_transaction_that_was_committed(cluster: LosingCluster) -> None:
+    """Else it would wait for stable offsets without end. What had been delivered is not repeated, and is to be seen."""
+    delay, target = cluster.create(ROWS + 1)
+    lose_an_end(cluster, delay, target)
+    asked: list[str] = []
+
+    def ask(name: str) -> str:
+        asked.append(name)
+        return "Empty" if "spare" in name else "CompleteCommit"
+
+    with Rig(cluster.bootstrap, delay, session_timeout="6s", ask=ask, is_opened_early=True) as rig:
+        assert asked[0] == rig.settings.transactional_id
+        [state] = rig.states.values()
+        assert state.position is not None
+        assert (state.offset, state.position[3]) == (ROWS, ROWS - 1)
+        rig.add(timers(rig, target, 1, first=ROWS))
+        rig.start()
+        rig.wait_delivered()
+        assert [record.value for record in read_committed(cluster.bootstrap, target)] == [b"v0", b"v1", b"v2", b"v3"]
+        assert not are_offsets_pending(rig.settings)
+
+
+@pytest.mark.parametrize(("choice", "offset"), [(Ending.COMMITTED, ROWS), (Ending.ABORTED, 0)])
+def test_what_the_coordinator_has_forgotten_is_chosen(cluster: LosingCluster, choice: Ending, offset: int) -> None:
+    """An earlier start asked, and ended before it could use the answer. Nothing is written, and no id of it counts as
+    settled before an operator has chosen; both choices make the next start possible."""
+    delay, target = cluster.create(ROWS)
+    settings = lose_an_end(cluster, delay, target)
+    endings = KafkaEndings(settings, lambda _: "Empty")
+    assert endings.explain() is None, "nobody has been asked yet"
+    assert endings.of(settings.transactional_id) is None
+    failure = endings.explain()
+    assert failure is not None
+    assert "delay-bridge resolve" in failure.hint
+    wait_until(lambda: not is_running(settings), DEADLINE_S, "its membership has ended")
+    with pytest.raises(StateError, match="not of this instance"):
+        resolve(settings, choice, lambda _: None)
+    done = resolve(settings, choice, lambda _: "Empty")
+    assert done[settings.transactional_id] is choice
+    assert endings.explain() is None
+    with Rig(cluster.bootstrap, delay, session_timeout="6s", is_opened_early=True) as rig:
+        [state] = rig.states.values()
+        assert state.offset == offset
+    with pytest.raises(StateError, match="nothing to resolve"):
+        must_be_pending(settings)
+
+
+def test_what_the_coordinator_knows_wins_over_a_choice(cluster: LosingCluster) -> None:
+    """Also where it has to be asked several times, as after its own restart: nothing is said to be forgotten before."""
+    delay, target = cluster.create(ROWS)
+    settings = lose_an_end(cluster, delay, target)
+    answers: list[str | None] = [None, "CompleteCommit"]
+
+    def ask(_: str) -> str:
+        answer = answers.pop(0)
+        if answer is None:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "loading", retriable=True))
+        return answer
+
+    with pytest.raises(EnvironmentFailure, match="same choice"):
+        resolve(settings, Ending.ABORTED, ask)
+    assert resolve(settings, Ending.ABORTED, ask) == {settings.transactional_id: Ending.COMMITTED}
+
+
+def test_a_commit_that_was_not_answered_is_found_out_about(cluster: LosingCluster) -> None:
+    """The bridge lives on, and would wait for stable offsets to learn what became of it."""
+    delay, target = cluster.create(ROWS + 1)
+
+    def ask(name: str) -> str:
+        return "Empty" if "spare" in name else "CompleteCommit"
+
+    def unanswered() -> None:
+        cluster.regain(rig.settings)
+        assert is_running(rig.settings), "no command may end it meanwhile"
+        raise Indefinite(KafkaError(KafkaError._TIMED_OUT))
+
+    rig, writer = rig_with_interference(
+        cluster, delay, session_timeout="5m", ask=ask, make_producer=cluster.losing_once()
+    )
+    writer.after_commit.append(unanswered)
+    with rig:
+        rig.add(timers(rig, target, ROWS))
+        rig.start()
+        wait_until(lambda: rig.tally.rebuilt, 2 * DEADLINE_S, "the producer is given up")
+        rig.wait_delivered(2 * DEADLINE_S)
+        assert rig.tally.aborted == 0
+        wait_until(rig.is_ready, DEADLINE_S, "the id that has lost the end is ready again")
+        rig.add(timers(rig, target, 1, first=ROWS))
+        rig.wait_delivered()
+        assert [record.value for record in read_committed(cluster.bootstrap, target)] == [b"v0", b"v1", b"v2", b"v3"]
+
+
+def test_stable_offsets_are_not_pending(cluster: LosingCluster) -> None:
+    """Nobody is asked anything."""
+    delay, _ = cluster.create(0)
+    with Rig(cluster.bootstrap, delay) as rig:
+        assert not are_offsets_pending(rig.settings)
+        assert KafkaEndings(rig.settings, raising(AssertionError("asked"))).of("x") is None
+
+
+def test_who_may_not_end_it_does_not_begin_to(cluster: LosingCluster) -> None:
+    """Refused in the middle, it would abort what is to be committed. The coordinator is not asked, and nothing is
+    initialised: with what is missing, the next start finds all as it was."""
+    delay, target = cluster.create(ROWS)
+    settings = lose_an_end(cluster, delay, target)
+    dead, topics = f"{delay}.dlt", cluster.topics
+    endings = KafkaEndings(settings, raising(AssertionError("asked")))
+    topics.forbid(dead, "READ")
+    with pytest.raises(EnvironmentFailure, match="Read") as failure:
+        endings.of(settings.transactional_id)
+    assert failure.value.fields["topic"] == dead
+    topics.permit(dead, "READ")
+    topics.delete(dead)
+    with pytest.raises(EnvironmentFailure, match="Make this topic"):
+        endings.of(settings.transactional_id)
+    topics.create(exactly=dead, on=1)
+    more: dict[str, Any] = {"session_timeout": "6s", "is_opened_early": True}
+    with Rig(cluster.bootstrap, delay, ask=lambda _: "CompleteCommit", **more) as rig:
+        [state] = rig.states.values()
+        assert state.offset == ROWS

@@ -1,0 +1,55 @@
+"""The layers of the code: folders in one order, and imports that only go down."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from tests.docs.imports import imports, modules
+from tests.paths import ROOT
+
+STORE: Final = ("clock", "errors", "limits", "rows", "disk", "memory", "cancels", "log", "operations", "store")
+DELIVERY: Final = ("delivery/targets", "delivery/plan", "delivery/producer", "delivery")
+BRIDGE: Final = (
+    *("errors", "wire", "settings", "telemetry", "kafka", "client", "spark", "ingest"),
+    *(*DELIVERY, "start", "install", "checks", "runtime", "commands", "__main__"),
+)
+LAYERS: Final = tuple(f"timerstore/{name}" for name in STORE) + tuple(f"bridge/{name}" for name in BRIDGE)
+"""From the lowest to the highest: folders, and the modules that stand beside them."""
+FOREIGN: Final = {"pyspark", "py4j", "confluent_kafka", "dev", "demo", "bench", "tests"}
+"""What the store never knows; what is installed never knows the last four."""
+
+
+def layer_of(path: str) -> str:
+    """The layer of a module, given as `bridge/kafka/admin.py` or `bridge.kafka.admin.Cluster`; "" for a package."""
+    parts = path.removesuffix(".py").replace(".", "/").split("/")
+    names = ["/".join(parts[:length]) for length in range(len(parts), 1, -1)]
+    return next((name for name in names if name in LAYERS), "")
+
+
+def test_imports_go_down() -> None:
+    """A module imports from its own folder and from the layers below it, for its types too."""
+    wrong = [
+        f"{module} imports {name}"
+        for module in modules("bridge", "timerstore")
+        for name in imports(module)
+        if (lower := layer_of(name)) and LAYERS.index(lower) > LAYERS.index(layer_of(module))
+    ]
+    assert not wrong, wrong
+
+
+def test_the_store_and_the_product_know_nothing_above_them() -> None:
+    """timerstore knows neither Kafka nor Spark nor the bridge; neither knows demo, benchmarks and tests."""
+    names = [(module, name) for module in modules("bridge", "timerstore") for name in imports(module)]
+    known = [(module, name) for module, name in names if name.partition(".")[0] in FOREIGN]
+    wrong = [each for each in known if each[0].startswith("timerstore/") or each[1].split(".")[0] in {"demo", "bench"}]
+    assert not wrong + [each for each in names if each[0][:10] == "timerstore" and each[1][:6] == "bridge"], wrong
+
+
+def test_folders_can_be_read() -> None:
+    """No folder has more than twelve files, no file more than 500 lines, and each folder is a layer."""
+    files = [Path(module) for module in modules("bridge", "timerstore") if not module.endswith("__init__.py")]
+    folders = [str(file.parent) for file in files]
+    assert not {folder for folder in folders if folders.count(folder) > 12}
+    assert not [str(f) for f in files if len((ROOT / f).read_text(encoding="utf-8").splitlines()) > 500]
+    assert not [str(file) for file in files if not layer_of(str(file))]

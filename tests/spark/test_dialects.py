@@ -1,0 +1,195 @@
+"""Records of other schedulers' producers, decoded on Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from pyspark.sql import SparkSession
+
+from bridge.delivery.plan.dead_letters import dead_letters, held, is_held
+from bridge.delivery.plan.due_rows import Outgoing, SourceColumns
+from bridge.ingest.decode import decode
+from bridge.ingest.finish import ControlHeaders, HeaderLimits
+from bridge.wire.decode_epochs import Barrier, History
+from bridge.wire.dialects import DIALECTS, NATIVE
+from bridge.wire.headers import RejectReason
+from tests.entries import rows_of
+from tests.spark.test_decode import COPY, PARAMETERS, TS, record, table
+from timerstore.rows.entry import Kind
+from timerstore.rows.sources import Sources
+
+LIMITED = replace(PARAMETERS, headers_max=9, header_bytes_max=1_000)
+HISTORIES: dict[tuple[str, int], History] = {
+    (name, 0): (Barrier(offset=0, parameters=replace(LIMITED, dialect=name, has_default_target=True)),)
+    for name in (NATIVE, *DIALECTS)
+}
+AT = (TS + 60_000) // 1000
+Some = Sequence[tuple[str, str | bytes | None]]
+
+
+def decoded(
+    spark: SparkSession, rows: list[dict[str, Any]], histories: Mapping[tuple[str, int], History] = HISTORIES
+) -> list[dict[str, Any]]:
+    """The entries, their headers as pairs."""
+    entries = HeaderLimits(histories).applied(decode(table(spark, rows), histories).toArrow())
+    return [
+        {**row, "headers": [(h["key"], h["value"]) for h in row["headers"] or []]}
+        for row in ControlHeaders(histories).taken_out(entries).to_pylist()
+    ]
+
+
+TIMERS: list[tuple[str, Some, dict[str, Any]]] = [
+    (
+        "etf1",
+        [("scheduler-epoch", str(AT)), ("scheduler-target-topic", "t"), ("scheduler-target-key", "tk"), ("own", "1")],
+        {"due": AT * 1000, "target": "t", "key": b"tk", "id": "k", "replace": True, "headers": [("own", b"1")]},
+    ),
+    ("etf1", [("scheduler-epoch", str(AT))], {"due": AT * 1000, "target": None, "key": b"k", "id": "k"}),
+    ("etf1", [("delay-for", "5s")], {"due": TS + 5_000, "key": b"k", "id": None, "replace": False}),
+    (
+        "karafka",
+        [
+            ("schedule_schema_version", "1.0.0"),
+            ("schedule_target_epoch", str(AT)),
+            ("schedule_source_type", "schedule"),
+            ("schedule_target_topic", "t"),
+            ("schedule_target_key", "tk"),
+            ("schedule_target_partition", "3"),
+        ],
+        {
+            "due": AT * 1000,
+            "target": "t",
+            "key": b"tk",
+            "id": "k",
+            "replace": True,
+            "target_partition": 3,
+            "headers": [],
+        },
+    ),
+    (
+        "rocketmq",
+        [("TIMER_DELAY_SEC", "9"), ("TIMER_DELAY_MS", "5"), ("REAL_TOPIC", "t")],
+        {"due": TS + 9_000, "target": "t"},
+    ),
+    ("rocketmq", [("TIMER_DELAY_MS", "5"), ("TIMER_DELIVER_MS", "7")], {"due": TS + 5}),
+    ("rocketmq", [("TIMER_DELIVER_MS", str(TS + 7)), ("__STARTDELIVERTIME", "1")], {"due": TS + 7}),
+    ("rocketmq", [("__STARTDELIVERTIME", str(TS + 8))], {"due": TS + 8, "id": None}),
+    ("rocketmq", [("DELAY", "2")], {"due": TS + 5_000}),
+    ("wushilin", [("publish-after-ts", str(TS + 11))], {"due": TS + 11, "target": None}),
+    ("cesium", [("cesium-delay-by", "12")], {"due": TS + 12}),
+    ("cesium", [("cesium-delay-until", str(TS + 13))], {"due": TS + 13}),
+    ("rabbitmq", [("x-delay", "14"), ("x-other", "o")], {"due": TS + 14, "headers": [("x-other", b"o")]}),
+    ("native", [("x-delay", "14"), ("delay-for", "1s")], {"due": TS + 1_000, "headers": [("x-delay", b"14")]}),
+]
+
+REJECTS: list[tuple[str, Some, str]] = [
+    ("etf1", [("scheduler-epoch", "soon"), ("scheduler-target-key", "tk")], "bad-until"),
+    ("etf1", [("scheduler-epoch", str(AT * 1000))], "bad-until"),
+    ("etf1", [("scheduler-target-topic", "t")], "no-time"),
+    ("etf1", [("scheduler-epoch", str(AT)), ("scheduler-target-topic", "a/b")], "bad-target"),
+    ("karafka", [("schedule_target_epoch", "")], "bad-until"),
+    ("rocketmq", [("TIMER_DELAY_SEC", "x"), ("TIMER_DELAY_MS", "5")], "bad-for"),
+    ("rocketmq", [("DELAY", "0")], "bad-level"),
+    ("wushilin", [("publish-after-ts", str(AT))], "bad-until"),
+    ("wushilin", [("publish-after-ts", str(TS)), ("delay-until", str(TS))], "duplicate-header"),
+    ("cesium", [("cesium-delay-by", "12"), ("cesium-delay-until", str(TS + 13))], "two-times"),
+    ("rabbitmq", [("x-delay", "-1")], "bad-for"),
+    ("native", [("x-delay", "14")], "no-time"),
+]
+
+
+def test_every_dialect_says_what_its_scheduler_would_have_done(spark: SparkSession) -> None:
+    """Time with its unit, target, key and id of each; its headers are gone, others stay, and native ones work too."""
+    rows = [record(*headers, topic=topic) for topic, headers, _ in TIMERS]
+    for row, (topic, headers, expected) in zip(decoded(spark, rows), TIMERS, strict=True):
+        assert row["kind"] == Kind.TIMER, (topic, headers, row["reason"])
+        assert {name: row[name] for name in expected} == expected, (topic, headers)
+
+
+def test_what_a_dialect_does_not_understand_stays_byte_for_byte(spark: SparkSession) -> None:
+    """A reject has its reason, and key, value and headers as they came."""
+    rows = [record(*headers, topic=topic) for topic, headers, _ in REJECTS]
+    for source, row, (topic, headers, reason) in zip(rows, decoded(spark, rows), REJECTS, strict=True):
+        assert (row["kind"], row["reason"]) == (Kind.REJECT, reason), (topic, headers)
+        assert (row["key"], row["value"], row["headers"]) == (source["key"], source["value"], source["headers"])
+
+
+def test_limits_are_of_what_was_written_not_of_what_it_becomes(spark: SparkSession) -> None:
+    """A dialect's headers are translated into more, and larger, ones: those do not count."""
+    epoch, room = ("scheduler-epoch", str(AT)), 1_000 - len("scheduler-epoch" + str(AT) + "x")
+    cases: list[Some] = [[epoch, *[("a", "")] * 8], [epoch, *[("a", "")] * 9]]
+    cases += [[epoch, ("x", b"v" * room)], [epoch, ("x", b"v" * (room + 1))]]
+    rows = [record(*headers, topic="etf1", key=b"key " * 40) for headers in cases]
+    found = decoded(spark, rows)
+    reasons = [None, RejectReason.TOO_MANY_HEADERS, None, RejectReason.HEADERS_TOO_LARGE]
+    assert [row["reason"] for row in found] == reasons
+    for source, row in ((rows[1], found[1]), (rows[3], found[3])):
+        assert (row["key"], row["value"], row["headers"]) == (source["key"], source["value"], source["headers"])
+
+
+def test_a_record_without_value_cancels_where_the_key_is_the_id(spark: SparkSession) -> None:
+    """etf1's and Karafka's tombstones, and Karafka's explicit cancel; not where keys mean nothing."""
+    rows = [
+        record(topic="etf1", value=None),
+        record(("scheduler-epoch", str(AT)), topic="etf1", value=None),
+        record(("schedule_source_type", "cancel"), ("schedule_schema_version", "1.0.0"), topic="karafka"),
+        record(topic="etf1", value=None, key=None),
+        record(("x-delay", "1"), topic="rabbitmq", value=None),
+    ]
+    found = [(row["kind"], row["id"]) for row in decoded(spark, rows)]
+    assert found == [
+        (Kind.CANCEL, "k"), (Kind.CANCEL, "k"), (Kind.CANCEL, "k"), (Kind.REJECT, None), (Kind.TIMER, None),
+    ]  # fmt: skip
+
+
+def test_copies_of_the_bridge_are_not_translated(spark: SparkSession) -> None:
+    """A copy keeps the key that it carries, and needs none of the dialect's headers."""
+    row = decoded(spark, [record(*COPY, ("delay-id", "k"), topic="etf1", key=b"tk")])[0]
+    assert (row["kind"], row["key"], row["id"], row["origin"], row["replace"]) == (Kind.TIMER, b"tk", "k", 5, False)
+
+
+def test_a_held_dead_letter_keeps_the_headers_and_the_key_of_its_dialect(spark: SparkSession) -> None:
+    """What waits in the delay topic for its dead-letter topic comes back byte for byte: it is a copy, and says so."""
+    written: Some = [("scheduler-epoch", "soon"), ("scheduler-target-key", "tk"), ("own", None), ("x-delay", "1")]
+    topics, sizes, first = {"etf1": "etf1.dlt"}, np.array([100]), np.array([0], dtype=np.intp)
+    (copy,) = held(taken(spark, record(*written, topic="etf1", offset=5)), first, topics, sizes, np.array([TS + 9]))
+    assert copy.headers is not None
+    outgoing = taken(spark, record(*copy.headers[0], topic="etf1", offset=9, ts=TS + 1, key=copy.keys[0]))
+    assert is_held(outgoing, first).tolist() == [True]
+    (letter,) = dead_letters(outgoing, first, {}, topics, sizes)
+    assert letter.headers is not None
+    assert letter.keys == [b"k"]
+    assert letter.headers[0][:4] == [(name, value and str(value).encode()) for name, value in written]
+    assert dict(letter.headers[0])["delay-reason"] == b"bad-until"
+    assert dict(letter.headers[0])["delay-origin"] == b"etf1/0/5"
+
+
+def taken(spark: SparkSession, row: dict[str, Any]) -> Outgoing:
+    """A record of the topic etf1, decoded and handed out by the store."""
+    (entry,) = decoded(spark, [row])
+    return Outgoing(rows_of([(entry["at"], 0, entry["offset"], entry)]), SourceColumns(Sources([("etf1", 0)]), {}))
+
+
+def test_a_dialect_holds_from_its_barrier_on(spark: SparkSession) -> None:
+    """A topic that gets a dialect, and loses it again: records of before and after keep headers of those names."""
+    native, foreign = (HISTORIES[name, 0][0].parameters for name in (NATIVE, "rabbitmq"))
+    barriers = tuple(Barrier(offset=o, parameters=p) for o, p in ((0, native), (100, foreign), (200, native)))
+    headers = [("x-delay", "5"), ("x", "1")]
+    rows = [record(*headers, ("delay-for", "9"), topic="t", offset=offset) for offset in (99, 200)]
+    rows.append(record(*headers, topic="t", offset=100))
+    before, after, between = decoded(spark, rows, {("t", 0): barriers})
+    assert [row["due"] - TS for row in (before, after, between)] == [9, 9, 5]
+    assert before["headers"] == after["headers"] == [("x-delay", b"5"), ("x", b"1")]
+    assert between["headers"] == [("x", b"1")]
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+def test_no_dialect_shares_a_header_with_another(name: str) -> None:
+    """Nor with the native headers: what is stripped of one topic's records belongs to its dialect."""
+    others = {header for other, dialect in DIALECTS.items() if other != name for header in dialect.names}
+    assert not others & set(DIALECTS[name].names)
+    assert not any(header.startswith("delay-") for header in DIALECTS[name].names)

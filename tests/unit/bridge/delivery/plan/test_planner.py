@@ -1,0 +1,80 @@
+"""The plan of what is due, with targets of which everything is known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
+
+import numpy as np
+from structlog.testing import capture_logs
+
+from bridge.delivery.plan.backoff import RetryPolicy
+from bridge.delivery.plan.planner import Plan, Planner
+from bridge.delivery.targets.cache import Targets
+from bridge.delivery.targets.target import Target
+from tests.entries import reject, rows_of, timer
+from timerstore.rows.sources import Sources
+
+SOURCES = Sources([("delay", 0)])
+NOW = 1_800_000_000_000
+
+
+class Well:
+    """Targets that take everything."""
+
+    def resolve(self, names: Iterable[str]) -> Mapping[str, Target]:
+        return {name: Target(partitions=3, bytes_max=1_000_000) for name in names}
+
+    def count_partitions(self, _name: str) -> int:
+        return 3
+
+
+def planned(*entries: dict[str, Any]) -> tuple[Plan, dict[str, list[int]]]:
+    """The plan of these entries, and the offsets of the rows that go to each topic."""
+    planner = Planner(
+        targets=cast("Targets", Well()),
+        permitted=lambda _: True,
+        default_targets={"delay": None},
+        dead_letter_topics={"delay": "delay.dlt"},
+        retry=RetryPolicy(),
+    )
+    rows = rows_of([(e["at"], 0, e["offset"], e) for e in entries])
+    plan = planner.plan(rows, SOURCES, NOW)
+    sent: dict[str, list[int]] = {}
+    for batch in plan.batches:
+        sent.setdefault(batch.topic, []).extend(np.asarray(rows.offset)[batch.ids].tolist())
+    return plan, sent
+
+
+def test_a_name_that_the_client_would_cut_is_neither_delivered_nor_copied() -> None:
+    """A message with a header whose name holds NUL is a dead letter, also where it would only have been rolled."""
+    cut: dict[str, Any] = {"headers": [("x", b"1"), ("delay-origin\0", b"forged")]}
+    fine: dict[str, Any] = {"headers": [("x", b"1"), ("delay-origins", None)]}
+    far = {"at": NOW}
+    plan, sent = planned(
+        timer("delay", 0, 1, NOW, "orders", **fine),
+        timer("delay", 0, 2, NOW, "orders", **cut),
+        timer("delay", 0, 3, NOW, "orders"),
+        {**timer("delay", 0, 4, NOW + 9, "orders", **cut), **far},
+        {**timer("delay", 0, 5, NOW + 9, "orders", **fine), **far},
+        timer("delay", 0, 6, NOW, "missing", **cut),
+        reject("delay", 0, 7, NOW, "no-time", **cut),
+    )
+    assert sent == {"orders": [1, 3], "delay": [5], "delay.dlt": [2, 4, 6, 7]}
+    assert plan.rejected == {"bad-header-name": 3, "no-time": 1}
+    assert plan.records == 7
+
+
+def test_a_row_that_cannot_become_a_letter_is_counted_as_what_it_becomes() -> None:
+    """When all batches have been asked for, the count by reason is that of the letters, and the log names the record;
+    the others are delivered."""
+    with capture_logs() as logs:
+        plan, sent = planned(
+            reject("delay", 0, 1, NOW, "of-a-later-version"),
+            reject("delay", 0, 2, NOW, "no-time"),
+            timer("delay", 0, 3, NOW, "orders"),
+        )
+    assert sent == {"orders": [3], "delay.dlt": [1, 2]}
+    assert {reason: count for reason, count in plan.rejected.items() if count} == {"unreadable": 1, "no-time": 1}
+    assert plan.records == 3
+    assert [(line["event"], line["offset"]) for line in logs] == [("dead-letter-plain", 1)]

@@ -1,0 +1,630 @@
+"""What the client's errors mean, for errors that no broker gives on demand: a producer that does as it is told."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from bridge.delivery.plan.due_rows import Batch
+from bridge.delivery.producer.spare_id import Identities, _initialising, alone
+from bridge.delivery.producer.transaction_markers import Ending
+from bridge.delivery.producer.writer import Aborted, AcknowledgedWriter, Broken, Indefinite, TransactionalWriter
+from bridge.errors import EnvironmentFailure, FencedError
+from bridge.settings.time_budgets import TimeBudgets
+from bridge.wire.headers import HeaderList
+from tests.waiting import wait_until
+from timerstore.clock import ManualClock
+
+
+def error(code: int, **flags: bool) -> KafkaException:
+    return KafkaException(KafkaError(code, "as told", **flags))
+
+
+RETRIABLE = error(KafkaError._TIMED_OUT, retriable=True)
+ABORTABLE = error(KafkaError.TRANSACTION_ABORTABLE, txn_requires_abort=True)
+FATAL = error(KafkaError._FENCED, fatal=True)
+
+
+class Written:
+    """What a delivery report says of the record."""
+
+    def partition(self) -> int:
+        return 3
+
+
+class StubProducer:
+    """Each method does the next thing of its script: None, or an exception to raise. Time passes with every call."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self.clock = clock
+        self.script: dict[str, list[Exception | None]] = {}
+        self.forever: dict[str, Exception] = {}
+        self.calls: list[str] = []
+        self.sent: list[bytes | None] = []
+        self.reports: list[Callable[..., None]] = []
+        self.failing: set[bytes] = set()
+
+    def _do(self, name: str) -> None:
+        self.calls.append(name)
+        self.clock.advance(100)
+        script = self.script.get(name, [])
+        told = script.pop(0) if script else self.forever.get(name)
+        if told is not None:
+            raise told
+
+    def init_transactions(self, _timeout: float) -> None:
+        self._do("init")
+
+    def begin_transaction(self) -> None:
+        self._do("begin")
+
+    def send_offsets_to_transaction(self, _offsets: Any, _metadata: Any, _timeout: float) -> None:
+        self._do("offsets")
+
+    def commit_transaction(self, _timeout: float) -> None:
+        self._do("commit")
+
+    def abort_transaction(self, _timeout: float) -> None:
+        self._do("abort")
+
+    def produce(self, _topic: str, value: bytes | None, _key: Any, _partition: int, callback: Any, *_rest: Any) -> None:
+        self._do("produce")
+        self.sent.append(value)
+        if callback is not None:
+            failed = KafkaError(KafkaError.MSG_SIZE_TOO_LARGE) if value in self.failing else None
+            self.reports.append(lambda: callback(failed, Written()))
+
+    def poll(self, timeout: float) -> int:
+        self._do("poll")
+        self.clock.advance(int(timeout * 1000))
+        return 0
+
+    def flush(self, _timeout: float) -> int:
+        self._do("flush")
+        for report in self.reports:
+            report()
+        self.reports = []
+        return 0
+
+    def purge(self, **_: bool) -> None:
+        self.calls.append("purge")
+
+    def __len__(self) -> int:
+        return len(self.reports)
+
+
+class LostEndings:
+    """Knows how the transactions of some ids ended, and keeps what was ended once more."""
+
+    def __init__(self) -> None:
+        self.lost: dict[str, Ending] = {}
+        self.failures: list[Exception] = []
+        self.unanswered: list[Exception] = []
+        self.asked: list[str] = []
+        self.repeated: list[tuple[str, Ending]] = []
+
+    def of(self, name: str) -> Ending | None:
+        self.asked.append(name)
+        if self.unanswered:
+            raise self.unanswered.pop(0)
+        return self.lost.pop(name, None)
+
+    def repeat(self, name: str, producer: Any, ending: Ending) -> None:
+        assert producer.calls[-1] == "init"
+        if self.failures:
+            raise self.failures.pop(0)
+        self.repeated.append((name, ending))
+
+
+class Told:
+    """A writer on stub producers."""
+
+    def __init__(self, writer: Callable[..., Any] = TransactionalWriter, *more: Any) -> None:
+        self.clock = ManualClock()
+        self.producer = StubProducer(self.clock)
+        self.made: list[StubProducer] = []
+        self.names: list[str] = []
+        self.later: list[Callable[[], None]] = []
+        self.endings = LostEndings()
+        run: dict[str, Any] = {"run": self.later.append, "endings": self.endings}
+        run = run if writer is TransactionalWriter else {}
+        self.writer = writer({"transactional.id": "x"}, self.clock, *more, make_producer=self._make, **run)
+
+    def _make(self, config: dict[str, Any]) -> StubProducer:
+        self.made.append(self.producer)
+        self.names.append(config["transactional.id"])
+        return self.producer
+
+    def background(self) -> None:
+        """Everything that was to be done there, each with a producer of its own."""
+        used = self.producer
+        while self.later:
+            self.producer = StubProducer(self.clock)
+            self.later.pop(0)()
+        self.producer = used
+
+
+def batch(*values: bytes, own: bool = False) -> Batch:
+    n = len(values)
+    headers: list[HeaderList] | None = [[("h", b"1")] for _ in values] if own else None
+    texts = [str(i) for i in range(n)]
+    keys: list[bytes | None] = [None] * n
+    return Batch(
+        topic="t", ids=np.arange(n) + 10, values=list(values), keys=keys, origins=texts, dues=texts, headers=headers
+    )  # fmt: skip
+
+
+@pytest.fixture
+def told() -> Told:
+    made = Told()
+    made.writer.open()
+    made.writer.begin()
+    return made
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_full_queue_is_waited_for_and_nothing_is_sent_twice(told: Told, own: bool) -> None:
+    """BufferError in the middle of a batch: each record is accepted once, in order."""
+    told.producer.script["produce"] = [None, BufferError(), BufferError(), None, BufferError()]
+    assert told.writer.send(batch(b"a", b"b", b"c", own=own)) == 3
+    assert told.producer.sent == [b"a", b"b", b"c"]
+
+
+def test_a_queue_that_stays_full_aborts(told: Told) -> None:
+    """The wait has a limit."""
+    told.producer.forever["produce"] = BufferError()
+    with pytest.raises(Aborted) as aborted:
+        told.writer.send(batch(b"a"))
+    assert aborted.value.culprits == {}
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_record_that_produce_refuses_is_named(told: Told, own: bool) -> None:
+    """The exception is never swallowed, and says which record it was, by its number within the transaction."""
+    told.producer.script["produce"] = [None, error(KafkaError.MSG_SIZE_TOO_LARGE)]
+    with pytest.raises(Aborted) as aborted:
+        told.writer.send(batch(b"a", b"b", b"c", own=own), first_id=100)
+    assert list(aborted.value.culprits) == [111]
+    assert aborted.value.is_exact
+
+
+def test_careful_sending_names_everyone_who_failed_but_convicts_only_who_was_alone(told: Told) -> None:
+    """A batch is answered as a whole; only a batch of one is proof."""
+    told.producer.failing = {b"b", b"c"}
+    with pytest.raises(Aborted) as aborted:
+        told.writer.send(batch(b"a", b"b", b"c"), careful=True)
+    assert sorted(aborted.value.culprits) == [11, 12]
+    assert not aborted.value.is_exact
+    told.writer.begin()
+    with pytest.raises(Aborted) as aborted:
+        told.writer.send(batch(b"b"), careful=True)
+    assert aborted.value.is_exact
+
+
+@pytest.mark.parametrize(
+    ("step", "told_error", "raised"),
+    [
+        ("offsets", ABORTABLE, Aborted),
+        ("offsets", FATAL, Broken),
+        ("offsets", RETRIABLE, Broken),
+        ("offsets", error(KafkaError.FENCED_INSTANCE_ID, txn_requires_abort=True), FencedError),
+        ("commit", ABORTABLE, Aborted),
+        ("commit", FATAL, Indefinite),
+        ("commit", RETRIABLE, Indefinite),
+        ("begin", FATAL, Broken),
+        ("init", FATAL, Broken),
+        ("init", RETRIABLE, Aborted),
+        ("init", error(KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED), EnvironmentFailure),
+        ("abort", FATAL, Broken),
+        ("abort", ABORTABLE, Broken),
+    ],
+)
+def test_errors_of_each_step(step: str, told_error: Exception, raised: type[Exception]) -> None:
+    """After commit was asked for, only an abortable error is a definite no; before it, everything but commit is."""
+    made = Told()
+    made.producer.forever[step] = told_error
+
+    def run() -> None:
+        made.writer.open()
+        made.writer.begin()
+        if step == "abort":
+            made.writer.abort()
+        made.writer.commit([], None, lambda _: None)
+
+    with pytest.raises(raised) as caught:
+        run()
+    assert type(caught.value) is raised
+
+
+def test_an_abortable_error_after_a_commit_without_an_answer_is_no_answer_either() -> None:
+    """The call before may have been made: only the committed offsets can tell."""
+    made = Told()
+    made.producer.script["commit"] = [RETRIABLE, ABORTABLE]
+    made.writer.open()
+    made.writer.begin()
+    with pytest.raises(Indefinite):
+        made.writer.commit([], None, lambda _: None)
+
+
+def test_retriable_errors_are_repeated_until_they_pass(told: Told) -> None:
+    """A time-out of commit is asked again, not guessed."""
+    told.producer.script["commit"] = [RETRIABLE, RETRIABLE, None]
+    told.writer.commit([], None, lambda _: None)
+    assert told.producer.calls.count("commit") == 3
+
+
+def test_a_call_that_ignores_its_time_out_is_left_behind(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A producer that never answers is given up, and the next one works while the old call still hangs."""
+    monkeypatch.setattr(TimeBudgets, "unanswered_s", 0.05)
+    hanging, released = told.producer, threading.Event()
+    monkeypatch.setattr(hanging, "send_offsets_to_transaction", lambda *_: released.wait(30))
+    with pytest.raises(Broken) as broken:
+        told.writer.commit([], None, lambda _: None)
+    assert not broken.value.is_fenced
+    told.producer = StubProducer(told.clock)
+    told.writer.open()
+    told.writer.begin()
+    told.writer.commit([], None, lambda _: None)
+    assert "commit" not in hanging.calls
+    assert told.producer.calls == ["init", "poll", "begin", "offsets", "commit", "poll"]
+    released.set()
+
+
+def test_a_fencing_is_told_from_other_trouble(told: Told) -> None:
+    """Only a fencing counts towards giving up."""
+    told.producer.forever["offsets"] = FATAL
+    with pytest.raises(Broken) as broken:
+        told.writer.commit([], None, lambda _: None)
+    assert broken.value.is_fenced
+    assert not Broken(KafkaError(KafkaError._TIMED_OUT)).is_fenced
+
+
+@pytest.mark.parametrize("after", ["commit", "close"])
+def test_a_fatal_error_that_comes_too_late_changes_nothing(told: Told, after: str) -> None:
+    """The client raises it out of poll: after a commit was made it must not undo it, and a producer that is dropped
+    anyway is dropped."""
+    if after == "commit":
+        told.writer.send(batch(b"a"))
+    told.producer.forever["poll"] = FATAL
+    if after == "commit":
+        told.writer.commit([], None, lambda _: None)
+    else:
+        told.writer.close()
+
+
+@pytest.mark.parametrize("step", ["send", "careful", "abort"])
+def test_a_fatal_error_out_of_poll_breaks_the_producer(told: Told, step: str) -> None:
+    """A forbidden topic may end like this when its transaction is aborted; another producer goes on."""
+    told.producer.forever["poll" if step != "careful" else "flush"] = FATAL
+    act = told.writer.abort if step == "abort" else partial(told.writer.send, batch(b"a"), careful=step == "careful")
+    with pytest.raises(Broken):
+        act()
+
+
+class TestSpare:
+    """Another transactional id, for while a partition without a leader holds up the usual one."""
+
+    @pytest.fixture
+    def ready(self) -> Told:
+        """Both ids are initialised, and the usual one has a transaction open."""
+        made = Told()
+        made.writer.open()
+        made.writer.begin()
+        made.background()
+        assert made.names == ["x", "x.spare"]
+        return made
+
+    def test_it_is_not_used_while_all_is_well(self, ready: Told) -> None:
+        """Operators see one id at work; the other one only has its reports let in."""
+        for _ in range(10):
+            ready.writer.commit([], None, lambda _: None)
+            ready.clock.advance(10_000)
+            ready.writer.begin()
+        usual, spare = ready.made
+        assert usual.calls.count("begin") == 11
+        assert set(spare.calls) == {"init", "poll"}
+
+    def test_delivery_goes_on_under_the_spare_id_and_comes_back(self, ready: Told) -> None:
+        """Without a word to the producer that is left; what it has open is aborted in the background. The id comes back
+        between two transactions: what it left open in a partition ends with what it writes there next."""
+        left, spare = ready.made
+        ready.writer.send(batch(b"a"))
+        assert ready.writer.leave()
+        assert "abort" not in left.calls
+        ready.writer.begin()
+        ready.writer.send(batch(b"a"))
+        ready.background()
+        assert "abort" in left.calls
+        ready.writer.commit([], None, lambda _: None)
+        assert spare.calls.count("commit") == 1
+        assert "commit" not in left.calls
+        again = ready.made[-1]
+        assert ready.names == ["x", "x.spare", "x"]
+        for _ in range(3):
+            ready.writer.begin()
+            assert again.calls[-1] == "begin"
+            ready.writer.commit([], None, lambda _: None)
+
+    def test_a_spare_id_that_is_left_comes_back_too(self, ready: Told) -> None:
+        """It may have something open, too, and stays: nothing calls the usual one back."""
+        ready.writer.leave()
+        ready.background()
+        ready.writer.leave()
+        ready.writer.begin()
+        assert (ready.names[-1], ready.made[-1].calls[-1]) == ("x", "begin")
+        ready.background()
+        again = ready.made[-1]
+        assert ready.names[-1] == "x.spare"
+        for _ in range(3):
+            ready.writer.commit([], None, lambda _: None)
+            ready.writer.begin()
+            assert again.calls[-1] == "begin"
+
+    def test_an_abort_that_waits_for_the_call_that_was_left_is_repeated(self, ready: Told) -> None:
+        """Then the id is initialised for as long as that takes."""
+        used = ready.made[0]
+        used.script["abort"] = [error(KafkaError._CONFLICT), RETRIABLE, None]
+        ready.writer.leave()
+        made = StubProducer(ready.clock)
+        made.script["init"] = [RETRIABLE, None]
+        ready.producer = made
+        ready.later.pop(0)()
+        assert used.calls.count("abort") == 3
+        assert made.calls.count("init") == 2
+
+    def test_who_is_ready_first_goes_on(self, told: Told) -> None:
+        """Soon after a start no other id is ready yet. Nobody waits for an abort that may wait for a dead node."""
+        left, spare = told.producer, StubProducer(told.clock)
+        told.producer = spare
+        threading.Timer(0.1, told.later[0]).start()
+        assert told.writer.leave()
+        assert "abort" not in left.calls
+        told.writer.begin()
+        assert spare.calls[-1] == "begin"
+
+    def test_nobody_is_ready_in_time(self, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Then the producer is opened again, as often as it takes."""
+        monkeypatch.setattr(TimeBudgets, "step_s", 0.01)
+        with pytest.raises(Broken):
+            told.writer.leave()
+        with pytest.raises(Aborted):
+            told.writer.open()
+        told.background()
+        told.writer.open()
+        told.writer.begin()
+
+    def test_a_call_that_is_refused_for_another_one_is_not_repeated_without_a_pause(
+        self, told: Told, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The client says so at once, and a core would be busy with asking."""
+        pauses: list[float] = []
+        monkeypatch.setattr(told.writer._pause, "wait", pauses.append)
+        told.producer.script["abort"] = [error(KafkaError._CONFLICT, retriable=True)] * 3 + [RETRIABLE, None]
+        told.writer.abort()
+        assert told.producer.calls.count("abort") == 5
+        assert len(pauses) == 3
+
+    def test_a_spare_id_that_is_denied_changes_nothing(self) -> None:
+        """Rights on the one id were enough once."""
+        made = Told()
+        made.writer.open()
+        first = made.producer
+        made.producer = StubProducer(made.clock)
+        made.producer.forever["init"] = error(KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+        for later in made.later:
+            later()
+        made.writer.begin()
+        again = made.producer = StubProducer(made.clock)
+        made.later.clear()
+        left = threading.Thread(target=made.writer.leave)
+        left.start()
+        wait_until(lambda: made.later, 30, "it is left to the background")
+        made.later.pop()()
+        left.join()
+        assert "abort" in first.calls
+        made.writer.begin()
+        assert again.calls[-1] == "begin"
+
+    def test_an_id_that_is_held_up_at_the_start_is_gone_round(self) -> None:
+        """By what an earlier process left there: the next attempt takes another id."""
+        made = Told()
+        made.producer.forever["init"] = RETRIABLE
+        with pytest.raises(Aborted):
+            made.writer.open()
+        made.producer = StubProducer(made.clock)
+        made.writer.open()
+        assert made.names == ["x", "x.spare"]
+        made.writer.begin()
+        made.writer.commit([], None, lambda _: None)
+
+    def test_a_producer_whose_start_takes_longer_is_used_further(self) -> None:
+        """It goes on with that by itself, and would fence another one of its id."""
+        made = Told()
+        slow = made.producer
+        slow.script["init"] = [RETRIABLE, RETRIABLE, None]
+        with pytest.raises(Aborted):
+            made.writer.open()
+        made.background()
+        assert made.names == ["x"]
+        made.writer.open()
+        assert made.names == ["x"]
+        assert slow.calls.count("init") == 3
+
+    def test_an_id_is_initialised_by_one_at_a_time(self, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Also where the other one is of the writer before this one."""
+        monkeypatch.setattr(TimeBudgets, "call_s", 0.01)
+        taken, done = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with alone("x", -1):
+                taken.set()
+                done.wait(30)
+
+        other = threading.Thread(target=hold)
+        other.start()
+        assert taken.wait(30)
+        with pytest.raises(Aborted):
+            told.writer.open()
+        done.set()
+        other.join()
+        told.writer.open()
+
+    def test_a_lock_for_an_id_is_gone_with_its_last_holder(self) -> None:
+        """There is one for each id that is being initialised, not for each that ever was."""
+        with alone("some", -1), alone("some", -1), alone("other", -1):
+            assert {"some", "other"} <= set(_initialising)
+        assert not {"some", "other"} & set(_initialising)
+
+    def test_a_spare_producer_that_fails_is_made_anew(self, ready: Told) -> None:
+        """And is not used meanwhile."""
+        usual, spare = ready.made
+        spare.forever["poll"] = FATAL
+        ready.clock.advance(1_000)
+        ready.writer.begin()
+        assert usual.calls[-1] == "begin"
+        ready.background()
+        ready.writer.leave()
+        ready.writer.begin()
+        assert ready.made[2].calls[-1] == "begin"
+        assert ready.names[2] == "x.spare"
+
+    def test_an_id_whose_producer_could_not_be_made_is_tried_again(self) -> None:
+        """Its key was just being replaced, say. Left at rest, it would be lost until the process ends."""
+
+        def refuse(_name: str, _faults: list[KafkaError]) -> Producer:
+            raise EnvironmentFailure("the producer cannot be made", hint="")
+
+        identities = Identities(["x"], refuse, lambda run: run())
+        identities.prepare()
+        taken = identities.take()
+        assert taken is not None and taken.producer is None
+
+    def test_a_call_that_does_not_return_is_watched(self, ready: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Offsets are not taken while the id is held up: whoever looks at the targets meanwhile may end that."""
+        released, told = threading.Event(), []
+
+        def look(stalled_s: float) -> None:
+            told.append(stalled_s)
+            if len(told) == 3:
+                raise Aborted(KafkaError(KafkaError._MSG_TIMED_OUT), is_explained=True)
+
+        monkeypatch.setattr("bridge.delivery.producer.writer.STALLED_S", 0.01)
+        monkeypatch.setattr(ready.made[0], "send_offsets_to_transaction", lambda *_: released.wait(30))
+        with pytest.raises(Aborted):
+            ready.writer.commit([], None, look)
+        assert len(told) == 3
+        ready.writer.leave()
+        ready.writer.begin()
+        ready.writer.commit([], None, look)
+        assert ready.made[1].calls.count("commit") == 1
+        released.set()
+
+
+class TestLostEndings:
+    """A transaction whose end the brokers have lost is ended once more when its id is initialised."""
+
+    @pytest.mark.parametrize("ending", list(Ending))
+    def test_the_usual_id_ends_it_and_goes_on(self, ending: Ending) -> None:
+        """Asked before it is initialised: then nobody knows any more."""
+        told = Told()
+        told.endings.lost["x"] = ending
+        told.writer.open()
+        assert told.endings.repeated == [("x", ending)]
+        told.background()
+        assert told.endings.asked == ["x", "x.spare"]
+        told.writer.begin()
+        assert told.made[0].calls[-1] == "begin"
+
+    @pytest.mark.parametrize("ending", list(Ending))
+    def test_the_spare_id_ends_it_and_goes_on_if_it_was_committed(self, ending: Ending) -> None:
+        """What it had in the targets ends with what it writes there next. What was aborted there would be seen then."""
+        told = Told()
+        told.endings.lost["x.spare"] = ending
+        told.writer.open()
+        told.background()
+        assert told.endings.repeated == [("x.spare", ending)]
+        told.writer.begin()
+        assert told.made[ending is Ending.COMMITTED].calls[-1] == "begin"
+
+    @pytest.mark.parametrize("failure", [RETRIABLE, error(KafkaError.TOPIC_AUTHORIZATION_FAILED)])
+    def test_an_end_that_could_not_be_written_is_kept_in_mind(self, failure: Exception) -> None:
+        """The coordinator would say something else now. The usual id's second attempt is in the background."""
+        told = Told()
+        told.endings.lost["x"] = Ending.COMMITTED
+        told.endings.failures = [failure, failure]
+        with pytest.raises(Aborted):
+            told.writer.open()
+        told.producer = StubProducer(told.clock)
+        told.background()
+        told.writer.open()
+        assert told.endings.repeated == [("x", Ending.COMMITTED)]
+        assert told.endings.asked == ["x"]
+
+    @pytest.mark.parametrize("failure", [RETRIABLE, error(KafkaError.TOPIC_AUTHORIZATION_FAILED)])
+    def test_an_id_is_not_initialised_before_there_is_an_answer(self, failure: Exception) -> None:
+        """With that the coordinator would forget what nobody has heard yet. In the background it is asked until it
+        answers."""
+        told = Told()
+        told.endings.unanswered = [failure]
+        with pytest.raises(Aborted):
+            told.writer.open()
+        assert told.made == []
+        told.endings.lost["x"] = Ending.COMMITTED
+        told.writer.open()
+        assert told.endings.repeated == [("x", Ending.COMMITTED)]
+        told.endings.unanswered = [failure, failure]
+        told.background()
+        assert told.endings.asked == ["x"] * 2 + ["x.spare"] * 3
+        assert told.names == ["x", "x.spare"]
+
+    def test_the_end_of_what_was_left_may_be_lost_as_well(self, told: Told) -> None:
+        """It is asked about when it is aborted, before its id is initialised."""
+        told.background()
+        told.endings.asked.clear()
+        told.endings.lost["x"] = Ending.ABORTED
+        told.writer.leave()
+        told.background()
+        assert told.endings.asked == ["x"]
+        assert told.endings.repeated == [("x", Ending.ABORTED)]
+
+
+class TestAtLeastOnce:
+    """Acknowledged first, committed afterwards."""
+
+    def test_offsets_are_committed_only_after_every_acknowledgement(self) -> None:
+        committed: list[Any] = []
+        made = Told(AcknowledgedWriter, committed.append)
+        made.writer.open()
+        made.writer.begin()
+        made.writer.send(batch(b"a", b"b"))
+        made.writer.commit(["offsets"], None, lambda _: None)
+        assert committed == [["offsets"]]
+        assert made.producer.calls.index("flush") > made.producer.calls.index("produce")
+
+    def test_a_failed_record_keeps_offsets_where_they_are(self) -> None:
+        committed: list[Any] = []
+        made = Told(AcknowledgedWriter, committed.append)
+        made.producer.failing = {b"b"}
+        made.writer.open()
+        made.writer.begin()
+        made.writer.send(batch(b"a", b"b"), first_id=5)
+        with pytest.raises(Aborted) as aborted:
+            made.writer.commit(["offsets"], None, lambda _: None)
+        assert list(aborted.value.culprits) == [16]
+        assert committed == []
+
+    def test_a_commit_that_fails_is_indefinite(self) -> None:
+        def fail(_offsets: Any) -> None:
+            raise EnvironmentFailure("no answer", hint="wait")
+
+        made = Told(AcknowledgedWriter, fail)
+        made.writer.open()
+        made.writer.begin()
+        with pytest.raises(Indefinite):
+            made.writer.commit([], None, lambda _: None)

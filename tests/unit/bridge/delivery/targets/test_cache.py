@@ -1,0 +1,416 @@
+"""bridge.targets: what is known of targets. (tests/system/test_targets.py has what a broker does on demand.)"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from bridge.delivery.targets.cache import Targets
+from bridge.delivery.targets.look_up import TargetLookUp
+from bridge.delivery.targets.target import Leader, Target
+from bridge.wire.headers import RejectReason
+from embedded.broker import free_ports
+from tests.broker.brokers import MISSING, SILENT, WELL, Brokers
+from tests.waiting import wait_until
+from timerstore.clock import ManualClock, SystemClock
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def brokers() -> Brokers:
+    return Brokers()
+
+
+@pytest.fixture
+def targets(brokers: Brokers, clock: ManualClock) -> Targets:
+    return Targets(brokers, clock)
+
+
+def test_what_is_well_is_asked_about_once_by_who_needs_it(
+    brokers: Brokers, clock: ManualClock, targets: Targets
+) -> None:
+    """The thread asks again after a minute, delivery never does."""
+    brokers.topics["t"] = WELL
+    for _ in range(5):
+        assert targets.resolve(["t"]) == {"t": WELL}
+        clock.advance(100_000)
+    assert len(brokers.asked) == 1
+    targets.refresh()
+    targets.refresh()
+    assert len(brokers.asked) == 2
+
+
+def test_what_fails_is_looked_at_every_two_seconds_while_it_is_used(
+    brokers: Brokers, clock: ManualClock, targets: Targets
+) -> None:
+    """So that it is used again soon, and nobody looks at names that somebody made up."""
+    assert targets.resolve(["t"]) == {"t": MISSING}
+    for _ in range(100):
+        clock.advance(1_000)
+        targets.refresh()
+    assert 10 <= len(brokers.asked) <= 17
+    brokers.topics["t"] = WELL
+    assert targets.resolve(["t"]) == {"t": WELL}, "who needs it after a long time asks"
+
+
+def test_names_that_somebody_makes_up_have_one_label_and_are_not_looked_up_in_turns(
+    brokers: Brokers, clock: ManualClock, targets: Targets
+) -> None:
+    """Ten thousand of them: one label value for all. The thread looks them up no more, what exists is looked at as
+    often as without them, and who needs one of them again asks."""
+    down = replace(WELL, down={0: "has no leader"})
+    brokers.topics["real"] = down
+    made_up = [f"made-up-{i}" for i in range(10_000)]
+    targets.resolve(["real", *made_up])
+    assert targets.failing() == {
+        ("real", "target-unavailable"): 1,
+        ("(unknown)", "unknown-target"): 10_000,
+    }
+    brokers.asked.clear()
+    for _ in range(40):
+        clock.advance(500)
+        targets.refresh()
+    assert [names for names in brokers.asked if names != ["real"]] == []
+    assert len(brokers.asked) >= 9
+    brokers.topics["made-up-7"] = WELL
+    assert targets.resolve(["made-up-7"]) == {"made-up-7": WELL}
+
+
+def test_of_targets_that_fail_a_hundred_are_named(brokers: Brokers, targets: Targets) -> None:
+    """A label value is a series for ever: a topic that exists is worth one, but not any number of them."""
+    names = [f"t{i}" for i in range(150)]
+    brokers.topics = dict.fromkeys(names, replace(WELL, down={0: "has no leader", 1: "has no leader"}))
+    targets.resolve(names)
+    failing = targets.failing()
+    assert len(failing) == 101
+    assert failing["(other)", "target-unavailable"] == 100
+    assert sum(failing.values()) == 300
+
+
+def test_a_topic_of_our_own_is_named_even_when_it_is_missing(targets: Targets) -> None:
+    """Its name is in the configuration, not in a header."""
+    targets.start(own=["delay.dlt"])
+    try:
+        wait_until(lambda: targets.failing() == {("delay.dlt", "unknown-target"): 1}, 10, targets.failing)
+    finally:
+        targets.stop()
+
+
+def test_what_caused_trouble_is_asked_about_once_more_and_kept_without_an_answer(
+    brokers: Brokers, targets: Targets
+) -> None:
+    """Nothing is put off because nobody says anything: an outage of all brokers is no target's fault."""
+    brokers.topics["t"] = WELL
+    targets.resolve(["t"])
+    brokers.is_silent = True
+    targets.expire("t")
+    targets.expire("never heard of")
+    for _ in range(3):
+        assert targets.resolve(["t"]) == {"t": WELL}
+    assert brokers.asked == [["t"], ["t"]]
+    brokers.is_silent = False
+    targets.expire("t")
+    del brokers.topics["t"]
+    assert targets.resolve(["t"]) == {"t": MISSING}
+
+
+def test_without_an_answer_what_was_known_stays(brokers: Brokers, clock: ManualClock, targets: Targets) -> None:
+    """A target that was well is used; one of which nothing is known takes nothing for now."""
+    brokers.topics["t"] = WELL
+    targets.resolve(["t"])
+    brokers.is_silent = True
+    clock.advance(70_000)
+    targets.refresh()
+    found = targets.resolve(["t", "u"])
+    assert found["t"] == WELL
+    assert found["u"].is_unanswered
+    assert found["u"].refusal is not None
+    assert found["u"].refusal.reason is RejectReason.TARGET_UNAVAILABLE
+
+
+def test_a_breaker_stays_open_until_its_leader_answers_and_longer_each_time(
+    brokers: Brokers, clock: ManualClock, targets: Targets
+) -> None:
+    """Five seconds, then twice as long if it fails again soon; other partitions are not concerned."""
+    brokers.topics["t"] = WELL
+    targets.resolve(["t"])
+    for open_s in (5, 10, 20):
+        targets.trip("t", 1, SILENT)
+        assert targets.resolve(["t"])["t"].down == {1: "no answer"}
+        assert targets.failing() == {("t", "target-unavailable"): 1}
+        brokers.dead = {("t", 1)}
+        clock.advance(open_s * 1_000 - 1)
+        targets.refresh()
+        assert brokers.probed == []
+        clock.advance(1)
+        targets.refresh()
+        assert brokers.probed == [("t", 1)]
+        assert not targets.resolve(["t"])["t"].is_well
+        brokers.dead.clear()
+        clock.advance(2_000)
+        targets.refresh()
+        assert targets.resolve(["t"])["t"] == WELL
+        brokers.probed.clear()
+    assert targets.failing() == {}
+    clock.advance(700_000)
+    targets.trip("t", 1, SILENT)
+    clock.advance(5_000)
+    targets.refresh()
+    assert targets.resolve(["t"])["t"].is_well, "long ago is forgotten"
+
+
+def test_a_breaker_for_a_whole_target_probes_all_of_it(brokers: Brokers, clock: ManualClock, targets: Targets) -> None:
+    """Where nobody knows which partition it was."""
+    brokers.topics["t"] = WELL
+    targets.resolve(["t"])
+    targets.refuse("t", SILENT)
+    assert targets.resolve(["t"])["t"].refusal == SILENT
+    clock.advance(5_000)
+    targets.refresh()
+    assert brokers.probed == [("t", 0), ("t", 1), ("t", 2)]
+    assert targets.resolve(["t"])["t"] == WELL
+
+
+def test_one_silent_leader_does_not_keep_a_whole_target_out(
+    brokers: Brokers, clock: ManualClock, targets: Targets
+) -> None:
+    """The breaker of all partitions is closed when some leaders answer; those of the others are opened."""
+    brokers.topics["t"] = WELL
+    targets.resolve(["t"])
+    targets.refuse("t", SILENT)
+    brokers.dead = {("t", 1)}
+    clock.advance(5_000)
+    targets.refresh()
+    assert (targets.resolve(["t"])["t"].refusal, set(targets.resolve(["t"])["t"].down)) == (None, {1})
+    brokers.dead = {("t", 0), ("t", 1), ("t", 2)}
+    targets.refuse("t", SILENT)
+    clock.advance(10_000)
+    targets.refresh()
+    assert targets.resolve(["t"])["t"].refusal == SILENT, "without any answer it stays"
+    brokers.dead = set()
+    clock.advance(10_000)
+    targets.refresh()
+    assert targets.resolve(["t"])["t"].is_well
+
+
+def test_looking_again_tells_what_has_become_worse(brokers: Brokers, targets: Targets) -> None:
+    """Not what was known to fail, and not what is well again."""
+    brokers.topics = {"a": WELL, "b": WELL, "d": replace(WELL, down={1: "has no leader"})}
+    targets.resolve(["a", "b", "c", "d"])
+    brokers.topics = {"a": replace(WELL, down={0: "has no leader"}), "b": WELL, "d": WELL}
+    assert targets.look_again(["a", "b", "c", "d"]) == frozenset({"a"})
+
+
+def test_what_is_in_doubt_is_looked_at_by_the_thread(brokers: Brokers, targets: Targets) -> None:
+    """Delivery only compares what it believed with what is known: less is worse; more, and the same, is not."""
+    brokers.topics = {"a": WELL, "b": replace(WELL, down={1: "has no leader"})}
+    believed = targets.resolve(["a", "b"])
+    brokers.topics["b"] = replace(WELL, down={1: "has 1 replica in sync"})
+    targets.doubt(["a", "b"])
+    assert len(brokers.asked) == 1
+    targets.refresh()
+    targets.refresh()
+    assert brokers.asked[1:] == [["a", "b"]]
+    assert not targets.are_worse_than(believed)
+    brokers.topics["b"] = replace(WELL, down={0: "has no leader"})
+    targets.doubt(["b"])
+    targets.refresh()
+    assert targets.are_worse_than(believed)
+    assert not targets.are_worse_than({"a": believed["a"], "never seen": WELL})
+    targets.trip("a", 2, SILENT)
+    assert targets.are_worse_than({"a": believed["a"]}), "a breaker counts, whoever opened it"
+
+
+def test_all_that_is_in_doubt_is_looked_at(brokers: Brokers, targets: Targets) -> None:
+    """However many: it may be the last one."""
+    names = [f"t{number}" for number in range(150)]
+    brokers.topics.update(dict.fromkeys(names, WELL))
+    believed = targets.resolve(names)
+    brokers.topics[names[-1]] = replace(WELL, down={0: "has no leader"})
+    targets.doubt(names)
+    targets.refresh()
+    assert targets.are_worse_than(believed)
+
+
+def test_nobody_waits_for_an_answer_about_what_is_in_doubt() -> None:
+    """While the thread waits for a node that hangs, delivery asks leaders, and goes on."""
+    asked, answer = threading.Event(), threading.Event()
+
+    class Hanging(Brokers):
+        def __call__(self, names: Sequence[str]) -> Mapping[str, Target]:
+            if self.is_hanging:
+                asked.set()
+                assert answer.wait(30)
+            return super().__call__(names)
+
+    brokers, clock = Hanging(), SystemClock()
+    brokers.topics.update(t=ON_TWO)
+    targets = Targets(brokers, clock)
+    believed = targets.resolve(["t"])
+    brokers.is_hanging, brokers.dead = True, {("t", 1)}
+    targets.start()
+    try:
+        targets.doubt(["t"])
+        assert asked.wait(30)
+        began_s = clock.monotonic_s()
+        wait_until(lambda: targets.find_silent(clock.monotonic_s() - began_s), 30, "it is found")
+        assert targets.are_worse_than(believed)
+        assert not answer.is_set()
+    finally:
+        answer.set()
+        targets.stop()
+
+
+ONE, TWO = Leader(1, "one", 9092), Leader(2, "two", 9092)
+ON_TWO = replace(WELL, leaders={0: ONE, 1: TWO, 2: ONE})
+ON_ONE = replace(WELL, leaders={0: ONE, 1: ONE, 2: ONE})
+
+
+def stall(targets: Targets, clock: ManualClock, tenths: int, spared: Collection[str] = ()) -> list[bool]:
+    """What is found at each look, a tenth of a second apart."""
+    found = []
+    for i in range(1, tenths + 1):
+        found.append(targets.find_silent(i / 10, spared=spared))
+        clock.advance(100)
+    return found
+
+
+@pytest.mark.parametrize("is_hanging", [True, False])
+def test_a_leader_that_is_silent_while_others_answer_is_taken_out(
+    brokers: Brokers, clock: ManualClock, targets: Targets, is_hanging: bool
+) -> None:
+    """With all that it leads, also what is not in this transaction; but for the bridge's own topics."""
+    brokers.topics.update(
+        t=ON_TWO, u=replace(WELL, leaders={0: TWO}), well=ON_ONE, delay=replace(WELL, leaders={0: TWO})
+    )
+    targets.resolve(["t", "u", "well", "delay"])
+    brokers.is_hanging = is_hanging
+    brokers.dead = {("t", 1)}
+    assert stall(targets, clock, 4, spared={"delay"}) == [False, False, False, True]
+    found = targets.resolve(["t", "u", "well", "delay"])
+    assert [sorted(found[name].down) for name in ("t", "u", "well", "delay")] == [[1], [0], [], []]
+    assert brokers.probed == [("t", 0), ("t", 1)], "one question to each leader"
+    assert not any(stall(targets, clock, 6, spared={"delay"})), "nothing new is found"
+
+
+def test_who_refuses_a_connection_is_taken_out_at_once(brokers: Brokers, clock: ManualClock, targets: Targets) -> None:
+    """Nobody waits for an answer that cannot come, unless the others are slow as well."""
+    brokers.topics.update(t=ON_TWO)
+    targets.resolve(["t"])
+    brokers.dead, brokers.is_refusing = {("t", 1)}, True
+    assert stall(targets, clock, 2) == [False, True]
+    assert sorted(targets.resolve(["t"])["t"].down) == [1]
+
+
+def test_a_short_silence_costs_a_second_and_another_one_more(
+    brokers: Brokers, clock: ManualClock, targets: Targets
+) -> None:
+    """A leader that answers again gets its messages; one that was silent again is not trusted as soon."""
+    brokers.topics.update(t=ON_TWO)
+    targets.resolve(["t"])
+    for open_s in (1, 5, 10):
+        brokers.dead = {("t", 1)}
+        assert any(stall(targets, clock, 5))
+        brokers.dead.clear()
+        clock.advance(open_s * 1_000 - 300)
+        targets.refresh()
+        assert not targets.resolve(["t"])["t"].is_well
+        clock.advance(300)
+        targets.refresh()
+        assert targets.resolve(["t"])["t"].is_well
+
+
+@pytest.mark.parametrize("dead", [set(), {("t", 0), ("t", 1)}, {("only", 0)}])
+def test_who_is_not_worse_than_the_others_is_not_blamed(
+    brokers: Brokers, clock: ManualClock, targets: Targets, dead: set[tuple[str, int]]
+) -> None:
+    """Nothing is acknowledged, and all leaders answer, or none does, or there is but one."""
+    names = ["only"] if dead == {("only", 0)} else ["t"]
+    brokers.topics.update(t=ON_TWO, only=ON_ONE)
+    targets.resolve(names)
+    brokers.dead = dead
+    assert not any(stall(targets, clock, 10))
+    assert all(target.is_well for target in targets.resolve(names).values())
+
+
+def test_a_late_answer_of_others_is_evidence_too(brokers: Brokers, clock: ManualClock, targets: Targets) -> None:
+    """They have to connect first; so long nobody is blamed. Another stall asks anew."""
+    brokers.topics.update(t=ON_TWO)
+    targets.resolve(["t"])
+    brokers.dead, brokers.is_hanging = {("t", 0), ("t", 1)}, True
+    assert not any(stall(targets, clock, 6))
+    brokers.dead = set()
+    assert not any(stall(targets, clock, 6))
+
+
+def test_the_connections_to_all_leaders_are_kept_warm(brokers: Brokers, clock: ManualClock, targets: Targets) -> None:
+    """Else the first question would measure how long it takes to connect. Who did not answer is doubtful the next
+    time."""
+    brokers.topics.update(t=ON_TWO)
+    targets.resolve(["t"])
+    brokers.dead = {("t", 1)}
+    for _ in range(2):
+        clock.advance(5_000)
+        targets.refresh()
+    brokers.dead.clear()
+    for _ in range(2):
+        clock.advance(5_000)
+        targets.refresh()
+    assert brokers.probed == [("t", 0), ("t", 1)] * 4
+    assert brokers.doubtful == [False, True, True, False]
+
+
+def test_an_open_breaker_is_closed_by_who_leads_now(brokers: Brokers, clock: ManualClock, targets: Targets) -> None:
+    """The old leader stays dead: the partition has moved on, and so must the question."""
+    brokers.topics.update(t=ON_TWO)
+    targets.resolve(["t"])
+    targets.trip("t", 1, SILENT)
+    brokers.topics.update(t=ON_ONE)
+    clock.advance(5_000)
+    targets.refresh()
+    assert brokers.asked == [["t"]]
+    assert targets.resolve(["t"])["t"].leaders[1] == ONE
+
+
+def test_who_takes_no_connection_is_not_asked_anything() -> None:
+    """The client would go on trying to connect, without a pause, for as long as it is asked."""
+    (port,) = free_ports(1)
+    look_up = TargetLookUp({"bootstrap.servers": f"127.0.0.1:{port}"})
+    dead = Leader(1, "127.0.0.1", port)
+    answers = look_up.ask({("t", 0): dead, ("t", 1): dead}, doubtful=True)
+    for answer in answers.values():
+        assert isinstance(answer.exception(5), ConnectionRefusedError)
+        assert look_up.is_answered(answer) is False
+
+
+@pytest.mark.parametrize(
+    ("told", "is_answered"),
+    [
+        (None, False),
+        (SimpleNamespace(offset=0), True),
+        (SimpleNamespace(offset=-1001), False),
+        (KafkaException(KafkaError(KafkaError._TIMED_OUT)), False),
+        (KafkaException(KafkaError(KafkaError._TRANSPORT)), False),
+        (KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE)), False),
+        (KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)), None),
+    ],
+)
+def test_only_an_offset_is_an_answer_of_a_leader(told: object, is_answered: bool | None) -> None:
+    """A missing topic is no leader's answer, but nobody's silence either."""
+    answer: Future[Any] = Future()
+    if isinstance(told, Exception):
+        answer.set_exception(told)
+    elif told is not None:
+        answer.set_result(told)
+    assert TargetLookUp.is_answered(answer) is is_answered

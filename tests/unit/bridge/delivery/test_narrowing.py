@@ -1,0 +1,272 @@
+"""bridge.narrowing: the attempt after an abort differs from the one before it, whatever the brokers have answered."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from confluent_kafka import KafkaError
+
+from bridge.delivery.narrowing import (
+    PASSING_STRIKES_MAX,
+    REFUSALS_MAX,
+    REFUSALS_S,
+    STRIKES_MAX,
+    TRIPPED_AFTER,
+    Narrowing,
+)
+from bridge.delivery.open_transaction import Culprit
+from bridge.delivery.targets.breakers import EVERY, LARGE
+from bridge.delivery.targets.cache import Targets
+from bridge.kafka.errors import Refusal
+from bridge.wire.headers import RejectReason
+from tests.broker.brokers import WELL, Brokers
+from timerstore.clock import ManualClock
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def brokers() -> Brokers:
+    return Brokers()
+
+
+@pytest.fixture
+def targets(brokers: Brokers, clock: ManualClock) -> Targets:
+    return Targets(brokers, clock)
+
+
+@pytest.fixture
+def found(targets: Targets, clock: ManualClock) -> Narrowing:
+    return Narrowing(targets, frozenset({"delay"}), frozenset({"delay.dlt"}), clock, 20_000)
+
+
+@pytest.mark.parametrize(
+    "code", [KafkaError._MSG_TIMED_OUT, KafkaError.NOT_ENOUGH_REPLICAS, KafkaError.KAFKA_STORAGE_ERROR]
+)
+def test_a_partition_that_does_not_answer_is_put_aside(
+    brokers: Brokers, targets: Targets, found: Narrowing, code: int
+) -> None:
+    """That partition only; its records are retried, and no record is condemned."""
+    brokers.topics["t"] = WELL
+    assert found.learn({7: Culprit("t", 2, KafkaError(code))}, is_exact=True)
+    assert list(targets.resolve(["t"])["t"].down) == [2]
+    assert not found.findings.condemned
+
+
+def test_what_the_brokers_say_themselves_needs_no_breaker(
+    brokers: Brokers, clock: ManualClock, targets: Targets, found: Narrowing
+) -> None:
+    """They also say when it is over."""
+    brokers.topics["t"] = WELL
+    targets.resolve(["t"])
+    brokers.topics["t"] = denied = replace(WELL, refusal=Refusal(RejectReason.TARGET_DENIED, "no"))
+    error = KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)
+    assert found.learn({7: Culprit("t", -1, error)}, is_exact=True)
+    assert targets.resolve(["t"])["t"] == denied
+    brokers.topics["t"] = WELL
+    clock.advance(2_000)
+    targets.refresh()
+    assert targets.resolve(["t"])["t"] == WELL
+    assert brokers.probed == []
+
+
+def test_a_target_that_refuses_without_the_brokers_saying_so_is_put_aside(
+    brokers: Brokers, targets: Targets, found: Narrowing
+) -> None:
+    """A policy, or brokers that do not tell permissions."""
+    brokers.topics["t"] = WELL
+    error = KafkaError(KafkaError.POLICY_VIOLATION)
+    assert found.learn({7: Culprit("t", 0, error)}, is_exact=False)
+    assert targets.resolve(["t"])["t"].refusal == Refusal(RejectReason.PRODUCE_FAILED, error.str())
+
+
+def test_brokers_that_do_not_answer_at_all_are_no_targets_fault(
+    brokers: Brokers, targets: Targets, found: Narrowing
+) -> None:
+    """Everything is tried again, and no attempt is counted."""
+    brokers.topics["t"] = WELL
+    targets.resolve(["t"])
+    brokers.is_silent = True
+    error = KafkaError(KafkaError._MSG_TIMED_OUT)
+    assert targets.look_again(["t"]) is None
+    assert not found.learn({7: Culprit("t", 0, error)}, is_exact=True)
+    assert targets.resolve(["t"])["t"] == WELL
+
+
+def test_a_delay_partition_that_does_not_answer_is_put_aside(
+    brokers: Brokers, targets: Targets, found: Narrowing
+) -> None:
+    """What has to be written there waits where it is; other partitions go on."""
+    brokers.topics["delay"] = WELL
+    assert found.learn({7: Culprit("delay", 0, KafkaError(KafkaError._MSG_TIMED_OUT))}, is_exact=True)
+    assert targets.resolve(["delay"])["delay"].is_down(0)
+    assert not targets.resolve(["delay"])["delay"].is_down(1)
+
+
+@pytest.mark.parametrize("code", [KafkaError.UNKNOWN, KafkaError._RETRY, 12_345])
+def test_a_partition_that_fails_again_and_again_is_put_aside_whatever_the_code(
+    brokers: Brokers, targets: Targets, found: Narrowing, code: int
+) -> None:
+    """A code that is in no list may be for ever."""
+    brokers.topics["t"] = WELL
+    culprits = {7: Culprit("t", 1, KafkaError(code))}
+    assert [found.learn(culprits, is_exact=False) for _ in range(STRIKES_MAX)] == [False] * (STRIKES_MAX - 1) + [True]
+    assert list(targets.resolve(["t"])["t"].down) == [1]
+
+
+def test_a_target_is_put_aside_late_where_the_brokers_are_busy(
+    brokers: Brokers, targets: Targets, found: Narrowing
+) -> None:
+    """That passes as a rule, and is nobody's fault."""
+    brokers.topics["t"] = WELL
+    found.rows = 1
+    error = KafkaError(KafkaError.COORDINATOR_LOAD_IN_PROGRESS)
+    narrower = [
+        found.narrow(1, {("t", EVERY)}, error, is_careful=False, is_passing=True) for _ in range(PASSING_STRIKES_MAX)
+    ]
+    assert narrower == [False] * (PASSING_STRIKES_MAX - 1) + [True]
+    assert targets.resolve(["t"])["t"].refusal is not None
+
+
+def test_an_abort_that_teaches_nothing_makes_the_next_transaction_smaller(
+    brokers: Brokers, targets: Targets, found: Narrowing
+) -> None:
+    """Down to one row, and what that was sent to is put aside; commits make it large again."""
+    brokers.topics["t"] = WELL
+    assert found.narrow(found.rows, {("t", -1)}, KafkaError(KafkaError.UNKNOWN), is_careful=True, is_passing=False)
+    sizes = [found.rows]
+    while found.narrow(found.rows, {("t", -1)}, KafkaError(KafkaError.UNKNOWN), is_careful=True, is_passing=False):
+        sizes.append(found.rows)
+    assert sizes == sorted(set(sizes), reverse=True) and sizes[-1] == 1 and len(sizes) <= 6
+    assert found.is_careful and found.is_narrowest
+    error = KafkaError(KafkaError.UNKNOWN)
+    assert not found.narrow(1, {("t", -1)}, error, is_careful=True, is_passing=False)
+    assert found.narrow(1, {("t", -1)}, error, is_careful=True, is_passing=False)
+    assert targets.resolve(["t"])["t"].refusal is not None
+    while found.rows < 20_000:
+        before = found.rows
+        found.committed(found.rows)
+        assert found.rows > before
+    assert not found.is_careful
+
+
+def test_an_abort_without_rows_makes_nothing_smaller(found: Narrowing) -> None:
+    """Only offsets were to be committed: what is due next is no smaller for it."""
+    before = found.rows
+    assert not found.narrow(0, (), KafkaError(KafkaError._TIMED_OUT), is_careful=False, is_passing=True)
+    assert found.rows == before
+
+
+def culprits(codes: list[int | None], topic: str = "t") -> dict[int, Culprit]:
+    """Failed records of one partition, in order; None: it did not fail."""
+    return {key: Culprit(topic, 0, KafkaError(code)) for key, code in enumerate(codes) if code is not None}
+
+
+BAD, BYSTANDER = KafkaError.INVALID_RECORD, KafkaError._INVALID_DIFFERENT_RECORD
+
+
+def test_records_that_the_broker_names_are_believed(brokers: Brokers, found: Narrowing) -> None:
+    """All of them at once (KIP-467), as far as they stand between bystanders of their batch."""
+    brokers.topics["t"] = WELL
+    assert found.learn(culprits([BYSTANDER, BAD, BYSTANDER, BYSTANDER, BAD, BYSTANDER]), is_exact=False)
+    assert set(found.findings.condemned) == {1, 4}
+
+
+def test_names_at_the_end_of_what_failed_are_not_believed(brokers: Brokers, found: Narrowing) -> None:
+    """The client marks all records of a batch if the broker has named one of them: they may be of another batch."""
+    brokers.topics["t"] = WELL
+    assert found.learn(culprits([BYSTANDER, BAD, BAD, BYSTANDER, BAD]), is_exact=False)
+    assert not found.findings.condemned
+    assert found.is_careful
+
+
+def test_a_target_that_refuses_too_often_has_what_is_suspected_put_off(
+    brokers: Brokers, targets: Targets, found: Narrowing
+) -> None:
+    """Some aborts find some records; then the others go on, and the target is left alone only if that does not end."""
+    brokers.topics["t"] = WELL
+    for _ in range(REFUSALS_MAX):
+        assert not found.findings.put_off
+        found.learn(culprits([BAD, BAD, BAD]), is_exact=False)
+    assert set(found.findings.put_off) == {0, 1, 2}
+    assert targets.resolve(["t"])["t"].is_well
+    for _ in range((TRIPPED_AFTER - 1) * REFUSALS_MAX):
+        found.learn(culprits([BAD, BAD, BAD]), is_exact=False)
+    assert targets.resolve(["t"])["t"].refusal is not None
+
+
+def test_refusals_now_and_then_put_nothing_off(brokers: Brokers, clock: ManualClock, found: Narrowing) -> None:
+    """Each is found, and costs some aborts of its own."""
+    brokers.topics["t"] = WELL
+    for _ in range(5 * REFUSALS_MAX):
+        found.learn(culprits([BAD, BAD, BAD]), is_exact=False)
+        found.committed(3)
+        clock.advance(round(2_000 * REFUSALS_S / REFUSALS_MAX))
+    assert not found.findings.put_off
+
+
+def test_a_target_that_refuses_sizes_too_often_is_left_alone_with_large_records(
+    brokers: Brokers, targets: Targets, found: Narrowing
+) -> None:
+    """Compressed, only the broker can tell whether a record fits; what fits in any case goes on."""
+    brokers.topics["t"] = WELL
+    for key in range(REFUSALS_MAX):
+        found.learn({key: Culprit("t", 0, KafkaError(KafkaError.MSG_SIZE_TOO_LARGE))}, is_exact=True)
+    target = targets.resolve(["t"])["t"]
+    assert target.is_wary and target.refusal is None and not target.down
+    assert targets._breakers.due(1e9) == [("t", LARGE)]
+    found.learn(culprits([KafkaError.MSG_SIZE_TOO_LARGE] * 2), is_exact=False)
+    assert set(found.findings.put_off) == {0, 1}, "what is refused all the same is not large"
+
+
+def test_a_target_that_refuses_our_clock_is_put_off_without_a_count(
+    brokers: Brokers, targets: Targets, found: Narrowing
+) -> None:
+    """Our clock is at fault, not the message: it never becomes a dead letter for that."""
+    brokers.topics["t"] = WELL
+    assert found.learn({7: Culprit("t", 0, KafkaError(KafkaError.INVALID_TIMESTAMP))}, is_exact=True)
+    refusal = targets.resolve(["t"])["t"].refusal
+    assert refusal is not None and refusal.reason is RejectReason.CLOCK_AHEAD and not refusal.counts
+    assert not found.findings.condemned
+
+
+def test_a_record_that_neither_of_our_topics_takes_is_cut(brokers: Brokers, found: Narrowing) -> None:
+    """Its dead letter is refused, then its copy, or the letter again where no copy is possible. Only if what is cut is
+    refused as well has it nowhere to go: its source has to wait."""
+    brokers.topics = {"delay": WELL, "delay.dlt": WELL}
+    error = KafkaError(KafkaError.MSG_SIZE_TOO_LARGE)
+    assert found.learn({7: Culprit("delay.dlt", 0, error)}, is_exact=True)
+    assert set(found.findings.no_letter) == {7}
+    assert found.learn({8: Culprit("delay", 0, error)}, is_exact=True)
+    assert set(found.findings.no_copy) == {8}
+    assert not found.findings.cut
+    assert found.learn({7: Culprit("delay", 0, error)}, is_exact=True)
+    assert found.learn({9: Culprit("delay.dlt", 0, error)}, is_exact=True)
+    assert found.learn({9: Culprit("delay.dlt", 0, error)}, is_exact=True)
+    assert set(found.findings.cut) == {7, 9}
+    assert not found.take_stuck()
+    assert found.learn({7: Culprit("delay.dlt", 0, error)}, is_exact=True)
+    assert set(found.take_stuck()) == {0} and not found.take_stuck()
+    found.committed(1)
+    assert not found.findings.cut
+
+
+def test_a_record_that_is_refused_for_what_it_is_is_not_cut(brokers: Brokers, found: Narrowing) -> None:
+    """Cut, it would be refused again: its source waits."""
+    brokers.topics = {"delay": WELL, "delay.dlt": WELL}
+    key, error = (3 << 48) | 7, KafkaError(KafkaError.INVALID_RECORD)
+    assert found.learn({key: Culprit("delay.dlt", 0, error)}, is_exact=True)
+    assert found.learn({key: Culprit("delay", 0, error)}, is_exact=True)
+    assert set(found.take_stuck()) == {3}
+
+
+def test_a_forbidden_dead_letter_topic_is_put_aside(brokers: Brokers, targets: Targets, found: Narrowing) -> None:
+    """The other one of our topics is tried next."""
+    brokers.topics = {"delay": WELL, "delay.dlt": WELL}
+    error = KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)
+    assert found.learn({7: Culprit("delay.dlt", EVERY, error)}, is_exact=True)
+    assert targets.resolve(["delay.dlt"])["delay.dlt"].refusal is not None

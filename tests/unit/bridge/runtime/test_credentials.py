@@ -1,0 +1,206 @@
+"""Certificates and passwords that are replaced under a running bridge."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import yaml
+
+from bridge.checks.run import run_checks
+from bridge.client import DelayClient
+from bridge.commands.arrivals import Arrivals
+from bridge.delivery.targets.look_up import TargetLookUp
+from bridge.errors import EnvironmentFailure
+from bridge.kafka.admin import Cluster, api_versions
+from bridge.runtime.credentials import Credentials
+from bridge.runtime.pipeline import sampled_record_bytes
+from bridge.settings.clients import librdkafka
+from bridge.settings.load import reader
+from bridge.settings.model import Settings, plain
+from tests.system.secure import Authority
+from tests.waiting import wait_until
+from timerstore.clock import SystemClock
+
+
+@dataclass
+class Site:
+    """A configuration with a certificate and a password in files, and brokers that may refuse it."""
+
+    directory: Path
+    read: Callable[[], Settings]
+    refuses: bool = False
+    renewed: list[Settings] = field(default_factory=list)
+    verified: int = 0
+
+    def credentials(self) -> Credentials:
+        return Credentials(self.read(), read=self.read, verify=self._verify, on_renewed=self.renewed.append)
+
+    def write(self, name: str, text: str) -> None:
+        (self.directory / name).write_text(text)
+
+    def _verify(self, _: Settings) -> None:
+        self.verified += 1
+        if self.refuses:
+            raise EnvironmentFailure("cannot reach the brokers", hint="look at them")
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    """Files as they are at the start."""
+    (tmp_path / "ca.pem").write_text("authority")
+    (tmp_path / "password").write_text("first")
+    common = {"sasl.password_file": str(tmp_path / "password"), "ssl.ca.location": str(tmp_path / "ca.pem")}
+    config = tmp_path / "bridge.yaml"
+    config.write_text(yaml.safe_dump({"bridge": {"id": "${env:ID}"}, "kafka": {"common": common}}))
+    env = {"ID": "orders"}
+    read = reader(config, env)
+    env["ID"] = "others"
+    config.write_text("bridge: {id: others}")
+    return Site(tmp_path, read)
+
+
+def test_nothing_happens_while_nothing_changes(site: Site) -> None:
+    """No connection is made to find that out."""
+    credentials = site.credentials()
+    site.write("ca.pem", "authority")
+    assert [credentials.look() for _ in range(3)] == [False] * 3
+    assert (site.renewed, site.verified, credentials.alarms()) == ([], 0, ())
+
+
+@pytest.mark.parametrize("name", ["ca.pem", "password"])
+def test_what_is_replaced_is_tried_and_taken_over_once_it_has_settled(site: Site, name: str) -> None:
+    """Key and certificate are replaced one after the other: what has just changed is looked at again first."""
+    credentials = site.credentials()
+    site.write(name, "half of it")
+    assert credentials.look()
+    site.write(name, "second")
+    assert credentials.look()
+    assert not site.verified
+    assert not credentials.look()
+    (settings,) = site.renewed
+    assert plain(settings.kafka.common["sasl.password"]) == ("second" if name == "password" else "first")
+    assert "second" in settings.secrets() or name == "ca.pem"
+    assert not credentials.look()
+    assert len(site.renewed) == 1
+
+
+def test_what_does_not_work_leaves_the_old_in_force_and_is_told(site: Site) -> None:
+    """A mistake must not take down a bridge that runs; corrected, it is taken over."""
+    credentials = site.credentials()
+    site.refuses = True
+    site.write("password", "wrong")
+    for _ in range(3):
+        credentials.look()
+    assert site.renewed == []
+    (alarm,) = credentials.alarms()
+    assert "the old ones stay in force: cannot reach the brokers" in alarm
+    assert "wrong" not in alarm
+    site.refuses = False
+    credentials.look()
+    assert (len(site.renewed), credentials.alarms()) == (1, ())
+
+
+def test_a_file_that_is_missing_for_a_moment_does_no_harm(site: Site) -> None:
+    """It is an alarm until it is back."""
+    credentials = site.credentials()
+    (site.directory / "password").unlink()
+    assert not credentials.look()
+    assert "cannot read" in credentials.alarms()[0]
+    site.write("password", "first")
+    assert not credentials.look()
+    assert (site.renewed, credentials.alarms()) == ([], ())
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl on this machine")
+def test_a_key_and_its_certificate_may_be_replaced_seconds_apart(tmp_path: Path) -> None:
+    """In between they do not belong together, and no client can be made: an alarm, and both are taken over later."""
+    authority = Authority(tmp_path / "ca")
+    key, certificate = authority.issue("bridge")
+    new_key, new_certificate = authority.issue("other")
+    common = {
+        "bootstrap.servers": "127.0.0.1:1",
+        "security.protocol": "SSL",
+        "ssl.key.location": str(key),
+        "ssl.certificate.location": str(certificate),
+    }
+    settings = Settings.of({"kafka": {"common": common}})
+    renewed: list[Settings] = []
+    credentials = Credentials(settings, read=lambda: settings, verify=Cluster, on_renewed=renewed.append)
+    new_key.replace(key)
+    assert credentials.look(), "something has changed, and must settle"
+    for _ in range(3):
+        assert not credentials.look()
+        (alarm,) = credentials.alarms()
+        assert "a Kafka client cannot be made" in alarm and "key" in alarm
+    new_certificate.replace(certificate)
+    assert credentials.look()
+    assert not credentials.look()
+    assert (len(renewed), credentials.alarms()) == (1, ())
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl on this machine")
+@pytest.mark.parametrize("broken", ["nonsense", "of another key"])
+def test_a_certificate_that_cannot_be_used_is_the_environments_failure(tmp_path: Path, broken: str) -> None:
+    """At the start, too: status 3 and a remedy, whichever client meets it first."""
+    authority = Authority(tmp_path / "ca")
+    key, certificate = authority.issue("bridge")
+    if broken == "nonsense":
+        certificate.write_text("nonsense")
+    else:
+        certificate.write_text(authority.issue("other")[1].read_text())
+    common = {
+        "bootstrap.servers": "127.0.0.1:1",
+        "security.protocol": "SSL",
+        "ssl.key.location": str(key),
+        "ssl.certificate.location": str(certificate),
+    }
+    settings = Settings.of({"kafka": {"common": common}})
+    clients: list[Callable[[], object]] = [
+        lambda: Cluster(settings),
+        lambda: run_checks(settings),
+        lambda: api_versions(settings),
+        lambda: TargetLookUp(librdkafka(settings, "admin")),
+        lambda: Arrivals({**librdkafka(settings, "consumer")}, ["t"], SystemClock()),
+        lambda: DelayClient(common),
+        lambda: sampled_record_bytes(settings, {}, SystemClock()),
+    ]
+    for make in clients:
+        with pytest.raises(EnvironmentFailure, match="certificate and key") as refused:
+            make()
+        assert refused.value.exit_code == 3
+
+
+def test_the_thread_survives_whatever_is_raised(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is seen while it lasts, without what the exception says, and the files are looked at again."""
+    monkeypatch.setattr("bridge.runtime.credentials.LOOK_INTERVAL_S", 0.01)
+    monkeypatch.setattr("bridge.runtime.credentials.SETTLE_S", 0.01)
+    settings = site.read()
+    failing = threading.Event()
+    failing.set()
+
+    def reads() -> Settings:
+        if failing.is_set():
+            raise RuntimeError("canary")
+        return site.read()
+
+    credentials = Credentials(settings, read=reads, verify=lambda _: None, on_renewed=site.renewed.append)
+    with credentials:
+        wait_until(credentials.alarms, 10, "it is told")
+        assert "RuntimeError" in credentials.alarms()[0] and "canary" not in credentials.alarms()[0]
+        site.write("password", "second")
+        failing.clear()
+        wait_until(lambda: site.renewed and not credentials.alarms(), 10, "it is taken over")
+
+
+def test_only_secrets_change(site: Site) -> None:
+    """The configuration itself is read at the start: what else was edited meanwhile waits for the next one."""
+    credentials = site.credentials()
+    site.write("password", "second")
+    credentials.look()
+    credentials.look()
+    assert site.renewed[0].bridge.id == "orders"

@@ -1,0 +1,88 @@
+"""bridge.snapshot: what the gauges say of a store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bridge.runtime.gauges import Lag, snapshot
+from bridge.settings.model import Settings
+from tests.unit.timerstore.entries import Record
+from tests.unit.timerstore.rig import BILLS, NOW_MS, ORDERS, Rig
+from timerstore.clock import ManualClock
+
+LATE_MS = 3_000_000
+SLOT_S = 10
+
+
+@pytest.mark.parametrize("stored", [False, True], ids=["in the memtable", "in a segment"])
+def test_what_is_overdue_beyond_the_frontier_is_seen(tmp_path: Path, stored: bool) -> None:
+    """Housekeeping hangs, so no window is loaded: what falls due on disk is in no queue, and overdue all the same."""
+    rig = Rig(tmp_path)
+    rig.load()
+    rig.produce(*range(NOW_MS + 100_000, NOW_MS + 101_000))
+    rig.ingest()
+    rig.deliver()
+    if stored:
+        rig.store.maintenance.flush(NOW_MS)
+    now_ms = NOW_MS + 100_000 + LATE_MS
+    shown = snapshot(rig.store, Settings.of({}), now_ms, Lag(ManualClock()), None)
+    assert shown.pending_total == 1_000
+    assert LATE_MS / 1_000 - SLOT_S <= shown.oldest_overdue_s <= LATE_MS / 1_000
+    rig.finish(now_ms)
+    assert snapshot(rig.store, Settings.of({}), now_ms, Lag(ManualClock()), None).oldest_overdue_s == 0
+
+
+@pytest.mark.parametrize("where", ["late", "hot", "in a transaction", "memtable"])
+def test_what_a_producer_dates_back_waits_since_it_was_written(tmp_path: Path, where: str) -> None:
+    """A due time of years ago is delivered at once, and nothing is late: that must raise no alarm, wherever the row is
+    while somebody looks."""
+    rig = Rig(tmp_path)
+    if where != "memtable":
+        rig.load()
+    if where == "late":
+        rig.produce(NOW_MS - 1)
+        rig.ingest()
+        rig.deliver()
+    for i in range(1_000):
+        rig.log[ORDERS].append(Record(*ORDERS, len(rig.log[ORDERS]), NOW_MS // 10 - i, ts_ms=NOW_MS - i))
+    rig.ingest()
+    transaction = rig.store.begin()
+    if where == "in a transaction":
+        assert len(transaction.take(NOW_MS, 2_000)) == 1_000
+    shown = snapshot(rig.store, Settings.of({}), NOW_MS + 7_000, Lag(ManualClock()), None)
+    assert shown.pending_total == 1_000
+    assert shown.oldest_overdue_s <= 7 + 0.999
+    if where != "memtable":
+        assert shown.oldest_overdue_s == 7 + 0.999
+
+
+def test_a_dead_letter_that_cannot_be_written_hides_nothing(tmp_path: Path) -> None:
+    """A reject has no due time; it waits since it was written, and what else is overdue is seen beside it."""
+    rig = Rig(tmp_path)
+    rig.load()
+    rig.log[ORDERS].append(Record(*ORDERS, 0, None, ts_ms=NOW_MS - 20_000))
+    rig.ingest()
+    assert snapshot(rig.store, Settings.of({}), NOW_MS, Lag(ManualClock()), None).oldest_overdue_s == 20
+    rig.log[ORDERS].append(Record(*ORDERS, 1, NOW_MS - 50_000, ts_ms=NOW_MS - 90_000))
+    rig.ingest()
+    assert snapshot(rig.store, Settings.of({}), NOW_MS, Lag(ManualClock()), None).oldest_overdue_s == 50
+
+
+def test_what_is_held_back_is_overdue(tmp_path: Path) -> None:
+    """Rows of a partition that takes nothing are in no queue when they are stored: the counts tell of them."""
+    rig = Rig(tmp_path, sources=(ORDERS, BILLS))
+    rig.load()
+    rig.produce(NOW_MS + 1_000)
+    rig.produce(NOW_MS + 2_000, source=BILLS)
+    rig.ingest()
+    rig.deliver()
+    rig.store.maintenance.flush(NOW_MS)
+    rig.store.hold([rig.store.sources.index(*ORDERS)])
+    rig.load(NOW_MS + 2_000)
+    rig.deliver(NOW_MS + 2_000)
+    now_ms = NOW_MS + LATE_MS
+    shown = snapshot(rig.store, Settings.of({}), now_ms, Lag(ManualClock()), None)
+    assert shown.pending_total == 1
+    assert LATE_MS / 1_000 - 1 - SLOT_S <= shown.oldest_overdue_s <= LATE_MS / 1_000

@@ -1,0 +1,234 @@
+"""bridge.housekeeping on a real store: what a full disk stops, and what it must not."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+import timerstore.log.segment
+from bridge.errors import BridgeError, EnvironmentFailure
+from bridge.runtime.maintenance_thread import COMPACT_INTERVAL_S, FLUSH_AGAIN_S, RECLAIM_INTERVAL_S, Housekeeping
+from bridge.telemetry.heartbeats import DISK_BYTES_PER_S, SPARK_S
+from bridge.telemetry.metrics import Metrics
+from tests.unit.timerstore.entries import gather
+from tests.unit.timerstore.rig import NOW_MS, ORDERS, Rig
+from tests.waiting import wait_until
+from timerstore.clock import ManualClock
+from timerstore.disk import checkpoint
+from timerstore.limits import Limits
+from timerstore.log import segment
+from timerstore.operations import compaction
+
+DISK_BYTES = 1 << 20
+FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+NEAR_MS, FAR_MS = NOW_MS + 1_000_000, NOW_MS + 36_000_000
+
+
+class Bench:
+    """The steps of housekeeping, one by one, on a clock that stands still."""
+
+    def __init__(self, directory: Path, limits: Limits | None = None) -> None:
+        self.rig = Rig(directory, limits=limits or Limits(compaction_segments=2))
+        self.clock = ManualClock(now_ms=NOW_MS)
+        self.corrupt: list[str] = []
+        self.fatal: list[BridgeError] = []
+        self.beats = 0
+        self.budgets: list[float | None] = []
+        self.housekeeping = Housekeeping(
+            store=self.rig.store,
+            gather=gather,
+            clock=self.clock,
+            metrics=Metrics(),
+            on_corrupt=lambda: self.corrupt.append("corrupt"),
+            on_fatal=self.fatal.append,
+            beat=self.beat,
+        )
+
+    def beat(self, within_s: float | None = None) -> None:
+        self.beats += 1
+        self.budgets.append(within_s)
+
+    def steps(self, seconds: float) -> None:
+        """What housekeeping does within a while, waits skipped."""
+        end_s = self.clock.monotonic_s() + seconds
+        while self.clock.monotonic_s() < end_s:
+            self.clock.advance(int(1_000 * max(self.housekeeping._step(), 0.001)))
+
+    def settle(self, *due_ms: int) -> None:
+        """These messages are read, and O moves over them."""
+        self.rig.produce(*due_ms)
+        self.rig.ingest()
+        self.rig.deliver(self.clock.now_ms())
+
+    def flush(self, *due_ms: int) -> None:
+        """A segment of these."""
+        self.settle(*due_ms)
+        before = self.segments
+        self.steps(self.rig.limits.flush_interval_ms / 1_000 + 2)
+        assert self.segments == before + 1
+
+    def is_full(self) -> bool:
+        return self.housekeeping.disk_is_full
+
+    @property
+    def segments(self) -> int:
+        return len(list(self.rig.directory.glob("segment-*.parquet")))
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path / "store")
+
+
+def no_room(*_: Any, **__: Any) -> None:
+    raise FULL
+
+
+def test_what_is_delivered_is_reclaimed_while_no_segment_fits(bench: Bench) -> None:
+    """A segment needs room that a checkpoint does not: the flush that fails keeps nothing from making room for it, and
+    then goes on by itself."""
+    bench.flush(*range(NEAR_MS, NEAR_MS + 100))
+    bench.settle(FAR_MS)
+    with mock.patch.object(timerstore.log.segment, "_write_parquet", no_room):
+        bench.steps(70)
+        assert bench.is_full()
+        bench.clock.advance(NEAR_MS + 100 - bench.clock.now_ms())
+        bench.steps(RECLAIM_INTERVAL_S)
+        assert len(bench.rig.deliver(bench.clock.now_ms())) == 100, "windows are loaded meanwhile"
+        bench.steps(2 * RECLAIM_INTERVAL_S)
+        assert bench.segments == 0
+        assert bench.is_full()
+    bench.steps(2 * FLUSH_AGAIN_S)
+    assert bench.segments == 1 and not bench.is_full()
+
+
+def test_a_checkpoint_that_frees_room_has_its_room_kept(bench: Bench) -> None:
+    """Where not a byte is left, what was reserved is given up, and kept again with the room that was made."""
+    bench.flush(*range(NEAR_MS, NEAR_MS + 100))
+    bench.clock.advance(NEAR_MS + 100 - bench.clock.now_ms())
+    bench.steps(1)
+    bench.rig.deliver(bench.clock.now_ms())
+    reserve = bench.rig.directory / "reserve"
+    assert reserve.exists()
+    write = checkpoint._write_text
+
+    def write_if_room(path: Path, text: str) -> None:
+        if reserve.exists():
+            raise FULL
+        write(path, text)
+
+    with mock.patch.object(checkpoint, "_write_text", write_if_room):
+        bench.steps(2 * RECLAIM_INTERVAL_S)
+    assert bench.segments == 0
+    assert reserve.exists()
+
+
+def test_a_compaction_gives_its_room_back_to_a_flush(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it has written is worth less than what is only in memory."""
+    monkeypatch.setattr(timerstore.log.segment, "ROW_GROUP_ROWS", 16)
+    monkeypatch.setattr("bridge.runtime.maintenance_thread.Housekeeping._compact", lambda _: None)
+    for _ in range(2):
+        bench.flush(*range(FAR_MS, FAR_MS + 200))
+    monkeypatch.undo()
+    maintenance = bench.rig.store.maintenance
+    window = maintenance.compaction_window(bench.clock.now_ms())
+    assert window is not None
+    maintenance.compact(window, gather(window))
+    assert list(bench.rig.directory.glob("*.tmp"))
+    bench.settle(FAR_MS)
+    with mock.patch.object(timerstore.log.segment, "_write_parquet", no_room):
+        while not bench.is_full():
+            bench.clock.advance(60_000)
+            bench.housekeeping._flush_due()
+    assert not list(bench.rig.directory.glob("*.tmp"))
+    bench.steps(70 + COMPACT_INTERVAL_S)
+    assert bench.rig.store.stats().pending == 401 and bench.segments <= 2
+
+
+def test_a_beat_comes_with_every_piece_of_work(bench: Bench) -> None:
+    """Also when there is nothing to do: a thread that stands still is told from one that is idle."""
+    for _ in range(3):
+        before = bench.beats
+        bench.housekeeping._step()
+        assert bench.beats > before
+
+
+def test_an_errno_is_an_environment_failure_and_leaves_every_file(bench: Bench) -> None:
+    """A volume that answers with EIO says nothing about what is on it: the process ends, the index stays."""
+    bench.flush(NEAR_MS)
+    bench.clock.advance(NEAR_MS - bench.clock.now_ms())
+    before = sorted(path.name for path in bench.rig.directory.iterdir())
+    with mock.patch("timerstore.log.segment.pq.ParquetFile", side_effect=OSError(errno.EIO, "Input/output error")):
+        bench.housekeeping.start()
+        wait_until(lambda: not bench.housekeeping.is_alive, 30, "housekeeping ends")
+    assert [type(error) for error in bench.fatal] == [EnvironmentFailure]
+    assert bench.corrupt == []
+    assert sorted(path.name for path in bench.rig.directory.iterdir()) == before
+
+
+@pytest.fixture
+def small_disk() -> Iterator[tuple[Path, Callable[[], None]]]:
+    """A file system of its own where one may be mounted; and what fills it, all but some bytes."""
+    with tempfile.TemporaryDirectory(prefix="small-disk-") as name:
+        command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", name]
+        if subprocess.run(command, capture_output=True, check=False).returncode:
+            pytest.skip("mounting a tmpfs is not permitted here")
+        try:
+            yield Path(name), lambda: fill(Path(name) / "ballast")
+        finally:
+            subprocess.run(["umount", "--lazy", name], check=True, capture_output=True)
+
+
+def fill(path: Path) -> None:
+    with pytest.raises(OSError, match="No space left"):
+        path.write_bytes(b"\0" * DISK_BYTES * 2)
+
+
+def test_a_disk_that_is_really_full_delivers_reclaims_and_goes_on(
+    small_disk: tuple[Path, Callable[[], None]],
+) -> None:
+    """Not a byte is left and nobody frees any: what is delivered makes the room that the next flush needs."""
+    directory, fill_up = small_disk
+    bench = Bench(directory / "store", Limits(compaction_segments=100))
+    for part in range(4):
+        bench.flush(*range(NEAR_MS + 1_000_000 * part, NEAR_MS + 1_000_000 * part + 1_500))
+    fill_up()
+    bench.settle(*range(FAR_MS, FAR_MS + 1_000))
+    bench.steps(70)
+    assert bench.is_full()
+    for part in range(4):
+        bench.clock.advance(max(0, NEAR_MS + 1_000_000 * part + 1_500 - bench.clock.now_ms()))
+        bench.steps(1)
+        assert len(bench.rig.deliver(bench.clock.now_ms(), limit=2_000)) == 1_500
+    bench.steps(2 * FLUSH_AGAIN_S)
+    assert not bench.is_full()
+    assert [segment.rows for segment in bench.rig.store.timerlog] == [1_000]
+    bench.rig.reopen()
+    assert bench.rig.store.reports == () and bench.rig.store.resume_offsets() == {ORDERS: 7_000}
+    bench.rig.store.close()
+
+
+def test_the_end_of_a_compaction_has_the_time_that_a_slow_disk_needs(tmp_path: Path) -> None:
+    """The file that is made durable then, and read for its index, may be as large as segments get."""
+    bench = Bench(tmp_path)
+    bench.flush(FAR_MS)
+    closed: list[float | None] = []
+    close = compaction.Compaction.close
+
+    def seen(under_way: compaction.Compaction) -> segment.Segment | None:
+        closed.append(bench.budgets[-1])
+        return close(under_way)
+
+    with mock.patch.object(compaction.Compaction, "close", seen):
+        bench.settle(FAR_MS + 1)
+        bench.steps(bench.rig.limits.flush_interval_ms / 1_000 + 2 * COMPACT_INTERVAL_S)
+    assert bench.segments == 1
+    assert closed == [SPARK_S + bench.rig.limits.segment_bytes_max / DISK_BYTES_PER_S]

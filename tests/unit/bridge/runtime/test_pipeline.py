@@ -1,0 +1,239 @@
+"""bridge.pipeline: what a start makes of the index that it finds, and how long an end may take. No broker, no Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from bridge.errors import EnvironmentFailure, StateError
+from bridge.kafka.admin import ClusterDescription, Topic, Watermarks
+from bridge.runtime.app import Application
+from bridge.runtime.pipeline import Pipeline, Surroundings
+from bridge.settings.model import Settings
+from bridge.telemetry.http import Health
+from bridge.wire.committed_state import CommittedState, initial_state
+from bridge.wire.decode_epochs import DecodeParameters
+from tests.unit.timerstore.rig import BILLS, NOW_MS, ORDERS, Rig
+from timerstore.clock import ManualClock
+from timerstore.disk import checkpoint, files
+from timerstore.rows.sources import SourceName
+from timerstore.store import TimerStore
+
+FAR_MS = NOW_MS + 36_000_000
+PARAMETERS = DecodeParameters(max_delay_ms=1_000, roll_window_ms=4_000, has_default_target=False)
+
+
+class StandIn:
+    """A cluster and a membership that know of one delay topic."""
+
+    def __init__(self, rig: Rig) -> None:
+        self.rig = rig
+        self.marks = {name: Watermarks(start=0, end=len(log)) for name, log in rig.log.items()}
+        self.unread_since: int | None = None
+        self.first_offset = 0
+
+    def describe(self) -> ClusterDescription:
+        return ClusterDescription(cluster_id="cluster", controller="", brokers=())
+
+    def topic_ids(self, names: Iterable[str]) -> dict[str, str]:
+        return dict.fromkeys(names, "a")
+
+    def topic_configs(self, names: Iterable[str]) -> dict[str, dict[str, str]]:
+        return {name: {"retention.ms": "86400000"} for name in names}
+
+    def topics(self, names: Iterable[str]) -> dict[str, Topic]:
+        return {name: Topic(name=name, topic_id="a", partitions=2, replicas=1, leaderless=()) for name in names}
+
+    def watermarks(self, partitions: Sequence[SourceName]) -> dict[SourceName, Watermarks]:
+        return {name: self.marks[name] for name in partitions}
+
+    def first_after(self, partitions: Sequence[SourceName], _: int) -> dict[SourceName, int | None]:
+        """The first record that is not old; where nothing is, None."""
+        return dict.fromkeys(partitions, self.unread_since)
+
+    def assignment(self) -> frozenset[SourceName]:
+        return frozenset(self.rig.committed)
+
+    def read_committed_states(self, partitions: Iterable[SourceName]) -> Mapping[SourceName, CommittedState | None]:
+        states = {}
+        for name in partitions:
+            offset, position = self.rig.committed.get(name, (self.marks[name].end, None))
+            first = initial_state(offset=offset, topic_id="a", partitions=2, parameters=PARAMETERS)
+            states[name] = replace(first, position=position, first_offset=self.first_offset)
+        return states
+
+
+class Bench:
+    """A pipeline over the directory of a rig, from the committed offsets to where reading begins."""
+
+    def __init__(self, rig: Rig) -> None:
+        self.rig = rig
+        self.stand_in = StandIn(rig)
+        tree = {"store": {"directory": str(rig.directory)}}
+        self.pipeline = Pipeline(
+            Surroundings(
+                settings=Settings.of(tree),
+                clock=ManualClock(now_ms=NOW_MS),
+                cluster=self.stand_in,  # type: ignore[arg-type]
+                spark=mock.Mock(),
+                ownership=self.stand_in,  # type: ignore[arg-type]
+                dispatcher=mock.Mock(),
+                metrics=mock.Mock(),
+                health=Health(),
+                on_fatal=mock.Mock(),
+                on_rebuild=mock.Mock(),
+                hearts=mock.Mock(),
+            ),
+            frozenset(rig.committed),
+            0,
+        )
+
+    def start(self) -> dict[SourceName, int]:
+        """Where reading begins."""
+        self.rig.store.close()
+        settled = self.pipeline._settle(self.pipeline._identity())
+        assert settled is not None
+        self.pipeline.store = self.pipeline._open(*settled)
+        return self.pipeline._starts(self.pipeline.store, settled[1])
+
+    @property
+    def store(self) -> TimerStore:
+        assert self.pipeline.store is not None
+        return self.pipeline.store
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Rig:
+    """An index with two far messages of each partition."""
+    rig = Rig(tmp_path / "store", sources=[ORDERS, BILLS])
+    rig.load()
+    for source in (ORDERS, BILLS):
+        rig.produce(FAR_MS, FAR_MS + 1, source=source)
+    rig.ingest()
+    rig.deliver()
+    rig.store.maintenance.flush(NOW_MS)
+    return rig
+
+
+def test_an_index_that_was_outrun_elsewhere_is_read_from_where_the_log_begins(rig: Rig) -> None:
+    """Another instance had a partition until after its records here were deleted, and has read all there is: nothing
+    can be lost, so the start is not refused, though the index ends before the log begins."""
+    rig.produce(*[FAR_MS] * 8, source=BILLS)
+    rig.committed[BILLS] = (10, rig.committed[BILLS][1])
+    bench = Bench(rig)
+    bench.stand_in.marks[BILLS] = Watermarks(start=7, end=10)
+    bench.stand_in.unread_since = 10
+    assert bench.start() == {ORDERS: 2, BILLS: 7}
+    assert bench.store.stats().pending == 4, "what only this index has is kept"
+    assert bench.pipeline.stop()
+
+
+def test_an_index_that_was_outrun_is_refused_where_pending_messages_may_be_gone(rig: Rig) -> None:
+    """Nothing was read for longer than records live: the same as without an index, and again at the next start."""
+    rig.produce(*[FAR_MS] * 8, source=BILLS)
+    rig.committed[BILLS] = (8, rig.committed[BILLS][1])
+    for _ in range(2):
+        bench = Bench(rig)
+        bench.stand_in.marks[BILLS] = Watermarks(start=7, end=10)
+        bench.stand_in.unread_since = 10
+        with pytest.raises(StateError, match="deleted while the bridge was down"):
+            bench.start()
+        assert bench.pipeline.stop()
+
+
+def test_a_damaged_segment_leaves_the_decision_where_it_was(rig: Rig) -> None:
+    """Whether something is lost with it depends on what Kafka has deleted: that is asked at every start until the index
+    covers the partition again."""
+    [path] = rig.directory.glob("*.parquet")
+    content = bytearray(path.read_bytes())
+    content[-100] ^= 1
+    path.write_bytes(content)
+    for _ in range(2):
+        bench = Bench(rig)
+        bench.stand_in.marks = {name: Watermarks(start=1, end=5) for name in (ORDERS, BILLS)}
+        with pytest.raises(StateError, match="deleted while the bridge was down"):
+            bench.start()
+        assert bench.pipeline.stop()
+    bench = Bench(rig)
+    bench.stand_in.marks = {name: Watermarks(start=1, end=2) for name in (ORDERS, BILLS)}
+    bench.stand_in.unread_since = 2
+    assert bench.start() == {ORDERS: 1, BILLS: 1}
+    assert bench.pipeline.stop()
+
+
+def test_what_an_operator_has_given_up_is_given_up_here_too(rig: Rig) -> None:
+    """The index may hold what lies below: it is set aside as a whole, and its files wait until ingest has caught up."""
+    bench = Bench(rig)
+    bench.stand_in.first_offset = 3
+    rig.committed = dict.fromkeys(rig.committed, (3, None))
+    bench.stand_in.marks = {name: Watermarks(start=3, end=3) for name in (ORDERS, BILLS)}
+    assert bench.start() == {ORDERS: 3, BILLS: 3}
+    assert bench.store.stats().pending == 0
+    assert len(list(rig.directory.glob("*.aside"))) == 1
+    assert bench.pipeline.stop()
+
+
+def test_what_was_given_up_on_another_machine_is_given_up_here_too(rig: Rig) -> None:
+    """`adopt --from latest` does not reach this directory. Its index ends just where the given up messages do, and all
+    that it holds is below; with nothing below any more, it is kept."""
+    bench = Bench(rig)
+    bench.stand_in.first_offset = 2
+    rig.committed = dict.fromkeys(rig.committed, (2, None))
+    assert bench.start() == {ORDERS: 2, BILLS: 2}
+    assert bench.store.stats().pending == 0
+    rig.produce(FAR_MS)
+    bench.store.start_at({ORDERS: 2, BILLS: 2}, {ORDERS: 3, BILLS: 2})
+    rig.store = bench.store
+    rig.ingest()
+    rig.committed[ORDERS] = (3, None)
+    rig.deliver()
+    rig.store.maintenance.flush(NOW_MS)
+    assert bench.pipeline.stop()
+    again = Bench(rig)
+    again.stand_in.first_offset = 2
+    assert again.start() == {ORDERS: 3, BILLS: 2}
+    assert again.store.stats().pending == 1
+    assert again.pipeline.stop()
+
+
+def test_the_checkpoint_is_read_once(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under the directory's lock, and handed on as a value: a start sets a file aside once, or not at all."""
+    read = mock.Mock(side_effect=checkpoint.read)
+    monkeypatch.setattr(checkpoint, "read", read)
+    bench = Bench(rig)
+    assert bench.start() == {ORDERS: 2, BILLS: 2}
+    assert read.call_count == 1
+    assert bench.pipeline.stop()
+    files.lock_directory(rig.directory)
+
+
+def test_a_start_that_ends_early_gives_the_directory_back(rig: Rig) -> None:
+    """The next pipeline of this process needs it."""
+    bench = Bench(rig)
+    rig.store.close()
+    assert bench.pipeline._settle(bench.pipeline._identity()) is not None
+    with pytest.raises(EnvironmentFailure, match="in use by another process"):
+        Bench(rig).start()
+    assert bench.pipeline.stop()
+    assert Bench(rig).start() == {ORDERS: 2, BILLS: 2}
+
+
+@pytest.mark.parametrize(("consumer", "expected_s"), [({}, 300), ({"max.poll.interval.ms": 45_000}, 45)])
+def test_a_rebalance_waits_for_a_slow_disk_as_long_as_the_group_does(
+    rig: Rig, consumer: dict[str, int], expected_s: float
+) -> None:
+    """A flush that takes a minute is no reason to end the process; its end, which has nine seconds, waits less."""
+    settings = Settings.of({"kafka": {"common": {"bootstrap.servers": "127.0.0.1:1"}, "consumer": consumer}})
+    assert settings.budgets.poll_interval_s == expected_s
+    housekeeping = mock.Mock()
+    housekeeping.stop.side_effect = lambda timeout_s: timeout_s >= 40
+    application = Application(settings, ManualClock(), lambda: settings, lambda _: None)
+    pipeline = application._pipeline = Bench(rig).pipeline
+    pipeline._housekeeping = housekeeping
+    application._stop_pipeline()
+    assert not pipeline.stop()
+    assert [call.args for call in housekeeping.stop.call_args_list] == [(expected_s,), (5.0,)]

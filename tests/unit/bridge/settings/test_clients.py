@@ -1,0 +1,202 @@
+"""bridge.kafka and bridge.java_client: properties that the clients accept, the same security for both."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, Producer
+from confluent_kafka.admin import AdminClient
+
+from bridge.errors import ConfigurationError
+from bridge.settings.clients import java, librdkafka
+from bridge.settings.java import translate
+from bridge.settings.model import Settings
+
+
+def settings(common: dict[str, str] | None = None, **parts: Any) -> Settings:
+    base = {"bootstrap.servers": "127.0.0.1:1", "log_level": "0"}
+    tree = {
+        "bridge": {"id": "b", "instance": "i"},
+        "kafka": {"common": {**base, **(common or {})}, **parts.pop("kafka", {})},
+    }
+    return Settings.of({**tree, **parts})
+
+
+@pytest.mark.parametrize("mode", ["exactly-once", "at-least-once"])
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_the_clients_accept_their_properties(mode: str, protocol: str) -> None:
+    """A refused combination would only show when the bridge starts."""
+    s = settings(delivery={"mode": mode}, kafka={"consumer": {"group.protocol": protocol}})
+    Producer(librdkafka(s, "producer"))
+    Consumer(librdkafka(s, "consumer")).close()
+    AdminClient(librdkafka(s, "admin"))
+
+
+def test_the_producer_is_transactional_and_never_reorders_or_drops_on_its_own() -> None:
+    """Exactly once: one stable id, all replicas, a record's time-out below the transaction's."""
+    p = librdkafka(settings(), "producer")
+    assert (p["transactional.id"], p["enable.idempotence"], p["acks"]) == ("b-i", "true", "all")
+    assert int(p["message.timeout.ms"]) < int(p["transaction.timeout.ms"]) == 10_000
+    assert p["partitioner"] == "murmur2_random"
+    assert p["retry.backoff.ms"] == "1"
+
+
+def test_at_least_once_has_no_transactions_but_still_no_doubles_from_retries() -> None:
+    """The mode gives up transactions, nothing else."""
+    p = librdkafka(settings(delivery={"mode": "at-least-once"}), "producer")
+    assert "transactional.id" not in p
+    assert p["enable.idempotence"] == "true"
+
+
+def test_the_users_properties_override_defaults_for_their_role_only() -> None:
+    """common < role; a longer transaction moves the record's time-out along."""
+    s = settings(
+        kafka={"producer": {"linger.ms": "7", "transaction.timeout.ms": "60000"}, "consumer": {"client.rack": "r"}}
+    )
+    assert librdkafka(s, "producer")["linger.ms"] == "7"
+    assert librdkafka(s, "producer")["message.timeout.ms"] == "59000"
+    assert "client.rack" not in librdkafka(s, "producer")
+    assert librdkafka(s, "consumer")["client.rack"] == "r"
+
+
+def test_the_queue_holds_more_than_one_transaction() -> None:
+    """A full queue in the middle of a transaction would be a failure that nobody caused."""
+    s = settings(delivery={"transaction_rows": 300_000})
+    assert int(librdkafka(s, "producer")["queue.buffering.max.messages"]) >= 600_000
+
+
+def test_the_consumer_is_a_static_member_that_only_reads_what_is_committed() -> None:
+    """Ownership, require-stable look-ups, and no offset that moves by itself."""
+    c = librdkafka(settings(), "consumer")
+    assert c["group.id"] == "b"
+    assert c["group.instance.id"] == "b-i"
+    assert c["isolation.level"] == "read_committed"
+    assert c["auto.offset.reset"] == "error"
+    assert c["enable.auto.commit"] == "false"
+
+
+def test_spark_reads_committed_records_whatever_the_user_says() -> None:
+    """Design, section 3: rolls of an aborted transaction must not be seen."""
+    options = java(settings(kafka={"consumer": {"fetch.min.bytes": "1", "client.rack": "r"}}))
+    assert options["kafka.isolation.level"] == "read_committed"
+    assert options["kafka.bootstrap.servers"] == "127.0.0.1:1"
+    assert options["kafka.client.rack"] == "r"
+    assert all(name.startswith("kafka.") for name in options)
+
+
+def test_what_only_librdkafka_has_is_left_out_and_what_java_calls_otherwise_is_renamed() -> None:
+    """Neither refused nor passed on: the Java client warns about every name that it does not know."""
+    same = {"client.dns.lookup": "use_all_dns_ips", "retry.backoff.ms": "5"}
+    dropped = {"log_level": "3", "debug": "all", "client.id": "x", "socket.keepalive.enable": "true", "linger.ms": "3"}
+    renamed = {"socket.timeout.ms": "1000", "fetch.wait.max.ms": "9", "sasl.mechanisms": "GSSAPI"}
+    assert translate(same | dropped | renamed) == same | {
+        "request.timeout.ms": "1000",
+        "fetch.max.wait.ms": "9",
+        "sasl.mechanism": "GSSAPI",
+    }
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "module"),
+    [("PLAIN", "plain.PlainLoginModule"), ("SCRAM-SHA-512", "scram.ScramLoginModule")],
+)
+def test_a_user_and_password_become_a_login_that_any_password_survives(mechanism: str, module: str) -> None:
+    """Quotes and backslashes stay inside the string: a password must not end it."""
+    common = {
+        "security.protocol": "sasl_ssl",
+        "sasl.mechanism": mechanism,
+        "sasl.username": "u",
+        "sasl.password": 'a"b\\c;',
+    }
+    translated = translate(common)
+    assert translated["security.protocol"] == "SASL_SSL"
+    login = f'org.apache.kafka.common.security.{module} required username="u" password="a\\"b\\\\c;";'
+    assert translated["sasl.jaas.config"] == login
+
+
+def test_kerberos_and_oauth_logins() -> None:
+    """The other two mechanisms that both clients have."""
+    sasl = {"security.protocol": "SASL_PLAINTEXT"}
+    kerberos = sasl | {"sasl.kerberos.keytab": "/k", "sasl.kerberos.principal": "p@R"}
+    assert 'keyTab="/k" principal="p@R"' in translate(kerberos)["sasl.jaas.config"]
+    oauth = sasl | {
+        "sasl.mechanism": "OAUTHBEARER",
+        "sasl.oauthbearer.method": "oidc",
+        "sasl.oauthbearer.client.id": "c",
+        "sasl.oauthbearer.client.secret": "s",
+        "sasl.oauthbearer.scope": "kafka",
+        "sasl.oauthbearer.token.endpoint.url": "https://idp/token",
+    }
+    translated = translate(oauth)
+    assert 'clientId="c" clientSecret="s" scope="kafka"' in translated["sasl.jaas.config"]
+    assert translated["sasl.oauthbearer.token.endpoint.url"] == "https://idp/token"
+
+
+def test_pem_files_serve_both_clients(tmp_path: Path) -> None:
+    """Authorities by location; key and chain as text, since the Java client has no place for two files."""
+    (tmp_path / "k").write_text("-----BEGIN PRIVATE KEY-----\nk\n")
+    (tmp_path / "c").write_text("-----BEGIN CERTIFICATE-----\nc\n")
+    tls = {
+        "security.protocol": "ssl",
+        "ssl.ca.location": "/ca.pem",
+        "ssl.key.location": str(tmp_path / "k"),
+        "ssl.certificate.location": str(tmp_path / "c"),
+        "ssl.endpoint.identification.algorithm": "none",
+    }
+    assert translate(tls) == {
+        "security.protocol": "SSL",
+        "ssl.endpoint.identification.algorithm": "",
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.location": "/ca.pem",
+        "ssl.keystore.type": "PEM",
+        "ssl.keystore.key": "-----BEGIN PRIVATE KEY-----\nk\n",
+        "ssl.keystore.certificate.chain": "-----BEGIN CERTIFICATE-----\nc\n",
+    }
+
+
+def encrypted(scheme: str) -> str:
+    """A private key as PEM, of which all that counts here is the object identifier of its encryption, in hex."""
+    body = base64.b64encode(bytes.fromhex("3082" + scheme + "0500")).decode()
+    return f"-----BEGIN ENCRYPTED PRIVATE KEY-----\n{body}\n-----END ENCRYPTED PRIVATE KEY-----\n"
+
+
+def test_an_encrypted_key_goes_to_java_with_its_password() -> None:
+    """PBES1 is what both clients can decrypt."""
+    tls = {"ssl.key.pem": encrypted("060a2a864886f70d010c0103"), "ssl.certificate.pem": "c", "ssl.key.password": "p"}
+    assert translate(tls)["ssl.key.password"] == "p"
+
+
+@pytest.mark.parametrize(
+    ("properties", "needle"),
+    [
+        ({"enable.ssl.certificate.verification": "false"}, "always verifies"),
+        ({"ssl.cipher.suites": "x"}, "ssl.cipher.suites has no equivalent"),
+        ({"ssl.ca.location": "/tmp"}, "directory"),
+        ({"ssl.key.pem": "-----BEGIN RSA PRIVATE KEY-----", "ssl.certificate.pem": "c"}, "PKCS#8"),
+        ({"ssl.key.pem": encrypted("06092a864886f70d01050d"), "ssl.certificate.pem": "c"}, "PBES2"),
+        ({"ssl.key.pem": "-----BEGIN ENCRYPTED PRIVATE KEY-----\n!", "ssl.certificate.pem": "c"}, "not a PEM file"),
+        ({"ssl.key.pem": "k"}, "ssl.certificate.* is not"),
+        ({"ssl.key.location": "/nowhere", "ssl.certificate.pem": "c"}, "cannot read /nowhere"),
+        (
+            {"security.protocol": "sasl_ssl", "sasl.mechanism": "PLAIN", "sasl.username": "u"},
+            "sasl.password is missing",
+        ),
+        ({"security.protocol": "sasl_ssl", "sasl.mechanism": "AWS"}, "not supported"),
+        ({"security.protocol": "sasl_ssl", "sasl.mechanism": "OAUTHBEARER"}, "oidc"),
+    ],
+)
+def test_what_java_cannot_do_is_refused(properties: dict[str, str], needle: str) -> None:
+    """A restriction that only one of two clients honours is none."""
+    with pytest.raises(ConfigurationError) as caught:
+        translate(properties)
+    assert needle in str(caught.value)
+
+
+def test_every_suggested_name_is_known_to_librdkafka_and_to_the_translation() -> None:
+    """The list for suggestions cannot name what would then be refused as unknown."""
+    from bridge.settings.librdkafka import COMMON_NAMES, problems
+
+    assert [p for p in problems(dict.fromkeys(COMMON_NAMES, "1"), "kafka.common") if "not a known key" in p] == []

@@ -1,0 +1,166 @@
+"""bridge.retention: how much longer records are kept than they are needed, and what is said when it is too short."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from bridge.errors import StateError
+from bridge.kafka.admin import Oldest, Watermarks
+from bridge.runtime.gauges import Lag
+from bridge.settings.model import Settings
+from bridge.start.retention import RetentionGuard, Windows, kept_ms, must_hold_what_is_pending
+from bridge.start.roll_window import TopicLimits
+from tests.unit.timerstore.entries import Record
+from tests.unit.timerstore.rig import NOW_MS, ORDERS, Rig
+from timerstore.clock import ManualClock
+
+HOUR = 3_600_000
+FAR = NOW_MS + 10 * HOUR
+MARKS = {ORDERS: Watermarks(start=0, end=10)}
+DELAY = ORDERS[0]
+
+
+class Bench:
+    """A guard over a store, with a window of one hour."""
+
+    def __init__(self, directory: Path, **tree: Any) -> None:
+        self.clock = ManualClock(now_ms=NOW_MS)
+        self.rig = Rig(directory)
+        windows = {DELAY: Windows(current_ms=HOUR, largest_ms=2 * HOUR)}
+        self.guard = RetentionGuard(Settings.of({"roll": {"window": "1h"}, **tree}), windows, self.clock)
+
+    def look(
+        self, retention_ms: int, marks: Mapping[tuple[str, int], Watermarks] = MARKS, lag_s: float = 0.0
+    ) -> list[str]:
+        """Look once; returns the events logged."""
+        with capture_logs() as entries:
+            limits = {DELAY: TopicLimits(retention_ms=retention_ms)}
+            self.guard.look(self.rig.store, limits, marks, {}, {ORDERS: lag_s})
+        return [entry["event"] for entry in entries]
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def test_headroom_is_what_the_largest_window_lag_and_lateness_leave(bench: Bench) -> None:
+    """The largest window that records in the log were read with, not the one that is configured now."""
+    assert bench.look(5 * HOUR) == []
+    assert bench.guard.headroom_s == {DELAY: 3 * 3_600}
+    bench.rig.produce(NOW_MS - 500_000)
+    bench.rig.ingest()
+    bench.rig.load()
+    bench.look(5 * HOUR, lag_s=600)
+    assert bench.guard.headroom_s == {DELAY: 3 * 3_600 - 600 - 500}
+
+
+def test_a_message_that_was_dated_back_uses_up_no_retention(bench: Bench) -> None:
+    bench.rig.log[ORDERS].append(Record(*ORDERS, 0, 1, ts_ms=NOW_MS - 1_000))
+    bench.rig.ingest()
+    bench.rig.load()
+    assert bench.look(3 * HOUR) == []
+    assert bench.guard.headroom_s == {DELAY: 3_600 - 1}
+    assert bench.guard.alarms() == ()
+    bench.look(-1)
+    assert bench.guard.headroom_s == {DELAY: math.inf}
+
+
+def test_a_retention_that_is_too_short_is_told_once(bench: Bench) -> None:
+    """When it becomes so, not every minute; again after it was long enough."""
+    assert bench.look(2 * HOUR - 1_000) == ["retention-too-short"]
+    assert bench.look(2 * HOUR - 1_000) == []
+    assert bench.guard.alarms() == (f"{DELAY}: retention is too short by 1s",)
+    assert bench.look(3 * HOUR) == []
+    assert bench.look(2 * HOUR - 2_000) == ["retention-too-short"]
+
+
+def test_pending_messages_without_a_record_are_an_alarm_and_not_the_end(bench: Bench) -> None:
+    """They are in the index alone: the log, the gauge and /readyz say so, and it is over when they are delivered."""
+    bench.rig.produce(FAR, FAR + 1)
+    bench.rig.ingest()
+    assert bench.look(5 * HOUR) == []
+    trimmed = {ORDERS: Watermarks(start=1, end=10)}
+    assert bench.look(5 * HOUR, trimmed) == ["unfinished-records-deleted"]
+    assert bench.look(5 * HOUR, trimmed) == []
+    assert bench.guard.trimmed == {DELAY: 1}
+    assert "delivered from store.directory alone" in bench.guard.alarms()[0]
+    bench.rig.finish(FAR)
+    bench.look(5 * HOUR, trimmed)
+    assert (bench.guard.trimmed, bench.guard.alarms()) == ({DELAY: 0}, ())
+
+
+def test_a_window_that_a_start_would_change_is_told_and_kept(tmp_path: Path) -> None:
+    """W changes at a start, where there is a barrier; a retention that is altered meanwhile is a warning."""
+    bench = Bench(tmp_path, roll={"window": "auto"})
+    assert bench.look(2 * HOUR + 1) == []
+    assert bench.look(3 * HOUR) == ["roll-window-outdated"]
+    assert bench.look(3 * HOUR) == []
+    assert bench.look(1) == ["retention-too-short", "roll-window-outdated"]
+    assert bench.look(2 * HOUR) == []
+
+
+@pytest.mark.parametrize(
+    ("records", "age_ms", "expected_ms"),
+    [
+        (100_000, HOUR, HOUR),  # full: the oldest record's age is all there is
+        (50_000, HOUR, 2 * HOUR),  # half full
+        (200_000, HOUR, HOUR),  # records are smaller on disk than here
+        (999, 1_000, 100 * HOUR),  # nearly empty: nothing can be said
+        (2_000, HOUR, 50 * HOUR),
+    ],
+)
+def test_retention_by_size_is_turned_into_a_time(records: int, age_ms: int, expected_ms: int) -> None:
+    """By the age of the oldest record, and how full the log is."""
+    limits = TopicLimits(retention_ms=100 * HOUR, retention_bytes=10_000_000)
+    oldest = {0: Oldest(timestamp_ms=NOW_MS - age_ms, mean_bytes=100.0)}
+    assert kept_ms(limits, oldest, {0: Watermarks(start=7, end=7 + records)}, NOW_MS) == expected_ms
+
+
+class Log:
+    """Stands in for the cluster: offsets by timestamp, of a partition with a record each second."""
+
+    def __init__(self, end_ms: int) -> None:
+        self.end_ms = end_ms
+
+    def first_after(self, partitions: list[tuple[str, int]], timestamp_ms: int) -> dict[tuple[str, int], int | None]:
+        return dict.fromkeys(partitions, timestamp_ms // 1000 if timestamp_ms <= self.end_ms else None)
+
+
+def test_a_start_without_index_is_refused_when_the_bridge_was_down_for_too_long() -> None:
+    """Records of pending messages are gone then; for how long it was down is told by what it has not read."""
+    cluster: Any = Log(end_ms=10_000_000)
+    marks = {ORDERS: Watermarks(start=500, end=10_001)}
+
+    def start(offset: int, spare_ms: int, now_ms: int) -> None:
+        must_hold_what_is_pending(cluster, {ORDERS: offset}, marks, {DELAY: spare_ms}, now_ms)
+
+    start(9_900, spare_ms=200_000, now_ms=10_000_000)
+    with pytest.raises(StateError, match="adopt --from committed"):
+        start(9_700, spare_ms=200_000, now_ms=10_000_000)
+    # All that is not read is older than that; and where nothing is, nothing can be said.
+    with pytest.raises(StateError, match="local index does not cover them"):
+        start(9_900, spare_ms=200_000, now_ms=90_000_000)
+    start(10_001, spare_ms=200_000, now_ms=90_000_000)
+    must_hold_what_is_pending(cluster, {ORDERS: 0}, marks, {}, 90_000_000)
+
+
+def test_ingest_is_behind_by_the_age_of_the_oldest_end_it_has_not_reached() -> None:
+    """A few records that are always unread, because more come all the time, are no growing lag."""
+    clock = ManualClock()
+    lag = Lag(clock)
+    for second in range(1, 2_001):
+        clock.advance(1_000)
+        lag.note(clock.monotonic_s(), {ORDERS: Watermarks(start=0, end=10 * second)}, {ORDERS: 10 * second - 5})
+        assert lag.behind_s({ORDERS: 10 * second - 5}) == {ORDERS: 0.0}
+    for second in range(2_001, 4_001):
+        clock.advance(1_000)
+        lag.note(clock.monotonic_s(), {ORDERS: Watermarks(start=0, end=10 * second)}, {ORDERS: 20_001})
+    assert lag.behind_s({ORDERS: 20_001})[ORDERS] == pytest.approx(1_999, abs=20)
+    assert lag.behind_s({ORDERS: 40_000}) == {ORDERS: 0.0}

@@ -1,0 +1,557 @@
+"""bridge.heartbeats: no thread stands still without being seen, and none is seen that rightly waits.
+
+Each thread of the bridge is a real one here, made to stand still by something that it calls and that does not return.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final
+
+import pytest
+
+from bridge.delivery.dispatcher import Dispatcher
+from bridge.delivery.targets.cache import Targets
+from bridge.ingest import query as ingest
+from bridge.ingest.query import BatchLimits, Enqueue
+from bridge.kafka import membership as ownership
+from bridge.kafka.membership import Membership, Ownership
+from bridge.runtime import pipeline
+from bridge.runtime.app import Application
+from bridge.runtime.clock_jumps import ClockJumps
+from bridge.runtime.credentials import Credentials
+from bridge.runtime.maintenance_thread import Housekeeping
+from bridge.settings.load import reader
+from bridge.settings.model import Settings
+from bridge.telemetry.heartbeats import CALLS_S, LOOK_S, SPARK_S, START_S, Heartbeats
+from bridge.telemetry.http import Health, ManagementServer
+from bridge.telemetry.metrics import Metrics, StoreSnapshot
+from bridge.telemetry.progress_bar import LongWork
+from bridge.wire.decode_epochs import Barrier, DecodeParameters
+from tests.broker.rig import Listener, Tally
+from tests.paths import ROOT
+from tests.unit.bridge.telemetry.test_http import ask
+from tests.waiting import wait_until
+from timerstore.clock import ManualClock
+
+SEEN_S: Final = 20.0
+"""How long a thread of a busy machine may take until it comes round."""
+
+
+class Gate:
+    """A call that does not return while it is closed."""
+
+    def __init__(self) -> None:
+        self._open = threading.Event()
+        self._open.set()
+        self.waiting = threading.Event()
+
+    @property
+    def is_open(self) -> bool:
+        return self._open.is_set()
+
+    def close(self) -> None:
+        self._open.clear()
+
+    def open(self) -> None:
+        self._open.set()
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        if not self.is_open:
+            self.waiting.set()
+            assert self._open.wait(5 * SEEN_S), "the test has forgotten to open it"
+
+
+class Bench:
+    """Hearts by a clock that the test moves, as /livez and /metrics tell them."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.hearts = Heartbeats(self.clock)
+        metrics = Metrics(lambda: StoreSnapshot(heartbeats=self.hearts.ages()))
+        health = Health(lambda: self.hearts.problems())
+        self.server = ManagementServer("127.0.0.1", 0, health=health, registry=metrics.registry)
+        self.gate = Gate()
+
+    def livez(self) -> tuple[int, str]:
+        status, _, body = ask(self.server.port, "/livez")
+        return status, body
+
+    def alarms(self) -> list[str]:
+        """The threads of which the alert's expression is true."""
+        found: dict[str, dict[str, float]] = {"age": {}, "budget": {}}
+        for line in ask(self.server.port, "/metrics")[2].splitlines():
+            for kind, values in found.items():
+                if line.startswith(f"delay_bridge_thread_heartbeat_{kind}_seconds{{"):
+                    values[line.split('"')[1]] = float(line.rpartition(" ")[2])
+        assert found["age"].keys() == found["budget"].keys()
+        return [thread for thread, age_s in found["age"].items() if age_s > found["budget"][thread]]
+
+    def silent_s(self, thread: str) -> float:
+        return self.hearts.ages()[thread][0]
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    bench = Bench()
+    with bench.server:
+        yield bench
+        bench.gate.open()
+
+
+# --- the registry ----------------------------------------------------------------------------------------------------
+
+
+def test_a_thread_is_told_of_when_its_time_is_over_and_until_it_comes_back(bench: Bench) -> None:
+    """Not before; once more after it has been well; and where it stands is in the log, once."""
+    beat = bench.hearts.watch("main", 10)
+    bench.clock.advance(100_000)
+    assert bench.hearts.problems() == [], "it has not begun"
+    beat()
+    bench.clock.advance(10_000)
+    assert (bench.livez()[0], bench.alarms()) == (200, [])
+    bench.clock.advance(1)
+    assert bench.hearts.problems() == ["thread main has stood still for 10 s"]
+    assert (bench.livez()[0], bench.alarms()) == (503, ["main"])
+    beat(500)
+    bench.clock.advance(400_000)
+    assert bench.hearts.problems() == []
+    beat()
+    bench.clock.advance(11_000)
+    assert bench.hearts.problems() == ["thread main has stood still for 11 s"]
+    bench.hearts.forget("main", "nothing of that name")
+    assert (bench.hearts.problems(), bench.hearts.ages()) == ([], {})
+
+
+def test_a_heart_of_the_same_name_takes_the_place_of_the_old_one(bench: Bench) -> None:
+    """A pipeline that is made anew has the same threads; what the old ones still say counts no more."""
+    old = bench.hearts.watch("enqueue", 10)
+    old()
+    new = bench.hearts.watch("enqueue", 10)
+    assert bench.hearts.ages() == {}
+    new()
+    bench.clock.advance(11_000)
+    old()
+    assert bench.hearts.problems() == ["thread enqueue has stood still for 11 s"]
+
+
+def test_whether_a_thread_has_shown_life_since_a_moment(bench: Bench) -> None:
+    """What is not there cannot be waited for."""
+    beat = bench.hearts.watch("main", 10)
+    assert bench.hearts.has_beaten("main", 0) and bench.hearts.has_beaten("nobody", 0)
+    beat()
+    now_s = bench.clock.monotonic_s()
+    assert not bench.hearts.has_beaten("main", now_s)
+    bench.clock.advance(1)
+    beat()
+    assert bench.hearts.has_beaten("main", now_s)
+
+
+# --- the threads -----------------------------------------------------------------------------------------------------
+
+
+class Case:
+    """A thread that runs: how it is brought to a stand, and on again."""
+
+    def __init__(self, bench: Bench, provoke: Callable[[], object] = lambda: None) -> None:
+        self._gate = bench.gate
+        self._provoke = provoke
+
+    def stop(self) -> None:
+        """Returns when the thread stands still."""
+        self._gate.close()
+        self._provoke()
+        assert self._gate.waiting.wait(SEEN_S)
+
+    def go_on(self) -> None:
+        self._gate.open()
+
+
+class FatalError(AssertionError):
+    """What a thread has told the application."""
+
+
+def fatal(error: BaseException) -> None:
+    raise FatalError(str(error))
+
+
+@contextmanager
+def main(bench: Bench, _: Path) -> Iterator[Case]:
+    """Asks brokers that do not answer for the ends of the logs."""
+    settings = Settings.of({})
+    application = Application(settings, bench.clock, lambda: settings, lambda _: None)
+    bench.hearts = application._hearts
+    store = SimpleNamespace(next_offsets=dict)
+    pipeline: Any = SimpleNamespace(store=store, look_at_retention=lambda _: None, cancel=lambda: None)
+    application._pipeline = pipeline
+    around: Any = SimpleNamespace(cluster=SimpleNamespace(watermarks=lambda _: bench.gate() or {}))
+    thread = threading.Thread(target=application._serve, args=(around,), daemon=True)
+    thread.start()
+    yield Case(bench, lambda: bench.clock.advance(10_000))
+    application._stopping = True
+
+
+@contextmanager
+def group_member(bench: Bench, _: Path) -> Iterator[Case]:
+    """In a poll, which is where callbacks are made."""
+
+    class Consumer:
+        def __init__(self, *_: object) -> None:
+            self.subscribe = self.close = self.consumer_group_metadata = lambda *_, **__: None
+
+        def poll(self, _: float) -> None:
+            bench.gate()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ownership, "Consumer", Consumer)
+        member = Ownership(
+            config={},
+            group_id="g",
+            instance_id="i",
+            topics=["delay"],
+            listener=Listener(),
+            clock=bench.clock,
+            beat=bench.hearts.watch("ownership", CALLS_S),
+        )
+        member.start()
+    yield Case(bench)
+    member.stop(SEEN_S)
+
+
+def dispatching(bench: Bench, *, opens: Callable[[], None], waits: Callable[[], None]) -> Dispatcher:
+    """With a store in which nothing is due for a long time."""
+    never = threading.Event()
+
+    def wait(_: float) -> None:
+        waits()
+        never.wait(0.02)
+
+    store: Any = SimpleNamespace(
+        is_caught_up=lambda: True,
+        outruns=lambda _: False,
+        next_wakeup_ms=lambda: None,
+        offsets_behind=lambda: False,
+        is_pressed=lambda: False,
+        wait=wait,
+        wake=lambda: None,
+        sources=None,
+    )
+    nothing = SimpleNamespace(start=lambda *_: None, stop=lambda: None)
+    planner: Any = SimpleNamespace(targets=nothing, delay_topics=frozenset(), dead_letter_topics=frozenset())
+    writer: Any = SimpleNamespace(open=opens, close=lambda: None)
+    dispatcher = Dispatcher(
+        writer=writer,
+        planner=planner,
+        membership=lambda: Membership(partitions=frozenset(), revocations=0, metadata=None),
+        read_committed=lambda _: {},
+        clock=bench.clock,
+        metrics=Tally(),
+        on_fatal=fatal,
+        beat=bench.hearts.watch("dispatcher", CALLS_S),
+    )
+    dispatcher.start()
+    wait_until(lambda: dispatcher._parked, SEEN_S)
+    dispatcher.resume(store, {}, 0)
+    return dispatcher
+
+
+@contextmanager
+def dispatcher_at_the_store(bench: Bench, _: Path) -> Iterator[Case]:
+    """Waits for the store's lock, that another thread does not give back."""
+    dispatcher = dispatching(bench, opens=lambda: None, waits=bench.gate)
+    yield Case(bench)
+    dispatcher.stop(SEEN_S)
+
+
+@contextmanager
+def dispatcher_at_the_client(bench: Bench, _: Path) -> Iterator[Case]:
+    """Opens a producer, and the client does not come back."""
+    dispatcher = dispatching(bench, opens=bench.gate, waits=lambda: None)
+    yield Case(bench, dispatcher.renew_producer)
+    dispatcher.stop(SEEN_S)
+
+
+def ingesting(bench: Bench, query: object, has_room: Callable[[], bool] = lambda: True) -> Enqueue:
+    store: Any = SimpleNamespace(next_offsets=dict, has_room=has_room)
+    parameters = DecodeParameters(max_delay_ms=1_000, roll_window_ms=1_000, has_default_target=False)
+    made = Enqueue(
+        spark=None,  # type: ignore[arg-type]  # the query is there already
+        kafka_options={},
+        group_prefix="",
+        store=store,
+        histories={("delay", 0): (Barrier(offset=0, parameters=parameters),)},
+        limits=BatchLimits(records=1, bytes=1, trigger_ms=1),
+        mean_bytes=1.0,
+        clock=bench.clock,
+        metrics=Metrics(),
+        on_fatal=fatal,
+        beat=bench.hearts.watch("enqueue", CALLS_S),
+        beat_query=bench.hearts.watch("query", SPARK_S),
+    )
+    made._start_query = lambda *_: query  # type: ignore[assignment, method-assign]
+    return made
+
+
+@contextmanager
+def enqueue(bench: Bench, _: Path) -> Iterator[Case]:
+    """Asks a JVM that does not answer."""
+    never = threading.Event()
+    query = SimpleNamespace(
+        status={"isTriggerActive": False},
+        awaitTermination=lambda _: bench.gate() or never.wait(0.02),
+        stop=lambda: None,
+    )
+    made = ingesting(bench, query)
+    made.start({("delay", 0): 0})
+    yield Case(bench)
+    made.stop(SEEN_S)
+
+
+@contextmanager
+def query(bench: Bench, _: Path) -> Iterator[Case]:
+    """A trigger that does not end, while the thread that looks after the query is well."""
+    never, gate = threading.Event(), bench.gate
+
+    class Query:
+        stop = staticmethod(lambda: None)
+        looks = 0
+
+        @property
+        def status(self) -> dict[str, bool]:
+            self.looks += not gate.is_open
+            if self.looks > 1:  # one round later its last sign of life is behind it
+                gate.waiting.set()
+            return {"isTriggerActive": not gate.is_open}
+
+        def awaitTermination(self, _: int) -> bool:
+            return never.wait(0.02)
+
+    made = ingesting(bench, Query())
+    made.start({("delay", 0): 0})
+    yield Case(bench)
+    made.stop(SEEN_S)
+
+
+@contextmanager
+def housekeeping(bench: Bench, _: Path) -> Iterator[Case]:
+    """Waits for a window that Spark does not gather."""
+    window = SimpleNamespace(segments=(), upper=SimpleNamespace(at_ms=0))
+    maintenance = SimpleNamespace(
+        next_window=lambda _: None if bench.gate.is_open else window,
+        admit=lambda *_: 0,
+        flush_due=lambda _: False,
+        reclaim=lambda _: None,
+        compaction_window=lambda _: None,
+    )
+    store: Any = SimpleNamespace(
+        maintenance=maintenance,
+        stats=lambda: SimpleNamespace(memtable_bytes=1, segments=0),
+        timerlog=(),
+        limits=SimpleNamespace(flush_bytes=1 << 20, hot_bytes=1 << 20, segment_bytes_max=1 << 20),
+    )
+    made = Housekeeping(
+        store=store,
+        gather=bench.gate,
+        clock=bench.clock,
+        metrics=Metrics(),
+        on_corrupt=lambda: None,
+        on_fatal=fatal,
+        beat=bench.hearts.watch("housekeeping", SPARK_S),
+    )
+    made.start()
+    yield Case(bench)
+    assert made.stop(SEEN_S)
+
+
+@contextmanager
+def targets(bench: Bench, _: Path) -> Iterator[Case]:
+    """Looks a topic up, and no broker answers, not even that it will not."""
+    look_up: Any = lambda _: bench.gate() or {}  # noqa: E731 - a look-up is called, and has methods that are not
+    made = Targets(look_up, bench.clock, bench.hearts.watch("targets", CALLS_S))
+    made.start()
+    yield Case(bench, lambda: made.doubt(["orders"]))
+    made.stop()
+
+
+@contextmanager
+def clock_jumps(bench: Bench, _: Path) -> Iterator[Case]:
+    """Tells another thread of a jump, and does not get through."""
+    tells = ClockJumps(
+        bench.clock, lambda _: bench.gate() or {}, lambda _: None, bench.hearts.watch("clock-jumps", LOOK_S)
+    )
+    with tells:
+        yield Case(bench, lambda: bench.clock.step_wall(-3_600_000))
+
+
+class Pipe(Case):
+    """A file becomes a pipe into which nothing is written."""
+
+    def __init__(self, bench: Bench, path: Path) -> None:
+        super().__init__(bench)
+        self._path = path
+
+    def stop(self) -> None:
+        pipe = self._path.with_suffix(".pipe")
+        os.mkfifo(pipe)
+        pipe.replace(self._path)
+        (self._writer,) = wait_until(self._opened, SEEN_S, "it is read")
+
+    def _opened(self) -> list[int]:
+        """Possible as soon as it is read."""
+        with suppress(OSError):
+            return [os.open(self._path, os.O_WRONLY | os.O_NONBLOCK)]
+        return []
+
+    def go_on(self) -> None:
+        file = self._path.with_suffix(".file")
+        file.write_text("secret")
+        file.replace(self._path)
+        os.write(self._writer, b"secret")
+        os.close(self._writer)
+
+
+@contextmanager
+def credentials(bench: Bench, directory: Path) -> Iterator[Case]:
+    """Reads a password from where nothing comes."""
+    password, config = directory / "password", directory / "bridge.yaml"
+    password.write_text("secret")
+    config.write_text(f"kafka: {{common: {{sasl.password_file: {password}}}}}")
+    read = reader(config, {})
+    made = Credentials(
+        read(),
+        read=read,
+        verify=lambda _: None,
+        on_renewed=lambda _: None,
+        beat=bench.hearts.watch("credentials", CALLS_S),
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bridge.runtime.credentials.LOOK_INTERVAL_S", 0.02)
+        with made:
+            yield Pipe(bench, password)
+
+
+CASES: Final[tuple[tuple[str, Callable[[Bench, Path], AbstractContextManager[Case]]], ...]] = (
+    ("main", main),
+    ("ownership", group_member),
+    ("dispatcher", dispatcher_at_the_store),
+    ("dispatcher", dispatcher_at_the_client),
+    ("enqueue", enqueue),
+    ("query", query),
+    ("housekeeping", housekeeping),
+    ("targets", targets),
+    ("clock-jumps", clock_jumps),
+    ("credentials", credentials),
+)
+
+
+@pytest.mark.parametrize(("thread", "start"), CASES, ids=[start.__name__ for _, start in CASES])
+def test_a_thread_that_stands_still_is_seen_and_one_that_waits_is_not(
+    bench: Bench, tmp_path: Path, thread: str, start: Callable[[Bench, Path], AbstractContextManager[Case]]
+) -> None:
+    """By /livez and by what the alert asks for, as soon as its time is over and not before; when it goes on it is well
+    again. While it waits for its work, for however long, it shows life."""
+    with start(bench, tmp_path) as case:
+        wait_until(lambda: thread in bench.hearts.ages(), SEEN_S, "it has begun")
+        for _ in range(3):
+            bench.clock.advance(int(1_000 * SPARK_S))
+            wait_until(lambda: bench.silent_s(thread) == 0, SEEN_S, "it has come round")
+        case.stop()
+        budget_s = bench.hearts.ages()[thread][1]
+        bench.clock.advance(int(1_000 * (budget_s - bench.silent_s(thread))))
+        assert thread not in bench.livez()[1] and thread not in bench.alarms()
+        bench.clock.advance(1)
+        status, body = bench.livez()
+        assert status == 503 and f"thread {thread} has stood still" in body
+        assert thread in bench.alarms()
+        case.go_on()
+        wait_until(lambda: thread not in bench.livez()[1], SEEN_S, "it is well again")
+
+
+def test_every_thread_that_is_watched_is_among_them() -> None:
+    """Whoever adds a thread adds a way of stopping it."""
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "bridge").glob("**/*.py")]
+    watched = {name for source in sources for name in re.findall(r'hearts\.watch\(\s*"([\w-]+)"', source)}
+    watched |= {
+        getattr(pipeline, name) for source in sources for name in re.findall(r"hearts\.watch\(([A-Z]+)", source)
+    }
+    assert watched == {thread for thread, _ in CASES}
+
+
+# --- what takes long and is well -------------------------------------------------------------------------------------
+
+
+def test_a_store_that_is_full_is_waited_for(bench: Bench) -> None:
+    """For any time; but a thread that does not come back although there is room is not."""
+    has_room, stored = threading.Event(), threading.Event()
+    made = ingesting(bench, None, has_room.is_set)
+    made._storing = threading.Thread(target=stored.wait, args=(5 * SEEN_S,), daemon=True)
+    made._storing.start()
+    waiting = threading.Thread(target=made._await_stored, daemon=True)
+    waiting.start()
+    for _ in range(2):
+        wait_until(lambda: bench.hearts.ages().keys() == {"enqueue", "query"}, SEEN_S, "both have begun")
+        bench.clock.advance(int(1_000 * SPARK_S))
+        wait_until(lambda: bench.silent_s("query") == bench.silent_s("enqueue") == 0, SEEN_S, "both show life")
+    has_room.set()
+    bench.clock.advance(int(2_000 * SPARK_S))
+    assert len(bench.hearts.problems()) == 2
+    stored.set()
+    waiting.join(SEEN_S)
+    assert not waiting.is_alive()
+
+
+def test_a_store_that_is_full_is_waited_for_while_catching_up(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk may be full for hours: the main thread, which reads then, goes on to show that it is there."""
+    monkeypatch.setattr(ingest, "ROOM_LOOK_S", 0.001)
+    rooms = iter([False, False, False, True])
+    stored: list[object] = []
+    told: list[tuple[int, int]] = []
+    made = ingesting(bench, None, lambda: next(rooms))
+    made._batch_frame = lambda *_: SimpleNamespace(toArrow=lambda: "table")  # type: ignore[assignment, method-assign]
+    made._store_batch = lambda table, *_: stored.append((table, len(told)))  # type: ignore[method-assign]
+    source = ("delay", 0)
+    assert made.catch_up({source: 0}, {source: 1}, lambda *done: told.append(done)) == {source: 1}
+    assert stored == [("table", 3)] and told == [(0, 1), (0, 1), (0, 1), (1, 1)]
+
+
+def test_a_flush_has_the_time_that_a_slow_disk_needs(bench: Bench) -> None:
+    """All that may be in memory, at a megabyte a second."""
+    gate = Gate()
+    limits = SimpleNamespace(flush_bytes=128 << 20, hot_bytes=256 << 20, segment_bytes_max=1 << 30)
+    maintenance = SimpleNamespace(next_window=lambda _: None, flush_due=lambda _: True, flush=gate)
+    store: Any = SimpleNamespace(maintenance=maintenance, limits=limits)
+    made = Housekeeping(
+        store=store,
+        gather=gate,
+        clock=bench.clock,
+        metrics=Metrics(),
+        on_corrupt=lambda: None,
+        on_fatal=lambda _: None,
+        beat=bench.hearts.watch("housekeeping", SPARK_S),
+    )
+    gate.close()
+    made.start()
+    assert gate.waiting.wait(SEEN_S)
+    bench.clock.advance(384_000)
+    assert bench.hearts.problems() == []
+    bench.clock.advance(1_000 * int(SPARK_S) + 1)
+    assert len(bench.hearts.problems()) == 1
+    gate.open()
+    made.stop(SEEN_S)
+
+
+def test_long_work_of_the_start_shows_life_with_its_progress(bench: Bench) -> None:
+    """A rebuild may take hours: each report of it counts."""
+    beat = bench.hearts.watch("main", CALLS_S)
+    health = Health(on_enter=lambda: beat(START_S))
+    with LongWork("catching-up", "records", health=health, clock=bench.clock) as work:
+        for done in range(50):
+            bench.clock.advance(int(1_000 * START_S))
+            assert bench.hearts.problems() == []
+            work.report(done, 50)

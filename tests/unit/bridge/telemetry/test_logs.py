@@ -1,0 +1,86 @@
+"""bridge.logs: one line per event, without payloads and secrets."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from typing import Any
+
+import pytest
+import structlog
+
+from bridge.settings.secrets import MASK
+from bridge.telemetry import logs
+
+CANARY = "canary-51d0"
+
+
+def written(stream: io.StringIO) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def test_json_lines_have_time_level_logger_event_and_values() -> None:
+    """One object per line, from our loggers and from other libraries' alike."""
+    out = io.StringIO()
+    logs.configure(format="json", stream=out)
+    structlog.get_logger("bridge.x").info("segment_written", rows=3)
+    logging.getLogger("other").warning("from %s", "elsewhere")
+    first, second = written(out)
+    assert {k: first[k] for k in ("event", "level", "logger", "rows")} == {
+        "event": "segment_written",
+        "level": "info",
+        "logger": "bridge.x",
+        "rows": 3,
+    }
+    assert first["timestamp"].endswith("Z")
+    assert (second["event"], second["level"]) == ("from elsewhere", "warning")
+
+
+def test_auto_is_json_where_there_is_no_terminal() -> None:
+    """In a container a machine reads it."""
+    out = io.StringIO()
+    logs.configure(stream=out)
+    structlog.get_logger("bridge.x").info("ready")
+    assert written(out)[0]["event"] == "ready"
+
+
+def test_the_level_is_a_threshold() -> None:
+    """Debug costs nothing unless it is asked for."""
+    out = io.StringIO()
+    logs.configure(format="json", level="warning", stream=out)
+    structlog.get_logger("bridge.x").info("no")
+    structlog.get_logger("bridge.x").warning("yes")
+    assert [line["event"] for line in written(out)] == ["yes"]
+
+
+@pytest.mark.parametrize("format", ["json", "console"])
+def test_secrets_and_payloads_never_appear(format: str) -> None:
+    """Not by key, not inside a text, not nested, not in an exception, not as bytes."""
+    out = io.StringIO()
+    logs.configure(format=format, stream=out, secrets=[CANARY])
+    log = structlog.get_logger("bridge.x")
+    log.info("a", password="pw-" + CANARY, text=f"login with {CANARY} failed", nested={"deep": [CANARY], "token": "t0"})
+    log.info("b", value=f"body {CANARY}", raw=CANARY.encode(), headers=[("h", b"x")], error=ValueError(CANARY))
+    log.info(CANARY)
+    try:
+        raise RuntimeError(f"refused {CANARY}")
+    except RuntimeError:
+        log.exception("c")
+    logging.getLogger("lib").error("conf %s", {"sasl.password": CANARY})
+    text = out.getvalue()
+    assert CANARY not in text
+    assert "t0" not in text
+    assert "RuntimeError" in text
+    assert MASK in text
+
+
+def test_an_exception_stays_in_one_json_line() -> None:
+    """A traceback must not tear the stream apart."""
+    out = io.StringIO()
+    logs.configure(format="json", stream=out)
+    try:
+        raise ValueError("x")
+    except ValueError:
+        structlog.get_logger("bridge.x").exception("failed")
+    assert "ValueError" in written(out)[0]["exception"]

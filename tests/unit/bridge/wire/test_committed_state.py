@@ -1,0 +1,256 @@
+"""The committed metadata: what is written is read again, and what cannot be understood is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bridge.errors import StateError
+from bridge.wire.committed_state import (
+    METADATA_CHARS_MAX,
+    STEPS_MAX,
+    CommittedState,
+    amend_history,
+    decode_metadata,
+    encode,
+    initial_state,
+    largest_roll_window_ms,
+)
+from bridge.wire.decode_epochs import Barrier, DecodeParameters, History
+from timerstore.rows.position import AT_MAX, AT_MIN, OFFSET_MAX, ORIGIN, Position, Progress
+from timerstore.rows.sources import Sources
+
+SOURCE = ("delay", 3)
+
+
+def parameters(max_delay_ms: int = 1_000, **more: object) -> DecodeParameters:
+    values: dict[str, object] = {"max_delay_ms": max_delay_ms, "roll_window_ms": 4_000, "has_default_target": False}
+    return DecodeParameters(**{**values, **more})  # type: ignore[arg-type]
+
+
+A, B, C = parameters(1_000), parameters(2_000), parameters(3_000)
+
+
+def history(*barriers: tuple[int, DecodeParameters]) -> History:
+    return tuple(Barrier(offset=offset, parameters=each) for offset, each in barriers)
+
+
+decode_parameters = st.builds(
+    DecodeParameters,
+    levels_ms=st.lists(st.integers(0, 10**10), min_size=1, max_size=18).map(tuple),
+    max_delay_ms=st.integers(1, 10**12),
+    roll_window_ms=st.integers(4, 10**12),
+    roll_bytes_max=st.integers(0, 2**31 - 1),
+    headers_max=st.integers(0, 2**31 - 1),
+    header_bytes_max=st.integers(0, 2**31 - 1),
+    payload_bytes_max=st.integers(0, 2**31 - 1),
+    has_default_target=st.booleans(),
+)
+positions = st.none() | st.tuples(
+    st.integers(AT_MIN + 1, AT_MAX),
+    st.text("abcXYZ019._-", min_size=1, max_size=249),
+    st.integers(0, 2**31 - 1),
+    st.integers(0, OFFSET_MAX),
+)
+histories = st.lists(decode_parameters, min_size=1, max_size=4).map(
+    lambda all_: tuple(Barrier(offset=1_000 * i, parameters=each) for i, each in enumerate(all_))
+)
+states = st.builds(
+    CommittedState,
+    offset=st.integers(0, OFFSET_MAX),
+    position=positions,
+    topic_id=st.text("abcXYZ019-_", min_size=1, max_size=22),
+    partitions=st.integers(1, 10_000),
+    history=histories,
+    first_offset=st.integers(0, OFFSET_MAX),
+)
+
+
+@given(states)
+def test_metadata_is_ascii_within_the_limit_and_reads_back(state: CommittedState) -> None:
+    """What Kafka gives back is the state that was committed."""
+    text = encode(state)
+    assert text.isascii() and "\0" not in text
+    assert len(text) <= METADATA_CHARS_MAX
+    assert decode_metadata(SOURCE, state.offset, text) == state
+
+
+def test_a_history_that_does_not_fit_is_refused_before_kafka_does() -> None:
+    """Too many changes of the parameters raise a StateError that says what to do; the broker would abort everything."""
+    barriers = tuple(Barrier(offset=i, parameters=parameters(levels_ms=tuple(range(i, i + 60)))) for i in range(20))
+    state = replace(initial_state(offset=5, topic_id="id", partitions=1, parameters=A), history=barriers)
+    with pytest.raises(StateError, match="too long") as refused:
+        encode(state)
+    assert "Go back" in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ("", "not written by the bridge"),
+        (None, "not written by the bridge"),
+        ("somebody's note", "cannot be read"),
+        ("[1]", "cannot be read"),
+        ('"v"', "cannot be read"),
+        ('{"v":1}', "cannot be read"),
+        ('{"v":1,"x":0}', "cannot be read"),
+        ('{"v":0}', "cannot be read"),
+        ('{"v":"1"}', "cannot be read"),
+    ],
+)
+def test_metadata_of_others_is_refused(metadata: str | None, message: str) -> None:
+    """A reset by an admin and another program's commit stop the bridge, with a remedy."""
+    with pytest.raises(StateError, match=message) as refused:
+        decode_metadata(SOURCE, 7, metadata)
+    assert refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("n", 0),
+        ("p", [1, "t", -1, 0]),
+        ("p", [AT_MIN, "t", 0, 0]),
+        ("p", [1]),
+        ("h", []),
+        ("h", [[5, A.to_json()]]),
+        ("h", [[0, {}]]),
+    ],
+)
+def test_metadata_with_a_damaged_field_is_refused(field: str, value: object) -> None:
+    """No field is guessed at."""
+    fields = json.loads(encode(initial_state(offset=5, topic_id="id", partitions=1, parameters=A)))
+    with pytest.raises(StateError, match="cannot be read"):
+        decode_metadata(SOURCE, 5, json.dumps({**fields, field: value}))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"v": 3},
+        {"v": 3, "h": "in another form"},
+        {"q": 1},
+        {"h": [[0, A.to_json()], [9, {**A.to_json(), "z": 1}]]},
+        {"h": [[0, {**A.to_json(), "d": "a dialect to come"}]]},
+        {"h": [[0, {**A.to_json(), "v": 2}]]},
+    ],
+)
+def test_metadata_of_a_newer_version_is_refused_and_nothing_else_is_suggested(fields: dict[str, object]) -> None:
+    """After a downgrade to adopt would repeat or lose: the only remedy is the version that wrote it. Status 4."""
+    ours = json.loads(encode(initial_state(offset=5, topic_id="id", partitions=1, parameters=A)))
+    with pytest.raises(StateError, match="written by a newer version") as refused:
+        decode_metadata(SOURCE, 5, json.dumps({**ours, **fields}))
+    assert refused.value.exit_code == 4
+    assert "adopt" not in str(refused.value) and "Something else" not in str(refused.value)
+
+
+def test_the_position_names_its_partition_and_survives_renumbering() -> None:
+    """P is the same position after another topic has been configured, though the numbers of the sources moved."""
+    few, more = Sources([("delay", 0), ("delay", 1)]), Sources([("a", 0), ("delay", 0), ("delay", 1)])
+    state = initial_state(offset=0, topic_id="id", partitions=2, parameters=A)
+    moved = state.moved(Progress(9, Position(1_000, few.index("delay", 1), 8)), few)
+    assert moved.position == (1_000, "delay", 1, 8)
+    assert moved.progress(("delay", 0), more) == Progress(9, Position(1_000, more.index("delay", 1), 8))
+    assert state.progress(("delay", 0), few) == Progress(0, ORIGIN)
+
+
+@pytest.mark.parametrize(
+    ("before", "committed", "log_start", "configured", "after"),
+    [
+        pytest.param(history(), 5, 0, A, history((0, A)), id="none yet"),
+        pytest.param(history((0, A)), 5, 0, A, history((0, A)), id="unchanged"),
+        pytest.param(history((0, A)), 5, 0, B, history((0, A), (5, B)), id="changed at the committed offset"),
+        pytest.param(history((0, A)), 0, 0, B, history((0, B)), id="changed before anything was read"),
+        pytest.param(history((0, A), (5, B)), 5, 0, C, history((0, A), (5, C)), id="changed twice at one offset"),
+        pytest.param(history((0, B), (5, C)), 9, 5, C, history((0, C)), id="the log has passed the barrier"),
+        pytest.param(history((0, B), (5, C)), 9, 4, C, history((0, B), (5, C)), id="one record below it is left"),
+        pytest.param(history((0, A), (5, B), (7, C)), 9, 6, C, history((0, B), (7, C)), id="passed one of two"),
+    ],
+)
+def test_history_is_amended_at_the_committed_offset(
+    before: History, committed: int, log_start: int, configured: DecodeParameters, after: History
+) -> None:
+    """New parameters hold from O on, never below it; barriers of expired records go."""
+    assert amend_history(before, committed, log_start, configured) == after
+
+
+def test_a_shorter_maximum_keeps_accepting_copies_of_what_was_accepted() -> None:
+    """Parameters that follow others know the longest delay there was, and are not taken for changed the next time."""
+    amended = amend_history(history((0, B)), 5, 0, A)
+    assert amended[-1].parameters == A.following(B)
+    assert amend_history(amended, 8, 0, A) == amended
+
+
+@given(histories, st.integers(0, 5_000), st.integers(0, 5_000), decode_parameters)
+def test_records_below_the_committed_offset_keep_their_parameters(
+    before: History, committed: int, log_start: int, configured: DecodeParameters
+) -> None:
+    """For every record still in the log below O, amended and old history agree; from O on the configured hold."""
+    amended = amend_history(before, committed, log_start, configured)
+
+    def in_force(of: History, offset: int) -> DecodeParameters:
+        return [each.parameters for each in of if each.offset <= offset][-1]
+
+    newest = before[-1]
+    barriers = {b.offset for b in (*before, *amended)}
+    offsets = {o for b in barriers for o in (b - 1, b, b + 1)} | {log_start, committed - 1}
+    for offset in offsets:
+        if log_start <= offset < min(committed, newest.offset) or (
+            log_start <= offset < committed and committed > newest.offset
+        ):
+            assert in_force(amended, offset) == in_force(before, offset)
+    assert amended[-1].parameters == configured.following(newest.parameters)
+    assert amended[0].offset == 0
+
+
+def test_largest_roll_window_is_over_all_barriers_and_partitions() -> None:
+    """The retention guard must look at every window that is still in force somewhere."""
+    wide = parameters(roll_window_ms=9_000)
+    narrow = initial_state(offset=0, topic_id="id", partitions=1, parameters=A)
+    assert largest_roll_window_ms([narrow, replace(narrow, history=history((0, wide), (4, A)))]) == 9_000
+    assert largest_roll_window_ms([]) == 0
+
+
+def stepped(steps: int) -> CommittedState:
+    """A state after the clock was set back that many times."""
+    sources = Sources([("delay", 0), SOURCE, ("other", 1)])
+    source = sources.index(*SOURCE)
+    progress = Progress(10, Position(10**13, sources.index("other", 1), 7))
+    for step in range(1, steps + 1):
+        progress = progress.stepped_back(source, Position(10**13 - step * 10**6, source, OFFSET_MAX))
+        progress = progress.moved(10 + step, Position(progress.position.at_ms + 5, source, 4))
+    return initial_state(offset=0, topic_id="id", partitions=2, parameters=A).moved(progress, sources)
+
+
+@pytest.mark.parametrize("steps", [1, 2, STEPS_MAX])
+def test_frozen_steps_are_read_back(steps: int) -> None:
+    """The staircase in Kafka is the one in memory; a version that knows nothing of it refuses the text by its
+    version."""
+    state = stepped(steps)
+    assert len(state.frozen) == steps
+    text = state.metadata()
+    assert decode_metadata(SOURCE, state.offset, text) == state
+    assert json.loads(text)["v"] == 2
+    assert json.loads(initial_state(offset=5, topic_id="id", partitions=1, parameters=A).metadata())["v"] == 1
+
+
+def test_steps_stop_before_the_metadata_is_full() -> None:
+    """What is allowed always fits, with room for a change of parameters."""
+    assert stepped(STEPS_MAX - 1).has_room_for_a_step() and not stepped(STEPS_MAX).has_room_for_a_step()
+    barriers = tuple(Barrier(offset=i, parameters=parameters(levels_ms=tuple(range(i, i + 60)))) for i in range(17))
+    long = replace(stepped(2), history=barriers)
+    assert len(long.metadata()) > METADATA_CHARS_MAX - 1_000
+    assert not long.has_room_for_a_step()
+    assert long.is_same_progress(stepped(2)) and not long.is_same_progress(stepped(3))
+
+
+@pytest.mark.parametrize("steps", [[[9, 5, 1]], [[2, 50, 1], [2, 40, 1]], [[2, 10, 1]], [[2, 50]], [[-1, 50, 1]]])
+def test_steps_that_are_no_stairs_are_refused(steps: list[list[int]]) -> None:
+    """Offsets rise to O, positions fall to P; anything else was not written by the bridge."""
+    state = replace(initial_state(offset=5, topic_id="id", partitions=1, parameters=A), position=(20, *SOURCE, 1))
+    with pytest.raises(StateError, match="cannot be read"):
+        decode_metadata(SOURCE, 5, json.dumps({**json.loads(encode(state)), "v": 2, "s": steps}))

@@ -1,0 +1,159 @@
+"""bridge.letters: dead letters taken apart, and what is remembered of those that have gone back."""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import cast
+from unittest import mock
+
+import pytest
+from confluent_kafka import KafkaError, Message
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bridge.commands import redrive
+from bridge.commands.redrive import CALL_TIMEOUT_S, READ_TIMEOUT_S, TRANSACTION_ROWS
+from bridge.errors import StateError
+from bridge.kafka.admin import Watermarks
+from bridge.wire import headers as h
+from bridge.wire import letters
+from bridge.wire.headers import RejectReason
+from bridge.wire.letters import Choice, Letter, read_letter
+from timerstore.clock import ManualClock
+
+WHERE = h.Where("delay", 3, 17, 5, 99)
+OWN: h.Headers = [("x", b"1"), ("delay-for", b"?"), ("delay-reason", b"mine"), ("x", None)]
+
+
+@pytest.mark.parametrize("attempts", [0, 16])
+def test_a_dead_letter_becomes_the_record_that_it_was(attempts: int) -> None:
+    """Whatever headers it had, a reason of its own among them."""
+    written = h.dead_letter_headers(OWN, RejectReason.BAD_FOR, "why", WHERE, attempts)
+    letter = read_letter(written)
+    assert letter == Letter(headers=OWN, reason="bad-for", topic="delay", partition=3, target="")
+
+
+def test_a_letter_without_its_value_never_goes_back() -> None:
+    """It would be another message."""
+    cut = read_letter([*h.dead_letter_headers(OWN, RejectReason.TOO_LARGE, "why", WHERE), (h.OMITTED, b"value")])
+    assert cut is not None and cut.headers == OWN
+    assert not Choice(due_now=True, set_headers=[("x", b"1")]).mends(cut)
+
+
+@pytest.mark.parametrize(
+    "found", [None, [], OWN, [("delay-reason", b"x"), (h.DLT_TOPIC, b"t"), (h.DLT_PARTITION, b"?")]]
+)
+def test_what_the_bridge_did_not_write_is_no_dead_letter(found: h.Headers | None) -> None:
+    """Somebody else's records in the topic stay where they are."""
+    assert read_letter(found) is None
+
+
+def letter(reason: str = "unknown-target", **more: object) -> Letter:
+    """A dead letter of the target t."""
+    own: h.Headers = [("delay-until", b"5"), ("delay-topic", b"t"), ("own", b"1")]
+    return Letter(**{"headers": own, "reason": reason, "topic": "delay", "partition": 0, "target": "t", **more})  # type: ignore[arg-type]
+
+
+def test_filters_choose_by_all_that_is_given() -> None:
+    """Without any, everything is chosen."""
+    assert Choice().chooses(letter(), 9)
+    assert Choice(reasons=["unknown-target"], targets=["t", "u"], topics=["delay"], since_ms=9).chooses(letter(), 9)
+    assert not Choice(reasons=["too-large"]).chooses(letter(), 9)
+    assert not Choice(targets=["u"]).chooses(letter(), 9)
+    assert not Choice(topics=["other"]).chooses(letter(), 9)
+    assert not Choice(since_ms=10).chooses(letter(), 9)
+
+
+def test_a_record_with_a_bad_header_goes_back_only_when_that_is_put_right() -> None:
+    """As it is it would only be rejected again."""
+    assert not Choice().mends(letter("bad-for"))
+    assert Choice(due_now=True).mends(letter("bad-for"))
+    assert Choice(set_headers=[("delay-for", b"5s")]).mends(letter("bad-for"))
+    assert Choice().mends(letter("beyond-max")), "the configuration may have changed"
+
+
+def test_headers_are_replaced_and_all_else_stays() -> None:
+    """`due_now` takes the place of every time, a set header that of all of its name."""
+    assert Choice().headers(letter()) == letter().headers
+    now = Choice(due_now=True).headers(letter())
+    assert now == [("delay-topic", b"t"), ("own", b"1"), ("delay-for", b"0")]
+    moved = Choice(set_headers=[("delay-topic", b"u")]).headers(letter())
+    assert moved == [("delay-until", b"5"), ("own", b"1"), ("delay-topic", b"u")]
+
+
+@given(st.lists(st.sets(st.integers(0, 29)), max_size=5))
+def test_what_was_noted_is_what_is_known_again(runs: list[set[int]]) -> None:
+    """However many runs have noted something, in whatever pieces."""
+    noted = [letters.read_redriven("id", letters.redriven("id", sorted(run))[1], "t/0/9") for run in runs]
+    gone = letters.Gone(each for ranges in noted for each in ranges)
+    assert {offset for offset in range(-1, 31) if offset in gone} == set().union(*runs)
+
+
+def test_a_dead_letter_is_never_taken_for_a_note_of_what_has_gone_back() -> None:
+    """Although its producer chose all of its own headers, and its value."""
+    headers, value = letters.redriven("id", [0, 1, 5])
+    assert letters.is_redriven(headers)
+    assert json.loads(value) == {"topic_id": "id", "offsets": [[0, 2], [5, 6]]}
+    assert not letters.is_redriven(h.dead_letter_headers(headers, RejectReason.NO_TIME, "why", WHERE))
+    assert not letters.is_redriven([])
+
+
+def test_many_scattered_letters_are_noted_in_little() -> None:
+    """Every other one of what a transaction holds: far less than what any topic takes."""
+    assert len(letters.redriven("i" * 22, range(10**9, 10**9 + 5_000, 2))[1]) < 64 << 10
+
+
+@pytest.mark.parametrize(
+    "value",
+    [None, b"", b"[]", b"{}", b'{"topic_id": "id", "offsets": [[1]]}', b"[" * 5_000, b'{"offsets": [[1e999, 2]]}'],
+)
+def test_a_note_that_cannot_be_read_stops_the_run(value: bytes | None) -> None:
+    """What has gone back is not guessed; the error says where it is, and what chooses."""
+    with pytest.raises(StateError, match=r"cannot be read \(record=t/0/9\).*--since TIME"):
+        letters.read_redriven("id", value, "t/0/9")
+
+
+def test_notes_about_another_topic_stop_the_run() -> None:
+    """The dead-letter topic is a copy: its offsets are others."""
+    with pytest.raises(StateError, match=r"is a copy.*--since TIME"):
+        letters.read_redriven("new", letters.redriven("old", [1])[1], "t/0/9")
+
+
+def test_made_up_targets_make_a_short_report() -> None:
+    """A line for each of the first hundred; the others are counted together."""
+    report = letters.Report()
+    for part in range(10):
+        counted = letters.Report(left=1, before=2)
+        counted.back.update({("unknown-target", f"t{part}-{i}"): 1 for i in range(1_000)})
+        report.add(counted)
+    assert sum(report.back.values()) == 10_000
+    assert len(report.back) == letters.LINES_MAX + 1
+    assert (report.left, report.before) == (10, 20)
+
+
+def test_the_partition_is_read_as_it_is_written() -> None:
+    """Big-endian, as Spring's."""
+    assert dict(h.dead_letter_headers([], RejectReason.NO_TIME, "", WHERE))[h.DLT_PARTITION] == struct.pack(">i", 3)
+
+
+def test_a_slow_commit_is_not_taken_for_topics_that_are_not_read() -> None:
+    """What happens to one batch takes time; the next records may come a moment after it."""
+    place, clock = ("delay.dlt", 0), ManualClock()
+    ends = KafkaError(KafkaError._PARTITION_EOF)
+    records = [message(offset) for offset in range(TRANSACTION_ROWS)]
+    found = iter([records, [], [message(TRANSACTION_ROWS), message(TRANSACTION_ROWS + 1, ends)]])
+    consumer = mock.Mock(consume=lambda *_: next(found))
+    with mock.patch.object(redrive, "Consumer", return_value=consumer):
+        run = redrive.Redrive(consumer={}, producer={}, topic_ids={}, into={}, watermarks=dict, clock=clock)
+    sizes = []
+    for batch in run._batches({place: Watermarks(start=0, end=TRANSACTION_ROWS + 1)}):
+        sizes.append(len(batch))
+        clock.advance(int(1_000 * (READ_TIMEOUT_S + CALL_TIMEOUT_S)))
+    assert sizes == [TRANSACTION_ROWS, 1]
+
+
+def message(offset: int, error: KafkaError | None = None) -> Message:
+    """What is asked of one."""
+    asked = {"topic": "delay.dlt", "partition": 0, "offset": offset, "error": error, "key": None, "value": b""}
+    return cast(Message, mock.Mock(headers=list, **{name: mock.Mock(return_value=it) for name, it in asked.items()}))

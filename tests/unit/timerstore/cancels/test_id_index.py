@@ -1,0 +1,109 @@
+"""The index of ids: bounded in memory, derived from segments on disk, exact in what it finds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import timerstore.cancels.id_index
+from tests.unit.timerstore.entries import Record
+from tests.unit.timerstore.rig import BILLS, NOW_MS, ORDERS, Rig
+from timerstore.rows.sources import SourceName
+
+FAR_MS = NOW_MS + 900_000
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Rig:
+    rig = Rig(tmp_path / "store", sources=[ORDERS, BILLS])
+    rig.load()
+    return rig
+
+
+def send(rig: Rig, due_ms: int | None, id: str | None, source: SourceName = ORDERS, target: str | None = "x") -> None:
+    log = rig.log[source]
+    log.append(replace(Record(*source, len(log), due_ms, target), id=id, cancels=due_ms is None))
+
+
+def test_what_is_delivered_leaves_memory_without_a_flush(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flood of short delays is finished before anything is flushed: finished timers are dropped as more come."""
+    monkeypatch.setattr(timerstore.cancels.id_index, "UNSTORED_SLACK", 8)
+    send(rig, FAR_MS, "stays")
+    most = 0
+    for i in range(50):
+        for j in range(3):
+            send(rig, NOW_MS, f"{i}-{j}", target=f"target {i}")
+        rig.ingest()
+        rig.deliver()
+        most = max(most, len(rig.store.cancels.unstored))
+    assert most <= 2 * 4 + 8 + 3
+    send(rig, None, "stays")
+    rig.ingest()
+    assert rig.store.stats().pending == 0
+
+
+def test_a_flush_moves_timers_to_the_index_of_a_segment(rig: Rig) -> None:
+    """What a segment holds is not in memory any more; what is not flushed stays there."""
+    for i in range(10):
+        send(rig, FAR_MS + i, f"{i}")
+    rig.ingest()
+    rig.deliver()
+    send(rig, FAR_MS, "unflushed")
+    rig.ingest()
+    rig.store.maintenance.flush(NOW_MS)
+    (segment,) = rig.store.timerlog
+    assert segment.ids is not None
+    assert (len(segment.ids), len(rig.store.cancels.unstored)) == (10, 1)
+
+
+def test_an_id_of_many_timers_is_counted_out_whole(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In several segments and in memory, by each of their targets and their times, a few rows at a time."""
+    monkeypatch.setattr(timerstore.cancels.id_index, "FOUND_ROWS_MAX", 2)
+    targets = ["a", "b", None]
+    for round in range(3):
+        for i in range(7):
+            send(rig, FAR_MS + 10_000 * i, "one", target=targets[(round + i) % 3])
+            send(rig, FAR_MS, "one", source=BILLS, target="c")
+            send(rig, FAR_MS, None, target="c")
+        rig.ingest()
+        if round < 2:
+            rig.deliver()
+            rig.store.maintenance.flush(NOW_MS)
+    assert rig.store.stats().pending_by_target == {"a": 7, "b": 7, "": 7, "c": 42}
+    send(rig, None, "one")
+    rig.ingest()
+    edges = [FAR_MS + 10_000 * i for i in range(1, 9)]
+    stats = rig.store.stats(edges)
+    assert stats.pending_by_target == {"c": 42}
+    assert stats.pending_until == (42,) * 8
+    assert stats.cancelled == 21
+
+
+@pytest.mark.parametrize("many", ["cancels", "timers"])
+def test_a_start_counts_segments_without_what_is_cancelled(rig: Rig, many: str) -> None:
+    """Whichever of the two there are more of; cancels in several files; and not what is finished already."""
+    send(rig, NOW_MS + 1, "done")
+    for i in range(4 if many == "cancels" else 40):
+        send(rig, FAR_MS, f"{i}", target="a" if i % 2 else "b")
+    rig.ingest()
+    rig.deliver()
+    rig.store.maintenance.flush(NOW_MS)
+    for i in range(20 if many == "cancels" else 2):
+        send(rig, None, f"{i}")
+        send(rig, None, f"{i}")
+    send(rig, None, "done")
+    rig.ingest()
+    rig.deliver()
+    rig.store.maintenance.flush(NOW_MS)
+    send(rig, None, "1")
+    rig.ingest()
+    rig.deliver(NOW_MS + 1)
+    rig.store.maintenance.flush(NOW_MS + 1)
+    before = rig.store.stats()
+    rig.reopen()
+    after = rig.store.stats()
+    left = {} if many == "cancels" else {"a": 19, "b": 19}
+    assert (before.pending_by_target, after.pending_by_target) == (left, left)
+    assert (before.pending, after.pending) == (sum(left.values()),) * 2

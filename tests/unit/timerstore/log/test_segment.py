@@ -1,0 +1,258 @@
+"""timerstore.log: what is written is read, damage is found, and a window reads only its row groups."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import timerstore.log.segment
+from tests.unit.timerstore.entries import Record, entries
+from tests.unit.timerstore.rig import IDENTITY
+from timerstore.disk.checkpoint import Identity, NamedSegment
+from timerstore.errors import Corrupt
+from timerstore.log.segment import Segment, read, read_rows, write
+from timerstore.log.timerlog import TimerLog
+from timerstore.memory.sorted_runs import Selection
+from timerstore.rows.entry import ENTRY, payload_of
+from timerstore.rows.position import AT_MAX, OFFSET_MAX, ORIGIN, Position, Progress, end_of, pack
+from timerstore.rows.sources import Sources
+
+SOURCES = Sources([("delay", 0), ("delay", 1), ("retry", 0)])
+RECORDS = [
+    Record(topic, partition, offset, 1_000 + 10 * (offset % 7), ["orders", None][offset % 2])
+    for topic, partition in SOURCES
+    for offset in range(5, 25)
+]
+
+
+@pytest.fixture(autouse=True)
+def _small_row_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timerstore.log.segment, "ROW_GROUP_ROWS", 4)
+
+
+def written(directory: Path, records: list[Record], number: int = 1) -> Segment:
+    directory.mkdir(exist_ok=True)
+    table = entries(records)
+    source = SOURCES.of_columns(table.column("topic"), table.column("partition"))
+    rows = Selection(
+        table.column("at").to_numpy(),
+        pack(source, table.column("offset").to_numpy()),
+        np.zeros(len(records), dtype=np.int32),
+        np.arange(len(records), dtype=np.int32),
+    )
+    return write(directory, number, IDENTITY, SOURCES, rows.sorted(), {0: payload_of(table)})
+
+
+def by_position(records: list[Record]) -> list[Record]:
+    return sorted(records, key=lambda r: (r.at_ms, r.topic, r.partition, r.offset))
+
+
+def offsets_between(log: TimerLog, lower: Position, upper: Position) -> list[tuple[int, str, int, int]]:
+    """What a gather of (lower, upper] finds in the row groups that it would read."""
+    found = []
+    for segment in log:
+        groups = segment.groups_between(lower, upper).nonzero()[0].tolist()
+        for row in read_rows(segment, groups).to_pylist():
+            position = Position(row["at"], SOURCES.index(row["topic"], row["partition"]), row["offset"])
+            if lower < position <= upper:
+                found.append((row["at"], row["topic"], row["partition"], row["offset"]))
+    return sorted(found)
+
+
+def test_what_is_written_is_read_in_the_order_of_position(tmp_path: Path) -> None:
+    """Every column of every row, by our reader and by any other."""
+    segment = written(tmp_path, RECORDS)
+    expected = entries(by_position(RECORDS))
+    assert read_rows(segment).cast(ENTRY).equals(expected)
+    assert pq.read_table(segment.path).cast(ENTRY).equals(expected)
+    assert segment.rows == len(RECORDS)
+
+
+def test_the_footer_answers_what_planning_asks(tmp_path: Path) -> None:
+    """Positions, row groups, slots and targets are those of the rows, and opening again says the same."""
+    segment = written(tmp_path, RECORDS)
+    ordered = by_position(RECORDS)
+    positions = [Position(r.at_ms, SOURCES.index(r.topic, r.partition), r.offset) for r in ordered]
+    assert (segment.first, segment.last) == (positions[0], positions[-1])
+    assert segment.largest == {s: max(p for p in positions if p.source == s) for s in range(3)}
+    assert segment.group_rows.tolist() == [4] * 15
+    starts = [Position.of(at, seq) for at, seq in zip(segment.group_at, segment.group_seq, strict=True)]
+    assert starts == positions[::4]
+    assert (segment.timers.slots.tolist(), segment.timers.counts.tolist()) == ([0], [60])
+    assert segment.timers.targets == {"orders": 30, "": 30}
+    again = read(segment.path, IDENTITY, SOURCES, segment.named)
+    assert again.named == segment.named and again.largest == segment.largest
+    assert again.group_seq.tolist() == segment.group_seq.tolist()
+
+
+def test_names_of_targets_cost_no_more_than_a_thousand_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A producer invents them: footer, index of ids, and what is kept of both in memory, are bounded; the rows are as
+    they were."""
+    monkeypatch.setattr(timerstore.log.segment, "ROW_GROUP_ROWS", 16_384)
+    few, many = (
+        written(
+            directory,
+            [Record("delay", 0, i, 5_000, f"{i % names:0>80}", id=f"{i % 7}") for i in range(100_000)],
+        )
+        for directory, names in ((tmp_path / "few", 1_000), (tmp_path / "many", 100_000))
+    )
+    footers = [len(pq.read_metadata(segment.path).metadata[b"delay-bridge"]) for segment in (few, many)]
+    assert footers[1] < footers[0] + 1_000, footers
+    assert len(many.timers.targets) == 1_001 and sum(many.timers.targets.values()) == 100_000
+    assert few.ids is not None and many.ids is not None
+    assert many.ids.bytes < few.ids.bytes + 1_000
+    assert len(set(read_rows(many, columns=["target"]).column("target").to_pylist())) == 100_000
+
+
+def test_sources_may_be_numbered_anew(tmp_path: Path) -> None:
+    """A topic more shifts the numbers; files hold names."""
+    segment = written(tmp_path, RECORDS)
+    more = Sources([("another", 0), *SOURCES])
+    again = read(segment.path, IDENTITY, more, segment.named)
+    assert again.largest == {s + 1: Position(p.at_ms, s + 1, p.offset) for s, p in segment.largest.items()}
+
+
+@pytest.mark.parametrize("place", ["footer", "length", "size", "missing", "empty", "another"])
+def test_a_damaged_file_is_not_opened(tmp_path: Path, place: str) -> None:
+    """A byte of the footer, the file's size, its absence, or another file under the name."""
+    segment = written(tmp_path, RECORDS)
+    content = bytearray(segment.path.read_bytes())
+    if place == "footer":
+        content[-200] ^= 1
+    elif place == "length":
+        content[-7] ^= 0x40
+    elif place == "size":
+        content[4:4] = b"\0"
+    elif place == "empty":
+        content = bytearray()
+    segment.path.write_bytes(content)
+    if place == "missing":
+        segment.path.unlink()
+    if place == "another":
+        written(tmp_path, RECORDS[:40], number=1)
+    with pytest.raises(Corrupt) as caught:
+        read(segment.path, IDENTITY, SOURCES, segment.named)
+    assert caught.value.path == str(segment.path)
+
+
+def test_a_damaged_page_delivers_nothing_wrong(tmp_path: Path) -> None:
+    """Page checksums are written and verified: a flipped byte is found, or (in a page header's statistics) changes
+    nothing."""
+    segment = written(tmp_path, RECORDS[:6])
+    content = segment.path.read_bytes()
+    expected = read_rows(segment)
+    footer = int.from_bytes(content[-8:-4], "little")
+    found = 0
+    for place in range(4, len(content) - footer - 8, 3):
+        segment.path.write_bytes(content[:place] + bytes([content[place] ^ 0x01]) + content[place + 1 :])
+        try:
+            same = read_rows(segment).equals(expected)
+        except Corrupt:
+            found += 1
+        else:
+            assert same, f"byte {place} of {len(content)} changed what is read"
+    assert found > 0
+
+
+def test_a_file_of_another_cluster_or_format_is_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever its name is."""
+    segment = written(tmp_path, RECORDS)
+    with pytest.raises(Corrupt, match="another format version or cluster"):
+        read(segment.path, Identity(cluster_id="other", topic_ids={}), SOURCES)
+    monkeypatch.setattr(timerstore.log.segment, "FORMAT_VERSION", 99)
+    with pytest.raises(Corrupt, match="another format version or cluster"):
+        read(segment.path, IDENTITY, SOURCES, segment.named)
+
+
+def test_row_groups_between_two_positions_miss_no_row(tmp_path: Path) -> None:
+    """Whatever the bounds, in the middle of a millisecond too."""
+    segment = written(tmp_path, RECORDS)
+    log = TimerLog()
+    log.add(segment)
+    ordered = by_position(RECORDS)
+    keys = [(r.at_ms, r.topic, r.partition, r.offset) for r in ordered]
+    positions = [Position(r.at_ms, SOURCES.index(r.topic, r.partition), r.offset) for r in ordered]
+    for i in range(0, len(keys), 7):
+        for j in range(i, len(keys), 5):
+            assert offsets_between(log, positions[i], positions[j]) == keys[i + 1 : j + 1]
+    assert offsets_between(log, ORIGIN, end_of(AT_MAX)) == keys
+    assert not segment.groups_between(segment.last, end_of(AT_MAX)).any()
+    assert not segment.groups_between(ORIGIN, segment.first.before()).any()
+
+
+def test_a_window_inside_one_millisecond_reads_only_its_row_groups(tmp_path: Path) -> None:
+    """A million rows of one millisecond are loaded piece by piece."""
+    segment = written(tmp_path, [Record("delay", 0, i, 5_000) for i in range(100)])
+    groups = segment.groups_between(Position(5_000, 0, 20), Position(5_000, 0, 31)).nonzero()[0].tolist()
+    assert groups == [5, 6, 7]
+
+
+def test_windows_get_through_everything_within_their_budget(tmp_path: Path) -> None:
+    """Each window ends before the first row group that does not fit, gets on by one at least, and none misses a row."""
+    log = TimerLog()
+    log.add(written(tmp_path, [Record("delay", 0, i, 5_000) for i in range(40)], number=1))
+    log.add(written(tmp_path, [Record("delay", 1, i, 4_990 + i) for i in range(40)], number=2))
+    log.add(written(tmp_path, [Record("retry", 0, i, 90_000) for i in range(3)], number=3))
+    group_bytes = int(next(iter(log)).group_bytes.max())
+    for room in (0, group_bytes, 3 * group_bytes, 1 << 30):
+        lower, found, windows = ORIGIN, [], 0
+        while lower < end_of(100_000):
+            window = log.window(lower, end_of(100_000), room)
+            assert window.lower == lower < window.upper
+            between = offsets_between(log, lower, window.upper)
+            assert bool(between) <= bool(window.segments)
+            new_groups = sum(int(np.count_nonzero(s.groups_between(lower, window.upper))) for s in window.segments)
+            assert new_groups <= max(room // group_bytes, 1) + 2 * len(log), "more row groups than fit"
+            found += between
+            lower = window.upper
+            windows += 1
+        assert found == sorted(found) and len(found) == 83
+        assert windows == 1 if room == 1 << 30 else windows > 5
+
+
+def test_a_stretch_without_rows_is_proved_empty(tmp_path: Path) -> None:
+    """Between two slots with rows nothing has to be read: the frontier skips (invariant I3)."""
+    log = TimerLog()
+    log.add(written(tmp_path, [Record("delay", 0, 0, 5_000), Record("delay", 0, 1, 900_000)]))
+    assert log.window(end_of(20_000), end_of(800_000), 1 << 20).segments == ()
+    assert TimerLog().window(ORIGIN, end_of(1), 0).segments == ()
+
+
+def test_a_segment_is_finished_when_every_source_has_passed_it(tmp_path: Path) -> None:
+    """A source that we do not own keeps its rows."""
+    log = TimerLog()
+    segment = written(tmp_path, RECORDS)
+    log.add(segment)
+    passed = {source: Progress(25, position) for source, position in segment.largest.items()}
+    elsewhere = np.zeros(len(SOURCES), dtype=np.bool_)
+    assert log.finished(passed, elsewhere) == [segment]
+    behind = passed | {2: Progress(OFFSET_MAX, segment.largest[2].before())}
+    assert log.finished(behind, elsewhere) == []
+    ours = {s: p for s, p in passed.items() if s != 1}
+    assert log.finished(ours, elsewhere) == [segment], "one that has left does not count"
+    elsewhere[1] = True
+    assert log.finished(ours, elsewhere) == []
+
+
+def test_damage_to_the_footer_is_found_wherever_it_is(tmp_path: Path) -> None:
+    """The checkpoint holds the footer's checksum, over every byte of it."""
+    segment = written(tmp_path, RECORDS[:6])
+    content = segment.path.read_bytes()
+    footer = int.from_bytes(content[-8:-4], "little")
+    for place in [*range(len(content) - footer - 8, len(content) - 8, 7), *range(len(content) - 8, len(content))]:
+        segment.path.write_bytes(content[:place] + bytes([content[place] ^ 0xFF]) + content[place + 1 :])
+        with pytest.raises(Corrupt):
+            read(segment.path, IDENTITY, SOURCES, segment.named)
+
+
+def test_the_name_in_the_checkpoint_is_the_identity_of_the_file(tmp_path: Path) -> None:
+    """Same bytes, same name; another footer, another identity."""
+    first, second = written(tmp_path, RECORDS, 1), written(tmp_path, RECORDS[1:], 2)
+    assert isinstance(first.named, NamedSegment)
+    assert first.named.bytes == first.path.stat().st_size
+    assert first.named.footer_crc != second.named.footer_crc
+    assert pa.Table is type(read_rows(first, groups=[], columns=["at"]))

@@ -1,0 +1,124 @@
+"""timerstore.memory.sorted_runs: sorted runs behave as one sorted list."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given
+
+import timerstore.memory.sorted_runs
+from timerstore.memory.sorted_runs import Runs, Selection
+from timerstore.rows.position import ORIGIN, Position
+
+KEYS = st.tuples(st.integers(0, 6), st.integers(0, 3), st.integers(0, 50))
+BATCHES = st.lists(st.lists(KEYS, max_size=12), max_size=8)
+BOUNDS = st.builds(Position, st.integers(-1, 7), st.integers(0, 3), st.integers(0, 50))
+
+
+def selection(positions: list[Position]) -> Selection:
+    """References in the order of position; the chunk is the source, so that bytes differ."""
+    positions = sorted(positions)
+    return Selection(
+        np.array([p.at_ms for p in positions], dtype=np.int64),
+        np.array([p.seq for p in positions], dtype=np.int64),
+        np.array([p.source for p in positions], dtype=np.int32),
+        np.arange(len(positions), dtype=np.int32),
+    )
+
+
+def listed(rows: Selection) -> list[Position]:
+    return [Position.of(at, seq) for at, seq in zip(rows.at.tolist(), rows.seq.tolist(), strict=True)]
+
+
+def filled(batches: list[list[tuple[int, int, int]]]) -> tuple[Runs, list[Position]]:
+    """Runs of the batches (a key counts once), and the same as a sorted list."""
+    runs, seen = Runs(), set[Position]()
+    for batch in batches:
+        new = {Position(*key) for key in batch} - seen
+        runs.insert(selection(list(new)))
+        seen |= new
+    return runs, sorted(seen)
+
+
+@given(BATCHES, BOUNDS, st.one_of(st.none(), st.integers(0, 30)))
+def test_popping_gives_the_smallest_in_order(
+    batches: list[list[tuple[int, int, int]]], bound: Position, limit: int | None
+) -> None:
+    """What is popped are the first rows at or below the bound; the rest stays."""
+    runs, expected = filled(batches)
+    due = [p for p in expected if p <= bound]
+    assert runs.count_until(bound) == len(due)
+    assert listed(runs.pop_until(bound, limit)) == due[:limit]
+    rest = expected[len(due[:limit]) :]
+    assert sorted(listed(runs.all())) == rest
+    assert len(runs) == len(rest)
+    assert runs.first_at_ms() == (rest[0].at_ms if rest else None)
+    if rest:
+        assert runs.first() == rest[0]
+
+
+@given(BATCHES, BOUNDS)
+def test_splitting_takes_one_side_as_sorted_runs(batches: list[list[tuple[int, int, int]]], bound: Position) -> None:
+    """Each part is in the order of position, and together they are that side."""
+    runs, expected = filled(batches)
+    above = [listed(part) for part in runs.split_after(bound)]
+    assert all(part == sorted(part) for part in above)
+    assert sorted(p for part in above for p in part) == [p for p in expected if p > bound]
+    below = [listed(part) for part in runs.split_until(bound)]
+    assert sorted(p for part in below for p in part) == [p for p in expected if p <= bound]
+    assert len(runs) == 0
+
+
+@given(BATCHES, BOUNDS, st.integers(0, 200))
+def test_the_largest_prefix_within_a_budget_is_found(
+    batches: list[list[tuple[int, int, int]]], bound: Position, budget: int
+) -> None:
+    """The answer's rows fit, one more does not; None when all fit, the origin when the first does not."""
+    runs, expected = filled(batches)
+    row_bytes = np.array([1, 10, 7, 30], dtype=np.int64)
+    due = [p for p in expected if p <= bound]
+    total, prefix = 0, 0
+    while prefix < len(due) and total + row_bytes[due[prefix].source] <= budget:
+        total += int(row_bytes[due[prefix].source])
+        prefix += 1
+    answer = None if prefix == len(due) else due[prefix - 1] if prefix else ORIGIN
+    assert runs.largest_within(bound, row_bytes, budget) == answer
+
+
+@given(BATCHES, st.integers(0, 3))
+def test_removing_takes_exactly_the_marked(batches: list[list[tuple[int, int, int]]], source: int) -> None:
+    """The rest stays sorted."""
+    runs, expected = filled(batches)
+    removed = runs.remove(lambda rows: rows.source == source)
+    assert sorted(listed(removed)) == [p for p in expected if p.source == source]
+    assert listed(runs.pop_until(Position(9, 0, 0))) == [p for p in expected if p.source != source]
+
+
+def test_there_are_never_many_runs() -> None:
+    """A thousand batches of one row are a handful of runs."""
+    runs = Runs()
+    for i in range(1_000):
+        runs.insert(selection([Position(i * 7919 % 1_000, 0, i)]))
+    assert len(runs._runs) <= 11
+
+
+def test_a_run_beyond_the_limit_is_not_merged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A merge happens under the lock: its length is bounded."""
+    monkeypatch.setattr(timerstore.memory.sorted_runs, "MERGED_ROWS_MAX", 10)
+    runs = Runs()
+    for i in range(8):
+        runs.insert(selection([Position(at, 0, i * 10 + at) for at in range(6)]))
+    assert max(len(run) for run in runs._runs) <= 10
+    assert listed(runs.pop_until(Position(9, 0, 0), 5)) == [Position(0, 0, i * 10) for i in range(5)]
+
+
+def test_a_mask_of_all_copies_nothing() -> None:
+    """Placing a batch that belongs into one place as a whole is the usual case."""
+    rows = selection([Position(1, 0, 1), Position(2, 0, 2)])
+    everything: Callable[[Selection], bool] = lambda picked: picked is rows  # noqa: E731
+    assert everything(rows.where(np.array([True, True])))
+    assert len(rows.where(np.array([False, False]))) == 0
+    assert listed(rows.where(np.array([False, True]))) == [Position(2, 0, 2)]

@@ -1,0 +1,202 @@
+"""Death after each numbered step of flush and reclaim, and disks that fill up: reopening loses and doubles nothing."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import timerstore.log.segment
+from tests.unit.timerstore.rig import BILLS, NOW_MS, ORDERS, Rig
+from timerstore.disk import checkpoint, files
+from timerstore.errors import DiskFailure, DiskFull
+from timerstore.limits import Limits
+from timerstore.memory.resident import Resident
+
+SOON_MS, FAR_MS = NOW_MS + 20_000, NOW_MS + 900_000
+
+
+class Death(BaseException):
+    """Nothing catches it, as nothing catches a SIGKILL."""
+
+
+def die(*_: Any, **__: Any) -> Any:
+    raise Death
+
+
+def filled(directory: Path, limits: Limits | None = None) -> Rig:
+    """A segment with pending rows, and unstored rows hot, in the memtable and late; of two sources."""
+    rig = Rig(directory, sources=[ORDERS, BILLS], limits=limits)
+    rig.store.maintenance.next_window(NOW_MS)
+    for source in (ORDERS, BILLS):
+        rig.produce(NOW_MS, SOON_MS, FAR_MS, source=source)
+    rig.ingest()
+    rig.deliver()
+    rig.store.maintenance.flush(NOW_MS)
+    for source in (ORDERS, BILLS):
+        rig.produce(SOON_MS + 1, FAR_MS + 1, source=source)
+    rig.ingest()
+    rig.deliver()
+    rig.produce(NOW_MS - 1, SOON_MS + 2, FAR_MS + 2)
+    rig.ingest()
+    return rig
+
+
+def finish(rig: Rig) -> None:
+    rig.ingest()
+    rig.finish(FAR_MS + 2)
+    rig.assert_each_delivered_once()
+    assert rig.store.stats().pending == 0
+    rig.store.maintenance.flush(FAR_MS)
+    rig.store.maintenance.reclaim(FAR_MS)
+    assert rig.store.stats().segments == 0
+    assert [path.name for path in rig.directory.glob("*.parquet")] == []
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Rig:
+    return filled(tmp_path / "store")
+
+
+STEPS = {
+    "1: nothing is written": (timerstore.log.segment, "write"),
+    "2: half a segment": (timerstore.log.segment.Writer, "_footer"),
+    "2: a segment without its name": (os, "replace"),
+    "2: a segment, its directory not synced": (timerstore.log.segment, "read"),
+    "2: a segment without a checkpoint": (checkpoint, "write"),
+    "3: half a checkpoint": (checkpoint, "_write_text"),
+    "3: a checkpoint, memory not told": (Resident, "mark_stored"),
+}
+
+
+@pytest.mark.parametrize("transaction_open", [False, True], ids=["", "rows handed out"])
+@pytest.mark.parametrize("step", list(STEPS))
+def test_death_after_any_step_of_a_flush(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, step: str, transaction_open: bool
+) -> None:
+    """The rows come from the segment or from Kafka, never from both and never from neither."""
+    if transaction_open:
+        assert len(rig.store.begin().take(SOON_MS + 2, 99)) == 6
+    with monkeypatch.context() as patch:
+        patch.setattr(*STEPS[step], die)
+        with pytest.raises(Death):
+            rig.store.maintenance.flush(NOW_MS)
+    store = rig.reopen()
+    assert store.resume_offsets() == (
+        {ORDERS: 5, BILLS: 5} if step[0] == "3" and "half" not in step else {ORDERS: 3, BILLS: 3}
+    )
+    assert not list(rig.directory.glob("*" + files.TEMPORARY_SUFFIX))
+    assert len(list(rig.directory.glob("*.parquet"))) == len(store.timerlog)
+    finish(rig)
+
+
+@pytest.mark.parametrize("step", ["checkpoint", "unlink"])
+def test_death_during_a_reclaim(rig: Rig, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    """A segment that the checkpoint names is there; one that it does not name is removed by the next opening."""
+    rig.store.maintenance.flush(NOW_MS)
+    rig.finish(FAR_MS + 2)
+    with monkeypatch.context() as patch:
+        if step == "checkpoint":
+            patch.setattr(checkpoint, "write", die)
+        else:
+            patch.setattr(Path, "unlink", die)
+        with pytest.raises(Death):
+            rig.store.maintenance.reclaim(NOW_MS)
+    store = rig.reopen()
+    assert len(store.timerlog) == (2 if step == "checkpoint" else 0)
+    finish(rig)
+
+
+def test_death_between_the_commit_and_its_acknowledgement(rig: Rig) -> None:
+    """Kafka knows; the store learns it at the next opening."""
+    transaction = rig.store.begin()
+    rows = transaction.take(SOON_MS + 2, 99)
+    taken = [
+        rig.log[rig.store.sources.name(source)][offset]
+        for source, offset in zip(rows.source.tolist(), rows.offset.tolist(), strict=True)
+    ]
+    for source, progress in transaction.progress().items():
+        position = rig.store.sources.named(progress.position)
+        rig.committed[rig.store.sources.name(source)] = (progress.offset, position)
+    rig.delivered += taken
+    rig.reopen()
+    finish(rig)
+
+
+@pytest.mark.parametrize("part", ["segment", "checkpoint"])
+def test_a_full_disk_during_a_flush_changes_nothing(rig: Rig, monkeypatch: pytest.MonkeyPatch, part: str) -> None:
+    """Delivery goes on, the flush is tried again, and the failed one leaves no file behind."""
+    module: Any = timerstore.log.segment if part == "segment" else checkpoint
+    writer = "_write_parquet" if part == "segment" else "_write_text"
+    names = sorted(path.name for path in rig.directory.iterdir())
+    stats = rig.store.stats()
+
+    def fail(path: Path, *_: Any) -> None:
+        path.write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, writer, fail)
+        for _ in range(2):
+            with pytest.raises(DiskFull):
+                rig.store.maintenance.flush(NOW_MS)
+            assert sorted(path.name for path in rig.directory.iterdir()) == names
+            assert rig.store.stats() == stats
+        assert len(rig.deliver(SOON_MS, limit=2)) == 2
+    rig.store.maintenance.flush(NOW_MS)
+    rig.reopen()
+    finish(rig)
+
+
+def test_a_failed_fsync_ends_the_process_and_loses_nothing(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not tried again, and the next start finds the state before."""
+
+    def fail(_: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fail)
+        with pytest.raises(DiskFailure) as caught:
+            rig.store.maintenance.flush(NOW_MS)
+    assert not isinstance(caught.value, DiskFull)
+    rig.reopen()
+    finish(rig)
+
+
+@pytest.fixture
+def tiny_disk() -> Iterator[Path]:
+    """A file system of 256 KiB."""
+    with tempfile.TemporaryDirectory(prefix="tiny-disk-") as name:
+        mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", name], capture_output=True)
+        if mounted.returncode:
+            pytest.skip("mounting a tmpfs is not permitted here")
+        try:
+            yield Path(name)
+        finally:
+            subprocess.run(["umount", "--lazy", name], check=True, capture_output=True)
+
+
+def test_a_disk_that_is_really_full_is_waited_out(tiny_disk: Path) -> None:
+    """What the Parquet writer says then is understood, and its half file is removed: with room again, all goes on."""
+    rig = filled(tiny_disk / "store")
+    rig.produce(*[FAR_MS] * 3_000)
+    rig.ingest()
+    rig.deliver()
+    ballast = tiny_disk / "ballast"
+    with pytest.raises(OSError, match="No space left"):
+        ballast.write_bytes(b"\0" * (1 << 20))
+    for _ in range(2):
+        with pytest.raises(DiskFull):
+            rig.store.maintenance.flush(NOW_MS)
+    assert not list(rig.directory.glob("*" + files.TEMPORARY_SUFFIX))
+    ballast.unlink()
+    assert rig.store.maintenance.flush(NOW_MS).rows > 3_000
+    rig.reopen()
+    finish(rig)
+    rig.store.close()

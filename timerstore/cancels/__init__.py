@@ -1,0 +1,1 @@
+"""Which timers are cancelled."""

@@ -1,0 +1,289 @@
+"""Cancels: what a micro-batch cancels, and which timers are cancelled already (invariant I7).
+
+A cancel, or a timer that replaces, read at offset c leaves a tombstone (its id, c), whether or not it is finished
+itself. A timer of the same source and id is *covered* when its origin offset is below c. Covered timers stay where they
+are, as physical rows (invariant I3); a transaction passes them without output.
+
+The gauges are told at once. For a batch with new tombstones:
+
+    before the lock   digests; which timers of the batch are covered; which pending timers in memory (`Unstored`) and
+                      beside segments (`SegmentIds`) become so, and were not before
+    under the lock    the tombstones are added; those timers that are still unfinished leave the counts; where one is
+                      on loan to the open transaction, its acknowledgement, which counts it out once more, counts it in
+
+Only one thread appends, so nothing can become covered between the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from timerstore.cancels.digests import Digests, find
+from timerstore.cancels.id_index import (
+    Seeds,
+    SegmentIds,
+    Timers,
+    Unstored,
+    concat_timers,
+    matches_in,
+    no_timers,
+    target_codes,
+)
+from timerstore.cancels.tombstones import Lookup, Run, Tombstones, merged
+from timerstore.memory.pending import Tally, tally_coded
+from timerstore.memory.sorted_runs import Selection
+from timerstore.rows.entry import Kind
+from timerstore.rows.position import AT_MIN, Bools, Int64s
+from timerstore.rows.sources import Sources
+
+if TYPE_CHECKING:
+    from timerstore.memory.resident import Resident
+
+MARGIN_MS: Final = 3_600_000
+"""How much longer than the largest window a tombstone is kept: clocks that differ, and ingest that lags."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Known:
+    """What was known when a batch came: tombstones, and where timers with ids are."""
+
+    lookup: Lookup
+    unstored: tuple[Timers, ...]
+    segments: tuple[SegmentIds, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Judged:
+    """What a batch means for cancelling. `covered` bool[rows of the batch]: timers that are cancelled as they come;
+    `tombstones` are new; `timers` are new, pending and have ids; `hits` were pending until now."""
+
+    covered: Bools
+    tombstones: Run
+    timers: Timers
+    hits: Timers
+
+
+class Cancels:
+    """See the module. Guarded by the store's lock, but for `judge` and `covered`, which work on snapshots."""
+
+    def __init__(self, sources: Sources, window_ms: int) -> None:
+        """`window_ms` is the largest W in force."""
+        self.tombstones = Tombstones(len(sources))
+        self.unstored = Unstored()
+        self.cancelled = 0
+        """Timers that were cancelled since the store was opened."""
+        self.inherited: Mapping[int, int] | None = None
+        """Up to where, by owned source, the log may hold what another process wrote; None: not known."""
+        self._seeds = Seeds(sources)
+        self._keep_ms = window_ms + MARGIN_MS
+
+    # ---- delivery
+
+    def covered(self, lookup: Lookup, source: Int64s, payload: pa.RecordBatch) -> Bools | None:
+        """Mask of the timers among rows of `entry.PAYLOAD` that a tombstone covers; None when there are none."""
+        ids = payload.column("id")
+        if not len(lookup) or ids.null_count == len(ids):
+            return None
+        origin = payload.column("origin").to_numpy()
+        candidate = (payload.column("kind").to_numpy() == Kind.TIMER) & (origin < lookup.highest[source])
+        rows = np.flatnonzero(candidate & ids.is_valid().to_numpy(zero_copy_only=False))
+        if not len(rows):
+            return None
+        offset, _ = lookup.look_up(self._seeds.digest(ids.take(pa.array(rows)), source[rows]))
+        mask = np.zeros(len(ids), dtype=np.bool_)
+        mask[rows] = offset > origin[rows]
+        return mask if mask.any() else None
+
+    # ---- ingest
+
+    def known(self, segments: Sequence[SegmentIds]) -> Known:
+        """A snapshot for `judge`; `segments` are the indexes of the live segments."""
+        return Known(lookup=self.tombstones.lookup(), unstored=self.unstored.runs, segments=tuple(segments))
+
+    def judge(
+        self,
+        known: Known,
+        payload: pa.RecordBatch,
+        fresh: Selection,
+        is_unfinished: Bools,
+        is_pending: Callable[[Timers], Bools],
+        now_ms: int,
+    ) -> Judged | None:
+        """What the `fresh` rows of a batch, read at `now_ms`, mean; None when none of them has an id.
+
+        `row` of `fresh` is the index in `payload`; `is_unfinished` is by row of `fresh`. `is_pending` says which timers
+        are unfinished. No lock is held.
+        """
+        ids = payload.column("id")
+        if ids.null_count == len(ids):
+            return None
+        kept = ids.is_valid().to_numpy(zero_copy_only=False)[fresh.row]
+        rows, is_unfinished = fresh[kept], is_unfinished[kept]
+        if not len(rows):
+            return None
+        index, source, offset = rows.row, rows.source, rows.offset
+        keys = self._seeds.digest(ids.take(pa.array(index)), source)
+        kind = payload.column("kind").to_numpy()[index]
+        origin = payload.column("origin").to_numpy()[index]
+        replaces = payload.column("replace").to_numpy(zero_copy_only=False)[index]
+        is_timer = kind == Kind.TIMER
+        makes = (kind == Kind.CANCEL) | (is_timer & (replaces == True))  # noqa: E712 - may hold None
+        expire_ms = np.full(int(np.count_nonzero(makes)), now_ms + self._keep_ms)
+        new = _run(keys[makes], source[makes], offset[makes], expire_ms)
+
+        # Timers of the batch: covered by what was known, or by the batch itself.
+        timer = np.flatnonzero(is_timer & is_unfinished)
+        by, until_ms = self._cover(known.lookup, new, keys[timer], source[timer], origin[timer])
+        is_covered = by > origin[timer]
+        covered = np.zeros(len(ids), dtype=np.bool_)
+        covered[index[timer[is_covered]]] = True
+        at = rows.at[timer]
+        raised = [
+            _run(keys[timer[is_covered]], source[timer[is_covered]], by[is_covered],
+                 np.maximum(until_ms, at)[is_covered])
+        ]  # fmt: skip
+        live = timer[~is_covered]
+        codes: dict[str, int] = {}
+        target = target_codes(payload.column("target").take(pa.array(index[live])), codes)
+        timers = Timers(
+            keys=keys[live],
+            at=rows.at[live],
+            seq=rows.seq[live],
+            origin=origin[live],
+            target=target,
+            names=tuple(codes),
+        )
+
+        hits = no_timers()
+        if len(new):
+            hits, reached = self._hits(known, new, is_pending)
+            raised.append(_run(hits.keys, new.source[reached], new.offset[reached], hits.at))
+        return Judged(
+            covered=covered,
+            # Kept until the time of whatever it covers, at least.
+            tombstones=merged([new, *raised]),
+            timers=timers[timers.keys.order()],
+            hits=hits,
+        )
+
+    def take_in(self, judged: Judged, resident: Resident, on_loan: Selection) -> tuple[Tally, Tally]:
+        """Add what was judged. Returns the timers that were pending until now, counted, and those of them that are on
+        loan."""
+        self.tombstones.add(judged.tombstones)
+        self.unstored.add(judged.timers, lambda timers: _is_gone(resident, timers))
+        hits = judged.hits[~resident.finished(_selection(judged.hits))]
+        # Of the rows of one offset only one is a timer.
+        lent = hits[np.isin(hits.seq, on_loan.seq[on_loan.at > AT_MIN])]
+        self.cancelled += int(np.count_nonzero(judged.covered)) + len(hits) - len(lent)
+        return _tally(hits), _tally(lent)
+
+    def forget_stored(self, resident: Resident) -> None:
+        """A flush has put timers into a segment."""
+        self.unstored.prune(lambda timers: _is_gone(resident, timers))
+
+    def _cover(self, lookup: Lookup, new: Run, keys: Digests, source: Int64s, origin: Int64s) -> tuple[Int64s, Int64s]:
+        """(offset, expire_ms) of the tombstones that may cover timers, -1 where there are none."""
+        by, until_ms = np.full(len(keys), -1, np.int64), np.full(len(keys), -1, np.int64)
+        # Originals that are newer than every tombstone, the usual case, need no look.
+        known = np.flatnonzero(origin < lookup.highest[source])
+        if len(known):
+            by[known], until_ms[known] = lookup.look_up(keys[known])
+        if len(new):
+            at = find(new.keys, keys)
+            np.maximum(by, np.where(at >= 0, new.offset[at], -1), out=by)
+            np.maximum(until_ms, np.where(at >= 0, new.expire_ms[at], -1), out=until_ms)
+        return by, until_ms
+
+    def _hits(self, known: Known, new: Run, is_pending: Callable[[Timers], Bools]) -> tuple[Timers, Int64s]:
+        """Pending timers that `new` covers and nothing did before, and by which of `new`.
+
+        Each once: a flush moves timers from memory to a segment in one step.
+        """
+        before, _ = known.lookup.look_up(new.keys)
+        parts: list[Timers] = []
+        reached: list[Int64s] = []
+        for query, timers in _everywhere(known, new.keys):
+            mask = (timers.origin < new.offset[query]) & (timers.origin >= before[query])
+            mask[mask] = is_pending(timers[mask])
+            if mask.any():
+                parts.append(timers[mask])
+                reached.append(query[mask])
+        for segment in known.segments:
+            segment.relax()
+        if not parts:
+            return no_timers(), np.empty(0, np.int64)
+        return concat_timers(parts), np.concatenate(reached)
+
+    # ---- opening, maintenance
+
+    def covered_in(self, ids: SegmentIds, is_pending: Callable[[Timers], Bools]) -> Tally:
+        """The pending timers of a segment that tombstones cover, counted: the smaller of the two is looked up in the
+        larger."""
+        lookup = self.tombstones.lookup()
+        parts: list[Timers] = [no_timers()]
+        if len(self.tombstones) < len(ids):
+            for run in [*lookup.memory, *(file.run() for file in lookup.files)]:
+                for query, timers in ids.matches(run.keys):
+                    parts.append(timers[run.offset[query] > timers.origin])
+        else:
+            for timers in ids.pieces():
+                offset, _ = lookup.look_up(timers.keys)
+                parts.append(timers[offset > timers.origin])
+        ids.relax()
+        covered = concat_timers(parts)
+        _, once = np.unique(covered.seq, return_index=True)
+        covered = covered[once]
+        return _tally(covered[is_pending(covered)])
+
+    def expired_before_ms(self, resident: Resident, on_loan: Selection, now_ms: int) -> int:
+        """Tombstones that expire before this may be dropped: the time is over; nothing that is at or before it is
+        unfinished (and a tombstone expires no sooner than what it covers); and every copy that an earlier process may
+        have left in the log has been read.
+
+        `on_loan` are the rows of the open transaction.
+        """
+        if self.inherited is None or any(resident.ends[source] < end for source, end in self.inherited.items()):
+            return AT_MIN
+        late = resident.late.all()
+        waiting = np.concatenate([late.at[late.at > AT_MIN], on_loan.at[on_loan.at > AT_MIN]])
+        first = [int(waiting.min())] if len(waiting) else []
+        hot = resident.hot.first_at_ms()
+        held = [resident.committed[source].position.at_ms for source in resident.held_sources()]
+        return min([now_ms, resident.frontier.at_ms, *first, *held, *([] if hot is None else [hot])])
+
+
+def _everywhere(known: Known, keys: Digests) -> Iterator[tuple[Int64s, Timers]]:
+    for run in known.unstored:
+        yield from matches_in(run, keys)
+    for segment in known.segments:
+        yield from segment.matches(keys)
+
+
+def _run(keys: Digests, source: npt.NDArray[Any], offset: Int64s, expire_ms: Int64s) -> Run:
+    return merged([Run(keys=keys, source=source.astype(np.int32), offset=offset, expire_ms=expire_ms)])
+
+
+def _selection(timers: Timers) -> Selection:
+    nowhere = np.zeros(len(timers), dtype=np.int32)
+    return Selection(timers.at, timers.seq, nowhere, nowhere)
+
+
+def _is_gone(resident: Resident, timers: Timers) -> Bools:
+    rows = _selection(timers)
+    return resident.is_stored(rows) | resident.finished(rows)
+
+
+def unfinished(resident: Resident, timers: Timers) -> Bools:
+    """Mask of the timers that are not finished."""
+    mask: Bools = ~resident.finished(_selection(timers))
+    return mask
+
+
+def _tally(timers: Timers) -> Tally:
+    return tally_coded(timers.at, timers.target, timers.names)

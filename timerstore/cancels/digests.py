@@ -1,0 +1,167 @@
+"""Digests of ids: what tombstones and the id index know a timer by.
+
+An id is text of any length; here it is 128 bits, MurmurHash3 (Austin Appleby's x64 variant), seeded with the source's
+name, so that equal ids of two partitions are two keys, and so that a key means the same after a restart. Two of n ids
+collide with a chance of about n^2 / 2^129: 10^-19 for ten thousand million of them, far below that of a disk's
+undetected error. Whoever constructs a collision cancels a message of the topic that it may write cancels to anyway.
+
+Whole columns: ids of like length are gathered as one matrix of 64-bit words; there is no loop over rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from timerstore.rows.position import Bools, Int64s
+from timerstore.rows.sources import SourceName
+
+Uint64s = npt.NDArray[np.uint64]
+
+_C1, _C2 = np.uint64(0x87C37B91114253D5), np.uint64(0x4CF5AD432745937F)
+_M1, _M2 = np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53)
+_FIVE, _N1, _N2, _33 = np.uint64(5), np.uint64(0x52DCE729), np.uint64(0x38495AB5), np.uint64(33)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Digests:
+    """128-bit keys as two uint64 vectors. Sorted ones are in the order of (hi, lo)."""
+
+    hi: Uint64s
+    lo: Uint64s
+
+    def __len__(self) -> int:
+        return len(self.hi)
+
+    def __getitem__(self, key: slice | Bools | npt.NDArray[np.intp]) -> Digests:
+        return Digests(self.hi[key], self.lo[key])
+
+    def order(self) -> npt.NDArray[np.intp]:
+        """Indices that sort the keys."""
+        order = np.argsort(self.hi, kind="stable")
+        hi, lo = self.hi[order], self.lo[order]
+        if ((hi[1:] == hi[:-1]) & (lo[1:] != lo[:-1])).any():
+            return np.lexsort((self.lo, self.hi))
+        return order
+
+    def starts(self) -> npt.NDArray[np.intp]:
+        """Where each distinct key of sorted ones begins."""
+        new = (self.hi[1:] != self.hi[:-1]) | (self.lo[1:] != self.lo[:-1])
+        return np.flatnonzero(np.r_[len(self) > 0, new][: len(self)])
+
+
+NO_DIGESTS = Digests(np.empty(0, np.uint64), np.empty(0, np.uint64))
+
+
+def concat_digests(parts: Sequence[Digests]) -> Digests:
+    """All keys, one after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    return (
+        Digests(np.concatenate([p.hi for p in parts]), np.concatenate([p.lo for p in parts])) if parts else NO_DIGESTS
+    )
+
+
+def seed(name: SourceName) -> int:
+    """The seed of a source's ids: a function of its name, not of its number, which changes between runs."""
+    text = f"{name[0]}/{name[1]}".encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+
+
+def digest(ids: pa.Array, seeds: Uint64s) -> Digests:
+    """Keys of a string column without nulls, each row with its own seed."""
+    offsets = np.frombuffer(ids.buffers()[1], dtype=np.int32)[ids.offset : ids.offset + len(ids) + 1].astype(np.int64)
+    begin, end = (int(offsets[0]), int(offsets[-1])) if len(ids) else (0, 0)
+    # Words are read beyond an id's end; what is not its own is masked out.
+    data = np.zeros(end - begin + 16, dtype=np.uint8)
+    if end > begin:
+        data[: end - begin] = np.frombuffer(ids.buffers()[2], dtype=np.uint8)[begin:end]
+    starts, lengths = offsets[:-1] - begin, np.diff(offsets)
+    blocks = -(-lengths // 16)
+    hi, lo = np.empty(len(ids), np.uint64), np.empty(len(ids), np.uint64)
+    for count in np.unique(blocks).tolist():
+        rows = np.flatnonzero(blocks == count)
+        words = _words(data, starts[rows], lengths[rows], count)
+        hi[rows], lo[rows] = _murmur(words, lengths[rows].astype(np.uint64), seeds[rows])
+    return Digests(hi, lo)
+
+
+def find(keys: Digests, wanted: Digests) -> Int64s:
+    """Where each wanted key is among sorted, distinct `keys`; -1 where it is not."""
+    result = np.full(len(wanted), -1, dtype=np.int64)
+    at = np.searchsorted(keys.hi, wanted.hi)
+    open_rows = np.flatnonzero(at < len(keys))
+    # More than one step only where two keys share 64 bits.
+    while len(open_rows):
+        here = at[open_rows]
+        open_rows = open_rows[keys.hi[here] == wanted.hi[open_rows]]
+        here = at[open_rows]
+        same = keys.lo[here] == wanted.lo[open_rows]
+        result[open_rows[same]] = here[same]
+        open_rows = open_rows[~same]
+        at[open_rows] += 1
+        open_rows = open_rows[at[open_rows] < len(keys)]
+    return result
+
+
+def find_all(keys: Digests, wanted: Digests, rows_max: int) -> Iterator[tuple[Int64s, Int64s]]:
+    """Every occurrence of the wanted keys among sorted `keys`: pairs of (index in `wanted`, index in `keys`), at most
+    `rows_max` at a time, should one key be that of millions of rows."""
+    first = np.searchsorted(keys.hi, wanted.hi, side="left")
+    found = np.flatnonzero(first < len(keys))
+    found = found[keys.hi[first[found]] == wanted.hi[found]]
+    first = first[found]
+    ends = np.cumsum(np.searchsorted(keys.hi, wanted.hi[found], side="right") - first)
+    for start in range(0, int(ends[-1]) if len(ends) else 0, rows_max):
+        pair = np.arange(start, min(start + rows_max, int(ends[-1])))
+        nth = np.searchsorted(ends, pair, side="right")
+        query, row = found[nth], first[nth] + pair - np.where(nth > 0, ends[nth - 1], 0)
+        same = keys.lo[row] == wanted.lo[query]
+        yield query[same], row[same]
+
+
+def _words(data: npt.NDArray[np.uint8], starts: Int64s, lengths: Int64s, blocks: int) -> Uint64s:
+    """uint64[n, 2 * blocks], little-endian, zero beyond each row's length."""
+    if not blocks:
+        return np.zeros((len(starts), 0), dtype=np.uint64)
+    width = 16 * blocks
+    rows = np.lib.stride_tricks.sliding_window_view(data, width)[starts]
+    rows[np.arange(width) >= lengths[:, None]] = 0
+    return np.ascontiguousarray(rows).view("<u8")
+
+
+def _murmur(words: Uint64s, length: Uint64s, seeds: Uint64s) -> tuple[Uint64s, Uint64s]:
+    """MurmurHash3 x64 128 of rows of like block count. The last block is the tail, unless it is full."""
+    h1, h2 = seeds.copy(), seeds.copy()
+    blocks = words.shape[1] // 2
+    full = (length % np.uint64(16)) == 0
+    for block in range(blocks):
+        h1 ^= _rotl(words[:, 2 * block] * _C1, 31) * _C2
+        # A tail is mixed in, and nothing more.
+        body = True if block < blocks - 1 else full
+        h1 = np.where(body, (_rotl(h1, 27) + h2) * _FIVE + _N1, h1)
+        h2 ^= _rotl(words[:, 2 * block + 1] * _C2, 33) * _C1
+        h2 = np.where(body, (_rotl(h2, 31) + h1) * _FIVE + _N2, h2)
+    h1 ^= length
+    h2 ^= length
+    h1 += h2
+    h2 += h1
+    h1, h2 = _final(h1), _final(h2)
+    h1 += h2
+    h2 += h1
+    return h1, h2
+
+
+def _rotl(x: Uint64s, r: int) -> Uint64s:
+    return (x << np.uint64(r)) | (x >> np.uint64(64 - r))
+
+
+def _final(k: Uint64s) -> Uint64s:
+    k = (k ^ (k >> _33)) * _M1
+    k = (k ^ (k >> _33)) * _M2
+    return k ^ (k >> _33)

@@ -1,0 +1,301 @@
+"""Tombstones: what a cancel leaves behind (invariant I7).
+
+A tombstone says: of this source, every unfinished timer with this id and an origin offset below `offset` is cancelled.
+There is one for a key; a later cancel moves its offset up.
+
+They are sorted runs, newest last: small ones in memory, the others in column files that a flush has written and the
+checkpoint names. Memory runs of like size are merged, and so are files, so that a tombstone is written a logarithmic
+number of times and a lookup asks few runs. Merging keeps the largest offset and the latest expiry of a key, so a key
+in several runs does no harm, nor does a file with more in it than the checkpoint's offsets cover: what is read from
+Kafka again makes the same tombstone again.
+
+A tombstone is dropped, by a merge, when it has expired (see `Cancels.expired_before_ms` for when that may be).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from timerstore.cancels.digests import Digests, concat_digests, find
+from timerstore.disk import column_file as columns
+from timerstore.disk import files
+from timerstore.disk.checkpoint import NamedFile
+from timerstore.disk.column_file import ColumnFile
+from timerstore.errors import Corrupt
+from timerstore.rows.position import Bools, Int64s
+from timerstore.rows.sources import Sources
+
+SCHEMA: Final = {"hi": "<u8", "lo": "<u8", "source": "<i4", "offset": "<i8", "expire_ms": "<i8"}
+ROW_BYTES: Final = 36
+MERGE_STEP_ROWS: Final = 32_768
+"""A merge of files holds this many rows of each in memory."""
+
+Int32s = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Run:
+    """Tombstones in the order of their distinct keys; `source` int32[n], `offset` and `expire_ms` int64[n]."""
+
+    keys: Digests
+    source: Int32s
+    offset: Int64s
+    expire_ms: Int64s
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __getitem__(self, key: slice | Bools) -> Run:
+        return Run(keys=self.keys[key], source=self.source[key], offset=self.offset[key], expire_ms=self.expire_ms[key])
+
+
+class TombstoneFile:
+    """A run on disk. `highest` is the largest offset in it by source."""
+
+    def __init__(self, file: ColumnFile, sources: Sources) -> None:
+        self.file = file
+        self.named = NamedFile(name=file.path.name, bytes=file.bytes, crc=file.crc)
+        names = [(topic, partition) for topic, partition in file.note["sources"]]
+        # A source that is no longer known has nothing pending here.
+        self._source = np.array([sources.index(*n) if n in sources else -1 for n in names], dtype=np.int32)
+        self.highest = {
+            source: offset
+            for source, offset in zip(self._source.tolist(), file.note["highest"], strict=True)
+            if source >= 0 and offset >= 0
+        }
+        self.expire_ms_max: int = file.note["expire_ms_max"]
+
+    def __len__(self) -> int:
+        return len(self.file)
+
+    def run(self, part: slice = slice(None)) -> Run:
+        """Rows of it; the columns stay where they are, on disk, but for the sources."""
+        return Run(
+            keys=Digests(self.file["hi"][part], self.file["lo"][part]),
+            source=self._source[self.file["source"][part]],
+            offset=self.file["offset"][part],
+            expire_ms=self.file["expire_ms"][part],
+        )
+
+    def look_up(self, wanted: Digests) -> tuple[Int64s, Int64s]:
+        """As `Lookup.look_up`, in this file."""
+        return _look_up(Digests(self.file["hi"], self.file["lo"]), self.file["offset"], self.file["expire_ms"], wanted)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lookup:
+    """All tombstones of one moment. `highest` (int64 by source, -1 where there are none) is the largest offset: a timer
+    of a higher origin cannot be covered."""
+
+    memory: tuple[Run, ...]
+    files: tuple[TombstoneFile, ...]
+    highest: Int64s
+
+    def look_up(self, wanted: Digests) -> tuple[Int64s, Int64s]:
+        """(offset, expire_ms) of each wanted key's tombstone, int64[n] each; -1 where there is none."""
+        offset, expire_ms = np.full(len(wanted), -1, np.int64), np.full(len(wanted), -1, np.int64)
+        for run in self.memory:
+            found = _look_up(run.keys, run.offset, run.expire_ms, wanted)
+            np.maximum(offset, found[0], out=offset)
+            np.maximum(expire_ms, found[1], out=expire_ms)
+        for file in self.files:
+            found = file.look_up(wanted)
+            np.maximum(offset, found[0], out=offset)
+            np.maximum(expire_ms, found[1], out=expire_ms)
+        return offset, expire_ms
+
+    def __len__(self) -> int:
+        """How many runs there are."""
+        return len(self.memory) + len(self.files)
+
+
+class Tombstones:
+    """See the module. One lock outside guards it; runs are immutable, so a `Lookup` stays what it is."""
+
+    def __init__(self, sources: int) -> None:
+        self._frozen: tuple[Run, ...] = ()
+        self._memory: tuple[Run, ...] = ()
+        self._files: tuple[TombstoneFile, ...] = ()
+        self._highest: Int64s = np.full(sources, -1, dtype=np.int64)
+
+    def __len__(self) -> int:
+        """Rows of all runs (a key in two of them counts twice)."""
+        return self.memory_rows + sum(len(file) for file in self._files)
+
+    @property
+    def memory_rows(self) -> int:
+        """Rows that are in memory only."""
+        return sum(len(run) for run in (*self._frozen, *self._memory))
+
+    @property
+    def files(self) -> tuple[TombstoneFile, ...]:
+        """What the checkpoint names, oldest first."""
+        return self._files
+
+    def lookup(self) -> Lookup:
+        """All tombstones as they are now."""
+        return Lookup(memory=(*self._frozen, *self._memory), files=self._files, highest=self._highest)
+
+    def restore(self, files: Sequence[TombstoneFile]) -> None:
+        """The files of the checkpoint."""
+        self._files = tuple(files)
+        for file in files:
+            self._raise(np.array(list(file.highest), np.int64), np.array(list(file.highest.values()), np.int64))
+
+    def add(self, run: Run) -> None:
+        """New tombstones."""
+        if not len(run):
+            return
+        runs = [*self._memory, run]
+        while len(runs) > 1 and len(runs[-2]) < 2 * len(runs[-1]):
+            newest = runs.pop()
+            runs[-1] = merged([runs[-1], newest])
+        self._memory = tuple(runs)
+        self._raise(run.source.astype(np.int64), run.offset)
+
+    def freeze(self) -> tuple[Run, ...]:
+        """What no file holds yet, to be written; what comes from now on is kept apart from it."""
+        self._frozen, self._memory = (*self._frozen, *self._memory), ()
+        return self._frozen
+
+    def stored(self, absorbed: Sequence[TombstoneFile], file: TombstoneFile | None) -> None:
+        """`file` (None: nothing was left) has taken the place of what was frozen and of the files `absorbed`."""
+        self._frozen = ()
+        kept = tuple(f for f in self._files if f not in absorbed)
+        self._files = kept if file is None else (*kept, file)
+
+    def _raise(self, source: Int64s, offset: Int64s) -> None:
+        highest = self._highest.copy()
+        np.maximum.at(highest, source, offset)
+        self._highest = highest
+
+
+def merged(runs: Sequence[Run]) -> Run:
+    """One run of all: the largest offset and the latest expiry of each key."""
+    keys = concat_digests([run.keys for run in runs])
+    order = keys.order()
+    keys = keys[order]
+    starts = keys.starts()
+    if not len(starts):
+        return Run(
+            keys=keys, source=np.empty(0, np.int32), offset=np.empty(0, np.int64), expire_ms=np.empty(0, np.int64)
+        )
+    return Run(
+        keys=keys[starts],
+        source=np.concatenate([run.source for run in runs])[order][starts],
+        offset=np.maximum.reduceat(np.concatenate([run.offset for run in runs])[order], starts),
+        expire_ms=np.maximum.reduceat(np.concatenate([run.expire_ms for run in runs])[order], starts),
+    )
+
+
+def to_absorb(
+    files: Sequence[TombstoneFile], memory_rows: int, expired_before_ms: int, elsewhere: Bools
+) -> list[TombstoneFile]:
+    """The files to be merged into the one that is about to be written: the newest, while they are not much larger than
+    what there is to write, and those that have expired (but for sources that are `elsewhere`, bool by source)."""
+    absorbed, rows = [], memory_rows
+    growing = True
+    for file in reversed(files):
+        growing = growing and len(file) < 2 * rows
+        expired = file.expire_ms_max < expired_before_ms
+        if growing or (expired and any(not elsewhere[source] for source in file.highest)):
+            absorbed.append(file)
+            rows += len(file)
+    return absorbed
+
+
+def write(
+    path: Path,
+    sources: Sources,
+    runs: Sequence[Run],
+    absorbed: Sequence[TombstoneFile],
+    is_gone: Callable[[Run], Bools],
+) -> TombstoneFile | None:
+    """Merge runs and files into one file, without what `is_gone`; None when nothing is left. Memory is bounded.
+
+    Raises DiskFull (nothing was written) or DiskFailure.
+    """
+    highest: dict[int, int] = {}
+    expire_ms_max = 0
+
+    def pieces() -> Iterator[dict[str, npt.NDArray[Any]]]:
+        nonlocal expire_ms_max
+        parts = [_Part(run.keys.hi, run.__getitem__) for run in runs]
+        parts += [_Part(file.file["hi"], file.run) for file in absorbed]
+        for piece in _merge(parts):
+            left = piece[~is_gone(piece) & (piece.source >= 0)]
+            if not len(left):
+                continue
+            for source in np.unique(left.source).tolist():
+                largest = int(left.offset[left.source == source].max())
+                highest[source] = max(largest, highest.get(source, -1))
+            expire_ms_max = max(expire_ms_max, int(left.expire_ms.max()))
+            yield {
+                "hi": left.keys.hi,
+                "lo": left.keys.lo,
+                "source": left.source,
+                "offset": left.offset,
+                "expire_ms": left.expire_ms,
+            }
+
+    def note() -> dict[str, Any]:
+        return {
+            "sources": [list(name) for name in sources],
+            "highest": [highest.get(source, -1) for source in range(len(sources))],
+            "expire_ms_max": expire_ms_max,
+        }
+
+    columns.write(path, SCHEMA, sum(map(len, runs)) + sum(map(len, absorbed)), pieces(), note)
+    written = columns.read(path)
+    for file in absorbed:
+        file.file.relax()
+    if len(written):
+        return TombstoneFile(written, sources)
+    files.remove(path)
+    return None
+
+
+def read(path: Path, sources: Sources, expected: NamedFile) -> TombstoneFile:
+    """Open a file that the checkpoint names. Raises Corrupt; DiskFailure when it cannot be read."""
+    with files.reading(path):
+        opened = TombstoneFile(columns.read(path), sources)
+    if opened.named != expected:
+        raise Corrupt(f"{path.name} is not the file that the checkpoint names (size or checksum)", path=str(path))
+    return opened
+
+
+@dataclass(slots=True)
+class _Part:
+    """A run under way: its column `hi`, how to get rows of it, and how far it is merged."""
+
+    hi: npt.NDArray[np.uint64]
+    rows: Callable[[slice], Run]
+    done: int = 0
+
+
+def _merge(parts: Sequence[_Part]) -> Iterator[Run]:
+    """The merged rows of sorted runs, piece by piece: each piece ends where the first of the runs ends its next step,
+    so that every key is in one piece only."""
+    while begun := [part for part in parts if part.done < len(part.hi)]:
+        until = min(part.hi[min(part.done + MERGE_STEP_ROWS, len(part.hi)) - 1] for part in begun)
+        piece = []
+        for part in begun:
+            end = part.done + int(np.searchsorted(part.hi[part.done :], until, side="right"))
+            piece.append(part.rows(slice(part.done, end)))
+            part.done = end
+        yield merged(piece)
+
+
+def _look_up(keys: Digests, offset: Int64s, expire_ms: Int64s, wanted: Digests) -> tuple[Int64s, Int64s]:
+    at = find(keys, wanted)
+    there = at >= 0
+    return (
+        np.where(there, offset[np.where(there, at, 0)], -1),
+        np.where(there, expire_ms[np.where(there, at, 0)], -1),
+    )

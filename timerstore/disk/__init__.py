@@ -1,0 +1,1 @@
+"""Files: names, durability, column files, the checkpoint."""

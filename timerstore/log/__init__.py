@@ -1,0 +1,1 @@
+"""The TimerLog: segments, and all of them together."""

@@ -1,0 +1,314 @@
+"""Segments: immutable Parquet files of entries, sorted by position.
+
+The footer says everything that opening and planning need, so that neither scans: whose rows they are, the range of
+offsets and of positions of every source, a histogram of slots, pending counts by target, and a fence for each row group
+(its first position, its rows, its bytes in memory). Any tool that reads Parquet can look inside. Where there are timers
+with ids, an index of them lies beside the segment (id_index.py).
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from timerstore.cancels.id_index import SegmentIds, open_or_make, timers_with_ids
+from timerstore.disk import files
+from timerstore.disk.checkpoint import Identity, NamedSegment
+from timerstore.errors import Corrupt, DiskFull
+from timerstore.memory.chunks import ROW_REFERENCE_BYTES, materialize
+from timerstore.memory.pending import Tally, count_in, count_targets
+from timerstore.memory.sorted_runs import Selection
+from timerstore.memory.wheel import SLOT_MS
+from timerstore.rows.entry import SEGMENT
+from timerstore.rows.position import OFFSET_MAX, Int64s, Position, offsets_of, pack, sources_of
+from timerstore.rows.sources import SourceName, Sources
+
+FORMAT_VERSION = 1
+METADATA_KEY = b"delay-bridge"
+ROW_GROUP_ROWS = 16_384
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Segment:
+    """An open segment. The `group_*` vectors have one element a row group; `timers` is the histogram of all its rows by
+    wheel slot and target, `ids` the index of those that have ids."""
+
+    path: Path
+    named: NamedSegment
+    rows: int
+    group_at: Int64s
+    group_seq: Int64s
+    group_rows: Int64s
+    group_bytes: Int64s
+    first: Position
+    last: Position
+    largest: dict[int, Position]
+    """The largest position by source."""
+    begins: dict[int, int]
+    """The smallest offset by source."""
+    ends: dict[int, int]
+    """The largest offset + 1 by source."""
+    rows_of: dict[int, int]
+    """How many rows are of each source."""
+    timers: Tally
+    ids: SegmentIds | None
+
+    def groups_between(self, lower: Position, upper: Position) -> npt.NDArray[np.bool_]:
+        """Mask of the row groups that may hold rows in (lower, upper]; none where the histogram has nothing in its
+        slots."""
+        slots = slice(*np.searchsorted(self.timers.slots, [lower.at_ms // SLOT_MS, upper.at_ms // SLOT_MS + 1]))
+        if not self.timers.counts[slots].any():
+            return np.zeros(len(self.group_at), dtype=np.bool_)
+        begins_in_time = (self.group_at < upper.at_ms) | (
+            (self.group_at == upper.at_ms) & (self.group_seq <= upper.seq)
+        )
+        next_at = np.r_[self.group_at[1:], self.last.at_ms]
+        next_seq = np.r_[self.group_seq[1:], self.last.seq]
+        reaches = (next_at > lower.at_ms) | ((next_at == lower.at_ms) & (next_seq > lower.seq))
+        result: npt.NDArray[np.bool_] = begins_in_time & reaches
+        return result
+
+
+def write(
+    directory: Path,
+    number: int,
+    identity: Identity,
+    sources: Sources,
+    rows: Selection,
+    payloads: dict[int, pa.RecordBatch],
+) -> Segment:
+    """Write rows (in the order of position) as one durable segment; memory beside them is bounded by a row group (and
+    by what the index of ids holds).
+
+    Raises DiskFull (nothing was written) or DiskFailure.
+    """
+    path = directory / files.segment_name(number)
+    files.write_durably(path, lambda temporary: _write_parquet(temporary, identity, sources, rows, payloads))
+    try:
+        return read(path, identity, sources)
+    except DiskFull:
+        remove(path)
+        raise
+
+
+def remove(path: Path) -> None:
+    """Remove a segment, and the index beside it."""
+    files.remove(path)
+    files.remove(path.with_suffix(files.IDS_SUFFIX))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footer:
+    """What a segment says of itself."""
+
+    path: Path
+    named: NamedSegment
+    content: dict[str, Any]
+
+    @property
+    def names(self) -> list[SourceName]:
+        """The sources that it has rows of."""
+        return [(topic, partition) for topic, partition in self.content["sources"]]
+
+
+def read(path: Path, identity: Identity, sources: Sources, expected: NamedSegment | None = None) -> Segment:
+    """Open a segment by its footer, and the index beside it. Raises as `read_footer` and `of_footer`."""
+    return of_footer(read_footer(path, identity, expected), sources)
+
+
+def read_footer(path: Path, identity: Identity, expected: NamedSegment | None = None) -> Footer:
+    """A segment's footer.
+
+    Raises Corrupt when the segment is damaged, missing, not the one expected, or of another cluster; DiskFailure when
+    it cannot be read.
+    """
+    with files.reading(path, pa.ArrowException, zlib.error):
+        size, crc = path.stat().st_size, _footer_crc(path)
+        if expected is not None and (size, crc) != (expected.bytes, expected.footer_crc):
+            raise Corrupt(f"{path.name} is not the file that the checkpoint names (size or checksum)", path=str(path))
+        metadata = pq.read_metadata(path).metadata or {}
+        footer = json.loads(metadata[METADATA_KEY])
+        if footer["version"] != FORMAT_VERSION or footer["cluster_id"] != identity.cluster_id:
+            raise Corrupt(f"{path.name} is of another format version or cluster", path=str(path))
+        return Footer(path=path, named=NamedSegment(name=path.name, bytes=size, footer_crc=crc), content=footer)
+
+
+def of_footer(footer: Footer, sources: Sources) -> Segment:
+    """A segment, and the index beside it, which is made if it is missing or damaged. Raises Corrupt; DiskFull,
+    DiskFailure."""
+    with files.reading(footer.path, pa.ArrowException, zlib.error):
+        return _from_footer(footer.path, footer.named, footer.content, sources)
+
+
+def read_rows(segment: Segment, groups: Sequence[int] | None = None, columns: Sequence[str] | None = None) -> pa.Table:
+    """Rows of some row groups (all), some columns (all), pages verified by their checksums. Raises Corrupt, or
+    DiskFailure when they cannot be read."""
+    path = segment.path
+    with files.reading(path, pa.ArrowException), pq.ParquetFile(path, page_checksum_verification=True) as parquet:
+        wanted = range(parquet.num_row_groups) if groups is None else groups
+        return parquet.read_row_groups(list(wanted), columns=None if columns is None else list(columns))
+
+
+class Writer:
+    """A segment file that is written row group by row group, in the order of position; what its footer will say is
+    kept meanwhile, rows are not. OSError, as it comes, is for the caller."""
+
+    def __init__(self, path: Path, identity: Identity, sources: Sources) -> None:
+        self._identity, self._sources = identity, sources
+        self._parquet = pq.ParquetWriter(
+            path, SEGMENT, compression="lz4", use_dictionary=["topic", "target"], write_page_checksum=True
+        )
+        self._groups: list[tuple[int, int, int, int]] = []
+        self._slots: list[tuple[Int64s, Int64s]] = []
+        self._targets: dict[str, int] = {}
+        self._ids = 0
+        n = len(sources)
+        self._seen = np.zeros(n, dtype=np.bool_)
+        self._rows_of = np.zeros(n, dtype=np.int64)
+        self._smallest, self._largest = np.full(n, OFFSET_MAX), np.zeros(n, dtype=np.int64)
+        self._first, self._last = np.zeros((n, 2), dtype=np.int64), np.zeros((n, 2), dtype=np.int64)
+
+    def add(self, rows: Selection, payload: pa.RecordBatch) -> None:
+        """One row group: rows after all rows before, and the payload of each."""
+        topic, partition = self._sources.columns(rows.source)
+        position = {"topic": topic, "partition": partition, "offset": pa.array(rows.offset), "at": pa.array(rows.at)}
+        columns = position | {name: payload.column(name) for name in payload.schema.names}
+        self._parquet.write_table(pa.table([columns[name] for name in SEGMENT.names], schema=SEGMENT))
+        self._note(rows, payload)
+
+    def close(self) -> None:
+        """Write the footer."""
+        footer = json.dumps(self._footer(), separators=(",", ":"))
+        self._parquet.add_key_value_metadata({METADATA_KEY.decode(): footer})
+        self._parquet.close()
+
+    def discard(self) -> None:
+        """Close the file, whatever is in it."""
+        with suppress(OSError):
+            self._parquet.close()
+        self._parquet.is_open = False  # else it is closed once more when it is collected
+
+    def _note(self, rows: Selection, payload: pa.RecordBatch) -> None:
+        source, offset, at = rows.source, rows.offset, rows.at
+        size = payload.nbytes + len(rows) * ROW_REFERENCE_BYTES
+        self._groups.append((int(at[0]), int(rows.seq[0]), len(rows), size))
+        self._slots.append(np.unique(at // SLOT_MS, return_counts=True))
+        for name, count in count_targets(payload.column("target")).items():
+            count_in(self._targets, name, count)
+        self._ids += pc.sum(timers_with_ids(payload.column("kind"), payload.column("id"))).as_py()
+        present, first = np.unique(source, return_index=True)
+        last = len(rows) - 1 - np.unique(source[::-1], return_index=True)[1]
+        new = ~self._seen[present]
+        self._first[present[new]] = np.stack([at[first[new]], offset[first[new]]], axis=1)
+        self._last[present] = np.stack([at[last], offset[last]], axis=1)
+        np.minimum.at(self._smallest, source, offset)
+        np.maximum.at(self._largest, source, offset)
+        self._seen[present] = True
+        self._rows_of += np.bincount(source, minlength=len(self._rows_of))
+
+    def _footer(self) -> dict[str, Any]:
+        present = np.flatnonzero(self._seen)
+        offsets = np.stack([self._smallest[present], self._largest[present]], axis=1)
+        extent = np.concatenate([offsets, self._first[present], self._last[present]], axis=1)
+        slots, inverse = np.unique(np.concatenate([s for s, _ in self._slots]), return_inverse=True)
+        counts = np.zeros(len(slots), dtype=np.int64)
+        np.add.at(counts, inverse, np.concatenate([c for _, c in self._slots]))
+        at, seq, rows, size = np.array(self._groups, dtype=np.int64).T
+        return {
+            "version": FORMAT_VERSION,
+            "cluster_id": self._identity.cluster_id,
+            "topic_ids": dict(self._identity.topic_ids),
+            "rows": int(rows.sum()),
+            "sources": [list(self._sources.name(source)) for source in present.tolist()],
+            "extent": extent.tolist(),
+            "source_rows": self._rows_of[present].tolist(),
+            "slots": _pack_vector(slots),
+            "counts": _pack_vector(counts),
+            "targets": self._targets,
+            "ids": self._ids,
+            "groups": {
+                "at": _pack_vector(at),
+                "source": _pack_vector(np.searchsorted(present, sources_of(seq))),
+                "offset": _pack_vector(offsets_of(seq)),
+                "rows": _pack_vector(rows),
+                "bytes": _pack_vector(size),
+            },
+        }
+
+
+def _write_parquet(
+    path: Path, identity: Identity, sources: Sources, rows: Selection, payloads: dict[int, pa.RecordBatch]
+) -> None:
+    writer = Writer(path, identity, sources)
+    try:
+        for start in range(0, len(rows), ROW_GROUP_ROWS):
+            part = rows[start : start + ROW_GROUP_ROWS]
+            writer.add(part, materialize(payloads, part.chunk, part.row))
+        writer.close()
+    except BaseException:
+        writer.discard()
+        raise
+
+
+def _from_footer(path: Path, named: NamedSegment, footer: dict[str, Any], sources: Sources) -> Segment:
+    present = np.array([sources.index(topic, partition) for topic, partition in footer["sources"]], dtype=np.int64)
+    groups = {name: _unpack_vector(text) for name, text in footer["groups"].items()}
+    group_seq = pack(present[groups["source"]], groups["offset"])
+    # Files of versions before this say nothing of it.
+    shares = footer.get("source_rows") or [footer["rows"] // len(present)] * len(present)
+    largest = {
+        int(source): Position(extent[4], int(source), extent[5])
+        for source, extent in zip(present, footer["extent"], strict=True)
+    }
+    return Segment(
+        path=path,
+        named=named,
+        rows=footer["rows"],
+        group_at=groups["at"],
+        group_seq=group_seq,
+        group_rows=groups["rows"],
+        group_bytes=groups["bytes"],
+        first=Position.of(int(groups["at"][0]), int(group_seq[0])),
+        last=max(largest.values()),
+        largest=largest,
+        begins={int(s): extent[0] for s, extent in zip(present, footer["extent"], strict=True)},
+        ends={int(s): extent[1] + 1 for s, extent in zip(present, footer["extent"], strict=True)},
+        rows_of=dict(zip(present.tolist(), shares, strict=True)),
+        ids=open_or_make(path, named.footer_crc, sources) if footer["ids"] else None,
+        timers=Tally(
+            slots=_unpack_vector(footer["slots"]), counts=_unpack_vector(footer["counts"]), targets=footer["targets"]
+        ),
+    )
+
+
+def _footer_crc(path: Path) -> int:
+    """CRC-32 of the Parquet footer: its last 8 bytes give the length of what precedes them."""
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        file.seek(max(0, size - 8))
+        tail = file.read(8)
+        length = int.from_bytes(tail[:4], "little")
+        if tail[4:] != b"PAR1" or length + 12 > size:
+            raise Corrupt(f"{path.name} has no Parquet footer", path=str(path))
+        file.seek(-8 - length, 2)
+        return zlib.crc32(file.read())
+
+
+def _pack_vector(vector: npt.NDArray[Any]) -> str:
+    return base64.b64encode(zlib.compress(np.ascontiguousarray(vector, dtype="<i8").tobytes(), 1)).decode()
+
+
+def _unpack_vector(text: str) -> Int64s:
+    return np.frombuffer(zlib.decompress(base64.b64decode(text)), dtype="<i8").astype(np.int64)

@@ -1,0 +1,98 @@
+"""TimerLog: all live segments, and the questions asked of them together.
+
+RocketMQ's TimerLog is one file with a linked list for each slot; here it is a set of sorted, immutable files, so that a
+window is read sequentially and space is freed by unlinking.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from timerstore.log.segment import Segment
+from timerstore.rows.position import Bools, Position, Progress, at_or_below, order_by_position
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Window:
+    """The next stretch (lower, upper] of positions to load, and the segments that have rows in it (none: memory has
+    them all)."""
+
+    lower: Position
+    upper: Position
+    segments: tuple[Segment, ...]
+
+
+class TimerLog:
+    """The live segments, oldest first."""
+
+    def __init__(self) -> None:
+        self._segments: list[Segment] = []
+
+    def __len__(self) -> int:
+        return len(self._segments)
+
+    def __iter__(self) -> Iterator[Segment]:
+        return iter(self._segments)
+
+    @property
+    def bytes(self) -> int:
+        """Size of all segment files."""
+        return sum(segment.named.bytes for segment in self._segments)
+
+    def add(self, segment: Segment) -> None:
+        """A segment has become durable."""
+        self._segments.append(segment)
+
+    def remove(self, segments: Sequence[Segment]) -> None:
+        """Segments are no longer part of the log."""
+        self._segments = [s for s in self._segments if s not in segments]
+
+    def finished(self, committed: Mapping[int, Progress], elsewhere: Bools) -> list[Segment]:
+        """Segments of which every row is finished: for each source, one step of its committed state includes them; or
+        the source is neither owned nor kept for another instance (`elsewhere`, by source)."""
+        return [
+            segment
+            for segment in self._segments
+            if all(
+                committed[source].finishes(segment.ends[source], largest)
+                if source in committed
+                else not elsewhere[source]
+                for source, largest in segment.largest.items()
+            )
+        ]
+
+    def window(self, lower: Position, upper: Position, room_bytes: int) -> Window:
+        """The largest window (lower, X], X <= upper, whose row groups fit into `room_bytes`; it always gets on by one
+        row group at least.
+
+        It ends just before the first row group that does not fit, which may be in the middle of a millisecond. Row
+        groups that begin at or below `lower` have to be read wherever the window ends; how much of them lies in the
+        window is known only then, so they are counted by half.
+        """
+        touched = self._touched(lower, upper)
+        if not touched:
+            return Window(lower=lower, upper=upper, segments=())
+        at = np.concatenate([segment.group_at[mask] for segment, mask in touched])
+        seq = np.concatenate([segment.group_seq[mask] for segment, mask in touched])
+        size = np.concatenate([segment.group_bytes[mask] for segment, mask in touched])
+        order = order_by_position(at, seq)
+        is_begun = at_or_below(at, seq, lower.at_ms, lower.seq)
+        begun = int(np.count_nonzero(is_begun))
+        size = np.where(is_begun, size // 2, size)
+        fitting = int(np.searchsorted(np.cumsum(size[order]), room_bytes, side="right"))
+        fitting = max(fitting, begun + 1)
+        if fitting < len(order):
+            next_group = order[fitting]
+            upper = min(upper, Position.of(int(at[next_group]), int(seq[next_group])).before())
+        return Window(lower=lower, upper=upper, segments=self.segments_between(lower, upper))
+
+    def segments_between(self, lower: Position, upper: Position) -> tuple[Segment, ...]:
+        """The segments that may have rows in (lower, upper]."""
+        return tuple(segment for segment, _ in self._touched(lower, upper))
+
+    def _touched(self, lower: Position, upper: Position) -> list[tuple[Segment, Bools]]:
+        touched = [(segment, segment.groups_between(lower, upper)) for segment in self._segments]
+        return [(segment, mask) for segment, mask in touched if mask.any()]

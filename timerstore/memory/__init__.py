@@ -1,0 +1,1 @@
+"""Rows in memory, and what is counted of them."""

@@ -1,0 +1,138 @@
+"""Chunks: the Arrow batches that resident rows point into, and the book-keeping of who still needs them.
+
+A row in memory is a reference (chunk, row); moving it between memtable, hot wheel and late rows moves two integers. A
+chunk is dropped when its last row has left. What is known of every chunk is kept in vectors, so that a question about
+many rows (their bytes) is one indexing operation.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from timerstore.rows.entry import PAYLOAD
+from timerstore.rows.position import Bools, Int64s
+
+ROW_REFERENCE_BYTES = 28
+"""What a row costs beside its payload: at, seq (8 bytes each), chunk, row (4 each), and slack for merging."""
+
+
+SPARSE_SHARE = 4
+"""A chunk of which less than one in so many rows is left is sparse."""
+
+ID_BYTES = 52
+"""What a row with an id costs besides: its entry in the index of ids (id_index.py), until a segment holds it."""
+
+
+class Chunks:
+    """Registry of live chunks. Ids are reused once a chunk is empty."""
+
+    def __init__(self) -> None:
+        self._payload: dict[int, pa.RecordBatch] = {}
+        self._free: list[int] = []
+        self.row_bytes: Int64s = np.zeros(64, dtype=np.int64)
+        self._live: Int64s = np.zeros(64, dtype=np.int64)
+        self.physical_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._payload)
+
+    def live_rows(self) -> int:
+        """How many rows are in memory, handed out ones included."""
+        return int(self._live[list(self._payload)].sum())
+
+    def add(self, payload: pa.RecordBatch) -> int:
+        """Register a payload of which every row is live; returns the chunk's id."""
+        chunk = self._free.pop() if self._free else len(self._payload)
+        if chunk >= len(self.row_bytes):
+            self._grow(2 * chunk)
+        self._payload[chunk] = payload
+        size = payload.nbytes + (payload.num_rows - payload.column("id").null_count) * ID_BYTES
+        self.row_bytes[chunk] = -(-size // max(1, payload.num_rows)) + ROW_REFERENCE_BYTES
+        self._live[chunk] = payload.num_rows
+        self.physical_bytes += payload.nbytes
+        return chunk
+
+    def release(self, chunk: npt.NDArray[np.int32]) -> None:
+        """Say that the rows with these chunk ids have left memory; empty chunks are dropped."""
+        if len(chunk) == 0:
+            return
+        gone = np.bincount(chunk)
+        ids = np.flatnonzero(gone)
+        self._live[ids] -= gone[ids]
+        for empty in ids[self._live[ids] == 0].tolist():
+            self.physical_bytes -= self._payload.pop(empty).nbytes
+            self._free.append(empty)
+
+    def sparse(self, referenced: Int64s, gain_bytes_min: int, rows_max: int) -> Bools:
+        """Mask by chunk id of what is worth copying, about `rows_max` rows together, or none if that gains too little.
+
+        `referenced` says how many rows of each chunk whoever copies has in hand: chunks that others use as well stay.
+        """
+        ids = np.array([c for c in self._payload if 0 < self._live[c] == referenced[c]], dtype=np.int64)
+        rows = np.array([self._payload[c].num_rows for c in ids.tolist()], dtype=np.int64)
+        ids = ids[self._live[ids] * SPARSE_SHARE < rows]
+        gains = np.array([self._payload[c].nbytes for c in ids.tolist()], dtype=np.int64) // SPARSE_SHARE * 3
+        mask = np.zeros(len(self._live), dtype=np.bool_)
+        if gains.sum() >= gain_bytes_min:
+            most_first = np.argsort(-gains, kind="stable")
+            before = np.cumsum(self._live[ids[most_first]]) - self._live[ids[most_first]]
+            mask[ids[most_first[before < rows_max]]] = True
+        return mask
+
+    def payload(self, chunk: int) -> pa.RecordBatch:
+        """The payload batch of a chunk."""
+        return self._payload[chunk]
+
+    def payloads(self, chunk: npt.NDArray[np.int32]) -> dict[int, pa.RecordBatch]:
+        """The payloads of all chunks that occur, held by the caller for as long as it needs them."""
+        return {c: self._payload[c] for c in np.unique(chunk).tolist()}
+
+    def timestamps(self, chunk: npt.NDArray[np.int32], row: npt.NDArray[np.int32]) -> Int64s:
+        """The records' timestamps (ms, int64[n]) of row references."""
+        result = np.empty(len(chunk), dtype=np.int64)
+        by_chunk = np.argsort(chunk, kind="stable")
+        for rows in np.split(by_chunk, np.flatnonzero(np.diff(chunk[by_chunk])) + 1):
+            if len(rows):
+                result[rows] = self._payload[int(chunk[rows[0]])].column("ts").to_numpy()[row[rows]]
+        return result
+
+    def bytes_of(self, chunk: npt.NDArray[np.int32]) -> int:
+        """Bytes of the rows with these chunk ids, every row taken for the mean of its chunk; exact in sums and
+        differences."""
+        return int(self.row_bytes[chunk].sum())
+
+    def _grow(self, size: int) -> None:
+        for name in ("row_bytes", "_live"):
+            old = getattr(self, name)
+            new = np.zeros(size, dtype=old.dtype)
+            new[: len(old)] = old
+            setattr(self, name, new)
+
+
+def materialize(
+    payloads: dict[int, pa.RecordBatch], chunk: npt.NDArray[np.int32], row: npt.NDArray[np.int32]
+) -> pa.RecordBatch:
+    """The payload of the given row references, in their order, as one record batch of `PAYLOAD`."""
+    if len(chunk) == 0:
+        return pa.RecordBatch.from_arrays([pa.array([], type=f.type) for f in PAYLOAD], schema=PAYLOAD)
+    if chunk[0] == chunk[-1] and (chunk == chunk[0]).all():
+        return _rows(payloads[int(chunk[0])], row)
+    by_chunk = np.argsort(chunk, kind="stable")
+    ids = chunk[by_chunk]
+    starts = np.flatnonzero(np.r_[True, ids[1:] != ids[:-1]])
+    ends = np.r_[starts[1:], len(ids)]
+    pieces = [_rows(payloads[int(ids[s])], row[by_chunk[s:e]]) for s, e in zip(starts, ends, strict=True)]
+    gathered = pa.concat_batches(pieces)
+    inverse = np.empty(len(by_chunk), dtype=np.int64)
+    inverse[by_chunk] = np.arange(len(by_chunk))
+    return gathered.take(pa.array(inverse))
+
+
+def _rows(payload: pa.RecordBatch, row: npt.NDArray[np.int32]) -> pa.RecordBatch:
+    """Rows of one batch; a contiguous stretch (the usual case: chunks are sorted) is a slice, not a copy."""
+    first, last, n = int(row[0]), int(row[-1]), len(row)
+    if last - first == n - 1 and (n == 1 or bool((np.diff(row) == 1).all())):
+        return payload.slice(first, n)
+    return payload.take(pa.array(row))

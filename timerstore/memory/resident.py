@@ -1,0 +1,331 @@
+"""Resident rows: what is in memory, where each row belongs, and how the delivered position and the loaded frontier move
+over it.
+
+    position:   finished ... P ......... hot wheel ......... L ......... memtable .........
+                         late rows                              (and segments' rows, on disk)
+
+    late      at or below P of its source, and not finished: its offset is not covered by O yet
+    hot       above P, at or below the loaded frontier L: every pending row there is resident
+    memtable  above L, and not in a segment yet
+    withheld  above P of its source, below P of the others, of a source that is held; and not in a segment yet
+
+A source is *held* while its partition of the delay topic takes nothing that a row of it needs (a roll, a retry): it
+keeps its own P, the others go on. What is due of it meanwhile is withheld. When it is
+released P goes back to the smallest one, and rows are loaded from there on again; what other sources have finished is
+left out by their own P, as after a start.
+
+A row is *stored*, in a segment that the checkpoint names, exactly when its offset lies below O_c of its source.
+
+No lock and no IO here: `TimerStore` guards it, one instance is used by one thread at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from timerstore.memory.chunks import Chunks, materialize
+from timerstore.memory.overtaken import Late
+from timerstore.memory.sorted_runs import EMPTY, Runs, Selection, concat
+from timerstore.rows.position import OFFSET_MAX, ORIGIN, Bools, Int64s, Position, Progress, Step, at_or_below
+
+REPACKED_ROWS_MAX: Final = 1 << 16
+"""At once: it happens under the store's lock."""
+
+SCATTERED_CHUNKS: Final = 4
+SCATTERED_ROWS: Final = 32
+"""Rows from so many chunks or more, and fewer than so many of each, are scattered: see `gather_near`."""
+GATHERED_ROWS_MAX: Final = 4_096
+GATHERED_BYTES_MAX: Final = 4 << 20
+"""At once, and more than they were in memory until their old chunks are empty."""
+
+
+class Resident:
+    """Rows in memory of the owned sources, `sources` many in all; `committed` is (O, P) of every owned source."""
+
+    def __init__(self, sources: int, committed: Mapping[int, Progress]) -> None:
+        self.chunks = Chunks()
+        self.hot = Runs()
+        self.memtable = Runs()
+        self.late = Late()
+        self.withheld = Runs()
+        self.hot_bytes = 0
+        self.memtable_bytes = 0
+        self.late_bytes = 0
+        self.committed: dict[int, Progress] = dict(committed)
+        self.owned: Bools = np.zeros(sources, dtype=np.bool_)
+        self.owned[list(committed)] = True
+        self.held: Bools = np.zeros(sources, dtype=np.bool_)
+        """Mask of the sources that are held."""
+        self.offset: Int64s = np.zeros(sources, dtype=np.int64)
+        """O by source."""
+        self.ends: Int64s = np.zeros(sources, dtype=np.int64)
+        """Exclusive end of what is ingested, by source."""
+        self.stored: Int64s = np.zeros(sources, dtype=np.int64)
+        """O_c of the durable checkpoint, by source."""
+        self._committed_at: Int64s = np.full(sources, ORIGIN.at_ms, dtype=np.int64)
+        self._committed_seq: Int64s = np.full(sources, ORIGIN.seq, dtype=np.int64)
+        self._frozen: dict[int, tuple[Step, ...]] = {}
+        """Frozen steps by source, where there are any (invariant I4)."""
+        for source in committed:
+            self._note_committed(source)
+        self.position = min((progress.position for progress in committed.values()), default=ORIGIN)
+        """P: dispatch has finished every position up to here (each source's own P may be ahead)."""
+        self.frontier = self.position
+        """L: every pending row at or below it, of a source ingested so far, is resident. P <= L (invariant I3)."""
+
+    def finished(self, rows: Selection) -> Bools:
+        """Mask of the rows that are finished under the committed state (invariant I1), or of no source of ours."""
+        source = rows.source
+        covered = rows.offset < self.offset[source]
+        passed = at_or_below(rows.at, rows.seq, self._committed_at[source], self._committed_seq[source])
+        finished: Bools = (covered & passed) | ~self.owned[source]
+        for stepped, frozen in self._frozen.items():
+            mine = source == stepped
+            for step in frozen:
+                finished |= mine & (rows.offset < step.offset) & rows.at_or_below(step.position)
+        return finished
+
+    def covered(self) -> Int64s:
+        """Where O_c may go, by source: the committed O, as far as ingest has come."""
+        return np.maximum(self.stored, np.minimum(self.offset, self.ends))
+
+    def offsets_reachable(self) -> Int64s:
+        """Where O can be moved by a transaction that delivers what is due, by source: the end of what is ingested, or
+        the first late row."""
+        reachable = self.ends.copy()
+        for source, offset in self.late.first_offsets().items():
+            reachable[source] = offset
+        return reachable
+
+    def parts(self, rows: Selection) -> list[Selection]:
+        """Rows divided by where they belong now (late, hot, memtable), without the empty parts.
+
+        A chunk for each part keeps together what leaves together; a part that is placed elsewhere later is no mistake.
+        """
+        late, hot = self._late(rows), rows.at_or_below(self.frontier)
+        return [rows.where(mask) for mask in (late, hot & ~late, ~hot & ~late) if mask.any()]
+
+    def add(self, rows: Selection, payload: pa.RecordBatch) -> None:
+        """Take in new rows, in the order of position, whose payloads are the rows of `payload` one by one."""
+        if len(rows):
+            chunk = np.full(len(rows), self.chunks.add(payload), dtype=np.int32)
+            self.place(Selection(rows.at, rows.seq, chunk, np.arange(len(rows), dtype=np.int32)))
+
+    def is_stored(self, rows: Selection) -> Bools:
+        """Mask of the rows that a durable segment holds."""
+        mask: Bools = rows.offset < self.stored[rows.source]
+        return mask
+
+    def place(self, rows: Selection) -> None:
+        """Put row references, in the order of position, where they belong now.
+
+        Rows beyond the frontier that a segment holds are let go: they are loaded again when the frontier comes to them.
+        """
+        late, hot = self._late(rows), rows.at_or_below(self.frontier)
+        self._insert_late(rows.where(late))
+        self.insert_hot(rows.where(hot & ~late))
+        beyond = rows.where(~hot & ~late)
+        stored = self.is_stored(beyond)
+        self.chunks.release(beyond.chunk[stored])
+        unstored = beyond.where(~stored)
+        self.memtable.insert(unstored)
+        self.memtable_bytes += self.chunks.bytes_of(unstored.chunk)
+
+    def insert_hot(self, rows: Selection) -> None:
+        """Put rows into the hot wheel."""
+        self.hot.insert(rows)
+        self.hot_bytes += self.chunks.bytes_of(rows.chunk)
+
+    def held_sources(self) -> list[int]:
+        """Those that are held, of the owned ones."""
+        return [source for source in np.flatnonzero(self.held).tolist() if source in self.committed]
+
+    def pop_hot(self, bound: Position, limit: int | None = None) -> Selection:
+        """Take rows at or below `bound` out of the hot wheel, in the order of position."""
+        rows = self.hot.pop_until(bound, limit)
+        self.hot_bytes -= self.chunks.bytes_of(rows.chunk)
+        return rows
+
+    def pop_late(self, now_ms: int, limit: int) -> Selection:
+        """Take late rows, by offset in each source that is not held."""
+        rows = self.late.take(now_ms, limit, self.held)
+        self.late_bytes -= self.chunks.bytes_of(rows.chunk)
+        return rows
+
+    def make_late(self, rows: Selection) -> None:
+        """Rows that P passes in front of O: they are delivered by offset from now on."""
+        self._insert_late(rows)
+
+    def withhold(self, rows: Selection) -> None:
+        """Rows of held sources that P passes: kept where they are not stored yet, else loaded after the release."""
+        stored = self.is_stored(rows)
+        self.chunks.release(rows.chunk[stored])
+        unstored = rows.where(~stored)
+        self.withheld.insert(unstored)
+        self.memtable_bytes += self.chunks.bytes_of(unstored.chunk)
+
+    def hold(self, held: Bools) -> None:
+        """Hold these sources, and no others, from now on.
+
+        Where one is released, P goes back to the smallest one, and with it the frontier: rows are loaded from there
+        again.
+        """
+        released, is_more = self.held & ~held, bool((held & ~self.held).any())
+        self.held = held
+        if is_more:
+            late = self.late.pop_all()
+            self.late_bytes = 0
+            self._insert_late(late)
+        if not released.any():
+            return
+        free = [state.position for source, state in self.committed.items() if not held[source]]
+        self.position = self.frontier = min((self.position, *free))
+        withheld = self.withheld.pop_all()
+        self.memtable_bytes -= self.chunks.bytes_of(withheld.chunk)
+        rows = concat([self.hot.pop_all(), withheld, self.late.pop_all()])
+        self.hot_bytes = self.late_bytes = 0
+        self.place(rows.sorted())
+
+    def replace_all(self, rows: Selection) -> None:
+        """Put rows back after a transaction that did not happen, and all late rows with them: P may lie before them
+        again."""
+        late = self.late.pop_all()
+        self.late_bytes = 0
+        for selection in (rows, late):
+            self.place(selection.sorted())
+
+    def commit(self, progress: Mapping[int, Progress], position: Position) -> None:
+        """The committed state has moved. Hot rows that P has passed become late."""
+        for source, state in progress.items():
+            self.committed[source] = state
+            self._note_committed(source)
+        self.position = max(self.position, position)
+        self.make_late(self.pop_hot(self.position))
+
+    def leads_ms(self, now_ms: int) -> int:
+        """How far the furthest P lies ahead of the clock (negative: behind it, as it should be)."""
+        return int(self._committed_at.max(initial=ORIGIN.at_ms)) - now_ms
+
+    def step_back(self, now_ms: int) -> None:
+        """Freeze the committed states whose P lies ahead of the clock, and go on just below `now_ms` (invariant I4).
+
+        What is finished stays the same. Late rows that are not due become hot rows again: nothing waits behind them.
+        """
+        for source, state in self.committed.items():
+            bound = Position(now_ms - 1, source, OFFSET_MAX)
+            if state.position > bound:
+                self.committed[source] = state.stepped_back(source, bound)
+                self._note_committed(source)
+        first = min(self.committed, default=0)
+        self.position = min(self.position, Position(now_ms - 1, first, OFFSET_MAX))
+        self.replace_all(EMPTY)
+
+    def advance_frontier(self, upper: Position) -> None:
+        """Move L up; rows of the memtable in between move with it."""
+        self.frontier = upper
+        for rows in self.memtable.split_until(upper):
+            self.memtable_bytes -= self.chunks.bytes_of(rows.chunk)
+            self.place(rows)
+
+    def retreat_frontier(self, budget_bytes: int, floor: Position) -> None:
+        """Move L back so that the hot wheel holds at most `budget_bytes`; never below `floor` (invariant I8)."""
+        last_in = self.hot.largest_within(self.frontier, self.chunks.row_bytes, budget_bytes)
+        if last_in is None:
+            return
+        self.frontier = max(last_in, floor)
+        for rows in self.hot.split_after(self.frontier):
+            self.hot_bytes -= self.chunks.bytes_of(rows.chunk)
+            self.place(rows)
+
+    def mark_stored(self, offsets: Int64s) -> None:
+        """A durable checkpoint has O_c at `offsets` (by source): the memtable lets go of what lies below."""
+        self.stored = np.where(self.owned, offsets, self.stored)
+        for holder in (self.memtable, self.withheld):
+            rows = holder.remove(self.is_stored)
+            self.memtable_bytes -= self.chunks.bytes_of(rows.chunk)
+            self.chunks.release(rows.chunk)
+
+    def repack(self, gain_bytes_min: int) -> int:
+        """Copy what is left of sparse chunks into new ones; returns how many rows, 0 when it is not worth while.
+
+        A row that comes near before its chunk is flushed would keep all of it in memory, and of a mix of delays there
+        is one in each chunk.
+        """
+        size = len(self.chunks.row_bytes)
+        held = [(holder, holder.all()) for holder in (self.hot, self.memtable)]
+        referenced = sum(np.bincount(rows.chunk, minlength=size) for _, rows in held)
+        sparse = self.chunks.sparse(np.asarray(referenced), gain_bytes_min, REPACKED_ROWS_MAX)
+        if not sparse.any():
+            return 0
+        copied = 0
+        for holder, _ in held:
+            rows = holder.remove(lambda run: sparse[run.chunk]).sorted()
+            if not len(rows):
+                continue
+            gained = self._insert_copy(holder, rows)
+            if holder is self.hot:
+                self.hot_bytes -= gained
+            else:
+                self.memtable_bytes -= gained
+            copied += len(rows)
+        return copied
+
+    def gather_near(self, popped: Selection, until: Position) -> int:
+        """Copy the next hot rows, up to `until`, into one chunk in the order of position, if what was just popped came
+        from many; returns how many rows.
+
+        What was sent over a long time and is due at one comes in pieces of one or two rows: some dozen copies for each
+        take. Put together before, it is one slice.
+        """
+        pieces = len(np.unique(popped.chunk))
+        if pieces < SCATTERED_CHUNKS or len(popped) >= SCATTERED_ROWS * pieces:
+            return 0
+        rows = self.hot.pop_until(until, GATHERED_ROWS_MAX)
+        fit = int(np.searchsorted(np.cumsum(self.chunks.row_bytes[rows.chunk]), GATHERED_BYTES_MAX, side="right"))
+        self.hot.insert(rows[fit:])
+        rows = rows[:fit]
+        if len(rows):
+            self.hot_bytes -= self._insert_copy(self.hot, rows)
+        return len(rows)
+
+    def _insert_copy(self, holder: Runs, rows: Selection) -> int:
+        """Insert rows, in the order of position, with their payloads in a chunk of their own; returns how many bytes
+        less they count now."""
+        payload = materialize(self.chunks.payloads(rows.chunk), rows.chunk, rows.row)
+        before = self.chunks.bytes_of(rows.chunk)
+        self.chunks.release(rows.chunk)
+        chunk = np.full(len(rows), self.chunks.add(payload), dtype=np.int32)
+        holder.insert(Selection(rows.at, rows.seq, chunk, np.arange(len(rows), dtype=np.int32)))
+        return before - self.chunks.bytes_of(chunk)
+
+    def _passed(self, rows: Selection) -> Bools:
+        """Which rows lie at or below the P of their own source."""
+        source = rows.source
+        return at_or_below(rows.at, rows.seq, self._committed_at[source], self._committed_seq[source])
+
+    def _late(self, rows: Selection) -> Bools:
+        return self._passed(rows) | rows.at_or_below(self.position)
+
+    def _insert_late(self, rows: Selection) -> None:
+        # What only the P of the others has passed does not stand in the way of a held source's O: that must not go
+        # back, and where it stood still nothing that comes in could be flushed.
+        waits = self.held[rows.source] & ~self._passed(rows)
+        if waits.any():
+            self.withhold(rows[waits].sorted())
+            rows = rows[~waits]
+        self.late.insert(rows)
+        self.late_bytes += self.chunks.bytes_of(rows.chunk)
+
+    def _note_committed(self, source: int) -> None:
+        state = self.committed[source]
+        self.offset[source] = state.offset
+        self._committed_at[source] = state.position.at_ms
+        self._committed_seq[source] = state.position.seq
+        if state.frozen:
+            self._frozen[source] = state.frozen
+        else:
+            self._frozen.pop(source, None)

@@ -1,0 +1,253 @@
+"""Runs: resident rows in the order of position.
+
+The hot wheel (rows at or below the loaded frontier) and the memtable (rows beyond it, not yet in a segment) are each
+one `Runs`: a short list of sorted vectors of row references. An inserted batch becomes a run; runs of like size are
+merged, so that a row is merged a logarithmic number of times and there are never many runs to look at (the
+log-structured merge of Patrick O'Neil et al., 1996, in memory). Popping what is due moves the head of each run.
+
+    insert [3 5 9]       runs: [3 5 9]
+    insert [4 6 7]       runs: [3 4 5 6 7 9]          (equal sizes are merged)
+    insert [8]           runs: [3 4 5 6 7 9] [8]
+    pop_until 5          -> 3 4 5;  runs: [6 7 9] [8]
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from timerstore.rows.position import (
+    ORIGIN,
+    SEQ_MAX,
+    Bools,
+    Int64s,
+    Position,
+    at_or_below,
+    end_of,
+    offsets_of,
+    order_by_position,
+    pack,
+    search,
+    sources_of,
+)
+from timerstore.rows.sources import Sources
+
+Int32s = npt.NDArray[np.int32]
+
+MERGED_ROWS_MAX = 1 << 16
+"""Larger runs are left alone: a merge happens under the store's lock, and must not hold up delivery for more than some
+10 ms."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """References to resident rows: `at` and `seq` (int64[n], the position), `chunk` and `row` (int32[n], where the
+    payload is)."""
+
+    at: Int64s
+    seq: Int64s
+    chunk: Int32s
+    row: Int32s
+
+    def __len__(self) -> int:
+        return len(self.at)
+
+    def __getitem__(self, key: slice | Bools | npt.NDArray[np.intp]) -> Selection:
+        return Selection(self.at[key], self.seq[key], self.chunk[key], self.row[key])
+
+    def where(self, mask: Bools) -> Selection:
+        """The rows of a mask; no copy where it says all or none, the usual cases."""
+        if mask.all():
+            return self
+        return self[mask] if mask.any() else EMPTY
+
+    @property
+    def source(self) -> Int64s:
+        """Sources, int64[n]."""
+        return sources_of(self.seq)
+
+    @property
+    def offset(self) -> Int64s:
+        """Offsets, int64[n]."""
+        return offsets_of(self.seq)
+
+    def last(self) -> Position:
+        """The last row's position."""
+        return Position.of(int(self.at[-1]), int(self.seq[-1]))
+
+    def sorted(self) -> Selection:
+        """The same rows in the order of position."""
+        return self[order_by_position(self.at, self.seq)]
+
+    def at_or_below(self, bound: Position) -> Bools:
+        """Mask of the rows at or below a position."""
+        return at_or_below(self.at, self.seq, bound.at_ms, bound.seq)
+
+
+EMPTY = Selection(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int32))
+
+
+def concat(selections: Sequence[Selection]) -> Selection:
+    """All rows of several selections, one after the other."""
+    some = [s for s in selections if len(s)]
+    if not some:
+        return EMPTY
+    if len(some) == 1:
+        return some[0]
+    return Selection(
+        np.concatenate([s.at for s in some]),
+        np.concatenate([s.seq for s in some]),
+        np.concatenate([s.chunk for s in some]),
+        np.concatenate([s.row for s in some]),
+    )
+
+
+def select(entries: pa.Table, sources: Sources) -> Selection:
+    """The positions of an entry table; `row` is the index in the table, `chunk` means nothing. Rows of unknown sources
+    are left out."""
+    source = sources.of_columns(entries.column("topic"), entries.column("partition"))
+    known = np.flatnonzero(source >= 0)
+    offset = entries.column("offset").to_numpy().astype(np.int64, copy=False)[known]
+    at = entries.column("at").to_numpy().astype(np.int64, copy=False)[known]
+    return Selection(at, pack(source[known], offset), np.zeros(len(known), np.int32), known.astype(np.int32))
+
+
+class Runs:
+    """Row references kept in the order of position; see the module's table for how runs merge."""
+
+    def __init__(self) -> None:
+        self._runs: list[Selection] = []
+
+    def __len__(self) -> int:
+        return sum(len(run) for run in self._runs)
+
+    def insert(self, rows: Selection) -> None:
+        """Add rows that are in the order of position."""
+        if not len(rows):
+            return
+        self._runs.append(rows)
+        while len(self._runs) > 1 and self._mergeable(self._runs[-2], self._runs[-1]):
+            newest = self._runs.pop()
+            self._runs[-1] = concat([self._runs[-1], newest]).sorted()
+
+    def __iter__(self) -> Iterator[Selection]:
+        """The runs, each in the order of position."""
+        return iter(self._runs)
+
+    def first_at_ms(self) -> int | None:
+        """Effective time of the first row, or None when there is none."""
+        return min((int(run.at[0]) for run in self._runs), default=None)
+
+    def first(self) -> Position:
+        """Position of the first row; there must be one."""
+        return min(Position.of(int(run.at[0]), int(run.seq[0])) for run in self._runs)
+
+    def count_until(self, bound: Position) -> int:
+        """How many rows are at or below `bound`."""
+        return sum(search(run.at, run.seq, bound) for run in self._runs)
+
+    def pop_until(self, bound: Position, limit: int | None = None) -> Selection:
+        """Remove and return the rows at or below `bound` in the order of position, at most the first `limit` of
+        them."""
+        cuts = [search(run.at, run.seq, bound) for run in self._runs]
+        if limit is not None and sum(cuts) > limit:
+            if not limit:
+                return EMPTY
+            cuts = self._first(cuts, limit)
+        popped = concat([run[:cut] for run, cut in zip(self._runs, cuts, strict=True)])
+        if sum(1 for cut in cuts if cut) > 1:
+            popped = popped.sorted()
+        self._runs = [run[cut:] for run, cut in zip(self._runs, cuts, strict=True) if cut < len(run)]
+        return popped
+
+    def split_until(self, bound: Position) -> list[Selection]:
+        """Remove and return the rows at or below `bound` as the runs that they are: each is in the order of
+        position."""
+        heads, self._runs = self._split(bound)
+        return heads
+
+    def split_after(self, bound: Position) -> list[Selection]:
+        """Remove and return the rows above `bound` as the runs that they are: each is in the order of position."""
+        self._runs, tails = self._split(bound)
+        return tails
+
+    def _split(self, bound: Position) -> tuple[list[Selection], list[Selection]]:
+        cuts = [search(run.at, run.seq, bound) for run in self._runs]
+        heads = [run[:cut] for run, cut in zip(self._runs, cuts, strict=True) if cut]
+        tails = [run[cut:] for run, cut in zip(self._runs, cuts, strict=True) if cut < len(run)]
+        return heads, tails
+
+    def _first(self, cuts: list[int], limit: int) -> list[int]:
+        """How many rows of each run are among the first `limit` of the first `cuts` rows of the runs; there are more
+        than that.
+
+        Only about as many rows as are wanted get sorted: runs are much alike, so a fair share of each reaches nearly to
+        the same position.
+        """
+        share = -(-limit // len(cuts))
+        reach = max((run[share - 1 : share].last() for run, cut in zip(self._runs, cuts, strict=True) if cut >= share))
+        near = [min(cut, limit, search(run.at, run.seq, reach)) for run, cut in zip(self._runs, cuts, strict=True)]
+        if sum(near) < limit:
+            near = [min(cut, limit) for cut in cuts]
+        heads = concat([run[:cut] for run, cut in zip(self._runs, near, strict=True)]).sorted()
+        last = heads[limit - 1 : limit].last()
+        return [search(run.at, run.seq, last) for run in self._runs]
+
+    def largest_within(self, bound: Position, row_bytes: Int64s, budget_bytes: int) -> Position | None:
+        """The last row at or below `bound` up to which the rows fit into a budget, or None when all of them do; ORIGIN
+        when none does.
+
+        `row_bytes` is bytes a row by chunk id. Nothing is sorted: the answer is searched for by halving, in each run's
+        cumulative bytes.
+        """
+        runs = [run[: search(run.at, run.seq, bound)] for run in self._runs]
+        runs = [run for run in runs if len(run)]
+        totals = [np.cumsum(row_bytes[run.chunk]) for run in runs]
+        if sum(int(total[-1]) for total in totals) <= budget_bytes:
+            return None
+
+        def too_many(position: Position) -> bool:
+            cuts = (search(run.at, run.seq, position) for run in runs)
+            return sum(int(total[cut - 1]) for total, cut in zip(totals, cuts, strict=True) if cut) > budget_bytes
+
+        low, high = min(int(run.at[0]) for run in runs), max(int(run.at[-1]) for run in runs)
+        at_ms = low + bisect.bisect_left(range(high - low), True, key=lambda ms: too_many(end_of(low + ms)))
+        seq = bisect.bisect_left(range(SEQ_MAX), True, key=lambda s: too_many(Position.of(at_ms, s)))
+        # (at_ms, seq) is the first row too many; the answer is the last row before it.
+        beyond = Position.of(at_ms, seq).before()
+        cuts = [search(run.at, run.seq, beyond) for run in runs]
+        return max((run[:cut].last() for run, cut in zip(runs, cuts, strict=True) if cut), default=ORIGIN)
+
+    def remove(self, gone: Callable[[Selection], Bools]) -> Selection:
+        """Remove and return the rows for which `gone` answers True (a mask of the rows it is given), in no order."""
+        removed: list[Selection] = []
+        kept: list[Selection] = []
+        for run in self._runs:
+            mask = gone(run)
+            if not mask.any():
+                kept.append(run)
+                continue
+            removed.append(run[mask])
+            rest = run[~mask]
+            if len(rest):
+                kept.append(rest)
+        self._runs = kept
+        return concat(removed)
+
+    def all(self) -> Selection:
+        """Every row, in no order."""
+        return concat(self._runs)
+
+    def pop_all(self) -> Selection:
+        """Remove and return every row, in no order."""
+        rows, self._runs = self.all(), []
+        return rows
+
+    @staticmethod
+    def _mergeable(older: Selection, newer: Selection) -> bool:
+        return len(older) < 2 * len(newer) and len(older) + len(newer) <= MERGED_ROWS_MAX

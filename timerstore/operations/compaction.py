@@ -1,0 +1,148 @@
+"""Compaction: several segments become one, without what is finished or cancelled.
+
+Size-tiered, after the log-structured merge trees: when one tier (sizes within a factor of four) has as many segments as
+`Limits.compaction_segments`, they are merged, which lifts their rows at least one tier. So there are few segments
+however often there is a flush, and a row is rewritten a logarithmic number of times. A single segment is rewritten when
+half of it is dead and what lives in it will stay for long: disk use follows what is pending.
+
+One compaction is under way at a time, a window after the other, so that hot windows and flushes come in between:
+
+    window -> gather (the caller's: a Spark job) -> take -> window -> ... -> close
+
+What it reads are immutable files which nobody removes meanwhile. What it has written is a temporary file until `close`;
+a crash leaves it to the next opening, which removes it. Rows of partitions that another instance has are kept as they
+are while their offsets in the checkpoint say that they are here, and dropped when these have left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pyarrow as pa
+
+from timerstore.disk import files
+from timerstore.errors import DiskFull
+from timerstore.limits import Limits
+from timerstore.log import segment
+from timerstore.log.segment import Segment
+from timerstore.log.timerlog import TimerLog, Window
+from timerstore.memory.sorted_runs import select
+from timerstore.rows.entry import payload_of
+from timerstore.rows.position import ORIGIN, Position
+
+if TYPE_CHECKING:
+    from timerstore.store import TimerStore
+
+TIER_BYTES: Final = 1 << 20
+"""The lowest tier: up to four times this."""
+TIER_FACTOR: Final = 4
+
+
+def choose(
+    segments: Sequence[Segment], limits: Limits, now_ms: int, dead_rows: Callable[[Segment], int]
+) -> tuple[Segment, ...]:
+    """The segments that should become one, or none; `dead_rows` says how many rows of one are finished or cancelled."""
+    tiers: dict[int, list[Segment]] = {}
+    sparse: list[Segment] = []
+    for each in segments:
+        dead = dead_rows(each)
+        live_bytes = each.named.bytes * (each.rows - dead) // each.rows
+        if 2 * dead >= each.rows and each.last.at_ms > now_ms + limits.sparse_ms:
+            sparse.append(each)
+        if live_bytes <= limits.segment_bytes_max // 2:
+            tier = int(np.log(max(live_bytes / TIER_BYTES, 1)) / np.log(TIER_FACTOR))
+            tiers.setdefault(tier, []).append(each)
+    for _, tier_segments in sorted(tiers.items()):
+        if len(tier_segments) >= limits.compaction_segments:
+            sizes = np.cumsum([each.named.bytes for each in tier_segments])
+            fitting = max(2, int(np.searchsorted(sizes, limits.segment_bytes_max, side="right")))
+            return tuple(tier_segments[: min(fitting, limits.compaction_segments)])
+    return tuple(sparse[:1])
+
+
+def passed_rows(each: Segment, position: Position) -> int:
+    """How many rows of a segment lie in row groups that end at or before a position."""
+    ends = (each.group_at[1:] < position.at_ms) | (
+        (each.group_at[1:] == position.at_ms) & (each.group_seq[1:] <= position.seq)
+    )
+    is_last = each.last <= position
+    return int(each.group_rows[:-1][ends].sum()) + (int(each.group_rows[-1]) if is_last else 0)
+
+
+class Compaction:
+    """See the module. One thread."""
+
+    def __init__(self, store: TimerStore, segments: Sequence[Segment], number: int) -> None:
+        """`number` is the new segment's."""
+        self.segments = tuple(segments)
+        self._store = store
+        self._log = TimerLog()
+        for each in segments:
+            self._log.add(each)
+        self._path = store.directory / files.segment_name(number)
+        self._writer: segment.Writer | None = None
+        self._end = max(each.last for each in segments)
+        with store.lock:
+            committed = store.resident.committed
+            elsewhere = store.maintenance.elsewhere()
+            is_ours = not any(elsewhere[source] for each in segments for source in each.largest)
+            # What lies at or below every P is finished: it need not be read.
+            self._lower = min((s.position for s in committed.values()), default=ORIGIN) if is_ours else ORIGIN
+
+    def window(self) -> Window | None:
+        """The next stretch to read, or None when all of it was."""
+        while self._lower < self._end:
+            window = self._log.window(self._lower, self._end, self._store.limits.window_bytes)
+            if window.segments:
+                return window
+            self._lower = window.upper
+        return None
+
+    def take(self, window: Window, entries: pa.Table) -> None:
+        """Write what was read for a window (rows in any order, more than the window's too). Raises DiskFull,
+        DiskFailure."""
+        store = self._store
+        rows = select(entries, store.sources).sorted()
+        rows = rows[rows.at_or_below(window.upper) & ~rows.at_or_below(window.lower)]
+        with store.lock:
+            elsewhere = store.maintenance.elsewhere()[rows.source]
+            kept = ~store.resident.finished(rows) | elsewhere
+            # Only what a file says is cancelled: a crash forgets the others until they are read again.
+            lookup = replace(store.cancels.tombstones.lookup(), memory=())
+        rows, elsewhere = rows[kept], elsewhere[kept]
+        payload = payload_of(entries).take(pa.array(rows.row))
+        covered = store.cancels.covered(lookup, rows.source, payload)
+        if covered is not None:
+            kept = ~covered | elsewhere
+            rows, payload = rows[kept], payload.filter(pa.array(kept))
+        self._lower = window.upper
+        if not len(rows):
+            return
+        with files.writing(self._path) as temporary:
+            if self._writer is None:
+                self._writer = segment.Writer(temporary, store.identity, store.sources)
+            for start in range(0, len(rows), segment.ROW_GROUP_ROWS):
+                end = start + segment.ROW_GROUP_ROWS
+                self._writer.add(rows[start:end], payload.slice(start, segment.ROW_GROUP_ROWS))
+
+    def close(self) -> Segment | None:
+        """Make the new segment durable; None when nothing is left of the old ones. Raises DiskFull, DiskFailure."""
+        if self._writer is None:
+            return None
+        with files.writing(self._path):
+            self._writer.close()
+        files.publish(self._path)
+        try:
+            return segment.read(self._path, self._store.identity, self._store.sources)
+        except DiskFull:
+            segment.remove(self._path)
+            raise
+
+    def abandon(self) -> None:
+        """Remove what was written."""
+        if self._writer is not None:
+            self._writer.discard()
+        files.remove(files.temporary_of(self._path))

@@ -1,0 +1,354 @@
+"""Recovery: from a directory to the index that it still holds.
+
+checkpoint missing          an empty index; everything is read from Kafka
+checkpoint damaged          set aside, then as if missing
+a segment damaged,          set aside; the index covers no source any more, the other files are kept
+or a file of tombstones
+an id index damaged         made again from its segment
+another cluster or topic    refused: WrongIdentity
+a file cannot be read       DiskFailure: an errno says nothing of the file
+files nobody names          removed (a crash came between rename and checkpoint)
+
+A source is *covered* when the checkpoint has an O_c of it. Of one that is not, Kafka is read from the log's start, and
+segments count for what lies below it: what was deleted from Kafka is nowhere else. The rest would be there twice; so
+opening writes the segments that have such rows anew without them. A source is not covered any more
+
+    when a file is damaged                  it is not known what was in it: all sources
+    when its O_c lies below the log's start what was taken in between O_c and there was with another instance, or is
+                                            lost with this one's memory; whether anything can be is not for the index
+                                            to say
+    when its committed state was moved back what the index left out as finished is pending again
+    when another instance has it for long   its rows are dead weight here (maintenance.py)
+
+The order, and what a crash right after each step costs: 1. the damaged file is renamed (the checkpoint names a file
+that is missing, which is damage too); 2. the checkpoint without it, and without the offsets (nothing: the rest is as
+after a start); 3. segments are written anew (files that nobody names); 4. the checkpoint names them (the old ones are
+named by nobody); 5. the old ones are put aside. Where an owned source is not covered, files that nobody names are put
+aside too, not removed: until ingest has caught up, Kafka may lose what they hold.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from timerstore.cancels import tombstones
+from timerstore.cancels.tombstones import TombstoneFile
+from timerstore.disk import checkpoint as checkpoints
+from timerstore.disk import files
+from timerstore.disk.checkpoint import Checkpoint, Identity
+from timerstore.errors import Corrupt, DiskFailure, WrongIdentity
+from timerstore.log import segment
+from timerstore.log.segment import Segment
+from timerstore.memory.pending import Tally, tally
+from timerstore.memory.resident import Resident
+from timerstore.memory.sorted_runs import select
+from timerstore.rows.entry import payload_of
+from timerstore.rows.position import OFFSET_MAX, Int64s
+from timerstore.rows.sources import NamedPosition, NamedStep, SourceName, Sources
+
+_NamedCorner = tuple[int, NamedPosition | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A directory whose lock is held, and the checkpoint that was in it, or None; `reports` are sentences for the
+    operator."""
+
+    directory: Path
+    descriptor: int
+    identity: Identity
+    checkpoint: Checkpoint | None
+    reports: tuple[str, ...] = ()
+
+    def release(self) -> None:
+        """Give the lock back."""
+        os.close(self.descriptor)
+
+    def reporting(self, checkpoint: Checkpoint | None, report: str) -> Found:
+        """The same directory with another checkpoint, and a report more."""
+        return replace(self, checkpoint=checkpoint, reports=(*self.reports, report))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovered:
+    """`checkpoint` and its open `segments` and `tombstones`, or None and none; `aside` are the files that are kept
+    until ingest has caught up."""
+
+    checkpoint: Checkpoint | None
+    sources: Sources
+    segments: tuple[Segment, ...]
+    tombstones: tuple[TombstoneFile, ...]
+    aside: tuple[Path, ...]
+    reports: tuple[str, ...]
+
+
+def find(directory: Path, identity: Identity, now_ms: int) -> Found:
+    """Take the directory, and read its checkpoint; one that is damaged is set aside. Raises DirectoryInUse,
+    WrongIdentity, DiskFailure."""
+    descriptor = files.lock_directory(directory)
+    found = Found(directory=directory, descriptor=descriptor, identity=identity, checkpoint=None)
+    try:
+        try:
+            found = replace(found, checkpoint=checkpoints.read(directory))
+        except Corrupt as error:
+            aside = files.set_aside(Path(error.path), now_ms)
+            return found.reporting(None, f"{error.message}: set aside as {aside.name}, the index is rebuilt from Kafka")
+        if found.checkpoint is not None:
+            _must_be_ours(found.checkpoint.identity, identity, directory)
+    except BaseException:
+        found.release()
+        raise
+    return found
+
+
+def holds(found: Found, names: Collection[SourceName]) -> bool:
+    """Whether a segment of the checkpoint has rows of these sources; one that is damaged does not tell, opening comes
+    across it. Raises DiskFailure."""
+    named = found.checkpoint.segments if found.checkpoint is not None and names else ()
+    for each in named:
+        with suppress(Corrupt):
+            if not set(names).isdisjoint(segment.read_footer(found.directory / each.name, found.identity, each).names):
+                return True
+    return False
+
+
+def give_up(found: Found, now_ms: int) -> Found:
+    """Forget the index: an operator has given up what it holds. The checkpoint is set aside."""
+    if found.checkpoint is not None:
+        files.set_aside(found.directory / files.CHECKPOINT, now_ms)
+    return replace(found, checkpoint=None)
+
+
+def distrust(
+    found: Found,
+    committed: Mapping[SourceName, _NamedCorner],
+    frozen: Mapping[SourceName, Sequence[NamedStep]],
+    log_starts: Mapping[SourceName, int],
+) -> Found:
+    """Let the index cover no owned source of which it cannot hold everything; see the module. Raises DiskFull,
+    DiskFailure."""
+    checkpoint = found.checkpoint
+    if checkpoint is None:
+        return found
+    # An operator has reset the group's offsets (which also clears P).
+    outrun = sorted(
+        name for name, (o, p) in committed.items() if _lies_before(name, _named_steps(name, o, p, frozen), checkpoint)
+    )
+    outdated = sorted(
+        name for name in committed if name not in outrun and checkpoint.offsets.get(name, OFFSET_MAX) < log_starts[name]
+    )
+    for names, what in (
+        (outrun, "the committed state of {} lies before the index: it is rebuilt from Kafka"),
+        (
+            outdated,
+            "the index of {} ends before the log's start: it is rebuilt from Kafka, and goes on without what is gone",
+        ),
+    ):
+        if names:
+            left = {name: offset for name, offset in checkpoint.offsets.items() if name not in names}
+            checkpoint = replace(checkpoint, offsets=left)
+            where = ", ".join(f"{topic}/{partition}" for topic, partition in names)
+            found = found.reporting(checkpoint, what.format(where))
+    if outrun or outdated:
+        checkpoints.write(found.directory, checkpoint, frees=True)
+    return found
+
+
+def without(found: Found, error: Corrupt, now_ms: int) -> Found:
+    """What is left when a file that the checkpoint names is damaged: steps 1 and 2. Raises DiskFailure."""
+    checkpoint, damaged = found.checkpoint, Path(error.path)
+    names = {s.name for s in checkpoint.segments} | {t.name for t in checkpoint.tombstones} if checkpoint else set()
+    if checkpoint is None or damaged.name not in names:
+        raise DiskFailure(
+            f"{damaged} was written just now, and is damaged: {error.message}", hint="replace the volume"
+        ) from error
+    report = set_aside(error, now_ms)
+    checkpoint = replace(
+        checkpoint,
+        offsets={},
+        segments=tuple(s for s in checkpoint.segments if s.name != damaged.name),
+        tombstones=tuple(t for t in checkpoint.tombstones if t.name != damaged.name),
+    )
+    checkpoints.write(found.directory, checkpoint, frees=True)
+    return found.reporting(checkpoint, report)
+
+
+def set_aside(error: Corrupt, now_ms: int) -> str:
+    """Rename a damaged file, if it is there: the next opening goes on without it. Returns a report."""
+    if Path(error.path).exists():
+        files.set_aside(Path(error.path), now_ms)
+    return f"{error.message}: set aside, the index is rebuilt from Kafka and from what is left"
+
+
+def recover(
+    found: Found,
+    names: Iterable[SourceName],
+    log_starts: Mapping[SourceName, int],
+    now_ms: int,
+    progress: Callable[[int, int], None],
+) -> Recovered:
+    """Open the segments and the tombstones that the checkpoint names; steps 3 to 5. `names` are the known sources,
+    `log_starts` those of the owned ones; `progress(done, total)` is called after each segment, and again after each
+    that is written anew.
+
+    Raises Corrupt, DiskFull, DiskFailure.
+    """
+    checkpoint, directory = found.checkpoint, found.directory
+    named = checkpoint.segments if checkpoint is not None else ()
+    footers = [segment.read_footer(directory / each.name, found.identity, each) for each in named]
+    covered = checkpoint.offsets if checkpoint is not None else {}
+    sources = Sources([*names, *covered, *(name for footer in footers for name in footer.names)])
+    # By source, from which offset on rows in segments do not count: a source that is not owned, and not covered, has
+    # none that do.
+    bounds: Int64s = np.zeros(len(sources), dtype=np.int64)
+    for name, log_start in log_starts.items():
+        bounds[sources.index(*name)] = log_start
+    for name in covered:
+        bounds[sources.index(*name)] = OFFSET_MAX
+    opened = []
+    for footer in footers:
+        opened.append(segment.of_footer(footer, sources))
+        progress(len(opened), len(footers))
+    cancels = [tombstones.read(directory / t.name, sources, t) for t in (checkpoint.tombstones if checkpoint else ())]
+    owned = {sources.index(*name) for name in log_starts}
+    kept = _kept(opened, bounds, owned, found, sources, lambda: progress(len(footers), len(footers)))
+    if checkpoint is not None and kept != opened:
+        checkpoint = replace(checkpoint, segments=tuple(each.named for each in kept))
+        checkpoints.write(directory, checkpoint, frees=True)
+    is_rebuilt = any(name not in covered for name in log_starts)
+    removed, aside = _clear(
+        directory, {s.named.name for s in kept} | {t.named.name for t in cancels}, is_rebuilt, now_ms
+    )
+    reports = found.reports
+    if removed and checkpoint is not None:
+        reports = (*reports, f"removed {removed} files that a crash had left unfinished")
+    return Recovered(
+        checkpoint=checkpoint,
+        sources=sources,
+        segments=tuple(kept),
+        tombstones=tuple(cancels),
+        aside=aside,
+        reports=reports,
+    )
+
+
+def _kept(
+    opened: list[Segment],
+    bounds: Int64s,
+    owned: set[int],
+    found: Found,
+    sources: Sources,
+    written: Callable[[], None],
+) -> list[Segment]:
+    """The segments, those with rows of owned sources that are read again written anew without them (and then without
+    all that does not count). `written` is called after each of those."""
+    kept = []
+    number = max((files.segment_number(each.path.name) for each in opened), default=0)
+    for each in opened:
+        if not any(end > bounds[source] for source, end in each.ends.items() if source in owned):
+            kept.append(each)
+        elif any(begin < bounds[source] for source, begin in each.begins.items()):
+            number += 1
+            anew = _without_what_is_read_again(each, bounds, found, sources, number)
+            kept += [] if anew is None else [anew]
+            written()
+    return kept
+
+
+def _without_what_is_read_again(
+    old: Segment, bounds: Int64s, found: Found, sources: Sources, number: int
+) -> Segment | None:
+    path = found.directory / files.segment_name(number)
+    writer: segment.Writer | None = None
+    with files.writing(path) as temporary:
+        try:
+            for group in range(len(old.group_rows)):
+                table = segment.read_rows(old, [group])
+                rows = select(table, sources)
+                rows = rows[rows.offset < bounds[rows.source]]
+                if len(rows):
+                    writer = writer or segment.Writer(temporary, found.identity, sources)
+                    writer.add(rows, payload_of(table).take(pa.array(rows.row)))
+            if writer is None:
+                return None
+            writer.close()
+        except BaseException:
+            if writer is not None:
+                writer.discard()
+            raise
+    files.publish(path)
+    return segment.read(path, found.identity, sources)
+
+
+def _clear(directory: Path, named: set[str], is_rebuilt: bool, now_ms: int) -> tuple[int, tuple[Path, ...]]:
+    """Remove what nobody names, or put it aside; returns how many were removed, and what is aside."""
+    removed = 0
+    for path in files.strangers(directory, named):
+        if is_rebuilt and path.suffix in (files.SEGMENT_SUFFIX, files.TOMBSTONES_SUFFIX):
+            files.set_aside(path, now_ms, files.ASIDE_SUFFIX)
+        else:
+            files.remove(path)
+            removed += 1
+    return removed, tuple(sorted(directory.glob(f"*{files.ASIDE_SUFFIX}")))
+
+
+def count_pending(opened: Segment, resident: Resident, sources: Sources) -> Tally:
+    """The pending rows of a segment, counted: by its footer when all are, else by looking at its positions."""
+    committed = resident.committed
+    if all(source in committed for source in opened.largest) and opened.first > max(
+        state.highest for state in committed.values()
+    ):
+        return opened.timers
+    table = segment.read_rows(opened, columns=["topic", "partition", "offset", "at", "target"])
+    rows = select(table, sources)
+    pending = rows[~resident.finished(rows)]
+    return tally(pending.at, table.column("target").take(pa.array(pending.row)))
+
+
+def _lies_before(name: SourceName, steps: Sequence[_NamedCorner], found: Checkpoint) -> bool:
+    """Whether something below O_c is not finished under `steps` (the current one last) that was when the checkpoint
+    was written."""
+    covered = found.offsets.get(name, 0)
+    offset, position = found.progress.get(name, (0, None))
+    known = _named_steps(name, offset, position, found.frozen)
+    return steps[-1][0] < covered or not all(
+        any(o2 >= min(o, covered) and p2 is not None and p2 >= _within(name, p) for o2, p2 in steps)
+        for o, p in known
+        if p is not None and min(o, covered)
+    )
+
+
+def _within(name: SourceName, position: NamedPosition) -> NamedPosition:
+    """The largest position of a source at or below another (as `Position.within`)."""
+    at_ms, topic, partition, _ = position
+    if (topic, partition) == name:
+        return position
+    return (at_ms if name < (topic, partition) else at_ms - 1, *name, OFFSET_MAX)
+
+
+def _named_steps(
+    name: SourceName, offset: int, position: NamedPosition | None, frozen: Mapping[SourceName, Sequence[NamedStep]]
+) -> list[_NamedCorner]:
+    return [*((end, (at_ms, *name, o)) for end, at_ms, o in frozen.get(name, ())), (offset, position)]
+
+
+def _must_be_ours(found: Identity, ours: Identity, directory: Path) -> None:
+    remedy = "point store.directory to another directory, or delete this one: it is an index and is rebuilt from Kafka"
+    if found.cluster_id != ours.cluster_id:
+        raise WrongIdentity(
+            f"{directory} holds the index of cluster {found.cluster_id}, this cluster is {ours.cluster_id}", hint=remedy
+        )
+    for topic, topic_id in found.topic_ids.items():
+        if topic in ours.topic_ids and ours.topic_ids[topic] != topic_id:
+            raise WrongIdentity(
+                f"{directory} holds the index of another topic {topic} (id {topic_id}, now {ours.topic_ids[topic]}):"
+                " the topic was deleted and made again",
+                hint=remedy,
+            )

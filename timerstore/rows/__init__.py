@@ -1,0 +1,1 @@
+"""What a row is, and the total order of rows."""

@@ -1,0 +1,69 @@
+"""The columns of an entry: a record of a delay topic, decoded.
+
+`ENTRY` is what decoding hands to the store and what a segment holds. In memory the four columns of the position live in
+the row references (sorted_runs.py), and the rest, `PAYLOAD`, in Arrow chunks.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import pyarrow as pa
+
+
+class Kind(IntEnum):
+    """What a record of a delay topic is."""
+
+    TIMER = 0
+    CANCEL = 1
+    REJECT = 2
+
+
+HEADERS = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
+
+_POSITION_FIELDS = [
+    pa.field("topic", pa.string()),
+    pa.field("partition", pa.int32()),
+    pa.field("offset", pa.int64()),
+    pa.field("at", pa.int64()),
+]
+_PAYLOAD_FIELDS = [
+    pa.field("ts", pa.int64()),
+    pa.field("due", pa.int64()),
+    pa.field("kind", pa.int8()),
+    pa.field("target", pa.string()),
+    pa.field("target_partition", pa.int32()),
+    pa.field("key", pa.binary()),
+    pa.field("value", pa.binary()),
+    pa.field("headers", HEADERS),
+    pa.field("id", pa.string()),
+    pa.field("replace", pa.bool_()),
+    pa.field("origin", pa.int64()),
+    pa.field("attempt", pa.int16()),
+    pa.field("rolls", pa.int16()),
+    pa.field("reason", pa.string()),
+]
+
+POSITION_COLUMNS = [field.name for field in _POSITION_FIELDS]
+PAYLOAD_COLUMNS = [field.name for field in _PAYLOAD_FIELDS]
+
+ENTRY = pa.schema(_POSITION_FIELDS + _PAYLOAD_FIELDS)
+"""Every column of an entry. `ts`, `due` and `at` are epoch milliseconds; `at` is int64's minimum for rejects and
+cancels."""
+
+PAYLOAD = pa.schema(_PAYLOAD_FIELDS)
+"""The columns that delivery needs beside the position."""
+
+SEGMENT = pa.schema([pa.field("topic", pa.dictionary(pa.int32(), pa.string())), *ENTRY][:1] + list(ENTRY)[1:])
+"""The columns of a segment file: those of an entry, the topic as a dictionary."""
+
+
+def payload_of(table: pa.Table) -> pa.RecordBatch:
+    """The payload columns of an entry table as one record batch, cast to `PAYLOAD`."""
+    columns = table.select(PAYLOAD_COLUMNS)
+    if columns.schema != PAYLOAD:
+        columns = columns.cast(PAYLOAD)
+    batches = columns.combine_chunks().to_batches()
+    if not batches:
+        return pa.RecordBatch.from_arrays([pa.array([], type=f.type) for f in PAYLOAD], schema=PAYLOAD)
+    return batches[0]
