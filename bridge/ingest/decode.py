@@ -28,7 +28,7 @@ from pyspark.sql import functions as F
 from bridge.ingest.decode_times import duration_fields, fields_ms, instant_ms, long, matches, one_unit_ms, whole_number
 from bridge.ingest.dialect_columns import delivered_key, native_headers
 from bridge.wire import headers as h
-from bridge.wire.decode_epochs import DecodeParameters, History
+from bridge.wire.decode_epochs import DecodeEpochs, DecodeParameters
 from bridge.wire.dialects import NATIVE
 from bridge.wire.headers import RejectReason
 
@@ -41,12 +41,12 @@ _HEADER_BYTES: Final = 10
 """Of a header's framing, at most: three varints."""
 
 
-def decode(records: DataFrame, histories: Mapping[tuple[str, int], History]) -> DataFrame:
+def decode(records: DataFrame, all_epochs: Mapping[tuple[str, int], DecodeEpochs]) -> DataFrame:
     """The entry of every record, in the entry schema's columns and order; `header_limits` and `own_headers` finish it.
 
-    `records` has the columns of Spark's Kafka source with `includeHeaders`. `histories` has every (topic, partition)
+    `records` has the columns of Spark's Kafka source with `includeHeaders`. `all_epochs` has every (topic, partition)
     that occurs in them; a record of any other stops the query, since its position would be a guess. Raises ValueError
-    if a history is empty, does not begin at offset 0 or is not in order of offset.
+    if a partition's epochs are none, do not begin at offset 0 or are not in order of offset.
     """
     methods = (
         (_native, _record, _common_headers),
@@ -55,7 +55,7 @@ def decode(records: DataFrame, histories: Mapping[tuple[str, int], History]) -> 
         (_numbers, _fields, _times),
         (_verdict,),
     )
-    parameters = _in_force(histories)
+    parameters = _in_force(all_epochs)
     first, *others = methods
     frame = _staged(records, first, parameters)
     for stages in others:
@@ -103,13 +103,13 @@ class _Parameters:
 _Stage = Callable[[DataFrame, _Parameters], DataFrame]
 
 
-def _in_force(histories: Mapping[tuple[str, int], History]) -> _Parameters:
-    for source, history in histories.items():
-        if not history or history[0].offset != 0 or any(a.offset >= b.offset for a, b in pairwise(history)):
-            raise ValueError(f"the history of {source} must begin at offset 0 and rise")
-    sets = list(dict.fromkeys(barrier.parameters for history in histories.values() for barrier in history))
+def _in_force(all_epochs: Mapping[tuple[str, int], DecodeEpochs]) -> _Parameters:
+    for source, epochs in all_epochs.items():
+        if not epochs or epochs[0].offset != 0 or any(a.offset >= b.offset for a, b in pairwise(epochs)):
+            raise ValueError(f"the decode epochs of {source} must begin at offset 0 and rise")
+    sets = list(dict.fromkeys(epoch.parameters for epochs in all_epochs.values() for epoch in epochs))
     if not sets:
-        raise ValueError("there is no history at all")
+        raise ValueError("there are no decode epochs at all")
     dialects = tuple(dict.fromkeys(s.dialect for s in sets if s.dialect != NATIVE))
     if len(sets) == 1:
         return _Parameters(
@@ -128,7 +128,7 @@ def _in_force(histories: Mapping[tuple[str, int], History]) -> _Parameters:
         )
     p = F.col("p")
     return _Parameters(
-        lookup=_lookup(histories, sets),
+        lookup=_lookup(all_epochs, sets),
         dialects=dialects,
         dialect=p["dialect"],
         level_ms=lambda level: _level_ms(p["levels"], level),
@@ -143,14 +143,14 @@ def _in_force(histories: Mapping[tuple[str, int], History]) -> _Parameters:
     )
 
 
-def _lookup(histories: Mapping[tuple[str, int], History], sets: Sequence[DecodeParameters]) -> Column:
+def _lookup(all_epochs: Mapping[tuple[str, int], DecodeEpochs], sets: Sequence[DecodeParameters]) -> Column:
     """The parameter set of a record, from tables that reach the plan as JSON: thousands of `lit` would not fit."""
-    topics = sorted({topic for topic, _ in histories})
-    depth = max(map(len, histories.values()))
+    topics = sorted({topic for topic, _ in all_epochs})
+    depth = max(map(len, all_epochs.values()))
     tables: list[list[dict[str, list[int]]]] = []
     for topic in topics:
-        count = 1 + max(partition for name, partition in histories if name == topic)
-        rows = [histories.get((topic, partition), ()) for partition in range(count)]
+        count = 1 + max(partition for name, partition in all_epochs if name == topic)
+        rows = [all_epochs.get((topic, partition), ()) for partition in range(count)]
         tables.append([{"o": [b.offset for b in row], "s": [sets.index(b.parameters) for b in row]} for row in rows])
     set_rows = [
         {
@@ -171,7 +171,7 @@ def _lookup(histories: Mapping[tuple[str, int], History], sets: Sequence[DecodeP
     topic_index = F.array_position(_constant(topics, "array<string>"), F.col("topic")).cast("int") - 1
     row = F.get(F.get(table, topic_index), F.col("partition"))
     index = F.lit(None).cast("int")
-    for i in range(depth):  # later barriers win; beyond a row's end the offset is null and the branch is not taken
+    for i in range(depth):  # later epochs win; beyond a row's end the offset is null and the branch is not taken
         index = F.when(F.get(row["o"], F.lit(i)) <= F.col("offset"), F.get(row["s"], F.lit(i))).otherwise(index)
     unknown = F.raise_error(
         F.concat(F.lit("no decode parameters for "), F.col("topic"), F.lit("/"), F.col("partition"))

@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bridge.wire.decode_epochs import History
+from bridge.wire.decode_epochs import DecodeEpochs
 from bridge.wire.dialects import DIALECTS, NATIVE
 from bridge.wire.headers import STRIPPED, RejectReason
 from timerstore.rows.entry import Kind
@@ -46,9 +46,9 @@ _OF_REJECTS: Final[Mapping[str, object]] = {
 class Finish:
     """All three steps, with the decode parameters that were in force at each record's offset."""
 
-    def __init__(self, histories: Mapping[tuple[str, int], History]) -> None:
-        self._limits = HeaderLimits(histories)
-        self._control_headers = ControlHeaders(histories)
+    def __init__(self, all_epochs: Mapping[tuple[str, int], DecodeEpochs]) -> None:
+        self._limits = HeaderLimits(all_epochs)
+        self._control_headers = ControlHeaders(all_epochs)
 
     def __call__(self, entries: pa.Table) -> pa.Table:
         """The entries of `decode`, as the store takes them."""
@@ -58,9 +58,9 @@ class Finish:
 class HeaderLimits:
     """The limits in force, by partition and offset."""
 
-    def __init__(self, histories: Mapping[tuple[str, int], History]) -> None:
-        self._histories = histories
-        limits = [barrier.parameters.header_bytes_max for history in histories.values() for barrier in history]
+    def __init__(self, all_epochs: Mapping[tuple[str, int], DecodeEpochs]) -> None:
+        self._all_epochs = all_epochs
+        limits = [epoch.parameters.header_bytes_max for epochs in all_epochs.values() for epoch in epochs]
         self._least = min((limit for limit in limits if limit), default=None)
 
     def applied(self, entries: pa.Table) -> pa.Table:
@@ -79,8 +79,8 @@ class HeaderLimits:
         return _rejects(entries, rejected) if rejected.any() else entries
 
     def _limit(self, topic: str, partition: int, offset: int) -> int | None:
-        history = self._histories[topic, partition]
-        parameters = history[bisect_right(history, offset, key=lambda barrier: barrier.offset) - 1].parameters
+        epochs = self._all_epochs[topic, partition]
+        parameters = epochs[bisect_right(epochs, offset, key=lambda epoch: epoch.offset) - 1].parameters
         return parameters.header_bytes_max or None if parameters.dialect == NATIVE else None
 
 
@@ -117,11 +117,11 @@ def _rejects(entries: pa.Table, rejected: Bools) -> pa.Table:
 class ControlHeaders:
     """Which headers are control headers, by partition and offset."""
 
-    def __init__(self, histories: Mapping[tuple[str, int], History]) -> None:
+    def __init__(self, all_epochs: Mapping[tuple[str, int], DecodeEpochs]) -> None:
         self._steps = {  # from which offsets on which dialects, where there are any
-            source: (_int64s([b.offset for b in history]), _int64s([_CODES[b.parameters.dialect] for b in history]))
-            for source, history in histories.items()
-            if any(barrier.parameters.dialect != NATIVE for barrier in history)
+            source: (_int64s([b.offset for b in epochs]), _int64s([_CODES[b.parameters.dialect] for b in epochs]))
+            for source, epochs in all_epochs.items()
+            if any(epoch.parameters.dialect != NATIVE for epoch in epochs)
         }
 
     def taken_out(self, entries: pa.Table) -> pa.Table:

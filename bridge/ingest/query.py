@@ -35,7 +35,7 @@ from bridge.ingest.decode import decode
 from bridge.ingest.finish import Finish
 from bridge.spark.errors import failures_named, named_failure, ranges
 from bridge.telemetry.heartbeats import Beat, unwatched
-from bridge.wire.decode_epochs import History
+from bridge.wire.decode_epochs import DecodeEpochs
 from timerstore.clock import Clock
 from timerstore.errors import Closed
 from timerstore.rows.sources import SourceName
@@ -113,7 +113,7 @@ class Enqueue:
         kafka_options: Mapping[str, str],
         group_prefix: str,
         store: TimerStore,
-        histories: Mapping[SourceName, History],
+        all_epochs: Mapping[SourceName, DecodeEpochs],
         limits: BatchLimits,
         mean_bytes: float,
         clock: Clock,
@@ -132,8 +132,8 @@ class Enqueue:
             "groupIdPrefix": group_prefix,
         }
         self._store = store
-        self._histories = dict(histories)
-        self._finish = Finish(self._histories)
+        self._all_epochs = dict(all_epochs)
+        self._finish = Finish(self._all_epochs)
         self._limits = limits
         self._size = BatchSize(limits, mean_bytes)
         self._clock = clock
@@ -199,7 +199,7 @@ class Enqueue:
     def _batch_frame(self, start: Offsets, end: Offsets) -> DataFrame:
         reader = self._spark.read.format("kafka").options(**self._sized()).option("assign", _assignment(start))
         reader = reader.option("startingOffsets", _json_offsets(start)).option("endingOffsets", _json_offsets(end))
-        return decode(reader.load(), self._histories)
+        return decode(reader.load(), self._all_epochs)
 
     def _sized(self) -> dict[str, str]:
         """The source's options. A consumer unpacks no more than a micro-batch at once: what is small as it was
@@ -280,7 +280,7 @@ class Enqueue:
             except Exception as error:  # noqa: BLE001 - told to the application by the query's thread
                 self._batch_failed(error)
 
-        writer = decode(records, self._histories).writeStream.foreachBatch(each)
+        writer = decode(records, self._all_epochs).writeStream.foreachBatch(each)
         writer = writer.option("checkpointLocation", str(directory)).queryName("enqueue")
         return writer.trigger(processingTime=f"{self._limits.trigger_ms} milliseconds").start()
 

@@ -32,7 +32,7 @@ from bridge.settings.model import Settings
 from bridge.spark import segments as dequeue
 from bridge.spark import session as spark
 from bridge.start.roll_window import TopicLimits, decode_parameters
-from bridge.wire.decode_epochs import Barrier, History
+from bridge.wire.decode_epochs import DecodeEpoch, DecodeEpochs
 
 BATCHES: Final = 4
 """Micro-batches until planning and running one loads nothing new."""
@@ -81,10 +81,10 @@ def install(jars: Sequence[Path]) -> Path:
 
 def _exercise(session: SparkSession, settings: Settings) -> None:
     """What happens from a start to the first delivery."""
-    history: History = (Barrier(offset=0, parameters=decode_parameters(settings, TOPIC, TopicLimits())),)
-    histories = {(TOPIC, 0): history}
+    epochs: DecodeEpochs = (DecodeEpoch(offset=0, parameters=decode_parameters(settings, TOPIC, TopicLimits())),)
+    all_epochs = {(TOPIC, 0): epochs}
     numbers = session.readStream.format("rate").option("rowsPerSecond", 20).load()
-    table = _stream(decode(numbers.selectExpr(*RECORDS), histories))
+    table = _stream(decode(numbers.selectExpr(*RECORDS), all_epochs))
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory, "segment.parquet")
         pq.write_table(table, path)
@@ -99,9 +99,9 @@ def _exercise(session: SparkSession, settings: Settings) -> None:
     }
     ends = {"endingOffsets": source["startingOffsets"]}
     with suppress(Exception):  # nobody answers
-        decode(session.read.format("kafka").options(**source, **ends).load(), histories).toArrow()
+        decode(session.read.format("kafka").options(**source, **ends).load(), all_epochs).toArrow()
     with suppress(Exception):
-        _stream(decode(session.readStream.format("kafka").options(**source).load(), histories))
+        _stream(decode(session.readStream.format("kafka").options(**source).load(), all_epochs))
     _consume(session)
 
 

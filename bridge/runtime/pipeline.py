@@ -2,7 +2,7 @@
 dispatcher.
 
     settle      committed (O, P) of the owned partitions, first commits where they are due
-    amend       the decode parameters' history: a barrier at O where the configuration has changed
+    amend       the decode epochs: another one from O on where the configuration has changed
     open        the index of store.directory
     catch up    read from where the index ends up to O; nothing is dispatched before (invariant I6)
     run         query, housekeeping, dispatcher
@@ -43,7 +43,7 @@ from bridge.telemetry.http import Health
 from bridge.telemetry.metrics import Metrics
 from bridge.telemetry.progress_bar import LongWork
 from bridge.wire.committed_state import CommittedState, largest_roll_window_ms
-from bridge.wire.decode_epochs import History
+from bridge.wire.decode_epochs import DecodeEpochs
 from bridge.wire.received import record_bytes
 from timerstore.clock import Clock
 from timerstore.disk.checkpoint import Identity
@@ -275,7 +275,7 @@ class Pipeline:
                 frozen={name: state.frozen for name, state in states.items() if state.frozen},
                 log_starts={name: 0 if name in given_up else mark.start for name, mark in self._log_marks.items()},
                 now_ms=around.clock.now_ms(),
-                limits=limits(settings, [state.history for state in states.values()]),
+                limits=limits(settings, [state.epochs for state in states.values()]),
                 progress=work.report,
             )
 
@@ -317,7 +317,7 @@ class Pipeline:
             kafka_options=java(settings),
             group_prefix=f"{settings.group_id}-spark",
             store=store,
-            histories={name: state.history for name, state in states.items()},
+            all_epochs={name: state.epochs for name, state in states.items()},
             limits=BatchLimits(
                 records=settings.ingest.batch_records,
                 bytes=settings.ingest.batch_bytes,
@@ -357,9 +357,9 @@ def as_bridge_errors() -> Iterator[None]:
         raise StateError(error.message, hint=error.hint) from error
 
 
-def limits(settings: Settings, histories: Iterable[History]) -> Limits:
+def limits(settings: Settings, all_epochs: Iterable[DecodeEpochs]) -> Limits:
     """The store's bounds. Cancels are kept for the largest roll window that any record is read with."""
-    windows = [barrier.parameters.roll_window_ms for history in histories for barrier in history]
+    windows = [epoch.parameters.roll_window_ms for epochs in all_epochs for epoch in epochs]
     return Limits(
         flush_bytes=settings.store.flush_bytes,
         flush_interval_ms=settings.store.flush_interval,

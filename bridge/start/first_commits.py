@@ -24,7 +24,7 @@ from typing import Protocol
 
 from bridge.errors import EnvironmentFailure, StateError
 from bridge.kafka.admin import Cluster
-from bridge.wire.committed_state import ADOPT, CommittedState, amend_history, initial_state
+from bridge.wire.committed_state import ADOPT, CommittedState, amend_epochs, initial_state
 from bridge.wire.decode_epochs import DecodeParameters
 from timerstore.clock import Clock
 from timerstore.rows.sources import SourceName
@@ -91,8 +91,8 @@ def judge(
         state = committed[partition]
         start, end = facts.log_start[partition], facts.log_end[partition]
         _must_be_in_range(topic, partition, state.offset, start, end)
-        history = amend_history(state.history, state.offset, start, parameters)
-        states[partition] = replace(state, history=history, partitions=facts.partitions)
+        epochs = amend_epochs(state.epochs, state.offset, start, parameters)
+        states[partition] = replace(state, epochs=epochs, partitions=facts.partitions)
     return Standing(states=states, missing={})
 
 

@@ -6,7 +6,7 @@ copy takes its place), plus by how much reading and delivery are late. What is l
 
     retention - largest W in force - ingest lag - oldest overdue
 
-`largest W in force`: of the whole history that is still in the log, not of the configuration. Retention by size is
+`largest W in force`: of all decode epochs that are still in the log, not of the configuration. Retention by size is
 turned into a time by what the log holds now: the age of its oldest record, times how much larger the log may become.
 
 Kafka deletes whole segments, so records live longer than their retention; headroom below zero is an alarm, not a loss.

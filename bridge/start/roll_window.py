@@ -6,7 +6,7 @@ retention: a rebuild of the index, and the memory for cancels, reach back W, and
 that keeps its records for ever gets 7 days too. Retention by size says nothing about time and is not looked at here:
 the guard (retention.py) measures how much time it leaves.
 
-It is resolved at a start of the pipeline, where a change becomes a barrier; never in between.
+It is resolved at a start of the pipeline, where a change begins a decode epoch; never in between.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ it):
     t   id of the topic, so that a topic that was deleted and made anew is told from the one this offset belongs to
     n   how many partitions of the topic had a commit by then, so that an added partition is told from a deleted commit
     p   P as (at, topic, partition, offset); null: nothing is finished yet (minus infinity)
-    h   the decode parameters and the offsets from which they hold (barriers)
+    h   the decode parameters and the offsets from which they hold (decode epochs)
     f   the first offset that is ours to deliver (left out when 0): `adopt --from latest` gave up what lies below
     s   frozen steps of the staircase (invariant I4), after the clock was set back (left out when none), the oldest
         first: [[O, at, offset], ...], P of a step being the position (at, this partition, offset)
@@ -28,7 +28,7 @@ from itertools import pairwise
 from typing import Any
 
 from bridge.errors import StateError
-from bridge.wire.decode_epochs import Barrier, DecodeParameters, History, NewerFormat
+from bridge.wire.decode_epochs import DecodeEpoch, DecodeEpochs, DecodeParameters, NewerFormat
 from timerstore.rows.position import AT_MAX, AT_MIN, OFFSET_MAX, Progress
 from timerstore.rows.sources import NamedPosition, NamedStep, SourceName, Sources
 
@@ -62,7 +62,7 @@ class CommittedState:
     """What Kafka holds of one partition: O, P, and what is needed to read them.
 
     `offset` is O (exclusive), `position` P (None: nothing finished), `topic_id` the topic's id as text, `partitions`
-    the topic's count of partitions that had a commit, `history` the decode parameters by barrier, `first_offset` where
+    the topic's count of partitions that had a commit, `epochs` the decode parameters by offset, `first_offset` where
     the bridge's part of the topic begins, `frozen` the steps from before the clock was set back.
     """
 
@@ -70,7 +70,7 @@ class CommittedState:
     position: NamedPosition | None
     topic_id: str
     partitions: int
-    history: History
+    epochs: DecodeEpochs
     first_offset: int = 0
     frozen: tuple[NamedStep, ...] = ()
 
@@ -99,7 +99,7 @@ class CommittedState:
         )
 
     def is_same_progress(self, other: CommittedState | None) -> bool:
-        """Whether (O, P) and the frozen steps are the same. (A history may have been amended in memory only.)"""
+        """Whether (O, P) and the frozen steps are the same. (The epochs may have been amended in memory only.)"""
         return other is not None and (self.offset, self.position, self.frozen) == (
             other.offset,
             other.position,
@@ -117,14 +117,14 @@ class CommittedState:
 
 
 def encode(state: CommittedState) -> str:
-    """A state's metadata. Raises StateError when it is too long (a history of very many changes)."""
+    """A state's metadata. Raises StateError when it is too long (epochs after very many changes)."""
     p = state.position
     fields: dict[str, Any] = {
         "v": VERSION_WITH_STEPS if state.frozen else VERSION,
         "t": state.topic_id,
         "n": state.partitions,
         "p": None if p is None else list(p),
-        "h": [[barrier.offset, barrier.parameters.to_json()] for barrier in state.history],
+        "h": [[epoch.offset, epoch.parameters.to_json()] for epoch in state.epochs],
     }
     if state.first_offset:
         fields["f"] = state.first_offset
@@ -137,7 +137,7 @@ def encode(state: CommittedState) -> str:
             hint="Go back to the previous levels, maximum delay and roll window until the oldest records have expired.",
             characters=len(text),
             characters_max=METADATA_CHARS_MAX,
-            changes=len(state.history),
+            changes=len(state.epochs),
         )
     return text
 
@@ -181,10 +181,10 @@ def _must_be_known(fields: dict[str, Any]) -> None:
 
 def _decode_fields(source: SourceName, offset: int, fields: dict[str, Any]) -> CommittedState:
     p = fields["p"]
-    history = tuple(
-        Barrier(offset=int(at), parameters=DecodeParameters.from_json(parameters)) for at, parameters in fields["h"]
+    epochs = tuple(
+        DecodeEpoch(offset=int(at), parameters=DecodeParameters.from_json(parameters)) for at, parameters in fields["h"]
     )
-    _must_be_a_history(history)
+    _must_be_epochs(epochs)
     position = None if p is None else (int(p[0]), str(p[1]), int(p[2]), int(p[3]))
     frozen = tuple((int(end), int(at_ms), int(o)) for end, at_ms, o in fields.get("s", ()))
     _must_be_stairs(source, offset, position, frozen)
@@ -193,7 +193,7 @@ def _decode_fields(source: SourceName, offset: int, fields: dict[str, Any]) -> C
         position=position,
         topic_id=str(fields["t"]),
         partitions=int(fields["n"]),
-        history=history,
+        epochs=epochs,
         first_offset=int(fields.get("f", 0)),
         frozen=frozen,
     )
@@ -210,10 +210,10 @@ def _must_be_stairs(
         raise ValueError(f"frozen steps {frozen} are no stairs to {offset}, {position}")
 
 
-def _must_be_a_history(history: History) -> None:
-    offsets = [barrier.offset for barrier in history]
+def _must_be_epochs(epochs: DecodeEpochs) -> None:
+    offsets = [epoch.offset for epoch in epochs]
     if not offsets or offsets[0] != 0 or any(a >= b for a, b in pairwise(offsets)):
-        raise ValueError(f"barriers {offsets} do not start at 0 and rise")
+        raise ValueError(f"decode epochs {offsets} do not start at 0 and rise")
 
 
 def _newer(source: SourceName, newer: NewerFormat) -> StateError:
@@ -237,25 +237,27 @@ def _unreadable(source: SourceName, error: Exception) -> StateError:
     )
 
 
-def amend_history(history: History, committed_offset: int, log_start: int, current: DecodeParameters) -> History:
-    """The history under which a partition is read from now on.
+def amend_epochs(
+    epochs: DecodeEpochs, committed_offset: int, log_start: int, current: DecodeParameters
+) -> DecodeEpochs:
+    """The decode epochs under which a partition is read from now on.
 
-    Where the newest parameters are not `current`, a barrier at the committed O is put in: nothing from there on is
+    Where the newest parameters are not `current`, an epoch from the committed O on is added: nothing from there on is
     finished, so those records may be read anew. It need not be committed before they are read: should we fail before
-    the next transaction, O has not moved either, and the next start decides again. Barriers that only concern records
+    the next transaction, O has not moved either, and the next start decides again. Epochs that only concern records
     before `log_start` are dropped.
     """
-    if not history:
-        return (Barrier(offset=0, parameters=current),)
-    amended = list(history)
+    if not epochs:
+        return (DecodeEpoch(offset=0, parameters=current),)
+    amended = list(epochs)
     current = current.following(amended[-1].parameters)
     if amended[-1].parameters != current:
-        amended = [barrier for barrier in amended if barrier.offset < committed_offset]
+        amended = [epoch for epoch in amended if epoch.offset < committed_offset]
         if not amended or amended[-1].parameters != current:
-            amended.append(Barrier(offset=committed_offset, parameters=current))
+            amended.append(DecodeEpoch(offset=committed_offset, parameters=current))
     while len(amended) > 1 and amended[1].offset <= log_start:
         del amended[0]
-    return (Barrier(offset=0, parameters=amended[0].parameters), *amended[1:])
+    return (DecodeEpoch(offset=0, parameters=amended[0].parameters), *amended[1:])
 
 
 def initial_state(
@@ -267,11 +269,11 @@ def initial_state(
         position=None,
         topic_id=topic_id,
         partitions=partitions,
-        history=(Barrier(offset=0, parameters=parameters),),
+        epochs=(DecodeEpoch(offset=0, parameters=parameters),),
         first_offset=first_offset,
     )
 
 
 def largest_roll_window_ms(states: Iterable[CommittedState]) -> int:
     """The largest roll window that any record may have been decoded with, in ms (0 for no states)."""
-    return max((b.parameters.roll_window_ms for state in states for b in state.history), default=0)
+    return max((b.parameters.roll_window_ms for state in states for b in state.epochs), default=0)

@@ -1,7 +1,7 @@
 """The decode parameters: what, beside a record itself, decides what it is; and from which offset on.
 
 They are part of the committed metadata, so that a record is read again as it was read first, whatever the configuration
-says by then (`progress.amend_history`).
+says by then (`committed_state.amend_epochs`).
 """
 
 from __future__ import annotations
@@ -114,11 +114,11 @@ class DecodeParameters:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Barrier:
-    """`parameters` are in force from `offset` on, up to the next barrier of the same partition."""
+class DecodeEpoch:
+    """`parameters` are in force from `offset` on, up to the next epoch of the same partition."""
 
     offset: int
     parameters: DecodeParameters
 
 
-History = tuple[Barrier, ...]
+DecodeEpochs = tuple[DecodeEpoch, ...]

@@ -236,7 +236,7 @@ def test_adopting_decides_what_a_start_refused(
 
 
 def test_adopting_what_is_committed_gives_up_only_what_is_gone(broker: Broker, topics: Topics, tmp_path: Path) -> None:
-    """O, P and history stay; a partition whose log begins later goes on from there, and knows that it does."""
+    """O, P and decode epochs stay; a partition whose log begins later goes on from there, and knows that it does."""
     delay = topics.delay(partitions=2)
     produce(broker.bootstrap, [Outgoing(topic=delay, value=b"x", partition=p) for p in (0, 1) for _ in range(9)])
     settings = settings_for(broker.bootstrap, delay, delivery={"session_timeout": "6s"})

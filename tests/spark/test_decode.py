@@ -22,7 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 from bridge.ingest.decode import AT_MIN, decode
 from bridge.ingest.finish import ControlHeaders, HeaderLimits
 from bridge.wire import headers as h
-from bridge.wire.decode_epochs import DEFAULT_LEVELS_MS, Barrier, DecodeParameters, History
+from bridge.wire.decode_epochs import DEFAULT_LEVELS_MS, DecodeEpoch, DecodeEpochs, DecodeParameters
 from bridge.wire.headers import Headers, RejectReason
 from timerstore.rows.entry import ENTRY
 
@@ -30,7 +30,7 @@ TS = 1_800_000_000_000
 DAY = 86_400_000
 OFFSET = 1_000
 PARAMETERS = DecodeParameters(max_delay_ms=3650 * DAY, roll_window_ms=7 * DAY, has_default_target=False)
-ONE: Mapping[tuple[str, int], History] = {("delay", 0): (Barrier(offset=0, parameters=PARAMETERS),)}
+ONE: Mapping[tuple[str, int], DecodeEpochs] = {("delay", 0): (DecodeEpoch(offset=0, parameters=PARAMETERS),)}
 SOURCE_SCHEMA = (
     "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, timestampType int, "
     "headers array<struct<key:string,value:binary>>"
@@ -58,10 +58,12 @@ def table(spark: SparkSession, rows: Sequence[Row]) -> DataFrame:
     return spark.createDataFrame(data, SOURCE_SCHEMA)
 
 
-def decoded(spark: SparkSession, rows: Sequence[Row], histories: Mapping[tuple[str, int], History] = ONE) -> list[Row]:
+def decoded(
+    spark: SparkSession, rows: Sequence[Row], all_epochs: Mapping[tuple[str, int], DecodeEpochs] = ONE
+) -> list[Row]:
     """The entries of the records, in order."""
-    entries = HeaderLimits(histories).applied(decode(table(spark, rows), histories).toArrow())
-    entries = ControlHeaders(histories).taken_out(entries)
+    entries = HeaderLimits(all_epochs).applied(decode(table(spark, rows), all_epochs).toArrow())
+    entries = ControlHeaders(all_epochs).taken_out(entries)
     assert entries.schema.names == ENTRY.names
     assert entries.cast(ENTRY).num_rows == len(rows)
     assert [field.type for field in entries.schema if not pa.types.is_list(field.type)] == [
@@ -284,8 +286,10 @@ def test_what_would_outgrow_the_topic_by_rolling_is_refused_at_first_sight(spark
         record(("delay-cancel", "x"), **outgrows),
     ]
     limited = replace(PARAMETERS, roll_bytes_max=limit)
-    histories = {("delay", 0): (Barrier(offset=0, parameters=PARAMETERS), Barrier(offset=100, parameters=limited))}
-    results = decoded(spark, rows, histories)
+    all_epochs = {
+        ("delay", 0): (DecodeEpoch(offset=0, parameters=PARAMETERS), DecodeEpoch(offset=100, parameters=limited))
+    }
+    results = decoded(spark, rows, all_epochs)
     assert [row["reason"] for row in results] == [None, "too-large-to-roll", None, None, None, None, None]
     assert results[1] == _reject(record(far, TO, *own, **outgrows), RejectReason.TOO_LARGE_TO_ROLL)
 
@@ -311,10 +315,12 @@ def test_what_is_larger_than_the_limits_is_refused_as_it_is(spark: SparkSession)
         RejectReason.HEADERS_TOO_LARGE: [record(FOR, TO, MORE), record(("delay-cancel", "x"), ("a", b"v" * 60))],
         RejectReason.PAYLOAD_TOO_LARGE: [record(FOR, TO, key=b"k" * 5, value=b"v" * 6), record(FOR, TO, key=b"k" * 11)],
     }
-    histories = {("delay", 0): (Barrier(offset=0, parameters=PARAMETERS), Barrier(offset=100, parameters=SMALL))}
+    all_epochs = {
+        ("delay", 0): (DecodeEpoch(offset=0, parameters=PARAMETERS), DecodeEpoch(offset=100, parameters=SMALL))
+    }
     rows = [row for rows in beyond.values() for row in rows]
     before = [{**row, "offset": 99} for row in rows]
-    fit, refused, old = (decoded(spark, each, histories) for each in (at_most, rows, before))
+    fit, refused, old = (decoded(spark, each, all_epochs) for each in (at_most, rows, before))
     assert [row["reason"] for row in fit + old] == [None] * (len(at_most) + len(before))
     assert refused == [_reject(row, reason) for reason, rows in beyond.items() for row in rows]
 
@@ -328,21 +334,21 @@ def test_a_position_never_changes(spark: SparkSession) -> None:
 PINNED_SPAN_MS = 483_561_926
 
 
-def test_records_below_a_barrier_are_decoded_by_the_old_parameters(spark: SparkSession) -> None:
+def test_records_below_a_decode_epoch_are_decoded_by_the_old_parameters(spark: SparkSession) -> None:
     """Levels, maximum, window and default target are those in force at the record's offset in its own partition."""
     old = DecodeParameters(levels_ms=(1_000,), max_delay_ms=DAY, roll_window_ms=DAY, has_default_target=False)
     new = DecodeParameters(
         levels_ms=(1_000, 2_000), max_delay_ms=9 * DAY, roll_window_ms=4_000, has_default_target=True
     )
     last = replace(old, has_default_target=True).following(new)
-    histories: dict[tuple[str, int], History] = {
+    all_epochs: dict[tuple[str, int], DecodeEpochs] = {
         ("delay", 0): (
-            Barrier(offset=0, parameters=old),
-            Barrier(offset=100, parameters=new),
-            Barrier(offset=200, parameters=last),
+            DecodeEpoch(offset=0, parameters=old),
+            DecodeEpoch(offset=100, parameters=new),
+            DecodeEpoch(offset=200, parameters=last),
         ),
-        ("delay", 2): (Barrier(offset=0, parameters=old), Barrier(offset=150, parameters=new)),
-        ("other", 1): (Barrier(offset=0, parameters=new),),
+        ("delay", 2): (DecodeEpoch(offset=0, parameters=old), DecodeEpoch(offset=150, parameters=new)),
+        ("other", 1): (DecodeEpoch(offset=0, parameters=new),),
     }
     places = [
         ("delay", 0, 99),
@@ -358,7 +364,7 @@ def test_records_below_a_barrier_are_decoded_by_the_old_parameters(spark: SparkS
         for topic, partition, offset in places
     ]
     rows.append(record(*_without("delay-copy-due", ("delay-copy-due", str(TS + 2 * DAY))), offset=300))
-    *results, copy = decoded(spark, rows, histories)
+    *results, copy = decoded(spark, rows, all_epochs)
     levels, far, default = results[:6], results[6:12], results[12:]
     assert [row["due"] - TS for row in levels] == [1_000, 2_000, 1_000, 1_000, 2_000, 2_000]
     assert [row["reason"] for row in far] == ["beyond-max", None, "beyond-max", "beyond-max", None, None]
@@ -370,18 +376,18 @@ def test_records_below_a_barrier_are_decoded_by_the_old_parameters(spark: SparkS
 def test_a_record_of_an_unknown_partition_stops_the_query(spark: SparkSession) -> None:
     """No parameters, no position: a guess would break what is finished."""
     other = replace(PARAMETERS, max_delay_ms=DAY)
-    histories = {**ONE, ("delay", 1): (Barrier(offset=0, parameters=other),)}
+    all_epochs = {**ONE, ("delay", 1): (DecodeEpoch(offset=0, parameters=other),)}
     with pytest.raises(Exception, match="no decode parameters for delay/2"):
-        decoded(spark, [record(FOR, TO, partition=2)], histories)
+        decoded(spark, [record(FOR, TO, partition=2)], all_epochs)
 
 
-def test_histories_are_checked(spark: SparkSession) -> None:
-    """A history begins at offset 0 and rises."""
+def test_decode_epochs_are_checked(spark: SparkSession) -> None:
+    """They begin at offset 0, and their offsets rise."""
     frame = spark.createDataFrame([], SOURCE_SCHEMA)
-    late, early = Barrier(offset=5, parameters=PARAMETERS), Barrier(offset=0, parameters=PARAMETERS)
-    for histories in ({}, {("delay", 0): ()}, {("delay", 0): (late,)}, {("delay", 0): (early, late, late)}):
+    late, early = DecodeEpoch(offset=5, parameters=PARAMETERS), DecodeEpoch(offset=0, parameters=PARAMETERS)
+    for all_epochs in ({}, {("delay", 0): ()}, {("delay", 0): (late,)}, {("delay", 0): (early, late, late)}):
         with pytest.raises(ValueError, match=r"\w+ \w+"):
-            decode(frame, histories)
+            decode(frame, all_epochs)
 
 
 def test_parameters_in_json() -> None:
@@ -568,7 +574,7 @@ def _records(draw: st.DrawFn) -> Row:
 def test_spark_and_the_pure_readers_agree(spark: SparkSession, rows: list[Row], default: bool) -> None:
     """The contract has one meaning: whatever the bytes, both implementations find the same entry or the same reason."""
     parameters = replace(PARAMETERS, has_default_target=default)
-    results = decoded(spark, rows, {("delay", 0): (Barrier(offset=0, parameters=parameters),)})
+    results = decoded(spark, rows, {("delay", 0): (DecodeEpoch(offset=0, parameters=parameters),)})
     for row, result in zip(rows, results, strict=True):
         expected = _oracle(row, parameters)
         if expected["at"] is None:
@@ -623,8 +629,8 @@ def test_generated_methods_are_short_enough_to_be_compiled(spark: SparkSession, 
     compiles.
     """
     other = replace(PARAMETERS, dialect=dialect, roll_window_ms=5_000)
-    for history in (ONE["delay", 0], (*ONE["delay", 0], Barrier(offset=7, parameters=other))):
-        plan = decode(table(spark, [record()]), {("delay", 0): history})
+    for epochs in (ONE["delay", 0], (*ONE["delay", 0], DecodeEpoch(offset=7, parameters=other))):
+        plan = decode(table(spark, [record()]), {("delay", 0): epochs})
         stages = plan._jdf.queryExecution().debug().codegenToSeq()
         sizes = [stages.apply(i)._3().maxMethodCodeSize() for i in range(stages.size())]
         assert len(sizes) <= (2 if dialect != "native" else 1)

@@ -14,7 +14,7 @@ from bridge.delivery.plan.dead_letters import dead_letters, held, is_held
 from bridge.delivery.plan.due_rows import Outgoing, SourceColumns
 from bridge.ingest.decode import decode
 from bridge.ingest.finish import ControlHeaders, HeaderLimits
-from bridge.wire.decode_epochs import Barrier, History
+from bridge.wire.decode_epochs import DecodeEpoch, DecodeEpochs
 from bridge.wire.dialects import DIALECTS, NATIVE
 from bridge.wire.headers import RejectReason
 from tests.entries import rows_of
@@ -23,8 +23,8 @@ from timerstore.rows.entry import Kind
 from timerstore.rows.sources import Sources
 
 LIMITED = replace(PARAMETERS, headers_max=9, header_bytes_max=1_000)
-HISTORIES: dict[tuple[str, int], History] = {
-    (name, 0): (Barrier(offset=0, parameters=replace(LIMITED, dialect=name, has_default_target=True)),)
+ALL_EPOCHS: dict[tuple[str, int], DecodeEpochs] = {
+    (name, 0): (DecodeEpoch(offset=0, parameters=replace(LIMITED, dialect=name, has_default_target=True)),)
     for name in (NATIVE, *DIALECTS)
 }
 AT = (TS + 60_000) // 1000
@@ -32,13 +32,13 @@ Some = Sequence[tuple[str, str | bytes | None]]
 
 
 def decoded(
-    spark: SparkSession, rows: list[dict[str, Any]], histories: Mapping[tuple[str, int], History] = HISTORIES
+    spark: SparkSession, rows: list[dict[str, Any]], all_epochs: Mapping[tuple[str, int], DecodeEpochs] = ALL_EPOCHS
 ) -> list[dict[str, Any]]:
     """The entries, their headers as pairs."""
-    entries = HeaderLimits(histories).applied(decode(table(spark, rows), histories).toArrow())
+    entries = HeaderLimits(all_epochs).applied(decode(table(spark, rows), all_epochs).toArrow())
     return [
         {**row, "headers": [(h["key"], h["value"]) for h in row["headers"] or []]}
-        for row in ControlHeaders(histories).taken_out(entries).to_pylist()
+        for row in ControlHeaders(all_epochs).taken_out(entries).to_pylist()
     ]
 
 
@@ -174,14 +174,14 @@ def taken(spark: SparkSession, row: dict[str, Any]) -> Outgoing:
     return Outgoing(rows_of([(entry["at"], 0, entry["offset"], entry)]), SourceColumns(Sources([("etf1", 0)]), {}))
 
 
-def test_a_dialect_holds_from_its_barrier_on(spark: SparkSession) -> None:
+def test_a_dialect_holds_from_its_decode_epoch_on(spark: SparkSession) -> None:
     """A topic that gets a dialect, and loses it again: records of before and after keep headers of those names."""
-    native, foreign = (HISTORIES[name, 0][0].parameters for name in (NATIVE, "rabbitmq"))
-    barriers = tuple(Barrier(offset=o, parameters=p) for o, p in ((0, native), (100, foreign), (200, native)))
+    native, foreign = (ALL_EPOCHS[name, 0][0].parameters for name in (NATIVE, "rabbitmq"))
+    epochs = tuple(DecodeEpoch(offset=o, parameters=p) for o, p in ((0, native), (100, foreign), (200, native)))
     headers = [("x-delay", "5"), ("x", "1")]
     rows = [record(*headers, ("delay-for", "9"), topic="t", offset=offset) for offset in (99, 200)]
     rows.append(record(*headers, topic="t", offset=100))
-    before, after, between = decoded(spark, rows, {("t", 0): barriers})
+    before, after, between = decoded(spark, rows, {("t", 0): epochs})
     assert [row["due"] - TS for row in (before, after, between)] == [9, 9, 5]
     assert before["headers"] == after["headers"] == [("x-delay", b"5"), ("x", b"1")]
     assert between["headers"] == [("x", b"1")]

@@ -201,7 +201,7 @@ def test_decode_parameters_may_change_between_two_runs(broker: Broker, topics: T
         letters = [record for record in records if record.topic != target]
         assert sorted(record.value or b"" for record in letters) == sorted(record.value or b"" for record in new[2:])
         assert {record.header("delay-reason") for record in letters} == {b"beyond-max"}
-        # And back: a history of several barriers.
+        # And back: several decode epochs.
         bridge.stop()
         bridge.configure({"delay": {"levels": "1s 12s", "max": "1m"}})
         send("third", ("delay-level", b"1"))

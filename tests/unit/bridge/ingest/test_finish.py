@@ -7,7 +7,7 @@ from dataclasses import replace
 import pyarrow as pa
 
 from bridge.ingest.finish import ControlHeaders
-from bridge.wire.decode_epochs import Barrier, DecodeParameters
+from bridge.wire.decode_epochs import DecodeEpoch, DecodeParameters
 from timerstore.rows.entry import HEADERS, Kind
 
 Headers = list[tuple[str, bytes | None]]
@@ -65,10 +65,10 @@ def test_a_dialect_s_headers_go_where_it_was_in_force_and_nowhere_else() -> None
     """By partition and offset; and of originals only: in a copy they are the message's own, or a held letter's."""
     native = DecodeParameters(max_delay_ms=5, roll_window_ms=4, has_default_target=True)
     foreign, other = replace(native, dialect="rabbitmq"), replace(native, dialect="wushilin")
-    histories = {
-        ("d", 0): tuple(Barrier(offset=o, parameters=p) for o, p in ((0, native), (10, foreign), (20, other))),
-        ("d", 1): (Barrier(offset=0, parameters=native),),
-        ("e", 0): (Barrier(offset=0, parameters=other),),
+    all_epochs = {
+        ("d", 0): tuple(DecodeEpoch(offset=o, parameters=p) for o, p in ((0, native), (10, foreign), (20, other))),
+        ("d", 1): (DecodeEpoch(offset=0, parameters=native),),
+        ("e", 0): (DecodeEpoch(offset=0, parameters=other),),
     }
     both: Headers = [("x-delay", b"1"), ("own", b"1"), ("publish-after-ts", b"2"), ("delay-for", b"3")]
     places = [("d", 0, 9), ("d", 0, 10), ("d", 0, 19), ("d", 0, 20), ("d", 1, 15), ("e", 0, 1), ("f", 0, 15)]
@@ -79,7 +79,7 @@ def test_a_dialect_s_headers_go_where_it_was_in_force_and_nowhere_else() -> None
         column = pa.array([place[i] for place in places], type)
         table = table.drop_columns([name] if name in table.schema.names else []).append_column(name, column)
     table = table.append_column("origin", pa.array(origins, pa.int64()))
-    names = [[name for name, _ in row or []] for row in left(ControlHeaders(histories).taken_out(table))]
+    names = [[name for name, _ in row or []] for row in left(ControlHeaders(all_epochs).taken_out(table))]
     all_own, not_x, not_p = ["x-delay", "own", "publish-after-ts"], ["own", "publish-after-ts"], ["x-delay", "own"]
     assert names[:7] == [all_own, not_x, not_x, not_p, all_own, not_p, all_own]
     assert names[7:] == [all_own, [name for name, _ in both]]

@@ -18,7 +18,7 @@ from bridge.errors import ConfigurationError
 from bridge.settings.load import load
 from bridge.settings.model import LEVEL_MS_MAX, Settings, plain
 from bridge.wire.committed_state import CommittedState
-from bridge.wire.decode_epochs import Barrier, DecodeParameters
+from bridge.wire.decode_epochs import DecodeEpoch, DecodeParameters
 from bridge.wire.headers import UNTIL_MS_MAX
 from tests.paths import ROOT
 from timerstore.rows.position import OFFSET_MAX
@@ -398,7 +398,7 @@ def test_levels_that_are_accepted_fit_into_what_kafka_keeps(level: str) -> None:
     )  # fmt: skip
     state = CommittedState(
         offset=OFFSET_MAX, position=(UNTIL_MS_MAX, "t" * 249, 9_999, OFFSET_MAX), topic_id="i" * 22, partitions=10_000,
-        history=(Barrier(offset=0, parameters=parameters), Barrier(offset=OFFSET_MAX - 9, parameters=parameters)),
+        epochs=tuple(DecodeEpoch(offset=offset, parameters=parameters) for offset in (0, OFFSET_MAX - 9)),
         first_offset=OFFSET_MAX, frozen=tuple((OFFSET_MAX - 3 + i, UNTIL_MS_MAX, OFFSET_MAX) for i in range(3)),
     )  # fmt: skip
     assert state.has_room_for_a_step()

@@ -97,7 +97,7 @@ def test_pending_messages_without_a_record_are_an_alarm_and_not_the_end(bench: B
 
 
 def test_a_window_that_a_start_would_change_is_told_and_kept(tmp_path: Path) -> None:
-    """W changes at a start, where there is a barrier; a retention that is altered meanwhile is a warning."""
+    """W changes at a start, where a decode epoch begins; a retention that is altered meanwhile is a warning."""
     bench = Bench(tmp_path, roll={"window": "auto"})
     assert bench.look(2 * HOUR + 1) == []
     assert bench.look(3 * HOUR) == ["roll-window-outdated"]

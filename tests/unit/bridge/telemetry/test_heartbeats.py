@@ -33,7 +33,7 @@ from bridge.telemetry.heartbeats import CALLS_S, LOOK_S, SPARK_S, START_S, Heart
 from bridge.telemetry.http import Health, ManagementServer
 from bridge.telemetry.metrics import Metrics, StoreSnapshot
 from bridge.telemetry.progress_bar import LongWork
-from bridge.wire.decode_epochs import Barrier, DecodeParameters
+from bridge.wire.decode_epochs import DecodeEpoch, DecodeParameters
 from tests.broker.rig import Listener, Tally
 from tests.paths import ROOT
 from tests.unit.bridge.telemetry.test_http import ask
@@ -285,7 +285,7 @@ def ingesting(bench: Bench, query: object, has_room: Callable[[], bool] = lambda
         kafka_options={},
         group_prefix="",
         store=store,
-        histories={("delay", 0): (Barrier(offset=0, parameters=parameters),)},
+        all_epochs={("delay", 0): (DecodeEpoch(offset=0, parameters=parameters),)},
         limits=BatchLimits(records=1, bytes=1, trigger_ms=1),
         mean_bytes=1.0,
         clock=bench.clock,

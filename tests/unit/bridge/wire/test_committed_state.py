@@ -14,13 +14,13 @@ from bridge.wire.committed_state import (
     METADATA_CHARS_MAX,
     STEPS_MAX,
     CommittedState,
-    amend_history,
+    amend_epochs,
     decode_metadata,
     encode,
     initial_state,
     largest_roll_window_ms,
 )
-from bridge.wire.decode_epochs import Barrier, DecodeParameters, History
+from bridge.wire.decode_epochs import DecodeEpoch, DecodeEpochs, DecodeParameters
 from timerstore.rows.position import AT_MAX, AT_MIN, OFFSET_MAX, ORIGIN, Position, Progress
 from timerstore.rows.sources import Sources
 
@@ -35,8 +35,8 @@ def parameters(max_delay_ms: int = 1_000, **more: object) -> DecodeParameters:
 A, B, C = parameters(1_000), parameters(2_000), parameters(3_000)
 
 
-def history(*barriers: tuple[int, DecodeParameters]) -> History:
-    return tuple(Barrier(offset=offset, parameters=each) for offset, each in barriers)
+def epochs(*epochs: tuple[int, DecodeParameters]) -> DecodeEpochs:
+    return tuple(DecodeEpoch(offset=offset, parameters=each) for offset, each in epochs)
 
 
 decode_parameters = st.builds(
@@ -56,8 +56,8 @@ positions = st.none() | st.tuples(
     st.integers(0, 2**31 - 1),
     st.integers(0, OFFSET_MAX),
 )
-histories = st.lists(decode_parameters, min_size=1, max_size=4).map(
-    lambda all_: tuple(Barrier(offset=1_000 * i, parameters=each) for i, each in enumerate(all_))
+all_epochs = st.lists(decode_parameters, min_size=1, max_size=4).map(
+    lambda all_: tuple(DecodeEpoch(offset=1_000 * i, parameters=each) for i, each in enumerate(all_))
 )
 states = st.builds(
     CommittedState,
@@ -65,7 +65,7 @@ states = st.builds(
     position=positions,
     topic_id=st.text("abcXYZ019-_", min_size=1, max_size=22),
     partitions=st.integers(1, 10_000),
-    history=histories,
+    epochs=all_epochs,
     first_offset=st.integers(0, OFFSET_MAX),
 )
 
@@ -79,10 +79,10 @@ def test_metadata_is_ascii_within_the_limit_and_reads_back(state: CommittedState
     assert decode_metadata(SOURCE, state.offset, text) == state
 
 
-def test_a_history_that_does_not_fit_is_refused_before_kafka_does() -> None:
+def test_decode_epochs_that_do_not_fit_are_refused_before_kafka_refuses_them() -> None:
     """Too many changes of the parameters raise a StateError that says what to do; the broker would abort everything."""
-    barriers = tuple(Barrier(offset=i, parameters=parameters(levels_ms=tuple(range(i, i + 60)))) for i in range(20))
-    state = replace(initial_state(offset=5, topic_id="id", partitions=1, parameters=A), history=barriers)
+    epochs = tuple(DecodeEpoch(offset=i, parameters=parameters(levels_ms=tuple(range(i, i + 60)))) for i in range(20))
+    state = replace(initial_state(offset=5, topic_id="id", partitions=1, parameters=A), epochs=epochs)
     with pytest.raises(StateError, match="too long") as refused:
         encode(state)
     assert "Go back" in refused.value.hint
@@ -161,43 +161,43 @@ def test_the_position_names_its_partition_and_survives_renumbering() -> None:
 @pytest.mark.parametrize(
     ("before", "committed", "log_start", "configured", "after"),
     [
-        pytest.param(history(), 5, 0, A, history((0, A)), id="none yet"),
-        pytest.param(history((0, A)), 5, 0, A, history((0, A)), id="unchanged"),
-        pytest.param(history((0, A)), 5, 0, B, history((0, A), (5, B)), id="changed at the committed offset"),
-        pytest.param(history((0, A)), 0, 0, B, history((0, B)), id="changed before anything was read"),
-        pytest.param(history((0, A), (5, B)), 5, 0, C, history((0, A), (5, C)), id="changed twice at one offset"),
-        pytest.param(history((0, B), (5, C)), 9, 5, C, history((0, C)), id="the log has passed the barrier"),
-        pytest.param(history((0, B), (5, C)), 9, 4, C, history((0, B), (5, C)), id="one record below it is left"),
-        pytest.param(history((0, A), (5, B), (7, C)), 9, 6, C, history((0, B), (7, C)), id="passed one of two"),
+        pytest.param(epochs(), 5, 0, A, epochs((0, A)), id="none yet"),
+        pytest.param(epochs((0, A)), 5, 0, A, epochs((0, A)), id="unchanged"),
+        pytest.param(epochs((0, A)), 5, 0, B, epochs((0, A), (5, B)), id="changed at the committed offset"),
+        pytest.param(epochs((0, A)), 0, 0, B, epochs((0, B)), id="changed before anything was read"),
+        pytest.param(epochs((0, A), (5, B)), 5, 0, C, epochs((0, A), (5, C)), id="changed twice at one offset"),
+        pytest.param(epochs((0, B), (5, C)), 9, 5, C, epochs((0, C)), id="the log has passed the epoch"),
+        pytest.param(epochs((0, B), (5, C)), 9, 4, C, epochs((0, B), (5, C)), id="one record below it is left"),
+        pytest.param(epochs((0, A), (5, B), (7, C)), 9, 6, C, epochs((0, B), (7, C)), id="passed one of two"),
     ],
 )
-def test_history_is_amended_at_the_committed_offset(
-    before: History, committed: int, log_start: int, configured: DecodeParameters, after: History
+def test_decode_epochs_are_amended_at_the_committed_offset(
+    before: DecodeEpochs, committed: int, log_start: int, configured: DecodeParameters, after: DecodeEpochs
 ) -> None:
-    """New parameters hold from O on, never below it; barriers of expired records go."""
-    assert amend_history(before, committed, log_start, configured) == after
+    """New parameters hold from O on, never below it; epochs of expired records go."""
+    assert amend_epochs(before, committed, log_start, configured) == after
 
 
 def test_a_shorter_maximum_keeps_accepting_copies_of_what_was_accepted() -> None:
     """Parameters that follow others know the longest delay there was, and are not taken for changed the next time."""
-    amended = amend_history(history((0, B)), 5, 0, A)
+    amended = amend_epochs(epochs((0, B)), 5, 0, A)
     assert amended[-1].parameters == A.following(B)
-    assert amend_history(amended, 8, 0, A) == amended
+    assert amend_epochs(amended, 8, 0, A) == amended
 
 
-@given(histories, st.integers(0, 5_000), st.integers(0, 5_000), decode_parameters)
+@given(all_epochs, st.integers(0, 5_000), st.integers(0, 5_000), decode_parameters)
 def test_records_below_the_committed_offset_keep_their_parameters(
-    before: History, committed: int, log_start: int, configured: DecodeParameters
+    before: DecodeEpochs, committed: int, log_start: int, configured: DecodeParameters
 ) -> None:
-    """For every record still in the log below O, amended and old history agree; from O on the configured hold."""
-    amended = amend_history(before, committed, log_start, configured)
+    """For every record still in the log below O, both agree; from O on, the configured parameters hold."""
+    amended = amend_epochs(before, committed, log_start, configured)
 
-    def in_force(of: History, offset: int) -> DecodeParameters:
+    def in_force(of: DecodeEpochs, offset: int) -> DecodeParameters:
         return [each.parameters for each in of if each.offset <= offset][-1]
 
     newest = before[-1]
-    barriers = {b.offset for b in (*before, *amended)}
-    offsets = {o for b in barriers for o in (b - 1, b, b + 1)} | {log_start, committed - 1}
+    epochs = {b.offset for b in (*before, *amended)}
+    offsets = {o for b in epochs for o in (b - 1, b, b + 1)} | {log_start, committed - 1}
     for offset in offsets:
         if log_start <= offset < min(committed, newest.offset) or (
             log_start <= offset < committed and committed > newest.offset
@@ -207,11 +207,11 @@ def test_records_below_the_committed_offset_keep_their_parameters(
     assert amended[0].offset == 0
 
 
-def test_largest_roll_window_is_over_all_barriers_and_partitions() -> None:
+def test_largest_roll_window_is_over_all_epochs_and_partitions() -> None:
     """The retention guard must look at every window that is still in force somewhere."""
     wide = parameters(roll_window_ms=9_000)
     narrow = initial_state(offset=0, topic_id="id", partitions=1, parameters=A)
-    assert largest_roll_window_ms([narrow, replace(narrow, history=history((0, wide), (4, A)))]) == 9_000
+    assert largest_roll_window_ms([narrow, replace(narrow, epochs=epochs((0, wide), (4, A)))]) == 9_000
     assert largest_roll_window_ms([]) == 0
 
 
@@ -241,8 +241,8 @@ def test_frozen_steps_are_read_back(steps: int) -> None:
 def test_steps_stop_before_the_metadata_is_full() -> None:
     """What is allowed always fits, with room for a change of parameters."""
     assert stepped(STEPS_MAX - 1).has_room_for_a_step() and not stepped(STEPS_MAX).has_room_for_a_step()
-    barriers = tuple(Barrier(offset=i, parameters=parameters(levels_ms=tuple(range(i, i + 60)))) for i in range(17))
-    long = replace(stepped(2), history=barriers)
+    epochs = tuple(DecodeEpoch(offset=i, parameters=parameters(levels_ms=tuple(range(i, i + 60)))) for i in range(17))
+    long = replace(stepped(2), epochs=epochs)
     assert len(long.metadata()) > METADATA_CHARS_MAX - 1_000
     assert not long.has_room_for_a_step()
     assert long.is_same_progress(stepped(2)) and not long.is_same_progress(stepped(3))
