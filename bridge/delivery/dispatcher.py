@@ -34,6 +34,7 @@ from bridge.delivery.open_transaction import DispatchMetrics, Work
 from bridge.delivery.plan.planner import Plan, Planner
 from bridge.delivery.plan.unwritable import Unplannable, Unwritable
 from bridge.delivery.producer.writer import Aborted, Broken, Indefinite, Writer
+from bridge.delivery.targets.cache import Targets
 from bridge.errors import BridgeError, EnvironmentFailure, InternalError, StateError
 from bridge.kafka.errors import Fault, fault_of, fenced
 from bridge.kafka.membership import Membership
@@ -79,6 +80,7 @@ class Dispatcher:
         *,
         writer: Writer,
         planner: Planner,
+        targets: Targets,
         membership: Callable[[], Membership],
         read_committed: Callable[[Collection[SourceName]], Mapping[SourceName, CommittedState | None]],
         clock: Clock,
@@ -92,6 +94,7 @@ class Dispatcher:
         """`beat` is called by the thread again and again, while it waits for a due time too."""
         self._writer = writer
         self._planner = planner
+        self._targets = targets
         self._membership = membership
         self._read_committed = read_committed
         self._clock = clock
@@ -117,8 +120,8 @@ class Dispatcher:
         self._renewal = False
         self._unresolved: Work | None = None
         topics = planner.delay_topics, planner.dead_letter_topics
-        self._narrowing = Narrowing(planner.targets, *topics, clock, transaction_rows)
-        self._held_sources = HeldSources(planner.targets, clock)
+        self._narrowing = Narrowing(targets, *topics, clock, transaction_rows)
+        self._held_sources = HeldSources(targets, clock)
         self._is_out_of_steps = False
         self._failures = 0
         self._fenced_s: float | None = None
@@ -130,7 +133,7 @@ class Dispatcher:
 
     def start(self) -> None:
         """Start the thread, held; it opens the producer meanwhile."""
-        self._planner.targets.start(self._planner.delay_topics | self._planner.dead_letter_topics)
+        self._targets.start(self._planner.delay_topics | self._planner.dead_letter_topics)
         self._thread = threading.Thread(target=self._run, name="dispatcher", daemon=True)
         self._thread.start()
 
@@ -211,7 +214,7 @@ class Dispatcher:
             failure = InternalError("delivery failed", hint="Please report this.", reason=repr(error))
             failure.__cause__ = error
         finally:
-            self._planner.targets.stop()
+            self._targets.stop()
             self._writer.close()
             with self._changed:
                 self._ended = self._parked = True
@@ -310,7 +313,7 @@ class Dispatcher:
 
     def _transact(self, store: TimerStore) -> None:
         work = Work(store.begin(only_output=self._narrowing.is_narrowest), self._clock.monotonic_s())
-        self._planner.catch_up.begin()
+        self._planner.begin()
         self._look_again_s = STALLED_LOOK_S
         try:
             self._fill(store, work)
@@ -385,7 +388,9 @@ class Dispatcher:
         work.rows += len(plan.keys)
         work.bytes += plan.bytes
         work.planned += plan.records
-        for batch in plan.batches:
+        work.counts += plan.counts
+        for batch in plan.batches():
+            work.counts.are_unreadable(batch.unreadable)
             careful = self._narrowing.is_careful
             for part in self._narrowing.split(batch, plan.keys[batch.ids]) if careful else (batch,):
                 self._beat()
@@ -394,18 +399,9 @@ class Dispatcher:
         for topic, target in plan.targets.items():
             if topic not in work.targets or work.targets[topic].takes_less_than(target):
                 work.targets[topic] = target
-        work.lateness.append(self._clock.now_ms() - plan.due)
-        for topic, count in plan.delivered.items():
-            work.delivered[topic] = work.delivered.get(topic, 0) + count
-        for reason, count in plan.rejected.items():
-            work.rejected[reason] = work.rejected.get(reason, 0) + count
-        work.rolled += plan.rolled
-        work.deferred += plan.deferred
-        work.forwarded += plan.forwarded
+        work.counts.lateness_ms.append(self._clock.now_ms() - plan.due)
         if plan.traced:
             work.traced.append((self._clock.now_ms(), plan.traced))
-        for reason, count in plan.retried.items():
-            work.retried[reason] = work.retried.get(reason, 0) + count
 
     # -- ending a transaction
 
@@ -435,13 +431,12 @@ class Dispatcher:
     def _look_at_targets(self, work: Work, stalled_s: float) -> None:
         """Nothing is acknowledged. Raises Aborted when that is because a target takes nothing any more."""
         self._beat()
-        targets = self._planner.targets
         self._look_again_s = min(self._look_again_s, stalled_s + STALLED_LOOK_S)  # another stall begins anew
-        is_silent = targets.find_silent(stalled_s)
+        is_silent = self._targets.find_silent(stalled_s)
         if not is_silent and stalled_s >= self._look_again_s:
-            targets.doubt(work.targets)
+            self._targets.doubt(work.targets)
             self._look_again_s = stalled_s + STALLED_LOOK_S
-        if is_silent or targets.are_worse_than(work.targets):
+        if is_silent or self._targets.are_worse_than(work.targets):
             error = KafkaError(KafkaError._MSG_TIMED_OUT, "a target takes nothing any more")
             raise Aborted(error, is_explained=True)
 
@@ -459,29 +454,12 @@ class Dispatcher:
 
     def _acknowledge(self, work: Work) -> None:
         work.acknowledge()
-        self._planner.catch_up.commit()
+        self._planner.committed(work.traced, self._clock.now_ms())
         self._states.update(work.states)
         self._narrowing.committed(work.rows)
         self._failures = 0
         self._committed_s = self._clock.monotonic_s()
-        for topic, count in work.delivered.items():
-            self._metrics.delivered(topic, count)
-        for reason, count in work.rejected.items():
-            self._metrics.rejected(reason, count)
-        if work.rolled:
-            self._metrics.rolled(work.rolled)
-        if work.forwarded:
-            self._metrics.cancels_forwarded(work.forwarded)
-        if work.deferred:
-            self._metrics.deferred(work.deferred)
-        for reason, count in work.retried.items():
-            self._metrics.retried(reason, count)
-        for lateness_ms in work.lateness:
-            self._metrics.observe_lateness(lateness_ms)
-        self._metrics.observe_transaction(self._committed_s - work.opened_s)
-        if self._planner.tracer is not None:
-            for produced_ms, deliveries in work.traced:
-                self._planner.tracer.delivered(deliveries, produced_ms, self._clock.now_ms())
+        self._metrics.committed(work.counts, self._committed_s - work.opened_s)
 
     def _give_up(self, work: Work, *, leave: bool = False) -> bool:
         """Abort, and put the rows back; `leave`: the abort may wait for a partition that does not answer. Returns
@@ -516,8 +494,8 @@ class Dispatcher:
             return
         if not is_passing:
             # The brokers may know the targets otherwise than we do. Asking again is cheap, aborting again is not.
-            for topic in work.delivered:
-                self._planner.targets.expire(topic)
+            for topic in work.counts.delivered:
+                self._targets.expire(topic)
         is_narrower = self._narrowing.narrow(
             work.rows, work.places(), error, is_careful=not aborted.is_slow, is_passing=is_passing
         )

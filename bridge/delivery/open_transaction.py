@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 from confluent_kafka import KafkaError
 
 from bridge.delivery.plan.due_rows import Sent
 from bridge.delivery.plan.spans import Delivery
 from bridge.delivery.targets.target import Target
+from bridge.telemetry.counts import Counts
 from bridge.wire.committed_state import CommittedState
 from timerstore.operations.transaction import Transaction
 from timerstore.rows.position import Int64s
@@ -22,36 +22,8 @@ from timerstore.rows.sources import SourceName
 class DispatchMetrics(Protocol):
     """What is used of `metrics.Metrics`."""
 
-    def delivered(self, topic: str, rows: int) -> None:
-        """Committed to a target."""
-        ...
-
-    def rejected(self, reason: str, rows: int = 1) -> None:
-        """Committed to a dead-letter topic."""
-        ...
-
-    def rolled(self, rows: int) -> None:
-        """Copies committed to a delay topic."""
-        ...
-
-    def cancels_forwarded(self, records: int) -> None:
-        """Copies of cancels committed to other partitions of a delay topic."""
-        ...
-
-    def deferred(self, rows: int) -> None:
-        """Overdue, and given a slot."""
-        ...
-
-    def retried(self, reason: str, rows: int) -> None:
-        """Put off."""
-        ...
-
-    def observe_lateness(self, lateness_ms: npt.NDArray[np.int64]) -> None:
-        """Milliseconds from due to produced of committed messages; negative: early."""
-        ...
-
-    def observe_transaction(self, seconds: float) -> None:
-        """From the first row to the known commit."""
+    def committed(self, counts: Counts, seconds: float) -> None:
+        """A transaction was committed, so long after it was begun."""
         ...
 
     def transaction_aborted(self) -> None:
@@ -98,13 +70,7 @@ class Work:
     sent: list[Sent] = field(default_factory=list)
     targets: dict[str, Target] = field(default_factory=dict)
     """What was believed of them when records were sent there; the best of it."""
-    lateness: list[Int64s] = field(default_factory=list)
-    delivered: dict[str, int] = field(default_factory=dict)
-    rejected: dict[str, int] = field(default_factory=dict)
-    rolled: int = 0
-    deferred: int = 0
-    forwarded: int = 0
-    retried: dict[str, int] = field(default_factory=dict)
+    counts: Counts = field(default_factory=Counts)
     traced: list[tuple[int, Sequence[Delivery]]] = field(default_factory=list)
     """When they were produced (ms), and the messages that get a span."""
     states: dict[SourceName, CommittedState] = field(default_factory=dict)

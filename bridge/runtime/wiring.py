@@ -9,6 +9,7 @@ from bridge.delivery.open_transaction import DispatchMetrics
 from bridge.delivery.plan.backoff import RetryPolicy
 from bridge.delivery.plan.overdue import OverduePolicy
 from bridge.delivery.plan.planner import Planner
+from bridge.delivery.plan.record_size import SizeLimits
 from bridge.delivery.plan.spans import Tracer
 from bridge.delivery.producer.transaction_markers import Endings
 from bridge.delivery.producer.writer import AcknowledgedWriter, TransactionalWriter, Writer
@@ -36,6 +37,7 @@ def make_dispatcher(
     return Dispatcher(
         writer=_writer(settings, ownership, clock, endings),
         planner=_planner(settings, targets, tracer),
+        targets=targets,
         membership=ownership.membership,
         read_committed=lambda partitions: ownership.read_committed_states(partitions),
         clock=clock,
@@ -60,15 +62,17 @@ def _planner(settings: Settings, targets: Targets, tracer: Tracer | None) -> Pla
             backoff_ms=settings.delivery.retry.backoff,
             backoff_max_ms=settings.delivery.retry.backoff_max,
         ),
-        batch_bytes_max=int(properties.get("batch.size", 1_000_000)),
-        record_bytes_max=int(properties.get("message.max.bytes", 1_000_000)),
+        limits=SizeLimits(
+            record_bytes_max=int(properties.get("message.max.bytes", 1_000_000)),
+            batch_bytes_max=int(properties.get("batch.size", 1_000_000)),
+            compressed=str(properties.get("compression.type", "none")) != "none",
+        ),
         overdue=OverduePolicy(
             give_up_ms=settings.overdue.older_than if settings.overdue.policy == "dead-letter" else None,
             rate=settings.overdue.rate,
         ),
         partitioner=str(properties["partitioner"]),
         tracer=tracer,
-        compressed=str(properties.get("compression.type", "none")) != "none",
     )
 
 

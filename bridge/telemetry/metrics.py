@@ -18,6 +18,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from bridge import __version__
+from bridge.telemetry.counts import Counts
 from bridge.wire.headers import RejectReason
 
 # fmt: off
@@ -141,29 +142,22 @@ class Metrics:
         """`rows` records of delay topic `topic` were read."""
         self._ingested.labels(topic).inc(rows)
 
-    def rejected(self, reason: str, rows: int = 1) -> None:
-        """`rows` records went to a dead-letter topic for `reason`."""
-        self._rejected.labels(reason).inc(rows)
-
-    def cancels_forwarded(self, records: int) -> None:
-        """`records` were written to other partitions of a delay topic."""
-        self._forwarded.inc(records)
-
-    def deferred(self, rows: int) -> None:
-        """`rows` overdue messages were given slots."""
-        self._deferred.inc(rows)
-
-    def retried(self, reason: str, rows: int) -> None:
-        """`rows` records were put off for `reason`."""
-        self._retried.labels(reason).inc(rows)
-
-    def delivered(self, topic: str, rows: int) -> None:
-        """`rows` messages were committed to the real topic `topic`."""
-        self._delivered.labels(topic).inc(rows)
-
-    def rolled(self, rows: int) -> None:
-        """`rows` messages were written back into their delay topic."""
-        self._rolled.inc(rows)
+    def committed(self, counts: Counts, seconds: float) -> None:
+        """A transaction was committed, so long after it was begun; a lateness below 0 is counted as early as well."""
+        for counter, by_label in (
+            (self._delivered, counts.delivered),
+            (self._rejected, counts.rejected),
+            (self._retried, counts.retried),
+        ):
+            for label, count in by_label.items():
+                counter.labels(label).inc(count)
+        self._rolled.inc(counts.rolled)
+        self._deferred.inc(counts.deferred)
+        self._forwarded.inc(counts.forwarded)
+        for lateness_ms in counts.lateness_ms:
+            self._early.inc(int(np.count_nonzero(lateness_ms < 0)))
+            self._lateness.observe(lateness_ms)
+        self._transaction.observe(seconds)
 
     def transaction_aborted(self) -> None:
         """A transaction was rolled back."""
@@ -189,13 +183,6 @@ class Metrics:
         """The wall clock jumped, forward or (negative) back."""
         self._clock_jumps.labels("forward" if jump_ms > 0 else "back").inc()
 
-    def observe_lateness(self, lateness_ms: npt.NDArray[np.int64]) -> None:
-        """Lateness of committed messages in milliseconds, int64[n]; what is negative is counted as early as well."""
-        early = int(np.count_nonzero(lateness_ms < 0))
-        if early:
-            self._early.inc(early)
-        self._lateness.observe(lateness_ms)
-
     def observe_flush(self, seconds: float) -> None:
         """A segment was written."""
         self._flush.observe(seconds)
@@ -207,10 +194,6 @@ class Metrics:
     def observe_compaction(self, seconds: float) -> None:
         """A window of a compaction was written."""
         self._compaction.observe(seconds)
-
-    def observe_transaction(self, seconds: float) -> None:
-        """A transaction was committed."""
-        self._transaction.observe(seconds)
 
     def observe_batch(self, seconds: float) -> None:
         """A micro-batch was taken in."""

@@ -9,14 +9,13 @@ from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any, Self
 
-import numpy as np
-import numpy.typing as npt
 from confluent_kafka import Producer
 
 from bridge.delivery.dispatcher import Dispatcher
 from bridge.delivery.plan.backoff import RetryPolicy
 from bridge.delivery.plan.overdue import OverduePolicy
 from bridge.delivery.plan.planner import Planner
+from bridge.delivery.plan.record_size import SizeLimits
 from bridge.delivery.producer.transaction_markers import KafkaEndings
 from bridge.delivery.producer.writer import AcknowledgedWriter, TransactionalWriter, Writer
 from bridge.delivery.targets.cache import Targets
@@ -27,6 +26,7 @@ from bridge.kafka.membership import Ownership
 from bridge.settings.clients import librdkafka
 from bridge.settings.model import Settings
 from bridge.start.first_commits import TopicFacts, facts_of, settle
+from bridge.telemetry.counts import Counts
 from bridge.wire.committed_state import CommittedState
 from bridge.wire.decode_epochs import DecodeParameters
 from tests.entries import table_of
@@ -73,28 +73,15 @@ class Tally:
         self.longest_s = 0.0
         self.held = self.steps_refused = 0
 
-    def delivered(self, topic: str, rows: int) -> None:
-        self.by_topic[topic] += rows
-
-    def rejected(self, reason: str, rows: int = 1) -> None:
-        self.by_reason[reason] = self.by_reason.get(reason, 0) + rows
-
-    def rolled(self, rows: int) -> None:
-        self.rolls += rows
-
-    def cancels_forwarded(self, records: int) -> None:
-        self.forwarded += records
-
-    def deferred(self, rows: int) -> None:
-        self.deferrals += rows
-
-    def retried(self, reason: str, rows: int) -> None:
-        self.by_retry[reason] = self.by_retry.get(reason, 0) + rows
-
-    def observe_lateness(self, lateness_ms: npt.NDArray[np.int64]) -> None:
-        self.lateness_ms += lateness_ms.tolist()
-
-    def observe_transaction(self, seconds: float) -> None:
+    def committed(self, counts: Counts, seconds: float) -> None:
+        self.by_topic += counts.delivered
+        self.by_reason = dict(Counter(self.by_reason) + counts.rejected)
+        self.by_retry = dict(Counter(self.by_retry) + counts.retried)
+        self.rolls += counts.rolled
+        self.forwarded += counts.forwarded
+        self.deferrals += counts.deferred
+        for lateness_ms in counts.lateness_ms:
+            self.lateness_ms += lateness_ms.tolist()
         self.transactions += 1
         self.longest_s = max(self.longest_s, seconds)
 
@@ -180,24 +167,25 @@ class Rig:
         self.tally = Tally()
         self.fatal: list[BridgeError] = []
         self.properties = {**librdkafka(self.settings, "producer"), **(properties or {})}
-        targets = Targets(TargetLookUp(librdkafka(self.settings, "admin")), self.clock)
+        self.targets = Targets(TargetLookUp(librdkafka(self.settings, "admin")), self.clock)
         writer: Writer
         if mode == "exactly-once":
             writer = TransactionalWriter(self.properties, self.clock, make_producer, endings=endings)
         else:
             writer = AcknowledgedWriter(self.properties, self.clock, self.ownership.commit_offsets)
         self.planner = Planner(
-            targets=targets,
+            targets=self.targets,
             permitted=self.settings.target_permitted,
             default_targets={delay_topic: default_target},
             dead_letter_topics={delay_topic: f"{delay_topic}.dlt"},
             retry=retry or RetryPolicy(),
             overdue=overdue or OverduePolicy(),
-            compressed=str(self.properties.get("compression.type", "none")) != "none",
+            limits=SizeLimits(compressed=str(self.properties.get("compression.type", "none")) != "none"),
         )
         self.dispatcher = Dispatcher(
             writer=make_writer(writer),
             planner=self.planner,
+            targets=self.targets,
             membership=self.ownership.membership,
             read_committed=self.ownership.read_committed_states,
             clock=self.clock,

@@ -13,6 +13,7 @@ from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]  # publ
 from bridge.delivery.plan.backoff import RetryPolicy
 from bridge.delivery.plan.due_rows import Batch
 from bridge.delivery.plan.overdue import OverduePolicy
+from bridge.delivery.plan.record_size import SizeLimits
 from bridge.delivery.producer.writer import Aborted, Broken, Indefinite, OnStall, Writer
 from bridge.errors import FencedError, InternalError
 from bridge.wire import headers as h
@@ -225,7 +226,7 @@ def test_one_record_that_the_broker_refuses_does_not_stop_the_others(broker: Bro
         for culprit in (30, 31):
             rows[culprit]["value"] = bytes(30_000)
         rig.add(rows)
-        rig.planner._compressed = True  # "only the brokers can tell"
+        rig.planner._limits = SizeLimits(compressed=True)  # "only the brokers can tell"
         rig.start()
         rig.wait_delivered()
         wanted = [b"v%d" % i for i in range(100) if i not in (30, 31)]
@@ -414,7 +415,7 @@ def test_dead_letters_wait_for_their_topic(broker: Broker, topics: Topics) -> No
         assert rig.tally.by_retry == {"dead-letter-topic": 2}
         dead_letters = NewTopic(f"{delay}.dlt", num_partitions=1, replication_factor=1)
         topics.admin.create_topics([dead_letters])[f"{delay}.dlt"].result(DEADLINE_S)
-        rig.planner.targets.expire(f"{delay}.dlt")
+        rig.targets.expire(f"{delay}.dlt")
         # As decoding would read the copy: its control headers are columns, the others its own.
         copied = {"key": b"k", "value": b"\x00raw", "attempt": 1, "origin": 0}
         kept = [pair for pair in held.headers if pair[0] not in h.STRIPPED]

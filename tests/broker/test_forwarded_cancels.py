@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public, but not marked as exported
@@ -12,7 +11,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public, but
     NewTopic,
 )
 
-from bridge.delivery.plan.due_rows import Outgoing, SourceColumns
+from bridge.delivery.plan.due_rows import DueRows, SourceColumns
 from bridge.delivery.plan.forwarded_cancels import Forwards
 from bridge.errors import EnvironmentFailure
 from bridge.ingest.finish import with_cancels
@@ -36,9 +35,9 @@ def cancel(topic: str, partition: int, offset: int, **more: Any) -> dict[str, An
     return {**entry, "at": AT_MIN}
 
 
-def outgoing(*entries: dict[str, Any]) -> Outgoing:
+def outgoing(*entries: dict[str, Any]) -> DueRows:
     rows = rows_of([(e["at"], SOURCES.index(e["topic"], e["partition"]), e["offset"], e) for e in entries])
-    return Outgoing(rows, SourceColumns(SOURCES, {}))
+    return DueRows(rows, SourceColumns(SOURCES, {}))
 
 
 def table(*entries: dict[str, Any]) -> pa.Table:
@@ -59,7 +58,7 @@ def test_a_cancel_without_a_key_goes_to_every_other_partition() -> None:
         cancel("many", 0, 11, key=b""),
     )
     found = Forwards(out, PARTITIONS.__getitem__)
-    batches = list(found.batches(out.bytes()))
+    batches = list(found.batches())
     sent = [
         (batch.topic, partition, headers, value, key)
         for batch in batches
@@ -87,7 +86,7 @@ def test_a_cancel_goes_to_partitions_that_were_added_since_the_store_was_opened(
         return {"many": 5, "one": 2}[topic]
 
     found = Forwards(out, count)
-    sent = sorted((b.topic, p) for b in found.batches(out.bytes()) for p in b.partitions or [])
+    sent = sorted((b.topic, p) for b in found.batches() for p in b.partitions or [])
     assert sent == [("many", 0), ("many", 2), ("many", 3), ("many", 4), ("one", 1)]
     assert found.records == len(sent)
     assert sorted(asked) == ["many", "one"], "once for each topic, and for no other"
@@ -99,7 +98,7 @@ def test_nothing_is_sent_on_where_there_is_no_cancel() -> None:
     nothing = Forwards(
         outgoing(timer("many", 1, 7, 5, "orders"), cancel("many", 2, 8, key=b"k")), PARTITIONS.__getitem__
     )
-    assert (nothing.records, nothing.bytes, list(nothing.batches(np.ones(2, np.int64)))) == (0, 0, [])
+    assert (nothing.records, nothing.bytes, list(nothing.batches())) == (0, 0, [])
 
 
 def test_a_replacing_timer_without_a_key_is_a_cancel_too() -> None:

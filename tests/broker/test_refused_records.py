@@ -97,7 +97,7 @@ def test_records_that_the_broker_names_are_found_at_once(broker: Broker, topics:
     thousand, and every good one is delivered."""
     delay, target = delay_topic(topics), topics.create(partitions=1)
     with Rig(broker.bootstrap, delay) as rig:
-        rig.planner.targets.resolve([target])  # known as it was
+        rig.targets.resolve([target])  # known as it was
         reconfigure(topics, target, "cleanup.policy", "compact")
         rig.add([due(rig, i, target, key=None if i % 10 == 5 else b"k") for i in range(1_000)])
         rig.start()

@@ -265,6 +265,7 @@ class DispatchRig:
         self.dispatcher = SteppedDispatcher(
             writer=self.writer,
             planner=planner,
+            targets=self.targets,
             membership=self.membership,
             read_committed=self.read_committed,
             clock=self.clock,

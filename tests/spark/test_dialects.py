@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from bridge.delivery.plan.dead_letters import dead_letters, held, is_held
-from bridge.delivery.plan.due_rows import Outgoing, SourceColumns
+from bridge.delivery.plan.due_rows import DueRows, SourceColumns
 from bridge.ingest.decode import decode
 from bridge.ingest.finish import ControlHeaders, HeaderLimits
 from bridge.wire.decode_epochs import DecodeEpoch, DecodeEpochs
@@ -155,12 +155,12 @@ def test_copies_of_the_bridge_are_not_translated(spark: SparkSession) -> None:
 def test_a_held_dead_letter_keeps_the_headers_and_the_key_of_its_dialect(spark: SparkSession) -> None:
     """What waits in the delay topic for its dead-letter topic comes back byte for byte: it is a copy, and says so."""
     written: Some = [("scheduler-epoch", "soon"), ("scheduler-target-key", "tk"), ("own", None), ("x-delay", "1")]
-    topics, sizes, first = {"etf1": "etf1.dlt"}, np.array([100]), np.array([0], dtype=np.intp)
-    (copy,) = held(taken(spark, record(*written, topic="etf1", offset=5)), first, topics, sizes, np.array([TS + 9]))
+    topics, first = {"etf1": "etf1.dlt"}, np.array([0], dtype=np.intp)
+    (copy,) = held(taken(spark, record(*written, topic="etf1", offset=5)), first, topics, np.array([TS + 9]))
     assert copy.headers is not None
     outgoing = taken(spark, record(*copy.headers[0], topic="etf1", offset=9, ts=TS + 1, key=copy.keys[0]))
     assert is_held(outgoing, first).tolist() == [True]
-    (letter,) = dead_letters(outgoing, first, {}, topics, sizes)
+    (letter,) = dead_letters(outgoing, first, {}, topics)
     assert letter.headers is not None
     assert letter.keys == [b"k"]
     assert letter.headers[0][:4] == [(name, value and str(value).encode()) for name, value in written]
@@ -168,10 +168,10 @@ def test_a_held_dead_letter_keeps_the_headers_and_the_key_of_its_dialect(spark: 
     assert dict(letter.headers[0])["delay-origin"] == b"etf1/0/5"
 
 
-def taken(spark: SparkSession, row: dict[str, Any]) -> Outgoing:
+def taken(spark: SparkSession, row: dict[str, Any]) -> DueRows:
     """A record of the topic etf1, decoded and handed out by the store."""
     (entry,) = decoded(spark, [row])
-    return Outgoing(rows_of([(entry["at"], 0, entry["offset"], entry)]), SourceColumns(Sources([("etf1", 0)]), {}))
+    return DueRows(rows_of([(entry["at"], 0, entry["offset"], entry)]), SourceColumns(Sources([("etf1", 0)]), {}))
 
 
 def test_a_dialect_holds_from_its_decode_epoch_on(spark: SparkSession) -> None:

@@ -272,7 +272,7 @@ def test_a_transaction_under_way_finds_out_within_seconds(cluster: Cluster, mode
             assert rig.tally.by_topic - before == {good: 29, late: 1}
         finally:
             cluster.regain(how)
-        wait_until(lambda: not rig.planner.targets.failing(), DEADLINE_S, "it is well again")
+        wait_until(lambda: not rig.targets.failing(), DEADLINE_S, "it is well again")
         rig.add(_due(rig, [dead], next(numbers)))
         rig.wait_delivered(DEADLINE_S)
         assert rig.tally.by_topic - before == {good: 29, late: 1, dead: 1}

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from bridge.delivery.plan.due_rows import Batch, Outgoing, integers, pieces
+from bridge.delivery.plan.due_rows import Batch, DueRows, chunks, integers
 from bridge.wire import headers as h
 from timerstore.rows.position import Int64s
 
@@ -23,48 +23,44 @@ _FRAMING_BYTES: Final = 260
 
 
 def copies(
-    outgoing: Outgoing,
+    rows: DueRows,
     ids: npt.NDArray[np.intp],
-    sizes: Int64s,
     *,
     rolled: int = 0,
     failed: Int64s | None = None,
     at_ms: Int64s | None = None,
-    lot_bytes: int | None = None,
+    chunk_bytes: int | None = None,
 ) -> Iterator[Batch]:
     """Copies of the rows `ids`, with `rolled` more rolls and `failed` int64[m] more attempts (None: with none), to come
-    up at `at_ms` int64[m] (None: when they are due, or have to roll again). With `lot_bytes`, in lots of no more than
-    that, each sent alone.
+    up at `at_ms` int64[m] (None: when they are due, or have to roll again). With `chunk_bytes`, in chunks of no more
+    than that, each sent alone.
     """
-    if lot_bytes:
-        sizes = sizes.copy()
-        sizes[ids] = copy_sizes(outgoing, ids, sizes)
-    for part in pieces(ids, sizes, lot_bytes) if lot_bytes else pieces(ids, sizes):
-        chosen = ids[part]
+    for chunk in chunks(copy_sizes(rows, ids) if chunk_bytes else rows.sizes[ids], chunk_bytes):
+        chosen = ids[chunk]
         names = ("value", "key", "target", "target_partition", "id", "origin", "due", "rolls", "attempt")
-        column = {name: outgoing.column(name, chosen) for name in names}
-        sources = outgoing.rows.source[chosen].tolist()
-        when = [None] * len(chosen) if at_ms is None else at_ms[part].tolist()
-        more = [0] * len(chosen) if failed is None else failed[part].tolist()
+        column = {name: rows.column(name, chosen) for name in names}
+        sources = rows.source[chosen].tolist()
+        when = [None] * len(chosen) if at_ms is None else at_ms[chunk].tolist()
+        more = [0] * len(chosen) if failed is None else failed[chunk].tolist()
         headers = []
-        for i, own in enumerate(outgoing.headers(chosen).lists()):
+        for i, own in enumerate(rows.headers(chosen).lists()):
             partition = column["target_partition"][i]
             control = h.copy_headers(
                 origin=int(column["origin"][i]),
                 due_ms=int(column["due"][i]),
                 rolls=int(column["rolls"][i]) + rolled,
                 attempt=int(column["attempt"][i]) + more[i],
-                target=column["target"][i] or outgoing.columns.defaults[sources[i]],
+                target=column["target"][i] or rows.columns.defaults[sources[i]],
                 at_ms=when[i],
                 partition=None if partition is None or partition != partition else int(partition),  # noqa: PLR0124 - NaN: null
                 id=column["id"][i],
             )
             headers.append([*own, *control])
-        yield from to_sources(outgoing, chosen, column["value"], column["key"], headers, alone=lot_bytes is not None)
+        yield from to_sources(rows, chosen, column["value"], column["key"], headers, alone=chunk_bytes is not None)
 
 
 def to_sources(
-    outgoing: Outgoing,
+    rows: DueRows,
     ids: npt.NDArray[np.intp],
     values: list[bytes | None],
     keys: list[bytes | None],
@@ -73,7 +69,7 @@ def to_sources(
     alone: bool,
 ) -> Iterator[Batch]:
     """Records for the partitions that the rows `ids` came from, one batch for each delay topic."""
-    by_topic = [outgoing.sources.name(source) for source in outgoing.rows.source[ids].tolist()]
+    by_topic = [rows.sources.name(source) for source in rows.source[ids].tolist()]
     for topic in dict.fromkeys(name for name, _ in by_topic):
         mine = [i for i, (name, _) in enumerate(by_topic) if name == topic]
         yield Batch(
@@ -87,10 +83,10 @@ def to_sources(
         )
 
 
-def copy_sizes(outgoing: Outgoing, ids: npt.NDArray[np.intp], sizes: Int64s) -> Int64s:
-    """Size of each row's copy, int64[m]: an upper bound, as if it were alone in its batch (`sizes` is of `bytes()`)."""
+def copy_sizes(rows: DueRows, ids: npt.NDArray[np.intp]) -> Int64s:
+    """Size of each row's copy, int64[m]: an upper bound, as if it were alone in its batch."""
     texts: Int64s = np.zeros(len(ids), dtype=np.int64)
     for name in ("target", "id"):
-        texts += integers(outgoing.lengths(name, ids), 0)
-    defaults = np.array([len(name or "") for name in outgoing.columns.defaults], dtype=np.int64)
-    return sizes[ids] + _FRAMING_BYTES + texts + defaults[outgoing.rows.source[ids]]
+        texts += integers(rows.lengths(name, ids), 0)
+    defaults = np.array([len(name or "") for name in rows.columns.defaults], dtype=np.int64)
+    return rows.sizes[ids] + _FRAMING_BYTES + texts + defaults[rows.source[ids]]

@@ -15,14 +15,16 @@ it, and the others go on.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+import structlog
 
 from bridge.delivery.plan.copies import to_sources
-from bridge.delivery.plan.due_rows import Batch, Outgoing, pieces
+from bridge.delivery.plan.due_rows import Batch, DueRows, chunks
 from bridge.kafka.errors import Refusal
 from bridge.wire import headers as h
 from bridge.wire.dialects import DIALECTS
@@ -36,35 +38,28 @@ CUT_HEADERS: Final = 1_000
 _REASONS: Final = {str(reason): reason for reason in RejectReason}
 _COLUMNS: Final = ("kind", "origin", "ts", "due", "reason", "target", "target_partition", "id", "attempt")
 
-Letters = list[tuple[bytes | None, bytes | None, HeaderList]]
-"""Value, key and headers of each."""
+Letter = tuple[bytes | None, bytes | None, HeaderList]
+"""Value, key and headers."""
 
-Plain = Callable[[str, Where, str], None]
-"""Is told of each plain letter: the reason that it would have had, the record, and what went wrong."""
-
-
-def _tell_nobody(reason: str, where: Where, detail: str) -> None:
-    """Nobody is told."""
+log = structlog.get_logger("bridge.delivery.plan.dead_letters")
 
 
 def dead_letters(
-    outgoing: Outgoing,
+    rows: DueRows,
     ids: npt.NDArray[np.intp],
-    condemned: Mapping[int, Refusal],
+    refused: Mapping[int, Refusal],
     topic_of: Mapping[str, str],
-    sizes: Int64s,
     cut: Collection[int] = (),
-    plain: Plain = _tell_nobody,
 ) -> Iterator[Batch]:
-    """Dead letters of the rows `ids`: rejects, `condemned` ones (by row index), and held ones that are released.
+    """Dead letters of the rows `ids`: rejects, `refused` ones (why, by row), and held ones that are released.
 
     `topic_of` maps a delay topic to its dead-letter topic. Letters of the rows in `cut` are without their value, and
     without keys and headers of more than CUT_BYTES; a header says so.
     """
-    for part in pieces(ids, sizes):
-        chosen = ids[part]
-        letters = _letters(outgoing, chosen, condemned, cut, plain)
-        topics = [topic_of[outgoing.sources.name(source)[0]] for source in outgoing.rows.source[chosen].tolist()]
+    for chunk in chunks(rows.sizes[ids]):
+        chosen = ids[chunk]
+        letters, unreadable = _letters(rows, chosen, refused, cut)
+        topics = _topics(rows, chosen, topic_of)
         for topic in dict.fromkeys(topics):
             mine = [i for i, name in enumerate(topics) if name == topic]
             yield Batch(
@@ -73,45 +68,38 @@ def dead_letters(
                 values=[letters[i][0] for i in mine],
                 keys=[letters[i][1] for i in mine],
                 headers=[letters[i][2] for i in mine],
+                unreadable=Counter(unreadable[row] for row in chosen[mine].tolist() if row in unreadable),
             )
 
 
-def held(
-    outgoing: Outgoing,
-    ids: npt.NDArray[np.intp],
-    topic_of: Mapping[str, str],
-    sizes: Int64s,
-    at_ms: Int64s,
-    plain: Plain = _tell_nobody,
-) -> Iterator[Batch]:
+def held(rows: DueRows, ids: npt.NDArray[np.intp], topic_of: Mapping[str, str], at_ms: Int64s) -> Iterator[Batch]:
     """Copies of the rejects `ids` that become dead letters at `at_ms` int64[m]."""
-    for part in pieces(ids, sizes):
-        chosen = ids[part]
-        letters = _letters(outgoing, chosen, {}, (), plain)
-        origins, stamps = outgoing.column("origin", chosen), outgoing.column("ts", chosen)
-        topics = [topic_of[outgoing.sources.name(source)[0]] for source in outgoing.rows.source[chosen].tolist()]
+    for chunk in chunks(rows.sizes[ids]):
+        chosen = ids[chunk]
+        letters, _ = _letters(rows, chosen, {}, ())
+        origins, stamps = rows.column("origin", chosen), rows.column("ts", chosen)
         headers: list[HeaderList] = [
             [
                 *hold([(name, _bytes(value)) for name, value in complete]),
                 *h.copy_headers(origin=origin, due_ms=ts_ms, rolls=0, attempt=1, target=topic, at_ms=at),
             ]
             for (_, _, complete), origin, ts_ms, topic, at in zip(
-                letters, origins, stamps, topics, at_ms[part].tolist(), strict=True
+                letters, origins, stamps, _topics(rows, chosen, topic_of), at_ms[chunk].tolist(), strict=True
             )
         ]
         values, keys = [value for value, _, _ in letters], [key for _, key, _ in letters]
-        yield from to_sources(outgoing, chosen, values, keys, headers, alone=False)
+        yield from to_sources(rows, chosen, values, keys, headers, alone=False)
 
 
-def is_held(outgoing: Outgoing, ids: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_]:
+def is_held(rows: DueRows, ids: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_]:
     """Which of the timers are held dead letters: copies that agree with where they are; bool[m]."""
     names = ("origin", "due")
-    columns = zip(*(outgoing.column(name, ids) for name in names), strict=True)
-    places = zip(outgoing.rows.source[ids].tolist(), outgoing.rows.offset[ids].tolist(), columns, strict=True)
+    columns = zip(*(rows.column(name, ids) for name in names), strict=True)
+    places = zip(rows.source[ids].tolist(), rows.offset[ids].tolist(), columns, strict=True)
     return np.array(
         [
-            origin < offset and release(own, _origin(outgoing, source, origin, due_ms)) is not None
-            for own, (source, offset, (origin, due_ms)) in zip(_own(outgoing, ids), places, strict=True)
+            origin < offset and release(own, _origin(rows, source, origin, due_ms)) is not None
+            for own, (source, offset, (origin, due_ms)) in zip(_own(rows, ids), places, strict=True)
         ],
         dtype=np.bool_,
     )
@@ -122,47 +110,56 @@ def reason_of(headers: HeaderList) -> str:
     return _text(dict(headers).get(h.REASON))
 
 
+def _topics(rows: DueRows, ids: npt.NDArray[np.intp], topic_of: Mapping[str, str]) -> list[str]:
+    return [topic_of[rows.sources.name(source)[0]] for source in rows.source[ids].tolist()]
+
+
 def _letters(
-    outgoing: Outgoing,
-    ids: npt.NDArray[np.intp],
-    condemned: Mapping[int, Refusal],
-    cut: Collection[int],
-    plain: Plain,
-) -> Letters:
-    """The letters of the rows. Which row it is that cannot be made into one, only one at a time can tell."""
+    rows: DueRows, ids: npt.NDArray[np.intp], refused: Mapping[int, Refusal], cut: Collection[int]
+) -> tuple[list[Letter], dict[int, str]]:
+    """The letters of the rows; and of those that are plain ones, by row, the reason that each would have had. Which row
+    it is that cannot be made into a letter, only one at a time can tell.
+    """
     try:
-        return _complete(outgoing, ids, condemned, cut)
+        return _complete(rows, ids, refused, cut), {}
     except MemoryError:
         raise
     except Exception as error:  # noqa: BLE001 - whatever it is, the other rows go on
         if len(ids) == 1:
-            return [_plain(outgoing, int(ids[0]), error, condemned, plain)]
-    return [letter for i in range(len(ids)) for letter in _letters(outgoing, ids[i : i + 1], condemned, cut, plain)]
+            letter, reason = _plain(rows, int(ids[0]), error, refused)
+            return [letter], {int(ids[0]): reason}
+    letters: list[Letter] = []
+    unreadable: dict[int, str] = {}
+    for i in range(len(ids)):
+        mine, plain = _letters(rows, ids[i : i + 1], refused, cut)
+        letters += mine
+        unreadable |= plain
+    return letters, unreadable
 
 
 def _complete(
-    outgoing: Outgoing, ids: npt.NDArray[np.intp], condemned: Mapping[int, Refusal], cut: Collection[int]
-) -> Letters:
-    columns = {name: outgoing.column(name, ids) for name in _COLUMNS}
-    values, keys, own = outgoing.column("value", ids), outgoing.column("key", ids), _own(outgoing, ids)
-    sources, offsets = outgoing.rows.source[ids].tolist(), outgoing.rows.offset[ids].tolist()
-    letters: Letters = []
+    rows: DueRows, ids: npt.NDArray[np.intp], refused: Mapping[int, Refusal], cut: Collection[int]
+) -> list[Letter]:
+    columns = {name: rows.column(name, ids) for name in _COLUMNS}
+    values, keys, own = rows.column("value", ids), rows.column("key", ids), _own(rows, ids)
+    sources, offsets = rows.source[ids].tolist(), rows.offset[ids].tolist()
+    letters: list[Letter] = []
     for i, row in enumerate(ids.tolist()):
         cells = {name: column[i] for name, column in columns.items()}
-        headers = _headers(outgoing, own[i], cells, sources[i], offsets[i], condemned.get(row))
+        headers = _headers(rows, own[i], cells, sources[i], offsets[i], refused.get(row))
         letter = (values[i], keys[i], headers)
         letters.append(_cut(*letter) if row in cut else letter)
     return letters
 
 
 def _headers(
-    outgoing: Outgoing, own: Headers, cells: Mapping[str, Any], source: int, offset: int, refusal: Refusal | None
+    rows: DueRows, own: Headers, cells: Mapping[str, Any], source: int, offset: int, refusal: Refusal | None
 ) -> HeaderList:
     """The headers of one letter."""
     origin = int(cells["origin"])
-    where = Where(*outgoing.sources.name(source), offset, origin, int(cells["ts"]))
+    where = Where(*rows.sources.name(source), offset, origin, int(cells["ts"]))
     if cells["kind"] == Kind.TIMER and refusal is None:
-        where = _origin(outgoing, source, origin, int(cells["due"]))
+        where = _origin(rows, source, origin, int(cells["due"]))
         released = release(own, where)
         if released is None:
             raise ValueError("neither refused nor held")
@@ -176,24 +173,25 @@ def _headers(
     return list(h.dead_letter_headers(own, reason, _detail(reason, own, where), where))
 
 
-def _plain(
-    outgoing: Outgoing, row: int, error: Exception, condemned: Mapping[int, Refusal], plain: Plain
-) -> tuple[bytes | None, bytes | None, HeaderList]:
-    """The letter of a row of which none can be made: what can be read of it, and what went wrong."""
+def _plain(rows: DueRows, row: int, error: Exception, refused: Mapping[int, Refusal]) -> tuple[Letter, str]:
+    """The letter of a row of which none can be made: what can be read of it, and what went wrong; and the reason that
+    it would have had.
+    """
     ids = np.array([row], dtype=np.intp)
-    (topic, partition), offset = outgoing.sources.name(int(outgoing.rows.source[row])), int(outgoing.rows.offset[row])
+    (topic, partition), offset = rows.sources.name(int(rows.source[row])), int(rows.offset[row])
 
     def cell(name: str, default: Any) -> Any:
-        return _readable(lambda: outgoing.column(name, ids)[0], default)
+        return _readable(lambda: rows.column(name, ids)[0], default)
 
     detail = f"{type(error).__name__}: {error}"[:DETAIL_CHARS_MAX]
     where = Where(topic, partition, offset, cell("origin", offset), cell("ts", 0))
-    plain(str(condemned[row].reason) if row in condemned else cell("reason", ""), where, detail)
-    own: Headers = _readable(lambda: _own(outgoing, ids)[0], [])
-    if row in condemned and cell("kind", None) == Kind.TIMER:
+    log.error("dead-letter-plain", topic=topic, partition=partition, offset=offset, reason=detail)
+    own: Headers = _readable(lambda: _own(rows, ids)[0], [])
+    if row in refused and cell("kind", None) == Kind.TIMER:
         own = [*own, *_control_headers({name: cell(name, None) for name in _COLUMNS})]
     headers = h.dead_letter_headers(own, RejectReason.UNREADABLE, detail, where)
-    return cell("value", None), cell("key", None), list(headers)
+    reason = str(refused[row].reason) if row in refused else cell("reason", "")
+    return (cell("value", None), cell("key", None), list(headers)), reason
 
 
 def _readable(read: Callable[[], Any], default: Any) -> Any:
@@ -205,16 +203,16 @@ def _readable(read: Callable[[], Any], default: Any) -> Any:
         return default
 
 
-def _own(outgoing: Outgoing, ids: npt.NDArray[np.intp]) -> list[Headers]:
-    return [[(name, _bytes(value)) for name, value in own] for own in outgoing.headers(ids).lists()]
+def _own(rows: DueRows, ids: npt.NDArray[np.intp]) -> list[Headers]:
+    return [[(name, _bytes(value)) for name, value in own] for own in rows.headers(ids).lists()]
 
 
-def _origin(outgoing: Outgoing, source: int, origin: int, ts_ms: int) -> Where:
+def _origin(rows: DueRows, source: int, origin: int, ts_ms: int) -> Where:
     """The record that a held letter is of: the due time of the copy is the timestamp that the record had."""
-    return Where(*outgoing.sources.name(source), origin, origin, ts_ms)
+    return Where(*rows.sources.name(source), origin, origin, ts_ms)
 
 
-def _cut(value: bytes | None, key: bytes | None, headers: HeaderList) -> tuple[bytes | None, bytes | None, HeaderList]:
+def _cut(value: bytes | None, key: bytes | None, headers: HeaderList) -> Letter:
     """What of a dead letter fits into any topic."""
     names = [name for name, _ in headers]
     end = len(names) - 1 - names[::-1].index(h.REASON) if h.REASON in names else len(headers)

@@ -1,14 +1,15 @@
 """Rows of the timer store -> arguments of produce. Columns in, columns out; pure.
 
-A `Lane` is what goes to one topic, in the order of position. Its columns become Python lists by way of numpy object
-arrays (several times faster than one conversion a value), some megabytes at a time, so that a window of large records
-is not in memory twice.
+`TargetRows` are what goes to one topic, in the order of position. Their columns become Python lists by way of numpy
+object arrays (several times faster than one conversion a value), some megabytes at a time, so that a window of large
+records is not in memory twice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import repeat
 from typing import Any, Final
 
@@ -20,7 +21,7 @@ import pyarrow.compute as pc
 from bridge.wire import headers as h
 from bridge.wire.headers import HeaderList
 from timerstore.operations.transaction import Rows
-from timerstore.rows.position import Bools, Int64s
+from timerstore.rows.position import Bools, Int64s, pack
 from timerstore.rows.sources import Sources
 
 BATCH_BYTES_MAX: Final = 4 << 20
@@ -76,6 +77,8 @@ class Batch:
     partitions: list[int] | None = None
     alone: bool = False
     """To be on the broker before the next batch is sent, so that the client cannot put them together."""
+    unreadable: Mapping[str, int] = field(default_factory=dict)
+    """Dead letters that are plain ones, by the reason that they were planned with (dead_letters.py)."""
 
     def __len__(self) -> int:
         return len(self.values)
@@ -128,14 +131,16 @@ class Sent:
         return {(self.topic, partition) for partition in self.partitions or (-1,)}
 
 
-@dataclass(slots=True, kw_only=True)
-class Lane:
-    """Rows for one topic: `ids` are their indices in `Outgoing`, in the order of position."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetRows:
+    """Rows for one topic: `ids` are their indices in `DueRows`, in the order of position."""
 
     topic: str
     ids: npt.NDArray[np.intp]
     partitions: npt.NDArray[np.int32] | None = None
     """Partition of each, -1: the partitioner's choice. None: what the rows say."""
+    chunk_bytes: int | None = None
+    """Bytes of the largest batch that the topic takes, where that is less than the client's."""
 
 
 class SourceColumns:
@@ -150,14 +155,19 @@ class SourceColumns:
         self.name_bytes: Int64s = np.array([2 * len(topic) + 60 for topic, _ in sources], dtype=np.int64)
 
 
-class Outgoing:
+class DueRows:
     """Rows as handed out by the store, with what delivery needs to know of each of them in vectors of n."""
 
     def __init__(self, rows: Rows, columns: SourceColumns) -> None:
         payload = rows.payload
-        self.rows = rows
+        self.payload = payload
+        self.at = rows.at
+        self.source = rows.source
+        self.offset = rows.offset
         self.columns = columns
         self.sources = columns.sources
+        self.keys: Int64s = pack(rows.source.astype(np.int64), rows.offset)
+        """Their (source, offset), packed as in the store."""
         self.kind: npt.NDArray[np.int8] = payload.column("kind").to_numpy(zero_copy_only=False)
         self.due: Int64s = payload.column("due").to_numpy(zero_copy_only=False)
         self.attempt: npt.NDArray[np.int16] = payload.column("attempt").to_numpy(zero_copy_only=False)
@@ -168,34 +178,34 @@ class Outgoing:
         self._header_values: pa.Array | None = None
         if self._header_bounds[-1]:
             self._header_keys, self._header_values = lists.flatten().flatten()
-        self.has_partition = payload.column("target_partition").null_count < len(rows)
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.at)
 
     def column(self, name: str, ids: npt.NDArray[np.intp] | None = None) -> list[Any]:
         """A payload column, or some rows of it, as Python objects."""
-        column = self.rows.payload.column(name)
+        column = self.payload.column(name)
         return _objects(column if ids is None else column.take(pa.array(ids)))
 
     def ts(self) -> Int64s:
         """When each record was written (ms), int64[n]."""
-        return integers(self.rows.payload.column("ts"), 0)
+        return integers(self.payload.column("ts"), 0)
 
     def keyless(self) -> Bools:
         """Which of the rows have no key, bool[n]."""
-        mask: Bools = pc.is_null(self.rows.payload.column("key")).to_numpy(zero_copy_only=False)
+        mask: Bools = pc.is_null(self.payload.column("key")).to_numpy(zero_copy_only=False)
         return mask
 
     def lengths(self, name: str, ids: npt.NDArray[np.intp]) -> pa.Array:
         """Bytes of a text column's values, null for null."""
-        return pc.binary_length(self.rows.payload.column(name).take(pa.array(ids)))
+        return pc.binary_length(self.payload.column(name).take(pa.array(ids)))
 
-    def bytes(self) -> Int64s:
+    @cached_property
+    def sizes(self) -> Int64s:
         """Size of each record when it is delivered, int64[n]: an upper bound, as if it were alone in its batch."""
-        total = self.columns.name_bytes[self.rows.source] + RECORD_OVERHEAD_BYTES
+        total = self.columns.name_bytes[self.source] + RECORD_OVERHEAD_BYTES
         for name in ("key", "value"):
-            total += integers(pc.binary_length(self.rows.payload.column(name)), 0)
+            total += integers(pc.binary_length(self.payload.column(name)), 0)
         if self._header_keys is not None and self._header_values is not None:
             lengths = 10 + integers(pc.binary_length(self._header_keys), 0)
             lengths += integers(pc.binary_length(self._header_values), 0)
@@ -203,39 +213,43 @@ class Outgoing:
             total += running[self._header_bounds[1:]] - running[self._header_bounds[:-1]]
         return total
 
+    @cached_property
+    def partition(self) -> npt.NDArray[np.int32] | None:
+        """The partition that each row names, int32[n], -1: none; None: no row names one."""
+        column = self.payload.column("target_partition")
+        return integers(column, -1) if column.null_count < len(self) else None
+
+    @cached_property
     def targets(self) -> tuple[list[str], npt.NDArray[np.int32]]:
         """Names, and for every row the index of its target in them (-1: none, not even the delay topic's default)."""
-        target = self.rows.payload.column("target")
+        target = self.payload.column("target")
         if target.null_count:
-            target = pc.coalesce(target, self.columns.default_column.take(pa.array(self.rows.source)))
+            target = pc.coalesce(target, self.columns.default_column.take(pa.array(self.source)))
         encoded = target.dictionary_encode()
         return encoded.dictionary.to_pylist(), integers(encoded.indices, -1)
 
-    def batches(self, lane: Lane, sizes: Int64s, *, lot_bytes: int | None = None) -> Iterator[Batch]:
-        """The lane's rows as deliveries, bounded in rows and bytes (`sizes` is of `bytes()`).
-
-        With `lot_bytes`: in lots of no more than that, each sent alone.
-        """
-        everything = len(lane.ids) == len(self)
-        columns = self.rows.payload.select(DELIVERED)
-        for part in pieces(lane.ids, sizes, lot_bytes or BATCH_BYTES_MAX):
-            ids = lane.ids[part]
-            payload = columns.slice(part.start, len(ids)) if everything else columns.take(pa.array(ids))
+    def batches(self, mine: TargetRows) -> Iterator[Batch]:
+        """These rows as deliveries, bounded in rows and bytes; in chunks of `chunk_bytes`, each is sent alone."""
+        everything = len(mine.ids) == len(self)
+        columns = self.payload.select(DELIVERED)
+        for chunk in chunks(self.sizes[mine.ids], mine.chunk_bytes):
+            ids = mine.ids[chunk]
+            payload = columns.slice(chunk.start, len(ids)) if everything else columns.take(pa.array(ids))
             batch = Batch(
-                topic=lane.topic,
+                topic=mine.topic,
                 ids=ids,
                 values=_objects(payload.column("value")),
                 keys=_objects(payload.column("key")),
                 origins=self._origins(payload.column("origin"), ids),
                 dues=_objects(pc.cast(payload.column("due"), _STRING)),
-                alone=lot_bytes is not None,
+                alone=mine.chunk_bytes is not None,
             )
             if self.has_headers(ids):
                 batch.own = self.headers(ids)
-            if lane.partitions is not None:
-                batch.partitions = lane.partitions[part].tolist()
-            elif self.has_partition:
-                batch.partitions = integers(payload.column("target_partition"), -1).tolist()
+            if mine.partitions is not None:
+                batch.partitions = mine.partitions[chunk].tolist()
+            elif self.partition is not None:
+                batch.partitions = self.partition[ids].tolist()
             yield batch
 
     def has_headers(self, ids: npt.NDArray[np.intp]) -> bool:
@@ -276,19 +290,21 @@ class Outgoing:
 
     def origins(self, ids: npt.NDArray[np.intp]) -> list[str]:
         """`topic/partition/offset` of the rows' originals."""
-        return self._origins(self.rows.payload.column("origin").take(pa.array(ids)), ids)
+        return self._origins(self.payload.column("origin").take(pa.array(ids)), ids)
 
     def _origins(self, origin: pa.Array, ids: npt.NDArray[np.intp]) -> list[str]:
-        prefix = self.columns.prefixes.take(pa.array(self.rows.source[ids]))
+        prefix = self.columns.prefixes.take(pa.array(self.source[ids]))
         return _objects(pc.binary_join_element_wise(prefix, pc.cast(origin, _STRING), _EMPTY))
 
 
-def pieces(ids: npt.NDArray[np.intp], sizes: Int64s, bytes_max: int = BATCH_BYTES_MAX) -> Iterator[slice]:
-    """Cut a lane into slices of at most BATCH_ROWS_MAX rows and `bytes_max` bytes (one row at least)."""
-    running = np.cumsum(sizes[ids])
+def chunks(sizes: Int64s, bytes_max: int | None = None) -> Iterator[slice]:
+    """Cut rows of `sizes` int64[m] into slices of at most BATCH_ROWS_MAX rows and `bytes_max` bytes (one row at least;
+    None: BATCH_BYTES_MAX).
+    """
+    running = np.cumsum(sizes)
     start, before = 0, 0
-    while start < len(ids):
-        end = int(np.searchsorted(running, before + bytes_max, side="right"))
+    while start < len(sizes):
+        end = int(np.searchsorted(running, before + (bytes_max or BATCH_BYTES_MAX), side="right"))
         end = min(max(end, start + 1), start + BATCH_ROWS_MAX)
         yield slice(start, end)
         start, before = end, int(running[end - 1])

@@ -1,22 +1,44 @@
-"""What becomes of rows that are not delivered: put off, given up, or held. It is decided here, nothing is produced.
+"""What becomes of each due row: one fate and one reason, decided before anything is produced. Pure.
 
-row                                          copy possible    becomes
-its target fails for now, attempts left      yes              retry: a copy that comes up again after a while
-its target fails for now, attempts left      no               dead letter with the target's reason
-its target fails for now, for the last time  -                dead letter with the target's reason
-its target can never take it; a reject       -                dead letter ...
-... where its dead-letter topic fails        yes              retry; a reject is held: see `deadletter`
-... where its dead-letter topic fails        no               dead letter: the transaction fails, and the bridge says so
+Passes decide it, in the order of this table. Each takes the rows that still have the fate `was`, and returns new fates:
+every row has exactly one at any time.
 
-A copy is possible where the delay topic takes records of its size. Where it takes nothing for now, or neither of the
-two topics takes anything, the row is *unwritable*: its source is held (held_sources.py).
+    pass           was           row                                                becomes   reason
+    by_kind        -             a record that decoding rejected                    LETTER    its own
+                   -             a cancel                                           NOTHING
+                   -             a timer that is due later than now                 ROLL
+                   -             any other timer                                    DELIVER
+    misnamed       DELIVER ROLL  a header whose name the client would cut           LETTER    bad-header-name
+    after_aborts   DELIVER       rejected by its target in an earlier attempt       LETTER    what the brokers said
+                   DELIVER       to be left out, as an earlier attempt showed       RETRY     what the brokers said
+    overdue        DELIVER       waited for longer than the policy allows           LETTER    overdue
+    deferred       DELIVER       waited, and its slot in the catch-up is later      DEFER
+    without_target DELIVER       no target, not even its topic's default            LETTER    no-target
+    forbidden      DELIVER       a held dead letter, for its own dead-letter topic  LETTER    its own
+                   DELIVER       any other for a target that is not allowed         LETTER    forbidden-target
+    fitting        DELIVER       a partition that its target does not have          LETTER    partition-out-of-range
+                   DELIVER       larger than its target takes                       LETTER    too-large
+                   DELIVER       no key, and its target is compacted                LETTER    no-key
+                   DELIVER       maybe too large for a target that is wary          RETRY     too-large
+    reachable      DELIVER       its target is missing, denied or unavailable       RETRY     what is known of it
+                   DELIVER       the partition that it goes to takes nothing now    RETRY     target-unavailable
+    forwarded      NOTHING       a cancel without a key, not forwarded yet          FORWARD
+    rolls          ROLL          a copy is not possible                             LETTER    too-large
+    given_up       RETRY         no attempt is left, or a copy is not possible      LETTER    the same
+    letters_down   LETTER        its dead-letter topic fails, a copy is possible:
+                                 a timer                                            RETRY     dead-letter-topic
+                                 a record that decoding rejected                    HOLD      dead-letter-topic
+
+A copy is possible where the delay topic takes records of its size. What needs a partition that takes nothing now, and
+has no other way, is *unwritable*: `unwritable` names its source, which is held (held_sources.py).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
 from typing import Final
 
 import numpy as np
@@ -25,8 +47,13 @@ import numpy.typing as npt
 from bridge.delivery.plan.backoff import RetryPolicy
 from bridge.delivery.plan.copies import copies, copy_sizes
 from bridge.delivery.plan.dead_letters import is_held, reason_of
-from bridge.delivery.plan.due_rows import Outgoing
-from bridge.delivery.plan.record_size import exact_bytes
+from bridge.delivery.plan.due_rows import DueRows, TargetRows
+from bridge.delivery.plan.forwarded_cancels import Forwards
+from bridge.delivery.plan.overdue import BURST_MS
+from bridge.delivery.plan.partitioner import place
+from bridge.delivery.plan.record_size import SizeLimits, exact_bytes, larger
+from bridge.delivery.plan.unwritable import Unwritable
+from bridge.delivery.targets.breakers import EVERY
 from bridge.delivery.targets.target import Target
 from bridge.kafka.errors import Refusal
 from bridge.settings.clients import HEADER_ALLOWANCE_BYTES
@@ -34,215 +61,341 @@ from bridge.wire.headers import RejectReason
 from timerstore.rows.entry import Kind
 from timerstore.rows.position import Bools, Int64s
 
-Rows = npt.NDArray[np.intp]
+Ids = npt.NDArray[np.intp]
+
+
+class Fate(IntEnum):
+    """What becomes of a due row."""
+
+    NOTHING = 0
+    """Finished without output."""
+    DELIVER = 1
+    ROLL = 2
+    """Copied into its own partition: its due time is beyond the roll window."""
+    DEFER = 3
+    """Copied with a slot of its own: the bridge catches up."""
+    RETRY = 4
+    """Copied with a later time: what it needs fails for now."""
+    LETTER = 5
+    """Written to the dead-letter topic."""
+    HOLD = 6
+    """Copied as the dead letter that it is to become: the dead-letter topic fails for now."""
+    FORWARD = 7
+    """Written to the other partitions of its topic."""
+
+
+OWN: Final = -1
+"""In place of a reason: the one that decoding gave, or that a held dead letter carries."""
+LETTERS_FAIL: Final = -2
+"""In place of a reason: the dead-letter topic fails."""
+DEAD_LETTER_TOPIC: Final = "dead-letter-topic"
+"""The reason of a retry whose dead letter cannot be written; it never becomes that of a dead letter."""
+_LASTING: Final = frozenset({RejectReason.TARGET_DENIED, RejectReason.UNKNOWN_TARGET})
+"""A delay topic that takes no copies for one of these will not in a minute: dead letters in place of retries."""
+_SLACK_BYTES: Final = 1_000
+"""What the upper bounds are beyond the size itself, at most (but for names and ids, which are short)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What aborts have taught of single records, by packed (source, offset): those whose target refuses them for good,
-    those whose dead letter is refused, those whose copy is, those of which no dead letter fits unless it is cut, and
-    those that wait, since one of them spoils transactions.
+    """What aborts have taught of single records, by packed (source, offset): those that their target rejects, those
+    whose dead letter is rejected, those whose copy is, those of which no dead letter fits unless it is cut, and those
+    that are put off, since one of them spoils transactions.
     """
 
-    condemned: Mapping[int, Refusal] = field(default_factory=dict)
+    rejected: Mapping[int, Refusal] = field(default_factory=dict)
     no_letter: Collection[int] = ()
     no_copy: Collection[int] = ()
     cut: Collection[int] = ()
     put_off: Mapping[int, Refusal] = field(default_factory=dict)
 
 
-_FOR_GOOD: Final = frozenset({RejectReason.TARGET_DENIED, RejectReason.UNKNOWN_TARGET})
-"""A delay topic that takes no copies for one of these will not in a minute: dead letters in place of retries."""
-_SLACK_BYTES: Final = 1_000
-"""What the upper bounds are beyond the size itself, at most (but for names and ids, which are short)."""
-
-DEAD_LETTER_TOPIC: Final = "dead-letter-topic"
-"""The reason of a retry whose dead letter cannot be written; it never becomes that of a dead letter."""
-
-
-@dataclass(slots=True)
-class Sorting:
-    """Rows on their way to a plan: `deliver` bool[n] shrinks as rows are `condemned` (for good) or `failing` (for now),
-    by row; `released` are dead letters that were held.
-    """
-
-    deliver: Bools
-    condemned: dict[int, Refusal] = field(default_factory=dict)
-    failing: dict[int, Refusal] = field(default_factory=dict)
-    released: list[int] = field(default_factory=list)
-
-    def refuse(self, rows: Bools, reason: RejectReason, detail: str) -> None:
-        """These are not delivered, ever."""
-        self._take(rows, self.condemned, Refusal(reason, detail))
-
-    def put_off(self, rows: Bools, refusal: Refusal) -> None:
-        """These are not delivered for now."""
-        self._take(rows, self.failing, refusal)
-
-    def _take(self, rows: Bools, into: dict[int, Refusal], refusal: Refusal) -> None:
-        hit = np.flatnonzero(rows & self.deliver)
-        if len(hit):
-            self.deliver[hit] = False
-            into.update(dict.fromkeys(hit.tolist(), refusal))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Fates:
-    """Rows that are not delivered, by what becomes of them, each in the order of position; `reasons` counts retries."""
-
-    dead: Rows
-    cut: frozenset[int]
-    """Rows among `dead` whose letters are cut, since they fit nowhere whole."""
-    retried: Rows
-    retried_at_ms: Int64s
-    held: Rows
-    held_at_ms: Int64s
-    retried_failed: Int64s
-    """How many attempts each of them has behind it now that it did not have before."""
-    unwritable: Rows
-    """Rows whose dead letter has no topic, and of which no copy can be made."""
-    reasons: Mapping[str, int]
-
-
-def settle(
-    outgoing: Outgoing,
-    sorting: Sorting,
-    *,
-    keys: Int64s,
-    sizes: Int64s,
-    now_ms: int,
-    policy: RetryPolicy,
-    findings: Findings,
-    outlets: Mapping[str, tuple[Target, Target]],
-    bytes_max: int,
-) -> Fates:
-    """Decide; moves rows from `sorting.failing` to `sorting.condemned` that are given up.
-
-    `keys` int64[n] are the rows' names in `findings`; `outlets` are, by delay topic, the topic itself and its
-    dead-letter topic; `bytes_max` is what the client sends at most.
+    """Fate and reason of n rows: `fate` int8[n]; `reason` int32[n], an index into `refusals`, or OWN or LETTERS_FAIL;
+    `at_ms` int64[n], when the copy of a row comes up that has the fate DEFER, RETRY or HOLD.
     """
-    reasons: Counter[str] = Counter()
-    failing = _rows(sorting.failing)
-    counts = np.array([sorting.failing[row].counts for row in failing.tolist()], dtype=np.bool_)
-    over = counts & policy.is_over(outgoing.attempt[failing].astype(np.int64) + 1)
-    can = copyable(outgoing, failing, keys, sizes, findings, outlets, bytes_max)
-    for row in failing[over | ~can].tolist():
-        sorting.condemned[row] = sorting.failing.pop(row)
-    retried = failing[~over & can]
-    blameless = retried[~counts[~over & can]]
-    reasons.update(str(sorting.failing[row].reason) for row in retried.tolist())
 
-    rejects = np.flatnonzero(outgoing.kind == Kind.REJECT)
-    dead = np.union1d(np.union1d(_rows(sorting.condemned), sorting.released), rejects).astype(np.intp)
-    stuck = dead[~_writable(outgoing, dead, keys, findings, outlets)]
-    held: Rows = np.empty(0, np.intp)
-    if len(stuck):
-        stuck = stuck[copyable(outgoing, stuck, keys, sizes, findings, outlets, bytes_max)]
-        is_timer = outgoing.kind[stuck] == Kind.TIMER
-        reasons[DEAD_LETTER_TOPIC] += len(stuck)
-        dead = np.setdiff1d(dead, stuck)
-        retried, held = np.union1d(retried, stuck[is_timer]), stuck[~is_timer]
-    failed = np.where(np.isin(retried, blameless), 0, 1).astype(np.int64)
-    return Fates(
-        dead=dead,
-        retried_failed=failed,
-        unwritable=dead[~_has_topic(outgoing, dead, outlets)],
-        cut=frozenset(dead[_named(keys[dead], findings.cut)].tolist()),
-        retried=retried,
-        retried_at_ms=now_ms + policy.waits_ms(np.maximum(1, outgoing.attempt[retried] + failed), keys[retried]),
-        held=held,
-        held_at_ms=now_ms + policy.waits_ms(np.ones(len(held), dtype=np.int64), keys[held]),
-        reasons={reason: count for reason, count in reasons.items() if count},
+    fate: npt.NDArray[np.int8]
+    reason: npt.NDArray[np.int32]
+    at_ms: Int64s
+    refusals: tuple[Refusal, ...] = ()
+
+    def ids(self, *fates: Fate) -> Ids:
+        """The rows with one of these fates, in the order of position."""
+        return np.flatnonzero(np.isin(self.fate, fates) if len(fates) > 1 else self.fate == fates[0])
+
+    def instead(self, rows: Bools, fate: Fate, reason: Refusal | int = OWN, *, was: Fate = Fate.DELIVER) -> Fates:
+        """Those of `rows` bool[n] that had the fate `was` have another; the same object where there are none."""
+        ids = np.flatnonzero(rows & (self.fate == was))
+        return self.put(ids, fate, [reason]) if len(ids) else self
+
+    def put(self, ids: Ids, fate: Fate, reasons: Sequence[Refusal | int] | None = None) -> Fates:
+        """The rows `ids` have another fate, for one reason or each for its own; None: for the reason that they had."""
+        fates, codes, refusals = self.fate.copy(), self.reason.copy(), self.refusals
+        fates[ids] = fate
+        if reasons is not None:
+            known = {refusal: code for code, refusal in enumerate(refusals)}
+            codes[ids] = [r if isinstance(r, int) else known.setdefault(r, len(known)) for r in reasons]
+            refusals = tuple(known)
+        return replace(self, fate=fates, reason=codes, refusals=refusals)
+
+    def refused(self, ids: Ids) -> dict[int, Refusal]:
+        """Why, by row, of those of the rows that have no reason of their own."""
+        codes = zip(ids.tolist(), self.reason[ids].tolist(), strict=True)
+        return {row: self.refusals[code] for row, code in codes if code >= 0}
+
+    def count_attempts(self, ids: Ids) -> Int64s:
+        """By how many attempts each of these retries has more behind it; int64[m]."""
+        # The last two stand for LETTERS_FAIL and OWN.
+        counts = np.array([*(refusal.counts for refusal in self.refusals), True, True], dtype=np.int64)
+        result: Int64s = counts[self.reason[ids]]
+        return result
+
+    def retried(self) -> Counter[str]:
+        """Rows that are put off, by reason."""
+        codes = Counter(self.reason[self.ids(Fate.RETRY, Fate.HOLD)].tolist())
+        counts: Counter[str] = Counter()
+        for code, count in codes.items():
+            counts[DEAD_LETTER_TOPIC if code == LETTERS_FAIL else str(self.refusals[code].reason)] += count
+        return counts
+
+    def rejected(self, rows: DueRows) -> Counter[str]:
+        """Dead letters by reason; one that was held is counted when it is held no longer."""
+        dead = self.ids(Fate.LETTER)
+        if not len(dead):
+            return Counter()
+        counts = Counter(str(refusal.reason) for refusal in self.refused(dead).values())
+        own = dead[self.reason[dead] == OWN]
+        is_timer = rows.kind[own] == Kind.TIMER
+        counts.update(rows.column("reason", own[~is_timer]))
+        if is_timer.any():
+            counts.update(reason_of(headers) for headers in rows.headers(own[is_timer]).lists())
+        return counts
+
+
+class OwnTopics:
+    """What the delay topics of some rows, and their dead-letter topics, take now."""
+
+    def __init__(
+        self, rows: DueRows, topics: Mapping[str, tuple[Target, Target]], findings: Findings, limits: SizeLimits
+    ) -> None:
+        """`topics` are, by the name of the delay topic, itself and its dead-letter topic."""
+        self._rows = rows
+        self._findings = findings
+        self.topics = topics
+        size = len(rows.sources)
+        self.is_down: Bools = np.zeros(size, dtype=np.bool_)
+        """Whether a source's own partition takes nothing now; bool by index, as the others."""
+        self.has_letters: Bools = np.ones(size, dtype=np.bool_)
+        """Whether its dead-letter topic takes something."""
+        self._takes_letters: Bools = np.ones(size, dtype=np.bool_)
+        self._copy_bytes_max: Int64s = np.zeros(size, dtype=np.int64)
+        for source in np.unique(rows.source).tolist():
+            name, partition = rows.sources.name(source)
+            topic, letters = topics[name]
+            self.is_down[source] = topic.is_down(partition)
+            self.has_letters[source] = letters.refusal is None or letters.is_unanswered
+            self._takes_letters[source] = letters.is_well or letters.is_unanswered
+            is_lasting = topic.refusal is not None and topic.refusal.reason in _LASTING
+            self._copy_bytes_max[source] = 0 if is_lasting else limits.record_bytes(topic)
+
+    def copyable(self, ids: Ids) -> Bools:
+        """Which of the rows can be copied into their own partition of the delay topic; bool[m]."""
+        rows, is_timer = self._rows, self._rows.kind[ids] == Kind.TIMER
+        # The copy of what decoding rejected is a whole dead letter.
+        needed = copy_sizes(rows, ids) + np.where(is_timer, 0, HEADER_ALLOWANCE_BYTES // 8)
+        room = self._copy_bytes_max[rows.source[ids]]
+        fits: Bools = needed <= room
+        near = ~fits & is_timer & (rows.sizes[ids] - _SLACK_BYTES <= room)
+        if near.any():
+            exact = exact_bytes(copies(rows, ids[near], at_ms=rows.due[ids[near]]), len(rows))
+            fits[near] = exact[ids[near]] <= room[near]
+        return fits & ~_named(rows.keys[ids], self._findings.no_copy)
+
+    def takes_letters(self, ids: Ids) -> Bools:
+        """Which of the rows can become dead letters; bool[m]."""
+        taken: Bools = self._takes_letters[self._rows.source[ids]]
+        return taken & ~_named(self._rows.keys[ids], self._findings.no_letter)
+
+
+# -- the passes --------------------------------------------------------------------------------------------------------
+
+
+def by_kind(rows: DueRows, now_ms: int) -> Fates:
+    """What each row is, by itself."""
+    fate = np.full(len(rows), Fate.NOTHING, dtype=np.int8)
+    timers = rows.kind == Kind.TIMER
+    fate[timers] = np.where(rows.due[timers] > now_ms, Fate.ROLL, Fate.DELIVER)
+    fate[rows.kind == Kind.REJECT] = Fate.LETTER
+    return Fates(fate=fate, reason=np.full(len(rows), OWN, dtype=np.int32), at_ms=np.zeros(len(rows), dtype=np.int64))
+
+
+def misnamed(rows: DueRows, fates: Fates) -> Fates:
+    """Nothing is written whose header names the client would cut."""
+    hit = rows.misnamed()
+    if hit is None:
+        return fates
+    refusal = _plain(RejectReason.BAD_HEADER_NAME)
+    return fates.instead(hit, Fate.LETTER, refusal).instead(hit, Fate.LETTER, refusal, was=Fate.ROLL)
+
+
+def after_aborts(rows: DueRows, fates: Fates, findings: Findings) -> Fates:
+    """Records that earlier attempts have shown to fail."""
+    for found, fate in ((findings.rejected, Fate.LETTER), (findings.put_off, Fate.RETRY)):
+        if found:
+            ids = np.flatnonzero(_named(rows.keys, found) & (fates.fate == Fate.DELIVER))
+            fates = fates.put(ids, fate, [found[key] for key in rows.keys[ids].tolist()])
+    return fates
+
+
+def overdue(fates: Fates, rows: Bools) -> Fates:
+    """`rows` bool[n] have waited for longer than the policy allows."""
+    return fates.instead(rows, Fate.LETTER, _plain(RejectReason.OVERDUE))
+
+
+def deferred(fates: Fates, ids: Ids, slots_ms: Int64s, now_ms: int) -> Fates:
+    """The rows `ids` have slots in the catch-up, int64[m]: those of the next second are delivered at once."""
+    later = slots_ms > now_ms + BURST_MS
+    at_ms = fates.at_ms.copy()
+    at_ms[ids[later]] = slots_ms[later]
+    return replace(fates.put(ids[later], Fate.DEFER), at_ms=at_ms)
+
+
+def without_target(fates: Fates, rows: Bools) -> Fates:
+    """`rows` bool[n] name no target, and their topic has no default."""
+    return fates.instead(rows, Fate.LETTER, _plain(RejectReason.NO_TARGET))
+
+
+def forbidden(rows: DueRows, fates: Fates, mine: Bools, name: str, letter_topics: Mapping[str, str]) -> Fates:
+    """`mine` bool[n] are for the target `name`, which is not allowed; to a dead-letter topic (`letter_topics`: by delay
+    topic) only the dead letters may go that were held.
+    """
+    if name in letter_topics.values():
+        ids = np.flatnonzero(mine & (fates.fate == Fate.DELIVER))
+        ids = ids[is_held(rows, ids)]
+        own = [letter_topics[rows.sources.name(source)[0]] == name for source in rows.source[ids].tolist()]
+        fates = fates.put(ids[np.array(own, dtype=np.bool_)], Fate.LETTER)
+    refusal = Refusal(RejectReason.FORBIDDEN_TARGET, f"{name}: {RejectReason.FORBIDDEN_TARGET.explanation}")
+    return fates.instead(mine, Fate.LETTER, refusal)
+
+
+def fitting(rows: DueRows, fates: Fates, mine: Bools, name: str, target: Target, limits: SizeLimits) -> Fates:
+    """What of `mine` bool[n] the target `name` cannot take for its partition, its size, or its missing key. The same
+    object where all of it fits.
+
+    Such records are not retried: what is wrong is most likely the message, and its sender should know now.
+    """
+    if target.refusal is not None and not target.partitions:
+        return fates
+    mine = mine & (fates.fate == Fate.DELIVER)
+    limit = limits.record_bytes(target)
+    if rows.partition is not None:
+        refusal = Refusal(RejectReason.PARTITION_OUT_OF_RANGE, f"{name} has {target.partitions} partitions")
+        fates = fates.instead(mine & (rows.partition >= target.partitions), Fate.LETTER, refusal)
+    refusal = Refusal(RejectReason.TOO_LARGE, f"{name} takes at most {limit} bytes")
+    fates = fates.instead(larger(rows, name, mine, limit), Fate.LETTER, refusal)
+    if target.needs_key:
+        refusal = Refusal(RejectReason.NO_KEY, f"{name}: {RejectReason.NO_KEY.explanation}")
+        fates = fates.instead(mine & rows.keyless(), Fate.LETTER, refusal)
+    if target.is_wary:
+        refusal = Refusal(RejectReason.TOO_LARGE, f"{name} has refused records of this size")
+        fates = fates.instead(larger(rows, name, mine, target.bytes_max or limit), Fate.RETRY, refusal)
+    return fates
+
+
+def reachable(
+    rows: DueRows, fates: Fates, mine: Bools, name: str, target: Target, partitioner: str
+) -> tuple[Fates, TargetRows]:
+    """What of `mine` bool[n] goes to the target `name` now: all of it, unless the target or some of its partitions take
+    nothing.
+    """
+    if target.refusal is not None:
+        fates = fates.instead(mine, Fate.RETRY, target.refusal)
+    ids = np.flatnonzero(mine & (fates.fate == Fate.DELIVER))
+    if not target.down or not len(ids):
+        return fates, TargetRows(topic=name, ids=ids)
+    placed, is_up = place(
+        rows.column("key", ids),
+        np.full(len(ids), -1, dtype=np.int32) if rows.partition is None else rows.partition[ids],
+        partitions=target.partitions,
+        down=target.down,
+        partitioner=partitioner,
     )
+    number, trouble = next(iter(target.down.items()))
+    more = f" and {len(target.down) - 1} more" if len(target.down) > 1 else ""
+    refusal = Refusal(RejectReason.TARGET_UNAVAILABLE, f"{name}: partition {number}{more} {trouble}")
+    fates = fates.put(ids[~is_up], Fate.RETRY, [refusal])
+    return fates, TargetRows(topic=name, ids=ids[is_up], partitions=placed[is_up])
 
 
-def copyable(
-    outgoing: Outgoing,
-    ids: Rows,
-    keys: Int64s,
-    sizes: Int64s,
-    findings: Findings,
-    outlets: Mapping[str, tuple[Target, Target]],
-    bytes_max: int,
-) -> Bools:
-    """Which of the rows can be copied into their own partition of the delay topic; bool[m]."""
-    limits = np.full(len(outgoing.sources), bytes_max, dtype=np.int64)
-    for source in np.unique(outgoing.rows.source[ids]).tolist():
-        topic, _ = outlets[outgoing.sources.name(source)[0]]
-        if topic.refusal is not None and topic.refusal.reason in _FOR_GOOD:
-            limits[source] = 0
-        elif topic.bytes_max is not None:
-            limits[source] = min(bytes_max, topic.bytes_max)
-    needed = copy_sizes(outgoing, ids, sizes) + _letter_bytes(outgoing, ids)
-    room = limits[outgoing.rows.source[ids]]
-    fits: Bools = needed <= room
-    near = ~fits & (outgoing.kind[ids] == Kind.TIMER) & (sizes[ids] - _SLACK_BYTES <= room)
-    if near.any():
-        exact = exact_bytes(copies(outgoing, ids[near], sizes, at_ms=outgoing.due[ids[near]]), len(outgoing))
-        fits[near] = exact[ids[near]] <= room[near]
-    return fits & ~_named(keys[ids], findings.no_copy)
+def rolls(rows: DueRows, fates: Fates, own: OwnTopics) -> Fates:
+    """Rolls whose copies are not possible become dead letters; those whose partition takes nothing now wait for it."""
+    ids = fates.ids(Fate.ROLL)
+    ids = ids[~own.copyable(ids) & ~own.is_down[rows.source[ids]]]
+    refusal = Refusal(RejectReason.TOO_LARGE, "its copy is larger than the delay topic takes")
+    return fates.put(ids, Fate.LETTER, [refusal])
 
 
-def _letter_bytes(outgoing: Outgoing, ids: Rows) -> Int64s:
-    """What a copy holds beyond the message when it is a whole dead letter."""
-    extra: Int64s = np.where(outgoing.kind[ids] == Kind.TIMER, 0, HEADER_ALLOWANCE_BYTES // 8).astype(np.int64)
-    return extra
+def given_up(rows: DueRows, fates: Fates, own: OwnTopics, policy: RetryPolicy) -> Fates:
+    """Retries that are not possible, or were the last, become dead letters for the same reason."""
+    ids = fates.ids(Fate.RETRY)
+    is_over = (fates.count_attempts(ids) > 0) & policy.is_over(rows.attempt[ids].astype(np.int64) + 1)
+    return fates.put(ids[is_over | ~own.copyable(ids)], Fate.LETTER)
 
 
-def _has_topic(outgoing: Outgoing, ids: Rows, outlets: Mapping[str, tuple[Target, Target]]) -> Bools:
-    """Which of the rows have a dead-letter topic that takes something; bool[m]."""
-    well = np.ones(len(outgoing.sources), dtype=np.bool_)
-    for source in np.unique(outgoing.rows.source[ids]).tolist():
-        topic = outlets[outgoing.sources.name(source)[0]][1]
-        well[source] = topic.refusal is None or topic.is_unanswered
-    result: Bools = well[outgoing.rows.source[ids]]
-    return result
+def letters_down(rows: DueRows, fates: Fates, own: OwnTopics) -> Fates:
+    """Dead letters whose topic fails are tried again later, where that is possible."""
+    ids = fates.ids(Fate.LETTER)
+    ids = ids[~own.takes_letters(ids)]
+    ids = ids[own.copyable(ids)]
+    is_timer = rows.kind[ids] == Kind.TIMER
+    return fates.put(ids[is_timer], Fate.RETRY, [LETTERS_FAIL]).put(ids[~is_timer], Fate.HOLD, [LETTERS_FAIL])
 
 
-def _writable(
-    outgoing: Outgoing, ids: Rows, keys: Int64s, findings: Findings, outlets: Mapping[str, tuple[Target, Target]]
-) -> Bools:
-    """Which of the rows can become dead letters; bool[m]."""
-    well = np.ones(len(outgoing.sources), dtype=np.bool_)
-    for source in np.unique(outgoing.rows.source[ids]).tolist():
-        topic = outlets[outgoing.sources.name(source)[0]][1]
-        well[source] = topic.is_well or topic.is_unanswered
-    result: Bools = well[outgoing.rows.source[ids]] & ~_named(keys[ids], findings.no_letter)
-    return result
+def timed(rows: DueRows, fates: Fates, policy: RetryPolicy, now_ms: int) -> Fates:
+    """When what is tried again comes up."""
+    ids = fates.ids(Fate.RETRY, Fate.HOLD)
+    failures = np.maximum(1, rows.attempt[ids] + fates.count_attempts(ids))
+    failures[fates.fate[ids] == Fate.HOLD] = 1
+    at_ms = fates.at_ms.copy()
+    at_ms[ids] = now_ms + policy.waits_ms(failures, rows.keys[ids])
+    return replace(fates, at_ms=at_ms)
+
+
+def unwritable(
+    rows: DueRows, fates: Fates, own: OwnTopics, forwards: Forwards, letter_topics: Mapping[str, str]
+) -> dict[int, Unwritable]:
+    """Sources of rows that need a partition which takes nothing now, by index, with all places that they wait for."""
+    found = {
+        source: Unwritable(refusal=Refusal(RejectReason.TARGET_UNAVAILABLE, text))
+        for source, text in forwards.unknown.items()
+    }
+    places = {source: set(others) for source, others in forwards.places().items()}
+    for source in np.unique(rows.source[fates.ids(Fate.ROLL, Fate.RETRY, Fate.HOLD)]).tolist():
+        places.setdefault(source, set()).add(rows.sources.name(source))
+    dead = fates.ids(Fate.LETTER)
+    for source in np.unique(rows.source[dead][~own.has_letters[rows.source[dead]]]).tolist():
+        places.setdefault(source, set()).add((letter_topics[rows.sources.name(source)[0]], EVERY))
+    known = {name: topic for name, (topic, _) in own.topics.items()}
+    known |= {letter_topics[name]: letters for name, (_, letters) in own.topics.items()}
+    for source, wanted in places.items():
+        down = next(((topic, partition) for topic, partition in wanted if known[topic].is_down(partition)), None)
+        if down is not None:
+            refusal = Refusal(RejectReason.TARGET_UNAVAILABLE, f"{down[0]}-{down[1]} takes nothing now")
+            found[source] = Unwritable(refusal=refusal, places=frozenset(wanted))
+    return found
+
+
+def cut(rows: DueRows, fates: Fates, findings: Findings) -> frozenset[int]:
+    """Rows whose dead letters fit nowhere whole."""
+    dead = fates.ids(Fate.LETTER)
+    return frozenset(dead[_named(rows.keys[dead], findings.cut)].tolist())
+
+
+def _plain(reason: RejectReason) -> Refusal:
+    return Refusal(reason, reason.explanation)
 
 
 def _named(keys: Int64s, names: Collection[int]) -> Bools:
     return np.isin(keys, np.fromiter(names, np.int64, len(names)))
-
-
-def _rows(by_row: Mapping[int, object]) -> Rows:
-    return np.sort(np.fromiter(by_row, np.intp, len(by_row)))
-
-
-def reasons(outgoing: Outgoing, condemned: Mapping[int, Refusal], dead: npt.NDArray[np.intp]) -> Counter[str]:
-    """Dead letters by reason; one that was held is counted when it is held no longer."""
-    if not len(dead):
-        return Counter()
-    counts = Counter(str(condemned[row].reason) for row in dead.tolist() if row in condemned)
-    rejects = dead[outgoing.kind[dead] == Kind.REJECT]
-    counts.update(outgoing.column("reason", rejects))
-    released = np.array(
-        [row for row in dead[outgoing.kind[dead] == Kind.TIMER].tolist() if row not in condemned], np.intp
-    )
-    if len(released):
-        counts.update(reason_of(own) for own in outgoing.headers(released).lists())
-    return counts
-
-
-def release_letters(
-    outgoing: Outgoing, sorting: Sorting, rows: Bools, name: str, dead_letter_topics: Mapping[str, str]
-) -> None:
-    """Dead letters that were held come back for their dead-letter topic; nobody else may send there."""
-    ids = np.flatnonzero(rows & sorting.deliver)
-    ids = ids[is_held(outgoing, ids)]
-    own = [
-        dead_letter_topics[outgoing.sources.name(source)[0]] == name for source in outgoing.rows.source[ids].tolist()
-    ]
-    ids = ids[np.array(own, dtype=np.bool_)]
-    sorting.deliver[ids] = False
-    sorting.released += ids.tolist()

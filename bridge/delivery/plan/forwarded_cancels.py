@@ -24,91 +24,81 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow.compute as pc
 
-from bridge.delivery.plan.due_rows import Batch, Outgoing, pieces
+from bridge.delivery.plan.due_rows import Batch, DueRows, chunks
 from bridge.errors import EnvironmentFailure
 from bridge.wire import headers as h
 from timerstore.rows.entry import Kind
-from timerstore.rows.position import Int64s
 from timerstore.rows.sources import SourceName
 
 FORWARDED_BYTES: Final = 400
 """Of a record that carries a cancel on, beside the id."""
 
-Rows = npt.NDArray[np.intp]
-
 
 class Forwards:
-    """The cancels among rows that have to be sent on: those without a key, not sent on already. `records` is how many
-    records that makes, `bytes` about how large they are; `unknown` why it cannot be told where they must go, by source.
+    """The cancels `ids` among rows that are forwarded: those without a key, not forwarded already. `records` is how
+    many records that makes, `bytes` about how large they are; `unknown`, by source, why the partitions are not known.
     """
 
-    def __init__(self, outgoing: Outgoing, count: Callable[[str], int]) -> None:
+    def __init__(self, rows: DueRows, count: Callable[[str], int]) -> None:
         """`count` asks how many partitions a topic has now, or raises EnvironmentFailure."""
+        self.ids = _keyless_cancels(rows)
         self.records = self.bytes = 0
         self.unknown: dict[int, str] = {}
-        self._outgoing = outgoing
+        self._rows = rows
         self._partitions: dict[str, int] = {}
-        self._rows = self._find()
-        if len(self._rows):
-            known = Counter(topic for topic, _ in outgoing.sources)
-            source = outgoing.rows.source[self._rows]
-            topic_of = {each: outgoing.sources.name(each)[0] for each in np.unique(source).tolist()}
+        if len(self.ids):
+            known = Counter(topic for topic, _ in rows.sources)
+            source = rows.source[self.ids]
+            topic_of = {each: rows.sources.name(each)[0] for each in np.unique(source).tolist()}
             for topic in set(topic_of.values()):
                 try:
                     self._partitions[topic] = max(known[topic], count(topic))
                 except EnvironmentFailure as failure:
                     self.unknown |= {each: failure.message for each, name in topic_of.items() if name == topic}
-            others = [self._partitions.get(topic, 1) - 1 for topic, _ in outgoing.sources]
+            others = [self._partitions.get(topic, 1) - 1 for topic, _ in rows.sources]
             self.records = int(np.array(others, dtype=np.int64)[source].sum())
             self.bytes = FORWARDED_BYTES * self.records
 
     def places(self) -> dict[int, set[SourceName]]:
         """Where the cancels of each source (by index) go to."""
-        sources = self._outgoing.sources
         return {
             source: {(topic, partition) for partition in range(self._partitions.get(topic, 0))} - {(topic, own)}
-            for source in np.unique(self._outgoing.rows.source[self._rows]).tolist()
-            for topic, own in (sources.name(source),)
+            for source in np.unique(self._rows.source[self.ids]).tolist()
+            for topic, own in (self._rows.sources.name(source),)
         }
 
-    def batches(self, sizes: Int64s) -> Iterator[Batch]:
-        """The cancels for every partition but their own; `sizes` int64[n] are of the rows they come from."""
-        if not len(self._rows):
-            return
-        source, offset = self._outgoing.rows.source, self._outgoing.rows.offset
-        names = list(self._outgoing.sources)
+    def batches(self) -> Iterator[Batch]:
+        """The cancels for every partition but their own."""
+        rows = self._rows
         for topic, partitions in self._partitions.items():
-            partition_of = np.array([partition if name == topic else -1 for name, partition in names])
-            here = partition_of[source[self._rows]]
+            partition_of = np.array([partition if name == topic else -1 for name, partition in rows.sources])
+            here = partition_of[rows.source[self.ids]]
             for partition in range(partitions):
-                mine = self._rows[(here >= 0) & (here != partition)]
-                for part in pieces(mine, sizes):
-                    chosen = mine[part]
-                    places = zip(here[np.searchsorted(self._rows, chosen)], offset[chosen], strict=True)
-                    origins = [h.origin_text(topic, int(came_to), int(at)) for came_to, at in places]
-                    ids = self._outgoing.column("id", chosen)
-                    nothing: list[bytes | None] = [None] * len(chosen)
+                is_other = (here >= 0) & (here != partition)
+                ids, came_to = self.ids[is_other], here[is_other]
+                for chunk in chunks(rows.sizes[ids]):
+                    chosen = ids[chunk]
+                    places = zip(came_to[chunk].tolist(), rows.offset[chosen].tolist(), strict=True)
+                    origins = [h.origin_text(topic, own, offset) for own, offset in places]
+                    cancelled = zip(rows.column("id", chosen), origins, strict=True)
                     yield Batch(
                         topic=topic,
                         ids=chosen,
-                        values=nothing,
-                        keys=nothing,
-                        headers=[
-                            list(h.cancel_headers(id, forwarded=origin))
-                            for id, origin in zip(ids, origins, strict=True)
-                        ],
+                        values=[None] * len(chosen),
+                        keys=[None] * len(chosen),
+                        headers=[list(h.cancel_headers(id, forwarded=origin)) for id, origin in cancelled],
                         partitions=[partition] * len(chosen),
                     )
 
-    def _find(self) -> Rows:
-        cancels = self._outgoing.kind == Kind.CANCEL
-        if not cancels.any():
-            return np.empty(0, np.intp)
-        keyless = pc.is_null(self._outgoing.rows.payload.column("key")).to_numpy(zero_copy_only=False)
-        rows = np.flatnonzero(cancels & keyless)
-        if len(rows):
-            own = self._outgoing.headers(rows).lists()
-            rows = rows[[all(name != h.COPY_FORWARDED for name, _ in headers) for headers in own]]
-        return rows
+
+def _keyless_cancels(rows: DueRows) -> npt.NDArray[np.intp]:
+    """Cancels without a key that were not forwarded already."""
+    cancels = rows.kind == Kind.CANCEL
+    if not cancels.any():
+        return np.empty(0, np.intp)
+    ids = np.flatnonzero(cancels & rows.keyless())
+    if len(ids):
+        own = rows.headers(ids).lists()
+        ids = ids[[all(name != h.COPY_FORWARDED for name, _ in headers) for headers in own]]
+    return ids

@@ -1,6 +1,6 @@
 """How large a record is to a broker, to the byte. Pure.
 
-A topic's max.message.bytes bounds a record batch as the client sends it. `Outgoing.bytes` and `copy_sizes` are upper
+A topic's max.message.bytes bounds a record batch as the client sends it. `DueRows.sizes` and `copy_sizes` are upper
 bounds in whole columns, and enough for nearly all records; for those that are near a limit this counts what a batch of
 that record alone has (format 2: 61 bytes, then lengths as zigzag varints).
 """
@@ -8,17 +8,44 @@ that record alone has (format 2: 61 bytes, then lengths as zigzag varints).
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from bridge.delivery.plan.due_rows import Batch, Lane, Outgoing
+from bridge.delivery.plan.due_rows import Batch, DueRows, TargetRows
+from bridge.delivery.targets.target import Target
 from bridge.wire.headers import HeaderList
 from timerstore.rows.position import Bools, Int64s
 
 BATCH_BYTES: Final = 61
 _FIXED_BYTES: Final = 3
 """Attributes, and the record's own differences of timestamp and offset: nought in a batch of one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeLimits:
+    """What the producer sends: its message.max.bytes, its batch.size, and whether it compresses. Compressed, only the
+    brokers can tell whether a record is too large for its topic.
+    """
+
+    record_bytes_max: int = 64 << 20
+    batch_bytes_max: int = 1_000_000
+    compressed: bool = False
+
+    def record_bytes(self, target: Target) -> int:
+        """Bytes of the largest record that can go there."""
+        if target.bytes_max is None or self.compressed:
+            return self.record_bytes_max
+        return min(self.record_bytes_max, target.bytes_max)
+
+    def chunk_bytes(self, targets: Iterable[Target]) -> int | None:
+        """Bytes of the largest batch that all of them take, where that is less than the producer's; None: it is not.
+
+        (Compressed, more would fit: how much, only the broker can tell.)
+        """
+        least = min((t.bytes_max for t in targets if t.bytes_max is not None), default=self.batch_bytes_max)
+        return least if least < self.batch_bytes_max else None
 
 
 def exact_bytes(batches: Iterable[Batch], size: int) -> Int64s:
@@ -32,12 +59,11 @@ def exact_bytes(batches: Iterable[Batch], size: int) -> Int64s:
     return result
 
 
-def larger(outgoing: Outgoing, name: str, rows: Bools, sizes: Int64s, limit: int) -> Bools:
-    """Which of the rows are larger than that when they are delivered: to the byte, where the bound says so."""
-    large: Bools = rows & (sizes > limit)
+def larger(rows: DueRows, name: str, mine: Bools, limit: int) -> Bools:
+    """Which of `mine` bool[n] are larger than that when they are delivered: to the byte, where the bound says so."""
+    large: Bools = mine & (rows.sizes > limit)
     if large.any():
-        lane = Lane(topic=name, ids=np.flatnonzero(large))
-        large &= exact_bytes(outgoing.batches(lane, sizes), len(rows)) > limit
+        large &= exact_bytes(rows.batches(TargetRows(topic=name, ids=np.flatnonzero(large))), len(rows)) > limit
     return large
 
 

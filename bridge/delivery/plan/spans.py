@@ -14,20 +14,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import structlog
 
-from bridge.delivery.plan.due_rows import Outgoing
+from bridge.delivery.plan.due_rows import DueRows
 from bridge.errors import ConfigurationError
 from bridge.settings.model import Settings
 from timerstore.rows.position import Bools
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
-
-Destinations = tuple[Sequence[str], npt.NDArray[np.int32]]
 
 TRACEPARENT: Final = "traceparent"
 _SAMPLED: Final = "^00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f][13579bdf]$"
@@ -62,31 +59,31 @@ class Sampler:
         self._second = 0
         self._left = rate
 
-    def chosen(self, outgoing: Outgoing, deliver: Bools, targets: Destinations, now_ms: int) -> list[Delivery]:
-        """Of the rows in `deliver` (bool[n]), taken at `now_ms`; `targets` are those of `Outgoing.targets`."""
-        found = outgoing.named_headers(TRACEPARENT)
+    def chosen(self, rows: DueRows, deliver: Bools, now_ms: int) -> list[Delivery]:
+        """Of the rows in `deliver` (bool[n]), taken at `now_ms`."""
+        found = rows.named_headers(TRACEPARENT)
         if found is None:
             return []
         if now_ms // 1000 != self._second:
             self._second, self._left = now_ms // 1000, self._rate
         if not self._left:
             return []
-        rows, values = found
+        ids, values = found
         good = pc.and_not(pc.match_substring_regex(values, _SAMPLED), pc.match_substring_regex(values, _NO_ID))
-        good = good.fill_null(False).to_numpy(zero_copy_only=False) & deliver[rows]
-        rows, texts = rows[good], pc.cast(values.filter(pa.array(good)), pa.string())
-        if self._below is not None and len(rows):
+        good = good.fill_null(False).to_numpy(zero_copy_only=False) & deliver[ids]
+        ids, texts = ids[good], pc.cast(values.filter(pa.array(good)), pa.string())
+        if self._below is not None and len(ids):
             kept = pc.less(pc.utf8_slice_codeunits(texts, *_RANDOM), self._below).to_numpy(zero_copy_only=False)
-            rows, texts = rows[kept], texts.filter(pa.array(kept))
-        rows, first = np.unique(rows, return_index=True)  # a header may be there twice
-        rows, first = rows[: self._left], first[: self._left]
-        self._left -= len(rows)
-        names, codes = targets
+            ids, texts = ids[kept], texts.filter(pa.array(kept))
+        ids, first = np.unique(ids, return_index=True)  # a header may be there twice
+        ids, first = ids[: self._left], first[: self._left]
+        self._left -= len(ids)
+        names, codes = rows.targets
         columns = zip(
             texts.take(pa.array(first)).to_pylist(),
-            (names[code] for code in codes[rows].tolist()),
-            outgoing.origins(rows),
-            outgoing.due[rows].tolist(),
+            (names[code] for code in codes[ids].tolist()),
+            rows.origins(ids),
+            rows.due[ids].tolist(),
             strict=True,
         )
         return [Delivery(traceparent=t, target=to, origin=o, due_ms=due) for t, to, o, due in columns]
@@ -95,7 +92,7 @@ class Sampler:
 class Tracer(Protocol):
     """What delivery uses."""
 
-    def chosen(self, outgoing: Outgoing, deliver: Bools, targets: Destinations, now_ms: int) -> list[Delivery]:
+    def chosen(self, rows: DueRows, deliver: Bools, now_ms: int) -> list[Delivery]:
         """The messages that get a span: see `Sampler`."""
         ...
 
@@ -128,9 +125,9 @@ class OpenTelemetry:
         self._tracer = self._provider.get_tracer("delay-bridge")
         self._sampler = Sampler(ratio=settings.tracing.ratio, rate=settings.tracing.rate)
 
-    def chosen(self, outgoing: Outgoing, deliver: Bools, targets: Destinations, now_ms: int) -> list[Delivery]:
+    def chosen(self, rows: DueRows, deliver: Bools, now_ms: int) -> list[Delivery]:
         """The messages that get a span: see `Sampler`."""
-        return self._sampler.chosen(outgoing, deliver, targets, now_ms)
+        return self._sampler.chosen(rows, deliver, now_ms)
 
     def delivered(self, deliveries: Sequence[Delivery], produced_ms: int, committed_ms: int) -> None:
         """A root span for each, from when it was produced to the commit."""

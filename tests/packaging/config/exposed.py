@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections import Counter
 from collections.abc import Iterable
 from functools import cache
 
+from bridge.telemetry.counts import Counts
 from bridge.telemetry.metrics import Metrics, StoreSnapshot
 
 
@@ -26,9 +28,8 @@ def _samples() -> dict[str, frozenset[str]]:
         )
     )
     metrics.ingested("delay", 1)
-    metrics.rejected("no-time")
-    metrics.retried("target-denied", 1)
-    metrics.delivered("orders", 1)
+    rejected, retried = Counter(["no-time"]), Counter(["target-denied"])
+    metrics.committed(Counts(rejected=rejected, retried=retried, delivered=Counter(["orders"])), 0.1)
     metrics.clock_jumped(-1)
     return {s.name: frozenset(s.labels) for family in metrics.registry.collect() for s in family.samples}
 

@@ -50,11 +50,11 @@ def found(targets: Targets, clock: ManualClock) -> Narrowing:
 def test_a_partition_that_does_not_answer_is_put_aside(
     brokers: Brokers, targets: Targets, found: Narrowing, code: int
 ) -> None:
-    """That partition only; its records are retried, and no record is condemned."""
+    """That partition only; its records are retried, and no record is rejected."""
     brokers.topics["t"] = WELL
     assert found.learn({7: Culprit("t", 2, KafkaError(code))}, is_exact=True)
     assert list(targets.resolve(["t"])["t"].down) == [2]
-    assert not found.findings.condemned
+    assert not found.findings.rejected
 
 
 def test_what_the_brokers_say_themselves_needs_no_breaker(
@@ -173,14 +173,14 @@ def test_records_that_the_broker_names_are_believed(brokers: Brokers, found: Nar
     """All of them at once (KIP-467), as far as they stand between bystanders of their batch."""
     brokers.topics["t"] = WELL
     assert found.learn(culprits([BYSTANDER, BAD, BYSTANDER, BYSTANDER, BAD, BYSTANDER]), is_exact=False)
-    assert set(found.findings.condemned) == {1, 4}
+    assert set(found.findings.rejected) == {1, 4}
 
 
 def test_names_at_the_end_of_what_failed_are_not_believed(brokers: Brokers, found: Narrowing) -> None:
     """The client marks all records of a batch if the broker has named one of them: they may be of another batch."""
     brokers.topics["t"] = WELL
     assert found.learn(culprits([BYSTANDER, BAD, BAD, BYSTANDER, BAD]), is_exact=False)
-    assert not found.findings.condemned
+    assert not found.findings.rejected
     assert found.is_careful
 
 
@@ -231,7 +231,7 @@ def test_a_target_that_refuses_our_clock_is_put_off_without_a_count(
     assert found.learn({7: Culprit("t", 0, KafkaError(KafkaError.INVALID_TIMESTAMP))}, is_exact=True)
     refusal = targets.resolve(["t"])["t"].refusal
     assert refusal is not None and refusal.reason is RejectReason.CLOCK_AHEAD and not refusal.counts
-    assert not found.findings.condemned
+    assert not found.findings.rejected
 
 
 def test_a_record_that_neither_of_our_topics_takes_is_cut(brokers: Brokers, found: Narrowing) -> None:

@@ -242,12 +242,13 @@ def dispatching(bench: Bench, *, opens: Callable[[], None], waits: Callable[[], 
         wake=lambda: None,
         sources=None,
     )
-    nothing = SimpleNamespace(start=lambda *_: None, stop=lambda: None)
-    planner: Any = SimpleNamespace(targets=nothing, delay_topics=frozenset(), dead_letter_topics=frozenset())
+    targets: Any = SimpleNamespace(start=lambda *_: None, stop=lambda: None)
+    planner: Any = SimpleNamespace(delay_topics=frozenset(), dead_letter_topics=frozenset())
     writer: Any = SimpleNamespace(open=opens, close=lambda: None)
     dispatcher = Dispatcher(
         writer=writer,
         planner=planner,
+        targets=targets,
         membership=lambda: Membership(partitions=frozenset(), revocations=0, metadata=None),
         read_committed=lambda _: {},
         clock=bench.clock,

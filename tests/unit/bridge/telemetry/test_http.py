@@ -10,6 +10,7 @@ import shutil
 import socket
 import ssl
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, Self
@@ -20,6 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import bridge.telemetry.http
 from bridge.errors import ConfigurationError, EnvironmentFailure
 from bridge.settings.model import Settings
+from bridge.telemetry.counts import Counts
 from bridge.telemetry.http import CONNECTION_S, CONNECTIONS_MAX, THREADS_MAX, Health, ManagementServer
 from bridge.telemetry.metrics import Metrics, StoreSnapshot
 from bridge.telemetry.protection import Protection
@@ -99,7 +101,7 @@ def test_livez_fails_only_when_a_restart_helps(bench: Bench) -> None:
 
 def test_metrics_are_those_of_our_registry(bench: Bench) -> None:
     """Text format, parsable, and OpenMetrics for those who ask."""
-    bench.metrics.delivered("t", 3)
+    bench.metrics.committed(Counts(delivered=Counter(t=3)), 0.1)
     status, content_type, body = bench.get("/metrics?x=1")
     assert status == 200
     assert content_type.startswith("text/plain")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from bridge.runtime.gauges import largest
+from bridge.telemetry.counts import Counts
 from bridge.telemetry.metrics import LATENESS_BUCKETS_MS, TIME_TO_GO, Metrics, StoreSnapshot
 from bridge.wire.headers import RejectReason
 
@@ -82,18 +84,23 @@ def test_a_snapshot_with_the_wrong_number_of_buckets_is_refused() -> None:
 
 
 def test_counters() -> None:
-    """Ingested by delay topic, rejected by reason, delivered by real topic."""
+    """Ingested by delay topic, rejected and retried by reason, delivered by real topic, and what else is committed."""
     metrics = Metrics()
     metrics.ingested("delay", 10)
-    metrics.rejected("no-time", 2)
-    metrics.delivered("orders", 7)
-    metrics.delivered("orders", 1)
+    counts = Counts(rejected=Counter({"no-time": 2}), retried=Counter({"target-denied": 4}), rolled=5, forwarded=3)
+    counts += Counts(delivered=Counter(orders=7), deferred=6)
+    metrics.committed(counts, 0.1)
+    metrics.committed(Counts(delivered=Counter(orders=1)), 0.1)
     metrics.transaction_aborted()
     metrics.producer_rebuilt()
     metrics.rebalanced()
     assert value(metrics, "records_ingested_total", topic="delay") == 10
     assert value(metrics, "records_rejected_total", reason="no-time") == 2
     assert value(metrics, "records_delivered_total", topic="orders") == 8
+    assert value(metrics, "records_retried_total", reason="target-denied") == 4
+    assert value(metrics, "records_rolled_total") == 5
+    assert value(metrics, "records_deferred_total") == 6
+    assert value(metrics, "cancels_forwarded_total") == 3
     for name in ("transactions_aborted", "producer_rebuilds", "rebalances"):
         assert value(metrics, f"{name}_total") == 1
     assert value(metrics, "early_deliveries_total") == 0
@@ -114,7 +121,7 @@ def test_durations() -> None:
     observers = {
         "flush": metrics.observe_flush,
         "window": metrics.observe_window,
-        "transaction": metrics.observe_transaction,
+        "transaction": lambda seconds: metrics.committed(Counts(), seconds),
         "ingest_batch": metrics.observe_batch,
     }
     for name, observe in observers.items():
@@ -128,8 +135,7 @@ def test_lateness_falls_into_the_bucket_that_contains_it() -> None:
     assert (LATENESS_BUCKETS_MS[0], LATENESS_BUCKETS_MS[-1]) == (1, 3_600_000)
     metrics = Metrics()
     observed = np.array([0, 1, 2, 3, 5, 6, 3_600_000, 3_600_001], dtype=np.int64)
-    metrics.observe_lateness(observed[:3])
-    metrics.observe_lateness(observed[3:])
+    metrics.committed(Counts(lateness_ms=[observed[:3], observed[3:]]), 0.1)
     for edge in LATENESS_BUCKETS_MS:
         expected = int((observed <= edge).sum())
         assert value(metrics, "lateness_seconds_bucket", le=f"{edge / 1000!r}") == expected
@@ -141,7 +147,7 @@ def test_lateness_falls_into_the_bucket_that_contains_it() -> None:
 def test_a_negative_lateness_counts_as_early() -> None:
     """The one number that must stay 0 is counted where the lateness is known."""
     metrics = Metrics()
-    metrics.observe_lateness(np.array([-1, 0, 4, -20], dtype=np.int64))
+    metrics.committed(Counts(lateness_ms=[np.array([-1, 0, 4, -20], dtype=np.int64)]), 0.1)
     assert value(metrics, "early_deliveries_total") == 2
     assert value(metrics, "lateness_seconds_count") == 4
 
@@ -149,7 +155,7 @@ def test_a_negative_lateness_counts_as_early() -> None:
 def test_an_empty_transaction_may_be_observed() -> None:
     """Idle transactions move O and deliver nothing."""
     metrics = Metrics()
-    metrics.observe_lateness(np.array([], dtype=np.int64))
+    metrics.committed(Counts(lateness_ms=[np.array([], dtype=np.int64)]), 0.1)
     assert value(metrics, "lateness_seconds_count") == 0
 
 
@@ -157,14 +163,14 @@ def test_observing_a_thousand_rows_costs_microseconds() -> None:
     """It runs in the dispatcher's loop; prometheus_client's own histogram would take a millisecond."""
     metrics = Metrics()
     rows = np.random.default_rng(0).integers(0, 4_000_000, 1000)
-    metrics.observe_lateness(rows)
+    metrics.committed(Counts(lateness_ms=[rows]), 0.1)
     best = min(_timed(metrics, rows) for _ in range(20))
     assert best < 0.0005
 
 
 def _timed(metrics: Metrics, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> float:
     started = time.perf_counter()
-    metrics.observe_lateness(rows)
+    metrics.committed(Counts(lateness_ms=[rows]), 0.1)
     return time.perf_counter() - started
 
 

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
 from bridge.delivery.plan.dead_letters import (
     CUT_BYTES,
@@ -18,7 +19,7 @@ from bridge.delivery.plan.dead_letters import (
     reason_of,
     reject_detail,
 )
-from bridge.delivery.plan.due_rows import Batch, Outgoing, SourceColumns
+from bridge.delivery.plan.due_rows import Batch, DueRows, SourceColumns
 from bridge.kafka.errors import Refusal
 from bridge.wire import headers as h
 from bridge.wire.dialects import DIALECTS
@@ -34,26 +35,20 @@ TS = 1_800_000_000_000
 DLT = {"delay": "delay.dlt"}
 
 
-def outgoing_of(*entries: dict[str, Any]) -> Outgoing:
+def outgoing_of(*entries: dict[str, Any]) -> DueRows:
     """Rows of the delay topic."""
-    return Outgoing(rows_of([(e["at"], 0, e["offset"], e) for e in entries]), SourceColumns(SOURCES, {}))
+    return DueRows(rows_of([(e["at"], 0, e["offset"], e) for e in entries]), SourceColumns(SOURCES, {}))
 
 
 def letters_of(
-    outgoing: Outgoing,
+    outgoing: DueRows,
     *,
     cut: set[int] | None = None,
-    told: list[tuple[str, int, str]] | None = None,
-    condemned: Mapping[int, Refusal] | None = None,
+    refused: Mapping[int, Refusal] | None = None,
 ) -> Batch:
-    """The dead letters of all rows; `told` gets reason, offset and detail of the plain ones."""
-
-    def plain(reason: str, where: h.Where, detail: str) -> None:
-        assert told is not None, detail
-        told.append((reason, where.offset, detail))
-
+    """The dead letters of all rows."""
     ids = np.arange(len(outgoing), dtype=np.intp)
-    (batch,) = dead_letters(outgoing, ids, condemned or {}, DLT, np.full(len(ids), 100), cut or (), plain)
+    (batch,) = dead_letters(outgoing, ids, refused or {}, DLT, cut or ())
     return batch
 
 
@@ -176,18 +171,19 @@ def test_milliseconds_where_a_dialect_has_seconds_are_said_to_be_that() -> None:
 
 
 def test_a_record_of_which_no_letter_can_be_made_is_a_plain_one_and_spoils_no_other() -> None:
-    """Key, value and headers as they are, a reason of its own, and the caller is told; the others are whole."""
+    """Key, value and headers as they are, a reason of its own, and the batch says so; the others are whole."""
     fine = [reject("delay", 0, i, TS, "no-time", headers=[("x", b"%d" % i)]) for i in (0, 2)]
     odd = reject("delay", 0, 1, TS, "of-a-later-version", key=b"k", value=b"v", headers=[("delay-for", b"?")])
-    told: list[tuple[str, int, str]] = []
-    batch = letters_of(outgoing_of(fine[0], odd, fine[1]), told=told)
+    with capture_logs() as logs:
+        batch = letters_of(outgoing_of(fine[0], odd, fine[1]))
     reasons = [dict(headers_of(batch, row))["delay-reason"] for row in range(3)]
     assert reasons == [b"no-time", b"unreadable", b"no-time"]
     plain = headers_of(batch, 1)
     assert (batch.keys[1], batch.values[1], plain[0]) == (b"k", b"v", ("delay-for", b"?"))
     assert b"KeyError" in (dict(plain)["delay-reason-detail"] or b"")
     assert dict(plain)["delay-origin"] == b"delay/0/1"
-    assert told == [("of-a-later-version", 1, "KeyError: 'of-a-later-version'")]
+    assert batch.unreadable == {"of-a-later-version": 1}
+    assert [(line["offset"], line["reason"]) for line in logs] == [(1, "KeyError: 'of-a-later-version'")]
 
 
 def test_what_cannot_be_read_is_left_out_of_a_plain_letter(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,7 +198,7 @@ def test_what_cannot_be_read_is_left_out_of_a_plain_letter(monkeypatch: pytest.M
 
     monkeypatch.setattr(outgoing, "column", reading)
     monkeypatch.setattr(outgoing, "headers", lambda _: 1 / 0)
-    batch = letters_of(outgoing, told=[])
+    batch = letters_of(outgoing)
     assert (batch.keys, batch.values) == ([b"k"], [None])
     assert headers_of(batch)[0] == ("delay-reason", b"unreadable")
     assert dict(headers_of(batch))["delay-origin"] == b"delay/0/7"
@@ -213,7 +209,7 @@ def test_a_plain_letter_of_a_timer_can_be_put_back(monkeypatch: pytest.MonkeyPat
     outgoing = outgoing_of(timer("delay", 0, 3, TS, "orders", headers=[("x", b"1")], id="i"))
     column = outgoing.column
     monkeypatch.setattr(outgoing, "column", lambda name, ids=None: 1 / 0 if name == "attempt" else column(name, ids))
-    batch = letters_of(outgoing, condemned={0: Refusal(RejectReason.TOO_LARGE, "why")}, told=[])
+    batch = letters_of(outgoing, refused={0: Refusal(RejectReason.TOO_LARGE, "why")})
     until = ("delay-until", b"%d" % TS)
     assert headers_of(batch)[:4] == [("x", b"1"), until, ("delay-topic", b"orders"), ("delay-id", b"i")]
     assert dict(headers_of(batch))["delay-reason"] == b"unreadable"
@@ -234,7 +230,7 @@ def held_copy(offset: int = 9, **changed: Any) -> dict[str, Any]:
     """A held dead letter of the record at offset 4, as decoding would read its copy."""
     outgoing = outgoing_of(reject("delay", 0, 4, TS, "bad-for", key=b"k", headers=OWN))
     ids = np.array([0], dtype=np.intp)
-    (copy,) = held(outgoing, ids, DLT, np.array([100]), np.array([TS + 1_000]))
+    (copy,) = held(outgoing, ids, DLT, np.array([TS + 1_000]))
     found = dict(headers_of(copy))
     assert (copy.topic, copy.partitions, found["delay-topic"]) == ("delay", [0], b"delay.dlt")
     assert (found["delay-copy-origin"], found["delay-copy-due"]) == (b"4", b"%d" % TS)
@@ -299,7 +295,7 @@ def test_a_refused_timer_names_what_could_not_be_written() -> None:
     """A header whose name the client would cut is in the letter, escaped; the letter is not put back as it is."""
     entry = timer("delay", 0, 3, TS, "orders", headers=[("delay-until\0", b"1"), ("x", b"2")], id="i")
     refusal = Refusal(RejectReason.BAD_HEADER_NAME, RejectReason.BAD_HEADER_NAME.explanation)
-    letter = headers_of(letters_of(outgoing_of(entry), condemned={0: refusal}))
+    letter = headers_of(letters_of(outgoing_of(entry), refused={0: refusal}))
     assert letter[:3] == [("delay-escaped-delay-until%00", b"1"), ("x", b"2"), ("delay-until", b"%d" % TS)]
     read = read_letter(letter)
     assert read is not None and read.is_cut

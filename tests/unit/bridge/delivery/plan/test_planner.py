@@ -41,7 +41,8 @@ def planned(*entries: dict[str, Any]) -> tuple[Plan, dict[str, list[int]]]:
     rows = rows_of([(e["at"], 0, e["offset"], e) for e in entries])
     plan = planner.plan(rows, SOURCES, NOW)
     sent: dict[str, list[int]] = {}
-    for batch in plan.batches:
+    for batch in plan.batches():
+        plan.counts.are_unreadable(batch.unreadable)
         sent.setdefault(batch.topic, []).extend(np.asarray(rows.offset)[batch.ids].tolist())
     return plan, sent
 
@@ -61,13 +62,13 @@ def test_a_name_that_the_client_would_cut_is_neither_delivered_nor_copied() -> N
         reject("delay", 0, 7, NOW, "no-time", **cut),
     )
     assert sent == {"orders": [1, 3], "delay": [5], "delay.dlt": [2, 4, 6, 7]}
-    assert plan.rejected == {"bad-header-name": 3, "no-time": 1}
+    assert plan.counts.rejected == {"bad-header-name": 3, "no-time": 1}
     assert plan.records == 7
 
 
 def test_a_row_that_cannot_become_a_letter_is_counted_as_what_it_becomes() -> None:
-    """When all batches have been asked for, the count by reason is that of the letters, and the log names the record;
-    the others are delivered."""
+    """Once its batch says so, the count by reason is that of the letters, and the log names the record; the others are
+    delivered."""
     with capture_logs() as logs:
         plan, sent = planned(
             reject("delay", 0, 1, NOW, "of-a-later-version"),
@@ -75,6 +76,6 @@ def test_a_row_that_cannot_become_a_letter_is_counted_as_what_it_becomes() -> No
             timer("delay", 0, 3, NOW, "orders"),
         )
     assert sent == {"orders": [3], "delay.dlt": [1, 2]}
-    assert {reason: count for reason, count in plan.rejected.items() if count} == {"unreadable": 1, "no-time": 1}
+    assert {reason: count for reason, count in plan.counts.rejected.items() if count} == {"unreadable": 1, "no-time": 1}
     assert plan.records == 3
     assert [(line["event"], line["offset"]) for line in logs] == [("dead-letter-plain", 1)]

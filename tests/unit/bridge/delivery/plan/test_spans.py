@@ -9,7 +9,7 @@ import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind
 
-from bridge.delivery.plan.due_rows import Outgoing, SourceColumns
+from bridge.delivery.plan.due_rows import DueRows, SourceColumns
 from bridge.delivery.plan.spans import Delivery, OpenTelemetry, Sampler
 from bridge.settings.model import Settings
 from tests.entries import rows_of, timer
@@ -31,18 +31,18 @@ def parent(trace_id: str, flags: str = "01") -> tuple[str, bytes]:
     return ("traceparent", f"00-{trace_id}-{SPAN}-{flags}".encode())
 
 
-def outgoing(*headers: Headers) -> Outgoing:
+def outgoing(*headers: Headers) -> DueRows:
     """Messages with these headers, for the targets t0, t1, t0, ..."""
     entries = [timer("delay", 0, i, NOW - 5, f"t{i % 2}", headers=list(own)) for i, own in enumerate(headers)]
     rows = [(entry["at"], 0, entry["offset"], entry) for entry in entries]
-    return Outgoing(rows_of(rows), SourceColumns(SOURCES, {}))
+    return DueRows(rows_of(rows), SourceColumns(SOURCES, {}))
 
 
-def chosen(sampler: Sampler, messages: Outgoing, *withheld: int, now_ms: int = NOW) -> list[Delivery]:
+def chosen(sampler: Sampler, messages: DueRows, *withheld: int, now_ms: int = NOW) -> list[Delivery]:
     """Those of the messages that get a span; `withheld` are not delivered."""
     deliver = np.ones(len(messages), np.bool_)
     deliver[list(withheld)] = False
-    return sampler.chosen(messages, deliver, messages.targets(), now_ms)
+    return sampler.chosen(messages, deliver, now_ms)
 
 
 def test_messages_that_carry_a_recorded_trace_are_chosen() -> None:
@@ -87,7 +87,7 @@ def test_a_span_links_to_its_producer() -> None:
     settings = Settings.of({"bridge": {"id": "orders", "instance": "a"}, "tracing": {"endpoint": "http://collector"}})
     tracing = OpenTelemetry(settings, exporter)
     messages = outgoing([parent(trace(7))])
-    deliveries = tracing.chosen(messages, np.ones(1, np.bool_), messages.targets(), NOW)
+    deliveries = tracing.chosen(messages, np.ones(1, np.bool_), NOW)
     tracing.delivered(deliveries, NOW, NOW + 12)
     tracing.stop()
     (span,) = exporter.get_finished_spans()

@@ -1,0 +1,45 @@
+"""What a transaction did, in numbers: made by the plan, added up by the transaction, taken by the metrics."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from bridge.wire.headers import RejectReason
+
+
+@dataclass(slots=True, kw_only=True)
+class Counts:
+    """Messages `delivered` by target, dead letters (`rejected`) and `retried` records by reason, copies
+    that were `rolled` or `deferred`, and `forwarded` cancels, one for each partition. `lateness_ms` int64[] are
+    of those that were delivered, from due to produced.
+    """
+
+    delivered: Counter[str] = field(default_factory=Counter)
+    rejected: Counter[str] = field(default_factory=Counter)
+    retried: Counter[str] = field(default_factory=Counter)
+    rolled: int = 0
+    deferred: int = 0
+    forwarded: int = 0
+    lateness_ms: list[npt.NDArray[np.int64]] = field(default_factory=list)
+
+    def __iadd__(self, other: Counts) -> Counts:
+        self.delivered += other.delivered
+        self.rejected += other.rejected
+        self.retried += other.retried
+        self.rolled += other.rolled
+        self.deferred += other.deferred
+        self.forwarded += other.forwarded
+        self.lateness_ms += other.lateness_ms
+        return self
+
+    def are_unreadable(self, planned: Mapping[str, int]) -> None:
+        """So many dead letters turned out to be plain ones, by the reason that they were counted with."""
+        for reason, count in planned.items():
+            if self.rejected[reason]:
+                self.rejected[reason] -= count
+                self.rejected[RejectReason.UNREADABLE] += count
