@@ -5,7 +5,7 @@
     position   the total order (at, source, offset), and what is committed of it
     sources    the partitions of the delay topics, numbered
     entry      the columns of an entry
-    runs       resident rows: sorted runs of row references (the hot wheel and the memtable are two of them)
+    runs       resident rows: sorted runs of row references (the ready rows and the memtable are two of them)
     chunks     the Arrow batches that those references point into
     late       rows that the delivered position has passed already, by offset
     wheel      how many entries are pending in each slot of time

@@ -15,9 +15,9 @@ class Limits:
 
     flush_bytes: int = 128 * MIB
     flush_interval_ms: int = 60_000
-    hot_bytes: int = 256 * MIB
+    ready_rows_bytes: int = 256 * MIB
     horizon_ms: int = 60_000
-    late_bytes: int = 64 * MIB
+    overtaken_bytes: int = 64 * MIB
     window_bytes: int = 64 * MIB
     window_ms: int = 7 * DAY_MS
     tombstone_rows: int = 250_000
@@ -36,8 +36,8 @@ class Limits:
 
     @property
     def loaded_bytes_max(self) -> int:
-        """To where windows fill the hot wheel, and to where it shrinks when ingest has overfilled it."""
-        return self.hot_bytes // 4 * 3
+        """To where windows fill the ready rows, and to where it shrinks when ingest has overfilled it."""
+        return self.ready_rows_bytes // 4 * 3
 
     @property
     def memtable_bytes_max(self) -> int:

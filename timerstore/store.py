@@ -32,7 +32,7 @@ from timerstore.log.timerlog import TimerLog
 from timerstore.memory import overdue
 from timerstore.memory.pending import Pending, Tally, tally_timers
 from timerstore.memory.resident import Resident
-from timerstore.memory.sorted_runs import EMPTY, Selection, select
+from timerstore.memory.sorted_runs import EMPTY, RowRefs, select
 from timerstore.operations import recovery
 from timerstore.operations.maintenance import Maintenance
 from timerstore.operations.recovery import Found, Recovered
@@ -185,7 +185,7 @@ class TimerStore:
                 tally_timers(part.at, chunk, None if covered is None else covered[part.row]) for part, chunk in chunks
             ]
             with self.lock:
-                nearest = resident.hot.first_at_ms()
+                nearest = resident.ready.first_at_ms()
                 resident.ends = reached
                 for part, chunk in chunks:
                     resident.add(part, chunk)
@@ -193,7 +193,7 @@ class TimerStore:
                     self._pending.add(timers)
                 if judged is not None:
                     self._cancel(judged)
-                if resident.hot_bytes > self.limits.hot_bytes:
+                if resident.ready_rows_bytes > self.limits.ready_rows_bytes:
                     resident.retreat_frontier(self.limits.loaded_bytes_max, self._floor())
                 self._announce(nearest)
         return len(fresh)
@@ -209,7 +209,7 @@ class TimerStore:
             delivers = self.is_caught_up()
             flushes = bool((resident.covered() > resident.stored)[resident.owned].any())
             full = resident.memtable_bytes >= limits.memtable_bytes_max and (delivers or flushes)
-            flooded = resident.late_bytes >= limits.late_bytes and delivers
+            flooded = resident.overtaken_bytes >= limits.overtaken_bytes and delivers
             buried = self.cancels.tombstones.memory_rows >= 2 * limits.tombstone_rows
             return not (full or flooded or buried)
 
@@ -236,7 +236,7 @@ class TimerStore:
         """When the next resident row is due, or None. (In the past: at once.)"""
         with self.lock:
             resident = self.resident
-            candidates = (resident.hot.first_at_ms(), resident.late.first_at_ms(resident.held))
+            candidates = (resident.ready.first_at_ms(), resident.overtaken.first_at_ms(resident.held))
             return min((at for at in candidates if at is not None), default=None)
 
     def offsets_behind(self) -> bool:
@@ -246,7 +246,7 @@ class TimerStore:
             resident = self.resident
             return bool((resident.offsets_reachable() > resident.offset)[resident.owned].any())
 
-    def is_pressed(self) -> bool:
+    def needs_offset_commit(self) -> bool:
         """Whether O should be committed at once: the memtable has to be flushed, and only rows below O can be."""
         with self.lock:
             return self.resident.memtable_bytes >= self.limits.flush_bytes // 2 and self.offsets_behind()
@@ -265,10 +265,10 @@ class TimerStore:
             self.resident.hold(held)
             self.wake()
 
-    def outruns(self, now_ms: int) -> bool:
+    def is_clock_behind(self, now_ms: int) -> bool:
         """Whether the clock has been set back behind P, further than is just waited for."""
         with self.lock:
-            return self.resident.leads_ms(now_ms) > self.limits.clock_step_ms
+            return self.resident.ahead_of_clock_ms(now_ms) > self.limits.clock_step_ms
 
     def step_back(self, now_ms: int) -> None:
         """Go on from a clock that was set back behind P (invariant I4); between two transactions.
@@ -279,7 +279,7 @@ class TimerStore:
             if self._transaction is not None:
                 raise Misuse("a transaction is open")
             self.resident.step_back(now_ms)
-            if self.resident.hot_bytes > self.limits.hot_bytes:
+            if self.resident.ready_rows_bytes > self.limits.ready_rows_bytes:
                 self.resident.retreat_frontier(self.limits.loaded_bytes_max, self._floor())
             self.wake()
 
@@ -298,7 +298,7 @@ class TimerStore:
 
     def transaction_committed(
         self,
-        rows: Selection,
+        rows: RowRefs,
         delivered: Tally,
         cancelled: Sequence[Tally],
         progress: Mapping[int, Progress],
@@ -315,7 +315,7 @@ class TimerStore:
             self._transaction = None
             self._changed.notify_all()
 
-    def transaction_rolled_back(self, rows: Selection, cancelled: Sequence[Tally]) -> None:
+    def transaction_rolled_back(self, rows: RowRefs, cancelled: Sequence[Tally]) -> None:
         """Called by Transaction.rollback; `cancelled` counts what is cancelled after all."""
         with self.lock:
             self.cancels.cancelled += sum(int(timers.counts.sum()) for timers in cancelled)
@@ -326,7 +326,7 @@ class TimerStore:
 
     # ---- maintenance (see maintenance.py)
 
-    def transaction_rows(self) -> Selection:
+    def transaction_rows(self) -> RowRefs:
         """References of the rows that are handed out."""
         return EMPTY if self._transaction is None else self._transaction.rows()
 
@@ -414,9 +414,9 @@ class TimerStore:
     def _announce(self, nearest_ms: int | None) -> None:
         """Wake who waits, if there is something for them: late rows, something nearer than what was the nearest, or
         pressure."""
-        first = self.resident.hot.first_at_ms()
+        first = self.resident.ready.first_at_ms()
         nearer = first is not None and (nearest_ms is None or first < nearest_ms)
-        if nearer or len(self.resident.late) or self.is_pressed():
+        if nearer or len(self.resident.overtaken) or self.needs_offset_commit():
             self._news = True
             self._changed.notify_all()
 

@@ -257,7 +257,7 @@ class Dispatcher:
             return
         if len(self._held_sources) and self._held_sources.release(store.sources):
             self._hold_sources(store)
-        if store.outruns(self._clock.now_ms()):
+        if store.is_clock_behind(self._clock.now_ms()):
             self._step_back(store)
         else:
             self._is_out_of_steps = False
@@ -265,7 +265,7 @@ class Dispatcher:
         behind = store.offsets_behind()
         idle_s = self._clock.monotonic_s() - self._committed_s
         if (wakeup_ms is not None and wakeup_ms <= now_ms) or (
-            behind and (idle_s >= IDLE_COMMIT_S or store.is_pressed())
+            behind and (idle_s >= IDLE_COMMIT_S or store.needs_offset_commit())
         ):
             self._transact(store)
             return

@@ -59,7 +59,7 @@ class Housekeeping:
         self._on_corrupt = on_corrupt
         self._on_fatal = on_fatal
         self._beat = beat
-        in_memory = store.limits.flush_bytes + store.limits.hot_bytes
+        in_memory = store.limits.flush_bytes + store.limits.ready_rows_bytes
         self._flush_budget_s = SPARK_S + in_memory / DISK_BYTES_PER_S
         self._compact_budget_s = SPARK_S + store.limits.segment_bytes_max / DISK_BYTES_PER_S
         self._stop = threading.Event()

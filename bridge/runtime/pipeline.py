@@ -363,9 +363,9 @@ def limits(settings: Settings, all_epochs: Iterable[DecodeEpochs]) -> Limits:
     return Limits(
         flush_bytes=settings.store.flush_bytes,
         flush_interval_ms=settings.store.flush_interval,
-        hot_bytes=settings.hot.bytes,
-        horizon_ms=settings.hot.horizon,
-        window_bytes=min(settings.hot.bytes // 4, WINDOW_BYTES_MAX),
+        ready_rows_bytes=settings.ready_rows.bytes,
+        horizon_ms=settings.ready_rows.horizon,
+        window_bytes=min(settings.ready_rows.bytes // 4, WINDOW_BYTES_MAX),
         window_ms=max(windows),
     )
 

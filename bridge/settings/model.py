@@ -252,7 +252,7 @@ class Store(Section):
     flush_interval: Annotated[int, duration("10ms", "1d")] = parse_duration_ms("60s")
 
 
-class Hot(Section):
+class ReadyRows(Section):
     """What is kept in memory, ready to be delivered."""
 
     horizon: Annotated[int, duration("100ms", "1d")] = parse_duration_ms("60s")
@@ -333,7 +333,7 @@ class Settings(Section):
     delivery: Delivery = Field(default_factory=Delivery)
     overdue: Overdue = Field(default_factory=Overdue)
     store: Store = Field(default_factory=Store)
-    hot: Hot = Field(default_factory=Hot)
+    ready_rows: ReadyRows = Field(default_factory=ReadyRows)
     ingest: Ingest = Field(default_factory=Ingest)
     spark: Spark = Field(default_factory=Spark)
     http: Http = Field(default_factory=Http)

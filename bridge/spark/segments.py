@@ -1,4 +1,4 @@
-"""Dequeue: the next window of the TimerLog into the hot wheel, as a Spark job over its Parquet segments.
+"""Dequeue: the next window of the TimerLog into the ready rows, as a Spark job over its Parquet segments.
 
 Spark prunes row groups by the predicate on the position; the driver sorts what comes back (a range-sampled sort in
 Spark would read twice). The store decides when a window is loaded, where it ends, and what of it is still pending.

@@ -43,8 +43,8 @@ class StoreSnapshot:
     pending_by_topic: Mapping[str, int] = field(default_factory=dict)
     pending_by_time_to_go: tuple[int, ...] = (0,) * len(TIME_TO_GO)
     oldest_overdue_s: float = 0.0
-    hot_rows: int = 0
-    hot_bytes: int = 0
+    ready_rows: int = 0
+    ready_rows_bytes: int = 0
     segments: int = 0
     segment_bytes: int = 0
     disk_free_bytes: int | None = None
@@ -298,8 +298,9 @@ class _Gauges(Collector):
         text = "Time within which a thread must show life; longer while it does something that may take long."
         budgets = [((thread,), budget_s) for thread, (_, budget_s) in beats]
         yield _labelled("thread_heartbeat_budget_seconds", text, ["thread"], budgets)
-        yield _gauge("hot_messages", "Messages in memory, ready to go.", now.hot_rows)
-        yield _gauge("hot_bytes", "Memory of the messages that are ready to go; limited by hot.bytes.", now.hot_bytes)
+        yield _gauge("ready_messages", "Messages in memory, ready to go.", now.ready_rows)
+        text = "Memory of the messages that are ready to go; limited by ready_rows.bytes."
+        yield _gauge("ready_rows_bytes", text, now.ready_rows_bytes)
         yield _gauge("segments", "Segments of the TimerLog on disk.", now.segments)
         yield _gauge("segment_bytes", "Size of the segments on disk.", now.segment_bytes)
         text = "1 while a segment waits for room on the disk: delivery goes on, ingest stops when memory is full."

@@ -42,7 +42,7 @@ from timerstore.limits import Limits
 from timerstore.log.segment import Segment, read_rows
 from timerstore.log.timerlog import Window
 from timerstore.memory.resident import Resident
-from timerstore.memory.sorted_runs import Selection, concat
+from timerstore.memory.sorted_runs import RowRefs, concat
 from timerstore.operations.transaction import Transaction
 from timerstore.rows.entry import ENTRY, Kind
 from timerstore.rows.position import AT_MIN, Position
@@ -61,9 +61,9 @@ LIMITS = Limits(
     repacked_bytes=1,
     flush_bytes=8 * ROW_BYTES,
     flush_interval_ms=50,
-    hot_bytes=10 * ROW_BYTES,
+    ready_rows_bytes=10 * ROW_BYTES,
     horizon_ms=HORIZON_MS,
-    late_bytes=1 << 20,
+    overtaken_bytes=1 << 20,
     window_bytes=5 * ROW_BYTES,
     clock_step_ms=5,
     compaction_segments=2,
@@ -263,13 +263,13 @@ class StoreMachine(RuleBasedStateMachine):
         """Sometimes backwards: the wall clock may step."""
         self.pass_time(ms)
 
-    @precondition(lambda self: self.transaction is None and self.store.outruns(self.now_ms))
+    @precondition(lambda self: self.transaction is None and self.store.is_clock_behind(self.now_ms))
     @rule()
     def step_back(self) -> None:
         """The dispatcher finds the clock behind P: afterwards nothing that is due waits behind what is not (I4)."""
         self.store.step_back(self.now_ms)
-        assert not self.store.outruns(self.now_ms)
-        assert (self.store.resident.late.all().at <= self.now_ms).all()
+        assert not self.store.is_clock_behind(self.now_ms)
+        assert (self.store.resident.overtaken.all().at <= self.now_ms).all()
 
     # ---- enqueue
 
@@ -555,10 +555,10 @@ class StoreMachine(RuleBasedStateMachine):
         if self.window is not None:
             self.admit()
 
-    @precondition(lambda self: len(self.store.resident.hot) > 0)
+    @precondition(lambda self: len(self.store.resident.ready) > 0)
     @rule(rows=st.integers(0, 4))
     def retreat(self, rows: int) -> None:
-        """The hot wheel gives rows back, as when ingest has overfilled it."""
+        """The ready rows gives rows back, as when ingest has overfilled it."""
         with self.store.lock:
             self.store.resident.retreat_frontier(rows * ROW_BYTES, self.store._floor())
 
@@ -722,10 +722,8 @@ class StoreMachine(RuleBasedStateMachine):
         handed_out = store.transaction_rows()
         rows = [
             (*store.sources.name(source), offset, at == AT_MIN)
-            for selection in (*self.residents(), handed_out)
-            for source, offset, at in zip(
-                selection.source.tolist(), selection.offset.tolist(), selection.at.tolist(), strict=True
-            )
+            for part in (*self.residents(), handed_out)
+            for source, offset, at in zip(part.source.tolist(), part.offset.tolist(), part.at.tolist(), strict=True)
         ]
         assert len(rows) == len(set(rows)), "twice in memory"
         unfinished = {
@@ -748,17 +746,17 @@ class StoreMachine(RuleBasedStateMachine):
             elif position > resident.frontier and k not in taken:
                 assert k not in stored, "in memory and in a segment beyond the frontier: would be loaded twice"
 
-    def residents(self) -> list[Selection]:
+    def residents(self) -> list[RowRefs]:
         resident = self.store.resident
-        return [resident.hot.all(), resident.memtable.all(), resident.late.all(), resident.withheld.all()]
+        return [resident.ready.all(), resident.memtable.all(), resident.overtaken.all(), resident.withheld.all()]
 
     @invariant()
     def rows_are_where_they_belong(self) -> None:
-        """P <= L; hot rows lie in (P, L], the memtable's beyond L."""
+        """P <= L; ready rows lie in (P, L], the memtable's beyond L."""
         resident = self.store.resident
         assert resident.position <= resident.frontier
-        assert not resident.hot.all().at_or_below(resident.position).any()
-        assert resident.hot.all().at_or_below(resident.frontier).all()
+        assert not resident.ready.all().at_or_below(resident.position).any()
+        assert resident.ready.all().at_or_below(resident.frontier).all()
         assert not resident.memtable.all().at_or_below(resident.frontier).any()
 
     @invariant()
@@ -781,9 +779,9 @@ class StoreMachine(RuleBasedStateMachine):
     def bytes_are_exact(self) -> None:
         resident = self.store.resident
         for rows, count in (
-            (resident.hot.all(), resident.hot_bytes),
+            (resident.ready.all(), resident.ready_rows_bytes),
             (concat([resident.memtable.all(), resident.withheld.all()]), resident.memtable_bytes),
-            (resident.late.all(), resident.late_bytes),
+            (resident.overtaken.all(), resident.overtaken_bytes),
         ):
             assert resident.chunks.bytes_of(rows.chunk) == count
         total = sum(map(len, self.residents())) + len(self.store.transaction_rows())
@@ -842,7 +840,7 @@ class StoreMachine(RuleBasedStateMachine):
         for _ in range(60):
             self.pass_time(50)
             self.ingest_all()
-            if self.store.outruns(self.now_ms):
+            if self.store.is_clock_behind(self.now_ms):
                 self.step_back()
             if self.window is not None:
                 self.admit()

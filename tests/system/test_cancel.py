@@ -24,7 +24,7 @@ WINDOW_MS: Final = 2_000
 CONFIG: Final = {
     "roll": {"window": f"{WINDOW_MS}ms"},
     "store": {"flush_interval": "500ms"},
-    "hot": {"horizon": "1s"},
+    "ready_rows": {"horizon": "1s"},
 }
 
 

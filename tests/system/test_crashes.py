@@ -27,7 +27,7 @@ PER_SECOND: Final = 150
 DELIVERED_S_MAX: Final = 180
 
 # Small bounds, so that segments, windows and reclaim take part: everything here is due within half a minute.
-BUSY_DISK: Final = {"store": {"flush_interval": "1s"}, "hot": {"horizon": "5s"}}
+BUSY_DISK: Final = {"store": {"flush_interval": "1s"}, "ready_rows": {"horizon": "5s"}}
 
 
 def pause(seconds: float) -> None:

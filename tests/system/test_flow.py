@@ -97,9 +97,9 @@ def test_many_flushes_and_a_full_disk(broker: Broker, topics: Topics, tmp_path: 
 
 def test_floods_of_near_and_far_delays_stay_within_their_memory(broker: Broker, topics: Topics, tmp_path: Path) -> None:
     """Several times of what may be in memory falls due within the horizon, and as much again in days: what is ready to
-    go stays within `hot.bytes`, all the same each near message arrives once and in time, and the far ones wait."""
+    go stays within `ready_rows.bytes`, each near message still arrives once and in time, and the far ones wait."""
     delay, target, clock = topics.delay(partitions=2), topics.create("orders", partitions=2), SystemClock()
-    limits = {"hot": {"bytes": HOT_BYTES}, "store": {"flush_bytes": "8MiB", "flush_interval": "5s"}}
+    limits = {"ready_rows": {"bytes": HOT_BYTES}, "store": {"flush_bytes": "8MiB", "flush_interval": "5s"}}
     with (
         RunningBridge(tmp_path, broker.bootstrap, delay, config={**limits, **AS_SHIPPED}) as bridge,
         Reader(broker.bootstrap, [target]) as reader,
@@ -118,11 +118,11 @@ def test_floods_of_near_and_far_delays_stay_within_their_memory(broker: Broker, 
                 producer.produce(delay, b"%08d" % number + b"." * 192, headers=headers, partition=number % 2)
             producer.poll(0)
         assert producer.flush(DEADLINE_S) == 0
-        hot_bytes, rss_bytes = [], []
+        ready_rows_bytes, rss_bytes = [], []
 
         def have_arrived() -> bool:
             reader.poll(0.2)
-            hot_bytes.append(bridge.metrics()["hot_bytes"])
+            ready_rows_bytes.append(bridge.metrics()["ready_rows_bytes"])
             rss_bytes.append(bridge.rss_bytes())
             return len(reader.records) >= FLOOD
 
@@ -130,10 +130,10 @@ def test_floods_of_near_and_far_delays_stay_within_their_memory(broker: Broker, 
         records = reader.to_end()
         assert_each_once((int((record.value or b"")[:8]) for record in records), FLOOD)
         late_ms = [record.timestamp_ms - int(record.header("delay-due") or b"") for record in records]
-        print(f"hot {max(hot_bytes) / 2**20:.1f} MiB, RSS {max(rss_bytes) >> 20} MiB, late {max(late_ms)} ms at most")
+        print(f"ready {max(ready_rows_bytes) / 2**20:.0f} MiB, RSS {max(rss_bytes) >> 20} MiB, late {max(late_ms)} ms")
         assert min(late_ms) >= 0
         assert max(late_ms) <= FLOOD_LATE_MS_MAX
-        assert max(hot_bytes) <= HOT_BYTES
+        assert max(ready_rows_bytes) <= HOT_BYTES
         assert max(rss_bytes) <= 1 << 30
         wait_until(lambda: bridge.metrics()["pending_messages"] == FLOOD, DEADLINE_S, "the far ones are pending")
         assert bridge.stop() == 0

@@ -29,7 +29,7 @@ PENDING_MIN: Final = 50
 # Segments are written soon, and read back: the horizon ends before the load does.
 BUSY_DISK: Final = {
     "store": {"flush_interval": "500ms"},
-    "hot": {"horizon": "2s"},
+    "ready_rows": {"horizon": "2s"},
     "delay": {"levels": " ".join(f"{ms}ms" for ms in LEVELS_MS)},
 }
 

@@ -23,7 +23,7 @@ LATE_MS_MAX: Final = 20_000
 WINDOW_MS: Final = 2_000
 RETENTION_MS: Final = 15_000
 SHORT: Final = {"retention.ms": str(RETENTION_MS), "segment.ms": "1000"}
-BUSY_DISK: Final = {"store": {"flush_interval": "500ms"}, "hot": {"horizon": "1s"}}
+BUSY_DISK: Final = {"store": {"flush_interval": "500ms"}, "ready_rows": {"horizon": "1s"}}
 
 
 class Site:

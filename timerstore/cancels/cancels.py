@@ -37,7 +37,7 @@ from timerstore.cancels.id_index import (
 )
 from timerstore.cancels.tombstones import Lookup, Run, Tombstones, merged
 from timerstore.memory.pending import Tally, tally_coded
-from timerstore.memory.sorted_runs import Selection
+from timerstore.memory.sorted_runs import RowRefs
 from timerstore.rows.entry import Kind
 from timerstore.rows.position import AT_MIN, Bools, Int64s
 from timerstore.rows.sources import Sources
@@ -110,7 +110,7 @@ class Cancels:
         self,
         known: Known,
         payload: pa.RecordBatch,
-        fresh: Selection,
+        fresh: RowRefs,
         is_unfinished: Bools,
         is_pending: Callable[[Timers], Bools],
         now_ms: int,
@@ -172,12 +172,12 @@ class Cancels:
             hits=hits,
         )
 
-    def take_in(self, judged: Judged, resident: Resident, on_loan: Selection) -> tuple[Tally, Tally]:
+    def take_in(self, judged: Judged, resident: Resident, on_loan: RowRefs) -> tuple[Tally, Tally]:
         """Add what was judged. Returns the timers that were pending until now, counted, and those of them that are on
         loan."""
         self.tombstones.add(judged.tombstones)
         self.unstored.add(judged.timers, lambda timers: _is_gone(resident, timers))
-        hits = judged.hits[~resident.finished(_selection(judged.hits))]
+        hits = judged.hits[~resident.finished(_refs(judged.hits))]
         # Of the rows of one offset only one is a timer.
         lent = hits[np.isin(hits.seq, on_loan.seq[on_loan.at > AT_MIN])]
         self.cancelled += int(np.count_nonzero(judged.covered)) + len(hits) - len(lent)
@@ -215,7 +215,7 @@ class Cancels:
                 parts.append(timers[mask])
                 reached.append(query[mask])
         for segment in known.segments:
-            segment.relax()
+            segment.drop_pages()
         if not parts:
             return no_timers(), np.empty(0, np.int64)
         return concat_timers(parts), np.concatenate(reached)
@@ -235,13 +235,13 @@ class Cancels:
             for timers in ids.pieces():
                 offset, _ = lookup.look_up(timers.keys)
                 parts.append(timers[offset > timers.origin])
-        ids.relax()
+        ids.drop_pages()
         covered = concat_timers(parts)
         _, once = np.unique(covered.seq, return_index=True)
         covered = covered[once]
         return _tally(covered[is_pending(covered)])
 
-    def expired_before_ms(self, resident: Resident, on_loan: Selection, now_ms: int) -> int:
+    def expired_before_ms(self, resident: Resident, on_loan: RowRefs, now_ms: int) -> int:
         """Tombstones that expire before this may be dropped: the time is over; nothing that is at or before it is
         unfinished (and a tombstone expires no sooner than what it covers); and every copy that an earlier process may
         have left in the log has been read.
@@ -250,10 +250,10 @@ class Cancels:
         """
         if self.inherited is None or any(resident.ends[source] < end for source, end in self.inherited.items()):
             return AT_MIN
-        late = resident.late.all()
+        late = resident.overtaken.all()
         waiting = np.concatenate([late.at[late.at > AT_MIN], on_loan.at[on_loan.at > AT_MIN]])
         first = [int(waiting.min())] if len(waiting) else []
-        hot = resident.hot.first_at_ms()
+        hot = resident.ready.first_at_ms()
         held = [resident.committed[source].position.at_ms for source in resident.held_sources()]
         return min([now_ms, resident.frontier.at_ms, *first, *held, *([] if hot is None else [hot])])
 
@@ -269,19 +269,19 @@ def _run(keys: Digests, source: npt.NDArray[Any], offset: Int64s, expire_ms: Int
     return merged([Run(keys=keys, source=source.astype(np.int32), offset=offset, expire_ms=expire_ms)])
 
 
-def _selection(timers: Timers) -> Selection:
+def _refs(timers: Timers) -> RowRefs:
     nowhere = np.zeros(len(timers), dtype=np.int32)
-    return Selection(timers.at, timers.seq, nowhere, nowhere)
+    return RowRefs(timers.at, timers.seq, nowhere, nowhere)
 
 
 def _is_gone(resident: Resident, timers: Timers) -> Bools:
-    rows = _selection(timers)
+    rows = _refs(timers)
     return resident.is_stored(rows) | resident.finished(rows)
 
 
 def unfinished(resident: Resident, timers: Timers) -> Bools:
     """Mask of the timers that are not finished."""
-    mask: Bools = ~resident.finished(_selection(timers))
+    mask: Bools = ~resident.finished(_refs(timers))
     return mask
 
 

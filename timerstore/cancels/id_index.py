@@ -116,9 +116,9 @@ class SegmentIds:
         """All timers, in pieces."""
         return (self._timers(part) for part in columns.slices(len(self), FOUND_ROWS_MAX))
 
-    def relax(self) -> None:
-        """See `ColumnFile.relax`."""
-        self._file.relax()
+    def drop_pages(self) -> None:
+        """See `ColumnFile.drop_pages`."""
+        self._file.drop_pages()
 
     def _timers(self, rows: slice | npt.NDArray[Any]) -> Timers:
         column = self._file

@@ -254,7 +254,7 @@ def write(
     columns.write(path, SCHEMA, sum(map(len, runs)) + sum(map(len, absorbed)), pieces(), note)
     written = columns.read(path)
     for file in absorbed:
-        file.file.relax()
+        file.file.drop_pages()
     if len(written):
         return TombstoneFile(written, sources)
     files.remove(path)

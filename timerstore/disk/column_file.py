@@ -4,8 +4,8 @@
 
 Each column is contiguous, so that a search touches few pages; the footer says where each lies, and its CRC-32. Files
 are written once, in pieces of a few thousand rows, and mapped to be read, as Kafka maps its index files: what is held
-in memory is the kernel's page cache, and `relax` gives even that back. Writing goes through `pwrite`: a full disk is
-an error, not a signal.
+in memory is the kernel's page cache, and `drop_pages` gives even that back. Writing goes through `pwrite`: a full disk
+is an error, not a signal.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ColumnFile:
     def __getitem__(self, name: str) -> Column:
         return self._columns[name]
 
-    def relax(self) -> None:
+    def drop_pages(self) -> None:
         """Let the process forget the pages that it has touched; the kernel keeps what it has room for."""
         self._mapped.madvise(mmap.MADV_DONTNEED)
 
@@ -127,7 +127,7 @@ def read(path: Path) -> ColumnFile:
         for name, _, _, expected in json.loads(footer)["columns"]:
             if _crc(opened[name]) != expected:
                 raise Corrupt(f"{path.name} fails the checksum of its column {name}", path=str(path))
-        opened.relax()
+        opened.drop_pages()
         return opened
 
 

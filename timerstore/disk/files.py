@@ -204,7 +204,7 @@ def set_aside(path: Path, now_ms: int, suffix: str = CORRUPT_SUFFIX) -> Path:
     return aside
 
 
-def strangers(directory: Path, named: set[str]) -> list[Path]:
+def unreferenced(directory: Path, named: set[str]) -> list[Path]:
     """Temporary files, and segments and tombstones that no checkpoint names, and what lies beside a segment."""
     found = []
     for path in directory.iterdir():

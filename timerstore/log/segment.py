@@ -29,7 +29,7 @@ from timerstore.disk.checkpoint import Identity, NamedSegment
 from timerstore.errors import Corrupt, DiskFull
 from timerstore.memory.chunks import ROW_REFERENCE_BYTES, materialize
 from timerstore.memory.pending import Tally, count_in, count_targets
-from timerstore.memory.sorted_runs import Selection
+from timerstore.memory.sorted_runs import RowRefs
 from timerstore.memory.wheel import SLOT_MS
 from timerstore.rows.entry import SEGMENT
 from timerstore.rows.position import OFFSET_MAX, Int64s, Position, offsets_of, pack, sources_of
@@ -86,7 +86,7 @@ def write(
     number: int,
     identity: Identity,
     sources: Sources,
-    rows: Selection,
+    rows: RowRefs,
     payloads: dict[int, pa.RecordBatch],
 ) -> Segment:
     """Write rows (in the order of position) as one durable segment; memory beside them is bounded by a row group (and
@@ -180,7 +180,7 @@ class Writer:
         self._smallest, self._largest = np.full(n, OFFSET_MAX), np.zeros(n, dtype=np.int64)
         self._first, self._last = np.zeros((n, 2), dtype=np.int64), np.zeros((n, 2), dtype=np.int64)
 
-    def add(self, rows: Selection, payload: pa.RecordBatch) -> None:
+    def add(self, rows: RowRefs, payload: pa.RecordBatch) -> None:
         """One row group: rows after all rows before, and the payload of each."""
         topic, partition = self._sources.columns(rows.source)
         position = {"topic": topic, "partition": partition, "offset": pa.array(rows.offset), "at": pa.array(rows.at)}
@@ -200,7 +200,7 @@ class Writer:
             self._parquet.close()
         self._parquet.is_open = False  # else it is closed once more when it is collected
 
-    def _note(self, rows: Selection, payload: pa.RecordBatch) -> None:
+    def _note(self, rows: RowRefs, payload: pa.RecordBatch) -> None:
         source, offset, at = rows.source, rows.offset, rows.at
         size = payload.nbytes + len(rows) * ROW_REFERENCE_BYTES
         self._groups.append((int(at[0]), int(rows.seq[0]), len(rows), size))
@@ -249,7 +249,7 @@ class Writer:
 
 
 def _write_parquet(
-    path: Path, identity: Identity, sources: Sources, rows: Selection, payloads: dict[int, pa.RecordBatch]
+    path: Path, identity: Identity, sources: Sources, rows: RowRefs, payloads: dict[int, pa.RecordBatch]
 ) -> None:
     writer = Writer(path, identity, sources)
     try:

@@ -1,6 +1,6 @@
 """Chunks: the Arrow batches that resident rows point into, and the book-keeping of who still needs them.
 
-A row in memory is a reference (chunk, row); moving it between memtable, hot wheel and late rows moves two integers. A
+A row in memory is a reference (chunk, row); moving it between memtable, ready rows and late rows moves two integers. A
 chunk is dropped when its last row has left. What is known of every chunk is kept in vectors, so that a question about
 many rows (their bytes) is one indexing operation.
 """

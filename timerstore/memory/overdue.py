@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from timerstore.memory.pending import Pending
-from timerstore.memory.sorted_runs import Selection
+from timerstore.memory.sorted_runs import RowRefs
 from timerstore.memory.wheel import SLOT_MS
 from timerstore.rows.position import AT_MAX
 
@@ -28,9 +28,9 @@ def waits_since_ms(store: TimerStore, pending: Pending) -> int | None:
     rather too late by up to ten seconds. The caller holds the lock."""
     resident = store.resident
     first = AT_MAX
-    for run in (*resident.hot, *resident.memtable, *resident.withheld):
+    for run in (*resident.ready, *resident.memtable, *resident.withheld):
         first = _earliest(store, run, first)
-    for rows in (resident.late.all(), store.transaction_rows()):
+    for rows in (resident.overtaken.all(), store.transaction_rows()):
         nearer = rows[rows.at < first]
         if len(nearer):
             first = min(first, _waits(store, nearer))
@@ -38,7 +38,7 @@ def waits_since_ms(store: TimerStore, pending: Pending) -> int | None:
     return None if first == AT_MAX else first
 
 
-def _earliest(store: TimerStore, rows: Selection, known_ms: int) -> int:
+def _earliest(store: TimerStore, rows: RowRefs, known_ms: int) -> int:
     """The smallest of max(at, ts) of rows in the order of position, or what is known if that is smaller."""
     start, count = 0, FIRST_ROWS
     while start < len(rows) and rows.at[start] < known_ms:
@@ -48,7 +48,7 @@ def _earliest(store: TimerStore, rows: Selection, known_ms: int) -> int:
     return known_ms
 
 
-def _waits(store: TimerStore, rows: Selection) -> int:
+def _waits(store: TimerStore, rows: RowRefs) -> int:
     return int(np.maximum(rows.at, store.resident.chunks.timestamps(rows.chunk, rows.row)).min())
 
 

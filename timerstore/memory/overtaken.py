@@ -1,35 +1,35 @@
-"""Late rows: entries whose position the delivered position had passed when they were ingested. They are delivered in
-the order of offset.
+"""Overtaken rows: entries whose position P had passed when they were ingested. They are delivered in the order of
+offset.
 
-A late row is finished by moving O over it (invariant I1), so O of its source stops in front of the first one that is
-not delivered yet.
+One is finished by moving O over it (invariant I1), so O of its source stops in front of the first one that is not
+delivered yet.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from timerstore.memory.sorted_runs import EMPTY, Selection, concat
+from timerstore.memory.sorted_runs import EMPTY, RowRefs, concat
 from timerstore.rows.position import Bools, Int64s, offsets_of, sources_of
 
 
-class Late:
+class Overtaken:
     """Rows by source and offset. Few at any time: a bound on them blocks ingest."""
 
     def __init__(self) -> None:
-        self._rows: Selection = EMPTY
+        self._rows: RowRefs = EMPTY
         self._starts: Int64s = np.empty(0, dtype=np.int64)
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def insert(self, rows: Selection) -> None:
+    def insert(self, rows: RowRefs) -> None:
         """Add rows in any order."""
         if len(rows):
             both = concat([self._rows, rows])
             self._set(both[np.argsort(both.seq, kind="stable")])
 
-    def take(self, now_ms: int, limit: int, held: Bools) -> Selection:
+    def take(self, now_ms: int, limit: int, held: Bools) -> RowRefs:
         """Remove and return, source by source in the order of offset, at most `limit` rows; a row that is not due stops
         its source, and nothing is taken of a source in the mask `held`.
 
@@ -59,17 +59,17 @@ class Late:
         at = first.at[~held[first.source]]
         return int(at.min()) if len(at) else None
 
-    def all(self) -> Selection:
+    def all(self) -> RowRefs:
         """Every row."""
         return self._rows
 
-    def pop_all(self) -> Selection:
+    def pop_all(self) -> RowRefs:
         """Remove and return every row."""
         rows = self._rows
         self._set(EMPTY)
         return rows
 
-    def _set(self, rows: Selection) -> None:
+    def _set(self, rows: RowRefs) -> None:
         source = rows.source
         self._rows = rows
         self._starts = np.flatnonzero(np.r_[len(rows) > 0, source[1:] != source[:-1]][: len(rows)])

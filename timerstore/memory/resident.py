@@ -1,7 +1,7 @@
 """Resident rows: what is in memory, where each row belongs, and how the delivered position and the loaded frontier move
 over it.
 
-    position:   finished ... P ......... hot wheel ......... L ......... memtable .........
+    position:   finished ... P ......... ready rows ......... L ......... memtable .........
                          late rows                              (and segments' rows, on disk)
 
     late      at or below P of its source, and not finished: its offset is not covered by O yet
@@ -28,8 +28,8 @@ import numpy as np
 import pyarrow as pa
 
 from timerstore.memory.chunks import Chunks, materialize
-from timerstore.memory.overtaken import Late
-from timerstore.memory.sorted_runs import EMPTY, Runs, Selection, concat
+from timerstore.memory.overtaken import Overtaken
+from timerstore.memory.sorted_runs import EMPTY, RowRefs, SortedRuns, concat
 from timerstore.rows.position import OFFSET_MAX, ORIGIN, Bools, Int64s, Position, Progress, Step, at_or_below
 
 REPACKED_ROWS_MAX: Final = 1 << 16
@@ -48,13 +48,13 @@ class Resident:
 
     def __init__(self, sources: int, committed: Mapping[int, Progress]) -> None:
         self.chunks = Chunks()
-        self.hot = Runs()
-        self.memtable = Runs()
-        self.late = Late()
-        self.withheld = Runs()
-        self.hot_bytes = 0
+        self.ready = SortedRuns()
+        self.memtable = SortedRuns()
+        self.overtaken = Overtaken()
+        self.withheld = SortedRuns()
+        self.ready_rows_bytes = 0
         self.memtable_bytes = 0
-        self.late_bytes = 0
+        self.overtaken_bytes = 0
         self.committed: dict[int, Progress] = dict(committed)
         self.owned: Bools = np.zeros(sources, dtype=np.bool_)
         self.owned[list(committed)] = True
@@ -77,7 +77,7 @@ class Resident:
         self.frontier = self.position
         """L: every pending row at or below it, of a source ingested so far, is resident. P <= L (invariant I3)."""
 
-    def finished(self, rows: Selection) -> Bools:
+    def finished(self, rows: RowRefs) -> Bools:
         """Mask of the rows that are finished under the committed state (invariant I1), or of no source of ours."""
         source = rows.source
         covered = rows.offset < self.offset[source]
@@ -97,37 +97,37 @@ class Resident:
         """Where O can be moved by a transaction that delivers what is due, by source: the end of what is ingested, or
         the first late row."""
         reachable = self.ends.copy()
-        for source, offset in self.late.first_offsets().items():
+        for source, offset in self.overtaken.first_offsets().items():
             reachable[source] = offset
         return reachable
 
-    def parts(self, rows: Selection) -> list[Selection]:
+    def parts(self, rows: RowRefs) -> list[RowRefs]:
         """Rows divided by where they belong now (late, hot, memtable), without the empty parts.
 
         A chunk for each part keeps together what leaves together; a part that is placed elsewhere later is no mistake.
         """
-        late, hot = self._late(rows), rows.at_or_below(self.frontier)
+        late, hot = self._overtaken(rows), rows.at_or_below(self.frontier)
         return [rows.where(mask) for mask in (late, hot & ~late, ~hot & ~late) if mask.any()]
 
-    def add(self, rows: Selection, payload: pa.RecordBatch) -> None:
+    def add(self, rows: RowRefs, payload: pa.RecordBatch) -> None:
         """Take in new rows, in the order of position, whose payloads are the rows of `payload` one by one."""
         if len(rows):
             chunk = np.full(len(rows), self.chunks.add(payload), dtype=np.int32)
-            self.place(Selection(rows.at, rows.seq, chunk, np.arange(len(rows), dtype=np.int32)))
+            self.place(RowRefs(rows.at, rows.seq, chunk, np.arange(len(rows), dtype=np.int32)))
 
-    def is_stored(self, rows: Selection) -> Bools:
+    def is_stored(self, rows: RowRefs) -> Bools:
         """Mask of the rows that a durable segment holds."""
         mask: Bools = rows.offset < self.stored[rows.source]
         return mask
 
-    def place(self, rows: Selection) -> None:
+    def place(self, rows: RowRefs) -> None:
         """Put row references, in the order of position, where they belong now.
 
         Rows beyond the frontier that a segment holds are let go: they are loaded again when the frontier comes to them.
         """
-        late, hot = self._late(rows), rows.at_or_below(self.frontier)
-        self._insert_late(rows.where(late))
-        self.insert_hot(rows.where(hot & ~late))
+        late, hot = self._overtaken(rows), rows.at_or_below(self.frontier)
+        self._insert_overtaken(rows.where(late))
+        self.insert_ready(rows.where(hot & ~late))
         beyond = rows.where(~hot & ~late)
         stored = self.is_stored(beyond)
         self.chunks.release(beyond.chunk[stored])
@@ -135,32 +135,32 @@ class Resident:
         self.memtable.insert(unstored)
         self.memtable_bytes += self.chunks.bytes_of(unstored.chunk)
 
-    def insert_hot(self, rows: Selection) -> None:
-        """Put rows into the hot wheel."""
-        self.hot.insert(rows)
-        self.hot_bytes += self.chunks.bytes_of(rows.chunk)
+    def insert_ready(self, rows: RowRefs) -> None:
+        """Put rows into the ready rows."""
+        self.ready.insert(rows)
+        self.ready_rows_bytes += self.chunks.bytes_of(rows.chunk)
 
     def held_sources(self) -> list[int]:
         """Those that are held, of the owned ones."""
         return [source for source in np.flatnonzero(self.held).tolist() if source in self.committed]
 
-    def pop_hot(self, bound: Position, limit: int | None = None) -> Selection:
-        """Take rows at or below `bound` out of the hot wheel, in the order of position."""
-        rows = self.hot.pop_until(bound, limit)
-        self.hot_bytes -= self.chunks.bytes_of(rows.chunk)
+    def pop_ready(self, bound: Position, limit: int | None = None) -> RowRefs:
+        """Take rows at or below `bound` out of the ready rows, in the order of position."""
+        rows = self.ready.pop_until(bound, limit)
+        self.ready_rows_bytes -= self.chunks.bytes_of(rows.chunk)
         return rows
 
-    def pop_late(self, now_ms: int, limit: int) -> Selection:
+    def pop_overtaken(self, now_ms: int, limit: int) -> RowRefs:
         """Take late rows, by offset in each source that is not held."""
-        rows = self.late.take(now_ms, limit, self.held)
-        self.late_bytes -= self.chunks.bytes_of(rows.chunk)
+        rows = self.overtaken.take(now_ms, limit, self.held)
+        self.overtaken_bytes -= self.chunks.bytes_of(rows.chunk)
         return rows
 
-    def make_late(self, rows: Selection) -> None:
+    def overtake(self, rows: RowRefs) -> None:
         """Rows that P passes in front of O: they are delivered by offset from now on."""
-        self._insert_late(rows)
+        self._insert_overtaken(rows)
 
-    def withhold(self, rows: Selection) -> None:
+    def withhold(self, rows: RowRefs) -> None:
         """Rows of held sources that P passes: kept where they are not stored yet, else loaded after the release."""
         stored = self.is_stored(rows)
         self.chunks.release(rows.chunk[stored])
@@ -177,26 +177,26 @@ class Resident:
         released, is_more = self.held & ~held, bool((held & ~self.held).any())
         self.held = held
         if is_more:
-            late = self.late.pop_all()
-            self.late_bytes = 0
-            self._insert_late(late)
+            late = self.overtaken.pop_all()
+            self.overtaken_bytes = 0
+            self._insert_overtaken(late)
         if not released.any():
             return
         free = [state.position for source, state in self.committed.items() if not held[source]]
         self.position = self.frontier = min((self.position, *free))
         withheld = self.withheld.pop_all()
         self.memtable_bytes -= self.chunks.bytes_of(withheld.chunk)
-        rows = concat([self.hot.pop_all(), withheld, self.late.pop_all()])
-        self.hot_bytes = self.late_bytes = 0
+        rows = concat([self.ready.pop_all(), withheld, self.overtaken.pop_all()])
+        self.ready_rows_bytes = self.overtaken_bytes = 0
         self.place(rows.sorted())
 
-    def replace_all(self, rows: Selection) -> None:
+    def replace_all(self, rows: RowRefs) -> None:
         """Put rows back after a transaction that did not happen, and all late rows with them: P may lie before them
         again."""
-        late = self.late.pop_all()
-        self.late_bytes = 0
-        for selection in (rows, late):
-            self.place(selection.sorted())
+        late = self.overtaken.pop_all()
+        self.overtaken_bytes = 0
+        for each in (rows, late):
+            self.place(each.sorted())
 
     def commit(self, progress: Mapping[int, Progress], position: Position) -> None:
         """The committed state has moved. Hot rows that P has passed become late."""
@@ -204,9 +204,9 @@ class Resident:
             self.committed[source] = state
             self._note_committed(source)
         self.position = max(self.position, position)
-        self.make_late(self.pop_hot(self.position))
+        self.overtake(self.pop_ready(self.position))
 
-    def leads_ms(self, now_ms: int) -> int:
+    def ahead_of_clock_ms(self, now_ms: int) -> int:
         """How far the furthest P lies ahead of the clock (negative: behind it, as it should be)."""
         return int(self._committed_at.max(initial=ORIGIN.at_ms)) - now_ms
 
@@ -232,13 +232,13 @@ class Resident:
             self.place(rows)
 
     def retreat_frontier(self, budget_bytes: int, floor: Position) -> None:
-        """Move L back so that the hot wheel holds at most `budget_bytes`; never below `floor` (invariant I8)."""
-        last_in = self.hot.largest_within(self.frontier, self.chunks.row_bytes, budget_bytes)
+        """Move L back so that the ready rows holds at most `budget_bytes`; never below `floor` (invariant I8)."""
+        last_in = self.ready.largest_within(self.frontier, self.chunks.row_bytes, budget_bytes)
         if last_in is None:
             return
         self.frontier = max(last_in, floor)
-        for rows in self.hot.split_after(self.frontier):
-            self.hot_bytes -= self.chunks.bytes_of(rows.chunk)
+        for rows in self.ready.split_after(self.frontier):
+            self.ready_rows_bytes -= self.chunks.bytes_of(rows.chunk)
             self.place(rows)
 
     def mark_stored(self, offsets: Int64s) -> None:
@@ -256,7 +256,7 @@ class Resident:
         is one in each chunk.
         """
         size = len(self.chunks.row_bytes)
-        held = [(holder, holder.all()) for holder in (self.hot, self.memtable)]
+        held = [(holder, holder.all()) for holder in (self.ready, self.memtable)]
         referenced = sum(np.bincount(rows.chunk, minlength=size) for _, rows in held)
         sparse = self.chunks.sparse(np.asarray(referenced), gain_bytes_min, REPACKED_ROWS_MAX)
         if not sparse.any():
@@ -267,14 +267,14 @@ class Resident:
             if not len(rows):
                 continue
             gained = self._insert_copy(holder, rows)
-            if holder is self.hot:
-                self.hot_bytes -= gained
+            if holder is self.ready:
+                self.ready_rows_bytes -= gained
             else:
                 self.memtable_bytes -= gained
             copied += len(rows)
         return copied
 
-    def gather_near(self, popped: Selection, until: Position) -> int:
+    def gather_near(self, popped: RowRefs, until: Position) -> int:
         """Copy the next hot rows, up to `until`, into one chunk in the order of position, if what was just popped came
         from many; returns how many rows.
 
@@ -284,41 +284,41 @@ class Resident:
         pieces = len(np.unique(popped.chunk))
         if pieces < SCATTERED_CHUNKS or len(popped) >= SCATTERED_ROWS * pieces:
             return 0
-        rows = self.hot.pop_until(until, GATHERED_ROWS_MAX)
+        rows = self.ready.pop_until(until, GATHERED_ROWS_MAX)
         fit = int(np.searchsorted(np.cumsum(self.chunks.row_bytes[rows.chunk]), GATHERED_BYTES_MAX, side="right"))
-        self.hot.insert(rows[fit:])
+        self.ready.insert(rows[fit:])
         rows = rows[:fit]
         if len(rows):
-            self.hot_bytes -= self._insert_copy(self.hot, rows)
+            self.ready_rows_bytes -= self._insert_copy(self.ready, rows)
         return len(rows)
 
-    def _insert_copy(self, holder: Runs, rows: Selection) -> int:
+    def _insert_copy(self, holder: SortedRuns, rows: RowRefs) -> int:
         """Insert rows, in the order of position, with their payloads in a chunk of their own; returns how many bytes
         less they count now."""
         payload = materialize(self.chunks.payloads(rows.chunk), rows.chunk, rows.row)
         before = self.chunks.bytes_of(rows.chunk)
         self.chunks.release(rows.chunk)
         chunk = np.full(len(rows), self.chunks.add(payload), dtype=np.int32)
-        holder.insert(Selection(rows.at, rows.seq, chunk, np.arange(len(rows), dtype=np.int32)))
+        holder.insert(RowRefs(rows.at, rows.seq, chunk, np.arange(len(rows), dtype=np.int32)))
         return before - self.chunks.bytes_of(chunk)
 
-    def _passed(self, rows: Selection) -> Bools:
+    def _passed(self, rows: RowRefs) -> Bools:
         """Which rows lie at or below the P of their own source."""
         source = rows.source
         return at_or_below(rows.at, rows.seq, self._committed_at[source], self._committed_seq[source])
 
-    def _late(self, rows: Selection) -> Bools:
+    def _overtaken(self, rows: RowRefs) -> Bools:
         return self._passed(rows) | rows.at_or_below(self.position)
 
-    def _insert_late(self, rows: Selection) -> None:
+    def _insert_overtaken(self, rows: RowRefs) -> None:
         # What only the P of the others has passed does not stand in the way of a held source's O: that must not go
         # back, and where it stood still nothing that comes in could be flushed.
         waits = self.held[rows.source] & ~self._passed(rows)
         if waits.any():
             self.withhold(rows[waits].sorted())
             rows = rows[~waits]
-        self.late.insert(rows)
-        self.late_bytes += self.chunks.bytes_of(rows.chunk)
+        self.overtaken.insert(rows)
+        self.overtaken_bytes += self.chunks.bytes_of(rows.chunk)
 
     def _note_committed(self, source: int) -> None:
         state = self.committed[source]

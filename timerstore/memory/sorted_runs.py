@@ -1,8 +1,8 @@
-"""Runs: resident rows in the order of position.
+"""SortedRuns: resident rows in the order of position.
 
-The hot wheel (rows at or below the loaded frontier) and the memtable (rows beyond it, not yet in a segment) are each
-one `Runs`: a short list of sorted vectors of row references. An inserted batch becomes a run; runs of like size are
-merged, so that a row is merged a logarithmic number of times and there are never many runs to look at (the
+The ready rows (rows at or below the loaded frontier) and the memtable (rows beyond it, not yet in a segment) are each
+one `SortedRuns`: a short list of sorted vectors of row references. An inserted batch becomes a run; runs of like size
+are merged, so that a row is merged a logarithmic number of times and there are never many runs to look at (the
 log-structured merge of Patrick O'Neil et al., 1996, in memory). Popping what is due moves the head of each run.
 
     insert [3 5 9]       runs: [3 5 9]
@@ -45,7 +45,7 @@ MERGED_ROWS_MAX = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class RowRefs:
     """References to resident rows: `at` and `seq` (int64[n], the position), `chunk` and `row` (int32[n], where the
     payload is)."""
 
@@ -57,10 +57,10 @@ class Selection:
     def __len__(self) -> int:
         return len(self.at)
 
-    def __getitem__(self, key: slice | Bools | npt.NDArray[np.intp]) -> Selection:
-        return Selection(self.at[key], self.seq[key], self.chunk[key], self.row[key])
+    def __getitem__(self, key: slice | Bools | npt.NDArray[np.intp]) -> RowRefs:
+        return RowRefs(self.at[key], self.seq[key], self.chunk[key], self.row[key])
 
-    def where(self, mask: Bools) -> Selection:
+    def where(self, mask: Bools) -> RowRefs:
         """The rows of a mask; no copy where it says all or none, the usual cases."""
         if mask.all():
             return self
@@ -80,7 +80,7 @@ class Selection:
         """The last row's position."""
         return Position.of(int(self.at[-1]), int(self.seq[-1]))
 
-    def sorted(self) -> Selection:
+    def sorted(self) -> RowRefs:
         """The same rows in the order of position."""
         return self[order_by_position(self.at, self.seq)]
 
@@ -89,17 +89,17 @@ class Selection:
         return at_or_below(self.at, self.seq, bound.at_ms, bound.seq)
 
 
-EMPTY = Selection(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int32))
+EMPTY = RowRefs(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int32))
 
 
-def concat(selections: Sequence[Selection]) -> Selection:
-    """All rows of several selections, one after the other."""
-    some = [s for s in selections if len(s)]
+def concat(parts: Sequence[RowRefs]) -> RowRefs:
+    """All rows of several parts, one after the other."""
+    some = [s for s in parts if len(s)]
     if not some:
         return EMPTY
     if len(some) == 1:
         return some[0]
-    return Selection(
+    return RowRefs(
         np.concatenate([s.at for s in some]),
         np.concatenate([s.seq for s in some]),
         np.concatenate([s.chunk for s in some]),
@@ -107,26 +107,26 @@ def concat(selections: Sequence[Selection]) -> Selection:
     )
 
 
-def select(entries: pa.Table, sources: Sources) -> Selection:
+def select(entries: pa.Table, sources: Sources) -> RowRefs:
     """The positions of an entry table; `row` is the index in the table, `chunk` means nothing. Rows of unknown sources
     are left out."""
     source = sources.of_columns(entries.column("topic"), entries.column("partition"))
     known = np.flatnonzero(source >= 0)
     offset = entries.column("offset").to_numpy().astype(np.int64, copy=False)[known]
     at = entries.column("at").to_numpy().astype(np.int64, copy=False)[known]
-    return Selection(at, pack(source[known], offset), np.zeros(len(known), np.int32), known.astype(np.int32))
+    return RowRefs(at, pack(source[known], offset), np.zeros(len(known), np.int32), known.astype(np.int32))
 
 
-class Runs:
+class SortedRuns:
     """Row references kept in the order of position; see the module's table for how runs merge."""
 
     def __init__(self) -> None:
-        self._runs: list[Selection] = []
+        self._runs: list[RowRefs] = []
 
     def __len__(self) -> int:
         return sum(len(run) for run in self._runs)
 
-    def insert(self, rows: Selection) -> None:
+    def insert(self, rows: RowRefs) -> None:
         """Add rows that are in the order of position."""
         if not len(rows):
             return
@@ -135,7 +135,7 @@ class Runs:
             newest = self._runs.pop()
             self._runs[-1] = concat([self._runs[-1], newest]).sorted()
 
-    def __iter__(self) -> Iterator[Selection]:
+    def __iter__(self) -> Iterator[RowRefs]:
         """The runs, each in the order of position."""
         return iter(self._runs)
 
@@ -151,7 +151,7 @@ class Runs:
         """How many rows are at or below `bound`."""
         return sum(search(run.at, run.seq, bound) for run in self._runs)
 
-    def pop_until(self, bound: Position, limit: int | None = None) -> Selection:
+    def pop_until(self, bound: Position, limit: int | None = None) -> RowRefs:
         """Remove and return the rows at or below `bound` in the order of position, at most the first `limit` of
         them."""
         cuts = [search(run.at, run.seq, bound) for run in self._runs]
@@ -165,18 +165,18 @@ class Runs:
         self._runs = [run[cut:] for run, cut in zip(self._runs, cuts, strict=True) if cut < len(run)]
         return popped
 
-    def split_until(self, bound: Position) -> list[Selection]:
+    def split_until(self, bound: Position) -> list[RowRefs]:
         """Remove and return the rows at or below `bound` as the runs that they are: each is in the order of
         position."""
         heads, self._runs = self._split(bound)
         return heads
 
-    def split_after(self, bound: Position) -> list[Selection]:
+    def split_after(self, bound: Position) -> list[RowRefs]:
         """Remove and return the rows above `bound` as the runs that they are: each is in the order of position."""
         self._runs, tails = self._split(bound)
         return tails
 
-    def _split(self, bound: Position) -> tuple[list[Selection], list[Selection]]:
+    def _split(self, bound: Position) -> tuple[list[RowRefs], list[RowRefs]]:
         cuts = [search(run.at, run.seq, bound) for run in self._runs]
         heads = [run[:cut] for run, cut in zip(self._runs, cuts, strict=True) if cut]
         tails = [run[cut:] for run, cut in zip(self._runs, cuts, strict=True) if cut < len(run)]
@@ -223,10 +223,10 @@ class Runs:
         cuts = [search(run.at, run.seq, beyond) for run in runs]
         return max((run[:cut].last() for run, cut in zip(runs, cuts, strict=True) if cut), default=ORIGIN)
 
-    def remove(self, gone: Callable[[Selection], Bools]) -> Selection:
+    def remove(self, gone: Callable[[RowRefs], Bools]) -> RowRefs:
         """Remove and return the rows for which `gone` answers True (a mask of the rows it is given), in no order."""
-        removed: list[Selection] = []
-        kept: list[Selection] = []
+        removed: list[RowRefs] = []
+        kept: list[RowRefs] = []
         for run in self._runs:
             mask = gone(run)
             if not mask.any():
@@ -239,15 +239,15 @@ class Runs:
         self._runs = kept
         return concat(removed)
 
-    def all(self) -> Selection:
+    def all(self) -> RowRefs:
         """Every row, in no order."""
         return concat(self._runs)
 
-    def pop_all(self) -> Selection:
+    def pop_all(self) -> RowRefs:
         """Remove and return every row, in no order."""
         rows, self._runs = self.all(), []
         return rows
 
     @staticmethod
-    def _mergeable(older: Selection, newer: Selection) -> bool:
+    def _mergeable(older: RowRefs, newer: RowRefs) -> bool:
         return len(older) < 2 * len(newer) and len(older) + len(newer) <= MERGED_ROWS_MAX

@@ -25,7 +25,7 @@ from timerstore.log import segment
 from timerstore.log.segment import Segment
 from timerstore.log.timerlog import Window
 from timerstore.memory.chunks import ROW_REFERENCE_BYTES
-from timerstore.memory.sorted_runs import Selection, concat, select
+from timerstore.memory.sorted_runs import RowRefs, concat, select
 from timerstore.operations import compaction
 from timerstore.operations.compaction import Compaction
 from timerstore.rows.entry import payload_of
@@ -151,11 +151,11 @@ class Maintenance:
             self.drop_aside()
         files.keep_reserve(store.directory)
         for file in store.cancels.tombstones.files:
-            file.file.relax()
+            file.file.drop_pages()
         return Flushed(rows=len(rows), bytes=written.named.bytes if written else 0)
 
     def next_window(self, now_ms: int) -> Window | None:
-        """The next window to gather, or None when the frontier is far enough ahead or the hot wheel has no room.
+        """The next window to gather, or None when the frontier is far enough ahead or the ready rows has no room.
 
         A window without segments is admitted here at once: histograms and fences prove that no segment has a row in it
         (invariant I3).
@@ -166,7 +166,7 @@ class Maintenance:
             if resident.frontier.at_ms >= now_ms + limits.horizon_ms // 2:
                 return None
             room = self._room()
-            if room < limits.window_bytes // 4 and len(resident.hot):
+            if room < limits.window_bytes // 4 and len(resident.ready):
                 return None
             window = store.timerlog.window(resident.frontier, end_of(now_ms + limits.horizon_ms), room)
             upper = window.upper
@@ -322,14 +322,14 @@ class Maintenance:
         files.sync_directory(store.directory)
         files.keep_reserve(store.directory)
 
-    def _unstored(self, covered: Int64s) -> Selection:
+    def _unstored(self, covered: Int64s) -> RowRefs:
         """Every row below `covered` (offsets by source), memtable, hot, withheld or handed out, that no segment holds.
 
         Finished rows are not in memory, and the offsets of late rows are not below the committed O.
         """
         resident = self._store.resident
         open_rows = self._store.transaction_rows()
-        rows = concat([resident.hot.all(), resident.memtable.all(), resident.withheld.all(), open_rows])
+        rows = concat([resident.ready.all(), resident.memtable.all(), resident.withheld.all(), open_rows])
         return rows[~resident.is_stored(rows) & (rows.offset < covered[rows.source])]
 
     def _burial(self, now_ms: int, offsets: Mapping[SourceName, int]) -> _Burial | None:
@@ -369,7 +369,7 @@ class Maintenance:
         again.
         """
         limits = self._store.limits
-        return min(limits.loaded_bytes_max - self._store.resident.hot_bytes, limits.window_bytes)
+        return min(limits.loaded_bytes_max - self._store.resident.ready_rows_bytes, limits.window_bytes)
 
     def _upper_within(self, upper: Position, room: int) -> Position:
         """How far the memtable's rows fit into `room`; at least to its first row."""

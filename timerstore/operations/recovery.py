@@ -290,7 +290,7 @@ def _without_what_is_read_again(
 def _clear(directory: Path, named: set[str], is_rebuilt: bool, now_ms: int) -> tuple[int, tuple[Path, ...]]:
     """Remove what nobody names, or put it aside; returns how many were removed, and what is aside."""
     removed = 0
-    for path in files.strangers(directory, named):
+    for path in files.unreferenced(directory, named):
         if is_rebuilt and path.suffix in (files.SEGMENT_SUFFIX, files.TOMBSTONES_SUFFIX):
             files.set_aside(path, now_ms, files.ASIDE_SUFFIX)
         else:

@@ -21,11 +21,11 @@ class Stats:
     pending: int
     pending_by_target: dict[str, int]
     pending_until: tuple[int, ...]
-    hot_rows: int
-    hot_bytes: int
+    ready_rows: int
+    ready_rows_bytes: int
     memtable_rows: int
     memtable_bytes: int
-    late_rows: int
+    overtaken_rows: int
     physical_bytes: int
     segments: int
     segment_bytes: int
@@ -45,11 +45,11 @@ def look(store: TimerStore, pending: Pending, edges_ms: Sequence[int]) -> Stats:
         pending=len(pending),
         pending_by_target=pending.by_target(),
         pending_until=tuple(pending.wheel.until(edge) for edge in edges_ms),
-        hot_rows=len(resident.hot),
-        hot_bytes=resident.hot_bytes,
+        ready_rows=len(resident.ready),
+        ready_rows_bytes=resident.ready_rows_bytes,
         memtable_rows=len(resident.memtable),
         memtable_bytes=resident.memtable_bytes,
-        late_rows=len(resident.late),
+        overtaken_rows=len(resident.overtaken),
         physical_bytes=resident.chunks.physical_bytes,
         segments=len(store.timerlog),
         segment_bytes=store.timerlog.bytes,

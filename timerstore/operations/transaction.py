@@ -4,7 +4,7 @@ A transaction outputs exactly the difference between two finished sets (invarian
 dispatcher likes to take:
 
     late rows     move O of their source: O' is the first late row that is not taken, or the end of what is ingested
-    on-time rows  move P: P' is the position of the last row popped from the hot wheel
+    on-time rows  move P: P' is the position of the last row popped from the ready rows
     a popped row that O' does not cover is not output: it is late from here on
     a row that a tombstone covers is passed like any other, without being output (invariant I7)
     a held source keeps its P, and nothing of it is output; its O moves on as far as no late row stands in the way
@@ -24,7 +24,7 @@ import pyarrow as pa
 from timerstore.errors import Misuse
 from timerstore.memory.chunks import materialize
 from timerstore.memory.pending import TALLIED, Tally, tally_timers
-from timerstore.memory.sorted_runs import EMPTY, Selection, concat
+from timerstore.memory.sorted_runs import EMPTY, RowRefs, concat
 from timerstore.rows.entry import PAYLOAD
 from timerstore.rows.position import Int64s, Progress, end_of
 
@@ -66,7 +66,7 @@ class Transaction:
         self._only_output = only_output
         self.position = store.resident.position
         self._offsets = store.resident.offset.copy()
-        self._output: list[Selection] = []
+        self._output: list[RowRefs] = []
         self._delivered: list[tuple[Int64s, pa.RecordBatch]] = []
         self._cancelled: list[Tally] = []
         self._ended = False
@@ -88,12 +88,14 @@ class Transaction:
         with self._store.lock:
             self._must_be_open()
             resident = self._store.resident
-            resident.make_late(resident.pop_hot(self.position))
+            resident.overtake(resident.pop_ready(self.position))
             bound = min(end_of(now_ms), resident.frontier)
             # A flood of late rows leaves half of the room to what is due on time, if there is so much of it.
-            late = resident.pop_late(now_ms, max(max_rows - resident.hot.count_until(bound), (max_rows + 1) // 2))
+            late = resident.pop_overtaken(
+                now_ms, max(max_rows - resident.ready.count_until(bound), (max_rows + 1) // 2)
+            )
             self._cover()
-            due = resident.pop_hot(bound, max(0, max_rows - len(late)))
+            due = resident.pop_ready(bound, max(0, max_rows - len(late)))
             is_end = not len(due) + len(late)
             if len(due):
                 self.position = due.last()
@@ -103,7 +105,7 @@ class Transaction:
                 due = due[~held]
             covered = due.offset < self._offsets[due.source]
             if not covered.all():
-                resident.make_late(due[~covered])
+                resident.overtake(due[~covered])
                 due = due[covered]
             resident.gather_near(due, min(end_of(now_ms + GATHERED_AHEAD_MS), resident.frontier))
             rows = concat([late, due])
@@ -135,7 +137,7 @@ class Transaction:
                     result[source] = state.moved(offset, position)
             return result
 
-    def rows(self) -> Selection:
+    def rows(self) -> RowRefs:
         """References of everything taken so far, cancelled rows too."""
         self._output = [concat(self._output)] if self._output else [EMPTY]
         return self._output[0]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from timerstore.memory.sorted_runs import Selection
+from timerstore.memory.sorted_runs import RowRefs
 from timerstore.rows.position import Int64s
 from timerstore.rows.sources import SourceName
 
@@ -33,14 +33,14 @@ def trimmed(store: TimerStore, log_starts: Mapping[SourceName, int]) -> list[Sou
         nowhere = np.zeros(len(last), dtype=np.int32)
         at = np.array([position.at_ms for position in last], dtype=np.int64)
         seq = np.array([position.seq for position in last], dtype=np.int64)
-        stored = Selection(at, seq, nowhere, nowhere)
+        stored = RowRefs(at, seq, nowhere, nowhere)
         unfinished = stored[~resident.finished(stored)]
         for rows in (
             unfinished,
-            resident.hot.all(),
+            resident.ready.all(),
             resident.memtable.all(),
             resident.withheld.all(),
-            resident.late.all(),
+            resident.overtaken.all(),
         ):
             gone[rows.source[rows.offset < starts[rows.source]]] = True
         return [sources.name(source) for source in np.flatnonzero(gone).tolist()]

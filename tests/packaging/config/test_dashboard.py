@@ -20,7 +20,7 @@ DASHBOARD: Final[dict[str, Any]] = json.loads((ROOT / "config" / "dashboard.json
 HIDDEN: Final = {
     "delay_bridge_build_info",
     "delay_bridge_disk_size_bytes",
-    "delay_bridge_hot_messages",
+    "delay_bridge_ready_messages",
 }
 
 

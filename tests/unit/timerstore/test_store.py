@@ -20,7 +20,9 @@ from timerstore.rows.entry import ENTRY
 from timerstore.rows.position import end_of
 
 FAR_MS = NOW_MS + 900_000
-SMALL = Limits(flush_bytes=4_000, flush_interval_ms=1_000, hot_bytes=8_000, horizon_ms=60_000, window_bytes=2_000)
+SMALL = Limits(
+    flush_bytes=4_000, flush_interval_ms=1_000, ready_rows_bytes=8_000, horizon_ms=60_000, window_bytes=2_000
+)
 
 
 class Background:
@@ -120,7 +122,7 @@ def test_append_blocks_when_the_memtable_is_full_and_goes_on_after_a_flush(tmp_p
     rig.produce(FAR_MS)
     blocked = Background(rig.ingest)
     assert blocked.is_blocked()
-    assert rig.store.is_pressed(), "the dispatcher is asked for a commit of O"
+    assert rig.store.needs_offset_commit(), "the dispatcher is asked for a commit of O"
     rig.deliver()
     assert blocked.is_blocked()
     assert rig.store.maintenance.flush_due(NOW_MS)
@@ -149,7 +151,7 @@ def test_closing_ends_who_waits_for_room(tmp_path: Path, how: str) -> None:
 
 def test_a_flood_of_late_rows_blocks_ingest_until_they_are_delivered(tmp_path: Path) -> None:
     """Late rows cannot be put aside: their memory is bounded by waiting."""
-    rig = Rig(tmp_path, limits=Limits(late_bytes=1_000))
+    rig = Rig(tmp_path, limits=Limits(overtaken_bytes=1_000))
     rig.load()
     rig.produce(NOW_MS)
     rig.ingest()
@@ -308,7 +310,7 @@ def test_what_comes_between_two_takes_may_lie_before_what_was_taken(tmp_path: Pa
 
 
 def test_what_comes_after_the_last_take_is_late(tmp_path: Path) -> None:
-    """The hot wheel holds nothing that P has passed."""
+    """The ready rows holds nothing that P has passed."""
     rig = Rig(tmp_path)
     rig.load()
     rig.produce(NOW_MS + 5)
@@ -318,7 +320,7 @@ def test_what_comes_after_the_last_take_is_late(tmp_path: Path) -> None:
     rig.produce(NOW_MS + 3)
     rig.ingest()
     rig.commit(transaction, [taken])
-    assert (rig.store.stats().hot_rows, rig.store.stats().late_rows) == (0, 1)
+    assert (rig.store.stats().ready_rows, rig.store.stats().overtaken_rows) == (0, 1)
     assert [record.offset for record in rig.deliver(NOW_MS + 5)] == [1]
 
 
@@ -430,7 +432,7 @@ def test_a_window_that_a_flush_reaches_into_is_asked_for_again(tmp_path: Path) -
 
 
 def test_a_window_is_asked_for_again_when_the_frontier_has_moved_back(tmp_path: Path) -> None:
-    """What was dropped from the hot wheel lies before the window: the frontier must not jump over it."""
+    """What was dropped from the ready rows lies before the window: the frontier must not jump over it."""
     rig = Rig(tmp_path, limits=SMALL)
     rig.load()
     rig.produce(*[NOW_MS + 60_001] * 10)
@@ -452,11 +454,11 @@ def test_a_window_is_asked_for_again_when_the_frontier_has_moved_back(tmp_path: 
 
 def test_the_memtable_moves_into_the_hot_wheel_in_windows_too(tmp_path: Path) -> None:
     """What falls due before a flush never touches the disk, and keeps to the budget all the same."""
-    rig = Rig(tmp_path, limits=Limits(flush_bytes=1 << 20, hot_bytes=10_000, window_bytes=4_000))
+    rig = Rig(tmp_path, limits=Limits(flush_bytes=1 << 20, ready_rows_bytes=10_000, window_bytes=4_000))
     rig.produce(*[FAR_MS] * 500)
     rig.ingest()
     assert not rig.load(FAR_MS)
-    assert 0 < rig.store.stats().hot_bytes <= 4_000
+    assert 0 < rig.store.stats().ready_rows_bytes <= 4_000
     rig.finish(FAR_MS)
     rig.assert_each_delivered_once()
     assert rig.store.stats().segments == 0
@@ -464,26 +466,26 @@ def test_the_memtable_moves_into_the_hot_wheel_in_windows_too(tmp_path: Path) ->
 
 def test_a_window_is_cut_where_the_room_ends(tmp_path: Path) -> None:
     """Row groups that begin before the window are counted by half; what they turn out to hold must fit all the same."""
-    rig = Rig(tmp_path, limits=Limits(flush_bytes=1 << 20, hot_bytes=10_000, window_bytes=4_000))
+    rig = Rig(tmp_path, limits=Limits(flush_bytes=1 << 20, ready_rows_bytes=10_000, window_bytes=4_000))
     rig.produce(*[FAR_MS] * 500)
     rig.ingest()
     rig.deliver()
     rig.store.maintenance.flush(NOW_MS)
     assert rig.load(FAR_MS)
-    assert 0 < rig.store.stats().hot_bytes <= 4_000
+    assert 0 < rig.store.stats().ready_rows_bytes <= 4_000
     rig.finish(FAR_MS)
     rig.assert_each_delivered_once()
 
 
 def test_no_window_is_loaded_far_ahead_or_without_room(tmp_path: Path) -> None:
-    """Half of the horizon is enough, and a full hot wheel has to be delivered first."""
+    """Half of the horizon is enough, and a full ready rows has to be delivered first."""
     rig = Rig(tmp_path, limits=SMALL)
     assert rig.store.maintenance.next_window(NOW_MS) is None
     frontier = rig.store.resident.frontier
     assert frontier.at_ms == NOW_MS + SMALL.horizon_ms
     assert rig.store.maintenance.next_window(NOW_MS + SMALL.horizon_ms // 2) is None
     assert rig.store.resident.frontier == frontier
-    while rig.store.stats().hot_bytes < 6_000:
+    while rig.store.stats().ready_rows_bytes < 6_000:
         rig.produce(NOW_MS + 10)
         rig.ingest()
     assert rig.store.maintenance.next_window(NOW_MS + SMALL.horizon_ms) is None
@@ -496,7 +498,7 @@ def test_many_in_one_millisecond_are_delivered_within_bounded_memory(
     """200,000 rows of one millisecond, budgets of a few thousand: once each, in order, through many windows."""
     monkeypatch.setattr(timerstore.log.segment, "ROW_GROUP_ROWS", 1_024)
     rows, batch_rows = 200_000, 10_000
-    limits = Limits(flush_bytes=1_500_000, hot_bytes=1_500_000, window_bytes=400_000)
+    limits = Limits(flush_bytes=1_500_000, ready_rows_bytes=1_500_000, window_bytes=400_000)
     rig = Rig(tmp_path, limits=limits)
     template = entries([Record("delay", 0, 0, FAR_MS)]).take(pa.array(np.zeros(batch_rows, dtype=np.int64)))
     ceiling = 0
@@ -504,13 +506,13 @@ def test_many_in_one_millisecond_are_delivered_within_bounded_memory(
         offsets = pa.array(np.arange(start, start + batch_rows))
         rig.store.append(template.set_column(2, "offset", offsets), {ORDERS: start + batch_rows}, NOW_MS)
         rig.store.maintenance.next_window(FAR_MS - 1_000)
-        if not rig.store.has_room() or rig.store.is_pressed():
+        if not rig.store.has_room() or rig.store.needs_offset_commit():
             commit(rig)
             rig.store.maintenance.flush(NOW_MS)
         ceiling = max(ceiling, rig.store.stats().physical_bytes)
     commit(rig)
     rig.store.maintenance.flush(NOW_MS)
-    assert rig.store.stats().hot_rows < rows // 4
+    assert rig.store.stats().ready_rows < rows // 4
     delivered: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = []
     windows = 0
     while sum(len(part) for part in delivered) < rows:
@@ -521,7 +523,7 @@ def test_many_in_one_millisecond_are_delivered_within_bounded_memory(
         ceiling = max(ceiling, rig.store.stats().physical_bytes)
     assert (np.concatenate(delivered) == np.arange(rows)).all()
     assert windows > 20
-    assert ceiling < 3 * (limits.hot_bytes + limits.memtable_bytes_max)
+    assert ceiling < 3 * (limits.ready_rows_bytes + limits.memtable_bytes_max)
     assert rig.store.stats().pending == 0
     rig.store.maintenance.reclaim(FAR_MS)
     assert rig.store.stats().segments == 0
@@ -578,7 +580,7 @@ def test_a_flush_is_due_by_size_or_by_age_and_only_when_something_moves(tmp_path
 
 
 def test_what_came_near_before_the_flush_does_not_keep_its_batch_in_memory(tmp_path: Path) -> None:
-    """Of each batch one message is in the hot wheel when the others go to disk: only that one stays."""
+    """Of each batch one message is in the ready rows when the others go to disk: only that one stays."""
     rig = Rig(tmp_path, limits=Limits(flush_bytes=1 << 20, horizon_ms=60_000, repacked_bytes=1))
     rig.load()
     for _ in range(5):
@@ -587,12 +589,12 @@ def test_what_came_near_before_the_flush_does_not_keep_its_batch_in_memory(tmp_p
     rig.deliver()
     rig.load(NOW_MS + 31_000)
     before = rig.store.stats()
-    assert rig.store.resident.hot.count_until(end_of(NOW_MS + 60_500)) == 5
+    assert rig.store.resident.ready.count_until(end_of(NOW_MS + 60_500)) == 5
     rig.store.maintenance.flush(NOW_MS + 1_000)
     after = rig.store.stats()
     assert after.memtable_bytes == 0
     assert after.physical_bytes * 50 < before.physical_bytes
-    assert after.hot_bytes == rig.store.resident.chunks.bytes_of(rig.store.resident.hot.all().chunk)
+    assert after.ready_rows_bytes == rig.store.resident.chunks.bytes_of(rig.store.resident.ready.all().chunk)
     assert len(rig.store.resident.chunks) == 1
     rig.finish(FAR_MS)
     rig.assert_each_delivered_once()
@@ -607,18 +609,18 @@ def test_what_came_in_many_batches_and_is_due_next_is_put_together(tmp_path: Pat
         rig.produce(*range(NOW_MS + batch, NOW_MS + 200, 8))
         rig.ingest()
     resident = rig.store.resident
-    before = resident.hot_bytes
+    before = resident.ready_rows_bytes
     transaction = rig.store.begin()
     taken = transaction.take(NOW_MS + 7, 1_000)
     assert taken.at.tolist() == list(range(NOW_MS, NOW_MS + 8))
-    assert len(np.unique(resident.hot.all().chunk)) == 1
-    assert 0 < resident.hot_bytes <= before
-    assert resident.hot_bytes == resident.chunks.bytes_of(resident.hot.all().chunk)
+    assert len(np.unique(resident.ready.all().chunk)) == 1
+    assert 0 < resident.ready_rows_bytes <= before
+    assert resident.ready_rows_bytes == resident.chunks.bytes_of(resident.ready.all().chunk)
     transaction.rollback()
     rig.finish(NOW_MS + 300)
     assert [record.due_ms for record in rig.delivered] == list(range(NOW_MS, NOW_MS + 200))
     rig.assert_each_delivered_once()
-    assert (resident.hot_bytes, len(resident.chunks)) == (0, 0)
+    assert (resident.ready_rows_bytes, len(resident.chunks)) == (0, 0)
 
 
 @pytest.mark.parametrize("is_held_first", [True, False])

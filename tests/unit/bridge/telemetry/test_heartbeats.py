@@ -234,10 +234,10 @@ def dispatching(bench: Bench, *, opens: Callable[[], None], waits: Callable[[], 
 
     store: Any = SimpleNamespace(
         is_caught_up=lambda: True,
-        outruns=lambda _: False,
+        is_clock_behind=lambda _: False,
         next_wakeup_ms=lambda: None,
         offsets_behind=lambda: False,
-        is_pressed=lambda: False,
+        needs_offset_commit=lambda: False,
         wait=wait,
         wake=lambda: None,
         sources=None,
@@ -354,7 +354,7 @@ def housekeeping(bench: Bench, _: Path) -> Iterator[Case]:
         maintenance=maintenance,
         stats=lambda: SimpleNamespace(memtable_bytes=1, segments=0),
         timerlog=(),
-        limits=SimpleNamespace(flush_bytes=1 << 20, hot_bytes=1 << 20, segment_bytes_max=1 << 20),
+        limits=SimpleNamespace(flush_bytes=1 << 20, ready_rows_bytes=1 << 20, segment_bytes_max=1 << 20),
     )
     made = Housekeeping(
         store=store,
@@ -524,7 +524,7 @@ def test_a_store_that_is_full_is_waited_for_while_catching_up(bench: Bench, monk
 def test_a_flush_has_the_time_that_a_slow_disk_needs(bench: Bench) -> None:
     """All that may be in memory, at a megabyte a second."""
     gate = Gate()
-    limits = SimpleNamespace(flush_bytes=128 << 20, hot_bytes=256 << 20, segment_bytes_max=1 << 30)
+    limits = SimpleNamespace(flush_bytes=128 << 20, ready_rows_bytes=256 << 20, segment_bytes_max=1 << 30)
     maintenance = SimpleNamespace(next_window=lambda _: None, flush_due=lambda _: True, flush=gate)
     store: Any = SimpleNamespace(maintenance=maintenance, limits=limits)
     made = Housekeeping(

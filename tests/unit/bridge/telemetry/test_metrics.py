@@ -36,8 +36,8 @@ def test_gauges_are_read_from_the_snapshot_at_every_scrape() -> None:
         pending_by_topic={"orders": 5},
         pending_by_time_to_go=(1, 0, 4, 0, 0, 0, 0),
         oldest_overdue_s=1.5,
-        hot_rows=2,
-        hot_bytes=300,
+        ready_rows=2,
+        ready_rows_bytes=300,
         segments=4,
         segment_bytes=1000,
         disk_free_bytes=70,
@@ -52,7 +52,7 @@ def test_gauges_are_read_from_the_snapshot_at_every_scrape() -> None:
     assert value(metrics, "pending_messages_by_topic", topic="orders") == 5
     assert [value(metrics, "pending_messages_by_time_to_go", within=w) for w in TIME_TO_GO] == [1, 0, 4, 0, 0, 0, 0]
     assert value(metrics, "oldest_overdue_seconds") == 1.5
-    assert (value(metrics, "hot_messages"), value(metrics, "hot_bytes")) == (2, 300)
+    assert (value(metrics, "ready_messages"), value(metrics, "ready_rows_bytes")) == (2, 300)
     assert (value(metrics, "segments"), value(metrics, "segment_bytes")) == (4, 1000)
     assert (value(metrics, "disk_free_bytes"), value(metrics, "disk_size_bytes")) == (70, 100)
     assert (value(metrics, "records_cancelled_total"), value(metrics, "tombstone_records")) == (8, 9)

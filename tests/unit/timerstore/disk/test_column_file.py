@@ -34,7 +34,7 @@ def test_what_is_written_comes_back(tmp_path: Path, sizes: tuple[int, ...]) -> N
     for name, dtype in SCHEMA.items():
         assert file[name].dtype == np.dtype(dtype)
         assert file[name].tolist() == list(range(sum(sizes)))
-    file.relax()
+    file.drop_pages()
     files.remove(path)
     files.remove(path)
     assert file["key"].tolist() == list(range(sum(sizes)))

@@ -102,7 +102,7 @@ def test_what_a_crash_left_is_known_from_everything_else(tmp_path: Path) -> None
     ]
     for name in kept + gone:
         (tmp_path / name).write_text("")
-    assert [path.name for path in files.strangers(tmp_path, {files.segment_name(1)})] == sorted(gone)
+    assert [path.name for path in files.unreferenced(tmp_path, {files.segment_name(1)})] == sorted(gone)
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ESTALE])

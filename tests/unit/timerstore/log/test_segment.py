@@ -16,7 +16,7 @@ from timerstore.disk.checkpoint import Identity, NamedSegment
 from timerstore.errors import Corrupt
 from timerstore.log.segment import Segment, read, read_rows, write
 from timerstore.log.timerlog import TimerLog
-from timerstore.memory.sorted_runs import Selection
+from timerstore.memory.sorted_runs import RowRefs
 from timerstore.rows.entry import ENTRY, payload_of
 from timerstore.rows.position import AT_MAX, OFFSET_MAX, ORIGIN, Position, Progress, end_of, pack
 from timerstore.rows.sources import Sources
@@ -38,7 +38,7 @@ def written(directory: Path, records: list[Record], number: int = 1) -> Segment:
     directory.mkdir(exist_ok=True)
     table = entries(records)
     source = SOURCES.of_columns(table.column("topic"), table.column("partition"))
-    rows = Selection(
+    rows = RowRefs(
         table.column("at").to_numpy(),
         pack(source, table.column("offset").to_numpy()),
         np.zeros(len(records), dtype=np.int32),

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 
 import timerstore.memory.sorted_runs
-from timerstore.memory.sorted_runs import Runs, Selection
+from timerstore.memory.sorted_runs import RowRefs, SortedRuns
 from timerstore.rows.position import ORIGIN, Position
 
 KEYS = st.tuples(st.integers(0, 6), st.integers(0, 3), st.integers(0, 50))
@@ -18,10 +18,10 @@ BATCHES = st.lists(st.lists(KEYS, max_size=12), max_size=8)
 BOUNDS = st.builds(Position, st.integers(-1, 7), st.integers(0, 3), st.integers(0, 50))
 
 
-def selection(positions: list[Position]) -> Selection:
+def refs(positions: list[Position]) -> RowRefs:
     """References in the order of position; the chunk is the source, so that bytes differ."""
     positions = sorted(positions)
-    return Selection(
+    return RowRefs(
         np.array([p.at_ms for p in positions], dtype=np.int64),
         np.array([p.seq for p in positions], dtype=np.int64),
         np.array([p.source for p in positions], dtype=np.int32),
@@ -29,16 +29,16 @@ def selection(positions: list[Position]) -> Selection:
     )
 
 
-def listed(rows: Selection) -> list[Position]:
+def listed(rows: RowRefs) -> list[Position]:
     return [Position.of(at, seq) for at, seq in zip(rows.at.tolist(), rows.seq.tolist(), strict=True)]
 
 
-def filled(batches: list[list[tuple[int, int, int]]]) -> tuple[Runs, list[Position]]:
-    """Runs of the batches (a key counts once), and the same as a sorted list."""
-    runs, seen = Runs(), set[Position]()
+def filled(batches: list[list[tuple[int, int, int]]]) -> tuple[SortedRuns, list[Position]]:
+    """SortedRuns of the batches (a key counts once), and the same as a sorted list."""
+    runs, seen = SortedRuns(), set[Position]()
     for batch in batches:
         new = {Position(*key) for key in batch} - seen
-        runs.insert(selection(list(new)))
+        runs.insert(refs(list(new)))
         seen |= new
     return runs, sorted(seen)
 
@@ -99,26 +99,26 @@ def test_removing_takes_exactly_the_marked(batches: list[list[tuple[int, int, in
 
 def test_there_are_never_many_runs() -> None:
     """A thousand batches of one row are a handful of runs."""
-    runs = Runs()
+    runs = SortedRuns()
     for i in range(1_000):
-        runs.insert(selection([Position(i * 7919 % 1_000, 0, i)]))
+        runs.insert(refs([Position(i * 7919 % 1_000, 0, i)]))
     assert len(runs._runs) <= 11
 
 
 def test_a_run_beyond_the_limit_is_not_merged(monkeypatch: pytest.MonkeyPatch) -> None:
     """A merge happens under the lock: its length is bounded."""
     monkeypatch.setattr(timerstore.memory.sorted_runs, "MERGED_ROWS_MAX", 10)
-    runs = Runs()
+    runs = SortedRuns()
     for i in range(8):
-        runs.insert(selection([Position(at, 0, i * 10 + at) for at in range(6)]))
+        runs.insert(refs([Position(at, 0, i * 10 + at) for at in range(6)]))
     assert max(len(run) for run in runs._runs) <= 10
     assert listed(runs.pop_until(Position(9, 0, 0), 5)) == [Position(0, 0, i * 10) for i in range(5)]
 
 
 def test_a_mask_of_all_copies_nothing() -> None:
     """Placing a batch that belongs into one place as a whole is the usual case."""
-    rows = selection([Position(1, 0, 1), Position(2, 0, 2)])
-    everything: Callable[[Selection], bool] = lambda picked: picked is rows  # noqa: E731
+    rows = refs([Position(1, 0, 1), Position(2, 0, 2)])
+    everything: Callable[[RowRefs], bool] = lambda picked: picked is rows  # noqa: E731
     assert everything(rows.where(np.array([True, True])))
     assert len(rows.where(np.array([False, False]))) == 0
     assert listed(rows.where(np.array([False, True]))) == [Position(2, 0, 2)]

@@ -25,9 +25,9 @@ def passed(rig: Rig, now_ms: int = NOW_MS) -> None:
 
 def step(rig: Rig, now_ms: int) -> None:
     """The dispatcher's look at a clock that was set back."""
-    assert rig.store.outruns(now_ms)
+    assert rig.store.is_clock_behind(now_ms)
     rig.store.step_back(now_ms)
-    assert not rig.store.outruns(now_ms)
+    assert not rig.store.is_clock_behind(now_ms)
 
 
 def test_what_is_due_does_not_wait_behind_what_is_not(tmp_path: Path) -> None:
@@ -62,8 +62,8 @@ def test_a_small_step_is_waited_for(tmp_path: Path) -> None:
     """Two seconds of lateness are no reason for a step, and a clock that runs on as it should never makes one."""
     rig = Rig(tmp_path)
     passed(rig)
-    assert not rig.store.outruns(NOW_MS) and not rig.store.outruns(NOW_MS - rig.limits.clock_step_ms)
-    assert rig.store.outruns(NOW_MS - rig.limits.clock_step_ms - 1)
+    assert not rig.store.is_clock_behind(NOW_MS) and not rig.store.is_clock_behind(NOW_MS - rig.limits.clock_step_ms)
+    assert rig.store.is_clock_behind(NOW_MS - rig.limits.clock_step_ms - 1)
 
 
 @pytest.mark.parametrize("lost", [False, True], ids=["restart", "directory lost"])
@@ -92,7 +92,7 @@ def test_a_restart_keeps_the_steps(tmp_path: Path, lost: bool, committed: bool) 
         rig.reopen()
         assert rig.store.reports == ()
     rig.ingest()
-    if rig.store.outruns(now_ms):
+    if rig.store.is_clock_behind(now_ms):
         rig.store.step_back(now_ms)
     assert rig.store.stats().pending == 6
     for at_ms in (now_ms + 9_999, now_ms + 10_000, now_ms + 20_000, NOW_MS + 1_000):
