@@ -1,4 +1,4 @@
-"""Enqueue: the delay topics into the store, as micro-batches of a Spark Structured Streaming query.
+"""Ingest: the delay topics into the store, as micro-batches of a Spark Structured Streaming query.
 
     Kafka source (read_committed, headers) -> decode (Catalyst) -> one Arrow table a batch -> TimerStore.append
 
@@ -18,7 +18,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
@@ -31,6 +31,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from bridge.errors import BridgeError, InternalError
+from bridge.ingest.batch_size import BatchLimits, BatchSize
 from bridge.ingest.decode import decode
 from bridge.ingest.finish import Finish
 from bridge.spark.errors import failures_named, named_failure, ranges
@@ -47,21 +48,18 @@ Offsets = Mapping[SourceName, int]
 
 POLL_RECORDS: Final = "kafka.max.poll.records"
 ROOM_LOOK_S: Final = 1.0
-LEAST_RECORDS: Final = 64
-"""A micro-batch is never sized smaller than this, however large records are."""
-FIRST_RECORDS: Final = 2_000
-GROWTH_MAX: Final = 8
-"""Each step makes the query start again, which takes about a second."""
+QUERY_LOOK_S: Final = 0.2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchLimits:
-    """A micro-batch holds at most `records`, and about `bytes` of decoded entries; `trigger_ms` is the shortest time
-    between two."""
+class Restart(Enum):
+    """Why the query ends, to be started again where the store stands. The values are words for the log."""
 
-    records: int
-    bytes: int
-    trigger_ms: int
+    CLOCK_JUMPED = "clock-jumped"
+    """Spark's trigger and its consumers wait by the wall clock, and would wait for one that was set back."""
+    BATCH_FAILED = "batch-failed"
+    """No later batch may be stored: the offsets of this one would be skipped. The failure ends ingest."""
+    BATCH_SIZE = "batch-size"
+    """The source's limit can only be set at the start."""
 
 
 class IngestMetrics(Protocol):
@@ -76,35 +74,11 @@ class IngestMetrics(Protocol):
         ...
 
 
-class BatchSize:
-    """How many records a micro-batch may have, so that it stays within its bytes whatever the records' size is.
+class Ingest:
+    """The query and its thread. `start` once; `stop` ends it; a failure is told to `on_fatal` once.
 
-    Spark's Kafka source counts records only. The count begins small, since what comes may be larger than the sample
-    that `mean_bytes` is from. Then it follows the mean size seen: at once when batches grow beyond twice the bytes
-    wanted, and upwards, by GROWTH_MAX at most, when full ones stay below half.
+    Nothing is raised into Spark: it takes the text apart with a regular expression that overflows its stack.
     """
-
-    def __init__(self, limits: BatchLimits, mean_bytes: float) -> None:
-        self._limits = limits
-        self.records = min(FIRST_RECORDS, self._fitting(mean_bytes))
-
-    def observe(self, rows: int, size_bytes: int) -> bool:
-        """Note a batch; True when `records` has changed so much that the query should start again with it."""
-        if not rows:
-            return False
-        wanted = self._fitting(size_bytes / rows)
-        grown = size_bytes > 2 * self._limits.bytes and wanted < self.records
-        shrunk = rows >= self.records // 2 and wanted >= 2 * self.records
-        if grown or shrunk:
-            self.records = min(wanted, GROWTH_MAX * self.records)
-        return grown or shrunk
-
-    def _fitting(self, mean_bytes: float) -> int:
-        return max(LEAST_RECORDS, min(self._limits.records, int(self._limits.bytes / max(mean_bytes, 1.0))))
-
-
-class Enqueue:
-    """The query and its thread. `start` once; `stop` ends it; a failure is told to `on_fatal` once."""
 
     def __init__(
         self,
@@ -115,15 +89,14 @@ class Enqueue:
         store: TimerStore,
         all_epochs: Mapping[SourceName, DecodeEpochs],
         limits: BatchLimits,
-        mean_bytes: float,
         clock: Clock,
         metrics: IngestMetrics,
         on_fatal: Callable[[BridgeError], None],
         beat: Beat = unwatched,
         beat_query: Beat = unwatched,
     ) -> None:
-        """`mean_bytes` is the expected size of a record. `beat` is the thread's, `beat_query` that of Spark's, of which
-        is known what it calls here, and whether it waits for its next trigger."""
+        """`beat` is the thread's, `beat_query` that of Spark's thread, of which is known what it calls here, and
+        whether it waits for its next trigger."""
         self._spark = spark
         self._options = {
             **kafka_options,
@@ -135,17 +108,16 @@ class Enqueue:
         self._all_epochs = dict(all_epochs)
         self._finish = Finish(self._all_epochs)
         self._limits = limits
-        self._size = BatchSize(limits, mean_bytes)
+        self._size = BatchSize(limits)
         self._clock = clock
         self._metrics = metrics
         self._on_fatal = on_fatal
         self._beat = beat
         self._beat_query = beat_query
         self._stopping = threading.Event()
-        self._over = threading.Event()
+        self._restart: Restart | None = None
         self._failure: BridgeError | None = None
         self._thread: threading.Thread | None = None
-        self._query: StreamingQuery | None = None
         self._reading = ""
         self._storing: threading.Thread | None = None
 
@@ -153,10 +125,9 @@ class Enqueue:
         """Let `catch_up` return after the slice that it is at, and take every failure from now on for a consequence."""
         self._stopping.set()
 
-    def renew(self) -> None:
-        """Start the query anew where the store stands: Spark's trigger and its consumers wait by the wall clock, and
-        would wait for one that was set back."""
-        self._over.set()
+    def restart(self, reason: Restart) -> None:
+        """Have the query end, and start again where the store stands."""
+        self._restart = reason
 
     # ---- catching up
 
@@ -211,7 +182,7 @@ class Enqueue:
 
     def start(self, offsets: Offsets) -> None:
         """Start the query at these offsets."""
-        self._thread = threading.Thread(target=self._run, args=(dict(offsets),), name="enqueue", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(dict(offsets),), name="ingest", daemon=True)
         self._thread.start()
 
     def stop(self, timeout_s: float = 8.0) -> None:
@@ -226,34 +197,39 @@ class Enqueue:
         try:
             while not self._stopping.is_set():
                 self._beat()
+                self._restart = None
                 self._run_query(offsets)
                 offsets = self._store.next_offsets()
         except BridgeError as error:
             self._fail(error)
-        except Exception as error:  # noqa: BLE001 - the application must know that nobody reads any more
-            bug = InternalError(f"enqueue failed: {error!r}", hint="Please report this with the log.")
+        except Exception as error:  # noqa: BLE001 - the application must know that nothing is read any more
+            bug = InternalError(f"ingest failed: {error!r}", hint="Please report this with the log.")
             bug.__cause__ = error
             self._fail(bug)
 
     def _run_query(self, offsets: Offsets) -> None:
-        """One query, until it fails, is stopped, or wants another batch size."""
-        self._over.clear()
+        """One query, until it fails, is stopped, or is to be restarted."""
         failures = failures_named("read the delay topics", self._stopping.is_set, lambda: self._reading)
         with scratch_directory() as directory, failures:
-            query = self._query = self._start_query(offsets, directory)
+            query = self._start_query(offsets, directory)
             self._beat_query()
             try:
-                while not (self._stopping.is_set() or self._over.is_set()):
+                while not self._is_ending():
                     self._beat()
                     if not query.status["isTriggerActive"]:
                         self._beat_query()
-                    if query.awaitTermination(1):
+                    if query.awaitTermination(QUERY_LOOK_S):  # type: ignore[arg-type]  # parts of a second too
                         break
             finally:
                 query.stop()
                 self._await_stored()
         if self._failure is not None:
             raise self._failure
+        if self._restart is not None:
+            log.info("query-restarted", reason=self._restart.value, batch_records=self._size.records)
+
+    def _is_ending(self) -> bool:
+        return self._restart is not None or self._stopping.is_set()
 
     def _start_query(self, offsets: Offsets, directory: Path) -> StreamingQuery:
         reader = self._spark.readStream.format("kafka").options(**self._sized())
@@ -261,15 +237,13 @@ class Enqueue:
         records = reader.option("maxOffsetsPerTrigger", self._size.records).load()
 
         def each(frame: DataFrame, batch_id: int) -> None:
-            # Nothing is raised into Spark: it takes the text apart with a regular expression that overflows its
-            # stack. Once a batch has failed, none that follows may be stored: its offsets would be skipped.
-            if self._over.is_set() or self._stopping.is_set():
+            if self._is_ending():
                 return
             try:
                 self._beat_query()
                 began_s = self._clock.monotonic_s()
                 self._await_stored()
-                if self._over.is_set() or self._stopping.is_set():
+                if self._is_ending():
                     return
                 begins = read_ends(directory, batch_id - 1) if batch_id else offsets
                 self._must_follow(begins)
@@ -281,7 +255,7 @@ class Enqueue:
                 self._batch_failed(error)
 
         writer = decode(records, self._all_epochs).writeStream.foreachBatch(each)
-        writer = writer.option("checkpointLocation", str(directory)).queryName("enqueue")
+        writer = writer.option("checkpointLocation", str(directory)).queryName("ingest")
         return writer.trigger(processingTime=f"{self._limits.trigger_ms} milliseconds").start()
 
     def _await_stored(self) -> None:
@@ -302,13 +276,13 @@ class Enqueue:
             except Exception as error:  # noqa: BLE001 - told to the application by the query's thread
                 self._batch_failed(error)
 
-        self._storing = threading.Thread(target=run, name="enqueue-store", daemon=True)
+        self._storing = threading.Thread(target=run, name="ingest-store", daemon=True)
         self._storing.start()
 
     def _batch_failed(self, error: Exception) -> None:
         if not self._stopping.is_set():
             self._failure = named_failure("take in a micro-batch", error, self._reading)
-            self._over.set()
+            self.restart(Restart.BATCH_FAILED)
 
     def _must_follow(self, begins: Offsets) -> None:
         """A batch that begins beyond what the store expects would leave a gap: whatever made it, nothing is lost by
@@ -332,7 +306,7 @@ class Enqueue:
         log.debug("batch", rows=table.num_rows, bytes=read_bytes, seconds=round(seconds, 3), limit=self._size.records)
         self._count(table, before)
         if self._size.observe(table.num_rows, read_bytes):
-            self._over.set()
+            self.restart(Restart.BATCH_SIZE)
 
     def _count(self, table: pa.Table, before: Offsets) -> None:
         """Tell the metrics how many records of each topic were new."""

@@ -21,18 +21,17 @@ from typing import Final
 
 import pyarrow as pa
 import structlog
-from confluent_kafka import Consumer, TopicPartition
 from pyspark.sql import SparkSession
 
 from bridge.delivery.dispatcher import Dispatcher
 from bridge.errors import BridgeError, EnvironmentFailure, StateError
-from bridge.ingest.query import BatchLimits, Enqueue
+from bridge.ingest.batch_size import BatchLimits
+from bridge.ingest.query import Ingest, Restart
 from bridge.kafka.admin import Cluster
-from bridge.kafka.construction import made
 from bridge.kafka.membership import Ownership
 from bridge.runtime.gauges import Lag
 from bridge.runtime.maintenance_thread import Housekeeping
-from bridge.settings.clients import java, librdkafka
+from bridge.settings.clients import java
 from bridge.settings.model import Settings
 from bridge.spark.segments import gather
 from bridge.start.first_commits import facts_of, settle
@@ -44,7 +43,6 @@ from bridge.telemetry.metrics import Metrics
 from bridge.telemetry.progress_bar import LongWork
 from bridge.wire.committed_state import CommittedState, largest_roll_window_ms
 from bridge.wire.decode_epochs import DecodeEpochs
-from bridge.wire.received import record_bytes
 from timerstore.clock import Clock
 from timerstore.disk.checkpoint import Identity
 from timerstore.errors import DirectoryInUse, DiskFailure, TimerStoreError
@@ -55,14 +53,10 @@ from timerstore.operations.recovery import Found
 from timerstore.rows.sources import SourceName
 from timerstore.store import TimerStore
 
-ENQUEUE: Final = "enqueue"
+INGEST: Final = "ingest"
 QUERY: Final = "query"
 HOUSEKEEPING: Final = "housekeeping"
 """Names of hearts."""
-SAMPLE_RECORDS: Final = 200
-SAMPLE_WAIT_S: Final = 1.0
-UNKNOWN_RECORD_BYTES: Final = 400.0
-"""Assumed where nothing waits to be read: the first batches are then small because little has come in."""
 
 END_S_MAX: Final = 5.0
 """How long housekeeping has when the process ends, which must not take longer than `app.STOP_S_MAX`."""
@@ -99,7 +93,7 @@ class Pipeline:
         self._owned = owned
         self._revocations = revocations
         self._cancelled = threading.Event()
-        self._enqueue: Enqueue | None = None
+        self._ingest: Ingest | None = None
         self._housekeeping: Housekeeping | None = None
         self._found: Found | None = None
         self.store: TimerStore | None = None
@@ -133,23 +127,23 @@ class Pipeline:
         store.start_at(start, {name: self._log_marks[name].end for name in start})
         self._housekeeping = self._make_housekeeping(store)
         self._housekeeping.start()
-        enqueue = self._enqueue = self._make_enqueue(store, states, start)
+        ingest = self._ingest = self._make_ingest(store, states)
         with LongWork(
             "catching-up", "records up to the committed offsets", health=around.health, clock=around.clock
         ) as work:
-            enqueue.warm_up(end)
-            offsets = enqueue.catch_up(start, end, work.report)
+            ingest.warm_up(end)
+            offsets = ingest.catch_up(start, end, work.report)
         if self._cancelled.is_set():
             return False
-        enqueue.start(offsets)
+        ingest.start(offsets)
         around.dispatcher.resume(store, states, self._revocations)
         return not self._cancelled.is_set()
 
     def cancel(self) -> None:
         """Let a `start` that is under way return soon, and take in nothing more."""
         self._cancelled.set()
-        if self._enqueue is not None:
-            self._enqueue.cancel()
+        if self._ingest is not None:
+            self._ingest.cancel()
         if self.store is not None:
             self.store.close_intake()
 
@@ -161,9 +155,9 @@ class Pipeline:
         """
         self.cancel()
         self._around.dispatcher.quiesce(timeout_s=3.0)
-        if self._enqueue is not None:
-            self._enqueue.stop(timeout_s=4.0)
-            self._around.hearts.forget(ENQUEUE, QUERY)
+        if self._ingest is not None:
+            self._ingest.stop(timeout_s=4.0)
+            self._around.hearts.forget(INGEST, QUERY)
         if self._housekeeping is not None:
             if not self._housekeeping.stop(patience_s):
                 return False
@@ -181,8 +175,8 @@ class Pipeline:
 
     def clock_jumped(self, jump_ms: int) -> None:
         """The wall clock jumped (negative: back)."""
-        if jump_ms < 0 and self._enqueue is not None:
-            self._enqueue.renew()
+        if jump_ms < 0 and self._ingest is not None:
+            self._ingest.restart(Restart.CLOCK_JUMPED)
 
     def problems(self) -> list[str]:
         """What has died, in words."""
@@ -307,12 +301,10 @@ class Pipeline:
             on_corrupt=around.on_rebuild, on_fatal=around.on_fatal, beat=around.hearts.watch(HOUSEKEEPING, SPARK_S),
         )  # fmt: skip
 
-    def _make_enqueue(
-        self, store: TimerStore, states: Mapping[SourceName, CommittedState], start: Mapping[SourceName, int]
-    ) -> Enqueue:
+    def _make_ingest(self, store: TimerStore, states: Mapping[SourceName, CommittedState]) -> Ingest:
         around = self._around
         settings = around.settings
-        return Enqueue(
+        return Ingest(
             spark=around.spark,
             kafka_options=java(settings),
             group_prefix=f"{settings.group_id}-spark",
@@ -323,11 +315,10 @@ class Pipeline:
                 bytes=settings.ingest.batch_bytes,
                 trigger_ms=settings.ingest.trigger,
             ),
-            mean_bytes=sampled_record_bytes(settings, start, around.clock),
             clock=around.clock,
             metrics=around.metrics,
             on_fatal=around.on_fatal,
-            beat=around.hearts.watch(ENQUEUE, CALLS_S),
+            beat=around.hearts.watch(INGEST, CALLS_S),
             beat_query=around.hearts.watch(QUERY, SPARK_S),
         )
 
@@ -368,26 +359,3 @@ def limits(settings: Settings, all_epochs: Iterable[DecodeEpochs]) -> Limits:
         window_bytes=min(settings.ready_rows.bytes // 4, WINDOW_BYTES_MAX),
         window_ms=max(windows),
     )
-
-
-def sampled_record_bytes(settings: Settings, start: Mapping[SourceName, int], clock: Clock) -> float:
-    """Mean size of the first records from `start` on, so that the first micro-batch already fits into its bytes."""
-    properties = {
-        **librdkafka(settings, "admin"),
-        "group.id": f"{settings.group_id}-sample",
-        "enable.auto.commit": False,
-    }
-    properties["auto.offset.reset"] = "earliest"
-    sizes: list[int] = []
-    consumer = made("for samples", lambda: Consumer(properties))
-    try:
-        consumer.assign([TopicPartition(topic, partition, offset) for (topic, partition), offset in start.items()])
-        deadline_s = clock.monotonic_s() + SAMPLE_WAIT_S
-        while len(sizes) < SAMPLE_RECORDS and clock.monotonic_s() < deadline_s:
-            batch = consumer.consume(SAMPLE_RECORDS, timeout=0.2)
-            sizes += [record_bytes(message) for message in batch if message.error() is None]
-            if sizes and not batch:
-                break
-    finally:
-        consumer.close()
-    return sum(sizes) / len(sizes) if sizes else UNKNOWN_RECORD_BYTES

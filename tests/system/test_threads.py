@@ -21,7 +21,7 @@ from timerstore.clock import SystemClock
 pytestmark = [pytest.mark.system, pytest.mark.nightly, pytest.mark.timeout(900)]
 
 THREADS: Final = frozenset(
-    {"main", "ownership", "dispatcher", "enqueue", "query", "housekeeping", "targets", "clock-jumps", "credentials"}
+    {"main", "ownership", "dispatcher", "ingest", "query", "housekeeping", "targets", "clock-jumps", "credentials"}
 )
 SLACK_S: Final = 30
 DEADLINE_S: Final = 90
@@ -94,10 +94,10 @@ def test_what_stands_still_makes_livez_fail_until_it_goes_on(broker: Broker, top
         clock = SystemClock()
         with stopped(java.pid), piped(rack):
             began_s = clock.monotonic_s()
-            wait_until(lambda: named(bridge) >= {"enqueue", "credentials"}, CALLS_S + SLACK_S, lambda: named(bridge))
+            wait_until(lambda: named(bridge) >= {"ingest", "credentials"}, CALLS_S + SLACK_S, lambda: named(bridge))
             assert clock.monotonic_s() - began_s > CALLS_S / 2
             late = {thread for thread, (age_s, budget_s) in silences(bridge).items() if age_s > budget_s}
-            assert late == named(bridge) == {"enqueue", "credentials"}
+            assert late == named(bridge) == {"ingest", "credentials"}
             assert len(bridge.events("thread-stands-still")) == 2
         wait_until(lambda: bridge.http("/livez")[0] == 200, DEADLINE_S, lambda: bridge.tail())
         produce(broker.bootstrap, [Outgoing(topic=delay, value=b"once more", headers=headers)])

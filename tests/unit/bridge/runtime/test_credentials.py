@@ -18,7 +18,6 @@ from bridge.delivery.targets.look_up import TargetLookUp
 from bridge.errors import EnvironmentFailure
 from bridge.kafka.admin import Cluster, api_versions
 from bridge.runtime.credentials import Credentials
-from bridge.runtime.pipeline import sampled_record_bytes
 from bridge.settings.clients import librdkafka
 from bridge.settings.load import reader
 from bridge.settings.model import Settings, plain
@@ -167,7 +166,6 @@ def test_a_certificate_that_cannot_be_used_is_the_environments_failure(tmp_path:
         lambda: TargetLookUp(librdkafka(settings, "admin")),
         lambda: Arrivals({**librdkafka(settings, "consumer")}, ["t"], SystemClock()),
         lambda: DelayClient(common),
-        lambda: sampled_record_bytes(settings, {}, SystemClock()),
     ]
     for make in clients:
         with pytest.raises(EnvironmentFailure, match="certificate and key") as refused:

@@ -19,7 +19,8 @@ import pytest
 from bridge.delivery.dispatcher import Dispatcher
 from bridge.delivery.targets.cache import Targets
 from bridge.ingest import query as ingest
-from bridge.ingest.query import BatchLimits, Enqueue
+from bridge.ingest.batch_size import BatchLimits
+from bridge.ingest.query import Ingest
 from bridge.kafka import membership as ownership
 from bridge.kafka.membership import Membership, Ownership
 from bridge.runtime import pipeline
@@ -131,14 +132,14 @@ def test_a_thread_is_told_of_when_its_time_is_over_and_until_it_comes_back(bench
 
 def test_a_heart_of_the_same_name_takes_the_place_of_the_old_one(bench: Bench) -> None:
     """A pipeline that is made anew has the same threads; what the old ones still say counts no more."""
-    old = bench.hearts.watch("enqueue", 10)
+    old = bench.hearts.watch("ingest", 10)
     old()
-    new = bench.hearts.watch("enqueue", 10)
+    new = bench.hearts.watch("ingest", 10)
     assert bench.hearts.ages() == {}
     new()
     bench.clock.advance(11_000)
     old()
-    assert bench.hearts.problems() == ["thread enqueue has stood still for 11 s"]
+    assert bench.hearts.problems() == ["thread ingest has stood still for 11 s"]
 
 
 def test_whether_a_thread_has_shown_life_since_a_moment(bench: Bench) -> None:
@@ -278,21 +279,20 @@ def dispatcher_at_the_client(bench: Bench, _: Path) -> Iterator[Case]:
     dispatcher.stop(SEEN_S)
 
 
-def ingesting(bench: Bench, query: object, has_room: Callable[[], bool] = lambda: True) -> Enqueue:
+def ingesting(bench: Bench, query: object, has_room: Callable[[], bool] = lambda: True) -> Ingest:
     store: Any = SimpleNamespace(next_offsets=dict, has_room=has_room)
     parameters = DecodeParameters(max_delay_ms=1_000, roll_window_ms=1_000, has_default_target=False)
-    made = Enqueue(
+    made = Ingest(
         spark=None,  # type: ignore[arg-type]  # the query is there already
         kafka_options={},
         group_prefix="",
         store=store,
         all_epochs={("delay", 0): (DecodeEpoch(offset=0, parameters=parameters),)},
         limits=BatchLimits(records=1, bytes=1, trigger_ms=1),
-        mean_bytes=1.0,
         clock=bench.clock,
         metrics=Metrics(),
         on_fatal=fatal,
-        beat=bench.hearts.watch("enqueue", CALLS_S),
+        beat=bench.hearts.watch("ingest", CALLS_S),
         beat_query=bench.hearts.watch("query", SPARK_S),
     )
     made._start_query = lambda *_: query  # type: ignore[assignment, method-assign]
@@ -300,7 +300,7 @@ def ingesting(bench: Bench, query: object, has_room: Callable[[], bool] = lambda
 
 
 @contextmanager
-def enqueue(bench: Bench, _: Path) -> Iterator[Case]:
+def ingest_query(bench: Bench, _: Path) -> Iterator[Case]:
     """Asks a JVM that does not answer."""
     never = threading.Event()
     query = SimpleNamespace(
@@ -330,7 +330,7 @@ def query(bench: Bench, _: Path) -> Iterator[Case]:
                 gate.waiting.set()
             return {"isTriggerActive": not gate.is_open}
 
-        def awaitTermination(self, _: int) -> bool:
+        def awaitTermination(self, _: float) -> bool:
             return never.wait(0.02)
 
     made = ingesting(bench, Query())
@@ -442,7 +442,7 @@ CASES: Final[tuple[tuple[str, Callable[[Bench, Path], AbstractContextManager[Cas
     ("ownership", group_member),
     ("dispatcher", dispatcher_at_the_store),
     ("dispatcher", dispatcher_at_the_client),
-    ("enqueue", enqueue),
+    ("ingest", ingest_query),
     ("query", query),
     ("housekeeping", housekeeping),
     ("targets", targets),
@@ -496,9 +496,9 @@ def test_a_store_that_is_full_is_waited_for(bench: Bench) -> None:
     waiting = threading.Thread(target=made._await_stored, daemon=True)
     waiting.start()
     for _ in range(2):
-        wait_until(lambda: bench.hearts.ages().keys() == {"enqueue", "query"}, SEEN_S, "both have begun")
+        wait_until(lambda: bench.hearts.ages().keys() == {"ingest", "query"}, SEEN_S, "both have begun")
         bench.clock.advance(int(1_000 * SPARK_S))
-        wait_until(lambda: bench.silent_s("query") == bench.silent_s("enqueue") == 0, SEEN_S, "both show life")
+        wait_until(lambda: bench.silent_s("query") == bench.silent_s("ingest") == 0, SEEN_S, "both show life")
     has_room.set()
     bench.clock.advance(int(2_000 * SPARK_S))
     assert len(bench.hearts.problems()) == 2
