@@ -34,6 +34,7 @@ from bridge.delivery.open_transaction import DispatchMetrics, Work
 from bridge.delivery.plan.planner import Plan, Planner
 from bridge.delivery.plan.unwritable import Unplannable, Unwritable
 from bridge.delivery.producer.writer import Aborted, Broken, Indefinite, Writer
+from bridge.delivery.states import AT_REST, AT_WORK, Event, Lifecycle, Request, State
 from bridge.delivery.targets.cache import Targets
 from bridge.errors import BridgeError, EnvironmentFailure, InternalError, StateError
 from bridge.kafka.errors import Fault, fault_of, fenced
@@ -104,21 +105,15 @@ class Dispatcher:
         self._budgets = budgets
         self._beat = beat
 
-        self._changed = threading.Condition()
-        self._held = True
-        self._parked = False
-        self._stopping = False
-        self._ended = False
+        self._life = Lifecycle()
         self._thread: threading.Thread | None = None
         self._store: TimerStore | None = None
 
-        # From here on: the thread's own, or changed while it is parked.
+        # From here on: the thread's own, or changed while it is at rest.
         self._states: dict[SourceName, CommittedState] = {}
         self._revocations = 0
-        self._is_open = False
-        self._is_stale = False
-        self._renewal = False
-        self._unresolved: Work | None = None
+        self._unanswered: Work | None = None
+        """A transaction whose commit got no answer: RESOLVING asks what it came to."""
         topics = planner.delay_topics, planner.dead_letter_topics
         self._narrowing = Narrowing(targets, *topics, clock, transaction_rows)
         self._held_sources = HeldSources(targets, clock)
@@ -137,49 +132,54 @@ class Dispatcher:
         self._thread = threading.Thread(target=self._run, name="dispatcher", daemon=True)
         self._thread.start()
 
+    @property
+    def state(self) -> State:
+        """What the thread is doing."""
+        return self._life.state
+
     def resume(self, store: TimerStore, states: Mapping[SourceName, CommittedState], revocations: int) -> None:
         """Deliver from `store`, which was opened on `states`, read when there had been `revocations` (of `Membership`).
 
         Only while held. With the same store as before, a transaction whose outcome is unknown is resolved first.
         """
-        with self._changed:
-            if not self._parked and self._thread is not None and not self._ended:
+        with self._life.changed:
+            if self._thread is not None and not (self._life.is_asked(Request.HOLD) and self.state in AT_REST):
                 raise InternalError("the dispatcher is running", hint="This is a bug of the bridge; please report it.")
             if store is not self._store:
-                self._store, self._unresolved = store, None
+                self._store, self._unanswered = store, None
                 self._states = dict(states)
                 self._narrowing.clear()
                 self._held_sources.clear()
             self._revocations = revocations
-            self._is_stale = False
-            self._held = False
-            self._changed.notify_all()
+            self._life.resume()
 
     def quiesce(self, timeout_s: float = 30.0) -> bool:
         """Finish or abort the open transaction, and hold. Returns whether that was done in time.
 
-        When it was not: brokers do not answer, and nobody knows. The group's metadata then keeps the transaction from
-        being committed by us once the partitions are somebody else's, and require-stable keeps the successor waiting
-        for its end.
+        When it was not, brokers do not answer, and what the transaction came to is not known. The group's metadata then
+        keeps it from being committed once the partitions belong to another instance, and require-stable keeps that
+        instance waiting for its end.
         """
-        return self._hold(timeout_s)
+        self._ask(Request.HOLD)
+        with self._life.changed:
+            if self._thread is None or self._thread is threading.current_thread():
+                return True
+            return self._life.wait_for(AT_REST, timeout_s) and self._unanswered is None
 
     def renew_producer(self) -> None:
         """Have the producer made anew between two transactions: its timers stand still after a jump of the clock."""
-        self._renewal = True
-        if self._store is not None:
-            self._store.wake()
+        self._ask(Request.RENEW)
 
     @property
     def is_renewed(self) -> bool:
         """Whether that has been done, or can wait until there is something to deliver."""
-        return self._thread is None or self._ended or (self._is_open and (self._parked or not self._renewal))
+        if self._thread is None or self.state in (State.HELD, State.ENDED):
+            return True
+        return self.state in AT_WORK and not self._life.is_asked(Request.RENEW)
 
     def stop(self, timeout_s: float = 10.0) -> bool:
         """Quiesce and end the thread. Returns whether it ended in time."""
-        with self._changed:
-            self._stopping = True
-        self._hold(0)
+        self._ask(Request.STOP)
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout_s)
             return not self._thread.is_alive()
@@ -187,74 +187,67 @@ class Dispatcher:
 
     def wait_open(self, timeout_s: float) -> bool:
         """Wait until the producer is there (transactions initialised). Returns whether it is."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self._is_open or self._ended, timeout_s) and self._is_open
+        return self._life.wait_for(set(State) - {State.OPENING}, timeout_s) and self.state is not State.ENDED
 
-    def _hold(self, timeout_s: float) -> bool:
-        with self._changed:
-            self._held = True
-            self._changed.notify_all()
+    def _ask(self, request: Request) -> None:
+        with self._life.changed:
+            self._life.ask(request)
             if self._store is not None:
                 self._store.wake()
-            if self._thread is None or self._thread is threading.current_thread():
-                return True
-            return self._changed.wait_for(lambda: self._parked or self._ended, timeout_s) and self._unresolved is None
 
     # -- the thread
 
     def _run(self) -> None:
         failure: BridgeError | None = None
         try:
-            while self._may_run():
+            while self._life.obey(self._beat):
                 self._beat()
                 self._step()
         except BridgeError as error:
             failure = error
-        except Exception as error:  # noqa: BLE001 - whatever it is, the application must know that nobody delivers any more
+        except Exception as error:  # noqa: BLE001 - whatever it is, the application must know that delivery has ended
             failure = InternalError("delivery failed", hint="Please report this.", reason=repr(error))
             failure.__cause__ = error
         finally:
             self._targets.stop()
             self._writer.close()
-            with self._changed:
-                self._ended = self._parked = True
-                self._is_open = False
-                self._changed.notify_all()
+            self._life.advance(Event.STOPPED)
         if failure is not None:
             self._on_fatal(failure)
 
-    def _may_run(self) -> bool:
-        """Waits while held (but opens the producer first); False when stopping."""
-        with self._changed:
-            while self._held and not self._stopping and self._is_open:
-                self._parked = True
-                self._changed.notify_all()
-                self._beat()
-                self._changed.wait(LOOK_AGAIN_S)
-            # Without a producer there is no open transaction either: as good as parked.
-            self._parked = self._held
-            self._changed.notify_all()
-            return not self._stopping
-
     def _step(self) -> None:
-        if self._renewal:
-            self._renewal = False
-            self._set_open(False)
+        """What the thread does in its state; the event that this ends with, if any, leads to the next one."""
+        if self.state is State.OPENING:
+            event = self._open()
+        elif self.state is State.RESOLVING:
+            event = self._resolve()
+        else:
+            event = self._deliver(self._store)
+        if event is not None:
+            self._life.advance(event)
+
+    def _open(self) -> Event | None:
+        if self._life.granted(Request.RENEW):
             self._writer.close()
             self._metrics.producer_rebuilt()
-        if not self._is_open:
-            self._open()
-            return
-        store = self._store
-        if store is None or self._is_stale:
-            self._pause(LOOK_AGAIN_S)
-            return
-        if self._unresolved is not None:
-            self._resolve(self._unresolved)
-            return
+        try:
+            self._writer.open()
+        except Aborted as aborted:
+            log.warning("producer-not-ready", code=aborted.error.name(), reason=aborted.error.str())
+        except Broken as broken:
+            self._after_break(broken)
+        else:
+            return Event.OPENED
+        self._back_off()
+        return None
+
+    def _deliver(self, store: TimerStore | None) -> Event | None:
+        """Deliver what is due, or wait for something to become due."""
+        if store is None:
+            raise _bug("there is no store to deliver from")
         if not store.is_caught_up():
             store.wait(CATCH_UP_WAIT_S)
-            return
+            return None
         if len(self._held_sources) and self._held_sources.release(store.sources):
             self._hold_sources(store)
         if store.is_clock_behind(self._clock.now_ms()):
@@ -267,8 +260,7 @@ class Dispatcher:
         if (wakeup_ms is not None and wakeup_ms <= now_ms) or (
             behind and (idle_s >= IDLE_COMMIT_S or store.needs_offset_commit())
         ):
-            self._transact(store)
-            return
+            return self._transact(store)
         sleep_s = LOOK_AGAIN_S
         if wakeup_ms is not None:
             sleep_s = min(sleep_s, (wakeup_ms - self._clock.now_ms()) / 1000)
@@ -276,6 +268,7 @@ class Dispatcher:
             sleep_s = min(sleep_s, IDLE_COMMIT_S - idle_s)
         if sleep_s > 0:
             store.wait(sleep_s)
+        return None
 
     def _step_back(self, store: TimerStore) -> None:
         """The clock was set back behind P: go on from the new time, if that can be written down (I4). Where it was set
@@ -293,53 +286,37 @@ class Dispatcher:
         store.step_back(now_ms)
         log.warning("clock-behind-position", now_ms=now_ms, steps=1 + max(len(s.frozen) for s in self._states.values()))
 
-    def _open(self) -> None:
-        try:
-            self._writer.open()
-        except Aborted as aborted:
-            log.warning("producer-not-ready", code=aborted.error.name(), reason=aborted.error.str())
-            self._back_off()
-            return
-        except Broken as broken:
-            self._after_break(broken)
-            self._back_off()
-            return
-        self._set_open(True)
-
-    def _set_open(self, is_open: bool) -> None:
-        with self._changed:
-            self._is_open = is_open
-            self._changed.notify_all()
-
-    def _transact(self, store: TimerStore) -> None:
+    def _transact(self, store: TimerStore) -> Event | None:
+        """One transaction, whatever becomes of it."""
         work = Work(store.begin(only_output=self._narrowing.is_narrowest), self._clock.monotonic_s())
         self._planner.begin()
         self._look_again_s = STALLED_LOOK_S
+        event = None
         try:
             self._fill(store, work)
             self._commit(store, work)
         except Aborted as aborted:
-            is_fresh = self._give_up(work, leave=aborted.is_explained)
-            self._after_abort(work, aborted, is_fresh=is_fresh)
+            event = self._after_abort(work, aborted)
             self._hold_sources(store, {s: Unwritable(refusal=why) for s, why in self._narrowing.take_stuck().items()})
         except Unplannable as unplannable:
-            self._give_up(work)
+            event = self._give_up(work)
             self._hold_sources(store, unplannable.unwritable)
         except Indefinite as indefinite:
-            self._unresolved = work
-            self._after_break(indefinite, work)
+            self._unanswered = work
+            event = self._after_break(indefinite, work)
         except Broken as broken:
             work.rollback()  # commit was not asked for, and the next producer ends what this one left open
-            self._after_break(broken, work)
+            event = self._after_break(broken, work)
             if not self._narrowing.narrow(work.rows, work.places(), broken.error, is_careful=False, is_passing=True):
                 self._back_off()
         except _Stale:
             log.info("transaction-outlived-its-assignment", rows=work.rows)
-            self._is_stale = True
-            self._give_up(work)
+            self._life.ask(Request.HOLD)
+            event = self._give_up(work)
         except BaseException:
             self._give_up(work)
             raise
+        return event
 
     # -- filling a transaction
 
@@ -356,7 +333,7 @@ class Dispatcher:
                 self._produce(work, self._plan(store, rows, now_ms))
             open_s = self._clock.monotonic_s() - work.opened_s
             is_full = work.rows >= self._narrowing.rows or work.bytes >= TRANSACTION_BYTES_MAX
-            if is_full or open_s >= self._budgets.fill_s or self._is_wanted():
+            if is_full or open_s >= self._budgets.fill_s or self._life.is_asked(Request.HOLD, Request.STOP):
                 return
             if len(rows) >= room:
                 continue  # a backlog
@@ -461,37 +438,43 @@ class Dispatcher:
         self._committed_s = self._clock.monotonic_s()
         self._metrics.committed(work.counts, self._committed_s - work.opened_s)
 
-    def _give_up(self, work: Work, *, leave: bool = False) -> bool:
-        """Abort, and put the rows back; `leave`: the abort may wait for a partition that does not answer. Returns
-        whether the producer is another one now.
-        """
-        is_fresh = False
+    def _give_up(self, work: Work) -> Event | None:
+        """Abort, and put the rows back."""
         try:
             if work.begun and not work.is_ended:
-                if leave:
-                    is_fresh = self._writer.leave()
-                else:
-                    self._writer.abort()
+                self._writer.abort()
         except Broken as broken:
-            self._after_break(broken, work)
+            return self._after_break(broken, work)
         finally:
             work.rollback()
-        return is_fresh
+        return None
 
-    def _after_abort(self, work: Work, aborted: Aborted, *, is_fresh: bool) -> None:
-        """Decide how the next attempt differs from this one."""
+    def _leave(self, work: Work) -> Event | None:
+        """As `_give_up`, where an abort may wait for a partition that does not answer."""
+        try:
+            if work.begun and not work.is_ended and self._writer.leave():
+                return None
+        except Broken as broken:
+            return self._after_break(broken, work)
+        finally:
+            work.rollback()
+        return Event.PRODUCER_LOST
+
+    def _after_abort(self, work: Work, aborted: Aborted) -> Event | None:
+        """Give up, and decide how the next attempt differs from this one."""
+        event = self._leave(work) if aborted.is_explained else self._give_up(work)
         self._metrics.transaction_aborted()
         error, is_passing = aborted.error, fault_of(aborted.error) in (Fault.BROKERS, Fault.GROUP)
         log.warning("transaction-aborted", code=error.name(), reason=error.str(), rows=work.rows)
-        if not is_passing and not is_fresh:
-            # A batch that was refused leaves a gap in the client's sequence numbers, on which the next one stumbles.
-            self._set_open(False)
         if not is_passing:
             self._narrowing.bound(work.until_ms)
         if aborted.is_explained:
-            return
+            return event
+        if not is_passing:
+            # A batch that was refused leaves a gap in the client's sequence numbers, on which the next one stumbles.
+            event = Event.PRODUCER_LOST
         if self._narrowing.learn(work.blame(aborted.culprits), is_exact=aborted.is_exact):
-            return
+            return event
         if not is_passing:
             # The brokers may know the targets otherwise than we do. Asking again is cheap, aborting again is not.
             for topic in work.counts.delivered:
@@ -501,6 +484,7 @@ class Dispatcher:
         )
         if is_passing or not is_narrower:
             self._back_off()
+        return event
 
     def _hold_sources(self, store: TimerStore, more: Mapping[int, Unwritable] = MappingProxyType({})) -> None:
         """Deliver nothing of the sources that cannot be written to, `more` of them from now on; all others go on."""
@@ -509,7 +493,7 @@ class Dispatcher:
         store.hold(held)
         self._metrics.partitions_held(len(held))
 
-    def _after_break(self, broken: Broken, work: Work | None = None) -> None:
+    def _after_break(self, broken: Broken, work: Work | None = None) -> Event:
         """The producer is gone: the next step makes another. Raises FencedError when it was fenced twice within a
         minute, and the age of the transaction does not explain it.
         """
@@ -519,28 +503,29 @@ class Dispatcher:
             "producer-lost", code=error.name(), reason=error.str(), is_indefinite=isinstance(broken, Indefinite)
         )
         self._metrics.producer_rebuilt()
-        self._set_open(False)
-        if not broken.is_fenced:
-            return
-        if self._budgets.is_timed_out(age_s):
+        if broken.is_fenced and self._budgets.is_timed_out(age_s):
             log.warning("transaction-timed-out", open_s=round(age_s, 1), rows=0 if work is None else work.rows)
-            return
-        # A transaction that outlived its time-out looks the same as a rival. A rival does it again.
-        if self._fenced_s is not None and now_s - self._fenced_s < FENCED_AGAIN_S:
-            raise fenced(error)
-        self._fenced_s = now_s
+        elif broken.is_fenced:
+            # A transaction that outlived its time-out looks the same as a rival. A rival does it again.
+            if self._fenced_s is not None and now_s - self._fenced_s < FENCED_AGAIN_S:
+                raise fenced(error)
+            self._fenced_s = now_s
+        return Event.PRODUCER_LOST
 
-    def _resolve(self, work: Work) -> None:
+    def _resolve(self) -> Event | None:
         """Find out whether an unanswered commit happened: the committed states are the new ones, or the old ones."""
+        work = self._unanswered
+        if work is None:
+            return Event.RESOLVED
         try:
             found = self._read_committed(list(work.states))
         except EnvironmentFailure as failure:
             log.warning("commit-still-unanswered", reason=str(failure))
             self._back_off()
-            return
+            return None
         committed = {name for name, state in work.states.items() if state.is_same_progress(found[name])}
         unchanged = {name for name in work.states if self._states[name].is_same_progress(found[name])}
-        self._unresolved = None
+        self._unanswered = None
         if committed == work.states.keys():
             log.info("commit-was-made", rows=work.rows)
             self._acknowledge(work)
@@ -556,10 +541,7 @@ class Dispatcher:
                 hint="Something else commits under this bridge's id: stop it, then start again.",
                 partitions=sorted(work.states.keys() - committed - unchanged),
             )
-
-    def _is_wanted(self) -> bool:
-        """Whether somebody waits for the open transaction to end."""
-        return self._held or self._stopping
+        return Event.RESOLVED
 
     def _back_off(self) -> None:
         seconds = BACKOFF_S[min(self._failures, len(BACKOFF_S) - 1)]
@@ -567,8 +549,7 @@ class Dispatcher:
         self._pause(seconds)
 
     def _pause(self, seconds: float) -> None:
-        with self._changed:
-            self._changed.wait_for(self._is_wanted, seconds)
+        self._life.pause(seconds)
 
 
 def _bug(message: str, **fields: object) -> InternalError:

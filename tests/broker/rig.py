@@ -18,6 +18,7 @@ from bridge.delivery.plan.planner import Planner
 from bridge.delivery.plan.record_size import SizeLimits
 from bridge.delivery.producer.transaction_markers import KafkaEndings
 from bridge.delivery.producer.writer import AcknowledgedWriter, TransactionalWriter, Writer
+from bridge.delivery.states import AT_REST
 from bridge.delivery.targets.cache import Targets
 from bridge.delivery.targets.look_up import TargetLookUp
 from bridge.errors import BridgeError
@@ -266,7 +267,7 @@ class Rig:
         """Deliver."""
         if not self.is_opened_early:
             self.dispatcher.start()
-        wait_until(lambda: self.dispatcher._parked, DEADLINE_S, "the dispatcher is parked")
+        wait_until(lambda: self.dispatcher.state in AT_REST, DEADLINE_S, "the dispatcher is at rest")
         self.resume()
 
     def resume(self, revocations: int | None = None) -> None:

@@ -15,6 +15,7 @@ from bridge.delivery.plan.due_rows import Batch
 from bridge.delivery.plan.overdue import OverduePolicy
 from bridge.delivery.plan.record_size import SizeLimits
 from bridge.delivery.producer.writer import Aborted, Broken, Indefinite, OnStall, Writer
+from bridge.delivery.states import Request, State
 from bridge.errors import FencedError, InternalError
 from bridge.wire import headers as h
 from tests.broker.rig import DEADLINE_S, Listener, Rig, ownership_of, settings_for
@@ -534,6 +535,11 @@ def test_an_aborted_transaction_is_never_seen_and_done_again(broker: Broker, top
         assert sum(rig.tally.by_topic.values()) == 15
 
 
+def is_held(rig: Rig) -> bool:
+    """Whether the dispatcher waits for the next resume: at once after one it does so no longer."""
+    return rig.dispatcher._life.is_asked(Request.HOLD) and rig.dispatcher.state is State.HELD
+
+
 def test_revoked_partitions_are_not_committed(broker: Broker, topics: Topics) -> None:
     """A transaction planned before a revocation is aborted, and delivery holds until it is resumed."""
     delay, target = delay_topic(topics), topics.create()
@@ -541,9 +547,9 @@ def test_revoked_partitions_are_not_committed(broker: Broker, topics: Topics) ->
         rig.add(timers(rig, target, 5))
         rig.dispatcher.start()
         assert rig.dispatcher.wait_open(DEADLINE_S)
-        wait_until(lambda: rig.dispatcher._parked, DEADLINE_S, "parked")
+        wait_until(lambda: rig.dispatcher.state is State.HELD, DEADLINE_S, "held")
         rig.resume(revocations=rig.ownership.membership().revocations - 1)
-        wait_until(lambda: rig.dispatcher._is_stale, DEADLINE_S, "rolled back")
+        wait_until(lambda: is_held(rig), DEADLINE_S, "rolled back")
         assert rig.pending() == 5
         assert values(broker, target) == []
         assert rig.dispatcher.quiesce(DEADLINE_S)

@@ -25,6 +25,7 @@ from bridge.delivery.plan.backoff import RetryPolicy
 from bridge.delivery.plan.dead_letters import release
 from bridge.delivery.plan.planner import Planner
 from bridge.delivery.producer.writer import TransactionalWriter
+from bridge.delivery.states import Request
 from bridge.delivery.targets.cache import Targets
 from bridge.delivery.targets.target import Leader, Target
 from bridge.errors import BridgeError, EnvironmentFailure, FencedError
@@ -148,7 +149,8 @@ class SteppedDispatcher(Dispatcher):
 
     def step(self) -> None:
         """What the thread does over and over."""
-        self._step()
+        if self._life.obey(self._beat):
+            self._step()
 
     def _pause(self, seconds: float) -> None:
         self.pass_ms(1_000 * seconds)
@@ -394,7 +396,7 @@ class DispatchRig:
                 raise
             self.crash()
             return error
-        if self.dispatcher._is_stale or self.revocations != self.dispatcher._revocations:
+        if self.dispatcher._life.is_asked(Request.HOLD) or self.revocations != self.dispatcher._revocations:
             self.dispatcher.quiesce()
             self.store.close()
             self.open_store()

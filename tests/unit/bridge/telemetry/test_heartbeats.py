@@ -17,6 +17,7 @@ from typing import Any, Final
 import pytest
 
 from bridge.delivery.dispatcher import Dispatcher
+from bridge.delivery.states import AT_REST
 from bridge.delivery.targets.cache import Targets
 from bridge.ingest import query as ingest
 from bridge.ingest.batch_size import BatchLimits
@@ -258,7 +259,7 @@ def dispatching(bench: Bench, *, opens: Callable[[], None], waits: Callable[[], 
         beat=bench.hearts.watch("dispatcher", CALLS_S),
     )
     dispatcher.start()
-    wait_until(lambda: dispatcher._parked, SEEN_S)
+    wait_until(lambda: dispatcher.state in AT_REST, SEEN_S)
     dispatcher.resume(store, {}, 0)
     return dispatcher
 

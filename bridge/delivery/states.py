@@ -1,0 +1,161 @@
+"""The thread that delivers as a state machine: everything that decides its state is in this file.
+
+       .---------------------- PRODUCER_LOST ---------------------.
+       v                             |                            |
+    OPENING --OPENED--> HELD --RESUMED--> RESOLVING --RESOLVED--> DELIVERING
+                         ^                    |                        |
+                         '------- HOLD -------'--------- HOLD ---------'
+    each of them --STOPPED--> ENDED
+
+    state       what the thread does                                     the store
+    OPENING     makes a producer, again and again                        is not touched
+    HELD        waits to be resumed                                      is not touched
+    RESOLVING   learns what a commit without an answer came to, if any   has the rows of that transaction on loan
+    DELIVERING  takes, produces, commits                                 has the rows of one transaction on loan
+    ENDED       nothing                                                  is not touched
+
+Other threads do not change the state. They make requests, which the thread obeys between two steps, when no transaction
+is open (but one whose commit got no answer): in `Lifecycle.obey`. A step ends with an event, or with none.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Mapping
+from enum import Enum
+from typing import Final
+
+from bridge.errors import InternalError
+
+HELD_LOOK_S: Final = 1.0
+"""While held, the thread shows that often that it is alive."""
+
+
+class State(Enum):
+    """See the table above."""
+
+    OPENING = "opening"
+    HELD = "held"
+    RESOLVING = "resolving"
+    DELIVERING = "delivering"
+    ENDED = "ended"
+
+
+class Event(Enum):
+    """What moves the thread from one state to the next."""
+
+    OPENED = "opened"
+    RESUMED = "resumed"
+    RESOLVED = "resolved"
+    HOLD = "hold"
+    PRODUCER_LOST = "producer lost"
+    STOPPED = "stopped"
+
+
+class Request(Enum):
+    """What other threads ask for."""
+
+    HOLD = "hold"
+    """Until `Lifecycle.resume`. The thread makes this request itself when its assignment is out of date."""
+    RENEW = "renew"
+    """Make the producer anew."""
+    STOP = "stop"
+
+
+TRANSITIONS: Final[Mapping[State, Mapping[Event, State]]] = {
+    State.OPENING: {Event.OPENED: State.HELD, Event.STOPPED: State.ENDED},
+    State.HELD: {Event.RESUMED: State.RESOLVING, Event.STOPPED: State.ENDED},
+    State.RESOLVING: {
+        Event.RESOLVED: State.DELIVERING,
+        Event.HOLD: State.HELD,
+        Event.PRODUCER_LOST: State.OPENING,
+        Event.STOPPED: State.ENDED,
+    },
+    State.DELIVERING: {
+        Event.HOLD: State.HELD,
+        Event.PRODUCER_LOST: State.OPENING,
+        Event.STOPPED: State.ENDED,
+    },
+    State.ENDED: {},
+}
+AT_REST: Final = frozenset({State.OPENING, State.HELD, State.ENDED})
+"""The store is not touched."""
+AT_WORK: Final = frozenset({State.RESOLVING, State.DELIVERING})
+
+
+class Lifecycle:
+    """The state, and the requests of other threads. `changed` guards both, and what changes with them."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.state = State.OPENING
+        self._requests = {Request.HOLD}
+
+    # -- any thread
+
+    def ask(self, request: Request) -> None:
+        """Have the thread do that as soon as no transaction is open."""
+        with self.changed:
+            self._requests.add(request)
+            self.changed.notify_all()
+
+    def resume(self) -> None:
+        """Let the thread go on."""
+        with self.changed:
+            self._requests.discard(Request.HOLD)
+            self.changed.notify_all()
+
+    def is_asked(self, *requests: Request) -> bool:
+        """Whether one of these requests is still to be obeyed."""
+        return not self._requests.isdisjoint(requests)
+
+    def wait_for(self, states: Collection[State], timeout_s: float) -> bool:
+        """Wait until the thread is in one of these states. Returns whether it is."""
+        with self.changed:
+            return self.changed.wait_for(lambda: self.state in states, timeout_s)
+
+    # -- the thread
+
+    def obey(self, beat: Callable[[], None]) -> bool:
+        """Do what is asked for; while held, wait here. False: the thread is to end."""
+        with self.changed:
+            while Request.STOP not in self._requests:
+                event = self._requested()
+                if event is not None:
+                    self.advance(event)
+                elif self.state is not State.HELD:
+                    return True
+                else:
+                    beat()
+                    self.changed.wait(HELD_LOOK_S)
+            return False
+
+    def _requested(self) -> Event | None:
+        """The event that the requests lead to in this state."""
+        if Request.HOLD in self._requests:
+            return Event.HOLD if self.state in AT_WORK else None
+        if self.state is State.HELD:
+            return Event.RESUMED
+        return Event.PRODUCER_LOST if Request.RENEW in self._requests and self.state in AT_WORK else None
+
+    def advance(self, event: Event) -> None:
+        """Go to the next state. Raises InternalError where the table has none."""
+        with self.changed:
+            if event not in TRANSITIONS[self.state]:
+                raise InternalError(
+                    "delivery failed", hint="Please report this.", reason=f"{event.value} while {self.state.value}"
+                )
+            self.state = TRANSITIONS[self.state][event]
+            self.changed.notify_all()
+
+    def granted(self, request: Request) -> bool:
+        """Whether that was asked for; from now on it is not."""
+        with self.changed:
+            was_asked = request in self._requests
+            self._requests.discard(request)
+            return was_asked
+
+    def pause(self, seconds: float) -> None:
+        """Wait, but not once the thread is to be held or to stop."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.is_asked(Request.HOLD, Request.STOP), seconds)
