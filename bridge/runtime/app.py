@@ -16,7 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 import structlog
@@ -33,9 +33,8 @@ from bridge.kafka.admin import Cluster
 from bridge.kafka.membership import Ownership
 from bridge.runtime.clock_jumps import ClockJumps, Signs
 from bridge.runtime.credentials import Credentials
-from bridge.runtime.events import Changed, Event, Fatal, Rebuild, Renewed, Stop
 from bridge.runtime.gauges import Lag, snapshot
-from bridge.runtime.pipeline import Pipeline, Surroundings
+from bridge.runtime.pipeline import Pipeline, PipelineContext
 from bridge.runtime.stop_signals import StopSignals
 from bridge.runtime.wiring import make_dispatcher
 from bridge.settings.clients import java, librdkafka
@@ -59,6 +58,41 @@ SWITCH_INTERVAL_S: Final = 0.001
 """How long a thread may keep the interpreter from the dispatcher."""
 
 log = structlog.get_logger("bridge.runtime.app")
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """A signal came."""
+
+    signal_name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """The assignment changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuild:
+    """The index was found damaged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Renewed:
+    """Credentials were replaced, and work."""
+
+    settings: Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Fatal:
+    """Some part cannot go on."""
+
+    error: BridgeError
+
+
+Event = Stop | Changed | Rebuild | Renewed | Fatal
+"""What the main thread is told by others."""
 
 
 def run(settings: Settings, read: Callable[[], Settings], conceal: Callable[[Settings], None]) -> int:
@@ -219,15 +253,15 @@ class Application:
     def _run_pipelines(self) -> None:
         """One round for each set of credentials."""
         with self._credentials:
-            around: Surroundings | None = None
+            context: PipelineContext | None = None
             while not self._stopping:
-                around = self._join(around)
-                renewed = self._serve(around)
+                context = self._join(context)
+                renewed = self._serve(context)
                 if renewed is not None:
-                    self._leave(around)
+                    self._leave(context)
                     self._settings = renewed
 
-    def _join(self, before: Surroundings | None) -> Surroundings:
+    def _join(self, before: PipelineContext | None) -> PipelineContext:
         """Make the clients; Spark is the one from `before`."""
         settings = self._settings
         endings = KafkaEndings(settings, coordinator(settings))
@@ -264,7 +298,7 @@ class Application:
         session = spark.start(settings, connector.jars()) if before is None else before.spark
         StopSignals.install()
         self._health.enter("joining", reasons=("waiting for partitions",))
-        return Surroundings(
+        return PipelineContext(
             settings=settings,
             clock=self._clock,
             cluster=Cluster(settings),
@@ -278,7 +312,7 @@ class Application:
             on_rebuild=self._on_rebuild,
         )
 
-    def _serve(self, around: Surroundings) -> Settings | None:
+    def _serve(self, context: PipelineContext) -> Settings | None:
         """Until a signal, or until there are new credentials: these. Raises BridgeError for what is fatal."""
         while not self._stopping:
             event = self._next_event()
@@ -287,22 +321,22 @@ class Application:
             if isinstance(event, Renewed):
                 return event.settings
             if isinstance(event, Changed | Rebuild):
-                self._rebase(around)
+                self._rebase(context)
             elif event is None:
-                self._look(around)
+                self._look(context)
         return None
 
-    def _leave(self, around: Surroundings) -> None:
+    def _leave(self, context: PipelineContext) -> None:
         """End what holds connections. As after a restart of the process, a static member finds its partitions again,
         and the next producer ends what this one left open."""
         self._stop_pipeline()
         self._hearts.forget("dispatcher", "targets", "ownership")
-        if not around.dispatcher.stop(timeout_s=LEAVE_S_MAX):
+        if not context.dispatcher.stop(timeout_s=LEAVE_S_MAX):
             raise EnvironmentFailure(
                 "delivery does not end, to go on with the replaced credentials",
                 hint="The brokers do not answer. Started again, the bridge goes on where it was.",
             )
-        around.ownership.stop(timeout_s=LEAVE_S_MAX)
+        context.ownership.stop(timeout_s=LEAVE_S_MAX)
         log.info("clients-made-anew", reason="credentials were replaced")
 
     def _next_event(self) -> Event | None:
@@ -316,23 +350,23 @@ class Application:
             event = self._events.get()
         return event
 
-    def _rebase(self, around: Surroundings) -> None:
+    def _rebase(self, context: PipelineContext) -> None:
         """Stop the pipeline there is, and start one for what is owned now."""
         if self._pipeline is not None:
             self._stop_pipeline()
             self._metrics.rebalanced()
-        member = around.ownership.membership()
+        member = context.ownership.membership()
         if not member.partitions:
             self._health.enter("joining", reasons=("no partitions are assigned to this instance",), ready=True)
             log.info("no-partitions-assigned")
             return
-        pipeline = self._pipeline = Pipeline(around, member.partitions, member.revocations)
+        pipeline = self._pipeline = Pipeline(context, member.partitions, member.revocations)
         if not self._events.empty():
             return  # out of date already
         if pipeline.start():
             self._health.enter("connecting", reasons=("waiting for the producer",))
-            around.dispatcher.wait_open(LOOK_INTERVAL_S)
-            self._look(around)
+            context.dispatcher.wait_open(LOOK_INTERVAL_S)
+            self._look(context)
 
     def _stop_pipeline(self) -> None:
         """To go on with another. Nothing presses but what waits there, so a slow disk has the time that the group
@@ -346,16 +380,16 @@ class Application:
             )
         self._pipeline = None
 
-    def _look(self, around: Surroundings) -> None:
+    def _look(self, context: PipelineContext) -> None:
         """Once a second: lag, and what /readyz should tell."""
         pipeline = self._pipeline
         if pipeline is None or pipeline.store is None:
             return
-        self._lag.refresh(around.cluster, pipeline.store)
+        self._lag.refresh(context.cluster, pipeline.store)
         self._beat()
         pipeline.look_at_retention(self._lag)
         phase = self._health.phase.name
-        if phase == "connecting" and around.dispatcher.wait_open(0):
+        if phase == "connecting" and context.dispatcher.wait_open(0):
             log.info("ready", partitions=len(pipeline.store.next_offsets()), pending=pipeline.store.stats().pending)
             phase = "running"
         if phase == "running":

@@ -1,4 +1,4 @@
-"""Housekeeping: the thread that flushes the store, loads its windows, reclaims and compacts its segments.
+"""Maintenance: the thread that flushes the store, loads its windows, reclaims and compacts its segments.
 
 One thread for all of it, as `timerstore.operations.maintenance` asks. Reclaiming needs no room and makes some, so
 it comes before what needs room, and by itself. A full disk is waited out, while windows go on to be loaded; a damaged
@@ -37,7 +37,7 @@ FLUSH_AGAIN_S: Final = 5.0
 log = structlog.get_logger("bridge.runtime.maintenance_thread")
 
 
-class Housekeeping:
+class MaintenanceThread:
     """Runs `store.maintenance` until stopped. `gather` reads a window's segments; `on_corrupt` asks for a rebuild;
     `beat` is called before each piece of work, also when there is nothing to do."""
 
@@ -63,7 +63,7 @@ class Housekeeping:
         self._flush_budget_s = SPARK_S + in_memory / DISK_BYTES_PER_S
         self._compact_budget_s = SPARK_S + store.limits.segment_bytes_max / DISK_BYTES_PER_S
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="housekeeping", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="maintenance", daemon=True)
         self._reclaimed_s = 0.0
         self._flush_s = 0.0
         self._compact_s = 0.0
@@ -106,7 +106,7 @@ class Housekeeping:
         except Closed:
             return
         except Exception as error:  # noqa: BLE001 - the application must know that nobody flushes any more
-            bug = InternalError("housekeeping failed", hint="Please report this.", reason=repr(error))
+            bug = InternalError("maintenance failed", hint="Please report this.", reason=repr(error))
             bug.__cause__ = error
             self._on_fatal(bug)
 

@@ -5,7 +5,7 @@ dispatcher.
     amend       the decode epochs: another one from O on where the configuration has changed
     open        the index of store.directory
     catch up    read from where the index ends up to O; nothing is dispatched before (invariant I6)
-    run         query, housekeeping, dispatcher
+    run         query, maintenance, dispatcher
 
 When the assignment changes, or a segment turns out to be damaged, a pipeline is stopped and a new one made; it never
 changes hands while it runs.
@@ -30,7 +30,7 @@ from bridge.ingest.query import Ingest, Restart
 from bridge.kafka.admin import Cluster
 from bridge.kafka.membership import Ownership
 from bridge.runtime.gauges import Lag
-from bridge.runtime.maintenance_thread import Housekeeping
+from bridge.runtime.maintenance_thread import MaintenanceThread
 from bridge.settings.clients import java
 from bridge.settings.model import Settings
 from bridge.spark.segments import gather
@@ -55,11 +55,11 @@ from timerstore.store import TimerStore
 
 INGEST: Final = "ingest"
 QUERY: Final = "query"
-HOUSEKEEPING: Final = "housekeeping"
+MAINTENANCE: Final = "maintenance"
 """Names of hearts."""
 
 END_S_MAX: Final = 5.0
-"""How long housekeeping has when the process ends, which must not take longer than `app.STOP_S_MAX`."""
+"""How long maintenance has when the process ends, which must not take longer than `app.STOP_S_MAX`."""
 
 WINDOW_BYTES_MAX: Final = 40 << 20
 """A gathered window is in memory up to three times for a moment: in the JVM, as it came, and sorted."""
@@ -68,7 +68,7 @@ log = structlog.get_logger("bridge.runtime.pipeline")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
+class PipelineContext:
     """What outlives a pipeline and is handed to each."""
 
     settings: Settings
@@ -87,14 +87,14 @@ class Surroundings:
 class Pipeline:
     """See the module. `start` and `stop` are called by one thread, `cancel` by any."""
 
-    def __init__(self, surroundings: Surroundings, owned: frozenset[SourceName], revocations: int) -> None:
+    def __init__(self, context: PipelineContext, owned: frozenset[SourceName], revocations: int) -> None:
         """`owned` and `revocations` are of one `Membership`."""
-        self._around = surroundings
+        self._context = context
         self._owned = owned
         self._revocations = revocations
         self._cancelled = threading.Event()
         self._ingest: Ingest | None = None
-        self._housekeeping: Housekeeping | None = None
+        self._maintenance: MaintenanceThread | None = None
         self._found: Found | None = None
         self.store: TimerStore | None = None
         self.retention: RetentionGuard | None = None
@@ -107,8 +107,8 @@ class Pipeline:
         Raises StateError where going on would lose or repeat something, EnvironmentFailure where something does not
         answer.
         """
-        around = self._around
-        around.health.enter("settling", reasons=("reading the committed offsets",))
+        context = self._context
+        context.health.enter("settling", reasons=("reading the committed offsets",))
         identity = self._identity()
         settled = self._settle(identity)
         if settled is None or self._cancelled.is_set():
@@ -125,18 +125,18 @@ class Pipeline:
             reports=list(store.reports),
         )
         store.start_at(start, {name: self._log_marks[name].end for name in start})
-        self._housekeeping = self._make_housekeeping(store)
-        self._housekeeping.start()
+        self._maintenance = self._make_maintenance(store)
+        self._maintenance.start()
         ingest = self._ingest = self._make_ingest(store, states)
         with LongWork(
-            "catching-up", "records up to the committed offsets", health=around.health, clock=around.clock
+            "catching-up", "records up to the committed offsets", health=context.health, clock=context.clock
         ) as work:
             ingest.warm_up(end)
             offsets = ingest.catch_up(start, end, work.report)
         if self._cancelled.is_set():
             return False
         ingest.start(offsets)
-        around.dispatcher.resume(store, states, self._revocations)
+        context.dispatcher.resume(store, states, self._revocations)
         return not self._cancelled.is_set()
 
     def cancel(self) -> None:
@@ -148,22 +148,22 @@ class Pipeline:
             self.store.close_intake()
 
     def stop(self, patience_s: float = END_S_MAX) -> bool:
-        """Stop the query, hold the dispatcher, write down what is in memory, and give up the directory. Housekeeping
+        """Stop the query, hold the dispatcher, write down what is in memory, and give up the directory. Maintenance
         may be at a piece of work that takes long on a slow disk, for `patience_s` at most.
 
         False when it does not end: the directory then stays locked, and only the end of the process frees it.
         """
         self.cancel()
-        self._around.dispatcher.quiesce(timeout_s=3.0)
+        self._context.dispatcher.quiesce(timeout_s=3.0)
         if self._ingest is not None:
             self._ingest.stop(timeout_s=4.0)
-            self._around.hearts.forget(INGEST, QUERY)
-        if self._housekeeping is not None:
-            if not self._housekeeping.stop(patience_s):
+            self._context.hearts.forget(INGEST, QUERY)
+        if self._maintenance is not None:
+            if not self._maintenance.stop(patience_s):
                 return False
-            self._around.hearts.forget(HOUSEKEEPING)
+            self._context.hearts.forget(MAINTENANCE)
             try:
-                self._housekeeping.flush()
+                self._maintenance.flush()
             except TimerStoreError as error:
                 log.warning("last-flush-failed", reason=error.message, hint=error.hint)
         if self.store is not None:
@@ -181,13 +181,13 @@ class Pipeline:
     def problems(self) -> list[str]:
         """What has died, in words."""
         found = []
-        if self._housekeeping is not None and not self._housekeeping.is_alive and not self._cancelled.is_set():
-            found.append("housekeeping has ended")
+        if self._maintenance is not None and not self._maintenance.is_alive and not self._cancelled.is_set():
+            found.append("maintenance has ended")
         return found
 
     def impediments(self) -> tuple[str, ...]:
         """Why the pipeline does not take in or deliver right now although it runs."""
-        if self._housekeeping is not None and self._housekeeping.disk_is_full:
+        if self._maintenance is not None and self._maintenance.disk_is_full:
             return ("the disk is full: ingest waits, delivery goes on",)
         return ()
 
@@ -195,7 +195,7 @@ class Pipeline:
         """Now and then: does the topic keep what is pending?"""
         if self.retention is not None and self.store is not None:
             ingested = self.store.next_offsets()
-            self.retention.refresh(self._around.cluster, self.store, lag.marks(ingested), lag.behind_s(ingested))
+            self.retention.refresh(self._context.cluster, self.store, lag.marks(ingested), lag.behind_s(ingested))
 
     def alarms(self) -> tuple[str, ...]:
         """What an operator should know although messages are delivered."""
@@ -204,30 +204,30 @@ class Pipeline:
     # ---- parts of start
 
     def _identity(self) -> Identity:
-        cluster = self._around.cluster
-        topics = sorted(self._around.settings.delay_topics)
+        cluster = self._context.cluster
+        topics = sorted(self._context.settings.delay_topics)
         return Identity(cluster_id=cluster.describe().cluster_id, topic_ids=cluster.topic_ids(topics))
 
     def _settle(self, identity: Identity) -> tuple[Found, dict[SourceName, CommittedState]] | None:
-        around = self._around
-        directory, now_ms = around.settings.store.directory, around.clock.now_ms()
+        context = self._context
+        directory, now_ms = context.settings.store.directory, context.clock.now_ms()
         directory.mkdir(parents=True, exist_ok=True)
         with as_bridge_errors():
             found = self._found = recovery.find(directory, identity, now_ms)
         for report in found.reports:
             log.error("checkpoint-corrupt", report=report)
-        limits = self._limits = limits_of(around.cluster, sorted({topic for topic, _ in self._owned}))
-        parameters = {topic: decode_parameters(around.settings, topic, limit) for topic, limit in limits.items()}
+        limits = self._limits = limits_of(context.cluster, sorted({topic for topic, _ in self._owned}))
+        parameters = {topic: decode_parameters(context.settings, topic, limit) for topic, limit in limits.items()}
         for topic, decoded in parameters.items():
             kept_ms = limits[topic].retention_ms
             log.info("roll-window", topic=topic, window_ms=decoded.roll_window_ms, retention_ms=kept_ms)
         settled = settle(
-            around.ownership,
+            context.ownership,
             owned=self._owned,
-            look_up=lambda topic: facts_of(around.cluster, topic),
+            look_up=lambda topic: facts_of(context.cluster, topic),
             checkpointed=[] if found.checkpoint is None else list(found.checkpoint.offsets),
             parameters=parameters.__getitem__,
-            clock=around.clock,
+            clock=context.clock,
         )
         if settled is None:
             return None
@@ -239,7 +239,7 @@ class Pipeline:
                 found, {name for name, offset in first.items() if covered[name] == offset}
             ):
                 found = recovery.give_up(found, now_ms)
-        self._log_marks = around.cluster.watermarks(sorted(settled))
+        self._log_marks = context.cluster.watermarks(sorted(settled))
         self._windows = {
             topic: Windows(
                 current_ms=decoded.roll_window_ms,
@@ -247,19 +247,19 @@ class Pipeline:
             )
             for topic, decoded in parameters.items()
         }
-        self.retention = RetentionGuard(around.settings, self._windows, around.clock)
+        self.retention = RetentionGuard(context.settings, self._windows, context.clock)
         return found, settled
 
     def _open(self, found: Found, states: Mapping[SourceName, CommittedState]) -> TimerStore:
-        around = self._around
-        settings = around.settings
-        topics = around.cluster.topics(sorted(settings.delay_topics))
+        context = self._context
+        settings = context.settings
+        topics = context.cluster.topics(sorted(settings.delay_topics))
         covered = {} if found.checkpoint is None else found.checkpoint.offsets
         # Of a partition that was given up once, nothing that the index does not cover counts, wherever its log begins.
         given_up = {name for name, state in states.items() if state.first_offset and name not in covered}
         self._found = None  # whether it can be opened or not, it is not ours to give back
         with (
-            LongWork("recovering", "segments opened", health=around.health, clock=around.clock) as work,
+            LongWork("recovering", "segments opened", health=context.health, clock=context.clock) as work,
             as_bridge_errors(),
         ):
             return TimerStore.restore(
@@ -268,7 +268,7 @@ class Pipeline:
                 committed={name: (state.offset, state.position) for name, state in states.items()},
                 frozen={name: state.frozen for name, state in states.items() if state.frozen},
                 log_starts={name: 0 if name in given_up else mark.start for name, mark in self._log_marks.items()},
-                now_ms=around.clock.now_ms(),
+                now_ms=context.clock.now_ms(),
                 limits=limits(settings, [state.epochs for state in states.values()]),
                 progress=work.report,
             )
@@ -278,7 +278,7 @@ class Pipeline:
         log_starts = {name: mark.start for name, mark in self._log_marks.items()}
         starts, unheld = starting_offsets(store, states, log_starts)
         must_hold_what_is_pending(
-            self._around.cluster,
+            self._context.cluster,
             {name: states[name].offset for name in unheld},
             {name: self._log_marks[name] for name in unheld},
             {
@@ -286,26 +286,26 @@ class Pipeline:
                 for topic, limit in self._limits.items()
                 if limit.retention_ms >= 0
             },
-            self._around.clock.now_ms(),
+            self._context.clock.now_ms(),
         )
         return starts
 
-    def _make_housekeeping(self, store: TimerStore) -> Housekeeping:
-        around = self._around
+    def _make_maintenance(self, store: TimerStore) -> MaintenanceThread:
+        context = self._context
 
         def read(window: Window) -> pa.Table:
-            return gather(around.spark, store.sources, window)
+            return gather(context.spark, store.sources, window)
 
-        return Housekeeping(
-            store=store, gather=read, clock=around.clock, metrics=around.metrics,
-            on_corrupt=around.on_rebuild, on_fatal=around.on_fatal, beat=around.hearts.watch(HOUSEKEEPING, SPARK_S),
+        return MaintenanceThread(
+            store=store, gather=read, clock=context.clock, metrics=context.metrics,
+            on_corrupt=context.on_rebuild, on_fatal=context.on_fatal, beat=context.hearts.watch(MAINTENANCE, SPARK_S),
         )  # fmt: skip
 
     def _make_ingest(self, store: TimerStore, states: Mapping[SourceName, CommittedState]) -> Ingest:
-        around = self._around
-        settings = around.settings
+        context = self._context
+        settings = context.settings
         return Ingest(
-            spark=around.spark,
+            spark=context.spark,
             kafka_options=java(settings),
             group_prefix=f"{settings.group_id}-spark",
             store=store,
@@ -315,11 +315,11 @@ class Pipeline:
                 bytes=settings.ingest.batch_bytes,
                 trigger_ms=settings.ingest.trigger,
             ),
-            clock=around.clock,
-            metrics=around.metrics,
-            on_fatal=around.on_fatal,
-            beat=around.hearts.watch(INGEST, CALLS_S),
-            beat_query=around.hearts.watch(QUERY, SPARK_S),
+            clock=context.clock,
+            metrics=context.metrics,
+            on_fatal=context.on_fatal,
+            beat=context.hearts.watch(INGEST, CALLS_S),
+            beat_query=context.hearts.watch(QUERY, SPARK_S),
         )
 
 

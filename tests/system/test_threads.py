@@ -21,7 +21,7 @@ from timerstore.clock import SystemClock
 pytestmark = [pytest.mark.system, pytest.mark.nightly, pytest.mark.timeout(900)]
 
 THREADS: Final = frozenset(
-    {"main", "ownership", "dispatcher", "ingest", "query", "housekeeping", "targets", "clock-jumps", "credentials"}
+    {"main", "ownership", "dispatcher", "ingest", "query", "maintenance", "targets", "clock-jumps", "credentials"}
 )
 SLACK_S: Final = 30
 DEADLINE_S: Final = 90

@@ -18,7 +18,7 @@ SLOT_S = 10
 
 @pytest.mark.parametrize("stored", [False, True], ids=["in the memtable", "in a segment"])
 def test_what_is_overdue_beyond_the_frontier_is_seen(tmp_path: Path, stored: bool) -> None:
-    """Housekeeping hangs, so no window is loaded: what falls due on disk is in no queue, and overdue all the same."""
+    """Maintenance hangs, so no window is loaded: what falls due on disk is in no queue, and overdue all the same."""
     rig = Rig(tmp_path)
     rig.load()
     rig.produce(*range(NOW_MS + 100_000, NOW_MS + 101_000))

@@ -1,4 +1,4 @@
-"""bridge.housekeeping on a real store: what a full disk stops, and what it must not."""
+"""bridge.maintenance on a real store: what a full disk stops, and what it must not."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 import timerstore.log.segment
 from bridge.errors import BridgeError, EnvironmentFailure
-from bridge.runtime.maintenance_thread import COMPACT_INTERVAL_S, FLUSH_AGAIN_S, RECLAIM_INTERVAL_S, Housekeeping
+from bridge.runtime.maintenance_thread import COMPACT_INTERVAL_S, FLUSH_AGAIN_S, RECLAIM_INTERVAL_S, MaintenanceThread
 from bridge.telemetry.heartbeats import DISK_BYTES_PER_S, SPARK_S
 from bridge.telemetry.metrics import Metrics
 from tests.unit.timerstore.entries import gather
@@ -33,7 +33,7 @@ NEAR_MS, FAR_MS = NOW_MS + 1_000_000, NOW_MS + 36_000_000
 
 
 class Bench:
-    """The steps of housekeeping, one by one, on a clock that stands still."""
+    """The steps of maintenance, one by one, on a clock that stands still."""
 
     def __init__(self, directory: Path, limits: Limits | None = None) -> None:
         self.rig = Rig(directory, limits=limits or Limits(compaction_segments=2))
@@ -42,7 +42,7 @@ class Bench:
         self.fatal: list[BridgeError] = []
         self.beats = 0
         self.budgets: list[float | None] = []
-        self.housekeeping = Housekeeping(
+        self.maintenance = MaintenanceThread(
             store=self.rig.store,
             gather=gather,
             clock=self.clock,
@@ -57,10 +57,10 @@ class Bench:
         self.budgets.append(within_s)
 
     def steps(self, seconds: float) -> None:
-        """What housekeeping does within a while, waits skipped."""
+        """What maintenance does within a while, waits skipped."""
         end_s = self.clock.monotonic_s() + seconds
         while self.clock.monotonic_s() < end_s:
-            self.clock.advance(int(1_000 * max(self.housekeeping._step(), 0.001)))
+            self.clock.advance(int(1_000 * max(self.maintenance._step(), 0.001)))
 
     def settle(self, *due_ms: int) -> None:
         """These messages are read, and O moves over them."""
@@ -76,7 +76,7 @@ class Bench:
         assert self.segments == before + 1
 
     def is_full(self) -> bool:
-        return self.housekeeping.disk_is_full
+        return self.maintenance.disk_is_full
 
     @property
     def segments(self) -> int:
@@ -134,7 +134,7 @@ def test_a_checkpoint_that_frees_room_has_its_room_kept(bench: Bench) -> None:
 def test_a_compaction_gives_its_room_back_to_a_flush(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it has written is worth less than what is only in memory."""
     monkeypatch.setattr(timerstore.log.segment, "ROW_GROUP_ROWS", 16)
-    monkeypatch.setattr("bridge.runtime.maintenance_thread.Housekeeping._compact", lambda _: None)
+    monkeypatch.setattr("bridge.runtime.maintenance_thread.MaintenanceThread._compact", lambda _: None)
     for _ in range(2):
         bench.flush(*range(FAR_MS, FAR_MS + 200))
     monkeypatch.undo()
@@ -147,7 +147,7 @@ def test_a_compaction_gives_its_room_back_to_a_flush(bench: Bench, monkeypatch: 
     with mock.patch.object(timerstore.log.segment, "_write_parquet", no_room):
         while not bench.is_full():
             bench.clock.advance(60_000)
-            bench.housekeeping._flush_due()
+            bench.maintenance._flush_due()
     assert not list(bench.rig.directory.glob("*.tmp"))
     bench.steps(70 + COMPACT_INTERVAL_S)
     assert bench.rig.store.stats().pending == 401 and bench.segments <= 2
@@ -157,7 +157,7 @@ def test_a_beat_comes_with_every_piece_of_work(bench: Bench) -> None:
     """Also when there is nothing to do: a thread that stands still is told from one that is idle."""
     for _ in range(3):
         before = bench.beats
-        bench.housekeeping._step()
+        bench.maintenance._step()
         assert bench.beats > before
 
 
@@ -167,8 +167,8 @@ def test_an_errno_is_an_environment_failure_and_leaves_every_file(bench: Bench) 
     bench.clock.advance(NEAR_MS - bench.clock.now_ms())
     before = sorted(path.name for path in bench.rig.directory.iterdir())
     with mock.patch("timerstore.log.segment.pq.ParquetFile", side_effect=OSError(errno.EIO, "Input/output error")):
-        bench.housekeeping.start()
-        wait_until(lambda: not bench.housekeeping.is_alive, 30, "housekeeping ends")
+        bench.maintenance.start()
+        wait_until(lambda: not bench.maintenance.is_alive, 30, "maintenance ends")
     assert [type(error) for error in bench.fatal] == [EnvironmentFailure]
     assert bench.corrupt == []
     assert sorted(path.name for path in bench.rig.directory.iterdir()) == before

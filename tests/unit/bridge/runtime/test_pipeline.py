@@ -12,7 +12,7 @@ import pytest
 from bridge.errors import EnvironmentFailure, StateError
 from bridge.kafka.admin import ClusterDescription, Topic, Watermarks
 from bridge.runtime.app import Application
-from bridge.runtime.pipeline import Pipeline, Surroundings
+from bridge.runtime.pipeline import Pipeline, PipelineContext
 from bridge.settings.model import Settings
 from bridge.telemetry.http import Health
 from bridge.wire.committed_state import CommittedState, initial_state
@@ -75,7 +75,7 @@ class Bench:
         self.stand_in = StandIn(rig)
         tree = {"store": {"directory": str(rig.directory)}}
         self.pipeline = Pipeline(
-            Surroundings(
+            PipelineContext(
                 settings=Settings.of(tree),
                 clock=ManualClock(now_ms=NOW_MS),
                 cluster=self.stand_in,  # type: ignore[arg-type]
@@ -229,11 +229,11 @@ def test_a_rebalance_waits_for_a_slow_disk_as_long_as_the_group_does(
     """A flush that takes a minute is no reason to end the process; its end, which has nine seconds, waits less."""
     settings = Settings.of({"kafka": {"common": {"bootstrap.servers": "127.0.0.1:1"}, "consumer": consumer}})
     assert settings.budgets.poll_interval_s == expected_s
-    housekeeping = mock.Mock()
-    housekeeping.stop.side_effect = lambda timeout_s: timeout_s >= 40
+    maintenance = mock.Mock()
+    maintenance.stop.side_effect = lambda timeout_s: timeout_s >= 40
     application = Application(settings, ManualClock(), lambda: settings, lambda _: None)
     pipeline = application._pipeline = Bench(rig).pipeline
-    pipeline._housekeeping = housekeeping
+    pipeline._maintenance = maintenance
     application._stop_pipeline()
     assert not pipeline.stop()
-    assert [call.args for call in housekeeping.stop.call_args_list] == [(expected_s,), (5.0,)]
+    assert [call.args for call in maintenance.stop.call_args_list] == [(expected_s,), (5.0,)]

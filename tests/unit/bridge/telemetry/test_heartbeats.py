@@ -28,7 +28,7 @@ from bridge.runtime import pipeline
 from bridge.runtime.app import Application
 from bridge.runtime.clock_jumps import ClockJumps
 from bridge.runtime.credentials import Credentials
-from bridge.runtime.maintenance_thread import Housekeeping
+from bridge.runtime.maintenance_thread import MaintenanceThread
 from bridge.settings.load import reader
 from bridge.settings.model import Settings
 from bridge.telemetry.heartbeats import CALLS_S, LOOK_S, SPARK_S, START_S, Heartbeats
@@ -341,7 +341,7 @@ def query(bench: Bench, _: Path) -> Iterator[Case]:
 
 
 @contextmanager
-def housekeeping(bench: Bench, _: Path) -> Iterator[Case]:
+def maintenance(bench: Bench, _: Path) -> Iterator[Case]:
     """Waits for a window that Spark does not gather."""
     window = SimpleNamespace(segments=(), upper=SimpleNamespace(at_ms=0))
     maintenance = SimpleNamespace(
@@ -357,14 +357,14 @@ def housekeeping(bench: Bench, _: Path) -> Iterator[Case]:
         timerlog=(),
         limits=SimpleNamespace(flush_bytes=1 << 20, ready_rows_bytes=1 << 20, segment_bytes_max=1 << 20),
     )
-    made = Housekeeping(
+    made = MaintenanceThread(
         store=store,
         gather=bench.gate,
         clock=bench.clock,
         metrics=Metrics(),
         on_corrupt=lambda: None,
         on_fatal=fatal,
-        beat=bench.hearts.watch("housekeeping", SPARK_S),
+        beat=bench.hearts.watch("maintenance", SPARK_S),
     )
     made.start()
     yield Case(bench)
@@ -445,7 +445,7 @@ CASES: Final[tuple[tuple[str, Callable[[Bench, Path], AbstractContextManager[Cas
     ("dispatcher", dispatcher_at_the_client),
     ("ingest", ingest_query),
     ("query", query),
-    ("housekeeping", housekeeping),
+    ("maintenance", maintenance),
     ("targets", targets),
     ("clock-jumps", clock_jumps),
     ("credentials", credentials),
@@ -528,14 +528,14 @@ def test_a_flush_has_the_time_that_a_slow_disk_needs(bench: Bench) -> None:
     limits = SimpleNamespace(flush_bytes=128 << 20, ready_rows_bytes=256 << 20, segment_bytes_max=1 << 30)
     maintenance = SimpleNamespace(next_window=lambda _: None, flush_due=lambda _: True, flush=gate)
     store: Any = SimpleNamespace(maintenance=maintenance, limits=limits)
-    made = Housekeeping(
+    made = MaintenanceThread(
         store=store,
         gather=gate,
         clock=bench.clock,
         metrics=Metrics(),
         on_corrupt=lambda: None,
         on_fatal=lambda _: None,
-        beat=bench.hearts.watch("housekeeping", SPARK_S),
+        beat=bench.hearts.watch("maintenance", SPARK_S),
     )
     gate.close()
     made.start()

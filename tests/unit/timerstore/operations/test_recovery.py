@@ -312,7 +312,7 @@ def test_a_partition_that_stays_elsewhere_leaves_with_its_rows(
 
 
 def rewrite_sparse(rig: Rig, now_ms: int) -> None:
-    """Compaction, as housekeeping does it, with all that lies beyond worth while."""
+    """Compaction, as maintenance does it, with all that lies beyond worth while."""
     rig.store.limits = replace(rig.limits, sparse_ms=0)
     for _ in range(50):
         window = rig.store.maintenance.compaction_window(now_ms)
