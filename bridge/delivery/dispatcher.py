@@ -36,6 +36,7 @@ from bridge.delivery.plan.unwritable import Unplannable, Unwritable
 from bridge.delivery.producer.writer import Aborted, Broken, Indefinite, Writer
 from bridge.delivery.states import AT_REST, AT_WORK, Event, Lifecycle, Request, State
 from bridge.delivery.targets.cache import Targets
+from bridge.delivery.targets.stall import StallWatch
 from bridge.errors import BridgeError, EnvironmentFailure, InternalError, StateError
 from bridge.kafka.errors import Fault, fault_of, fenced
 from bridge.kafka.membership import Membership
@@ -59,9 +60,6 @@ LOOK_AGAIN_S: Final = 1.0
 """The longest sleep: ingest of what is far away moves O without waking anybody, and a stepped wall clock must be
 noticed.
 """
-STALLED_LOOK_S: Final = 0.5
-"""Nothing is acknowledged for so long: the brokers are asked, beside it, what they know of the targets, and again after
-as long."""
 CATCH_UP_WAIT_S: Final = 0.25
 BACKOFF_S: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0)
 FENCED_AGAIN_S: Final = 60.0
@@ -122,7 +120,7 @@ class Dispatcher:
         self._fenced_s: float | None = None
         self._committed_s = 0.0
         self._row_bytes = 1_000.0
-        self._look_again_s = STALLED_LOOK_S
+        self._stall_watch = StallWatch(targets, clock)
 
     # -- control: any thread
 
@@ -290,7 +288,7 @@ class Dispatcher:
         """One transaction, whatever becomes of it."""
         work = Work(store.begin(only_output=self._narrowing.is_narrowest), self._clock.monotonic_s())
         self._planner.begin()
-        self._look_again_s = STALLED_LOOK_S
+        self._stall_watch.begin()
         event = None
         try:
             self._fill(store, work)
@@ -408,12 +406,7 @@ class Dispatcher:
     def _look_at_targets(self, work: Work, stalled_s: float) -> None:
         """Nothing is acknowledged. Raises Aborted when that is because a target takes nothing any more."""
         self._beat()
-        self._look_again_s = min(self._look_again_s, stalled_s + STALLED_LOOK_S)  # another stall begins anew
-        is_silent = self._targets.find_silent(stalled_s)
-        if not is_silent and stalled_s >= self._look_again_s:
-            self._targets.doubt(work.targets)
-            self._look_again_s = stalled_s + STALLED_LOOK_S
-        if is_silent or self._targets.are_worse_than(work.targets):
+        if self._stall_watch.is_explained(stalled_s, work.targets):
             error = KafkaError(KafkaError._MSG_TIMED_OUT, "a target takes nothing any more")
             raise Aborted(error, is_explained=True)
 

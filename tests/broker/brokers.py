@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 from bridge.delivery.targets.target import Leader, Target
@@ -13,6 +14,9 @@ from bridge.wire.headers import RejectReason
 
 WELL = Target(partitions=3, bytes_max=1_000)
 MISSING = Target(partitions=0, bytes_max=None, refusal=Refusal(RejectReason.UNKNOWN_TARGET, "missing"))
+ONE, TWO = Leader(1, "one", 9092), Leader(2, "two", 9092)
+ON_TWO = replace(WELL, leaders={0: ONE, 1: TWO, 2: ONE})
+ON_ONE = replace(WELL, leaders={0: ONE, 1: ONE, 2: ONE})
 SILENT = Refusal(RejectReason.TARGET_UNAVAILABLE, "no answer")
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-from bridge.delivery.targets.target import Target
+from bridge.delivery.targets.target import Place, Target
 from bridge.kafka.errors import Refusal
 
 OPEN_S: Final = 5.0
@@ -20,8 +20,6 @@ EVERY: Final = -1
 """In place of a partition: all of them."""
 LARGE: Final = -2
 """In place of a partition: records that may be too large, wherever they go."""
-
-Key = tuple[str, int]
 
 
 @dataclass(slots=True)
@@ -38,9 +36,9 @@ class Breakers:
     """Breakers by topic and partition (or EVERY). Times are seconds of a monotonic clock. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._breakers: dict[Key, _Breaker] = {}
+        self._breakers: dict[Place, _Breaker] = {}
 
-    def trip(self, key: Key, refusal: Refusal, now_s: float, open_s: float = OPEN_S) -> float:
+    def trip(self, key: Place, refusal: Refusal, now_s: float, open_s: float = OPEN_S) -> float:
         """Open one for `open_s`, longer if it has failed lately. Returns for how long."""
         old = self._breakers.pop(key, None)
         relapses = old is not None and now_s - old.until_s <= RELAPSE_S
@@ -55,11 +53,11 @@ class Breakers:
         keys = ((name, partition), (name, EVERY))
         return any(key in self._breakers and self._breakers[key].is_open for key in keys)
 
-    def due(self, now_s: float) -> list[Key]:
+    def due(self, now_s: float) -> list[Place]:
         """Those that may be closed, if the leader answers."""
         return [key for key, breaker in self._breakers.items() if breaker.is_open and breaker.until_s <= now_s]
 
-    def decide(self, key: Key, *, is_well: bool, until_s: float) -> bool:
+    def decide(self, key: Place, *, is_well: bool, until_s: float) -> bool:
         """Close one, or leave it open until then. Returns whether it was closed."""
         breaker = self._breakers.get(key)
         if breaker is None:

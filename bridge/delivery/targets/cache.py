@@ -1,34 +1,30 @@
 """What is known of real topics: looked up before a record for them enters a transaction, and kept for a while.
 
-One missing, forbidden or leaderless topic aborts everything in its transaction (and holds it up for seconds first), so
+One missing, forbidden or leaderless topic aborts everything in its transaction (and delays it for seconds first), so
 nothing is produced to a topic that was not seen to exist and to take records. What is known here may be outdated; then
-an abort, or a transaction that is not acknowledged, brings it up again.
+an abort, or a transaction that is not acknowledged (stall.py), brings it up again.
 
 A circuit breaker for each partition (`trip`, breakers.py) does the same for what looks well and is not: a leader that
-does not answer.
-
-While a transaction is not acknowledged, every leader is asked something small (`find_silent`). If some answer and
-others do not, these are to blame, with all partitions that they lead: a node that has just died is known of half a
-second later, long before the brokers say so.
+does not answer (liveness.py).
 
 The thread of `start` keeps all that up to date beside delivery, for as long as it is used: a target that fails costs a
-look-up now and then, and no delivery waits for it. Nor does one wait for what is in doubt (`doubt`): while a node
-hangs, any question may be among those that it has taken and does not answer.
+look-up now and then, and no delivery waits for it. Nor does delivery wait for what it requests (`request_refresh`):
+while a node hangs, any question may be among those that it has taken and does not answer.
 """
 
 from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from concurrent.futures import Future, wait
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 import structlog
 
-from bridge.delivery.targets.breakers import EVERY, OPEN_S, Breakers
-from bridge.delivery.targets.target import UNAVAILABLE, Leader, LookUp, Target
+from bridge.delivery.targets.breakers import OPEN_S, Breakers
+from bridge.delivery.targets.liveness import Ping, ping_leaders, probe
+from bridge.delivery.targets.target import UNAVAILABLE, Leader, LookUp, Place, Target
 from bridge.errors import EnvironmentFailure
 from bridge.kafka.errors import Refusal
 from bridge.telemetry.heartbeats import Beat, unwatched
@@ -38,27 +34,21 @@ from timerstore.memory.pending import OTHER_TARGETS
 
 KNOWN_FOR_S: Final = 60.0
 FAILING_FOR_S: Final = 2.0
-"""What fails is asked about again after this by the thread ..."""
+"""The thread looks up a failing target this often while it is used."""
 FAILING_FOR_S_MAX: Final = 10.0
-"""... and after this by who needs it. (The thread forgets what nobody asks for.)"""
+"""A caller looks it up itself after this long: the thread stops once a target is not used."""
 USED_FOR_S: Final = 30.0
 RENEWED_FOR_S: Final = 5.0
 UNANSWERED_FOR_S: Final = 5.0
 LOOK_INTERVAL_S: Final = 0.5
 LOOK_UPS_MAX: Final = 100
-SILENT_S: Final = 0.3
-"""Who has not answered for so long, while others have and nothing is acknowledged, is silent; who refuses a connection
-is so at once. Usually an answer takes milliseconds.
-"""
 WARM_S: Final = 5.0
-"""Between two questions to everybody, so that the connections are there when they matter."""
-PROBE_S: Final = 2.0
-"""How long a closing breaker waits for its leader."""
+"""Between two pings of all leaders, so that the connections are there when they matter."""
 SILENT_OPEN_S: Final = 1.0
-"""The first time: it may have been no more than a pause."""
+"""How long a breaker is open after the first silence of a leader: it may have been no more than a pause."""
 NO_ANSWER: Final = "the leader of partition {} does not answer"
 TARGETS_MAX: Final = 10_000
-"""Names come from headers, so anybody can make up any number of them. (Ten thousand of 200 characters are 9 MB.)"""
+"""Names come from headers: there may be any number of them. (Ten thousand of 200 characters are 9 MB.)"""
 MISSING_MAX: Final = 100
 """Up to so many names of topics that are not known to exist are asked for again by the thread; beyond that they must be
 made up, and wait until a message for them is tried again."""
@@ -76,14 +66,6 @@ class _Known:
     used_s: float
 
 
-@dataclass(slots=True)
-class _RollCall:
-    """A question to every leader, during one stall."""
-
-    asked_s: float
-    answers: dict[Leader, Future[Any]]
-
-
 class Targets:
     """A cache of `Target` by name with an expiry, and the circuit breakers. Any thread."""
 
@@ -96,9 +78,8 @@ class Targets:
         self._known: dict[str, _Known] = {}
         self._breakers = Breakers()
         self._own: frozenset[str] = frozenset()
-        self._doubted: dict[str, None] = {}
-        self._roll: _RollCall | None = None
-        self._warmed = _RollCall(clock.monotonic_s(), {})
+        self._requested: dict[str, None] = {}
+        self._ping = Ping(look_up, clock.monotonic_s(), {})
         self._stopped = False
         self._woken = threading.Event()
         self._thread: threading.Thread | None = None
@@ -107,7 +88,7 @@ class Targets:
 
     def start(self, own: Iterable[str] = ()) -> None:
         """Keep what is known up to date from now on. `own` are the bridge's topics: known from the start, so that
-        nobody waits for that when a target fails, and that there is a leader to compare others with.
+        nothing waits for that when a target fails, and that there is a leader to compare others with.
         """
         self._own = frozenset(own)
         self._thread = threading.Thread(target=self._run, name="targets", daemon=True)
@@ -130,27 +111,27 @@ class Targets:
             self._woken.clear()
 
     def refresh(self) -> None:
-        """Ask again for what is in doubt or has expired, and whether open breakers may be closed. Keeps what it knew
-        when the brokers do not answer.
+        """Look up what was requested or has expired, and whether open breakers may be closed. Keeps what it knew when
+        the brokers do not answer.
         """
         now_s = self._clock.monotonic_s()
         with self._lock:
-            doubted, self._doubted = self._doubted, {}
-            expired = [name for name in self._own if name not in self._known]
-            found = [name for name, known in self._known.items() if _is_expired(known, now_s)]
-            missing = [name for name in found if not self._known[name].target.partitions]
-            expired += found if len(missing) <= MISSING_MAX else [n for n in found if self._known[n].target.partitions]
-            expired = [*doubted, *[name for name in expired if name not in doubted][:LOOK_UPS_MAX]]
-            probes = self._breakers.due(now_s)
-            tripped = list({name: None for name, _ in probes if name in self._known and name not in expired})
+            requested, self._requested = self._requested, {}
+            expired = [name for name, known in self._known.items() if _is_expired(known, now_s)]
+            found = [name for name in expired if self._known[name].target.partitions]
+            if len(expired) - len(found) <= MISSING_MAX:
+                found = expired
+            names = dict.fromkeys([*self._own - self._known.keys(), *found])
+            expired = [*requested, *[name for name in names if name not in requested][:LOOK_UPS_MAX]]
+            places = self._breakers.due(now_s)
+            tripped = list({name: None for name, _ in places if name in self._known and name not in expired})
         if expired:
             self._learn(expired)
-        if probes:
+        if places:
             self._find_leaders(tripped[:LOOK_UPS_MAX])
-            self._probe(probes[:LOOK_UPS_MAX])
-        if now_s - self._warmed.asked_s >= WARM_S:
-            was_well = all(map(self._look_up.is_answered, self._warmed.answers.values()))
-            self._warmed = self._call_roll(now_s, doubtful=not was_well)
+            self._close_breakers(places[:LOOK_UPS_MAX])
+        if now_s - self._ping.asked_s >= WARM_S:
+            self._ping = self.ping_leaders(doubtful=not self._ping.is_answered())
 
     # -- for the dispatcher
 
@@ -195,12 +176,10 @@ class Targets:
         after = self.resolve(names)
         return frozenset(name for name in names if after[name].takes_less_than(before[name]))
 
-    def doubt(self, names: Iterable[str]) -> None:
-        """Have the thread look again at what nothing is heard of. Waits for nobody: the answer may have to come from a
-        node that hangs.
-        """
+    def request_refresh(self, names: Iterable[str]) -> None:
+        """Have the thread look these up, without waiting for it: the answer may have to come from a node that hangs."""
         with self._lock:
-            self._doubted.update(dict.fromkeys(names))
+            self._requested.update(dict.fromkeys(names))
         self._woken.set()
 
     def are_worse_than(self, believed: Mapping[str, Target]) -> bool:
@@ -212,55 +191,34 @@ class Targets:
                 if name in self._known
             )
 
-    def find_silent(self, stalled_s: float, *, spared: Collection[str] = ()) -> bool:
-        """Nothing has been acknowledged for that long; call it again and again meanwhile. It asks all leaders, and
-        later opens the breakers of the partitions of those that do not answer while others do (but not those of the
-        topics `spared`). Returns whether there are any.
-        """
-        now_s, roll = self._clock.monotonic_s(), self._roll
-        if roll is None or now_s - stalled_s >= roll.asked_s:
-            self._roll = self._call_roll(now_s, doubtful=True)  # another stall
-            return False
-        silent = {leader for leader, answer in roll.answers.items() if self._look_up.is_answered(answer) is False}
-        if now_s - roll.asked_s < SILENT_S and not all(
-            self._look_up.is_refused(roll.answers[leader]) for leader in silent
-        ):
-            return False  # who is slow may still answer; who refuses a connection will not
-        if not silent or len(silent) == len(roll.answers):
-            return False  # all of them, or none: it is something else
-        with self._lock:
-            found = [
-                (name, partition)
-                for name, known in self._known.items()
-                if name not in spared
-                for partition, leader in known.target.leaders.items()
-                if leader in silent and not self._is_down(name, partition, known.target)
-            ]
-        for name, partition in found:
-            refusal = Refusal(UNAVAILABLE, f"{name}: {NO_ANSWER.format(partition)}")
-            self.trip(name, partition, refusal, open_s=SILENT_OPEN_S)
-        return bool(found)
-
-    def _call_roll(self, now_s: float, *, doubtful: bool) -> _RollCall:
-        """Ask each leader of a known partition that is not down already."""
-        partition_of: dict[Leader, tuple[str, int]] = {}
+    def ping_leaders(self, *, doubtful: bool) -> Ping:
+        """Ask each leader of a known partition that is not down already; `doubtful`: some of them may be dead."""
+        partition_of: dict[Leader, Place] = {}
         with self._lock:
             for name, known in self._known.items():
                 for partition, leader in known.target.leaders.items():
                     if leader not in partition_of and not self._is_down(name, partition, known.target):
                         partition_of[leader] = (name, partition)
-        if len(partition_of) < 2:
-            return _RollCall(now_s, {})
-        leader_of: dict[tuple[str, int], Leader | None] = {key: leader for leader, key in partition_of.items()}
-        asked = self._look_up.ask(leader_of, doubtful=doubtful)
-        return _RollCall(now_s, {leader: asked[key] for leader, key in partition_of.items()})
+        return ping_leaders(self._look_up, partition_of, self._clock.monotonic_s(), doubtful=doubtful)
+
+    def trip_leaders(self, leaders: Collection[Leader]) -> bool:
+        """Open the breakers of the partitions that these lead; returns whether there are any that were not open."""
+        with self._lock:
+            found = [
+                (name, partition)
+                for name, known in (self._known.items() if leaders else ())
+                for partition, leader in known.target.leaders.items()
+                if leader in leaders and not self._is_down(name, partition, known.target)
+            ]
+        for place in found:
+            self._trip_silent(place)
+        return bool(found)
+
+    def _trip_silent(self, place: Place) -> None:
+        self.trip(*place, Refusal(UNAVAILABLE, f"{place[0]}: {NO_ANSWER.format(place[1])}"), SILENT_OPEN_S)
 
     def _is_down(self, name: str, partition: int, target: Target) -> bool:
         return partition in target.down or self._breakers.are_open(name, partition)
-
-    def refuse(self, name: str, refusal: Refusal) -> None:
-        """Send nothing there for a while: the brokers do not take it."""
-        self.trip(name, EVERY, refusal)
 
     def trip(self, name: str, partition: int, refusal: Refusal, open_s: float = OPEN_S) -> None:
         """Open the breaker of a partition (or of EVERY one) for `open_s`, longer if it has failed lately: it looks
@@ -339,8 +297,8 @@ class Targets:
                         del self._known[name]
         return bool(answers)
 
-    def _find_leaders(self, names: Sequence[str]) -> None:
-        """Somebody else may lead by now what takes nothing."""
+    def _find_leaders(self, names: Iterable[str]) -> None:
+        """Another node may lead by now what takes nothing."""
         for name in names:
             self._beat()
             try:
@@ -353,32 +311,16 @@ class Targets:
                 if known is not None:
                     known.target = replace(known.target, leaders=leaders)
 
-    def _probe(self, keys: Sequence[tuple[str, int]]) -> None:
-        """Close the breakers whose leaders answer; one question to each, and one wait for all. That of a whole target
-        is closed when one of its leaders does, and those of the partitions without an answer are opened.
-        """
+    def _close_breakers(self, places: list[Place]) -> None:
+        """Close the breakers whose leaders answer; where some of a target do not, open those of their partitions."""
         with self._lock:
-            known = {name: self._known[name].target for name, _ in keys if name in self._known}
-        counts = {name: target.partitions for name, target in known.items()}
-        probed = {
-            (name, partition): [(name, n) for n in ([partition] if partition >= 0 else range(counts.get(name, 0)))]
-            for name, partition in keys
-        }
-        leaders = {
-            (name, n): known[name].leaders.get(n) if name in known else None
-            for several in probed.values()
-            for name, n in several
-        }
-        answers = self._look_up.ask(leaders, doubtful=True)
-        wait(answers.values(), PROBE_S)
-        for (name, partition), several in probed.items():
-            silent = [key for key in several if key not in answers or not self._look_up.is_answered(answers[key])]
-            is_well = len(silent) < len(several) or (not several and name not in counts)
-            for _, number in silent if is_well else ():
-                self.trip(name, number, Refusal(UNAVAILABLE, f"{name}: {NO_ANSWER.format(number)}"), SILENT_OPEN_S)
+            known = {name: self._known[name].target for name, _ in places if name in self._known}
+        for (name, partition), silent in probe(self._look_up, known, places).items():
+            for place in silent or ():
+                self._trip_silent(place)
             with self._lock:
                 until_s = self._clock.monotonic_s() + FAILING_FOR_S
-                is_closed = self._breakers.decide((name, partition), is_well=is_well, until_s=until_s)
+                is_closed = self._breakers.decide((name, partition), is_well=silent is not None, until_s=until_s)
             if is_closed:
                 log.info("target-breaker-closed", topic=name, partition=partition)
 

@@ -23,7 +23,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public, but
     ResourceType,
 )
 
-from bridge.delivery.targets.target import Leader, Target
+from bridge.delivery.targets.target import Leader, Place, Target
 from bridge.errors import EnvironmentFailure
 from bridge.kafka.construction import made
 from bridge.kafka.errors import Refusal, is_unreadable, kafka_error
@@ -95,17 +95,15 @@ class TargetLookUp:
         except KafkaException as exception:
             raise _unanswered(name, kafka_error(exception).str()) from None
 
-    def ask(
-        self, leaders: Mapping[tuple[str, int], Leader | None], *, doubtful: bool
-    ) -> Mapping[tuple[str, int], Future[Any]]:
+    def ask(self, leaders: Mapping[Place, Leader | None], *, doubtful: bool) -> Mapping[Place, Future[Any]]:
         """Ask the leader of each partition for its end offset, without waiting; each by itself, since one that is
         silent would keep the answers of the others back.
 
         `doubtful`: only those that take a connection. While it is asked about one whose port refuses, the client tries
         to connect again and again, without a pause, and takes most of a core for that.
         """
-        asked: dict[tuple[str, int], Future[Any]] = {}
-        checked: dict[Leader, dict[tuple[str, int], Future[Any]]] = {}
+        asked: dict[Place, Future[Any]] = {}
+        checked: dict[Leader, dict[Place, Future[Any]]] = {}
         for key, leader in leaders.items():
             if leader is None or not doubtful:
                 asked[key] = self._end_of(key)
@@ -115,7 +113,7 @@ class TargetLookUp:
             threading.Thread(target=self._ask_if_there, args=(leader, questions), name="leader", daemon=True).start()
         return asked
 
-    def _ask_if_there(self, leader: Leader, questions: Mapping[tuple[str, int], Future[Any]]) -> None:
+    def _ask_if_there(self, leader: Leader, questions: Mapping[Place, Future[Any]]) -> None:
         try:
             socket.create_connection((leader.host, leader.port), PROBE_TIMEOUT_S).close()
             answers = {key: self._end_of(key) for key in questions}
@@ -129,7 +127,7 @@ class TargetLookUp:
             except Exception as error:  # noqa: BLE001 - the answer may be an error
                 question.set_exception(error)
 
-    def _end_of(self, partition: tuple[str, int]) -> Future[Any]:
+    def _end_of(self, partition: Place) -> Future[Any]:
         wanted = TopicPartition(*partition)
         latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
         answer: Future[Any] = self._admin.list_offsets({wanted: latest}, request_timeout=PROBE_TIMEOUT_S)[wanted]

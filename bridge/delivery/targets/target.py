@@ -12,6 +12,9 @@ from bridge.wire.headers import RejectReason
 
 UNAVAILABLE: Final = RejectReason.TARGET_UNAVAILABLE
 
+Place = tuple[str, int]
+"""A topic and a partition, or EVERY (breakers.py)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Leader:
@@ -74,9 +77,7 @@ class LookUp(Protocol):
         """How many partitions a topic has now. Raises EnvironmentFailure when nobody answers."""
         ...
 
-    def ask(
-        self, leaders: Mapping[tuple[str, int], Leader | None], *, doubtful: bool
-    ) -> Mapping[tuple[str, int], Future[Any]]:
+    def ask(self, leaders: Mapping[Place, Leader | None], *, doubtful: bool) -> Mapping[Place, Future[Any]]:
         """Ask the leader of each partition something small, without waiting. An answer may be an error; one that says
         that there was none is not an answer. `doubtful`: some of them may be dead.
         """

@@ -377,7 +377,7 @@ def targets(bench: Bench, _: Path) -> Iterator[Case]:
     look_up: Any = lambda _: bench.gate() or {}  # noqa: E731 - a look-up is called, and has methods that are not
     made = Targets(look_up, bench.clock, bench.hearts.watch("targets", CALLS_S))
     made.start()
-    yield Case(bench, lambda: made.doubt(["orders"]))
+    yield Case(bench, lambda: made.request_refresh(["orders"]))
     made.stop()
 
 

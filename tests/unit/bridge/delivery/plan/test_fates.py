@@ -154,8 +154,7 @@ def held_letter(topic: str, target: str) -> dict[str, Any]:
     """A copy of the record at offset 4 as the bridge writes it while a dead-letter topic fails."""
     where = h.Where(topic, 0, 4, 4, NOW)
     letter = h.dead_letter_headers([], RejectReason.NO_TIME, "why", where)
-    pairs = [(name, value.encode() if isinstance(value, str) else value) for name, value in letter]
-    return timer(topic, 0, 9, NOW, target, origin=4, headers=hold(pairs))
+    return timer(topic, 0, 9, NOW, target, origin=4, headers=hold(letter))
 
 
 @pytest.mark.parametrize(

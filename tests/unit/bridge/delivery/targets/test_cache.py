@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from types import SimpleNamespace
@@ -12,14 +10,15 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
+from bridge.delivery.targets.breakers import EVERY
 from bridge.delivery.targets.cache import Targets
 from bridge.delivery.targets.look_up import TargetLookUp
-from bridge.delivery.targets.target import Leader, Target
+from bridge.delivery.targets.target import Leader
 from bridge.wire.headers import RejectReason
 from embedded.broker import free_ports
-from tests.broker.brokers import MISSING, SILENT, WELL, Brokers
+from tests.broker.brokers import MISSING, ON_ONE, ON_TWO, ONE, SILENT, WELL, Brokers
 from tests.waiting import wait_until
-from timerstore.clock import ManualClock, SystemClock
+from timerstore.clock import ManualClock
 
 
 @pytest.fixture
@@ -174,7 +173,7 @@ def test_a_breaker_for_a_whole_target_probes_all_of_it(brokers: Brokers, clock: 
     """Where nobody knows which partition it was."""
     brokers.topics["t"] = WELL
     targets.resolve(["t"])
-    targets.refuse("t", SILENT)
+    targets.trip("t", EVERY, SILENT)
     assert targets.resolve(["t"])["t"].refusal == SILENT
     clock.advance(5_000)
     targets.refresh()
@@ -188,13 +187,13 @@ def test_one_silent_leader_does_not_keep_a_whole_target_out(
     """The breaker of all partitions is closed when some leaders answer; those of the others are opened."""
     brokers.topics["t"] = WELL
     targets.resolve(["t"])
-    targets.refuse("t", SILENT)
+    targets.trip("t", EVERY, SILENT)
     brokers.dead = {("t", 1)}
     clock.advance(5_000)
     targets.refresh()
     assert (targets.resolve(["t"])["t"].refusal, set(targets.resolve(["t"])["t"].down)) == (None, {1})
     brokers.dead = {("t", 0), ("t", 1), ("t", 2)}
-    targets.refuse("t", SILENT)
+    targets.trip("t", EVERY, SILENT)
     clock.advance(10_000)
     targets.refresh()
     assert targets.resolve(["t"])["t"].refusal == SILENT, "without any answer it stays"
@@ -217,14 +216,14 @@ def test_what_is_in_doubt_is_looked_at_by_the_thread(brokers: Brokers, targets: 
     brokers.topics = {"a": WELL, "b": replace(WELL, down={1: "has no leader"})}
     believed = targets.resolve(["a", "b"])
     brokers.topics["b"] = replace(WELL, down={1: "has 1 replica in sync"})
-    targets.doubt(["a", "b"])
+    targets.request_refresh(["a", "b"])
     assert len(brokers.asked) == 1
     targets.refresh()
     targets.refresh()
     assert brokers.asked[1:] == [["a", "b"]]
     assert not targets.are_worse_than(believed)
     brokers.topics["b"] = replace(WELL, down={0: "has no leader"})
-    targets.doubt(["b"])
+    targets.request_refresh(["b"])
     targets.refresh()
     assert targets.are_worse_than(believed)
     assert not targets.are_worse_than({"a": believed["a"], "never seen": WELL})
@@ -238,120 +237,9 @@ def test_all_that_is_in_doubt_is_looked_at(brokers: Brokers, targets: Targets) -
     brokers.topics.update(dict.fromkeys(names, WELL))
     believed = targets.resolve(names)
     brokers.topics[names[-1]] = replace(WELL, down={0: "has no leader"})
-    targets.doubt(names)
+    targets.request_refresh(names)
     targets.refresh()
     assert targets.are_worse_than(believed)
-
-
-def test_nobody_waits_for_an_answer_about_what_is_in_doubt() -> None:
-    """While the thread waits for a node that hangs, delivery asks leaders, and goes on."""
-    asked, answer = threading.Event(), threading.Event()
-
-    class Hanging(Brokers):
-        def __call__(self, names: Sequence[str]) -> Mapping[str, Target]:
-            if self.is_hanging:
-                asked.set()
-                assert answer.wait(30)
-            return super().__call__(names)
-
-    brokers, clock = Hanging(), SystemClock()
-    brokers.topics.update(t=ON_TWO)
-    targets = Targets(brokers, clock)
-    believed = targets.resolve(["t"])
-    brokers.is_hanging, brokers.dead = True, {("t", 1)}
-    targets.start()
-    try:
-        targets.doubt(["t"])
-        assert asked.wait(30)
-        began_s = clock.monotonic_s()
-        wait_until(lambda: targets.find_silent(clock.monotonic_s() - began_s), 30, "it is found")
-        assert targets.are_worse_than(believed)
-        assert not answer.is_set()
-    finally:
-        answer.set()
-        targets.stop()
-
-
-ONE, TWO = Leader(1, "one", 9092), Leader(2, "two", 9092)
-ON_TWO = replace(WELL, leaders={0: ONE, 1: TWO, 2: ONE})
-ON_ONE = replace(WELL, leaders={0: ONE, 1: ONE, 2: ONE})
-
-
-def stall(targets: Targets, clock: ManualClock, tenths: int, spared: Collection[str] = ()) -> list[bool]:
-    """What is found at each look, a tenth of a second apart."""
-    found = []
-    for i in range(1, tenths + 1):
-        found.append(targets.find_silent(i / 10, spared=spared))
-        clock.advance(100)
-    return found
-
-
-@pytest.mark.parametrize("is_hanging", [True, False])
-def test_a_leader_that_is_silent_while_others_answer_is_taken_out(
-    brokers: Brokers, clock: ManualClock, targets: Targets, is_hanging: bool
-) -> None:
-    """With all that it leads, also what is not in this transaction; but for the bridge's own topics."""
-    brokers.topics.update(
-        t=ON_TWO, u=replace(WELL, leaders={0: TWO}), well=ON_ONE, delay=replace(WELL, leaders={0: TWO})
-    )
-    targets.resolve(["t", "u", "well", "delay"])
-    brokers.is_hanging = is_hanging
-    brokers.dead = {("t", 1)}
-    assert stall(targets, clock, 4, spared={"delay"}) == [False, False, False, True]
-    found = targets.resolve(["t", "u", "well", "delay"])
-    assert [sorted(found[name].down) for name in ("t", "u", "well", "delay")] == [[1], [0], [], []]
-    assert brokers.probed == [("t", 0), ("t", 1)], "one question to each leader"
-    assert not any(stall(targets, clock, 6, spared={"delay"})), "nothing new is found"
-
-
-def test_who_refuses_a_connection_is_taken_out_at_once(brokers: Brokers, clock: ManualClock, targets: Targets) -> None:
-    """Nobody waits for an answer that cannot come, unless the others are slow as well."""
-    brokers.topics.update(t=ON_TWO)
-    targets.resolve(["t"])
-    brokers.dead, brokers.is_refusing = {("t", 1)}, True
-    assert stall(targets, clock, 2) == [False, True]
-    assert sorted(targets.resolve(["t"])["t"].down) == [1]
-
-
-def test_a_short_silence_costs_a_second_and_another_one_more(
-    brokers: Brokers, clock: ManualClock, targets: Targets
-) -> None:
-    """A leader that answers again gets its messages; one that was silent again is not trusted as soon."""
-    brokers.topics.update(t=ON_TWO)
-    targets.resolve(["t"])
-    for open_s in (1, 5, 10):
-        brokers.dead = {("t", 1)}
-        assert any(stall(targets, clock, 5))
-        brokers.dead.clear()
-        clock.advance(open_s * 1_000 - 300)
-        targets.refresh()
-        assert not targets.resolve(["t"])["t"].is_well
-        clock.advance(300)
-        targets.refresh()
-        assert targets.resolve(["t"])["t"].is_well
-
-
-@pytest.mark.parametrize("dead", [set(), {("t", 0), ("t", 1)}, {("only", 0)}])
-def test_who_is_not_worse_than_the_others_is_not_blamed(
-    brokers: Brokers, clock: ManualClock, targets: Targets, dead: set[tuple[str, int]]
-) -> None:
-    """Nothing is acknowledged, and all leaders answer, or none does, or there is but one."""
-    names = ["only"] if dead == {("only", 0)} else ["t"]
-    brokers.topics.update(t=ON_TWO, only=ON_ONE)
-    targets.resolve(names)
-    brokers.dead = dead
-    assert not any(stall(targets, clock, 10))
-    assert all(target.is_well for target in targets.resolve(names).values())
-
-
-def test_a_late_answer_of_others_is_evidence_too(brokers: Brokers, clock: ManualClock, targets: Targets) -> None:
-    """They have to connect first; so long nobody is blamed. Another stall asks anew."""
-    brokers.topics.update(t=ON_TWO)
-    targets.resolve(["t"])
-    brokers.dead, brokers.is_hanging = {("t", 0), ("t", 1)}, True
-    assert not any(stall(targets, clock, 6))
-    brokers.dead = set()
-    assert not any(stall(targets, clock, 6))
 
 
 def test_the_connections_to_all_leaders_are_kept_warm(brokers: Brokers, clock: ManualClock, targets: Targets) -> None:

@@ -1,0 +1,45 @@
+"""A transaction that is not acknowledged: whether that is because a target takes nothing any more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from bridge.delivery.targets.cache import Targets
+from bridge.delivery.targets.liveness import Ping
+from bridge.delivery.targets.target import Target
+from timerstore.clock import Clock
+
+LOOK_S: Final = 0.5
+"""After so long without an acknowledgement the brokers are asked, beside it, what they know of the targets; and again
+after as long."""
+
+
+class StallWatch:
+    """Looks at the targets of one transaction at a time. One thread."""
+
+    def __init__(self, targets: Targets, clock: Clock) -> None:
+        self._targets = targets
+        self._clock = clock
+        self._ping: Ping | None = None
+        self._refresh_s = LOOK_S
+
+    def begin(self) -> None:
+        """Another transaction begins."""
+        self._refresh_s = LOOK_S
+
+    def is_explained(self, stalled_s: float, believed: Mapping[str, Target]) -> bool:
+        """Nothing has been acknowledged for that long, of records for targets that were `believed` to be so; to be
+        called again and again meanwhile. Returns whether a target takes less than that by now: a leader is unresponsive
+        (its breakers are opened), or the brokers say so.
+        """
+        now_s = self._clock.monotonic_s()
+        self._refresh_s = min(self._refresh_s, stalled_s + LOOK_S)  # another stall begins anew
+        if self._ping is None or now_s - stalled_s >= self._ping.asked_s:
+            self._ping = self._targets.ping_leaders(doubtful=True)
+        elif self._targets.trip_leaders(self._ping.unresponsive_leaders(now_s)):
+            return True
+        if stalled_s >= self._refresh_s:
+            self._targets.request_refresh(believed)
+            self._refresh_s = stalled_s + LOOK_S
+        return self._targets.are_worse_than(believed)
