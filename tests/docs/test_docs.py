@@ -29,9 +29,10 @@ from tests.paths import ROOT
 
 DOCUMENTS: Final = (
     *("README.md", "CHANGELOG.md", "docs/architecture.md", "docs/errors.md", "docs/guarantees.md"),
-    *("docs/headers.md", "docs/messages.md", "docs/operations.md"),
+    *("docs/failures.md", "docs/glossary.md", "docs/headers.md", "docs/messages.md", "docs/operations.md"),
+    "CONTRIBUTING.md",
 )
-LANGUAGES: Final = {"sh", "yaml", "python", "java", "text"}
+LANGUAGES: Final = {"sh", "yaml", "python", "java", "text", "mermaid"}
 OTHERS: Final = {
     "docker",
     "kafka-acls",
