@@ -155,7 +155,7 @@ class MaintenanceThread:
             return
         self._beat(self._compact_budget_s)
         maintenance = self._store.maintenance
-        segments = len(self._store.timerlog)
+        segments = self._store.stats().segments
         try:
             window = maintenance.compaction_window(self._clock.now_ms())
             if window is not None:
@@ -169,18 +169,18 @@ class MaintenanceThread:
         if window is not None:
             self._metrics.observe_compaction(self._clock.monotonic_s() - began_s)
             return
-        left = len(self._store.timerlog)
+        left = self._store.stats().segments
         if left != segments:
             log.info("segments-compacted", before=segments, after=left)
         else:
             self._compact_s = began_s + COMPACT_INTERVAL_S
 
     def _load_window(self) -> bool:
-        window = self._store.maintenance.next_window(self._clock.now_ms())
+        window = self._store.wheel.next_window(self._clock.now_ms())
         if window is None:
             return False
         began_s = self._clock.monotonic_s()
-        admitted = self._store.maintenance.admit(window, self._read(window))
+        admitted = self._store.wheel.admit(window, self._read(window))
         self._metrics.observe_window(self._clock.monotonic_s() - began_s)
         log.debug("window-loaded", segments=len(window.segments), until_ms=window.upper.at_ms, admitted=admitted)
         return True

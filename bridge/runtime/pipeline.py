@@ -121,7 +121,7 @@ class Pipeline:
             partitions=len(self._owned),
             without_index=sum(covered is None for covered in store.resume_offsets().values()),
             read_again=sum(max(0, end[name] - start[name]) for name in end),
-            segments=len(store.timerlog),
+            segments=store.stats().segments,
             reports=list(store.reports),
         )
         store.start_at(start, {name: self._log_marks[name].end for name in start})

@@ -30,7 +30,6 @@ from bridge.settings.units import format_duration_ms
 from bridge.start.roll_window import TopicLimits, limits_of, roll_window_ms
 from bridge.wire.committed_state import ADOPT_COMMITTED
 from timerstore.clock import Clock
-from timerstore.operations.trimmed import trimmed
 from timerstore.rows.sources import SourceName
 from timerstore.store import TimerStore
 
@@ -155,7 +154,7 @@ class RetentionGuard:
             headroom_s[topic] = (kept - window.largest_ms - lag_ms - overdue_ms) / 1_000
             self._tell_headroom(topic, headroom_s[topic], window)
             self._tell_change(topic, limits[topic], window)
-        places = trimmed(store, {name: mark.start for name, mark in marks.items()})
+        places = store.trimmed({name: mark.start for name, mark in marks.items()})
         for topic, _ in places:
             gone[topic] += 1
         if places and self._told.get("trimmed") != places:

@@ -250,8 +250,8 @@ class Rig:
     def load(self) -> None:
         """What the bridge's maintenance does: have what is near ready."""
         assert self.store is not None
-        window = self.store.maintenance.next_window(self.clock.now_ms())
-        assert window is None or self.store.maintenance.admit(window, gather(window))
+        window = self.store.wheel.next_window(self.clock.now_ms())
+        assert window is None or self.store.wheel.admit(window, gather(window))
 
     def is_behind(self) -> bool:
         """Whether O has to follow ingest."""
@@ -288,8 +288,8 @@ class Rig:
 
         def is_done() -> bool:
             self.load()
-            with store.lock:
-                is_idle = store._transaction is None and store.next_wakeup_ms() is None and not self.is_behind()
+            with store.state.lock:
+                is_idle = store.state.loan is None and store.next_wakeup_ms() is None and not self.is_behind()
                 return is_idle and not self.pending()
 
         wait_until(lambda: is_done() or self.fatal, deadline_s, lambda: f"{self.pending()} rows are left")

@@ -42,7 +42,7 @@ PURE: Final = (
         "timerstore/rows/position.py",
         "timerstore/rows/sources.py",
         "timerstore/rows/entry.py",
-        "timerstore/memory/wheel.py",
+        "timerstore/memory/pending.py",
     ),
     *(
         "timerstore/memory/sorted_runs.py",

@@ -137,8 +137,8 @@ class SteppedStore(TimerStore):
 
     def wait(self, timeout_s: float | None) -> None:
         """Nothing wakes it but what is there already."""
-        ms = 1.0 if self._news else math.ceil(1_000 * (timeout_s or 0))
-        self._news = False
+        ms = 1.0 if self.state.has_news else math.ceil(1_000 * (timeout_s or 0))
+        self.state.has_news = False
         self.pass_ms(ms)
 
 
@@ -385,9 +385,9 @@ class DispatchRig:
         returned, after it has been started again; what must not end it is raised."""
         self.ingest()
         now_ms = self.clock.now_ms()
-        window = self.store.maintenance.next_window(now_ms)
+        window = self.store.wheel.next_window(now_ms)
         if window is not None:
-            self.store.maintenance.admit(window, gather(window))
+            self.store.wheel.admit(window, gather(window))
         try:
             self.dispatcher.step()
         except (FencedError, EnvironmentFailure) as error:

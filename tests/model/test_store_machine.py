@@ -269,7 +269,7 @@ class StoreMachine(RuleBasedStateMachine):
         """The dispatcher finds the clock behind P: afterwards nothing that is due waits behind what is not (I4)."""
         self.store.step_back(self.now_ms)
         assert not self.store.is_clock_behind(self.now_ms)
-        assert (self.store.resident.overtaken.all().at <= self.now_ms).all()
+        assert (self.store.state.resident.overtaken.all().at <= self.now_ms).all()
 
     # ---- enqueue
 
@@ -445,10 +445,10 @@ class StoreMachine(RuleBasedStateMachine):
     # ---- maintenance
 
     def can_flush(self) -> bool:
-        resident = self.store.resident
+        resident = self.store.state.resident
         moves = bool((resident.covered() > resident.stored)[resident.owned].any())
         leaves = self.store.maintenance._lets_go(self.now_ms)
-        return moves or leaves or self.store.cancels.tombstones.memory_rows > 0
+        return moves or leaves or self.store.state.cancels.tombstones.memory_rows > 0
 
     @precondition(can_flush)
     @rule()
@@ -464,7 +464,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def can_reclaim(self) -> bool:
         store = self.store
-        return bool(store.timerlog.finished(store.resident.committed, store.maintenance.elsewhere()))
+        return bool(store.state.timerlog.finished(store.state.resident.committed, store.state.elsewhere()))
 
     def reclaim(self) -> None:
         self.store.maintenance.reclaim(self.now_ms)
@@ -479,7 +479,7 @@ class StoreMachine(RuleBasedStateMachine):
         if self.can_flush():
             self.flush()
 
-    @precondition(lambda self: len(self.store.timerlog) > 1)
+    @precondition(lambda self: len(self.store.state.timerlog) > 1)
     @rule(windows=st.integers(1, 3))
     def compact(self, windows: int) -> None:
         """Some windows of a compaction; what else happens, happens in between."""
@@ -489,23 +489,23 @@ class StoreMachine(RuleBasedStateMachine):
                 self.store.maintenance.compact(window, self.gather(window))
 
     def can_load(self) -> bool:
-        return self.window is None and self.store.resident.frontier.at_ms < self.now_ms + HORIZON_MS // 2
+        return self.window is None and self.store.state.resident.frontier.at_ms < self.now_ms + HORIZON_MS // 2
 
     @precondition(can_load)
     @rule()
     def begin_gather(self) -> None:
-        self.window = self.store.maintenance.next_window(self.now_ms)
+        self.window = self.store.wheel.next_window(self.now_ms)
         self.gathered = self.gather(self.window) if self.window is not None else pa.table({})
-        self.flushed_since = set(self.store.timerlog)
+        self.flushed_since = set(self.store.state.timerlog)
 
     @precondition(lambda self: self.window is not None)
     @rule()
     def admit(self) -> None:
         assert self.window is not None
-        resident = self.store.resident
+        resident = self.store.state.resident
         moved = resident.frontier != self.window.lower
-        newer = set(self.store.timerlog) != self.flushed_since
-        admitted = self.store.maintenance.admit(self.window, self.gathered)
+        newer = set(self.store.state.timerlog) != self.flushed_since
+        admitted = self.store.wheel.admit(self.window, self.gathered)
         assert admitted or moved or newer
         assert not (admitted and moved)
         if admitted:
@@ -555,12 +555,12 @@ class StoreMachine(RuleBasedStateMachine):
         if self.window is not None:
             self.admit()
 
-    @precondition(lambda self: len(self.store.resident.ready) > 0)
+    @precondition(lambda self: len(self.store.state.resident.ready) > 0)
     @rule(rows=st.integers(0, 4))
     def retreat(self, rows: int) -> None:
         """The ready rows gives rows back, as when ingest has overfilled it."""
-        with self.store.lock:
-            self.store.resident.retreat_frontier(rows * ROW_BYTES, self.store._floor())
+        with self.store.state.lock:
+            self.store.state.resident.retreat_frontier(rows * ROW_BYTES, self.store.state.floor())
 
     # ---- misfortune
 
@@ -645,7 +645,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def damage(self, step: int) -> None:
         """A bit of a file flips while the process is down: the others are kept, and Kafka has the rest."""
-        files = self.store.checkpoint
+        files = self.store.state.checkpoint
         named = [*(segment.name for segment in files.segments), *(cancels.name for cancels in files.tombstones)]
         self.store.close()
         if named:
@@ -664,8 +664,8 @@ class StoreMachine(RuleBasedStateMachine):
             "checkpoint": checkpoints,
         }
         fails = {
-            "segment": len(self.store.maintenance._unstored(self.store.resident.covered())),
-            "tombstones": self.store.cancels.tombstones.memory_rows,
+            "segment": len(self.store.maintenance._unstored(self.store.state.resident.covered())),
+            "tombstones": self.store.state.cancels.tombstones.memory_rows,
             "checkpoint": True,
         }
         before = sorted(path.name for path in (self.directory / "store").iterdir())
@@ -685,10 +685,10 @@ class StoreMachine(RuleBasedStateMachine):
             (Resident, "mark_stored"),
             (timerstore.cancels.tombstones.Tombstones, "stored"),
         ][step - 1]
-        before = self.store.checkpoint
+        before = self.store.state.checkpoint
         with mock.patch.object(owner, function, side_effect=Death), contextlib.suppress(Death):
             self.store.maintenance.flush(self.now_ms)
-        if self.store.checkpoint is not before:
+        if self.store.state.checkpoint is not before:
             self.note_buried()
         self.crash()
 
@@ -718,8 +718,8 @@ class StoreMachine(RuleBasedStateMachine):
     @invariant()
     def every_pending_record_is_in_one_place(self) -> None:
         """Resident or handed out, or beyond the frontier in one segment; and nothing else is resident."""
-        store, resident = self.store, self.store.resident
-        handed_out = store.transaction_rows()
+        store, resident = self.store, self.store.state.resident
+        handed_out = store.state.rows_on_loan()
         rows = [
             (*store.sources.name(source), offset, at == AT_MIN)
             for part in (*self.residents(), handed_out)
@@ -736,24 +736,26 @@ class StoreMachine(RuleBasedStateMachine):
         assert set(rows) <= unfinished.keys(), "resident, but not pending"
         # A compaction leaves them out.
         cancelled = {key(r) for log in self.log.values() for records in log for r in records if self.perhaps_covered(r)}
-        stored = Counter(k for segment in store.timerlog for k in self.keys_of(segment))
+        stored = Counter(k for segment in store.state.timerlog for k in self.keys_of(segment))
         assert all(count == 1 for count in stored.values()), "in two segments"
         here, taken = set(rows), set(map(key, self.taken))
         for k, position in unfinished.items():
             if k not in here:
-                is_held = k[:2] in self.held and position > self.store.resident.committed[position.source].position
+                is_held = (
+                    k[:2] in self.held and position > self.store.state.resident.committed[position.source].position
+                )
                 assert k in cancelled or (k in stored and (position > resident.frontier or is_held)), "lost"
             elif position > resident.frontier and k not in taken:
                 assert k not in stored, "in memory and in a segment beyond the frontier: would be loaded twice"
 
     def residents(self) -> list[RowRefs]:
-        resident = self.store.resident
+        resident = self.store.state.resident
         return [resident.ready.all(), resident.memtable.all(), resident.overtaken.all(), resident.withheld.all()]
 
     @invariant()
     def rows_are_where_they_belong(self) -> None:
         """P <= L; ready rows lie in (P, L], the memtable's beyond L."""
-        resident = self.store.resident
+        resident = self.store.state.resident
         assert resident.position <= resident.frontier
         assert not resident.ready.all().at_or_below(resident.position).any()
         assert resident.ready.all().at_or_below(resident.frontier).all()
@@ -777,19 +779,19 @@ class StoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def bytes_are_exact(self) -> None:
-        resident = self.store.resident
+        resident = self.store.state.resident
         for rows, count in (
             (resident.ready.all(), resident.ready_rows_bytes),
             (concat([resident.memtable.all(), resident.withheld.all()]), resident.memtable_bytes),
             (resident.overtaken.all(), resident.overtaken_bytes),
         ):
             assert resident.chunks.bytes_of(rows.chunk) == count
-        total = sum(map(len, self.residents())) + len(self.store.transaction_rows())
+        total = sum(map(len, self.residents())) + len(self.store.state.rows_on_loan())
         assert resident.chunks.live_rows() == total
 
     def rows_of(self, segment: Segment) -> pa.Table:
         """What a segment holds, read once: segments are immutable (a number is used again only after a crash)."""
-        name = f"{segment.path.name}-{segment.named.footer_crc}"
+        name = f"{segment.path.name}-{segment.named.crc}"
         if name not in self.segment_rows:
             self.segment_rows[name] = read_rows(segment).cast(ENTRY)
         return self.segment_rows[name]
@@ -823,7 +825,7 @@ class StoreMachine(RuleBasedStateMachine):
             assert all(count == 1 for count in self.output.values()), "doubled"
             assert all(self.covered(r) for r in self.rows() if key(r) not in self.output), "lost"
             assert self.store.stats().pending == 0
-            assert len(self.store.resident.chunks) == 0
+            assert len(self.store.state.resident.chunks) == 0
         finally:
             timerstore.log.segment.ROW_GROUP_ROWS = self.row_group_rows
             self.patches.close()
@@ -836,7 +838,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def drain(self) -> None:
         """Ample limits: what could be lost or doubled by small ones has happened before."""
-        self.store.limits = Limits(flush_interval_ms=200)
+        self.store.state.limits = Limits(flush_interval_ms=200)
         for _ in range(60):
             self.pass_time(50)
             self.ingest_all()
@@ -852,10 +854,10 @@ class StoreMachine(RuleBasedStateMachine):
                 self.flush()
             self.compact(3)
             self.store.maintenance.reclaim(self.now_ms)
-            if self.is_done() and len(self.store.timerlog) == len(self.store.resident.chunks) == 0:
+            if self.is_done() and len(self.store.state.timerlog) == len(self.store.state.resident.chunks) == 0:
                 return
         assert self.is_done(), "never delivered"
-        assert len(self.store.timerlog) == 0, "finished segments were not reclaimed"
+        assert len(self.store.state.timerlog) == 0, "finished segments were not reclaimed"
 
 
 @pytest.mark.timeout(timeout_s(600))

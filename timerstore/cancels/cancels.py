@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -37,13 +37,11 @@ from timerstore.cancels.id_index import (
 )
 from timerstore.cancels.tombstones import Lookup, Run, Tombstones, merged
 from timerstore.memory.pending import Tally, tally_coded
+from timerstore.memory.resident import Resident
 from timerstore.memory.sorted_runs import RowRefs
 from timerstore.rows.entry import Kind
-from timerstore.rows.position import AT_MIN, Bools, Int64s
+from timerstore.rows.position import AT_MIN, Bools, Int64s, Positions
 from timerstore.rows.sources import Sources
-
-if TYPE_CHECKING:
-    from timerstore.memory.resident import Resident
 
 MARGIN_MS: Final = 3_600_000
 """How much longer than the largest window a tombstone is kept: clocks that differ, and ingest that lags."""
@@ -112,13 +110,13 @@ class Cancels:
         payload: pa.RecordBatch,
         fresh: RowRefs,
         is_unfinished: Bools,
-        is_pending: Callable[[Timers], Bools],
+        finished: Callable[[Positions], Bools],
         now_ms: int,
     ) -> Judged | None:
         """What the `fresh` rows of a batch, read at `now_ms`, mean; None when none of them has an id.
 
-        `row` of `fresh` is the index in `payload`; `is_unfinished` is by row of `fresh`. `is_pending` says which timers
-        are unfinished. No lock is held.
+        `row` of `fresh` is the index in `payload`; `is_unfinished` is by row of `fresh`. `finished` says which
+        positions are finished. No lock is held.
         """
         ids = payload.column("id")
         if ids.null_count == len(ids):
@@ -162,7 +160,7 @@ class Cancels:
 
         hits = no_timers()
         if len(new):
-            hits, reached = self._hits(known, new, is_pending)
+            hits, reached = self._hits(known, new, finished)
             raised.append(_run(hits.keys, new.source[reached], new.offset[reached], hits.at))
         return Judged(
             covered=covered,
@@ -177,7 +175,7 @@ class Cancels:
         loan."""
         self.tombstones.add(judged.tombstones)
         self.unstored.add(judged.timers, lambda timers: _is_gone(resident, timers))
-        hits = judged.hits[~resident.finished(_refs(judged.hits))]
+        hits = judged.hits[~resident.finished(judged.hits)]
         # Of the rows of one offset only one is a timer.
         lent = hits[np.isin(hits.seq, on_loan.seq[on_loan.at > AT_MIN])]
         self.cancelled += int(np.count_nonzero(judged.covered)) + len(hits) - len(lent)
@@ -200,7 +198,7 @@ class Cancels:
             np.maximum(until_ms, np.where(at >= 0, new.expire_ms[at], -1), out=until_ms)
         return by, until_ms
 
-    def _hits(self, known: Known, new: Run, is_pending: Callable[[Timers], Bools]) -> tuple[Timers, Int64s]:
+    def _hits(self, known: Known, new: Run, finished: Callable[[Positions], Bools]) -> tuple[Timers, Int64s]:
         """Pending timers that `new` covers and nothing did before, and by which of `new`.
 
         Each once: a flush moves timers from memory to a segment in one step.
@@ -210,7 +208,7 @@ class Cancels:
         reached: list[Int64s] = []
         for query, timers in _everywhere(known, new.keys):
             mask = (timers.origin < new.offset[query]) & (timers.origin >= before[query])
-            mask[mask] = is_pending(timers[mask])
+            mask[mask] = ~finished(timers[mask])
             if mask.any():
                 parts.append(timers[mask])
                 reached.append(query[mask])
@@ -222,7 +220,7 @@ class Cancels:
 
     # ---- opening, maintenance
 
-    def covered_in(self, ids: SegmentIds, is_pending: Callable[[Timers], Bools]) -> Tally:
+    def covered_in(self, ids: SegmentIds, finished: Callable[[Positions], Bools]) -> Tally:
         """The pending timers of a segment that tombstones cover, counted: the smaller of the two is looked up in the
         larger."""
         lookup = self.tombstones.lookup()
@@ -239,7 +237,7 @@ class Cancels:
         covered = concat_timers(parts)
         _, once = np.unique(covered.seq, return_index=True)
         covered = covered[once]
-        return _tally(covered[is_pending(covered)])
+        return _tally(covered[~finished(covered)])
 
     def expired_before_ms(self, resident: Resident, on_loan: RowRefs, now_ms: int) -> int:
         """Tombstones that expire before this may be dropped: the time is over; nothing that is at or before it is
@@ -269,20 +267,8 @@ def _run(keys: Digests, source: npt.NDArray[Any], offset: Int64s, expire_ms: Int
     return merged([Run(keys=keys, source=source.astype(np.int32), offset=offset, expire_ms=expire_ms)])
 
 
-def _refs(timers: Timers) -> RowRefs:
-    nowhere = np.zeros(len(timers), dtype=np.int32)
-    return RowRefs(timers.at, timers.seq, nowhere, nowhere)
-
-
 def _is_gone(resident: Resident, timers: Timers) -> Bools:
-    rows = _refs(timers)
-    return resident.is_stored(rows) | resident.finished(rows)
-
-
-def unfinished(resident: Resident, timers: Timers) -> Bools:
-    """Mask of the timers that are not finished."""
-    mask: Bools = ~resident.finished(_refs(timers))
-    return mask
+    return resident.is_stored(timers) | resident.finished(timers)
 
 
 def _tally(timers: Timers) -> Tally:

@@ -28,7 +28,7 @@ from timerstore.disk.column_file import ColumnFile
 from timerstore.errors import Corrupt
 from timerstore.memory.pending import label_of
 from timerstore.rows.entry import Kind
-from timerstore.rows.position import Bools, Int64s, pack
+from timerstore.rows.position import Bools, Int64s, Positions, pack
 from timerstore.rows.sources import SourceName, Sources
 
 Int32s = npt.NDArray[np.int32]
@@ -49,18 +49,13 @@ UNSTORED_SLACK: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Timers:
+class Timers(Positions):
     """Timers with ids. `target` int32[n] is the index of the target in `names` (which has "" for the default)."""
 
     keys: Digests
-    at: Int64s
-    seq: Int64s
     origin: Int64s
     target: Int32s
     names: Sequence[str]
-
-    def __len__(self) -> int:
-        return len(self.keys)
 
     def __getitem__(self, key: slice | Bools | npt.NDArray[Any]) -> Timers:
         return Timers(

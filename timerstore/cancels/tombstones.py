@@ -159,10 +159,23 @@ class Tombstones:
         self._memory = tuple(runs)
         self._raise(run.source.astype(np.int64), run.offset)
 
-    def freeze(self) -> tuple[Run, ...]:
-        """What no file holds yet, to be written; what comes from now on is kept apart from it."""
+    def merge(self, expired_before_ms: int, elsewhere: Bools) -> TombstoneMerge | None:
+        """What no file holds yet, to be written (what comes from now on is kept apart from it), and the files to be
+        merged with it: the newest, while they are not much larger, and those that have expired. None: nothing is to be
+        done."""
         self._frozen, self._memory = (*self._frozen, *self._memory), ()
-        return self._frozen
+        absorbed, rows, is_growing = [], sum(map(len, self._frozen)), True
+        for file in reversed(self._files):
+            is_growing = is_growing and len(file) < 2 * rows
+            is_expired = file.expire_ms_max < expired_before_ms and any(not elsewhere[s] for s in file.highest)
+            if is_growing or is_expired:
+                absorbed.append(file)
+                rows += len(file)
+        if not rows:
+            return None
+        return TombstoneMerge(
+            runs=self._frozen, absorbed=tuple(absorbed), expired_before_ms=expired_before_ms, elsewhere=elsewhere
+        )
 
     def stored(self, absorbed: Sequence[TombstoneFile], file: TombstoneFile | None) -> None:
         """`file` (None: nothing was left) has taken the place of what was frozen and of the files `absorbed`."""
@@ -194,66 +207,65 @@ def merged(runs: Sequence[Run]) -> Run:
     )
 
 
-def to_absorb(
-    files: Sequence[TombstoneFile], memory_rows: int, expired_before_ms: int, elsewhere: Bools
-) -> list[TombstoneFile]:
-    """The files to be merged into the one that is about to be written: the newest, while they are not much larger than
-    what there is to write, and those that have expired (but for sources that are `elsewhere`, bool by source)."""
-    absorbed, rows = [], memory_rows
-    growing = True
-    for file in reversed(files):
-        growing = growing and len(file) < 2 * rows
-        expired = file.expire_ms_max < expired_before_ms
-        if growing or (expired and any(not elsewhere[source] for source in file.highest)):
-            absorbed.append(file)
-            rows += len(file)
-    return absorbed
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TombstoneMerge:
+    """Tombstones on their way into one file: runs of memory and files, without what expires before a time. Of the
+    sources that are `elsewhere` (bool by source), with another instance, nothing expires."""
+
+    runs: tuple[Run, ...]
+    absorbed: tuple[TombstoneFile, ...]
+    expired_before_ms: int
+    elsewhere: Bools
+
+    def pieces(self) -> Iterator[Run]:
+        """The merged rows of all, piece by piece: each piece ends where the first of the runs ends its next step, so
+        that every key is in one piece only."""
+        parts = [_Part(run.keys.hi, run.__getitem__) for run in self.runs]
+        parts += [_Part(file.file["hi"], file.run) for file in self.absorbed]
+        while begun := [part for part in parts if part.done < len(part.hi)]:
+            until = min(part.hi[min(part.done + MERGE_STEP_ROWS, len(part.hi)) - 1] for part in begun)
+            piece = merged([part.until(until) for part in begun])
+            is_expired = (piece.expire_ms < self.expired_before_ms) & ~self.elsewhere[piece.source]
+            yield piece[~is_expired & (piece.source >= 0)]
 
 
-def write(
-    path: Path,
-    sources: Sources,
-    runs: Sequence[Run],
-    absorbed: Sequence[TombstoneFile],
-    is_gone: Callable[[Run], Bools],
-) -> TombstoneFile | None:
-    """Merge runs and files into one file, without what `is_gone`; None when nothing is left. Memory is bounded.
+@dataclass(slots=True)
+class _Part:
+    """A run under way: its column `hi`, how to get rows of it, and how far it is merged."""
+
+    hi: npt.NDArray[np.uint64]
+    rows: Callable[[slice], Run]
+    done: int = 0
+
+    def until(self, hi: np.uint64) -> Run:
+        start, self.done = self.done, self.done + int(np.searchsorted(self.hi[self.done :], hi, side="right"))
+        return self.rows(slice(start, self.done))
+
+
+def write(path: Path, sources: Sources, merge: TombstoneMerge) -> TombstoneFile | None:
+    """Write the file of a merge; None when nothing is left. Memory is bounded.
 
     Raises DiskFull (nothing was written) or DiskFailure.
     """
-    highest: dict[int, int] = {}
+    highest: Int64s = np.full(len(sources), -1, dtype=np.int64)
     expire_ms_max = 0
 
     def pieces() -> Iterator[dict[str, npt.NDArray[Any]]]:
         nonlocal expire_ms_max
-        parts = [_Part(run.keys.hi, run.__getitem__) for run in runs]
-        parts += [_Part(file.file["hi"], file.run) for file in absorbed]
-        for piece in _merge(parts):
-            left = piece[~is_gone(piece) & (piece.source >= 0)]
-            if not len(left):
-                continue
-            for source in np.unique(left.source).tolist():
-                largest = int(left.offset[left.source == source].max())
-                highest[source] = max(largest, highest.get(source, -1))
-            expire_ms_max = max(expire_ms_max, int(left.expire_ms.max()))
-            yield {
-                "hi": left.keys.hi,
-                "lo": left.keys.lo,
-                "source": left.source,
-                "offset": left.offset,
-                "expire_ms": left.expire_ms,
-            }
+        for piece in merge.pieces():
+            if len(piece):
+                np.maximum.at(highest, piece.source, piece.offset)
+                expire_ms_max = max(expire_ms_max, int(piece.expire_ms.max()))
+                yield {"hi": piece.keys.hi, "lo": piece.keys.lo, "source": piece.source, "offset": piece.offset,
+                       "expire_ms": piece.expire_ms}  # fmt: skip
 
     def note() -> dict[str, Any]:
-        return {
-            "sources": [list(name) for name in sources],
-            "highest": [highest.get(source, -1) for source in range(len(sources))],
-            "expire_ms_max": expire_ms_max,
-        }
+        names = [list(name) for name in sources]
+        return {"sources": names, "highest": highest.tolist(), "expire_ms_max": expire_ms_max}
 
-    columns.write(path, SCHEMA, sum(map(len, runs)) + sum(map(len, absorbed)), pieces(), note)
+    columns.write(path, SCHEMA, sum(map(len, merge.runs)) + sum(map(len, merge.absorbed)), pieces(), note)
     written = columns.read(path)
-    for file in absorbed:
+    for file in merge.absorbed:
         file.file.drop_pages()
     if len(written):
         return TombstoneFile(written, sources)
@@ -268,28 +280,6 @@ def read(path: Path, sources: Sources, expected: NamedFile) -> TombstoneFile:
     if opened.named != expected:
         raise Corrupt(f"{path.name} is not the file that the checkpoint names (size or checksum)", path=str(path))
     return opened
-
-
-@dataclass(slots=True)
-class _Part:
-    """A run under way: its column `hi`, how to get rows of it, and how far it is merged."""
-
-    hi: npt.NDArray[np.uint64]
-    rows: Callable[[slice], Run]
-    done: int = 0
-
-
-def _merge(parts: Sequence[_Part]) -> Iterator[Run]:
-    """The merged rows of sorted runs, piece by piece: each piece ends where the first of the runs ends its next step,
-    so that every key is in one piece only."""
-    while begun := [part for part in parts if part.done < len(part.hi)]:
-        until = min(part.hi[min(part.done + MERGE_STEP_ROWS, len(part.hi)) - 1] for part in begun)
-        piece = []
-        for part in begun:
-            end = part.done + int(np.searchsorted(part.hi[part.done :], until, side="right"))
-            piece.append(part.rows(slice(part.done, end)))
-            part.done = end
-        yield merged(piece)
 
 
 def _look_up(keys: Digests, offset: Int64s, expire_ms: Int64s, wanted: Digests) -> tuple[Int64s, Int64s]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from timerstore.disk import files
 from timerstore.errors import Corrupt, DiskFull
-from timerstore.rows.sources import NamedPosition, NamedStep, SourceName
+from timerstore.rows.sources import NamedState, NamedStep, SourceName
 
 FORMAT_VERSION = 2
 
@@ -29,18 +29,9 @@ class Identity:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NamedSegment:
-    """A segment as the checkpoint names it: file name, size in bytes, CRC-32 of its footer."""
-
-    name: str
-    bytes: int
-    footer_crc: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class NamedFile:
-    """A file of tombstones as the checkpoint names it: file name, size in bytes, CRC-32 of its footer (which has those
-    of the columns)."""
+    """A segment or a file of tombstones as the checkpoint names it: file name, size in bytes, CRC-32 of its footer
+    (which a file of tombstones has those of the columns in)."""
 
     name: str
     bytes: int
@@ -57,9 +48,9 @@ class Checkpoint:
 
     identity: Identity
     offsets: Mapping[SourceName, int]
-    progress: Mapping[SourceName, tuple[int, NamedPosition | None]] = field(default_factory=dict)
+    progress: Mapping[SourceName, NamedState] = field(default_factory=dict)
     frozen: Mapping[SourceName, tuple[NamedStep, ...]] = field(default_factory=dict)
-    segments: tuple[NamedSegment, ...] = ()
+    segments: tuple[NamedFile, ...] = ()
     tombstones: tuple[NamedFile, ...] = ()
 
 
@@ -111,7 +102,7 @@ def _to_json(checkpoint: Checkpoint) -> dict[str, Any]:
             for (topic, partition), (offset, position) in sorted(checkpoint.progress.items())
         ],
         "frozen": [[*name, *step] for name, steps in sorted(checkpoint.frozen.items()) for step in steps],
-        "segments": [[s.name, s.bytes, s.footer_crc] for s in checkpoint.segments],
+        "segments": [[s.name, s.bytes, s.crc] for s in checkpoint.segments],
         "tombstones": [[t.name, t.bytes, t.crc] for t in checkpoint.tombstones],
     }
 
@@ -127,7 +118,7 @@ def _from_json(body: dict[str, Any]) -> Checkpoint:
             for topic, partition, offset, position in body["progress"]
         },
         frozen=_grouped(body.get("frozen", [])),
-        segments=tuple(NamedSegment(name=n, bytes=b, footer_crc=c) for n, b, c in body["segments"]),
+        segments=tuple(NamedFile(name=n, bytes=b, crc=c) for n, b, c in body["segments"]),
         tombstones=tuple(NamedFile(name=n, bytes=b, crc=c) for n, b, c in body["tombstones"]),
     )
 

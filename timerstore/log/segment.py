@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -25,12 +25,11 @@ import pyarrow.parquet as pq
 
 from timerstore.cancels.id_index import SegmentIds, open_or_make, timers_with_ids
 from timerstore.disk import files
-from timerstore.disk.checkpoint import Identity, NamedSegment
+from timerstore.disk.checkpoint import Identity, NamedFile
 from timerstore.errors import Corrupt, DiskFull
 from timerstore.memory.chunks import ROW_REFERENCE_BYTES, materialize
-from timerstore.memory.pending import Tally, count_in, count_targets
+from timerstore.memory.pending import SLOT_MS, Tally, count_in, count_targets
 from timerstore.memory.sorted_runs import RowRefs
-from timerstore.memory.wheel import SLOT_MS
 from timerstore.rows.entry import SEGMENT
 from timerstore.rows.position import OFFSET_MAX, Int64s, Position, offsets_of, pack, sources_of
 from timerstore.rows.sources import SourceName, Sources
@@ -43,10 +42,10 @@ ROW_GROUP_ROWS = 16_384
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Segment:
     """An open segment. The `group_*` vectors have one element a row group; `timers` is the histogram of all its rows by
-    wheel slot and target, `ids` the index of those that have ids."""
+    slot and target, `ids` the index of those that have ids."""
 
     path: Path
-    named: NamedSegment
+    named: NamedFile
     rows: int
     group_at: Int64s
     group_seq: Int64s
@@ -88,19 +87,17 @@ def write(
     sources: Sources,
     rows: RowRefs,
     payloads: dict[int, pa.RecordBatch],
-) -> Segment:
-    """Write rows (in the order of position) as one durable segment; memory beside them is bounded by a row group (and
-    by what the index of ids holds).
+) -> Segment | None:
+    """Write rows (in the order of position) as one durable segment, None if there are none; memory beside them is
+    bounded by a row group (and by what the index of ids holds).
 
     Raises DiskFull (nothing was written) or DiskFailure.
     """
-    path = directory / files.segment_name(number)
-    files.write_durably(path, lambda temporary: _write_parquet(temporary, identity, sources, rows, payloads))
-    try:
-        return read(path, identity, sources)
-    except DiskFull:
-        remove(path)
-        raise
+    with Writer(directory, number, identity, sources) as writer:
+        for start in range(0, len(rows), ROW_GROUP_ROWS):
+            part = rows[start : start + ROW_GROUP_ROWS]
+            writer.add(part, materialize(payloads, part.chunk, part.row))
+        return writer.close()
 
 
 def remove(path: Path) -> None:
@@ -114,7 +111,7 @@ class Footer:
     """What a segment says of itself."""
 
     path: Path
-    named: NamedSegment
+    named: NamedFile
     content: dict[str, Any]
 
     @property
@@ -123,12 +120,12 @@ class Footer:
         return [(topic, partition) for topic, partition in self.content["sources"]]
 
 
-def read(path: Path, identity: Identity, sources: Sources, expected: NamedSegment | None = None) -> Segment:
+def read(path: Path, identity: Identity, sources: Sources, expected: NamedFile | None = None) -> Segment:
     """Open a segment by its footer, and the index beside it. Raises as `read_footer` and `of_footer`."""
     return of_footer(read_footer(path, identity, expected), sources)
 
 
-def read_footer(path: Path, identity: Identity, expected: NamedSegment | None = None) -> Footer:
+def read_footer(path: Path, identity: Identity, expected: NamedFile | None = None) -> Footer:
     """A segment's footer.
 
     Raises Corrupt when the segment is damaged, missing, not the one expected, or of another cluster; DiskFailure when
@@ -136,13 +133,13 @@ def read_footer(path: Path, identity: Identity, expected: NamedSegment | None = 
     """
     with files.reading(path, pa.ArrowException, zlib.error):
         size, crc = path.stat().st_size, _footer_crc(path)
-        if expected is not None and (size, crc) != (expected.bytes, expected.footer_crc):
+        if expected is not None and (size, crc) != (expected.bytes, expected.crc):
             raise Corrupt(f"{path.name} is not the file that the checkpoint names (size or checksum)", path=str(path))
         metadata = pq.read_metadata(path).metadata or {}
         footer = json.loads(metadata[METADATA_KEY])
         if footer["version"] != FORMAT_VERSION or footer["cluster_id"] != identity.cluster_id:
             raise Corrupt(f"{path.name} is of another format version or cluster", path=str(path))
-        return Footer(path=path, named=NamedSegment(name=path.name, bytes=size, footer_crc=crc), content=footer)
+        return Footer(path=path, named=NamedFile(name=path.name, bytes=size, crc=crc), content=footer)
 
 
 def of_footer(footer: Footer, sources: Sources) -> Segment:
@@ -162,14 +159,16 @@ def read_rows(segment: Segment, groups: Sequence[int] | None = None, columns: Se
 
 
 class Writer:
-    """A segment file that is written row group by row group, in the order of position; what its footer will say is
-    kept meanwhile, rows are not. OSError, as it comes, is for the caller."""
+    """A segment that is written row group by row group, in the order of position; what its footer will say is kept
+    meanwhile, rows are not. It is a temporary file until `close`; as a context it is abandoned if it is not closed.
 
-    def __init__(self, path: Path, identity: Identity, sources: Sources) -> None:
+    `add` and `close` raise DiskFull (nothing was written) or DiskFailure.
+    """
+
+    def __init__(self, directory: Path, number: int, identity: Identity, sources: Sources) -> None:
+        self._path = directory / files.segment_name(number)
         self._identity, self._sources = identity, sources
-        self._parquet = pq.ParquetWriter(
-            path, SEGMENT, compression="lz4", use_dictionary=["topic", "target"], write_page_checksum=True
-        )
+        self._parquet: pq.ParquetWriter | None = None
         self._groups: list[tuple[int, int, int, int]] = []
         self._slots: list[tuple[Int64s, Int64s]] = []
         self._targets: dict[str, int] = {}
@@ -180,25 +179,50 @@ class Writer:
         self._smallest, self._largest = np.full(n, OFFSET_MAX), np.zeros(n, dtype=np.int64)
         self._first, self._last = np.zeros((n, 2), dtype=np.int64), np.zeros((n, 2), dtype=np.int64)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.abandon()
+
     def add(self, rows: RowRefs, payload: pa.RecordBatch) -> None:
         """One row group: rows after all rows before, and the payload of each."""
         topic, partition = self._sources.columns(rows.source)
         position = {"topic": topic, "partition": partition, "offset": pa.array(rows.offset), "at": pa.array(rows.at)}
         columns = position | {name: payload.column(name) for name in payload.schema.names}
-        self._parquet.write_table(pa.table([columns[name] for name in SEGMENT.names], schema=SEGMENT))
-        self._note(rows, payload)
+        table = pa.table([columns[name] for name in SEGMENT.names], schema=SEGMENT)
+        with files.writing(self._path) as temporary:
+            if self._parquet is None:
+                self._parquet = pq.ParquetWriter(
+                    temporary, SEGMENT, compression="lz4", use_dictionary=["topic", "target"], write_page_checksum=True
+                )
+            self._parquet.write_table(table)
+            self._note(rows, payload)
 
-    def close(self) -> None:
-        """Write the footer."""
-        footer = json.dumps(self._footer(), separators=(",", ":"))
-        self._parquet.add_key_value_metadata({METADATA_KEY.decode(): footer})
-        self._parquet.close()
-
-    def discard(self) -> None:
-        """Close the file, whatever is in it."""
-        with suppress(OSError):
+    def close(self) -> Segment | None:
+        """Make the segment durable, and open it; None when it has no rows."""
+        if self._parquet is None:
+            return None
+        with files.writing(self._path):
+            footer = json.dumps(self._footer(), separators=(",", ":"))
+            self._parquet.add_key_value_metadata({METADATA_KEY.decode(): footer})
             self._parquet.close()
-        self._parquet.is_open = False  # else it is closed once more when it is collected
+        self._parquet = None
+        files.publish(self._path)
+        try:
+            return read(self._path, self._identity, self._sources)
+        except DiskFull:
+            remove(self._path)
+            raise
+
+    def abandon(self) -> None:
+        """Remove what was written, unless it is closed."""
+        if self._parquet is not None:
+            with suppress(OSError):
+                self._parquet.close()
+            self._parquet.is_open = False  # else it is closed once more when it is collected
+            self._parquet = None
+            files.remove(files.temporary_of(self._path))
 
     def _note(self, rows: RowRefs, payload: pa.RecordBatch) -> None:
         source, offset, at = rows.source, rows.offset, rows.at
@@ -248,21 +272,7 @@ class Writer:
         }
 
 
-def _write_parquet(
-    path: Path, identity: Identity, sources: Sources, rows: RowRefs, payloads: dict[int, pa.RecordBatch]
-) -> None:
-    writer = Writer(path, identity, sources)
-    try:
-        for start in range(0, len(rows), ROW_GROUP_ROWS):
-            part = rows[start : start + ROW_GROUP_ROWS]
-            writer.add(part, materialize(payloads, part.chunk, part.row))
-        writer.close()
-    except BaseException:
-        writer.discard()
-        raise
-
-
-def _from_footer(path: Path, named: NamedSegment, footer: dict[str, Any], sources: Sources) -> Segment:
+def _from_footer(path: Path, named: NamedFile, footer: dict[str, Any], sources: Sources) -> Segment:
     present = np.array([sources.index(topic, partition) for topic, partition in footer["sources"]], dtype=np.int64)
     groups = {name: _unpack_vector(text) for name, text in footer["groups"].items()}
     group_seq = pack(present[groups["source"]], groups["offset"])
@@ -286,7 +296,7 @@ def _from_footer(path: Path, named: NamedSegment, footer: dict[str, Any], source
         begins={int(s): extent[0] for s, extent in zip(present, footer["extent"], strict=True)},
         ends={int(s): extent[1] + 1 for s, extent in zip(present, footer["extent"], strict=True)},
         rows_of=dict(zip(present.tolist(), shares, strict=True)),
-        ids=open_or_make(path, named.footer_crc, sources) if footer["ids"] else None,
+        ids=open_or_make(path, named.crc, sources) if footer["ids"] else None,
         timers=Tally(
             slots=_unpack_vector(footer["slots"]), counts=_unpack_vector(footer["counts"]), targets=footer["targets"]
         ),

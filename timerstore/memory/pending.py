@@ -18,17 +18,20 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from timerstore.memory.wheel import SLOT_MS, TimerWheel
 from timerstore.rows.entry import Kind
 from timerstore.rows.position import Bools, Int64s
 
+SLOT_MS = 10_000
+PAGE_SLOTS = 8_640
+"""A day of slots: 35 KB a page, 126 MB if every day of ten years has an entry."""
+SPAN_SLOTS = 11 * 366 * PAGE_SLOTS
 TARGETS_MAX = 1_000
 OTHER_TARGETS = "(other)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Tally:
-    """Timers counted: `counts` (int64) by absolute wheel slot (`slots`, int64, distinct), and by target ("" is the
+    """Timers counted: `counts` (int64) by absolute slot (`slots`, int64, distinct), and by target ("" is the
     delay topic's default)."""
 
     slots: Int64s
@@ -86,16 +89,73 @@ def label_of(name: str, known: Mapping[str, int]) -> str:
     return name if not name or name in known or len(known) < TARGETS_MAX else OTHER_TARGETS
 
 
+class PendingHistogram:
+    """Pending timers counted by slots of ten seconds, for gauges. (What is due next, `TimerWheel` says.)
+
+    The slots are absolute, in pages of a day that exist only while something is pending in them: a year ahead costs
+    what is used of it, and one cumulative sum answers every "how many until then". A record says itself when it is due,
+    so its time may be any. What lies before `since_ms` is counted in one slot, and what lies beyond eleven years from
+    there in another: what was counted into a slot is counted out of the same one, whatever the clock says then.
+    """
+
+    def __init__(self, since_ms: int) -> None:
+        self._first_slot = since_ms // SLOT_MS - 1
+        self._pages: dict[int, npt.NDArray[np.int32]] = {}
+        self._page_total: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return sum(self._page_total.values())
+
+    def add_slots(self, slots: Int64s, counts: Int64s) -> None:
+        """Add `counts` (may be negative) to absolute `slots`, as a segment's histogram gives them."""
+        slots = np.clip(slots, self._first_slot, self._first_slot + SPAN_SLOTS)
+        pages = slots // PAGE_SLOTS
+        for page in np.unique(pages).tolist():
+            mask = pages == page
+            self._add_page(page, slots[mask] - page * PAGE_SLOTS, counts[mask])
+
+    def until(self, time_ms: int) -> int:
+        """How many entries are pending in the slots before that of `time_ms`, and pro rata in its own slot."""
+        slot, rest = divmod(time_ms, SLOT_MS)
+        page, index = divmod(slot, PAGE_SLOTS)
+        before = sum(total for p, total in self._page_total.items() if p < page)
+        counts = self._pages.get(page)
+        if counts is None:
+            return before
+        return before + int(counts[:index].sum()) + int(counts[index]) * rest // SLOT_MS
+
+    def first_ms(self, after_ms: int) -> int | None:
+        """The last millisecond of the first slot, from that of `after_ms` on, in which something is pending, or
+        None."""
+        first = after_ms // SLOT_MS
+        for page in sorted(page for page in self._pages if page >= first // PAGE_SLOTS):
+            pending = np.flatnonzero(self._pages[page] > 0) + page * PAGE_SLOTS
+            pending = pending[pending >= first]
+            if len(pending):
+                return (int(pending[0]) + 1) * SLOT_MS - 1
+        return None
+
+    def _add_page(self, page: int, index: Int64s, counts: Int64s) -> None:
+        slots = self._pages.get(page)
+        if slots is None:
+            slots = self._pages[page] = np.zeros(PAGE_SLOTS, dtype=np.int32)
+            self._page_total[page] = 0
+        np.add.at(slots, index, counts.astype(np.int32))  # an index may occur twice: see the class
+        self._page_total[page] += int(counts.sum())
+        if self._page_total[page] == 0 and not slots.any():
+            del self._pages[page], self._page_total[page]
+
+
 class Pending:
     """Pending timers; what is due before `since_ms` is counted in one slot. A name is forgotten when none of it is
     pending."""
 
     def __init__(self, since_ms: int) -> None:
-        self.wheel = TimerWheel(since_ms)
+        self.histogram = PendingHistogram(since_ms)
         self._by_target: dict[str, int] = {}
 
     def __len__(self) -> int:
-        return len(self.wheel)
+        return len(self.histogram)
 
     def by_target(self) -> dict[str, int]:
         """Pending timers by target; the delay topic's default target is the empty string."""
@@ -103,13 +163,13 @@ class Pending:
 
     def add(self, timers: Tally) -> None:
         """Count timers in."""
-        self.wheel.add_slots(timers.slots, timers.counts)
+        self.histogram.add_slots(timers.slots, timers.counts)
         for name, count in timers.targets.items():
             count_in(self._by_target, name, count)
 
     def remove(self, timers: Tally) -> None:
         """Count timers out."""
-        self.wheel.add_slots(timers.slots, -timers.counts)
+        self.histogram.add_slots(timers.slots, -timers.counts)
         for name, count in timers.targets.items():
             left = self._take(name, count)
             left = self._take(OTHER_TARGETS, left)

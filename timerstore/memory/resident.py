@@ -30,7 +30,7 @@ import pyarrow as pa
 from timerstore.memory.chunks import Chunks, materialize
 from timerstore.memory.overtaken import Overtaken
 from timerstore.memory.sorted_runs import EMPTY, RowRefs, SortedRuns, concat
-from timerstore.rows.position import OFFSET_MAX, ORIGIN, Bools, Int64s, Position, Progress, Step, at_or_below
+from timerstore.rows.position import OFFSET_MAX, ORIGIN, Bools, Int64s, Position, Positions, Progress, Step, at_or_below
 
 REPACKED_ROWS_MAX: Final = 1 << 16
 """At once: it happens under the store's lock."""
@@ -77,7 +77,7 @@ class Resident:
         self.frontier = self.position
         """L: every pending row at or below it, of a source ingested so far, is resident. P <= L (invariant I3)."""
 
-    def finished(self, rows: RowRefs) -> Bools:
+    def finished(self, rows: Positions) -> Bools:
         """Mask of the rows that are finished under the committed state (invariant I1), or of no source of ours."""
         source = rows.source
         covered = rows.offset < self.offset[source]
@@ -115,7 +115,7 @@ class Resident:
             chunk = np.full(len(rows), self.chunks.add(payload), dtype=np.int32)
             self.place(RowRefs(rows.at, rows.seq, chunk, np.arange(len(rows), dtype=np.int32)))
 
-    def is_stored(self, rows: RowRefs) -> Bools:
+    def is_stored(self, rows: Positions) -> Bools:
         """Mask of the rows that a durable segment holds."""
         mask: Bools = rows.offset < self.stored[rows.source]
         return mask

@@ -27,13 +27,11 @@ from timerstore.rows.position import (
     Bools,
     Int64s,
     Position,
-    at_or_below,
+    Positions,
     end_of,
-    offsets_of,
     order_by_position,
     pack,
     search,
-    sources_of,
 )
 from timerstore.rows.sources import Sources
 
@@ -44,18 +42,12 @@ MERGED_ROWS_MAX = 1 << 16
 10 ms."""
 
 
-@dataclass(frozen=True, slots=True)
-class RowRefs:
-    """References to resident rows: `at` and `seq` (int64[n], the position), `chunk` and `row` (int32[n], where the
-    payload is)."""
+@dataclass(frozen=True, slots=True, eq=False)
+class RowRefs(Positions):
+    """References to resident rows: their positions, and where the payloads are (`chunk` and `row`, int32[n])."""
 
-    at: Int64s
-    seq: Int64s
     chunk: Int32s
     row: Int32s
-
-    def __len__(self) -> int:
-        return len(self.at)
 
     def __getitem__(self, key: slice | Bools | npt.NDArray[np.intp]) -> RowRefs:
         return RowRefs(self.at[key], self.seq[key], self.chunk[key], self.row[key])
@@ -66,16 +58,6 @@ class RowRefs:
             return self
         return self[mask] if mask.any() else EMPTY
 
-    @property
-    def source(self) -> Int64s:
-        """Sources, int64[n]."""
-        return sources_of(self.seq)
-
-    @property
-    def offset(self) -> Int64s:
-        """Offsets, int64[n]."""
-        return offsets_of(self.seq)
-
     def last(self) -> Position:
         """The last row's position."""
         return Position.of(int(self.at[-1]), int(self.seq[-1]))
@@ -83,10 +65,6 @@ class RowRefs:
     def sorted(self) -> RowRefs:
         """The same rows in the order of position."""
         return self[order_by_position(self.at, self.seq)]
-
-    def at_or_below(self, bound: Position) -> Bools:
-        """Mask of the rows at or below a position."""
-        return at_or_below(self.at, self.seq, bound.at_ms, bound.seq)
 
 
 EMPTY = RowRefs(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int32))

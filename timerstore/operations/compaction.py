@@ -18,23 +18,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
-from timerstore.disk import files
-from timerstore.errors import DiskFull
 from timerstore.limits import Limits
 from timerstore.log import segment
 from timerstore.log.segment import Segment
 from timerstore.log.timerlog import TimerLog, Window
 from timerstore.memory.sorted_runs import select
+from timerstore.operations.state import StoreState
 from timerstore.rows.entry import payload_of
 from timerstore.rows.position import ORIGIN, Position
-
-if TYPE_CHECKING:
-    from timerstore.store import TimerStore
 
 TIER_BYTES: Final = 1 << 20
 """The lowest tier: up to four times this."""
@@ -75,19 +71,18 @@ def passed_rows(each: Segment, position: Position) -> int:
 class Compaction:
     """See the module. One thread."""
 
-    def __init__(self, store: TimerStore, segments: Sequence[Segment], number: int) -> None:
+    def __init__(self, state: StoreState, segments: Sequence[Segment], number: int) -> None:
         """`number` is the new segment's."""
         self.segments = tuple(segments)
-        self._store = store
+        self._state = state
         self._log = TimerLog()
         for each in segments:
             self._log.add(each)
-        self._path = store.directory / files.segment_name(number)
-        self._writer: segment.Writer | None = None
+        self._writer = segment.Writer(state.directory, number, state.identity, state.sources)
         self._end = max(each.last for each in segments)
-        with store.lock:
-            committed = store.resident.committed
-            elsewhere = store.maintenance.elsewhere()
+        with state.lock:
+            committed = state.resident.committed
+            elsewhere = state.elsewhere()
             is_ours = not any(elsewhere[source] for each in segments for source in each.largest)
             # What lies at or below every P is finished: it need not be read.
             self._lower = min((s.position for s in committed.values()), default=ORIGIN) if is_ours else ORIGIN
@@ -95,7 +90,7 @@ class Compaction:
     def window(self) -> Window | None:
         """The next stretch to read, or None when all of it was."""
         while self._lower < self._end:
-            window = self._log.window(self._lower, self._end, self._store.limits.window_bytes)
+            window = self._log.window(self._lower, self._end, self._state.limits.window_bytes)
             if window.segments:
                 return window
             self._lower = window.upper
@@ -104,45 +99,30 @@ class Compaction:
     def take(self, window: Window, entries: pa.Table) -> None:
         """Write what was read for a window (rows in any order, more than the window's too). Raises DiskFull,
         DiskFailure."""
-        store = self._store
-        rows = select(entries, store.sources).sorted()
+        state = self._state
+        rows = select(entries, state.sources).sorted()
         rows = rows[rows.at_or_below(window.upper) & ~rows.at_or_below(window.lower)]
-        with store.lock:
-            elsewhere = store.maintenance.elsewhere()[rows.source]
-            kept = ~store.resident.finished(rows) | elsewhere
+        with state.lock:
+            elsewhere = state.elsewhere()[rows.source]
+            kept = ~state.resident.finished(rows) | elsewhere
             # Only what a file says is cancelled: a crash forgets the others until they are read again.
-            lookup = replace(store.cancels.tombstones.lookup(), memory=())
+            lookup = replace(state.cancels.tombstones.lookup(), memory=())
         rows, elsewhere = rows[kept], elsewhere[kept]
         payload = payload_of(entries).take(pa.array(rows.row))
-        covered = store.cancels.covered(lookup, rows.source, payload)
+        covered = state.cancels.covered(lookup, rows.source, payload)
         if covered is not None:
             kept = ~covered | elsewhere
             rows, payload = rows[kept], payload.filter(pa.array(kept))
         self._lower = window.upper
-        if not len(rows):
-            return
-        with files.writing(self._path) as temporary:
-            if self._writer is None:
-                self._writer = segment.Writer(temporary, store.identity, store.sources)
-            for start in range(0, len(rows), segment.ROW_GROUP_ROWS):
-                end = start + segment.ROW_GROUP_ROWS
-                self._writer.add(rows[start:end], payload.slice(start, segment.ROW_GROUP_ROWS))
+        for start in range(0, len(rows), segment.ROW_GROUP_ROWS):
+            end = start + segment.ROW_GROUP_ROWS
+            self._writer.add(rows[start:end], payload.slice(start, segment.ROW_GROUP_ROWS))
 
     def close(self) -> Segment | None:
         """Make the new segment durable; None when nothing is left of the old ones. Raises DiskFull, DiskFailure."""
-        if self._writer is None:
-            return None
-        with files.writing(self._path):
-            self._writer.close()
-        files.publish(self._path)
-        try:
-            return segment.read(self._path, self._store.identity, self._store.sources)
-        except DiskFull:
-            segment.remove(self._path)
-            raise
+        with self._writer:
+            return self._writer.close()
 
     def abandon(self) -> None:
         """Remove what was written."""
-        if self._writer is not None:
-            self._writer.discard()
-        files.remove(files.temporary_of(self._path))
+        self._writer.abandon()

@@ -44,16 +44,15 @@ from timerstore.disk import checkpoint as checkpoints
 from timerstore.disk import files
 from timerstore.disk.checkpoint import Checkpoint, Identity
 from timerstore.errors import Corrupt, DiskFailure, WrongIdentity
+from timerstore.limits import Limits
 from timerstore.log import segment
 from timerstore.log.segment import Segment
 from timerstore.memory.pending import Tally, tally
-from timerstore.memory.resident import Resident
 from timerstore.memory.sorted_runs import select
+from timerstore.operations.state import StoreState
 from timerstore.rows.entry import payload_of
-from timerstore.rows.position import OFFSET_MAX, Int64s
-from timerstore.rows.sources import NamedPosition, NamedStep, SourceName, Sources
-
-_NamedCorner = tuple[int, NamedPosition | None]
+from timerstore.rows.position import OFFSET_MAX, ORIGIN, Int64s, Progress
+from timerstore.rows.sources import NamedState, NamedStep, SourceName, Sources, named_in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +127,7 @@ def give_up(found: Found, now_ms: int) -> Found:
 
 def distrust(
     found: Found,
-    committed: Mapping[SourceName, _NamedCorner],
+    committed: Mapping[SourceName, NamedState],
     frozen: Mapping[SourceName, Sequence[NamedStep]],
     log_starts: Mapping[SourceName, int],
 ) -> Found:
@@ -137,10 +136,10 @@ def distrust(
     checkpoint = found.checkpoint
     if checkpoint is None:
         return found
+    sources = Sources([*named_in({**checkpoint.progress}), *named_in(committed)])
+    states = {name: sources.progress(name, *state, frozen.get(name, ())) for name, state in committed.items()}
     # An operator has reset the group's offsets (which also clears P).
-    outrun = sorted(
-        name for name, (o, p) in committed.items() if _lies_before(name, _named_steps(name, o, p, frozen), checkpoint)
-    )
+    outrun = sorted(name for name in committed if _lies_before(sources, name, states[name], checkpoint))
     outdated = sorted(
         name for name in committed if name not in outrun and checkpoint.offsets.get(name, OFFSET_MAX) < log_starts[name]
     )
@@ -265,26 +264,14 @@ def _kept(
 def _without_what_is_read_again(
     old: Segment, bounds: Int64s, found: Found, sources: Sources, number: int
 ) -> Segment | None:
-    path = found.directory / files.segment_name(number)
-    writer: segment.Writer | None = None
-    with files.writing(path) as temporary:
-        try:
-            for group in range(len(old.group_rows)):
-                table = segment.read_rows(old, [group])
-                rows = select(table, sources)
-                rows = rows[rows.offset < bounds[rows.source]]
-                if len(rows):
-                    writer = writer or segment.Writer(temporary, found.identity, sources)
-                    writer.add(rows, payload_of(table).take(pa.array(rows.row)))
-            if writer is None:
-                return None
-            writer.close()
-        except BaseException:
-            if writer is not None:
-                writer.discard()
-            raise
-    files.publish(path)
-    return segment.read(path, found.identity, sources)
+    with segment.Writer(found.directory, number, found.identity, sources) as writer:
+        for group in range(len(old.group_rows)):
+            table = segment.read_rows(old, [group])
+            rows = select(table, sources)
+            rows = rows[rows.offset < bounds[rows.source]]
+            if len(rows):
+                writer.add(rows, payload_of(table).take(pa.array(rows.row)))
+        return writer.close()
 
 
 def _clear(directory: Path, named: set[str], is_rebuilt: bool, now_ms: int) -> tuple[int, tuple[Path, ...]]:
@@ -299,44 +286,67 @@ def _clear(directory: Path, named: set[str], is_rebuilt: bool, now_ms: int) -> t
     return removed, tuple(sorted(directory.glob(f"*{files.ASIDE_SUFFIX}")))
 
 
-def count_pending(opened: Segment, resident: Resident, sources: Sources) -> Tally:
+def state_of(
+    found: Found,
+    recovered: Recovered,
+    committed: Mapping[SourceName, NamedState],
+    frozen: Mapping[SourceName, Sequence[NamedStep]],
+    log_starts: Mapping[SourceName, int],
+    now_ms: int,
+    limits: Limits,
+    progress: Callable[[int, int], None],
+) -> StoreState:
+    """The store that a checkpoint and its files describe, under these committed states; `progress` is
+    called after each segment that is counted. Raises Corrupt, DiskFailure."""
+    sources, checkpoint = recovered.sources, recovered.checkpoint
+    states = {
+        sources.index(*name): sources.progress(name, *each, frozen.get(name, ())) for name, each in committed.items()
+    }
+    state = StoreState(found.directory, found.identity, sources, states, limits, now_ms)
+    state.aside = recovered.aside
+    if checkpoint is not None:
+        state.checkpoint = checkpoint
+        # A topic that is not configured now may come back: its rows in the segments must be known to be of that topic.
+        known = {**checkpoint.identity.topic_ids, **found.identity.topic_ids}
+        state.identity = replace(found.identity, topic_ids=known)
+    # What is read again of a source that the index does not cover begins at the log's start. Of what lies below, there
+    # is what the segments hold.
+    for name, offset in {**log_starts, **state.checkpoint.offsets}.items():
+        state.resident.stored[sources.index(*name)] = offset
+    state.cancels.tombstones.restore(recovered.tombstones)
+    for file in recovered.tombstones:
+        state.next_tombstones = max(state.next_tombstones, files.tombstones_number(file.named.name) + 1)
+    for opened in recovered.segments:
+        state.timerlog.add(opened)
+        state.next_segment = max(state.next_segment, files.segment_number(opened.path.name) + 1)
+        state.pending.add(_count_pending(opened, state))
+        if opened.ids is not None:
+            state.pending.remove(state.cancels.covered_in(opened.ids, state.finished))
+        progress(len(recovered.segments), len(recovered.segments))
+    return state
+
+
+def _count_pending(opened: Segment, state: StoreState) -> Tally:
     """The pending rows of a segment, counted: by its footer when all are, else by looking at its positions."""
-    committed = resident.committed
-    if all(source in committed for source in opened.largest) and opened.first > max(
-        state.highest for state in committed.values()
-    ):
+    committed = state.resident.committed
+    is_whole = all(source in committed for source in opened.largest)
+    if is_whole and opened.first > max(each.highest for each in committed.values()):
         return opened.timers
     table = segment.read_rows(opened, columns=["topic", "partition", "offset", "at", "target"])
-    rows = select(table, sources)
-    pending = rows[~resident.finished(rows)]
+    rows = select(table, state.sources)
+    pending = rows[~state.resident.finished(rows)]
     return tally(pending.at, table.column("target").take(pa.array(pending.row)))
 
 
-def _lies_before(name: SourceName, steps: Sequence[_NamedCorner], found: Checkpoint) -> bool:
-    """Whether something below O_c is not finished under `steps` (the current one last) that was when the checkpoint
-    was written."""
-    covered = found.offsets.get(name, 0)
-    offset, position = found.progress.get(name, (0, None))
-    known = _named_steps(name, offset, position, found.frozen)
-    return steps[-1][0] < covered or not all(
-        any(o2 >= min(o, covered) and p2 is not None and p2 >= _within(name, p) for o2, p2 in steps)
-        for o, p in known
-        if p is not None and min(o, covered)
+def _lies_before(sources: Sources, name: SourceName, state: Progress, found: Checkpoint) -> bool:
+    """Whether something below O_c is not finished under a committed state that was when the checkpoint was written."""
+    covered, source = found.offsets.get(name, 0), sources.index(*name)
+    known = sources.progress(name, *found.progress.get(name, (0, None)), found.frozen.get(name, ()))
+    return state.offset < covered or not all(
+        state.finishes(min(step.offset, covered), step.position.within(source))
+        for step in known.steps
+        if min(step.offset, covered) and step.position != ORIGIN
     )
-
-
-def _within(name: SourceName, position: NamedPosition) -> NamedPosition:
-    """The largest position of a source at or below another (as `Position.within`)."""
-    at_ms, topic, partition, _ = position
-    if (topic, partition) == name:
-        return position
-    return (at_ms if name < (topic, partition) else at_ms - 1, *name, OFFSET_MAX)
-
-
-def _named_steps(
-    name: SourceName, offset: int, position: NamedPosition | None, frozen: Mapping[SourceName, Sequence[NamedStep]]
-) -> list[_NamedCorner]:
-    return [*((end, (at_ms, *name, o)) for end, at_ms, o in frozen.get(name, ())), (offset, position)]
 
 
 def _must_be_ours(found: Identity, ours: Identity, directory: Path) -> None:

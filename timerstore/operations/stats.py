@@ -1,16 +1,22 @@
-"""What the store says of itself, for metrics and progress."""
+"""What the store says of itself, for metrics, progress and alarms."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Final
 
-from timerstore.memory.pending import Pending
+import numpy as np
+
+from timerstore.memory.pending import SLOT_MS
+from timerstore.memory.sorted_runs import RowRefs
+from timerstore.operations.state import StoreState
+from timerstore.rows.position import AT_MAX, Int64s, Positions
 from timerstore.rows.sources import SourceName
 
-if TYPE_CHECKING:
-    from timerstore.store import TimerStore
+FIRST_ROWS: Final = 16
+"""Looked at in a run for the oldest; four times as many then, and so on. Only a flood of messages that are dated back
+needs more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,26 +43,90 @@ class Stats:
     committed: dict[SourceName, int]
 
 
-def look(store: TimerStore, pending: Pending, edges_ms: Sequence[int]) -> Stats:
-    """Everything as it is now; the caller holds the lock."""
-    resident = store.resident
-    owned = [(store.sources.name(source), source) for source in resident.committed]
-    return Stats(
-        pending=len(pending),
-        pending_by_target=pending.by_target(),
-        pending_until=tuple(pending.wheel.until(edge) for edge in edges_ms),
-        ready_rows=len(resident.ready),
-        ready_rows_bytes=resident.ready_rows_bytes,
-        memtable_rows=len(resident.memtable),
-        memtable_bytes=resident.memtable_bytes,
-        overtaken_rows=len(resident.overtaken),
-        physical_bytes=resident.chunks.physical_bytes,
-        segments=len(store.timerlog),
-        segment_bytes=store.timerlog.bytes,
-        tombstones=len(store.cancels.tombstones),
-        cancelled=store.cancels.cancelled,
-        frontier_ms=resident.frontier.at_ms,
-        checkpoint_ms=store.checkpoint_ms,
-        ingested={name: int(resident.ends[source]) for name, source in owned},
-        committed={name: resident.committed[source].offset for name, source in owned},
-    )
+def look(state: StoreState, edges_ms: Sequence[int]) -> Stats:
+    """Everything as it is now; `pending_until` answers for each of `edges_ms` (epoch ms)."""
+    with state.lock:
+        resident, pending = state.resident, state.pending
+        owned = [(state.sources.name(source), source) for source in resident.committed]
+        return Stats(
+            pending=len(pending),
+            pending_by_target=pending.by_target(),
+            pending_until=tuple(pending.histogram.until(edge) for edge in edges_ms),
+            ready_rows=len(resident.ready),
+            ready_rows_bytes=resident.ready_rows_bytes,
+            memtable_rows=len(resident.memtable),
+            memtable_bytes=resident.memtable_bytes,
+            overtaken_rows=len(resident.overtaken),
+            physical_bytes=resident.chunks.physical_bytes,
+            segments=len(state.timerlog),
+            segment_bytes=state.timerlog.bytes,
+            tombstones=len(state.cancels.tombstones),
+            cancelled=state.cancels.cancelled,
+            frontier_ms=resident.frontier.at_ms,
+            checkpoint_ms=state.checkpoint_ms,
+            ingested={name: int(resident.ends[source]) for name, source in owned},
+            committed={name: resident.committed[source].offset for name, source in owned},
+        )
+
+
+def waits_since_ms(state: StoreState) -> int | None:
+    """Since when the oldest of what is pending waits: since it was due, or since it was written where that is later (a
+    producer may date a message back by years; it is delivered at once, and late by nothing). In the future where
+    nothing is due, None where nothing is pending.
+
+    Rows in memory are looked at. Rows on disk alone, beyond the frontier or of sources that are held, are overdue too
+    when no window is loaded: they are seen in slots of ten seconds, so that the answer may be later by as much.
+    """
+    with state.lock:
+        resident, first_ms = state.resident, AT_MAX
+        for run in (*resident.ready, *resident.memtable, *resident.withheld):
+            start, count = 0, FIRST_ROWS
+            while start < len(run) and run.at[start] < first_ms:
+                first_ms = min(first_ms, _waits_since_ms(state, run[start : start + count]))
+                start, count = start + count, 4 * count
+        for rows in (resident.overtaken.all(), state.rows_on_loan()):
+            nearer = rows[rows.at < first_ms]
+            if len(nearer):
+                first_ms = min(first_ms, _waits_since_ms(state, nearer))
+        first_ms = min(first_ms, _stored_since_ms(state))
+        return None if first_ms == AT_MAX else first_ms
+
+
+def _waits_since_ms(state: StoreState, rows: RowRefs) -> int:
+    """The smallest of max(at, ts)."""
+    return int(np.maximum(rows.at, state.resident.chunks.timestamps(rows.chunk, rows.row)).min())
+
+
+def _stored_since_ms(state: StoreState) -> int:
+    """From when on something pending was counted beyond what is loaded, and a segment has something there."""
+    resident = state.resident
+    held = [resident.committed[source].position for source in resident.held_sources()]
+    after_ms = min((resident.frontier, *held)).at_ms
+    counted_ms = state.pending.histogram.first_ms(after_ms)
+    stored = [each.timers.slots[each.timers.slots >= after_ms // SLOT_MS] for each in state.timerlog]
+    slots = [int(found[0]) for found in stored if len(found)]
+    return AT_MAX if counted_ms is None or not slots else max(counted_ms, (min(slots) + 1) * SLOT_MS - 1)
+
+
+def trimmed(state: StoreState, log_starts: Mapping[SourceName, int]) -> list[SourceName]:
+    """The owned sources with unfinished rows whose records are gone from Kafka, and are in this store alone;
+    `log_starts` are the first offsets that Kafka still has.
+
+    Rows in memory are looked at one by one; of a segment only the footer is, which names one unfinished row of each
+    source, the last. That says too little rather than too much: no alarm is false, but one may come a segment's length
+    late.
+    """
+    with state.lock:
+        resident, sources = state.resident, state.sources
+        starts: Int64s = np.zeros(len(sources), dtype=np.int64)
+        for source in resident.committed:
+            starts[source] = log_starts.get(sources.name(source), 0)
+        last = [position for segment in state.timerlog for position in segment.largest.values()]
+        at = np.array([position.at_ms for position in last], dtype=np.int64)
+        stored = Positions(at, np.array([position.seq for position in last], dtype=np.int64))
+        gone = np.zeros(len(sources), dtype=np.bool_)
+        gone[stored.source[~resident.finished(stored) & (stored.offset < starts[stored.source])]] = True
+        for holder in (resident.ready, resident.memtable, resident.withheld, resident.overtaken):
+            rows = holder.all()
+            gone[rows.source[rows.offset < starts[rows.source]]] = True
+        return [sources.name(source) for source in np.flatnonzero(gone).tolist()]

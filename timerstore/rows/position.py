@@ -182,6 +182,31 @@ def search(at: Int64s, seq: Int64s, bound: Position) -> int:
     return low + int(np.searchsorted(seq[low:high], bound.seq, side="right"))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Positions:
+    """Positions of many rows: `at` and `seq`, int64[n]."""
+
+    at: Int64s
+    seq: Int64s
+
+    def __len__(self) -> int:
+        return len(self.at)
+
+    @property
+    def source(self) -> Int64s:
+        """Sources, int64[n]."""
+        return sources_of(self.seq)
+
+    @property
+    def offset(self) -> Int64s:
+        """Offsets, int64[n]."""
+        return offsets_of(self.seq)
+
+    def at_or_below(self, bound: Position) -> Bools:
+        """Mask of the rows at or below a position."""
+        return at_or_below(self.at, self.seq, bound.at_ms, bound.seq)
+
+
 def order_by_position(at: Int64s, seq: Int64s) -> npt.NDArray[np.intp]:
     """Indices that sort rows by position."""
     return np.lexsort((seq, at))

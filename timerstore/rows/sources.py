@@ -20,12 +20,15 @@ SourceName = tuple[str, int]
 NamedPosition = tuple[int, str, int, int]
 """A position as files and Kafka's metadata hold it: (at in ms, topic, partition, offset)."""
 
+NamedState = tuple[int, NamedPosition | None]
+"""(O, P) of a source as files and Kafka's metadata hold it."""
+
 NamedStep = tuple[int, int, int]
 """A frozen step of a source as files and Kafka's metadata hold it: (O, at in ms and offset of P). P is a position of
 the source itself."""
 
 
-def named_in(committed: Mapping[SourceName, tuple[int, NamedPosition | None]]) -> list[SourceName]:
+def named_in(committed: Mapping[SourceName, NamedState]) -> list[SourceName]:
     """The sources that committed states name: a P may be a position of another source."""
     positions = [position for _, position in committed.values() if position is not None]
     return [*committed, *((topic, partition) for _, topic, partition, _ in positions)]

@@ -90,14 +90,14 @@ class Rig:
 
     def load(self, now_ms: int = NOW_MS) -> bool:
         """The next window, if there is one to gather."""
-        window = self.store.maintenance.next_window(now_ms)
-        return window is not None and self.store.maintenance.admit(window, gather(window))
+        window = self.store.wheel.next_window(now_ms)
+        return window is not None and self.store.wheel.admit(window, gather(window))
 
     def finish(self, now_ms: int, rounds: int = 1_000) -> None:
         """Deliver everything that is due at `now_ms`, loading windows, as the bridge would."""
         for _ in range(rounds):
             loaded = self.load(now_ms)
-            if not self.deliver(now_ms) and not loaded and self.store.resident.frontier.at_ms >= now_ms:
+            if not self.deliver(now_ms) and not loaded and self.store.state.resident.frontier.at_ms >= now_ms:
                 return
         raise AssertionError("no end of it")
 

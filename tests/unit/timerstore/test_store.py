@@ -190,7 +190,7 @@ def test_a_source_that_lags_does_not_stop_the_catch_up_of_the_others(tmp_path: P
 def test_wait_returns_for_what_is_nearer_only(tmp_path: Path) -> None:
     """The dispatcher sleeps until the next row is due; a later one need not wake it."""
     rig = Rig(tmp_path)
-    rig.store.maintenance.next_window(NOW_MS)
+    rig.store.wheel.next_window(NOW_MS)
     assert rig.store.next_wakeup_ms() is None
     rig.store.wait(0)
     waiting = Background(lambda: rig.store.wait(None))
@@ -256,7 +256,7 @@ def test_one_transaction_at_a_time_and_each_ends_once(tmp_path: Path) -> None:
 def test_rows_come_in_the_order_of_position(tmp_path: Path) -> None:
     """By time, then partition, then offset, over as many takes as it needs."""
     rig = Rig(tmp_path, sources=[ORDERS, BILLS])
-    rig.store.maintenance.next_window(NOW_MS)
+    rig.store.wheel.next_window(NOW_MS)
     rig.produce(NOW_MS + 7, NOW_MS + 3, NOW_MS + 5, NOW_MS + 3)
     rig.produce(NOW_MS + 5, NOW_MS + 3, source=BILLS)
     rig.ingest()
@@ -275,7 +275,7 @@ def test_rows_come_in_the_order_of_position(tmp_path: Path) -> None:
 def test_a_rolled_back_transaction_has_not_happened(tmp_path: Path) -> None:
     """Its rows are handed out again, late ones too, also where the frontier has moved back meanwhile."""
     rig = Rig(tmp_path, limits=SMALL)
-    rig.store.maintenance.next_window(NOW_MS)
+    rig.store.wheel.next_window(NOW_MS)
     rig.produce(*range(NOW_MS + 1, NOW_MS + 11))
     rig.ingest()
     transaction = rig.store.begin()
@@ -327,7 +327,7 @@ def test_what_comes_after_the_last_take_is_late(tmp_path: Path) -> None:
 def test_what_comes_late_waits_behind_no_flood(tmp_path: Path) -> None:
     """While thousands of overdue rows come in, a take leaves room for what is due on time."""
     rig = Rig(tmp_path)
-    rig.store.maintenance.next_window(NOW_MS)
+    rig.store.wheel.next_window(NOW_MS)
     rig.produce(NOW_MS, *[NOW_MS + 50] * 10)
     rig.ingest()
     rig.deliver()
@@ -362,7 +362,7 @@ def test_late_rows_in_front_are_not_an_offset_that_could_move(tmp_path: Path) ->
     rig = Rig(tmp_path)
     rig.produce(NOW_MS + 10)
     rig.ingest()
-    rig.store.maintenance.next_window(NOW_MS)
+    rig.store.wheel.next_window(NOW_MS)
     rig.deliver(NOW_MS + 10)
     rig.produce(NOW_MS + 5)
     rig.ingest()
@@ -376,7 +376,7 @@ def test_a_source_that_is_ahead_of_the_others_loses_and_doubles_nothing(tmp_path
     """P is kept by source: after a restart dispatch begins at the smallest, and what lies between is late or finished
     by its own."""
     rig = Rig(tmp_path, sources=[ORDERS, BILLS])
-    rig.store.maintenance.next_window(NOW_MS)
+    rig.store.wheel.next_window(NOW_MS)
     rig.produce(NOW_MS, source=BILLS)
     rig.produce(NOW_MS, NOW_MS + 500)
     rig.ingest()
@@ -403,7 +403,7 @@ def test_an_idle_source_is_committed_along_before_it_falls_far_behind(tmp_path: 
     rig.produce(NOW_MS, source=BILLS)
     rig.produce(NOW_MS + 2 * P_STALE_MS_MAX)
     rig.ingest()
-    rig.store.maintenance.next_window(NOW_MS)
+    rig.store.wheel.next_window(NOW_MS)
     rig.deliver()
     rig.deliver(NOW_MS + 2 * P_STALE_MS_MAX)
     assert rig.committed[ORDERS][1] == rig.committed[BILLS][1]
@@ -422,11 +422,11 @@ def test_a_window_that_a_flush_reaches_into_is_asked_for_again(tmp_path: Path) -
     rig.produce(FAR_MS, FAR_MS + 2)
     rig.ingest()
     rig.deliver()
-    window = rig.store.maintenance.next_window(FAR_MS)
+    window = rig.store.wheel.next_window(FAR_MS)
     assert window is not None
     gathered = gather(window)
     rig.store.maintenance.flush(NOW_MS)
-    assert not rig.store.maintenance.admit(window, gathered)
+    assert not rig.store.wheel.admit(window, gathered)
     rig.finish(FAR_MS + 2)
     rig.assert_each_delivered_once()
 
@@ -441,13 +441,13 @@ def test_a_window_is_asked_for_again_when_the_frontier_has_moved_back(tmp_path: 
     rig.store.maintenance.flush(NOW_MS)
     rig.produce(*[NOW_MS + 40_000] * 10)
     rig.ingest()
-    window = rig.store.maintenance.next_window(NOW_MS + 40_000 - 1)
+    window = rig.store.wheel.next_window(NOW_MS + 40_000 - 1)
     assert window is not None
     gathered = gather(window)
-    while rig.store.resident.frontier == window.lower:
+    while rig.store.state.resident.frontier == window.lower:
         rig.produce(*[NOW_MS + 39_999] * 5)
         rig.ingest()
-    assert not rig.store.maintenance.admit(window, gathered)
+    assert not rig.store.wheel.admit(window, gathered)
     rig.finish(NOW_MS + 60_001)
     rig.assert_each_delivered_once()
 
@@ -480,16 +480,16 @@ def test_a_window_is_cut_where_the_room_ends(tmp_path: Path) -> None:
 def test_no_window_is_loaded_far_ahead_or_without_room(tmp_path: Path) -> None:
     """Half of the horizon is enough, and a full ready rows has to be delivered first."""
     rig = Rig(tmp_path, limits=SMALL)
-    assert rig.store.maintenance.next_window(NOW_MS) is None
-    frontier = rig.store.resident.frontier
+    assert rig.store.wheel.next_window(NOW_MS) is None
+    frontier = rig.store.state.resident.frontier
     assert frontier.at_ms == NOW_MS + SMALL.horizon_ms
-    assert rig.store.maintenance.next_window(NOW_MS + SMALL.horizon_ms // 2) is None
-    assert rig.store.resident.frontier == frontier
+    assert rig.store.wheel.next_window(NOW_MS + SMALL.horizon_ms // 2) is None
+    assert rig.store.state.resident.frontier == frontier
     while rig.store.stats().ready_rows_bytes < 6_000:
         rig.produce(NOW_MS + 10)
         rig.ingest()
-    assert rig.store.maintenance.next_window(NOW_MS + SMALL.horizon_ms) is None
-    assert rig.store.resident.frontier == frontier
+    assert rig.store.wheel.next_window(NOW_MS + SMALL.horizon_ms) is None
+    assert rig.store.state.resident.frontier == frontier
 
 
 def test_many_in_one_millisecond_are_delivered_within_bounded_memory(
@@ -505,7 +505,7 @@ def test_many_in_one_millisecond_are_delivered_within_bounded_memory(
     for start in range(0, rows, batch_rows):
         offsets = pa.array(np.arange(start, start + batch_rows))
         rig.store.append(template.set_column(2, "offset", offsets), {ORDERS: start + batch_rows}, NOW_MS)
-        rig.store.maintenance.next_window(FAR_MS - 1_000)
+        rig.store.wheel.next_window(FAR_MS - 1_000)
         if not rig.store.has_room() or rig.store.needs_offset_commit():
             commit(rig)
             rig.store.maintenance.flush(NOW_MS)
@@ -554,7 +554,7 @@ def test_a_consistent_look_at_everything(tmp_path: Path) -> None:
         assert stats.pending == 2 and stats.pending_by_target == {"orders": 2}
         assert stats.pending_until[-1] == 2 and stats.pending_until[0] <= 1 <= stats.pending_until[1]
         assert stats.ingested == {ORDERS: 4, BILLS: 0} == stats.committed
-        assert stats.segments == 1 and stats.segment_bytes == store.timerlog.bytes > 0
+        assert stats.segments == 1 and stats.segment_bytes == store.state.timerlog.bytes > 0
     assert rig.store.stats().memtable_rows == 0
 
 
@@ -589,13 +589,15 @@ def test_what_came_near_before_the_flush_does_not_keep_its_batch_in_memory(tmp_p
     rig.deliver()
     rig.load(NOW_MS + 31_000)
     before = rig.store.stats()
-    assert rig.store.resident.ready.count_until(end_of(NOW_MS + 60_500)) == 5
+    assert rig.store.state.resident.ready.count_until(end_of(NOW_MS + 60_500)) == 5
     rig.store.maintenance.flush(NOW_MS + 1_000)
     after = rig.store.stats()
     assert after.memtable_bytes == 0
     assert after.physical_bytes * 50 < before.physical_bytes
-    assert after.ready_rows_bytes == rig.store.resident.chunks.bytes_of(rig.store.resident.ready.all().chunk)
-    assert len(rig.store.resident.chunks) == 1
+    assert after.ready_rows_bytes == rig.store.state.resident.chunks.bytes_of(
+        rig.store.state.resident.ready.all().chunk
+    )
+    assert len(rig.store.state.resident.chunks) == 1
     rig.finish(FAR_MS)
     rig.assert_each_delivered_once()
 
@@ -608,7 +610,7 @@ def test_what_came_in_many_batches_and_is_due_next_is_put_together(tmp_path: Pat
     for batch in range(8):
         rig.produce(*range(NOW_MS + batch, NOW_MS + 200, 8))
         rig.ingest()
-    resident = rig.store.resident
+    resident = rig.store.state.resident
     before = resident.ready_rows_bytes
     transaction = rig.store.begin()
     taken = transaction.take(NOW_MS + 7, 1_000)

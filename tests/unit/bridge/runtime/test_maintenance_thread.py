@@ -97,7 +97,7 @@ def test_what_is_delivered_is_reclaimed_while_no_segment_fits(bench: Bench) -> N
     then goes on by itself."""
     bench.flush(*range(NEAR_MS, NEAR_MS + 100))
     bench.settle(FAR_MS)
-    with mock.patch.object(timerstore.log.segment, "_write_parquet", no_room):
+    with mock.patch.object(timerstore.log.segment.Writer, "_note", no_room):
         bench.steps(70)
         assert bench.is_full()
         bench.clock.advance(NEAR_MS + 100 - bench.clock.now_ms())
@@ -144,7 +144,7 @@ def test_a_compaction_gives_its_room_back_to_a_flush(bench: Bench, monkeypatch: 
     maintenance.compact(window, gather(window))
     assert list(bench.rig.directory.glob("*.tmp"))
     bench.settle(FAR_MS)
-    with mock.patch.object(timerstore.log.segment, "_write_parquet", no_room):
+    with mock.patch.object(timerstore.log.segment.Writer, "_note", no_room):
         while not bench.is_full():
             bench.clock.advance(60_000)
             bench.maintenance._flush_due()
@@ -210,7 +210,7 @@ def test_a_disk_that_is_really_full_delivers_reclaims_and_goes_on(
         assert len(bench.rig.deliver(bench.clock.now_ms(), limit=2_000)) == 1_500
     bench.steps(2 * FLUSH_AGAIN_S)
     assert not bench.is_full()
-    assert [segment.rows for segment in bench.rig.store.timerlog] == [1_000]
+    assert [segment.rows for segment in bench.rig.store.state.timerlog] == [1_000]
     bench.rig.reopen()
     assert bench.rig.store.reports == () and bench.rig.store.resume_offsets() == {ORDERS: 7_000}
     bench.rig.store.close()

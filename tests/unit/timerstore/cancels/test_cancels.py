@@ -168,7 +168,7 @@ def test_a_cancel_survives_a_restart(rig: Rig, how: str) -> None:
     rig.deliver()
     if how == "flushed":
         rig.store.maintenance.flush(NOW_MS)
-        assert rig.store.checkpoint.tombstones
+        assert rig.store.state.checkpoint.tombstones
     if how == "directory":
         rig.directory = rig.directory.with_name("another")
     rig.reopen()
@@ -216,7 +216,7 @@ def test_a_cancel_that_is_read_during_a_flush_is_kept(rig: Rig, monkeypatch: pyt
     with monkeypatch.context() as patch:
         patch.setattr(tombstones, "write", slow)
         rig.store.maintenance.flush(NOW_MS)
-    assert rig.store.cancels.tombstones.memory_rows == 1
+    assert rig.store.state.cancels.tombstones.memory_rows == 1
     send(rig, SOON_MS, "a", origin=0, rolls=1)
     send(rig, SOON_MS, "b", origin=0, rolls=1)
     rig.ingest()
@@ -249,10 +249,10 @@ def test_what_happens_while_a_cancel_is_looked_up(rig: Rig, monkeypatch: pytest.
             rig.finish(NOW_MS - 1)
         return judged
 
-    judge = rig.store.cancels.judge
+    judge = rig.store.state.cancels.judge
     cancel(rig, "a")
     with monkeypatch.context() as patch:
-        patch.setattr(rig.store.cancels, "judge", meanwhile)
+        patch.setattr(rig.store.state.cancels, "judge", meanwhile)
         rig.ingest()
     assert rig.store.stats().pending == 0
     for transaction in transactions:
@@ -276,7 +276,7 @@ class TestExpiry:
         """Flush at a later time, with a tombstone more so that there is something to merge; returns how many are
         left."""
         rig.finish(now_ms)
-        while rig.store.maintenance.next_window(now_ms) is not None:
+        while rig.store.wheel.next_window(now_ms) is not None:
             rig.load(now_ms)
         rig.store.maintenance.flush(now_ms)
         return rig.store.stats().tombstones
@@ -387,7 +387,7 @@ class TestFiles:
             rig.ingest()
             assert rig.store.maintenance.flush_due(NOW_MS)
             rig.store.maintenance.flush(NOW_MS)
-            assert rig.store.cancels.tombstones.memory_rows == 0
+            assert rig.store.state.cancels.tombstones.memory_rows == 0
         assert rig.store.stats().tombstones == 50
         for _ in range(20):
             cancel(rig, f"{len(rig.log[ORDERS])}")
@@ -403,9 +403,9 @@ class TestFiles:
             cancel(rig, f"{i % 7}")
             rig.ingest()
             rig.store.maintenance.flush(NOW_MS)
-        assert len(rig.store.checkpoint.tombstones) <= 7
+        assert len(rig.store.state.checkpoint.tombstones) <= 7
         names = {path.name for path in rig.directory.glob(f"*{files.TOMBSTONES_SUFFIX}")}
-        assert names == {file.name for file in rig.store.checkpoint.tombstones}
+        assert names == {file.name for file in rig.store.state.checkpoint.tombstones}
         store = rig.reopen()
         for i in range(64):
             send(rig, SOON_MS, f"{i}", origin=0, rolls=1)

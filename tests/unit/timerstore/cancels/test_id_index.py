@@ -37,7 +37,7 @@ def test_what_is_delivered_leaves_memory_without_a_flush(rig: Rig, monkeypatch: 
             send(rig, NOW_MS, f"{i}-{j}", target=f"target {i}")
         rig.ingest()
         rig.deliver()
-        most = max(most, len(rig.store.cancels.unstored))
+        most = max(most, len(rig.store.state.cancels.unstored))
     assert most <= 2 * 4 + 8 + 3
     send(rig, None, "stays")
     rig.ingest()
@@ -53,9 +53,9 @@ def test_a_flush_moves_timers_to_the_index_of_a_segment(rig: Rig) -> None:
     send(rig, FAR_MS, "unflushed")
     rig.ingest()
     rig.store.maintenance.flush(NOW_MS)
-    (segment,) = rig.store.timerlog
+    (segment,) = rig.store.state.timerlog
     assert segment.ids is not None
-    assert (len(segment.ids), len(rig.store.cancels.unstored)) == (10, 1)
+    assert (len(segment.ids), len(rig.store.state.cancels.unstored)) == (10, 1)
 
 
 def test_an_id_of_many_timers_is_counted_out_whole(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from timerstore.disk import checkpoint, files
-from timerstore.disk.checkpoint import Checkpoint, Identity, NamedSegment
+from timerstore.disk.checkpoint import Checkpoint, Identity, NamedFile
 from timerstore.errors import Corrupt
 
 FULL = Checkpoint(
     identity=Identity(cluster_id="c", topic_ids={"delay": "x"}),
     offsets={("delay", 0): 17, ("delay", 1): 0},
     progress={("delay", 0): (20, (1_700_000_000_000, "delay", 1, 5)), ("delay", 1): (0, None)},
-    segments=(NamedSegment(name="segment-0000000001.parquet", bytes=12, footer_crc=34),),
+    segments=(NamedFile(name="segment-0000000001.parquet", bytes=12, crc=34),),
 )
 
 

@@ -12,7 +12,7 @@ import pytest
 import timerstore.log.segment
 from tests.unit.timerstore.entries import Record, entries
 from tests.unit.timerstore.rig import IDENTITY
-from timerstore.disk.checkpoint import Identity, NamedSegment
+from timerstore.disk.checkpoint import Identity, NamedFile
 from timerstore.errors import Corrupt
 from timerstore.log.segment import Segment, read, read_rows, write
 from timerstore.log.timerlog import TimerLog
@@ -44,7 +44,9 @@ def written(directory: Path, records: list[Record], number: int = 1) -> Segment:
         np.zeros(len(records), dtype=np.int32),
         np.arange(len(records), dtype=np.int32),
     )
-    return write(directory, number, IDENTITY, SOURCES, rows.sorted(), {0: payload_of(table)})
+    segment = write(directory, number, IDENTITY, SOURCES, rows.sorted(), {0: payload_of(table)})
+    assert segment is not None
+    return segment
 
 
 def by_position(records: list[Record]) -> list[Record]:
@@ -252,7 +254,7 @@ def test_damage_to_the_footer_is_found_wherever_it_is(tmp_path: Path) -> None:
 def test_the_name_in_the_checkpoint_is_the_identity_of_the_file(tmp_path: Path) -> None:
     """Same bytes, same name; another footer, another identity."""
     first, second = written(tmp_path, RECORDS, 1), written(tmp_path, RECORDS[1:], 2)
-    assert isinstance(first.named, NamedSegment)
+    assert isinstance(first.named, NamedFile)
     assert first.named.bytes == first.path.stat().st_size
-    assert first.named.footer_crc != second.named.footer_crc
+    assert first.named.crc != second.named.crc
     assert pa.Table is type(read_rows(first, groups=[], columns=["at"]))

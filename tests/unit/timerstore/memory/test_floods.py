@@ -36,11 +36,11 @@ def test_memory_stays_within_its_bounds_in_a_flood(tmp_path: Path, flood: str) -
     maintenance = rig.store.maintenance
     physical = retreats = 0
     for first in range(0, ROWS, BATCH):
-        frontier = rig.store.resident.frontier
+        frontier = rig.store.state.resident.frontier
         rig.produce(*(NOW_MS + FLOODS[flood](i) for i in range(first, first + BATCH)))
         assert rig.store.has_room()
         rig.ingest()
-        retreats += rig.store.resident.frontier < frontier
+        retreats += rig.store.state.resident.frontier < frontier
         rig.deliver()
         while rig.load():
             pass
@@ -59,7 +59,7 @@ def test_memory_stays_within_its_bounds_in_a_flood(tmp_path: Path, flood: str) -
     assert physical <= LIMITS.ready_rows_bytes + LIMITS.memtable_bytes_max
     assert (retreats > 0) == (flood != "far"), "L moves back where too much is due soon"
     assert rig.store.stats().pending == ROWS
-    assert len(rig.store.timerlog) < 12
+    assert len(rig.store.state.timerlog) < 12
     rig.finish(NOW_MS + FAR_MS + 10_000_000)
     rig.assert_each_delivered_once()
     assert len(rig.delivered) == len(rig.log[ORDERS]) == ROWS

@@ -112,7 +112,7 @@ def test_a_clock_that_swings_makes_no_more_steps_than_it_must(tmp_path: Path) ->
     passed(rig)
     for swing in range(1, 41):
         step(rig, NOW_MS - swing * HOUR_MS)
-    [frozen] = rig.store.resident.committed[0].frozen
+    [frozen] = rig.store.state.resident.committed[0].frozen
     assert frozen.position == Position(NOW_MS, 0, 1)
     rig.produce(NOW_MS - 30 * HOUR_MS)
     rig.ingest()

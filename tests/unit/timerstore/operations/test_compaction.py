@@ -56,19 +56,19 @@ def compact(rig: Rig, now_ms: int = NOW_MS, meanwhile: Callable[[], object] = la
     """Everything that is worth while; returns how many windows were read."""
     windows = 0
     for _ in range(1_000):
-        before = len(rig.store.timerlog)
+        before = len(rig.store.state.timerlog)
         window = rig.store.maintenance.compaction_window(now_ms)
         if window is not None:
             rig.store.maintenance.compact(window, gather(window))
             windows += 1
             meanwhile()
-        elif len(rig.store.timerlog) >= before:
+        elif len(rig.store.state.timerlog) >= before:
             return windows
     raise AssertionError("no end of it")
 
 
 def assert_files_are_those_named(rig: Rig) -> None:
-    assert {p.name for p in rig.directory.glob("*.parquet")} == {s.named.name for s in rig.store.timerlog}
+    assert {p.name for p in rig.directory.glob("*.parquet")} == {s.named.name for s in rig.store.state.timerlog}
     assert not list(rig.directory.glob("*" + files.TEMPORARY_SUFFIX))
 
 
@@ -82,12 +82,12 @@ def test_a_month_of_flushes_leaves_few_segments(tmp_path: Path) -> None:
         rig.ingest()
         rig.deliver()
         rig.store.maintenance.flush(NOW_MS)
-        before = {s.named.name: s.rows for s in rig.store.timerlog}
+        before = {s.named.name: s.rows for s in rig.store.state.timerlog}
         compact(rig)
-        rewritten += sum(s.rows for s in rig.store.timerlog if s.named.name not in before)
-        largest = max(largest, len(rig.store.timerlog))
+        rewritten += sum(s.rows for s in rig.store.state.timerlog if s.named.name not in before)
+        largest = max(largest, len(rig.store.state.timerlog))
     assert largest <= 4
-    assert sum(s.rows for s in rig.store.timerlog) == 120 * 50
+    assert sum(s.rows for s in rig.store.state.timerlog) == 120 * 50
     rig.finish(NOW_MS + HOUR_MS * 25)
     rig.assert_each_delivered_once()
 
@@ -97,9 +97,9 @@ def test_a_merge_keeps_what_is_pending_and_drops_what_is_finished(rig: Rig) -> N
     for i in range(4):
         flush(rig, NOW_MS + 500 + i, *range(NOW_MS + 10_000 + i, NOW_MS + 30_000, 100))
     rig.finish(NOW_MS + 600)
-    pending, rows = rig.store.stats().pending, sum(s.rows for s in rig.store.timerlog)
+    pending, rows = rig.store.stats().pending, sum(s.rows for s in rig.store.state.timerlog)
     assert compact(rig, NOW_MS + 600) > 3
-    [merged] = rig.store.timerlog
+    [merged] = rig.store.state.timerlog
     assert merged.rows == pending < rows
     table = read_rows(merged, columns=["at", "topic", "partition", "offset"])
     positions = list(zip(*(table.column(name).to_pylist() for name in table.column_names), strict=True))
@@ -126,7 +126,7 @@ def test_the_footer_of_a_merged_segment_is_that_of_one_written_at_once(rig: Rig,
     other.deliver()
     other.store.maintenance.flush(NOW_MS)
     compact(rig)
-    [merged], [written] = rig.store.timerlog, other.store.timerlog
+    [merged], [written] = rig.store.state.timerlog, other.store.state.timerlog
     assert merged.rows == written.rows and merged.ends == written.ends and merged.largest == written.largest
     assert (merged.first, merged.last) == (written.first, written.last)
     assert merged.timers.slots.tolist() == written.timers.slots.tolist()
@@ -163,11 +163,11 @@ def test_a_segment_that_is_half_dead_is_rewritten(rig: Rig) -> None:
     due = [*range(NOW_MS + 1_000, NOW_MS + 3_000)]
     flush(rig, *due, NOW_MS + 2 * HOUR_MS)
     flush(rig, *due, NOW_MS + HOUR_MS // 2)
-    [far, near] = rig.store.timerlog
+    [far, near] = rig.store.state.timerlog
     rig.finish(NOW_MS + 3_000)
     compact(rig, NOW_MS + 3_000)
-    live = [s for s in rig.store.timerlog if s is not near]
-    assert near in list(rig.store.timerlog) and [s.rows for s in live] == [2]
+    live = [s for s in rig.store.state.timerlog if s is not near]
+    assert near in list(rig.store.state.timerlog) and [s.rows for s in live] == [2]
     assert live[0].named.bytes < far.named.bytes // 10
     rig.finish(NOW_MS + 3 * HOUR_MS)
     rig.assert_each_delivered_once()
@@ -189,7 +189,7 @@ def test_a_segment_that_is_half_cancelled_is_rewritten(tmp_path: Path) -> None:
     assert rig.store.stats().pending == 50
     rig.store.maintenance.flush(NOW_MS)
     assert compact(rig) > 0
-    assert [each.rows for each in rig.store.timerlog] == [50]
+    assert [each.rows for each in rig.store.state.timerlog] == [50]
     rig.reopen()
     assert rig.store.stats().pending == 50
     rig.ingest()
@@ -207,7 +207,7 @@ def test_what_is_left_of_nothing_is_no_segment(rig: Rig) -> None:
     assert rig.store.maintenance.reclaim(NOW_MS) == 0, "they are being read"
     rig.store.maintenance.compact(window, gather(window))
     assert rig.store.maintenance.compaction_window(NOW_MS) is None
-    assert len(rig.store.timerlog) == 0
+    assert len(rig.store.state.timerlog) == 0
     assert_files_are_those_named(rig)
 
 
@@ -220,7 +220,7 @@ def test_rows_of_a_partition_that_another_instance_has_are_kept(rig: Rig) -> Non
     rig.ingest()
     rig.finish(NOW_MS + 5_500)
     compact(rig, NOW_MS + 5_500)
-    [merged] = rig.store.timerlog
+    [merged] = rig.store.state.timerlog
     assert merged.rows == 4 + 8
     rig.committed[BILLS] = away
     rig.reopen()
@@ -248,8 +248,8 @@ def test_death_after_any_step(rig: Rig, monkeypatch: pytest.MonkeyPatch, step: s
         with pytest.raises(Death):
             compact(rig)
     rig.reopen()
-    assert len(rig.store.timerlog) == (1 if "old ones" in step else 4)
-    assert sum(s.rows for s in rig.store.timerlog) == rows
+    assert len(rig.store.state.timerlog) == (1 if "old ones" in step else 4)
+    assert sum(s.rows for s in rig.store.state.timerlog) == rows
     assert_files_are_those_named(rig)
     rig.ingest()
     rig.finish(NOW_MS + 6_000)
@@ -275,10 +275,10 @@ def test_a_full_disk_gives_the_compaction_up(rig: Rig, monkeypatch: pytest.Monke
         for _ in range(2):
             with pytest.raises(DiskFull):
                 compact(rig)
-            assert len(rig.store.timerlog) == 4
+            assert len(rig.store.state.timerlog) == 4
             assert_files_are_those_named(rig)
     compact(rig)
-    assert len(rig.store.timerlog) == 1
+    assert len(rig.store.state.timerlog) == 1
     rig.finish(NOW_MS + 6_000)
     rig.assert_each_delivered_once()
 
@@ -287,7 +287,7 @@ def test_tiers_and_bounds_of_a_merge(rig: Rig) -> None:
     """As many as the limit says and not more bytes than a segment may have; the dead count for nothing."""
     for i in range(6):
         flush(rig, *range(NOW_MS + 5_000 + i, NOW_MS + 6_000, 10))
-    segments = list(rig.store.timerlog)
+    segments = list(rig.store.state.timerlog)
 
     def chosen(dead: int = 0, **more: int) -> int:
         return len(choose(segments, Limits(**{"compaction_segments": 4, **more}), NOW_MS, lambda _: dead))
@@ -304,7 +304,7 @@ def test_passed_rows_are_those_of_passed_row_groups(rig: Rig, monkeypatch: pytes
     """By the fences of the footer: never more than there are, and all of them in the end."""
     monkeypatch.setattr(timerstore.log.segment, "ROW_GROUP_ROWS", 4)
     flush(rig, *range(NOW_MS + 5_000, NOW_MS + 5_009))
-    [each] = rig.store.timerlog
+    [each] = rig.store.state.timerlog
     counts = [passed_rows(each, end_of(NOW_MS + 4_999 + i)) for i in range(11)]
     assert counts == sorted(counts)
     assert counts[0] == 0 and counts[-1] == each.rows == 18

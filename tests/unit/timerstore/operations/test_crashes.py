@@ -33,7 +33,7 @@ def die(*_: Any, **__: Any) -> Any:
 def filled(directory: Path, limits: Limits | None = None) -> Rig:
     """A segment with pending rows, and unstored rows hot, in the memtable and late; of two sources."""
     rig = Rig(directory, sources=[ORDERS, BILLS], limits=limits)
-    rig.store.maintenance.next_window(NOW_MS)
+    rig.store.wheel.next_window(NOW_MS)
     for source in (ORDERS, BILLS):
         rig.produce(NOW_MS, SOON_MS, FAR_MS, source=source)
     rig.ingest()
@@ -92,7 +92,7 @@ def test_death_after_any_step_of_a_flush(
         {ORDERS: 5, BILLS: 5} if step[0] == "3" and "half" not in step else {ORDERS: 3, BILLS: 3}
     )
     assert not list(rig.directory.glob("*" + files.TEMPORARY_SUFFIX))
-    assert len(list(rig.directory.glob("*.parquet"))) == len(store.timerlog)
+    assert len(list(rig.directory.glob("*.parquet"))) == len(store.state.timerlog)
     finish(rig)
 
 
@@ -109,7 +109,7 @@ def test_death_during_a_reclaim(rig: Rig, monkeypatch: pytest.MonkeyPatch, step:
         with pytest.raises(Death):
             rig.store.maintenance.reclaim(NOW_MS)
     store = rig.reopen()
-    assert len(store.timerlog) == (2 if step == "checkpoint" else 0)
+    assert len(store.state.timerlog) == (2 if step == "checkpoint" else 0)
     finish(rig)
 
 
@@ -132,13 +132,12 @@ def test_death_between_the_commit_and_its_acknowledgement(rig: Rig) -> None:
 @pytest.mark.parametrize("part", ["segment", "checkpoint"])
 def test_a_full_disk_during_a_flush_changes_nothing(rig: Rig, monkeypatch: pytest.MonkeyPatch, part: str) -> None:
     """Delivery goes on, the flush is tried again, and the failed one leaves no file behind."""
-    module: Any = timerstore.log.segment if part == "segment" else checkpoint
-    writer = "_write_parquet" if part == "segment" else "_write_text"
+    module: Any = timerstore.log.segment.Writer if part == "segment" else checkpoint
+    writer = "_footer" if part == "segment" else "_write_text"
     names = sorted(path.name for path in rig.directory.iterdir())
     stats = rig.store.stats()
 
-    def fail(path: Path, *_: Any) -> None:
-        path.write_bytes(b"half")
+    def fail(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:

@@ -44,7 +44,7 @@ def rig(tmp_path: Path) -> Rig:
         rig.store.maintenance.flush(NOW_MS)
     rig.produce(FAR_MS + 9, SOON_MS)
     rig.ingest()
-    assert len(rig.store.timerlog) == 2
+    assert len(rig.store.state.timerlog) == 2
     return rig
 
 
@@ -75,7 +75,7 @@ def flip_a_page(rig: Rig, path: Path) -> None:
     content = path.read_bytes()
     for place in range(10, len(content) // 2, 9):
         path.write_bytes(content[:place] + bytes([content[place] ^ 0xFF]) + content[place + 1 :])
-        named = next(s for s in rig.store.checkpoint.segments if s.name == path.name)
+        named = next(s for s in rig.store.state.checkpoint.segments if s.name == path.name)
         opened = timerstore.log.segment.read(path, rig.identity, rig.store.sources, named)
         try:
             read_rows(opened, columns=["topic", "partition", "offset", "at", "target"])
@@ -192,7 +192,7 @@ def test_a_damaged_page_that_counting_comes_across_means_a_rebuild(tmp_path: Pat
 
 def test_a_damaged_page_that_a_window_comes_across_is_corrupt(rig: Rig) -> None:
     """The reader says which file; whoever gathers has it set aside."""
-    log: TimerLog = rig.store.timerlog
+    log: TimerLog = rig.store.state.timerlog
     window = log.window(end_of(NOW_MS), end_of(FAR_MS), 1 << 30)
     path = window.segments[0].path
     content = path.read_bytes()
@@ -291,17 +291,17 @@ def test_a_partition_that_stays_elsewhere_leaves_with_its_rows(
     rig.ingest()
     long_ms = NOW_MS + rig.limits.elsewhere_ms
     rig.store.maintenance.flush(NOW_MS)
-    assert ORDERS in rig.store.checkpoint.offsets
+    assert ORDERS in rig.store.state.checkpoint.offsets
     assert rig.store.maintenance.flush_due(long_ms)
     rig.store.maintenance.flush(long_ms)
-    assert ORDERS not in rig.store.checkpoint.offsets and BILLS in rig.store.checkpoint.offsets
+    assert ORDERS not in rig.store.state.checkpoint.offsets and BILLS in rig.store.state.checkpoint.offsets
     if cleaned == "reclaimed":
         rig.finish(FAR_MS + 10)
         rig.store.maintenance.reclaim(long_ms)
         assert segments(rig) == []
     if cleaned == "compacted":
         rewrite_sparse(rig, long_ms)
-        assert all(rig.store.sources.index(*ORDERS) not in segment.largest for segment in rig.store.timerlog)
+        assert all(rig.store.sources.index(*ORDERS) not in segment.largest for segment in rig.store.state.timerlog)
     rig.committed[ORDERS] = theirs
     store = rig.reopen()
     assert (store.resume_offsets()[ORDERS], store.reports) == (None, ())
@@ -313,7 +313,7 @@ def test_a_partition_that_stays_elsewhere_leaves_with_its_rows(
 
 def rewrite_sparse(rig: Rig, now_ms: int) -> None:
     """Compaction, as maintenance does it, with all that lies beyond worth while."""
-    rig.store.limits = replace(rig.limits, sparse_ms=0)
+    rig.store.state.limits = replace(rig.limits, sparse_ms=0)
     for _ in range(50):
         window = rig.store.maintenance.compaction_window(now_ms)
         if window is not None:
@@ -424,7 +424,7 @@ def test_what_kafka_has_is_read_again_and_what_it_has_not_is_kept(three: Rig, pa
     store = rig.open()
     assert store.resume_offsets() == {ORDERS: None, BILLS: None}
     assert store.stats().pending == 1, "of the second segment, that of ORDERS; of the third, nothing"
-    assert [each.rows for each in store.timerlog] == [1]
+    assert [each.rows for each in store.state.timerlog] == [1]
     assert len(set_aside(rig)) == 2, "the old ones, until ingest has caught up"
     rig.store.maintenance.flush(NOW_MS)
     assert len(set_aside(rig)) == 2
@@ -468,7 +468,7 @@ def test_death_after_any_step_of_a_recovery(three: Rig, monkeypatch: pytest.Monk
             rig.open()
     store = rig.open()
     assert store.resume_offsets() == {ORDERS: None, BILLS: None}
-    assert [each.rows for each in store.timerlog] == [1] and store.stats().pending == 1
+    assert [each.rows for each in store.state.timerlog] == [1] and store.stats().pending == 1
     assert len(set_aside(rig)) >= 2
     rig.ingest()
     rig.store.maintenance.flush(NOW_MS)

@@ -1,4 +1,4 @@
-"""timerstore.memory.wheel and timerstore.memory.pending: counts by slot and by target, that add up."""
+"""timerstore.memory.pending: counts by slot and by target, that add up."""
 
 from __future__ import annotations
 
@@ -10,8 +10,16 @@ import pyarrow as pa
 from hypothesis import given, settings
 
 from timerstore.clock import SystemClock
-from timerstore.memory.pending import OTHER_TARGETS, TARGETS_MAX, Pending, tally, tally_timers
-from timerstore.memory.wheel import PAGE_SLOTS, SLOT_MS, TimerWheel
+from timerstore.memory.pending import (
+    OTHER_TARGETS,
+    PAGE_SLOTS,
+    SLOT_MS,
+    TARGETS_MAX,
+    Pending,
+    PendingHistogram,
+    tally,
+    tally_timers,
+)
 from timerstore.rows.entry import PAYLOAD, Kind
 from timerstore.rows.position import AT_MIN
 
@@ -29,7 +37,7 @@ def test_until_counts_what_lies_before_a_slot(times: list[int], slot: int) -> No
     pending = Pending(SINCE_MS)
     pending.add(tally(np.array(times, dtype=np.int64), pa.array(["t"] * len(times), pa.string())))
     assert len(pending) == len(times)
-    assert pending.wheel.until(slot * SLOT_MS) == sum(time < slot * SLOT_MS for time in times)
+    assert pending.histogram.until(slot * SLOT_MS) == sum(time < slot * SLOT_MS for time in times)
 
 
 @given(TIMES)
@@ -39,7 +47,7 @@ def test_what_goes_in_goes_out(times: list[int]) -> None:
     counted = tally(np.array(times, dtype=np.int64), pa.array(["t"] * len(times), pa.string()))
     pending.add(counted)
     pending.remove(counted)
-    assert len(pending) == 0 and pending.by_target() == {} and not pending.wheel._pages
+    assert len(pending) == 0 and pending.by_target() == {} and not pending.histogram._pages
 
 
 @settings(deadline=None)
@@ -52,25 +60,25 @@ def test_times_far_out_are_counted_in_and_out_of_the_same_slots(some: list[int],
         pending.add(each)
     pending.remove(counted[0])
     assert len(pending) == len(others)
-    assert pending.wheel.until(0) == sum(time < 0 for time in others)
+    assert pending.histogram.until(0) == sum(time < 0 for time in others)
     pending.remove(counted[1])
-    assert len(pending) == 0 and not pending.wheel._pages
+    assert len(pending) == 0 and not pending.histogram._pages
 
 
 def test_forged_times_cost_neither_memory_nor_time() -> None:
     """Sixty thousand distinct days of the past are one slot (they took 543 MB and 0.8 s under the store's lock)."""
     days = np.arange(-60_000, 0, dtype=np.int64) * PAGE_SLOTS
-    wheel, clock = TimerWheel(0), SystemClock()
+    histogram, clock = PendingHistogram(0), SystemClock()
     tracemalloc.start()
     began_s = clock.monotonic_s()
-    wheel.add_slots(days, np.ones(len(days), dtype=np.int64))
+    histogram.add_slots(days, np.ones(len(days), dtype=np.int64))
     took_s = clock.monotonic_s() - began_s
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert len(wheel) == wheel.until(0) == 60_000
+    assert len(histogram) == histogram.until(0) == 60_000
     assert held < 1 << 20 and took_s < 0.4, f"{held} bytes, {took_s} s"
-    wheel.add_slots(np.arange(60_000, dtype=np.int64) * PAGE_SLOTS, np.ones(60_000, dtype=np.int64))
-    assert len(wheel._pages) <= 1 + 11 * 366 + 1, "pages of the future are bounded too"
+    histogram.add_slots(np.arange(60_000, dtype=np.int64) * PAGE_SLOTS, np.ones(60_000, dtype=np.int64))
+    assert len(histogram._pages) <= 1 + 11 * 366 + 1, "pages of the future are bounded too"
 
 
 @given(TIMES, st.integers(-(1 << 62), 1 << 62) | st.integers(SINCE_MS, SINCE_MS + 1_000_000))
@@ -78,7 +86,7 @@ def test_the_first_slot_from_a_time_on_is_known(times: list[int], after_ms: int)
     """The gauge of what is overdue rests on it: never before the first time, and less than a slot after it."""
     pending = Pending(SINCE_MS)
     pending.add(tally(np.array(times, dtype=np.int64), pa.nulls(len(times), pa.string())))
-    first_ms = pending.wheel.first_ms(after_ms)
+    first_ms = pending.histogram.first_ms(after_ms)
     slots = [time // SLOT_MS for time in times if time // SLOT_MS >= after_ms // SLOT_MS]
     assert (first_ms is None) == (not slots)
     assert first_ms is None or (first_ms // SLOT_MS == min(slots) and first_ms % SLOT_MS == SLOT_MS - 1)
@@ -88,7 +96,7 @@ def test_within_a_slot_the_count_is_pro_rata() -> None:
     """Gauges by time to go need no exactness within ten seconds."""
     pending = Pending(SINCE_MS)
     pending.add(tally(np.arange(0, SLOT_MS, 100), pa.nulls(SLOT_MS // 100, pa.string())))
-    assert pending.wheel.until(SLOT_MS // 4) == SLOT_MS // 400
+    assert pending.histogram.until(SLOT_MS // 4) == SLOT_MS // 400
 
 
 def test_targets_are_counted_by_name_and_the_rest_together() -> None:

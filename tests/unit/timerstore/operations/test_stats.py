@@ -1,4 +1,4 @@
-"""timerstore.operations.trimmed: pending rows that Kafka does not have any more, in memory and in segments."""
+"""timerstore.operations.stats: pending rows that Kafka does not have any more, in memory and in segments."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from pathlib import Path
 
 from tests.unit.timerstore.rig import BILLS, NOW_MS, ORDERS, Rig
 from timerstore.limits import Limits
-from timerstore.operations.trimmed import trimmed
 
 FAR = NOW_MS + 10_000_000
 
@@ -17,9 +16,9 @@ def test_rows_in_memory_are_looked_at_one_by_one(tmp_path: Path) -> None:
     rig.produce(FAR, FAR + 1)
     rig.produce(NOW_MS + 1, source=BILLS)
     rig.ingest()
-    assert trimmed(rig.store, {ORDERS: 0, BILLS: 0}) == []
-    assert trimmed(rig.store, {ORDERS: 1}) == [ORDERS]
-    assert trimmed(rig.store, {ORDERS: 1, BILLS: 1, ("other", 0): 9}) == [ORDERS, BILLS]
+    assert rig.store.trimmed({ORDERS: 0, BILLS: 0}) == []
+    assert rig.store.trimmed({ORDERS: 1}) == [ORDERS]
+    assert rig.store.trimmed({ORDERS: 1, BILLS: 1, ("other", 0): 9}) == [ORDERS, BILLS]
 
 
 def test_what_is_finished_may_be_gone(tmp_path: Path) -> None:
@@ -28,8 +27,8 @@ def test_what_is_finished_may_be_gone(tmp_path: Path) -> None:
     rig.produce(NOW_MS - 1, FAR)
     rig.ingest()
     rig.finish(NOW_MS)
-    assert trimmed(rig.store, {ORDERS: 1}) == []
-    assert trimmed(rig.store, {ORDERS: 2}) == [ORDERS]
+    assert rig.store.trimmed({ORDERS: 1}) == []
+    assert rig.store.trimmed({ORDERS: 2}) == [ORDERS]
 
 
 def test_of_a_segment_the_last_row_of_each_partition_tells(tmp_path: Path) -> None:
@@ -40,8 +39,8 @@ def test_of_a_segment_the_last_row_of_each_partition_tells(tmp_path: Path) -> No
     rig.deliver()
     assert rig.store.maintenance.flush(NOW_MS).rows == 2
     rig.reopen()
-    assert len(rig.store.resident.memtable) == 0
-    assert trimmed(rig.store, {ORDERS: 0}) == []
-    assert trimmed(rig.store, {ORDERS: 1}) == [ORDERS]
+    assert len(rig.store.state.resident.memtable) == 0
+    assert rig.store.trimmed({ORDERS: 0}) == []
+    assert rig.store.trimmed({ORDERS: 1}) == [ORDERS]
     rig.finish(FAR + 5)
-    assert trimmed(rig.store, {ORDERS: 2}) == []
+    assert rig.store.trimmed({ORDERS: 2}) == []

@@ -1,0 +1,130 @@
+"""StoreState: what the operations of a store share, and the one lock that guards it.
+
+    store -> transaction, timer_wheel, ingest, maintenance, compaction, stats -> StoreState -> log, cancels, memory
+
+No IO happens under the lock. An operation takes what it needs under it, works on immutable values (row references,
+batches, segments, tombstones), and comes back for the result. The state reads no clock: time is an argument.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from timerstore.cancels.cancels import Cancels
+from timerstore.disk.checkpoint import Checkpoint, Identity
+from timerstore.errors import Misuse
+from timerstore.limits import DAY_MS, Limits
+from timerstore.log.timerlog import TimerLog
+from timerstore.memory.pending import Pending, Tally
+from timerstore.memory.resident import Resident
+from timerstore.memory.sorted_runs import EMPTY, RowRefs, concat
+from timerstore.rows.position import Bools, Position, Positions, Progress
+from timerstore.rows.sources import SourceName, Sources
+
+
+@dataclass(slots=True)
+class Loan:
+    """The rows that the open transaction has taken: until it ends they are nowhere else. `position` is P as its commit
+    will leave it, `cancelled` counts timers on loan whose cancel was read meanwhile."""
+
+    position: Position
+    taken: list[RowRefs] = field(default_factory=list)
+    cancelled: list[Tally] = field(default_factory=list)
+
+    def rows(self) -> RowRefs:
+        """References of everything taken so far, cancelled rows too."""
+        self.taken = [concat(self.taken)]
+        return self.taken[0]
+
+
+class StoreState:
+    """See the module. `committed` has the committed state of every owned source."""
+
+    def __init__(
+        self,
+        directory: Path,
+        identity: Identity,
+        sources: Sources,
+        committed: Mapping[int, Progress],
+        limits: Limits,
+        now_ms: int,
+    ) -> None:
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
+        """Notified when there may be room, when a nearer row has come, and at the end."""
+        self.has_news = False
+        self.is_intake_closed = False
+        self.is_closed = False
+        self.directory = directory
+        self.identity = identity
+        self.sources = sources
+        self.limits = limits
+        self.opened_ms = now_ms
+        self.resident = Resident(len(sources), committed)
+        self.pending = Pending(now_ms - DAY_MS)
+        self.cancels = Cancels(sources, limits.window_ms)
+        self.timerlog = TimerLog()
+        self.loan: Loan | None = None
+        self.checkpoint = Checkpoint(identity=identity, offsets={})
+        self.checkpoint_ms: int | None = None
+        self.next_segment = 1
+        self.next_tombstones = 1
+        self.aside: tuple[Path, ...] = ()
+        """Files that a rebuild has replaced or given up, kept until ingest has caught up."""
+
+    def finished(self, rows: Positions) -> Bools:
+        """`Resident.finished`, for a caller without the lock."""
+        with self.lock:
+            return self.resident.finished(rows)
+
+    def rows_on_loan(self) -> RowRefs:
+        """The rows of the open transaction; the caller holds the lock."""
+        return EMPTY if self.loan is None else self.loan.rows()
+
+    def must_be_between_transactions(self) -> None:
+        """Raises Misuse while a transaction is open."""
+        if self.loan is not None:
+            raise Misuse("a transaction is open")
+
+    def is_caught_up(self) -> bool:
+        """Whether every owned source is ingested up to its committed O (invariant I6)."""
+        with self.lock:
+            return bool((self.resident.ends >= self.resident.offset)[self.resident.owned].all())
+
+    def offsets_behind(self) -> bool:
+        """Whether ingest is ahead of the committed O, so that a transaction would move it without rows (overtaken rows
+        in front stop it)."""
+        with self.lock:
+            resident = self.resident
+            return bool((resident.offsets_reachable() > resident.offset)[resident.owned].any())
+
+    def needs_offset_commit(self) -> bool:
+        """Whether O should be committed at once: the memtable has to be flushed, and only rows below O can be."""
+        with self.lock:
+            return self.resident.memtable_bytes >= self.limits.flush_bytes // 2 and self.offsets_behind()
+
+    def elsewhere(self, offsets: Mapping[SourceName, int] | None = None) -> Bools:
+        """By source: whether another instance owns it, and the index (`offsets` of its checkpoint) covers it, so that
+        it can go on from here when it comes back."""
+        covered = self.checkpoint.offsets if offsets is None else offsets
+        return np.array([name in covered for name in self.sources], dtype=np.bool_) & ~self.resident.owned
+
+    def floor(self) -> Position:
+        """The frontier never moves below what is delivered or being delivered."""
+        return self.resident.position if self.loan is None else max(self.resident.position, self.loan.position)
+
+    def bound_ready_rows(self) -> None:
+        """Move the frontier back where ingest has brought more ready rows than may be (invariant I8)."""
+        if self.resident.ready_rows_bytes > self.limits.ready_rows_bytes:
+            self.resident.retreat_frontier(self.limits.loaded_bytes_max, self.floor())
+
+    def wake(self) -> None:
+        """End the dispatcher's wait now, and that of an `append` without room."""
+        with self.lock:
+            self.has_news = True
+            self.changed.notify_all()
