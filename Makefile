@@ -96,9 +96,9 @@ format: install
 
 # Hashes, all platforms, and no address of an index: the lock says what, the machine's configuration says from where.
 lock: install
-	$(BIN)/uv pip compile pyproject.toml --quiet --extra dev --extra otel --universal --python-version 3.11 --generate-hashes \
+	$(BIN)/uv pip compile pyproject.toml --quiet --extra bridge --extra dev --extra otel --universal --python-version 3.11 --generate-hashes \
 	  --no-emit-index-url --no-annotate --custom-compile-command "make lock" --output-file requirements.lock
-	$(BIN)/uv pip compile pyproject.toml --quiet --extra build --extra otel --constraint requirements.lock --universal --python-version 3.11 \
+	$(BIN)/uv pip compile pyproject.toml --quiet --extra bridge --extra build --extra otel --constraint requirements.lock --universal --python-version 3.11 \
 	  --generate-hashes --no-emit-index-url --no-annotate --custom-compile-command "make lock" \
 	  --output-file requirements.runtime.lock
 	cd $(VENV)/share/delay-bridge/jars && sha256sum *.jar > $(CURDIR)/connector.lock

@@ -32,7 +32,7 @@ from pydantic import (
 from bridge.errors import ConfigurationError
 from bridge.settings import librdkafka
 from bridge.settings.quantity import AUTO, duration, duration_or_auto, per_second, size
-from bridge.settings.secrets import MASK, Redactor, is_secret_key
+from bridge.settings.secrets import MASK, Redactor, is_secret_key, mask
 from bridge.settings.time_budgets import POLL_INTERVAL_MS, TimeBudgets
 from bridge.settings.units import parse_bytes, parse_duration_ms
 
@@ -478,17 +478,6 @@ def plain(value: str | SecretStr) -> str:
 def _wrapped(properties: Properties) -> Properties:
     """What looks like a secret is kept as one, so that not even the map itself prints it."""
     return {k: SecretStr(v) if isinstance(v, str) and is_secret_key(k) else v for k, v in properties.items()}
-
-
-def mask(tree: Any) -> Any:
-    """`tree` with the values of all keys masked that look like secrets, or that are kept as secrets."""
-    if not isinstance(tree, dict):
-        return tree
-    return {k: MASK if is_secret_key(k) or _is_masked(v) else mask(v) for k, v in tree.items()}
-
-
-def _is_masked(value: object) -> bool:
-    return isinstance(value, str) and value == str(SecretStr("x"))
 
 
 def _refused(properties: Mapping[str, str | SecretStr], path: str) -> list[str]:

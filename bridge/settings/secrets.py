@@ -12,7 +12,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+from pydantic import SecretStr
 
 from bridge.errors import ConfigurationError
 
@@ -27,6 +29,17 @@ _REDACT_LENGTH_MIN: Final = 4  # a shorter secret would blot out half of every m
 def is_secret_key(name: str) -> bool:
     """Whether a value under this key must not be shown. Paths (`ssl.key.location`, `x_file`) say where, not what."""
     return bool(_SECRET_KEY.search(name)) and not name.lower().endswith((".location", "_file"))
+
+
+def mask(tree: Any) -> Any:
+    """`tree` with the values of all keys masked that look like secrets, or that are kept as secrets."""
+    if not isinstance(tree, dict):
+        return tree
+    return {k: MASK if is_secret_key(k) or _is_masked(v) else mask(v) for k, v in tree.items()}
+
+
+def _is_masked(value: object) -> bool:
+    return isinstance(value, str) and value == str(SecretStr("x"))
 
 
 def read_secret_file(path: str, where: str) -> str:

@@ -1,6 +1,6 @@
 """Delivery spans: where a message carries a `traceparent`, its trace goes on with a span that links to its producer's.
 
-OpenTelemetry is an extra (`pip install delay-bridge[otel]`) and off unless `tracing.endpoint` is set. What it costs is
+OpenTelemetry is an extra (`pip install delay-bridge[bridge,otel]`) and off unless `tracing.endpoint` is set. What it costs is
 bounded: one comparison of a column for a piece without the header, and Python only for the messages that are chosen,
 at most `tracing.rate` a second. A span exists once its transaction is committed, so an abort leaves none.
 

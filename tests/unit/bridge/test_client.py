@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from confluent_kafka import KafkaError, Producer
 
 from bridge.client import DelayClient
 from bridge.errors import EnvironmentFailure
+from tests.paths import ROOT
 from timerstore.clock import ManualClock
 
 
@@ -150,3 +153,41 @@ def test_a_configuration_makes_a_producer_with_javas_partitioner() -> None:
     """So that a cancel from a Java program meets a message from here."""
     made = DelayClient({"bootstrap.servers": "127.0.0.1:1", "log_level": 0})
     assert isinstance(made.producer, Producer)
+
+
+BARE: Final = """
+import sys
+
+class Nothing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {blocked!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Nothing())
+{statement}
+"""
+HEAVY: Final = (
+    *("pyspark", "py4j", "pyarrow", "numpy", "pydantic", "pydantic_settings", "yaml"),
+    *("structlog", "typer", "rich", "prometheus_client"),
+)
+
+
+def run_bare(statement: str) -> subprocess.CompletedProcess[str]:
+    """A statement in an interpreter that has nothing of the extra `bridge`."""
+    program = BARE.format(blocked=set(HEAVY), statement=statement)
+    return subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_a_producer_needs_nothing_but_the_kafka_client() -> None:
+    """Two headers do not need Spark."""
+    made = "from bridge.client import DelayClient; DelayClient({'bootstrap.servers': '127.0.0.1:1'})"
+    result = run_bare(made)
+    assert result.returncode == 0, result.stderr
+
+
+def test_the_command_says_what_to_install() -> None:
+    """Without the extra there is one line in place of a traceback."""
+    result = run_bare("from bridge.__main__ import main; main()")
+    assert result.returncode == 3
+    assert "is not installed" in result.stderr and "delay-bridge[bridge]" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
