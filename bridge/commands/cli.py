@@ -29,7 +29,7 @@ from bridge import __version__
 from bridge.checks.finding import Finding
 from bridge.client import DelayClient
 from bridge.commands.arrivals import Arrivals
-from bridge.delivery.producer.transaction_markers import Ending
+from bridge.delivery.producer.transaction_markers import Outcome
 from bridge.errors import BridgeError, ConfigurationError, EnvironmentFailure, InternalError
 from bridge.runtime import allocator
 from bridge.settings.load import load, reader
@@ -144,7 +144,7 @@ def adopt(
 
 @app.command()
 def resolve(
-    ending: Annotated[Ending, typer.Option("--as", help="What the transaction came to.")],
+    ending: Annotated[Outcome, typer.Option("--as", help="What the transaction came to.")],
     config: ConfigOption = None,
 ) -> None:
     """Say what became of a transaction, after a start was refused because the brokers have forgotten it. This instance

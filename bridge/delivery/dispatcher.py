@@ -26,19 +26,19 @@ from types import MappingProxyType
 from typing import Final
 
 import structlog
-from confluent_kafka import KafkaError, TopicPartition
+from confluent_kafka import TopicPartition
 
 from bridge.delivery.held_sources import HeldSources
-from bridge.delivery.narrowing import Narrowing
-from bridge.delivery.open_transaction import DispatchMetrics, Work
+from bridge.delivery.narrowing import REMEDIES, Narrowing
+from bridge.delivery.open_transaction import DispatchMetrics, OpenTransaction
 from bridge.delivery.plan.planner import Plan, Planner
 from bridge.delivery.plan.unwritable import Unplannable, Unwritable
-from bridge.delivery.producer.writer import Aborted, Broken, Indefinite, Writer
+from bridge.delivery.producer.writer import Aborted, Broken, Cause, Failure, Indefinite, NotReady, Writer
 from bridge.delivery.states import AT_REST, AT_WORK, Event, Lifecycle, Request, State
 from bridge.delivery.targets.cache import Targets
 from bridge.delivery.targets.stall import StallWatch
 from bridge.errors import BridgeError, EnvironmentFailure, InternalError, StateError
-from bridge.kafka.errors import Fault, fault_of, fenced
+from bridge.kafka.errors import Fault, Meaning, fenced
 from bridge.kafka.membership import Membership
 from bridge.settings.time_budgets import USUAL, TimeBudgets
 from bridge.wire.committed_state import CommittedState
@@ -53,7 +53,7 @@ PIECE_BYTES: Final = 16 << 20
 TRANSACTION_BYTES_MAX: Final = 64 << 20
 GATHER_S: Final = 0.002
 """The shortest time between two takes of a transaction: a millisecond's rows at a time cost more in overhead than in
-work. Half of it is added to the usual lateness."""
+transaction. Half of it is added to the usual lateness."""
 NOTHING_S: Final = 0.01
 IDLE_COMMIT_S: Final = 1.0
 LOOK_AGAIN_S: Final = 1.0
@@ -63,6 +63,9 @@ noticed.
 CATCH_UP_WAIT_S: Final = 0.25
 BACKOFF_S: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0)
 FENCED_AGAIN_S: Final = 60.0
+
+CLOCK_SET_BACK: Final = Failure(Meaning(Fault.UNKNOWN), "the clock was set back")
+COMMIT_NOT_MADE: Final = Failure(Meaning(Fault.BROKERS), "the commit was not made")
 
 log = structlog.get_logger("bridge.delivery.dispatcher")
 
@@ -110,7 +113,7 @@ class Dispatcher:
         # From here on: the thread's own, or changed while it is at rest.
         self._states: dict[SourceName, CommittedState] = {}
         self._revocations = 0
-        self._unanswered: Work | None = None
+        self._unanswered: OpenTransaction | None = None
         """A transaction whose commit got no answer: RESOLVING asks what it came to."""
         topics = planner.delay_topics, planner.dead_letter_topics
         self._narrowing = Narrowing(targets, *topics, clock, transaction_rows)
@@ -230,8 +233,8 @@ class Dispatcher:
             self._metrics.producer_rebuilt()
         try:
             self._writer.open()
-        except Aborted as aborted:
-            log.warning("producer-not-ready", code=aborted.error.name(), reason=aborted.error.str())
+        except NotReady as waits:
+            log.warning("producer-not-ready", code=waits.failure.code, reason=waits.failure.detail)
         except Broken as broken:
             self._after_break(broken)
         else:
@@ -286,129 +289,128 @@ class Dispatcher:
 
     def _transact(self, store: TimerStore) -> Event | None:
         """One transaction, whatever becomes of it."""
-        work = Work(store.begin(only_output=self._narrowing.is_narrowest), self._clock.monotonic_s())
+        transaction = OpenTransaction(store.begin(only_output=self._narrowing.is_narrowest), self._clock.monotonic_s())
         self._planner.begin()
         self._stall_watch.begin()
         event = None
         try:
-            self._fill(store, work)
-            self._commit(store, work)
+            self._fill(store, transaction)
+            self._commit(store, transaction)
         except Aborted as aborted:
-            event = self._after_abort(work, aborted)
+            event = self._after_abort(transaction, aborted)
             self._hold_sources(store, {s: Unwritable(refusal=why) for s, why in self._narrowing.take_stuck().items()})
         except Unplannable as unplannable:
-            event = self._give_up(work)
+            event = self._give_up(transaction)
             self._hold_sources(store, unplannable.unwritable)
         except Indefinite as indefinite:
-            self._unanswered = work
-            event = self._after_break(indefinite, work)
+            self._unanswered = transaction
+            event = self._after_break(indefinite, transaction)
         except Broken as broken:
-            work.rollback()  # commit was not asked for, and the next producer ends what this one left open
-            event = self._after_break(broken, work)
-            if not self._narrowing.narrow(work.rows, work.places(), broken.error, is_careful=False, is_passing=True):
-                self._back_off()
+            transaction.rollback()  # commit was not asked for, and the next producer ends what this one left open
+            event = self._after_break(broken, transaction)
+            self._narrow(transaction, Cause.PRODUCER_LOST, broken.failure)
         except _Stale:
-            log.info("transaction-outlived-its-assignment", rows=work.rows)
+            log.info("transaction-outlived-its-assignment", rows=transaction.rows)
             self._life.ask(Request.HOLD)
-            event = self._give_up(work)
+            event = self._give_up(transaction)
         except BaseException:
-            self._give_up(work)
+            self._give_up(transaction)
             raise
         return event
 
     # -- filling a transaction
 
-    def _fill(self, store: TimerStore, work: Work) -> None:
+    def _fill(self, store: TimerStore, transaction: OpenTransaction) -> None:
         """Take, plan and produce until it is time to commit."""
         while True:
             self._beat()
             now_ms = self._clock.now_ms()
             bound_ms = self._narrowing.until_ms
-            work.until_ms = now_ms if bound_ms is None else min(now_ms, bound_ms)
-            room = self._piece_rows(work)
-            rows = work.store.take(work.until_ms, room)
+            transaction.until_ms = now_ms if bound_ms is None else min(now_ms, bound_ms)
+            room = self._piece_rows(transaction)
+            rows = transaction.loan.take(transaction.until_ms, room)
             if len(rows):
-                self._produce(work, self._plan(store, rows, now_ms))
-            open_s = self._clock.monotonic_s() - work.opened_s
-            is_full = work.rows >= self._narrowing.rows or work.bytes >= TRANSACTION_BYTES_MAX
+                self._produce(transaction, self._plan(store, rows, now_ms))
+            open_s = self._clock.monotonic_s() - transaction.opened_s
+            is_full = transaction.rows >= self._narrowing.rows or transaction.bytes >= TRANSACTION_BYTES_MAX
             if is_full or open_s >= self._budgets.fill_s or self._life.is_asked(Request.HOLD, Request.STOP):
                 return
             if len(rows) >= room:
                 continue  # a backlog
-            if not work.rows or bound_ms is not None or open_s >= self._commit_interval_s:
+            if not transaction.rows or bound_ms is not None or open_s >= self._commit_interval_s:
                 return
             wakeup_ms, now_ms = store.next_wakeup_ms(), self._clock.now_ms()
             if wakeup_ms is None or (wakeup_ms - now_ms) / 1000 > self._commit_interval_s - open_s:
                 return
             store.wait(max((wakeup_ms - now_ms) / 1000, GATHER_S))
 
-    def _piece_rows(self, work: Work) -> int:
+    def _piece_rows(self, transaction: OpenTransaction) -> int:
         """How many rows to take next: bounded in rows, and by what rows weighed lately in bytes."""
-        return max(1, min(PIECE_ROWS, self._narrowing.rows - work.rows, int(PIECE_BYTES / self._row_bytes)))
+        return max(1, min(PIECE_ROWS, self._narrowing.rows - transaction.rows, int(PIECE_BYTES / self._row_bytes)))
 
     def _plan(self, store: TimerStore, rows: Rows, now_ms: int) -> Plan:
         plan = self._planner.plan(rows, store.sources, now_ms, self._narrowing.findings)
         self._row_bytes += 0.5 * (max(1.0, plan.bytes / len(rows)) - self._row_bytes)
         if len(plan.due) and int(plan.due.max()) > self._clock.now_ms():
             # I4: the wall clock was set back since the rows were taken. They are not due any more.
-            raise Aborted(KafkaError(KafkaError._TRANSPORT, "the clock was set back", retriable=True))
+            raise Aborted(Cause.CLOCK_SET_BACK, CLOCK_SET_BACK)
         return plan
 
-    def _produce(self, work: Work, plan: Plan) -> None:
-        if plan.records and not work.begun:
+    def _produce(self, transaction: OpenTransaction, plan: Plan) -> None:
+        if plan.records and not transaction.begun:
             self._writer.begin()
-            work.begun = True
-        first = work.rows
-        work.keys.append(plan.keys)
-        work.rows += len(plan.keys)
-        work.bytes += plan.bytes
-        work.planned += plan.records
-        work.counts += plan.counts
+            transaction.begun = True
+        first = transaction.rows
+        transaction.keys.append(plan.keys)
+        transaction.rows += len(plan.keys)
+        transaction.bytes += plan.bytes
+        transaction.planned += plan.records
+        transaction.counts += plan.counts
         for batch in plan.batches():
-            work.counts.are_unreadable(batch.unreadable)
+            transaction.counts.are_unreadable(batch.unreadable)
             careful = self._narrowing.is_careful
             for part in self._narrowing.split(batch, plan.keys[batch.ids]) if careful else (batch,):
                 self._beat()
-                work.sent.append(part.sent(first))
-                work.accepted += self._writer.send(part, first_id=first, careful=careful)
+                transaction.sent.append(part.sent(first))
+                transaction.accepted += self._writer.send(part, first_id=first, careful=careful)
         for topic, target in plan.targets.items():
-            if topic not in work.targets or work.targets[topic].takes_less_than(target):
-                work.targets[topic] = target
-        work.counts.lateness_ms.append(self._clock.now_ms() - plan.due)
+            if topic not in transaction.targets or transaction.targets[topic].takes_less_than(target):
+                transaction.targets[topic] = target
+        transaction.counts.lateness_ms.append(self._clock.now_ms() - plan.due)
         if plan.traced:
-            work.traced.append((self._clock.now_ms(), plan.traced))
+            transaction.traced.append((self._clock.now_ms(), plan.traced))
 
     # -- ending a transaction
 
-    def _commit(self, store: TimerStore, work: Work) -> None:
-        if work.accepted != work.planned:
-            raise _bug("records were lost between plan and client", planned=work.planned, accepted=work.accepted)
-        work.states = self._next_states(store.sources, work.store.progress())
-        if not work.states:
-            if work.accepted:
-                raise _bug("a transaction has output, but moves no position", rows=work.rows)
-            work.rollback()
+    def _commit(self, store: TimerStore, transaction: OpenTransaction) -> None:
+        if transaction.accepted != transaction.planned:
+            raise _bug(
+                "records were lost between plan and client", planned=transaction.planned, accepted=transaction.accepted
+            )
+        transaction.states = self._next_states(store.sources, transaction.loan.progress())
+        if not transaction.states:
+            if transaction.accepted:
+                raise _bug("a transaction has output, but moves no position", rows=transaction.rows)
+            transaction.rollback()
             self._narrowing.committed(0)
             # Whatever made us look, there is nothing to do: look again later, not at once.
             self._committed_s = self._clock.monotonic_s()
             self._pause(NOTHING_S)
             return
         member = self._membership()
-        if member.revocations != self._revocations or not member.partitions >= work.states.keys():
+        if member.revocations != self._revocations or not member.partitions >= transaction.states.keys():
             raise _Stale
-        offsets = [TopicPartition(*name, state.offset, state.metadata()) for name, state in work.states.items()]
-        if not work.begun:
+        offsets = [TopicPartition(*name, state.offset, state.metadata()) for name, state in transaction.states.items()]
+        if not transaction.begun:
             self._writer.begin()
-            work.begun = True
-        self._writer.commit(offsets, member.metadata, lambda stalled_s: self._look_at_targets(work, stalled_s))
-        self._acknowledge(work)
+            transaction.begun = True
 
-    def _look_at_targets(self, work: Work, stalled_s: float) -> None:
-        """Nothing is acknowledged. Raises Aborted when that is because a target takes nothing any more."""
-        self._beat()
-        if self._stall_watch.is_explained(stalled_s, work.targets):
-            error = KafkaError(KafkaError._MSG_TIMED_OUT, "a target takes nothing any more")
-            raise Aborted(error, is_explained=True)
+        def is_explained(stalled_s: float) -> bool:
+            self._beat()
+            return self._stall_watch.is_explained(stalled_s, transaction.targets)
+
+        self._writer.commit(offsets, member.metadata, is_explained)
+        self._acknowledge(transaction)
 
     def _next_states(self, sources: Sources, progress: Mapping[int, Progress]) -> dict[SourceName, CommittedState]:
         """The committed states that the transaction leads to. Raises InternalError when one would go back (I1)."""
@@ -422,62 +424,55 @@ class Dispatcher:
             result[name] = state.moved(new, sources)
         return result
 
-    def _acknowledge(self, work: Work) -> None:
-        work.acknowledge()
-        self._planner.committed(work.traced, self._clock.now_ms())
-        self._states.update(work.states)
-        self._narrowing.committed(work.rows)
+    def _acknowledge(self, transaction: OpenTransaction) -> None:
+        transaction.acknowledge()
+        self._planner.committed(transaction.traced, self._clock.now_ms())
+        self._states.update(transaction.states)
+        self._narrowing.committed(transaction.rows)
         self._failures = 0
         self._committed_s = self._clock.monotonic_s()
-        self._metrics.committed(work.counts, self._committed_s - work.opened_s)
+        self._metrics.committed(transaction.counts, self._committed_s - transaction.opened_s)
 
-    def _give_up(self, work: Work) -> Event | None:
+    def _give_up(self, transaction: OpenTransaction) -> Event | None:
         """Abort, and put the rows back."""
         try:
-            if work.begun and not work.is_ended:
+            if transaction.begun and not transaction.is_ended:
                 self._writer.abort()
         except Broken as broken:
-            return self._after_break(broken, work)
+            return self._after_break(broken, transaction)
         finally:
-            work.rollback()
+            transaction.rollback()
         return None
 
-    def _leave(self, work: Work) -> Event | None:
+    def _leave(self, transaction: OpenTransaction) -> Event | None:
         """As `_give_up`, where an abort may wait for a partition that does not answer."""
         try:
-            if work.begun and not work.is_ended and self._writer.leave():
+            if transaction.begun and not transaction.is_ended and self._writer.leave():
                 return None
         except Broken as broken:
-            return self._after_break(broken, work)
+            return self._after_break(broken, transaction)
         finally:
-            work.rollback()
+            transaction.rollback()
         return Event.PRODUCER_LOST
 
-    def _after_abort(self, work: Work, aborted: Aborted) -> Event | None:
+    def _after_abort(self, transaction: OpenTransaction, aborted: Aborted) -> Event | None:
         """Give up, and decide how the next attempt differs from this one."""
-        event = self._leave(work) if aborted.is_explained else self._give_up(work)
+        leaves = aborted.cause is Cause.TARGETS_WORSE
+        event = self._leave(transaction) if leaves else self._give_up(transaction)
         self._metrics.transaction_aborted()
-        error, is_passing = aborted.error, fault_of(aborted.error) in (Fault.BROKERS, Fault.GROUP)
-        log.warning("transaction-aborted", code=error.name(), reason=error.str(), rows=work.rows)
-        if not is_passing:
-            self._narrowing.bound(work.until_ms)
-        if aborted.is_explained:
-            return event
-        if not is_passing:
-            # A batch that was refused leaves a gap in the client's sequence numbers, on which the next one stumbles.
-            event = Event.PRODUCER_LOST
-        if self._narrowing.learn(work.blame(aborted.culprits), is_exact=aborted.is_exact):
-            return event
-        if not is_passing:
-            # The brokers may know the targets otherwise than we do. Asking again is cheap, aborting again is not.
-            for topic in work.counts.delivered:
-                self._targets.expire(topic)
-        is_narrower = self._narrowing.narrow(
-            work.rows, work.places(), error, is_careful=not aborted.is_slow, is_passing=is_passing
-        )
-        if is_passing or not is_narrower:
+        failure = aborted.failure
+        log.warning(
+            "transaction-aborted",
+            cause=aborted.cause.value, code=failure.code, reason=failure.detail, rows=transaction.rows,
+        )  # fmt: skip
+        if not self._narrowing.after(transaction, aborted):
             self._back_off()
-        return event
+        # A batch that was refused leaves a gap in the client's sequence numbers, on which the next one stumbles.
+        return event if leaves or REMEDIES[aborted.cause].passes else Event.PRODUCER_LOST
+
+    def _narrow(self, transaction: OpenTransaction, cause: Cause, failure: Failure) -> None:
+        if not self._narrowing.narrow(transaction, cause, failure):
+            self._back_off()
 
     def _hold_sources(self, store: TimerStore, more: Mapping[int, Unwritable] = MappingProxyType({})) -> None:
         """Deliver nothing of the sources that cannot be written to, `more` of them from now on; all others go on."""
@@ -486,53 +481,54 @@ class Dispatcher:
         store.hold(held)
         self._metrics.partitions_held(len(held))
 
-    def _after_break(self, broken: Broken, work: Work | None = None) -> Event:
+    def _after_break(self, broken: Broken, transaction: OpenTransaction | None = None) -> Event:
         """The producer is gone: the next step makes another. Raises FencedError when it was fenced twice within a
         minute, and the age of the transaction does not explain it.
         """
-        error, now_s = broken.error, self._clock.monotonic_s()
-        age_s = 0.0 if work is None else now_s - work.opened_s
+        failure, now_s = broken.failure, self._clock.monotonic_s()
+        age_s = 0.0 if transaction is None else now_s - transaction.opened_s
         log.warning(
-            "producer-lost", code=error.name(), reason=error.str(), is_indefinite=isinstance(broken, Indefinite)
+            "producer-lost", code=failure.code, reason=failure.detail, is_indefinite=isinstance(broken, Indefinite)
         )
         self._metrics.producer_rebuilt()
-        if broken.is_fenced and self._budgets.is_timed_out(age_s):
-            log.warning("transaction-timed-out", open_s=round(age_s, 1), rows=0 if work is None else work.rows)
-        elif broken.is_fenced:
+        if broken.fenced_by is not None and self._budgets.is_timed_out(age_s):
+            log.warning(
+                "transaction-timed-out", open_s=round(age_s, 1), rows=0 if transaction is None else transaction.rows
+            )
+        elif broken.fenced_by is not None:
             # A transaction that outlived its time-out looks the same as a rival. A rival does it again.
             if self._fenced_s is not None and now_s - self._fenced_s < FENCED_AGAIN_S:
-                raise fenced(error)
+                raise fenced(broken.fenced_by)
             self._fenced_s = now_s
         return Event.PRODUCER_LOST
 
     def _resolve(self) -> Event | None:
         """Find out whether an unanswered commit happened: the committed states are the new ones, or the old ones."""
-        work = self._unanswered
-        if work is None:
+        transaction = self._unanswered
+        if transaction is None:
             return Event.RESOLVED
         try:
-            found = self._read_committed(list(work.states))
+            found = self._read_committed(list(transaction.states))
         except EnvironmentFailure as failure:
             log.warning("commit-still-unanswered", reason=str(failure))
             self._back_off()
             return None
-        committed = {name for name, state in work.states.items() if state.is_same_progress(found[name])}
-        unchanged = {name for name in work.states if self._states[name].is_same_progress(found[name])}
+        committed = {name for name, state in transaction.states.items() if state.is_same_progress(found[name])}
+        unchanged = {name for name in transaction.states if self._states[name].is_same_progress(found[name])}
         self._unanswered = None
-        if committed == work.states.keys():
-            log.info("commit-was-made", rows=work.rows)
-            self._acknowledge(work)
-        elif unchanged == work.states.keys():
-            log.info("commit-was-not-made", rows=work.rows)
-            work.rollback()
-            error = KafkaError(KafkaError._TIMED_OUT, "the commit was not made")
-            self._narrowing.narrow(work.rows, work.places(), error, is_careful=False, is_passing=True)
+        if committed == transaction.states.keys():
+            log.info("commit-was-made", rows=transaction.rows)
+            self._acknowledge(transaction)
+        elif unchanged == transaction.states.keys():
+            log.info("commit-was-not-made", rows=transaction.rows)
+            transaction.rollback()
+            self._narrow(transaction, Cause.COMMIT_NOT_MADE, COMMIT_NOT_MADE)
         else:
-            work.rollback()
+            transaction.rollback()
             raise StateError(
                 "the committed offsets are neither those before the last transaction nor those after it",
                 hint="Something else commits under this bridge's id: stop it, then start again.",
-                partitions=sorted(work.states.keys() - committed - unchanged),
+                partitions=sorted(transaction.states.keys() - committed - unchanged),
             )
         return Event.RESOLVED
 

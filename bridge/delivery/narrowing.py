@@ -1,16 +1,20 @@
 """How the attempt after an abort differs from the one before it: each is narrower, until something can be committed.
 
-    what the abort tells                                  the next attempt
-    one record is refused, alone or by its name           goes without it: it becomes a dead letter
-    a record of a batch is refused                        is careful, the batch in groups, then in smaller ones
-    ... the same target, often in a short time            goes without the suspects, or all that may be too large
+First, what failed records tell (`learn`):
+
+    the record was alone, or is named between bystanders  goes without it: it becomes a dead letter
+    it is one of a batch                                  is careful, the batch in groups, then in smaller ones
+    ... the same target, often in a short time            goes without what failed, or all that may be too large
     ... more often                                        goes without the target
     a target or a partition takes nothing                 goes without it
     the same partition failed several times, by any code  goes without it
-    nothing                                               is careful
-    nothing, though it was careful; it took too long      has an eighth of the rows
-    nothing, several times, and it had one row            goes without the target of that row
     neither dead letter nor copy can be written           goes without the source of that record (held_sources.py)
+
+Where that tells nothing, the cause of the abort does (`REMEDIES`, `narrow`):
+
+    CAREFUL       is careful; if it was already, SMALLER
+    SMALLER       has an eighth of the rows; if it had one, and several times, goes without the target of that row
+    PLANNED_ANEW  differs by itself
 
 What goes without a target puts its records off, as retry copies. A partition of a delay topic has no such way out: a
 source that needs it is held.
@@ -23,29 +27,28 @@ two batches that were refused one after the other look like one.) Everything sta
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Final
 
 import numpy as np
 import structlog
-from confluent_kafka import KafkaError
 
-from bridge.delivery.open_transaction import Culprit
+from bridge.delivery.open_transaction import FailedRecord, OpenTransaction
 from bridge.delivery.plan.due_rows import Batch
 from bridge.delivery.plan.fates import Findings
+from bridge.delivery.producer.writer import Aborted, Cause, Failure
 from bridge.delivery.targets.breakers import EVERY, LARGE
 from bridge.delivery.targets.cache import Targets
-from bridge.kafka.errors import Fault, Refusal, fault_of, meaning_of, refusal_of
+from bridge.kafka.errors import Fault, Refusal
 from bridge.wire.headers import RejectReason
 from timerstore.clock import Clock
 from timerstore.rows.position import SOURCE_MAX, Int64s, sources_of
 
 GROUPS: Final = 64
-"""Groups of suspects in one transaction: each costs a round trip, and all of them must be over before the transaction
-times out.
-"""
-CONDEMNED_MAX: Final = 100_000
+"""Groups of failed records in one transaction: each costs a round trip, and all must be over before it times out."""
+REJECTED_MAX: Final = 100_000
 NARROWER: Final = 8
 """Rows of the next attempt: one in so many. It takes five attempts from 20,000 rows to one."""
 WIDER: Final = 4
@@ -55,7 +58,7 @@ PASSING_STRIKES_MAX: Final = 10
 """As STRIKES_MAX, where brokers are busy, or the producer has broken, and no record has failed."""
 REFUSALS_MAX: Final = 6
 REFUSALS_S: Final = 10.0
-"""So many aborts for records of one target and one code, within so many seconds, and what is suspected is put off;
+"""So many aborts for records of one target and one code, within so many seconds, and what failed is put off;
 after TRIPPED_AFTER times as many the target is left alone for a while.
 """
 TRIPPED_AFTER: Final = 6
@@ -70,6 +73,39 @@ Place = tuple[str, int]
 log = structlog.get_logger("bridge.delivery.narrowing")
 
 
+class Next(Enum):
+    """What the next attempt is; see the module."""
+
+    CAREFUL = "careful"
+    SMALLER = "smaller"
+    PLANNED_ANEW = "planned anew"
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """What the next attempt needs after a cause. `passes`: most likely nothing of ours is the reason, and the producer
+    is as good as before; else the next attempt has a new one, and nothing that fell due later. `waits`: it is not made
+    at once.
+    """
+
+    next: Next
+    passes: bool = False
+    waits: bool = False
+
+
+REMEDIES: Final[Mapping[Cause, Remedy]] = {
+    Cause.REFUSED: Remedy(Next.CAREFUL),
+    Cause.UNACKNOWLEDGED: Remedy(Next.CAREFUL),
+    Cause.TOO_SLOW: Remedy(Next.SMALLER),
+    Cause.TARGETS_WORSE: Remedy(Next.PLANNED_ANEW),
+    Cause.BROKERS_BUSY: Remedy(Next.CAREFUL, passes=True, waits=True),
+    Cause.QUEUE_FULL: Remedy(Next.SMALLER, passes=True, waits=True),
+    Cause.CLOCK_SET_BACK: Remedy(Next.PLANNED_ANEW, passes=True, waits=True),
+    Cause.PRODUCER_LOST: Remedy(Next.SMALLER, passes=True),
+    Cause.COMMIT_NOT_MADE: Remedy(Next.SMALLER, passes=True),
+}
+
+
 @dataclass(slots=True)
 class _Refusals:
     """Aborts for records that one target refused with one code."""
@@ -80,11 +116,11 @@ class _Refusals:
 
 @dataclass(slots=True)
 class _Lessons:
-    """What the culprits of one abort say: `learned` is whether the next attempt differs."""
+    """What the failed records of one abort tell: `learned` is whether the next attempt differs."""
 
-    suspects: list[int] = field(default_factory=list)
+    unclear: list[int] = field(default_factory=list)
     put_off: Refusal | None = None
-    blamed: dict[Place, KafkaError] = field(default_factory=dict)
+    blamed: dict[Place, Failure] = field(default_factory=dict)
     learned: bool = False
 
 
@@ -102,7 +138,7 @@ class Narrowing:
         """What the bridge's own topics do not take has to go to the other of the two, or nowhere. `rows_max` is how
         many rows a transaction has when all is well.
         """
-        self.condemned: dict[int, Refusal] = {}
+        self._rejected: dict[int, Refusal] = {}
         self.is_careful = False
         self.rows = rows_max
         """How many rows the next transaction may have."""
@@ -121,15 +157,16 @@ class Narrowing:
         self._delay_topics = delay_topics
         self._dead_letter_topics = dead_letter_topics
         self._clock = clock
-        self._keys: Int64s = np.empty(0, np.int64)
+        self._unclear: Int64s = np.empty(0, np.int64)
+        """Records that failed with others; which of them is the reason is to be found out."""
         self._learned = 0
         self._strikes: dict[Place, int] = {}
-        self._refusals: dict[tuple[str, int], _Refusals] = {}
+        self._refusals: dict[tuple[str, str | None], _Refusals] = {}
 
     @property
     def findings(self) -> Findings:
         """What is known of single records."""
-        return Findings(self.condemned, self._no_letter, self._no_copy, self._cut, self._put_off)
+        return Findings(self._rejected, self._no_letter, self._no_copy, self._cut, self._put_off)
 
     @property
     def is_narrowest(self) -> bool:
@@ -144,8 +181,8 @@ class Narrowing:
         self.rows = self._rows_max
 
     def committed(self, rows: int) -> None:
-        """A transaction of so many rows went through, or had nothing to do: what was condemned was in it, and nothing
-        else is suspected.
+        """A transaction of so many rows went through, or had nothing to do: what was rejected was in it, and nothing
+        else has failed.
         """
         self._forget_records()
         self._strikes.clear()
@@ -163,8 +200,8 @@ class Narrowing:
 
     def split(self, batch: Batch, keys: Int64s) -> Iterator[Batch]:
         """The batch in parts to be sent one after the other; `keys` int64[len(batch)] are its records' names."""
-        suspected = np.isin(keys, self._keys) if len(self._keys) else np.zeros(len(keys), dtype=np.bool_)
-        group = max(1, len(self._keys) // GROUPS)
+        suspected = np.isin(keys, self._unclear) if len(self._unclear) else np.zeros(len(keys), dtype=np.bool_)
+        group = max(1, len(self._unclear) // GROUPS)
         start = 0
         while start < len(keys):
             same = suspected[start:] == suspected[start]
@@ -174,19 +211,34 @@ class Narrowing:
             yield batch.part(start, end)
             start = end
 
-    def learn(self, culprits: Mapping[int, Culprit], *, is_exact: bool) -> bool:
-        """Draw the conclusions of an abort; `culprits` by name, in the order in which they were sent; `is_exact`: there
-        is one, and it was alone. Returns whether the next attempt differs.
+    def after(self, transaction: OpenTransaction, aborted: Aborted) -> bool:
+        """Decide how the next attempt differs. Returns whether it may be made at once."""
+        remedy = REMEDIES[aborted.cause]
+        if not remedy.passes:
+            self.bound(transaction.until_ms)
+        if remedy.next is Next.PLANNED_ANEW:
+            return not remedy.waits
+        if self.learn(transaction.failed_records(aborted.failed), was_alone=aborted.was_alone):
+            return True
+        if not remedy.passes:
+            # The brokers may know the targets otherwise than we do. Asking again is cheap, aborting again is not.
+            for topic in transaction.counts.delivered:
+                self._targets.expire(topic)
+        return self.narrow(transaction, aborted.cause, aborted.failure) and not remedy.waits
+
+    def learn(self, failed: Mapping[int, FailedRecord], *, was_alone: bool) -> bool:
+        """Draw the conclusions from failed records, by name, in the order in which they were sent; `was_alone`: there
+        is one, and it was sent by itself. Returns whether the next attempt differs.
         """
         lessons = _Lessons()
-        for place, mine in _by_place(culprits).items():
-            self._learn_of(place, mine, lessons, is_exact=is_exact)
-        lessons.learned |= self._blame(lessons.blamed)
-        if lessons.suspects:
-            self._keys = np.array(sorted(lessons.suspects), dtype=np.int64)
+        for place, mine in _by_place(failed).items():
+            self._learn_of(place, mine, lessons, was_alone=was_alone)
+        lessons.learned |= self._avoid(lessons.blamed)
+        if lessons.unclear:
+            self._unclear = np.array(sorted(lessons.unclear), dtype=np.int64)
         if lessons.put_off is not None:
-            self._put_off.update(dict.fromkeys(self._keys.tolist(), lessons.put_off))
-            self._keys = np.empty(0, np.int64)
+            self._put_off.update(dict.fromkeys(self._unclear.tolist(), lessons.put_off))
+            self._unclear = np.empty(0, np.int64)
         if lessons.learned:
             self.is_careful = True
             self._learned += 1
@@ -194,28 +246,26 @@ class Narrowing:
                 self.rows = max(1, self.rows // NARROWER)
         return lessons.learned
 
-    def narrow(
-        self, rows: int, places: Collection[Place], error: KafkaError, *, is_careful: bool, is_passing: bool
-    ) -> bool:
-        """Nothing was learned from an abort with this error of a transaction of so many rows, which wrote to `places`:
-        the next one is careful, if that may tell more, or smaller. `is_passing`: most likely nothing of ours is to
-        blame. Returns whether the next attempt differs.
+    def narrow(self, transaction: OpenTransaction, cause: Cause, failure: Failure) -> bool:
+        """Failed records tell nothing: the next attempt is careful, if that may tell more, or smaller. Returns whether
+        it differs.
         """
-        if is_careful and not self.is_careful:
+        remedy = REMEDIES[cause]
+        if remedy.next is Next.CAREFUL and not self.is_careful:
             self.is_careful = True
             return True
-        if not rows:
+        if not transaction.rows:
             return False  # nothing was taken: fewer rows would not help
-        before, self.rows = self.rows, max(1, min(self.rows, max(1, rows)) // NARROWER)
+        before, self.rows = self.rows, max(1, min(self.rows, transaction.rows) // NARROWER)
         if self.rows < before:
             return True
-        limit = PASSING_STRIKES_MAX if is_passing else STRIKES_MAX
-        return self._blame({place: error for place in places if self._strike(place, limit)})
+        limit = PASSING_STRIKES_MAX if remedy.passes else STRIKES_MAX
+        return self._avoid({place: failure for place in transaction.places() if self._strike(place, limit)})
 
     # -- inside
 
     def _forget_records(self) -> None:
-        self.condemned.clear()
+        self._rejected.clear()
         self._no_letter.clear()
         self._no_copy.clear()
         self._cut.clear()
@@ -223,49 +273,47 @@ class Narrowing:
         self.is_careful = False
         self.until_ms = None
         self._learned = 0
-        self._keys = np.empty(0, np.int64)
+        self._unclear = np.empty(0, np.int64)
 
-    def _learn_of(self, place: Place, mine: list[tuple[int, KafkaError]], lessons: _Lessons, *, is_exact: bool) -> None:
+    def _learn_of(self, place: Place, mine: list[tuple[int, Failure]], lessons: _Lessons, *, was_alone: bool) -> None:
         """What failed records of one partition say."""
-        error = next((error for _, error in mine if fault_of(error) is not Fault.BYSTANDER), mine[0][1])
-        fault, (topic, _) = fault_of(error), place
+        failure = next((failure for _, failure in mine if failure.fault is not Fault.BYSTANDER), mine[0][1])
+        fault, (topic, _) = failure.fault, place
         if fault is Fault.RECORD:
             lessons.learned = True
-            refused = [key for key, each in mine if fault_of(each) is Fault.RECORD]
-            named = set(refused) if is_exact else _named(mine)
+            refused = [key for key, each in mine if each.fault is Fault.RECORD]
+            named = set(refused) if was_alone else _named(mine)
             for key in named:
-                self._condemn(key, topic, error)
+                self._reject(key, topic, failure)
             # Without what is named for certain there may be nothing left to find.
-            lessons.suspects += [] if named else refused
-            if is_exact or not named:
-                self._learn_of_refusals(topic, error, lessons)
+            lessons.unclear += [] if named else refused
+            if was_alone or not named:
+                self._learn_of_refusals(topic, failure, lessons)
         elif fault in (Fault.TARGET, Fault.CLOCK, Fault.MISSING):
-            lessons.blamed[topic, EVERY] = error
+            lessons.blamed[topic, EVERY] = failure
         elif fault is Fault.PARTITION or self._strike(place):
-            lessons.blamed[place] = error
+            lessons.blamed[place] = failure
 
-    def _learn_of_refusals(self, topic: str, error: KafkaError, lessons: _Lessons) -> None:
+    def _learn_of_refusals(self, topic: str, failure: Failure, lessons: _Lessons) -> None:
         """One target has had one more abort for its records. (Records for our own topics have no other place.)"""
         if topic in self._delay_topics or topic in self._dead_letter_topics:
             return
-        count = self._count_refusal(topic, error)
-        if count >= REFUSALS_MAX and self._may_be_wary(topic, error):
-            lessons.blamed[topic, LARGE] = error
+        count = self._count_refusal(topic, failure)
+        if count >= REFUSALS_MAX and self._may_be_wary(topic, failure):
+            lessons.blamed[topic, LARGE] = failure
         elif count >= TRIPPED_AFTER * REFUSALS_MAX:
-            lessons.blamed[topic, EVERY] = error
+            lessons.blamed[topic, EVERY] = failure
         elif count >= REFUSALS_MAX:
-            lessons.put_off = refusal_of(error)
+            lessons.put_off = failure.refusal
 
-    def _may_be_wary(self, topic: str, error: KafkaError) -> bool:
+    def _may_be_wary(self, topic: str, failure: Failure) -> bool:
         """Whether it may help to leave out what may be too large: not where that is left out already."""
         target = self._targets.resolve([topic])[topic]
-        return (
-            meaning_of(error).reason is RejectReason.TOO_LARGE and target.bytes_max is not None and not target.is_wary
-        )
+        return failure.meaning.reason is RejectReason.TOO_LARGE and target.bytes_max is not None and not target.is_wary
 
-    def _count_refusal(self, topic: str, error: KafkaError) -> int:
+    def _count_refusal(self, topic: str, failure: Failure) -> int:
         """How many aborts there were lately for records of this target and this code."""
-        now_s, key = self._clock.monotonic_s(), (topic, error.code())
+        now_s, key = self._clock.monotonic_s(), (topic, failure.code)
         refusals = self._refusals.get(key)
         if refusals is None or now_s - refusals.since_s > REFUSALS_S:
             self._refusals = {k: r for k, r in self._refusals.items() if now_s - r.since_s <= REFUSALS_S}
@@ -281,7 +329,7 @@ class Narrowing:
         del self._strikes[place]
         return True
 
-    def _blame(self, blamed: Mapping[Place, KafkaError]) -> bool:
+    def _avoid(self, blamed: Mapping[Place, Failure]) -> bool:
         """Targets, or partitions of them, take nothing. Returns whether that leads anywhere."""
         if not blamed:
             return False
@@ -289,13 +337,13 @@ class Narrowing:
         told = self._targets.look_again({topic for topic, _ in blamed})
         if told is None:
             return False  # it is not this target that does not answer
-        for (topic, partition), error in blamed.items():
+        for (topic, partition), failure in blamed.items():
             if topic not in told:
-                self._targets.trip(topic, partition, refusal_of(error))
+                self._targets.trip(topic, partition, failure.refusal)
         return True
 
-    def _condemn(self, key: int, topic: str, error: KafkaError) -> None:
-        if len(self.condemned) + len(self._no_letter) + len(self._no_copy) >= CONDEMNED_MAX:
+    def _reject(self, key: int, topic: str, failure: Failure) -> None:
+        if len(self._rejected) + len(self._no_letter) + len(self._no_copy) >= REJECTED_MAX:
             self._forget_records()
         nowhere = False
         if topic in self._delay_topics:
@@ -307,31 +355,31 @@ class Narrowing:
             nowhere = key in self._no_copy or key in self._no_letter
             self._no_letter.add(key)
         else:
-            self.condemned[key] = refusal_of(error)
+            self._rejected[key] = failure.refusal
         if nowhere:
-            self._cut_letter(key, topic, error)
-        self._keys = self._keys[self._keys != key]
+            self._cut_letter(key, topic, failure)
+        self._unclear = self._unclear[self._unclear != key]
 
-    def _cut_letter(self, key: int, topic: str, error: KafkaError) -> None:
+    def _cut_letter(self, key: int, topic: str, failure: Failure) -> None:
         """Neither of our topics takes a record: its letter is cut, or its source has to wait."""
-        if key in self._cut or meaning_of(error).reason is not RejectReason.TOO_LARGE:
+        if key in self._cut or failure.meaning.reason is not RejectReason.TOO_LARGE:
             source = int(sources_of(np.array([key], np.int64))[0]) & SOURCE_MAX
-            self.stuck[source] = Refusal(meaning_of(error).reason, f"{topic}: {error.str()}")
+            self.stuck[source] = Refusal(failure.meaning.reason, f"{topic}: {failure.detail}")
             return
-        log.warning("dead-letter-cut", topic=topic, reason=error.str())
+        log.warning("dead-letter-cut", topic=topic, reason=failure.detail)
         self._cut.add(key)
 
 
-def _by_place(culprits: Mapping[int, Culprit]) -> dict[Place, list[tuple[int, KafkaError]]]:
-    places: dict[Place, list[tuple[int, KafkaError]]] = {}
-    for key, culprit in culprits.items():
-        places.setdefault((culprit.topic, culprit.partition), []).append((key, culprit.error))
+def _by_place(failed: Mapping[int, FailedRecord]) -> dict[Place, list[tuple[int, Failure]]]:
+    places: dict[Place, list[tuple[int, Failure]]] = {}
+    for key, record in failed.items():
+        places.setdefault((record.topic, record.partition), []).append((key, record.failure))
     return places
 
 
-def _named(mine: list[tuple[int, KafkaError]]) -> set[int]:
+def _named(mine: list[tuple[int, Failure]]) -> set[int]:
     """Failed records of one partition, in the order in which they were sent, that stand between two bystanders."""
-    faults = [fault_of(error) for _, error in mine]
+    faults = [failure.fault for _, failure in mine]
     between = zip(mine[1:-1], faults, faults[1:], faults[2:], strict=False)
     wanted = (Fault.BYSTANDER, Fault.RECORD, Fault.BYSTANDER)
     return {key for (key, _), *around in between if tuple(around) == wanted}

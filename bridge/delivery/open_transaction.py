@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
-from confluent_kafka import KafkaError
 
 from bridge.delivery.plan.due_rows import Sent
 from bridge.delivery.plan.spans import Delivery
+from bridge.delivery.producer.writer import FailedRow, Failure
 from bridge.delivery.targets.target import Target
 from bridge.telemetry.counts import Counts
 from bridge.wire.committed_state import CommittedState
@@ -44,19 +44,19 @@ class DispatchMetrics(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Culprit:
-    """A record that failed: where it was sent, and what was said. `partition` is -1 where that is not known."""
+class FailedRecord:
+    """A record that failed, and where it was sent. `partition` is -1 where that is not known."""
 
     topic: str
     partition: int
-    error: KafkaError
+    failure: Failure
 
 
 @dataclass(slots=True)
-class Work:
-    """One transaction under way."""
+class OpenTransaction:
+    """One transaction under way; `loan` are its rows, as the store has given them."""
 
-    store: Transaction
+    loan: Transaction
     opened_s: float
     until_ms: int = 0
     """What was due by then may be in it."""
@@ -75,17 +75,14 @@ class Work:
     """When they were produced (ms), and the messages that get a span."""
     states: dict[SourceName, CommittedState] = field(default_factory=dict)
 
-    def blame(self, rows: Mapping[int, tuple[KafkaError, int]]) -> dict[int, Culprit]:
-        """Failed rows, by number within the transaction, with error and partition, as packed (source, offset) ->
-        culprit.
-        """
+    def failed_records(self, rows: Mapping[int, FailedRow]) -> dict[int, FailedRecord]:
+        """Failed rows, by number within the transaction, as packed (source, offset) -> failed record."""
         keys = np.concatenate(self.keys) if self.keys else np.empty(0, np.int64)
         wanted = np.fromiter(rows, np.int64)
         result = {}
         for sent in self.sent:
             for row in np.intersect1d(sent.ids + sent.first, wanted).tolist():
-                error, partition = rows[row]
-                result[int(keys[row])] = Culprit(sent.topic, partition, error)
+                result[int(keys[row])] = FailedRecord(sent.topic, rows[row].partition, rows[row].failure)
         return result
 
     def places(self) -> set[tuple[str, int]]:
@@ -95,10 +92,10 @@ class Work:
     def acknowledge(self) -> None:
         """The commit is known."""
         self.is_ended = True
-        self.store.acknowledge()
+        self.loan.acknowledge()
 
     def rollback(self) -> None:
         """Known not to be committed."""
         if not self.is_ended:
             self.is_ended = True
-            self.store.rollback()
+            self.loan.rollback()

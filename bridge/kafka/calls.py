@@ -1,10 +1,10 @@
-"""Calls of a client that wait, and who waits for them.
+"""Calls of a client that wait, and the threads that make them.
 
-A call into the C library cannot be interrupted. `Guard` runs one in a thread of its own, which is left behind, with the
-client, when the time is over: librdkafka 2.16 ignores the time-out of `send_offsets_to_transaction` when the group's
-coordinator goes away in the middle of it (its issue 5456). `Mailbox` has one run by the thread that polls the client:
-asked from another thread, a consumer answers only when the callback that it is in has returned, and a revocation waits
-for just that thread.
+A call into the C library cannot be interrupted. `AbandonableCalls` makes one in a thread of its own, which is left
+behind, with the client, when the time is over: librdkafka 2.16 ignores the time-out of `send_offsets_to_transaction`
+when the group's coordinator goes away in the middle of it (its issue 5456). `OwnerThreadCalls` has one made by the
+thread that polls the client: asked from another thread, a consumer answers only when the callback that it is in has
+returned, and a revocation waits for just that thread.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class Unanswered(Exception):
 
 
 class Closed(Exception):
-    """Nobody serves the mailbox any more; the call was not made."""
+    """The owner has ended; the call was not made."""
 
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """A call on its way. Whoever takes `claim` first, the one that runs it or the one that gives up, has it."""
+    """A call on its way. The thread that takes `claim` first decides: it runs the call, or gives it up."""
 
     run: Callable[[], Any]
     claim: threading.Lock = field(default_factory=threading.Lock)
@@ -63,7 +63,7 @@ class _Call:
         return self.result
 
 
-class Guard:
+class AbandonableCalls:
     """Runs calls one at a time in a thread that is kept between calls. For one calling thread."""
 
     def __init__(self, name: str) -> None:
@@ -108,7 +108,7 @@ class Guard:
             calls.put(None)
 
 
-class Mailbox:
+class OwnerThreadCalls:
     """Calls for the one thread that owns a client; `call` from any thread, `serve` and `close` from that one."""
 
     def __init__(self) -> None:

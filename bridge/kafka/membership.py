@@ -30,7 +30,7 @@ import structlog
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
 
 from bridge.errors import BridgeError, EnvironmentFailure, InternalError
-from bridge.kafka.calls import Closed, Mailbox, Unanswered
+from bridge.kafka.calls import Closed, OwnerThreadCalls, Unanswered
 from bridge.kafka.construction import made
 from bridge.kafka.error_log import ErrorLog
 from bridge.kafka.errors import fenced, is_denied, is_fatal, is_fenced, kafka_error, may_pass
@@ -131,7 +131,7 @@ class Ownership:
         else:
             self._cooperative = "cooperative" in str(self._config["partition.assignment.strategy"])
         self._trouble = ErrorLog("bridge.kafka.membership", "group-membership-trouble", clock)
-        self._mailbox = Mailbox()
+        self._mailbox = OwnerThreadCalls()
         self._lock = threading.Lock()
         self._partitions: frozenset[SourceName] = frozenset()
         self._revocations = 0

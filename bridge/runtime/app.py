@@ -24,7 +24,7 @@ import structlog
 from bridge.checks.run import require, run_checks
 from bridge.delivery.dispatcher import Dispatcher
 from bridge.delivery.plan.spans import OpenTelemetry
-from bridge.delivery.producer.transaction_markers import KafkaEndings
+from bridge.delivery.producer.transaction_markers import MarkerRepair
 from bridge.delivery.targets.cache import Targets
 from bridge.delivery.targets.look_up import TargetLookUp
 from bridge.errors import BridgeError, EnvironmentFailure
@@ -264,7 +264,7 @@ class Application:
     def _join(self, before: PipelineContext | None) -> PipelineContext:
         """Make the clients; Spark is the one from `before`."""
         settings = self._settings
-        endings = KafkaEndings(settings, coordinator(settings))
+        repair = MarkerRepair(settings, coordinator(settings))
         ownership = self._ownership = Ownership(
             config=librdkafka(settings, "consumer"),
             group_id=settings.group_id,
@@ -274,7 +274,7 @@ class Application:
             clock=self._clock,
             beat=self._hearts.watch("ownership", CALLS_S),
             pending_s=settings.budgets.pending_s,
-            explain=endings.explain,
+            explain=repair.explain,
         )
         look_up = TargetLookUp(librdkafka(settings, "admin"), settings.budgets.look_up_s)
         targets = self._targets = Targets(look_up, self._clock, self._hearts.watch("targets", CALLS_S))
@@ -287,7 +287,7 @@ class Application:
             metrics=self._metrics,
             on_fatal=self.on_fatal,
             beat=self._hearts.watch("dispatcher", dispatcher_s(settings.budgets)),
-            endings=endings,
+            repair=repair,
         )
         if before is None:
             self._health.enter("starting-spark", reasons=("starting Spark",))
@@ -422,7 +422,7 @@ class Application:
             self._watchdog.start()
 
     def _end_now(self) -> None:
-        """The end took too long: Spark is starting, or a broker does not answer. Nothing is lost by ending here."""
+        """The end took too long: Spark is starting, or a broker does not answer. Nothing is lost by outcome here."""
         failure = self._failure
         log.warning("stopped-without-waiting", waited_s=STOP_S_MAX)
         with suppress(OSError):

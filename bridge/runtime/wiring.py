@@ -11,8 +11,10 @@ from bridge.delivery.plan.overdue import OverduePolicy
 from bridge.delivery.plan.planner import Planner
 from bridge.delivery.plan.record_size import SizeLimits
 from bridge.delivery.plan.spans import Tracer
-from bridge.delivery.producer.transaction_markers import Endings
-from bridge.delivery.producer.writer import AcknowledgedWriter, TransactionalWriter, Writer
+from bridge.delivery.producer.acknowledged import AcknowledgedWriter
+from bridge.delivery.producer.transaction_markers import MarkerRepair
+from bridge.delivery.producer.transactional import TransactionalWriter
+from bridge.delivery.producer.writer import Writer
 from bridge.delivery.targets.cache import Targets
 from bridge.errors import BridgeError
 from bridge.kafka.membership import Ownership
@@ -30,12 +32,12 @@ def make_dispatcher(
     clock: Clock,
     metrics: DispatchMetrics,
     on_fatal: Callable[[BridgeError], None],
-    endings: Endings,
+    repair: MarkerRepair,
     beat: Callable[[], None],
 ) -> Dispatcher:
     """A dispatcher that delivers as a member of the group; `beat` is its thread's."""
     return Dispatcher(
-        writer=_writer(settings, ownership, clock, endings),
+        writer=_writer(settings, ownership, clock, repair),
         planner=_planner(settings, targets, tracer),
         targets=targets,
         membership=ownership.membership,
@@ -76,8 +78,8 @@ def _planner(settings: Settings, targets: Targets, tracer: Tracer | None) -> Pla
     )
 
 
-def _writer(settings: Settings, ownership: Ownership, clock: Clock, endings: Endings) -> Writer:
+def _writer(settings: Settings, ownership: Ownership, clock: Clock, repair: MarkerRepair) -> Writer:
     properties = librdkafka(settings, "producer")
     if settings.delivery.mode == "at-least-once":
         return AcknowledgedWriter(properties, clock, ownership.commit_offsets, budgets=settings.budgets)
-    return TransactionalWriter(properties, clock, budgets=settings.budgets, endings=endings)
+    return TransactionalWriter(properties, clock, budgets=settings.budgets, repair=repair)

@@ -20,8 +20,8 @@ from typing import Final
 from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
-from bridge.delivery.producer.spare_id import names_of
-from bridge.delivery.producer.transaction_markers import Ending, KafkaEndings, are_offsets_pending
+from bridge.delivery.producer.producer_pool import names_of
+from bridge.delivery.producer.transaction_markers import MarkerRepair, Outcome, are_offsets_pending
 from bridge.errors import EnvironmentFailure, StateError
 from bridge.kafka.errors import kafka_error
 from bridge.settings.clients import librdkafka
@@ -54,21 +54,21 @@ def must_be_pending(settings: Settings) -> None:
         )
 
 
-def resolve(settings: Settings, choice: Ending, ask: Callable[[str], str | None]) -> dict[str, Ending]:
+def resolve(settings: Settings, choice: Outcome, ask: Callable[[str], str | None]) -> dict[str, Outcome]:
     """End once more the last transactions of this instance, whose ends are missing; returns how, by transactional id.
-    `ask` is that of `KafkaEndings`.
+    `ask` is that of `MarkerRepair`.
 
     Raises EnvironmentFailure when the brokers do not answer, StateError when offsets are pending all the same.
     """
-    endings, done = KafkaEndings(settings, ask, forgotten_as=choice), {}
+    repair, done = MarkerRepair(settings, ask, forgotten_as=choice), {}
     try:
         for name in names_of(settings.transactional_id):
-            ending = endings.of(name)
-            if ending is not None:
+            outcome = repair.outcome_of(name)
+            if outcome is not None:
                 producer = Producer({**librdkafka(settings, "producer"), "transactional.id": name}, logger=_logger())
                 producer.init_transactions(INIT_S)
-                endings.repeat(name, producer, ending)
-                done[name] = ending
+                repair.write(name, producer, outcome)
+                done[name] = outcome
         is_pending = are_offsets_pending(settings)
     except KafkaException as exception:
         raise _failure(exception) from None

@@ -16,8 +16,10 @@ from bridge.delivery.plan.backoff import RetryPolicy
 from bridge.delivery.plan.overdue import OverduePolicy
 from bridge.delivery.plan.planner import Planner
 from bridge.delivery.plan.record_size import SizeLimits
-from bridge.delivery.producer.transaction_markers import KafkaEndings
-from bridge.delivery.producer.writer import AcknowledgedWriter, TransactionalWriter, Writer
+from bridge.delivery.producer.acknowledged import AcknowledgedWriter
+from bridge.delivery.producer.transaction_markers import MarkerRepair
+from bridge.delivery.producer.transactional import TransactionalWriter
+from bridge.delivery.producer.writer import Writer
 from bridge.delivery.states import AT_REST
 from bridge.delivery.targets.cache import Targets
 from bridge.delivery.targets.look_up import TargetLookUp
@@ -163,15 +165,15 @@ class Rig:
         )
         self.delay_topic = delay_topic
         self.listener = Listener(lambda: self.dispatcher.quiesce())
-        endings = KafkaEndings(self.settings, ask)
-        self.ownership = ownership_of(self.settings, self.listener, self.clock, endings.explain)
+        repair = MarkerRepair(self.settings, ask)
+        self.ownership = ownership_of(self.settings, self.listener, self.clock, repair.explain)
         self.tally = Tally()
         self.fatal: list[BridgeError] = []
         self.properties = {**librdkafka(self.settings, "producer"), **(properties or {})}
         self.targets = Targets(TargetLookUp(librdkafka(self.settings, "admin")), self.clock)
         writer: Writer
         if mode == "exactly-once":
-            writer = TransactionalWriter(self.properties, self.clock, make_producer, endings=endings)
+            writer = TransactionalWriter(self.properties, self.clock, make_producer, repair=repair)
         else:
             writer = AcknowledgedWriter(self.properties, self.clock, self.ownership.commit_offsets)
         self.planner = Planner(
@@ -279,7 +281,7 @@ class Rig:
     def is_ready(self) -> bool:
         """Whether another transactional id could go on at once."""
         writer = self.dispatcher._writer
-        return not isinstance(writer, TransactionalWriter) or all(one.is_alive for one in writer._identities._all)
+        return not isinstance(writer, TransactionalWriter) or all(one.is_alive for one in writer._pool._all)
 
     def wait_delivered(self, deadline_s: float = DEADLINE_S) -> None:
         """Wait until everything in the store is committed."""

@@ -14,7 +14,7 @@ from bridge.delivery.plan.backoff import RetryPolicy
 from bridge.delivery.plan.due_rows import Batch
 from bridge.delivery.plan.overdue import OverduePolicy
 from bridge.delivery.plan.record_size import SizeLimits
-from bridge.delivery.producer.writer import Aborted, Broken, Indefinite, OnStall, Writer
+from bridge.delivery.producer.writer import Aborted, Broken, FailedRow, Failure, Indefinite, OnStall, Writer
 from bridge.delivery.states import Request, State
 from bridge.errors import FencedError, InternalError
 from bridge.wire import headers as h
@@ -245,8 +245,8 @@ def test_a_record_that_the_client_refuses_at_once_becomes_a_dead_letter(broker: 
     """produce() itself raises for one record: nothing is swallowed, the others arrive."""
     delay, target = delay_topic(topics), topics.create()
     rig, writer = rig_with_interference(broker, delay)
-    too_large = KafkaError(KafkaError.MSG_SIZE_TOO_LARGE, "too large")
-    writer.on_send.append(raising(Aborted(too_large, {4: (too_large, -1)}, is_exact=True)))
+    too_large = Failure.of(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE, "too large"))
+    writer.on_send.append(raising(Aborted.by(too_large, {4: FailedRow(too_large, -1)}, was_alone=True)))
     with rig:
         rig.add(timers(rig, target, 10))
         rig.start()
@@ -459,7 +459,7 @@ def test_a_commit_without_an_answer_is_resolved_by_what_kafka_holds(broker: Brok
     """The producer is made anew; whether the commit happened or not, everything arrives exactly once."""
     delay, target = delay_topic(topics), topics.create()
     rig, writer = rig_with_interference(broker, delay, transaction_rows=10)
-    lost = raising(Indefinite(KafkaError(KafkaError._TIMED_OUT, "no answer")))
+    lost = raising(Indefinite(Failure.of(KafkaError(KafkaError._TIMED_OUT, "no answer"))))
     (writer.before_commit if when == "before" else writer.after_commit).append(lost)
     with rig:
         rig.add(timers(rig, target, 25))
@@ -473,7 +473,7 @@ def test_a_producer_that_breaks_while_it_is_made_is_made_again(broker: Broker, t
     """A fatal error of its start is no end of the process."""
     delay, target = delay_topic(topics), topics.create()
     rig, writer = rig_with_interference(broker, delay)
-    writer.on_open.append(raising(Broken(KafkaError(KafkaError._FATAL, "fatal", fatal=True))))
+    writer.on_open.append(raising(Broken(Failure.of(KafkaError(KafkaError._FATAL, "fatal", fatal=True)))))
     with rig:
         rig.add(timers(rig, target, 5))
         rig.start()
@@ -487,7 +487,7 @@ def test_a_transaction_that_is_fenced_without_a_rival_is_done_again_once(broker:
     """The first fencing rebuilds the producer, the second within a minute ends this instance."""
     delay, target = delay_topic(topics), topics.create()
     rig, writer = rig_with_interference(broker, delay)
-    fenced = raising(Broken(KafkaError(KafkaError._FENCED, "fenced")))
+    fenced = raising(Broken(Failure.of(KafkaError(KafkaError._FENCED, "fenced"))))
     writer.on_send.append(fenced)
     with rig:
         rig.add(timers(rig, target, 5))
@@ -524,7 +524,7 @@ def test_an_aborted_transaction_is_never_seen_and_done_again(broker: Broker, top
     """Transient trouble rolls everything back; a read_committed reader sees each record once, in order."""
     delay, target = delay_topic(topics), topics.create()
     rig, writer = rig_with_interference(broker, delay, transaction_rows=10)
-    passing = raising(Aborted(KafkaError(KafkaError.REBALANCE_IN_PROGRESS, "rebalancing")))
+    passing = raising(Aborted.by(Failure.of(KafkaError(KafkaError.REBALANCE_IN_PROGRESS, "rebalancing"))))
     writer.before_commit += [passing, passing]
     with rig:
         rig.add(timers(rig, target, 15))

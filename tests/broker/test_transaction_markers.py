@@ -10,8 +10,8 @@ from typing import Any, Final
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from bridge.delivery.producer.transaction_markers import Ending, KafkaEndings, are_offsets_pending
-from bridge.delivery.producer.writer import Indefinite
+from bridge.delivery.producer.transaction_markers import MarkerRepair, Outcome, are_offsets_pending
+from bridge.delivery.producer.writer import Failure, Indefinite
 from bridge.errors import EnvironmentFailure, StateError
 from bridge.settings.model import Settings
 from bridge.start.resolve import must_be_pending, resolve
@@ -66,16 +66,16 @@ def test_a_start_goes_on_after_the_transaction_that_was_committed(cluster: Losin
         assert not are_offsets_pending(rig.settings)
 
 
-@pytest.mark.parametrize(("choice", "offset"), [(Ending.COMMITTED, ROWS), (Ending.ABORTED, 0)])
-def test_what_the_coordinator_has_forgotten_is_chosen(cluster: LosingCluster, choice: Ending, offset: int) -> None:
+@pytest.mark.parametrize(("choice", "offset"), [(Outcome.COMMITTED, ROWS), (Outcome.ABORTED, 0)])
+def test_what_the_coordinator_has_forgotten_is_chosen(cluster: LosingCluster, choice: Outcome, offset: int) -> None:
     """An earlier start asked, and ended before it could use the answer. Nothing is written, and no id of it counts as
     settled before an operator has chosen; both choices make the next start possible."""
     delay, target = cluster.create(ROWS)
     settings = lose_an_end(cluster, delay, target)
-    endings = KafkaEndings(settings, lambda _: "Empty")
-    assert endings.explain() is None, "nobody has been asked yet"
-    assert endings.of(settings.transactional_id) is None
-    failure = endings.explain()
+    repair = MarkerRepair(settings, lambda _: "Empty")
+    assert repair.explain() is None, "nobody has been asked yet"
+    assert repair.outcome_of(settings.transactional_id) is None
+    failure = repair.explain()
     assert failure is not None
     assert "delay-bridge resolve" in failure.hint
     wait_until(lambda: not is_running(settings), DEADLINE_S, "its membership has ended")
@@ -83,7 +83,7 @@ def test_what_the_coordinator_has_forgotten_is_chosen(cluster: LosingCluster, ch
         resolve(settings, choice, lambda _: None)
     done = resolve(settings, choice, lambda _: "Empty")
     assert done[settings.transactional_id] is choice
-    assert endings.explain() is None
+    assert repair.explain() is None
     with Rig(cluster.bootstrap, delay, session_timeout="6s", is_opened_early=True) as rig:
         [state] = rig.states.values()
         assert state.offset == offset
@@ -104,8 +104,8 @@ def test_what_the_coordinator_knows_wins_over_a_choice(cluster: LosingCluster) -
         return answer
 
     with pytest.raises(EnvironmentFailure, match="same choice"):
-        resolve(settings, Ending.ABORTED, ask)
-    assert resolve(settings, Ending.ABORTED, ask) == {settings.transactional_id: Ending.COMMITTED}
+        resolve(settings, Outcome.ABORTED, ask)
+    assert resolve(settings, Outcome.ABORTED, ask) == {settings.transactional_id: Outcome.COMMITTED}
 
 
 def test_a_commit_that_was_not_answered_is_found_out_about(cluster: LosingCluster) -> None:
@@ -118,7 +118,7 @@ def test_a_commit_that_was_not_answered_is_found_out_about(cluster: LosingCluste
     def unanswered() -> None:
         cluster.regain(rig.settings)
         assert is_running(rig.settings), "no command may end it meanwhile"
-        raise Indefinite(KafkaError(KafkaError._TIMED_OUT))
+        raise Indefinite(Failure.of(KafkaError(KafkaError._TIMED_OUT)))
 
     rig, writer = rig_with_interference(
         cluster, delay, session_timeout="5m", ask=ask, make_producer=cluster.losing_once()
@@ -141,7 +141,7 @@ def test_stable_offsets_are_not_pending(cluster: LosingCluster) -> None:
     delay, _ = cluster.create(0)
     with Rig(cluster.bootstrap, delay) as rig:
         assert not are_offsets_pending(rig.settings)
-        assert KafkaEndings(rig.settings, raising(AssertionError("asked"))).of("x") is None
+        assert MarkerRepair(rig.settings, raising(AssertionError("asked"))).outcome_of("x") is None
 
 
 def test_who_may_not_end_it_does_not_begin_to(cluster: LosingCluster) -> None:
@@ -150,15 +150,15 @@ def test_who_may_not_end_it_does_not_begin_to(cluster: LosingCluster) -> None:
     delay, target = cluster.create(ROWS)
     settings = lose_an_end(cluster, delay, target)
     dead, topics = f"{delay}.dlt", cluster.topics
-    endings = KafkaEndings(settings, raising(AssertionError("asked")))
+    repair = MarkerRepair(settings, raising(AssertionError("asked")))
     topics.forbid(dead, "READ")
     with pytest.raises(EnvironmentFailure, match="Read") as failure:
-        endings.of(settings.transactional_id)
+        repair.outcome_of(settings.transactional_id)
     assert failure.value.fields["topic"] == dead
     topics.permit(dead, "READ")
     topics.delete(dead)
     with pytest.raises(EnvironmentFailure, match="Make this topic"):
-        endings.of(settings.transactional_id)
+        repair.outcome_of(settings.transactional_id)
     topics.create(exactly=dead, on=1)
     more: dict[str, Any] = {"session_timeout": "6s", "is_opened_early": True}
     with Rig(cluster.bootstrap, delay, ask=lambda _: "CompleteCommit", **more) as rig:

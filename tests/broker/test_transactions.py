@@ -9,7 +9,7 @@ from confluent_kafka import KafkaException, Producer
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from bridge.delivery.producer.transaction_markers import DECIDED, Ending
+from bridge.delivery.producer.transaction_markers import DECIDED, Outcome
 from bridge.kafka.errors import kafka_error
 from bridge.spark.transactions import coordinator
 from tests.broker.rig import settings_for
@@ -35,8 +35,8 @@ def test_the_states_of_a_transactional_id(broker: Broker, topics: Topics, spark:
         wait_until(lambda: not str(ask(name)).startswith("Prepare"), 30, "the end is written everywhere")
         said.append(ask(name))
     assert said == [None, "Empty", "Ongoing", "CompleteCommit", "Ongoing", "CompleteAbort"]
-    no, ended = None, [Ending.COMMITTED, Ending.ABORTED]
-    assert [DECIDED.get(str(state)) for state in said] == [no, no, Ending.ABORTED, ended[0], Ending.ABORTED, ended[1]]
+    no, ended = None, [Outcome.COMMITTED, Outcome.ABORTED]
+    assert [DECIDED.get(str(state)) for state in said] == [no, no, Outcome.ABORTED, ended[0], Outcome.ABORTED, ended[1]]
 
 
 def test_without_an_answer_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

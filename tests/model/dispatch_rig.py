@@ -24,7 +24,7 @@ from bridge.delivery.narrowing import STRIKES_MAX
 from bridge.delivery.plan.backoff import RetryPolicy
 from bridge.delivery.plan.dead_letters import release
 from bridge.delivery.plan.planner import Planner
-from bridge.delivery.producer.writer import TransactionalWriter
+from bridge.delivery.producer.transactional import TransactionalWriter
 from bridge.delivery.states import Request
 from bridge.delivery.targets.cache import Targets
 from bridge.delivery.targets.target import Leader, Target
@@ -157,7 +157,7 @@ class SteppedDispatcher(Dispatcher):
 
 
 class _AtOnce:
-    """In place of the writer's `Guard`: calls in line, since nothing hangs here that cannot be interrupted."""
+    """In place of `AbandonableCalls`: calls in line, since nothing hangs here that cannot be interrupted."""
 
     def call(self, run: Callable[[], Any], *_: object, **_more: object) -> Any:
         return run()
@@ -255,7 +255,7 @@ class DispatchRig:
             run=lambda ready: self._in_background(ready),
             budgets=self.budgets,
         )
-        self.writer._guard = cast(Any, _AtOnce())
+        self.writer._calls = cast(Any, _AtOnce())
         self.writer._pause = cast(Any, self)  # `wait`
         planner = Planner(
             targets=self.targets,

@@ -2,9 +2,9 @@
 
 A coordinator that is lost between the decision on a transaction and its end leaves the end to its successor. With Kafka
 4.1 to 4.3 that one passes over partitions without a leader, and after a power failure no partition has one for a
-moment. The coordinator calls such a transaction complete, but its offsets stay pending, so that whoever asks for stable
-ones (a starting bridge, and one whose commit was not answered) waits without end; and readers of the delay topic stand
-still before records of it.
+moment. The coordinator calls such a transaction complete, but its offsets stay pending: a bridge that asks for stable
+ones (when it starts, or has no answer to a commit) waits without end, and readers of the delay topic stand still before
+its records.
 
 A transaction's end counts for all that its producer has open in a partition. So another transaction under the same id,
 in the same partitions, ends the one before as well, provided that it comes to the same end, which only the coordinator
@@ -17,8 +17,8 @@ knows, and only until the id is initialised again. It is asked before that, if o
     the coordinator has forgotten (a start that failed)  nothing is guessed: if offsets stay pending, the process ends
                                                          (`explain`), and an operator chooses (resolve.py)
 
-The offset that such a transaction commits is that of a partition that nobody reads (dead letters; the broker removes it
-after `offsets.retention.minutes`), its records are cancels of nothing.
+The offset that such a transaction commits is that of a partition which the group does not read (dead letters; the
+broker removes it after `offsets.retention.minutes`), its records are cancels of nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from enum import Enum
-from typing import Final, Protocol
+from typing import Final
 
 import structlog
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicCollection, TopicPartition
@@ -44,51 +44,36 @@ from bridge.settings.model import Settings
 from bridge.wire import headers as h
 
 PENDING_S: Final = 1.0
-"""So long offsets may be pending before somebody asks why: a commit takes milliseconds."""
+"""How long offsets may be pending before the reason is looked for: a commit takes milliseconds."""
 ASK_S: Final = 2.0
 CALL_S: Final = 10.0
 
 log = structlog.get_logger("bridge.delivery.producer.transaction_markers")
 
 
-class Ending(Enum):
+class Outcome(Enum):
     """What a transaction came to."""
 
     COMMITTED = "committed"
     ABORTED = "aborted"
 
 
-DECIDED: Final[Mapping[str, Ending]] = {
-    "PrepareCommit": Ending.COMMITTED,
-    "CompleteCommit": Ending.COMMITTED,
-    "PrepareAbort": Ending.ABORTED,
-    "CompleteAbort": Ending.ABORTED,
-    "Ongoing": Ending.ABORTED,  # by the initialisation that follows
-    "PrepareEpochFence": Ending.ABORTED,
+DECIDED: Final[Mapping[str, Outcome]] = {
+    "PrepareCommit": Outcome.COMMITTED,
+    "CompleteCommit": Outcome.COMMITTED,
+    "PrepareAbort": Outcome.ABORTED,
+    "CompleteAbort": Outcome.ABORTED,
+    "Ongoing": Outcome.ABORTED,  # by the initialisation that follows
+    "PrepareEpochFence": Outcome.ABORTED,
 }
 """What the states of a transactional id say of its last transaction. The others (`Empty`) say nothing."""
 
 
-class Endings(Protocol):
-    """What spare_id.py needs."""
-
-    def of(self, name: str) -> Ending | None:
-        """How the last transaction of that id ended, if that is known, and to be written once more. The id is not
-        initialised yet. Raises KafkaException when the brokers do not answer, EnvironmentFailure when they would
-        refuse that.
-        """
-        ...
-
-    def repeat(self, name: str, producer: Producer, ending: Ending) -> None:
-        """End it once more; the producer is initialised. Raises KafkaException."""
-        ...
-
-
-class KafkaEndings:
+class MarkerRepair:
     """See the module. Its methods are for any thread."""
 
     def __init__(
-        self, settings: Settings, ask: Callable[[str], str | None], forgotten_as: Ending | None = None
+        self, settings: Settings, ask: Callable[[str], str | None], forgotten_as: Outcome | None = None
     ) -> None:
         """`ask` gives the state of a transactional id as its coordinator knows it (transactions.py); `forgotten_as` is
         an operator's choice for transactions of which that says nothing.
@@ -100,8 +85,11 @@ class KafkaEndings:
         """Ids that are yet to be asked about, or whose end is yet to be written."""
         self._forgotten: set[str] = set()
 
-    def of(self, name: str) -> Ending | None:
-        """As `Endings.of`."""
+    def outcome_of(self, name: str) -> Outcome | None:
+        """How the last transaction of that id ended, if that is known, and to be written once more. The id is not
+        initialised yet. Raises KafkaException when the brokers do not answer, EnvironmentFailure when they would refuse
+        that.
+        """
         if not are_offsets_pending(self._settings):
             self._unsettled.discard(name)
             self._forgotten.clear()
@@ -110,12 +98,12 @@ class KafkaEndings:
         self._must_be_allowed()
         state = self._ask(name)
         # An id that its coordinator does not know gets a new producer, which cannot end what an earlier one has open.
-        ending = None if state is None else DECIDED.get(state, self._forgotten_as)
-        log.warning("offsets-pending", id=name, state=state, to_be=None if ending is None else ending.value)
-        if ending is None:
+        outcome = None if state is None else DECIDED.get(state, self._forgotten_as)
+        log.warning("offsets-pending", id=name, state=state, to_be=None if outcome is None else outcome.value)
+        if outcome is None:
             self._forgotten.add(name)
             self._unsettled.discard(name)
-        return ending
+        return outcome
 
     def explain(self) -> StateError | None:
         """Why offsets stay pending for longer than any transaction may take: what became of one is not known. None: for
@@ -130,7 +118,7 @@ class KafkaEndings:
         return _unknown(sorted(self._forgotten)) if is_pending else None
 
     def _must_be_allowed(self) -> None:
-        """Offsets that are refused in the middle of `repeat` would abort what is to be committed."""
+        """Offsets that are refused in the middle of `write` would abort what is to be committed."""
         topic = self._unread()
         admin = _admin(self._settings)
         answers = admin.describe_topics(
@@ -151,24 +139,26 @@ class KafkaEndings:
             )
 
     def _unread(self) -> str:
-        """A topic whose offsets nobody in the group asks for."""
+        """A topic whose offsets the group never asks for."""
         return self._settings.dead_letter_topic(next(iter(self._settings.delay_topics)))
 
-    def repeat(self, name: str, producer: Producer, ending: Ending) -> None:
-        """As `Endings.repeat`; after an exception the producer is of no use."""
+    def write(self, name: str, producer: Producer, outcome: Outcome) -> None:
+        """End the last transaction of that id once more; the producer is initialised. Raises KafkaException: the
+        producer is then of no use.
+        """
         with closing(_consumer(self._settings)) as consumer:
             metadata = consumer.consumer_group_metadata()
-        nobody: list[tuple[str, str | bytes | None]] = list(h.cancel_headers(f"nobody-{uuid.uuid4()}", forwarded=name))
+        nothing: list[tuple[str, str | bytes | None]] = list(h.cancel_headers(f"nobody-{uuid.uuid4()}", forwarded=name))
         producer.begin_transaction()
         for topic, partition in _partitions(self._settings):
-            producer.produce(topic, None, key=name, headers=nobody, partition=partition)
+            producer.produce(topic, None, key=name, headers=nothing, partition=partition)
         producer.send_offsets_to_transaction([TopicPartition(self._unread(), 0, 0)], metadata, CALL_S)
-        if ending is Ending.COMMITTED:
+        if outcome is Outcome.COMMITTED:
             producer.commit_transaction(CALL_S)
         else:
             producer.abort_transaction(CALL_S)
         self._unsettled.discard(name)
-        log.info("transaction-ended-again", id=name, ending=ending.value)
+        log.info("transaction-ended-again", id=name, ending=outcome.value)
 
 
 def _unknown(ids: list[str]) -> StateError:
@@ -182,7 +172,7 @@ def _unknown(ids: list[str]) -> StateError:
 
 def are_offsets_pending(settings: Settings) -> bool:
     """Whether offsets of the group are pending, for longer than a commit takes, in whatever transaction. Raises
-    KafkaException when nobody can say.
+    KafkaException without an answer.
     """
     # A consumer is asked, since of the admin client's time-outs one may abort the process (an assertion, seen in 2.16).
     # It does not tell pending offsets from an answer that does not come: hence the second look, which takes any. And

@@ -12,9 +12,11 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from bridge.delivery.plan.due_rows import Batch
-from bridge.delivery.producer.spare_id import Identities, _initialising, alone
-from bridge.delivery.producer.transaction_markers import Ending
-from bridge.delivery.producer.writer import Aborted, AcknowledgedWriter, Broken, Indefinite, TransactionalWriter
+from bridge.delivery.producer.acknowledged import AcknowledgedWriter
+from bridge.delivery.producer.producer_pool import ProducerPool, _initialising, alone
+from bridge.delivery.producer.transaction_markers import Outcome
+from bridge.delivery.producer.transactional import TransactionalWriter
+from bridge.delivery.producer.writer import Aborted, Broken, Cause, Failure, Indefinite, NotReady
 from bridge.errors import EnvironmentFailure, FencedError
 from bridge.settings.time_budgets import TimeBudgets
 from bridge.wire.headers import HeaderList
@@ -99,27 +101,27 @@ class StubProducer:
         return len(self.reports)
 
 
-class LostEndings:
+class LostMarkers:
     """Knows how the transactions of some ids ended, and keeps what was ended once more."""
 
     def __init__(self) -> None:
-        self.lost: dict[str, Ending] = {}
+        self.lost: dict[str, Outcome] = {}
         self.failures: list[Exception] = []
         self.unanswered: list[Exception] = []
         self.asked: list[str] = []
-        self.repeated: list[tuple[str, Ending]] = []
+        self.written: list[tuple[str, Outcome]] = []
 
-    def of(self, name: str) -> Ending | None:
+    def outcome_of(self, name: str) -> Outcome | None:
         self.asked.append(name)
         if self.unanswered:
             raise self.unanswered.pop(0)
         return self.lost.pop(name, None)
 
-    def repeat(self, name: str, producer: Any, ending: Ending) -> None:
+    def write(self, name: str, producer: Any, outcome: Outcome) -> None:
         assert producer.calls[-1] == "init"
         if self.failures:
             raise self.failures.pop(0)
-        self.repeated.append((name, ending))
+        self.written.append((name, outcome))
 
 
 class Told:
@@ -131,8 +133,8 @@ class Told:
         self.made: list[StubProducer] = []
         self.names: list[str] = []
         self.later: list[Callable[[], None]] = []
-        self.endings = LostEndings()
-        run: dict[str, Any] = {"run": self.later.append, "endings": self.endings}
+        self.repair = LostMarkers()
+        run: dict[str, Any] = {"run": self.later.append, "repair": self.repair}
         run = run if writer is TransactionalWriter else {}
         self.writer = writer({"transactional.id": "x"}, self.clock, *more, make_producer=self._make, **run)
 
@@ -181,7 +183,7 @@ def test_a_queue_that_stays_full_aborts(told: Told) -> None:
     told.producer.forever["produce"] = BufferError()
     with pytest.raises(Aborted) as aborted:
         told.writer.send(batch(b"a"))
-    assert aborted.value.culprits == {}
+    assert aborted.value.failed == {}
 
 
 @pytest.mark.parametrize("own", [False, True])
@@ -190,21 +192,21 @@ def test_a_record_that_produce_refuses_is_named(told: Told, own: bool) -> None:
     told.producer.script["produce"] = [None, error(KafkaError.MSG_SIZE_TOO_LARGE)]
     with pytest.raises(Aborted) as aborted:
         told.writer.send(batch(b"a", b"b", b"c", own=own), first_id=100)
-    assert list(aborted.value.culprits) == [111]
-    assert aborted.value.is_exact
+    assert list(aborted.value.failed) == [111]
+    assert aborted.value.was_alone
 
 
-def test_careful_sending_names_everyone_who_failed_but_convicts_only_who_was_alone(told: Told) -> None:
+def test_careful_sending_names_all_that_failed_and_is_sure_only_of_one_that_was_alone(told: Told) -> None:
     """A batch is answered as a whole; only a batch of one is proof."""
     told.producer.failing = {b"b", b"c"}
     with pytest.raises(Aborted) as aborted:
         told.writer.send(batch(b"a", b"b", b"c"), careful=True)
-    assert sorted(aborted.value.culprits) == [11, 12]
-    assert not aborted.value.is_exact
+    assert sorted(aborted.value.failed) == [11, 12]
+    assert not aborted.value.was_alone
     told.writer.begin()
     with pytest.raises(Aborted) as aborted:
         told.writer.send(batch(b"b"), careful=True)
-    assert aborted.value.is_exact
+    assert aborted.value.was_alone
 
 
 @pytest.mark.parametrize(
@@ -219,7 +221,7 @@ def test_careful_sending_names_everyone_who_failed_but_convicts_only_who_was_alo
         ("commit", RETRIABLE, Indefinite),
         ("begin", FATAL, Broken),
         ("init", FATAL, Broken),
-        ("init", RETRIABLE, Aborted),
+        ("init", RETRIABLE, NotReady),
         ("init", error(KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED), EnvironmentFailure),
         ("abort", FATAL, Broken),
         ("abort", ABORTABLE, Broken),
@@ -235,7 +237,7 @@ def test_errors_of_each_step(step: str, told_error: Exception, raised: type[Exce
         made.writer.begin()
         if step == "abort":
             made.writer.abort()
-        made.writer.commit([], None, lambda _: None)
+        made.writer.commit([], None, lambda _: False)
 
     with pytest.raises(raised) as caught:
         run()
@@ -249,13 +251,13 @@ def test_an_abortable_error_after_a_commit_without_an_answer_is_no_answer_either
     made.writer.open()
     made.writer.begin()
     with pytest.raises(Indefinite):
-        made.writer.commit([], None, lambda _: None)
+        made.writer.commit([], None, lambda _: False)
 
 
 def test_retriable_errors_are_repeated_until_they_pass(told: Told) -> None:
     """A time-out of commit is asked again, not guessed."""
     told.producer.script["commit"] = [RETRIABLE, RETRIABLE, None]
-    told.writer.commit([], None, lambda _: None)
+    told.writer.commit([], None, lambda _: False)
     assert told.producer.calls.count("commit") == 3
 
 
@@ -265,12 +267,12 @@ def test_a_call_that_ignores_its_time_out_is_left_behind(told: Told, monkeypatch
     hanging, released = told.producer, threading.Event()
     monkeypatch.setattr(hanging, "send_offsets_to_transaction", lambda *_: released.wait(30))
     with pytest.raises(Broken) as broken:
-        told.writer.commit([], None, lambda _: None)
-    assert not broken.value.is_fenced
+        told.writer.commit([], None, lambda _: False)
+    assert broken.value.fenced_by is None
     told.producer = StubProducer(told.clock)
     told.writer.open()
     told.writer.begin()
-    told.writer.commit([], None, lambda _: None)
+    told.writer.commit([], None, lambda _: False)
     assert "commit" not in hanging.calls
     assert told.producer.calls == ["init", "poll", "begin", "offsets", "commit", "poll"]
     released.set()
@@ -280,9 +282,9 @@ def test_a_fencing_is_told_from_other_trouble(told: Told) -> None:
     """Only a fencing counts towards giving up."""
     told.producer.forever["offsets"] = FATAL
     with pytest.raises(Broken) as broken:
-        told.writer.commit([], None, lambda _: None)
-    assert broken.value.is_fenced
-    assert not Broken(KafkaError(KafkaError._TIMED_OUT)).is_fenced
+        told.writer.commit([], None, lambda _: False)
+    assert broken.value.fenced_by is not None
+    assert Broken(Failure.of(KafkaError(KafkaError._TIMED_OUT))).fenced_by is None
 
 
 @pytest.mark.parametrize("after", ["commit", "close"])
@@ -293,7 +295,7 @@ def test_a_fatal_error_that_comes_too_late_changes_nothing(told: Told, after: st
         told.writer.send(batch(b"a"))
     told.producer.forever["poll"] = FATAL
     if after == "commit":
-        told.writer.commit([], None, lambda _: None)
+        told.writer.commit([], None, lambda _: False)
     else:
         told.writer.close()
 
@@ -323,7 +325,7 @@ class TestSpare:
     def test_it_is_not_used_while_all_is_well(self, ready: Told) -> None:
         """Operators see one id at work; the other one only has its reports let in."""
         for _ in range(10):
-            ready.writer.commit([], None, lambda _: None)
+            ready.writer.commit([], None, lambda _: False)
             ready.clock.advance(10_000)
             ready.writer.begin()
         usual, spare = ready.made
@@ -341,7 +343,7 @@ class TestSpare:
         ready.writer.send(batch(b"a"))
         ready.background()
         assert "abort" in left.calls
-        ready.writer.commit([], None, lambda _: None)
+        ready.writer.commit([], None, lambda _: False)
         assert spare.calls.count("commit") == 1
         assert "commit" not in left.calls
         again = ready.made[-1]
@@ -349,7 +351,7 @@ class TestSpare:
         for _ in range(3):
             ready.writer.begin()
             assert again.calls[-1] == "begin"
-            ready.writer.commit([], None, lambda _: None)
+            ready.writer.commit([], None, lambda _: False)
 
     def test_a_spare_id_that_is_left_comes_back_too(self, ready: Told) -> None:
         """It may have something open, too, and stays: nothing calls the usual one back."""
@@ -362,7 +364,7 @@ class TestSpare:
         again = ready.made[-1]
         assert ready.names[-1] == "x.spare"
         for _ in range(3):
-            ready.writer.commit([], None, lambda _: None)
+            ready.writer.commit([], None, lambda _: False)
             ready.writer.begin()
             assert again.calls[-1] == "begin"
 
@@ -393,7 +395,7 @@ class TestSpare:
         monkeypatch.setattr(TimeBudgets, "step_s", 0.01)
         with pytest.raises(Broken):
             told.writer.leave()
-        with pytest.raises(Aborted):
+        with pytest.raises(NotReady):
             told.writer.open()
         told.background()
         told.writer.open()
@@ -435,20 +437,20 @@ class TestSpare:
         """By what an earlier process left there: the next attempt takes another id."""
         made = Told()
         made.producer.forever["init"] = RETRIABLE
-        with pytest.raises(Aborted):
+        with pytest.raises(NotReady):
             made.writer.open()
         made.producer = StubProducer(made.clock)
         made.writer.open()
         assert made.names == ["x", "x.spare"]
         made.writer.begin()
-        made.writer.commit([], None, lambda _: None)
+        made.writer.commit([], None, lambda _: False)
 
     def test_a_producer_whose_start_takes_longer_is_used_further(self) -> None:
         """It goes on with that by itself, and would fence another one of its id."""
         made = Told()
         slow = made.producer
         slow.script["init"] = [RETRIABLE, RETRIABLE, None]
-        with pytest.raises(Aborted):
+        with pytest.raises(NotReady):
             made.writer.open()
         made.background()
         assert made.names == ["x"]
@@ -469,7 +471,7 @@ class TestSpare:
         other = threading.Thread(target=hold)
         other.start()
         assert taken.wait(30)
-        with pytest.raises(Aborted):
+        with pytest.raises(NotReady):
             told.writer.open()
         done.set()
         other.join()
@@ -500,24 +502,24 @@ class TestSpare:
         def refuse(_name: str, _faults: list[KafkaError]) -> Producer:
             raise EnvironmentFailure("the producer cannot be made", hint="")
 
-        identities = Identities(["x"], refuse, lambda run: run())
-        identities.prepare()
-        taken = identities.take()
+        pool = ProducerPool(["x"], refuse, lambda run: run())
+        pool.prepare()
+        taken = pool.take()
         assert taken is not None and taken.producer is None
 
     def test_a_call_that_does_not_return_is_watched(self, ready: Told, monkeypatch: pytest.MonkeyPatch) -> None:
         """Offsets are not taken while the id is held up: whoever looks at the targets meanwhile may end that."""
         released, told = threading.Event(), []
 
-        def look(stalled_s: float) -> None:
+        def look(stalled_s: float) -> bool:
             told.append(stalled_s)
-            if len(told) == 3:
-                raise Aborted(KafkaError(KafkaError._MSG_TIMED_OUT), is_explained=True)
+            return len(told) == 3
 
-        monkeypatch.setattr("bridge.delivery.producer.writer.STALLED_S", 0.01)
+        monkeypatch.setattr("bridge.delivery.producer.transactional.STALLED_S", 0.01)
         monkeypatch.setattr(ready.made[0], "send_offsets_to_transaction", lambda *_: released.wait(30))
-        with pytest.raises(Aborted):
+        with pytest.raises(Aborted) as aborted:
             ready.writer.commit([], None, look)
+        assert aborted.value.cause is Cause.TARGETS_WORSE
         assert len(told) == 3
         ready.writer.leave()
         ready.writer.begin()
@@ -526,72 +528,72 @@ class TestSpare:
         released.set()
 
 
-class TestLostEndings:
+class TestLostMarkers:
     """A transaction whose end the brokers have lost is ended once more when its id is initialised."""
 
-    @pytest.mark.parametrize("ending", list(Ending))
-    def test_the_usual_id_ends_it_and_goes_on(self, ending: Ending) -> None:
+    @pytest.mark.parametrize("outcome", list(Outcome))
+    def test_the_usual_id_ends_it_and_goes_on(self, outcome: Outcome) -> None:
         """Asked before it is initialised: then nobody knows any more."""
         told = Told()
-        told.endings.lost["x"] = ending
+        told.repair.lost["x"] = outcome
         told.writer.open()
-        assert told.endings.repeated == [("x", ending)]
+        assert told.repair.written == [("x", outcome)]
         told.background()
-        assert told.endings.asked == ["x", "x.spare"]
+        assert told.repair.asked == ["x", "x.spare"]
         told.writer.begin()
         assert told.made[0].calls[-1] == "begin"
 
-    @pytest.mark.parametrize("ending", list(Ending))
-    def test_the_spare_id_ends_it_and_goes_on_if_it_was_committed(self, ending: Ending) -> None:
+    @pytest.mark.parametrize("outcome", list(Outcome))
+    def test_the_spare_id_ends_it_and_goes_on_if_it_was_committed(self, outcome: Outcome) -> None:
         """What it had in the targets ends with what it writes there next. What was aborted there would be seen then."""
         told = Told()
-        told.endings.lost["x.spare"] = ending
+        told.repair.lost["x.spare"] = outcome
         told.writer.open()
         told.background()
-        assert told.endings.repeated == [("x.spare", ending)]
+        assert told.repair.written == [("x.spare", outcome)]
         told.writer.begin()
-        assert told.made[ending is Ending.COMMITTED].calls[-1] == "begin"
+        assert told.made[outcome is Outcome.COMMITTED].calls[-1] == "begin"
 
     @pytest.mark.parametrize("failure", [RETRIABLE, error(KafkaError.TOPIC_AUTHORIZATION_FAILED)])
     def test_an_end_that_could_not_be_written_is_kept_in_mind(self, failure: Exception) -> None:
         """The coordinator would say something else now. The usual id's second attempt is in the background."""
         told = Told()
-        told.endings.lost["x"] = Ending.COMMITTED
-        told.endings.failures = [failure, failure]
-        with pytest.raises(Aborted):
+        told.repair.lost["x"] = Outcome.COMMITTED
+        told.repair.failures = [failure, failure]
+        with pytest.raises(NotReady):
             told.writer.open()
         told.producer = StubProducer(told.clock)
         told.background()
         told.writer.open()
-        assert told.endings.repeated == [("x", Ending.COMMITTED)]
-        assert told.endings.asked == ["x"]
+        assert told.repair.written == [("x", Outcome.COMMITTED)]
+        assert told.repair.asked == ["x"]
 
     @pytest.mark.parametrize("failure", [RETRIABLE, error(KafkaError.TOPIC_AUTHORIZATION_FAILED)])
     def test_an_id_is_not_initialised_before_there_is_an_answer(self, failure: Exception) -> None:
         """With that the coordinator would forget what nobody has heard yet. In the background it is asked until it
         answers."""
         told = Told()
-        told.endings.unanswered = [failure]
-        with pytest.raises(Aborted):
+        told.repair.unanswered = [failure]
+        with pytest.raises(NotReady):
             told.writer.open()
         assert told.made == []
-        told.endings.lost["x"] = Ending.COMMITTED
+        told.repair.lost["x"] = Outcome.COMMITTED
         told.writer.open()
-        assert told.endings.repeated == [("x", Ending.COMMITTED)]
-        told.endings.unanswered = [failure, failure]
+        assert told.repair.written == [("x", Outcome.COMMITTED)]
+        told.repair.unanswered = [failure, failure]
         told.background()
-        assert told.endings.asked == ["x"] * 2 + ["x.spare"] * 3
+        assert told.repair.asked == ["x"] * 2 + ["x.spare"] * 3
         assert told.names == ["x", "x.spare"]
 
     def test_the_end_of_what_was_left_may_be_lost_as_well(self, told: Told) -> None:
         """It is asked about when it is aborted, before its id is initialised."""
         told.background()
-        told.endings.asked.clear()
-        told.endings.lost["x"] = Ending.ABORTED
+        told.repair.asked.clear()
+        told.repair.lost["x"] = Outcome.ABORTED
         told.writer.leave()
         told.background()
-        assert told.endings.asked == ["x"]
-        assert told.endings.repeated == [("x", Ending.ABORTED)]
+        assert told.repair.asked == ["x"]
+        assert told.repair.written == [("x", Outcome.ABORTED)]
 
 
 class TestAtLeastOnce:
@@ -603,7 +605,7 @@ class TestAtLeastOnce:
         made.writer.open()
         made.writer.begin()
         made.writer.send(batch(b"a", b"b"))
-        made.writer.commit(["offsets"], None, lambda _: None)
+        made.writer.commit(["offsets"], None, lambda _: False)
         assert committed == [["offsets"]]
         assert made.producer.calls.index("flush") > made.producer.calls.index("produce")
 
@@ -615,8 +617,8 @@ class TestAtLeastOnce:
         made.writer.begin()
         made.writer.send(batch(b"a", b"b"), first_id=5)
         with pytest.raises(Aborted) as aborted:
-            made.writer.commit(["offsets"], None, lambda _: None)
-        assert list(aborted.value.culprits) == [16]
+            made.writer.commit(["offsets"], None, lambda _: False)
+        assert list(aborted.value.failed) == [16]
         assert committed == []
 
     def test_a_commit_that_fails_is_indefinite(self) -> None:
@@ -627,4 +629,4 @@ class TestAtLeastOnce:
         made.writer.open()
         made.writer.begin()
         with pytest.raises(Indefinite):
-            made.writer.commit([], None, lambda _: None)
+            made.writer.commit([], None, lambda _: False)

@@ -1,14 +1,15 @@
-"""Transactional ids: the one that is used, and a spare one to go on under while the first is held up.
+"""The producers of a writer: the one in use, and a spare one to go on with while the first is held up.
 
-When a transaction is decided, its coordinator writes the end of it to every partition that was in it, and takes nothing
-new under that transactional id before all of them have it. So one leader that has died holds up the id: until the
-brokers have noticed (`broker.session.timeout.ms`, 9 s), and before Kafka 4 until the partition has a leader again.
-Delivery goes on at once under the spare id, which is initialised beforehand and used for nothing else.
+Each has a transactional id of its own. When a transaction is decided, its coordinator writes the end of it to every
+partition that was in it, and takes nothing new under that id before all of them have it. So one leader that has died
+holds up the id: until the brokers have noticed (`broker.session.timeout.ms`, 9 s), and before Kafka 4 until the
+partition has a leader again. Delivery goes on at once under the spare id, which is initialised beforehand and used for
+nothing else.
 
-    unmade --prepare--> resting --(in the background)--> ready <--take, resume--> used
-      ^                    ^                                                      | |
-      |                    '------------------------rest--------------------------' |
-      '-----------------------------------put_back----------------------------------'
+    unmade --prepare--> recycling --(in the background)--> ready <--take, resume--> used
+      ^                     ^                                                       | |
+      |                     '-----------------------recycle-------------------------' |
+      '-----------------------------------put_back------------------------------------'
 
 The id that was left comes back as soon as it is ready (`resume`). Brokers may have lost the end of its last transaction
 in some partition (transaction_markers.py), and only the next end there under the same id stands in for it.
@@ -33,7 +34,7 @@ from weakref import WeakValueDictionary
 import structlog
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from bridge.delivery.producer.transaction_markers import Ending, Endings
+from bridge.delivery.producer.transaction_markers import MarkerRepair, Outcome
 from bridge.errors import EnvironmentFailure
 from bridge.kafka.errors import Fault, fault_of, is_denied, is_fatal, kafka_error
 
@@ -44,8 +45,7 @@ AGAIN_S: Final = 0.2
 ABORTS_MAX: Final = 60
 """So often an abort is asked for; then the next `init_transactions` under that id does it."""
 
-
-log = structlog.get_logger("bridge.delivery.producer.spare_id")
+log = structlog.get_logger("bridge.delivery.producer.producer_pool")
 
 _initialising: Final = WeakValueDictionary[str, threading.RLock]()
 """Of the process, for the writer that comes after this one as well: a lock for each id that is being initialised, gone
@@ -63,28 +63,28 @@ def names_of(name: str) -> tuple[str, str]:
 
 class _State(Enum):
     UNMADE = "unmade"
-    RESTING = "resting"
+    RECYCLING = "recycling"
     READY = "ready"
     USED = "used"
     DENIED = "denied"
 
 
 @dataclass(slots=True, eq=False)
-class Identity:
-    """A transactional id, its producer, and the fatal errors that this one has reported."""
+class PooledProducer:
+    """A producer, its transactional id, and the fatal errors that it has reported."""
 
     name: str
     producer: Producer | None = None
     faults: list[KafkaError] = field(default_factory=list)
     state: _State = _State.UNMADE
-    owed: Ending | None = None
+    owed_outcome: Outcome | None = None
     """How its last transaction, whose end the brokers have lost, is to be ended once more."""
     comes_back: bool = False
     """It was in use when there was trouble, or a commit of its was written again: it goes on as soon as it is ready."""
 
     @property
     def is_alive(self) -> bool:
-        """Whether there is a producer that may be used."""
+        """Whether it may be used."""
         return self.state in (_State.READY, _State.USED) and not self.faults
 
     def renew(self, make: Make) -> Producer:
@@ -94,9 +94,9 @@ class Identity:
         return self.producer
 
 
-class Identities:
-    """The ids of one writer; the first one is made first. Its methods are for one thread; `run` calls what it is given
-    in another one.
+class ProducerPool:
+    """The producers of one writer; the first one is made first. Its methods are for one thread; `run` calls what it is
+    given in another one.
     """
 
     def __init__(
@@ -104,36 +104,35 @@ class Identities:
         names: Sequence[str],
         make: Make,
         run: Callable[[Callable[[], None]], None],
-        endings: Endings | None = None,
+        repair: MarkerRepair | None = None,
     ) -> None:
         self.make = make
-        self._endings = endings
+        self._repair = repair
         self._run = run
-        self._all = [Identity(name) for name in names]
-        self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
+        self._all = [PooledProducer(name) for name in names]
+        self._changed = threading.Condition()
         self._closed = threading.Event()
 
-    def take(self) -> Identity | None:
-        """One that is ready, else the first that is unmade; None if all are resting."""
-        with self._lock:
+    def take(self) -> PooledProducer | None:
+        """One that is ready, else the first that is unmade; None if all are being recycled."""
+        with self._changed:
             return self._used(
                 self._first_ready() or next((one for one in self._all if one.state is _State.UNMADE), None)
             )
 
-    def await_ready(self, timeout_s: float) -> Identity | None:
+    def await_ready(self, timeout_s: float) -> PooledProducer | None:
         """One that is ready, or as soon as one is; None if that takes longer, or none is on its way."""
 
         def is_decided() -> bool:
-            return self._first_ready() is not None or all(one.state is not _State.RESTING for one in self._all)
+            return self._first_ready() is not None or all(one.state is not _State.RECYCLING for one in self._all)
 
         with self._changed:
             self._changed.wait_for(is_decided, timeout_s)
             return self._used(self._first_ready())
 
-    def resume(self, current: Identity) -> Identity:
+    def resume(self, current: PooledProducer) -> PooledProducer:
         """The one for the next transaction: one that comes back, if it is ready, else `current`."""
-        with self._lock:
+        with self._changed:
             found = self._first_ready()
             if found is None or not found.comes_back:
                 return current
@@ -141,141 +140,141 @@ class Identities:
             self._used(found)
             return found
 
-    def _first_ready(self) -> Identity | None:
+    def _first_ready(self) -> PooledProducer | None:
         ready = [one for one in self._all if one.state is _State.READY and not one.faults]
         return min(ready, key=lambda one: not one.comes_back, default=None)
 
     @staticmethod
-    def _used(found: Identity | None) -> Identity | None:
+    def _used(found: PooledProducer | None) -> PooledProducer | None:
         if found is not None:
             found.state, found.comes_back = _State.USED, False
         return found
 
-    def put_back(self, identity: Identity) -> None:
+    def put_back(self, pooled: PooledProducer) -> None:
         """It is not used any more, and its producer is of no use."""
-        with self._lock:
-            left, identity.producer, identity.state = identity.producer, None, _State.UNMADE
-            identity.comes_back = True
+        with self._changed:
+            left, pooled.producer, pooled.state = pooled.producer, None, _State.UNMADE
+            pooled.comes_back = True
         if left is not None:
             drop(left)
 
-    def ask(self, identity: Identity) -> KafkaError | None:
-        """Before it is initialised: learn how its last transaction ended, if that is to be ended once more. Returns why
-        that cannot be said now: then it must not be initialised yet.
+    def learn_owed(self, pooled: PooledProducer) -> KafkaError | None:
+        """Before it is initialised: learn how its last transaction ended, if that is to be written once more. Returns
+        why there is no answer: then it must not be initialised yet.
         """
-        if self._endings is None or identity.owed is not None:
+        if self._repair is None or pooled.owed_outcome is not None:
             return None
         try:
-            identity.owed = self._endings.of(identity.name)
+            pooled.owed_outcome = self._repair.outcome_of(pooled.name)
         except KafkaException as exception:
             return kafka_error(exception)
         return None
 
-    def settle(self, identity: Identity, producer: Producer) -> KafkaError | None:
-        """After that: end it. Returns why that failed."""
-        if self._endings is None or identity.owed is None:
+    def write_owed(self, pooled: PooledProducer, producer: Producer) -> KafkaError | None:
+        """After it is initialised: write that end. Returns why that failed."""
+        if self._repair is None or pooled.owed_outcome is None:
             return None
         try:
-            self._endings.repeat(identity.name, producer, identity.owed)
+            self._repair.write(pooled.name, producer, pooled.owed_outcome)
         except KafkaException as exception:
             error = kafka_error(exception)
-            log.warning("transaction-not-ended", id=identity.name, code=error.name(), reason=error.str())
+            log.warning("transaction-not-ended", id=pooled.name, code=error.name(), reason=error.str())
             return error
-        identity.comes_back |= identity.owed is Ending.COMMITTED
-        identity.owed = None
+        pooled.comes_back |= pooled.owed_outcome is Outcome.COMMITTED
+        pooled.owed_outcome = None
         return None
 
     def prepare(self) -> None:
         """Make ready what is unmade, in the background."""
-        for identity in self._all:
-            if identity.state is _State.UNMADE:
-                self.rest(identity)
+        for pooled in self._all:
+            if pooled.state is _State.UNMADE:
+                self.recycle(pooled)
 
-    def rest(self, identity: Identity, *, is_open: bool = False) -> None:
+    def recycle(self, pooled: PooledProducer, *, is_open: bool = False) -> None:
         """Make it ready again in the background; `is_open`: its producer has a transaction open, to be aborted."""
-        with self._lock:
-            left = [] if identity.producer is None else [identity.producer]
-            identity.producer, identity.state = None, _State.RESTING
-            identity.comes_back |= is_open
-        self._run(partial(self._make_ready, identity, left, is_open, self._closed))
+        with self._changed:
+            left = [] if pooled.producer is None else [pooled.producer]
+            pooled.producer, pooled.state = None, _State.RECYCLING
+            pooled.comes_back |= is_open
+        self._run(partial(self._make_ready, pooled, left, is_open, self._closed))
 
     def serve(self) -> None:
         """Let the reports of the ready ones in, and replace those that have failed."""
-        for identity in self._all:
-            if identity.state is _State.READY and identity.producer is not None:
+        for pooled in self._all:
+            if pooled.state is _State.READY and pooled.producer is not None:
                 try:
-                    identity.producer.poll(0)
+                    pooled.producer.poll(0)
                 except KafkaException as exception:
-                    identity.faults.append(kafka_error(exception))
-                if identity.faults:
-                    self.rest(identity)
+                    pooled.faults.append(kafka_error(exception))
+                if pooled.faults:
+                    self.recycle(pooled)
 
     def close(self) -> None:
         """Drop all of them, without waiting for anything."""
-        with self._lock:
+        with self._changed:
             self._closed.set()
             self._closed = threading.Event()
-            left = [identity.producer for identity in self._all if identity.producer is not None]
-            for identity in self._all:
-                identity.producer, identity.state = None, _State.UNMADE
+            left = [pooled.producer for pooled in self._all if pooled.producer is not None]
+            for pooled in self._all:
+                pooled.producer, pooled.state = None, _State.UNMADE
         for producer in left:
             drop(producer)
 
     # -- in the background
 
-    def _make_ready(self, identity: Identity, left: list[Producer], is_open: bool, closed: threading.Event) -> None:
-        """`left`: the producer there was, if any; whoever calls this keeps no reference to it. One that could not be
+    def _make_ready(self, pooled: PooledProducer, left: list[Producer], is_open: bool, closed: threading.Event) -> None:
+        """`left`: the producer there was, if any; the caller keeps no reference to it. One that could not be
         initialised in time goes on with that by itself, and would fence a second one: it is used further.
         """
-        if left and (is_open or identity.faults):
+        if left and (is_open or pooled.faults):
             _retire(left.pop(), closed, is_open=is_open)
         while not closed.is_set():
-            with alone(identity.name, -1):
-                faults = identity.faults if left else []
+            with alone(pooled.name, -1):
+                faults = pooled.faults if left else []
                 try:
-                    producer, error = self._attempt(identity, left, faults, closed)
+                    producer, error = self._attempt(pooled, left, faults, closed)
                 except EnvironmentFailure as failure:
-                    log.warning("transactional-id-not-ready", id=identity.name, reason=str(failure))
-                    self._settle(identity, _State.UNMADE, closed)  # whoever takes it next is told why
+                    log.warning("transactional-id-not-ready", id=pooled.name, reason=str(failure))
+                    self._leave_as(pooled, _State.UNMADE, closed)  # it raises again for what takes it next
                     return
             if producer is not None:
-                with self._lock:
+                with self._changed:
                     if not closed.is_set():
-                        identity.producer, identity.faults, identity.state = producer, faults, _State.READY
+                        pooled.producer, pooled.faults, pooled.state = producer, faults, _State.READY
                         self._changed.notify_all()
                         return
                 drop(producer)
                 return
             if error is not None and is_denied(error):
-                log.warning("transactional-id-not-ready", id=identity.name, reason=error.str())
-                self._settle(identity, _State.DENIED, closed)
+                log.warning("transactional-id-not-ready", id=pooled.name, reason=error.str())
+                self._leave_as(pooled, _State.DENIED, closed)
                 return
             closed.wait(AGAIN_S)
 
     def _attempt(
         self,
-        identity: Identity,
+        pooled: PooledProducer,
         left: list[Producer],
         faults: list[KafkaError],
         closed: threading.Event,
     ) -> tuple[Producer | None, KafkaError | None]:
         """One that is initialised, or why there is none. Raises EnvironmentFailure."""
         if not left:
-            error = self.ask(identity)
+            error = self.learn_owed(pooled)
             if error is not None:
                 return None, error
-        producer = left.pop() if left else self.make(identity.name, faults)
-        error = _init(producer, closed) or self.settle(identity, producer)
+        producer = left.pop() if left else self.make(pooled.name, faults)
+        error = _init(producer, closed) or self.write_owed(pooled, producer)
         if error is None and not closed.is_set():
             return producer, None
         drop(producer)
         return None, error
 
-    def _settle(self, identity: Identity, state: _State, closed: threading.Event) -> None:
+    def _leave_as(self, pooled: PooledProducer, state: _State, closed: threading.Event) -> None:
         """It has come to that, unless all were dropped meanwhile."""
-        with self._lock:
+        with self._changed:
             if not closed.is_set():
-                identity.state = state
+                pooled.state = state
                 self._changed.notify_all()
 
 
@@ -293,8 +292,8 @@ def drop(producer: Producer) -> None:
 
 @contextmanager
 def alone(name: str, timeout_s: float) -> Iterator[bool]:
-    """Nobody else in this process initialises that transactional id meanwhile: the later of two fences the other one.
-    Gives whether that came true in time.
+    """No other thread of this process initialises that transactional id meanwhile: the later of two fences the other.
+    Yields whether that came true in time.
     """
     with _finding:
         lock = _initialising.setdefault(name, threading.RLock())

@@ -1,0 +1,210 @@
+"""One producer: records go in, reports come out. Both modes of delivery are made of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final, NoReturn
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from bridge.delivery.plan.due_rows import Batch
+from bridge.delivery.producer.produce_loop import Stopped, produce_any, produce_plain
+from bridge.delivery.producer.producer_pool import drop
+from bridge.delivery.producer.writer import (
+    INEXPRESSIBLE,
+    NO_ANSWER,
+    NO_PRODUCER,
+    TARGETS_WORSE,
+    UNANSWERED,
+    Aborted,
+    Broken,
+    Cause,
+    FailedRow,
+    Failure,
+    OnStall,
+)
+from bridge.errors import EnvironmentFailure
+from bridge.kafka.calls import AbandonableCalls
+from bridge.kafka.error_log import ErrorLog
+from bridge.kafka.errors import is_fatal, is_fenced, kafka_error
+from bridge.settings.time_budgets import USUAL, TimeBudgets
+from timerstore.clock import Clock
+
+STALLED_S: Final = 0.1
+"""Nothing is acknowledged for so long: time to look at the targets, and again after as long. Usually it takes
+milliseconds.
+"""
+FULL_POLL_S: Final = 0.05
+
+UNACKNOWLEDGED: Final = Failure(UNANSWERED, "not acknowledged in time")
+_PURGED: Final = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})
+
+
+class Sender:
+    """The producer of a writer, the loop around its produce, and the wait for what it reports."""
+
+    def __init__(
+        self,
+        properties: Mapping[str, Any],
+        clock: Clock,
+        make_producer: Callable[[dict[str, Any]], Producer] = Producer,
+        budgets: TimeBudgets = USUAL,
+    ) -> None:
+        """`properties` of a producer, complete; `make_producer` is there for tests of errors that no broker will give
+        on demand.
+        """
+        self._properties = dict(properties)
+        self._clock = clock
+        self._budgets = budgets
+        self._make_producer = make_producer
+        self._producer: Producer | None = None
+        self._trouble = ErrorLog("bridge.delivery.dispatcher", "producer-trouble", clock)
+        self._faults: list[KafkaError] = []
+        self._calls = AbandonableCalls("producer-calls")
+        self._began_s = 0.0
+        self._failed: dict[int, FailedRow] = {}
+        self._is_overdue = False
+        self._awaited = self._reported = 0
+
+    def close(self) -> None:
+        """Drop the producer without waiting for anything."""
+        self._calls.close()
+        producer, self._producer = self._producer, None
+        self._awaited = self._reported = 0
+        if producer is not None:
+            drop(producer)
+
+    def _new(self, faults: list[KafkaError], **more: str) -> Producer:
+        """Another producer; its fatal errors are added to `faults`. Raises EnvironmentFailure."""
+        own = {"error_cb": partial(self._on_error, faults), "logger": logging.getLogger("bridge.settings.librdkafka")}
+        try:
+            return self._make_producer({**self._properties, **more, **own})
+        except KafkaException as exception:
+            raise EnvironmentFailure(
+                "the producer cannot be made",
+                hint="Look at kafka.common and kafka.producer.",
+                reason=kafka_error(exception).str(),
+            ) from exception
+
+    def _client(self) -> Producer:
+        if self._producer is None:
+            raise Broken(NO_PRODUCER)
+        return self._producer
+
+    def _on_error(self, faults: list[KafkaError], error: KafkaError) -> None:
+        if is_fatal(error):
+            faults.append(error)
+        self._trouble.warn(error)
+
+    def _serve(self, call: Callable[[float], object], timeout_s: float) -> None:
+        """Let reports in. Raises Broken for a fatal error: the client raises it here, in place of `error_cb`."""
+        try:
+            call(timeout_s)
+        except KafkaException as exception:
+            raise Broken(Failure.of(kafka_error(exception))) from None
+        if self._faults:
+            raise Broken(Failure.of(self._faults[-1]))
+
+    def _forget(self) -> None:
+        self._failed = {}
+        self._is_overdue = False
+        self._awaited = self._reported = 0
+        self._began_s = self._clock.monotonic_s()
+
+    def _produce(self, batch: Batch, first_id: int, *, reported: bool) -> int:
+        """The loop around produce; `reported`: `_report` is called with the number of every record, `first_id` + its
+        id.
+        """
+        producer = self._client()
+        ids = [first_id + row for row in batch.ids.tolist()] if reported else None
+        done, deadline_s, is_up_to_date = 0, None, False
+        while True:
+            try:
+                if ids is None and batch.headers is None and batch.own is None and batch.partitions is None:
+                    done = produce_plain(producer.produce, batch, done)
+                else:
+                    done = produce_any(producer.produce, batch, self._report, ids, done)
+                self._awaited += done if reported else 0
+                return done
+            except Stopped as stopped:
+                done = stopped.done
+                if _is_unknown_partition(stopped.cause) and not is_up_to_date:
+                    # It may have been added since this client has looked, which it does every five minutes.
+                    is_up_to_date = True
+                    with suppress(KafkaException):  # without an answer the record is refused as it is
+                        producer.list_topics(batch.topic, self._budgets.look_up_s)
+                    continue
+                now_s = self._clock.monotonic_s()
+                if deadline_s is None or stopped.progress:
+                    deadline_s = min(now_s + self._budgets.full_s, self._began_s + self._budgets.send_s)
+                if not isinstance(stopped.cause, BufferError) or now_s > deadline_s:
+                    partition = -1 if batch.partitions is None else batch.partitions[done]
+                    self._stop(stopped.cause, first_id + int(batch.ids[done]), partition)
+                self._serve(producer.poll, FULL_POLL_S)
+
+    def _stop(self, exception: Exception, row: int, partition: int) -> NoReturn:
+        """What an exception out of produce means for the transaction; `partition` -1: the partitioner's choice."""
+        if isinstance(exception, BufferError):
+            raise Aborted(Cause.QUEUE_FULL, Failure(NO_ANSWER, "the client's queue stayed full")) from None
+        # Else it is something in the record that this client cannot express (a NUL in a header's name). One record must
+        # not stop the others.
+        failure = Failure(INEXPRESSIBLE, str(exception))
+        if isinstance(exception, KafkaException):
+            error = kafka_error(exception)
+            if is_fatal(error) or is_fenced(error):
+                raise Broken(Failure.of(error)) from None
+            failure = Failure.of(error)
+            if error.code() == KafkaError._STATE:
+                raise Aborted.by(failure, self._failed) from None  # after a failed record nothing is taken any more
+        raise Aborted.by(failure, {row: FailedRow(failure, partition)}, was_alone=True) from None
+
+    def _report(self, row: int, error: KafkaError | None, message: Message) -> None:
+        """Delivery report of one record, called from poll and flush."""
+        self._reported += 1
+        is_purged = error is not None and error.code() in _PURGED
+        if error is None or (is_purged and not self._is_overdue):
+            return
+        partition = message.partition()
+        failure = UNACKNOWLEDGED if is_purged else Failure.of(error)
+        self._failed.setdefault(row, FailedRow(failure, -1 if partition is None else partition))
+
+    def _await_reports(self, on_stall: OnStall = lambda _: False, *, was_alone: bool = False) -> None:
+        """Wait until the fate of every reported record is known, for as long as there is progress, and time. Raises
+        Aborted with the records that failed, Broken.
+        """
+        producer = self._client()
+        if self._reported < self._awaited and not self._wait(lambda: self._awaited - self._reported, on_stall):
+            self._is_overdue = True
+            producer.purge(blocking=False)
+            self._serve(producer.flush, 1.0)  # reports what is purged: that is what was not acknowledged
+        if self._failed:
+            raise Aborted.by(next(iter(self._failed.values())).failure, self._failed, was_alone=was_alone)
+        if self._reported < self._awaited:
+            raise Aborted(Cause.UNACKNOWLEDGED, UNACKNOWLEDGED)
+
+    def _wait(self, count_left: Callable[[], int], on_stall: OnStall) -> bool:
+        """Flush until nothing is left; False when nothing has moved for too long. Raises Broken, and Aborted when the
+        transaction would be open for too long.
+        """
+        producer = self._client()
+        left, moved_s = count_left(), self._clock.monotonic_s()
+        while left:
+            self._serve(producer.flush, STALLED_S)
+            before, left = left, count_left()
+            now_s = self._clock.monotonic_s()
+            if left < before:
+                moved_s = now_s
+            elif now_s - moved_s >= self._budgets.stalled_s:
+                return False
+            elif now_s - moved_s >= STALLED_S / 2 and on_stall(now_s - moved_s):
+                raise Aborted(Cause.TARGETS_WORSE, TARGETS_WORSE)
+            if left and now_s - self._began_s >= self._budgets.acknowledge_s:
+                raise Aborted(Cause.TOO_SLOW, Failure(UNANSWERED, "the transaction took too long"), self._failed)
+        return True
+
+
+def _is_unknown_partition(cause: Exception) -> bool:
+    return isinstance(cause, KafkaException) and kafka_error(cause).code() == KafkaError._UNKNOWN_PARTITION
