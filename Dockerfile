@@ -29,9 +29,9 @@ COPY bridge ./bridge
 COPY timerstore ./timerstore
 RUN pip install --quiet --no-deps --no-build-isolation .
 # What a running bridge never opens: half of Spark, other tests and headers, and the installers themselves.
-COPY image/leave-out.sh image/unused-jars.txt ./image/
+COPY release/leave-out.sh release/unused-jars.txt ./release/
 RUN packages=$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
- && image/leave-out.sh image/unused-jars.txt "$packages/pyspark/jars" \
+ && release/leave-out.sh release/unused-jars.txt "$packages/pyspark/jars" \
  && cd "$packages" \
  && rm -rf pyspark/examples pyspark/tests pyspark/R pyspark/licenses pyspark/data pyspark/python/lib/*.zip.orig \
       pyarrow/include pyarrow/tests pyarrow/src numpy/tests \
@@ -54,7 +54,7 @@ RUN apt-get update \
  && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp --shell /bin/false bridge \
  && mkdir --mode 1777 /var/lib/delay-bridge
 COPY --from=build /opt/delay-bridge /opt/delay-bridge
-COPY image/entrypoint.sh /usr/local/bin/entrypoint
+COPY release/entrypoint.sh /usr/local/bin/entrypoint
 # Once, in place of at each start: Spark's classes in an archive that this very JVM maps, and the bytecode of all Python
 # modules that are used.
 RUN cd /tmp && /opt/delay-bridge/bin/python -m bridge.install.class_archive install \

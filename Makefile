@@ -27,7 +27,7 @@ VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 HELM_VERSION := v3.22.0
 KUBERNETES_VERSION := 1.34.4
 CYCLONEDX := cyclonedx-bom==7.5.0
-SOURCES := $(wildcard bridge timerstore embedded demo bench helm image tests)
+SOURCES := $(wildcard bridge timerstore dev demo bench release tests)
 
 .PHONY: install prerequisites demo test check nightly bench lint format lock image audit sbom chart helm kubernetes clean distclean
 
@@ -109,7 +109,7 @@ image:
 
 # AUDIT_ARGS=--lenient: what could not be looked up is a warning, not a failure.
 audit: sbom
-	$(BIN)/python -m image.audit --uv $(BIN)/uv $(AUDIT_ARGS)
+	$(BIN)/python -m release.audit --uv $(BIN)/uv $(AUDIT_ARGS)
 
 # Debian packages with their versions only where an engine has the image.
 sbom: install
@@ -118,14 +118,14 @@ sbom: install
 	  --output-format JSON --output-file dist/python.json
 	@docker run --rm --pull never --network none --entrypoint dpkg-query delay-bridge:$(VERSION) \
 	  --show --showformat '$${Package} $${Version} $${Architecture}\n' > dist/packages.txt 2>/dev/null || true
-	@$(BIN)/uv run --quiet --no-project --python $(BIN)/python --with $(CYCLONEDX) python -m image.sbom \
+	@$(BIN)/uv run --quiet --no-project --python $(BIN)/python --with $(CYCLONEDX) python -m release.sbom \
 	  --python dist/python.json --packages dist/packages.txt --output dist/sbom.json \
 	  --spark "$$($(BIN)/python -c 'import pyspark; print(pyspark.__path__[0])')/jars" \
 	  --connector $(VENV)/share/delay-bridge/jars
 
 chart: install
-	$(BIN)/python -m helm
-	$(if $(SNAPSHOTS),SNAPSHOTS=write $(BIN)/python -m pytest -q tests/helm -k is_the_snapshot)
+	$(BIN)/python -m release.chart
+	$(if $(SNAPSHOTS),SNAPSHOTS=write $(BIN)/python -m pytest -q tests/packaging/helm -k is_the_snapshot)
 
 # Three minutes of one core, once; the tests look here and on the PATH.
 helm: .cache/bin/helm

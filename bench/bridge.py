@@ -20,7 +20,7 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 
 from bench.load import DELAY_TOPIC, TARGETS
 from demo.process import BridgeProcess
-from embedded.broker import EmbeddedBroker
+from dev.broker.embedded import EmbeddedBroker
 from timerstore.clock import Clock, SystemClock
 
 START_S = 120.0

@@ -19,7 +19,7 @@ from typing import Any
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # public, but not marked
 
 from bench.bridge import Bridge
-from embedded.broker import EmbeddedBroker
+from dev.broker.embedded import EmbeddedBroker
 
 NINE = tuple(f"bench-{i}" for i in range(1, 10))
 DEAD = "bench-dead"

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from bridge.errors import BridgeError
 from demo.scenario import Names, Scenario, topics
-from embedded import EmbeddedBroker
+from dev.broker import EmbeddedBroker
 from timerstore.clock import SystemClock
 
 INTERRUPTED = 130

@@ -21,7 +21,7 @@ from demo.ledger import Ledger, Verdict
 from demo.process import BridgeProcess
 from demo.traffic import DELAY_MS, QUIET, Listener, Sender
 from demo.view import View, summary
-from embedded.broker import HOST, free_ports
+from dev.broker.embedded import HOST, free_ports
 from timerstore.clock import Clock
 
 TARGETS: Final = ("orders", "payments", "reminders")

@@ -15,7 +15,7 @@ from bridge.delivery.producer.transaction_markers import are_offsets_pending
 from bridge.errors import EnvironmentFailure
 from bridge.settings.model import Settings
 from bridge.start.resolve import must_be_pending
-from embedded import EmbeddedBroker
+from dev.broker import EmbeddedBroker
 from tests.broker.rig import DEADLINE_S
 from tests.system.broker import own_broker
 from tests.system.kafka import AUTHORIZER, Outgoing, Topics, produce

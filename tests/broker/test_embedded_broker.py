@@ -15,8 +15,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public, but
 )
 
 from bridge.errors import EnvironmentFailure
-from embedded import EmbeddedBroker
-from embedded.broker import free_ports
+from dev.broker import EmbeddedBroker
+from dev.broker.embedded import free_ports
 from tests.paths import ROOT
 from tests.system.kafka import Outgoing, Topics, produce, read_committed
 from tests.waiting import wait_until
@@ -63,7 +63,7 @@ def test_a_broker_that_cannot_start_says_why() -> None:
 def test_a_killed_owner_leaves_no_broker_behind() -> None:
     """When the process that started a broker is SIGKILLed, the broker ends and its temporary data go."""
     program = (
-        "import signal\nfrom embedded import EmbeddedBroker\n"
+        "import signal\nfrom dev.broker import EmbeddedBroker\n"
         "broker = EmbeddedBroker().start()\nprint(broker.pid, broker.data, flush=True)\nsignal.pause()"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=ROOT) as owner:

@@ -12,7 +12,7 @@ from tests.docs.imports import imports, modules, parse
 from tests.paths import ROOT
 
 PACKAGES: Final = ("bridge", "timerstore")
-PROGRAMS: Final = (*PACKAGES, "embedded", "demo", "bench")
+PROGRAMS: Final = (*PACKAGES, "dev", "demo", "bench", "release")
 
 # Without IO, threads and processes: what they do depends on their arguments alone, so tests need nothing but values.
 PURE: Final = (

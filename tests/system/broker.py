@@ -11,8 +11,8 @@ import docker
 from docker.errors import APIError, DockerException
 from testcontainers.core.container import DockerContainer
 
-from embedded import EmbeddedBroker
-from embedded.broker import HOST, SINGLE_NODE, free_ports, kafka_version, wait_for_cluster
+from dev.broker import EmbeddedBroker
+from dev.broker.embedded import HOST, SINGLE_NODE, free_ports, kafka_version, wait_for_cluster
 from tests.java import SHORT_LIVED
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from embedded.broker import jars
+from dev.broker.embedded import jars
 from tests.java import SHORT_LIVED
 
 SECONDS_MAX: Final = 60

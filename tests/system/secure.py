@@ -19,8 +19,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public, but
     UserScramCredentialUpsertion,
 )
 
-from embedded import EmbeddedBroker
-from embedded.broker import HOST, free_ports
+from dev.broker import EmbeddedBroker
+from dev.broker.embedded import HOST, free_ports
 
 ADMIN: Final = "admin"
 ADMIN_PASSWORD: Final = "admin-secret"

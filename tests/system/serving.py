@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any, Self
 
-from embedded.broker import HOST
+from dev.broker.embedded import HOST
 
 
 class Serving:

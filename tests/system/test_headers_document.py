@@ -16,7 +16,7 @@ import pytest
 
 from bridge.install import connector
 from bridge.wire.headers import FOR, TOPIC, parse_duration
-from embedded.broker import jars
+from dev.broker.embedded import jars
 from tests.paths import ROOT
 from tests.system.broker import Broker
 from tests.system.kafka import Reader, Topics

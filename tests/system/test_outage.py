@@ -14,7 +14,7 @@ from confluent_kafka import Producer
 from bridge.delivery.producer.transaction_markers import are_offsets_pending
 from bridge.errors import EnvironmentFailure, StateError
 from bridge.settings.model import Settings
-from embedded import EmbeddedBroker
+from dev.broker import EmbeddedBroker
 from tests.broker.losing import LosingCluster, is_running, losing_cluster
 from tests.broker.test_transaction_markers import ROWS, lose_an_end
 from tests.paths import ROOT

@@ -23,7 +23,7 @@ from bridge.install import connector
 from bridge.wire import headers as h
 from bridge.wire.dialects import DIALECTS, NATIVE, Dialect
 from bridge.wire.headers import RejectReason
-from embedded.broker import jars
+from dev.broker.embedded import jars
 from tests.system.bridge import RunningBridge
 from tests.system.broker import Broker
 from tests.system.kafka import Headers, Outgoing, Reader, Record, Topics, produce

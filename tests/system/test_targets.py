@@ -20,7 +20,7 @@ from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]  # public, but not marked as exported
 
 from bridge.delivery.plan.partitioner import murmur2
-from embedded import EmbeddedBroker
+from dev.broker import EmbeddedBroker
 from tests.broker.rig import Rig
 from tests.entries import timer
 from tests.system.bridge import RunningBridge

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import yaml
 
-from embedded.broker import free_ports
+from dev.broker.embedded import free_ports
 from tests.paths import ROOT
 from tests.waiting import wait_until
 

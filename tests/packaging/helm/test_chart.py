@@ -16,7 +16,7 @@ import yaml
 
 from bridge.settings.load import load
 from bridge.settings.model import Settings
-from helm.__main__ import CHART, documented, generated
+from release.chart import CHART, documented, generated
 from tests.packaging.helm.chart import Manifest, Refused, helm, needs_helm, template
 
 HERE: Final = Path(__file__).parent

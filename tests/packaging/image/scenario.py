@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import docker
 
-from embedded import EmbeddedBroker
-from embedded.broker import free_ports
+from dev.broker import EmbeddedBroker
+from dev.broker.embedded import free_ports
 from tests.system.kafka import Topics
 from tests.waiting import wait_until
 

@@ -99,6 +99,6 @@ def test_patterns_of_jars_that_are_left_out_match() -> None:
     import pyspark
 
     jars = Path(pyspark.__file__).parent / "jars"
-    lines = (ROOT / "image" / "unused-jars.txt").read_text().splitlines()
+    lines = (ROOT / "release" / "unused-jars.txt").read_text().splitlines()
     patterns = [line for line in lines if not line.startswith("#")]
     assert [pattern for pattern in patterns if not list(jars.glob(f"{pattern}.jar"))] == []

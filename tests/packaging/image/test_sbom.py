@@ -1,4 +1,4 @@
-"""image.sbom and image.audit: nothing that the image holds is left out, and nothing unknown passes for safe."""
+"""release.sbom and release.audit: nothing that the image holds is left out, and nothing unknown passes for safe."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Final
 import pyspark
 import pytest
 
-from image import audit, sbom
+from release import audit, sbom
 from tests.paths import ROOT
 
 SPARK: Final = Path(pyspark.__file__).parent / "jars"
@@ -43,7 +43,7 @@ def test_what_is_left_out_is_what_is_not_listed(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     listed = sbom.jars(tmp_path, tmp_path / "none")
-    subprocess.run([ROOT / "image" / "leave-out.sh", sbom.UNUSED, tmp_path], check=True)
+    subprocess.run([ROOT / "release" / "leave-out.sh", sbom.UNUSED, tmp_path], check=True)
     assert sorted(tmp_path.rglob("*.jar"), key=lambda jar: jar.name) == listed
     assert not any(path.is_dir() for path in tmp_path.iterdir()), "of no use when it is empty"
 

@@ -15,7 +15,7 @@ from bridge.delivery.targets.cache import Targets
 from bridge.delivery.targets.look_up import TargetLookUp
 from bridge.delivery.targets.target import Leader
 from bridge.wire.headers import RejectReason
-from embedded.broker import free_ports
+from dev.broker.embedded import free_ports
 from tests.broker.brokers import MISSING, ON_ONE, ON_TWO, ONE, SILENT, WELL, Brokers
 from tests.waiting import wait_until
 from timerstore.clock import ManualClock

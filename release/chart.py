@@ -1,4 +1,4 @@
-"""Writes what of the chart follows from something else; `make chart` runs it, a test compares.
+"""`make chart`: writes what of the chart follows from something else; a test compares.
 
 values.schema.json    from values.yaml and the bridge's own settings
 README.md             the table of values, from the `# --` comments in values.yaml

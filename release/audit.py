@@ -78,7 +78,7 @@ def read_osv_scanner(ran: subprocess.CompletedProcess[str], report: Report) -> N
 
 def main() -> int:
     """The command line; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m image.audit", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m release.audit", description=__doc__)
     parser.add_argument("--uv", default="uv", help="the program that fetches pip-audit")
     parser.add_argument("--lock", default="requirements.runtime.lock")
     parser.add_argument("--sbom", default="dist/sbom.json")

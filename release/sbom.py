@@ -155,7 +155,7 @@ def must_be_valid(text: str) -> None:
 
 def main() -> int:
     """The command line; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m image.sbom", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m release.sbom", description=__doc__)
     parser.add_argument("--python", type=Path, required=True, metavar="JSON", help="what cyclonedx-py wrote")
     parser.add_argument("--spark", type=Path, required=True, metavar="DIR", help="PySpark's jars")
     parser.add_argument("--connector", type=Path, required=True, metavar="DIR", help="the connector's jars")

@@ -1,5 +1,5 @@
 """A real Kafka broker of one node, for demo, tests and bench; no part of the product."""
 
-from embedded.broker import EmbeddedBroker
+from dev.broker.embedded import EmbeddedBroker
 
 __all__ = ["EmbeddedBroker"]

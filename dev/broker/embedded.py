@@ -84,7 +84,7 @@ def jars() -> list[Path]:
     DELAY_BRIDGE_CACHE names another one than `.cache`.
     """
     pom = POM.read_text(encoding="utf-8")
-    cache = Path(os.environ.get(CACHE_VARIABLE) or Path(__file__).parents[1] / ".cache")
+    cache = Path(os.environ.get(CACHE_VARIABLE) or Path(__file__).parents[2] / ".cache")
     digest = hashlib.sha256(pom.encode()).hexdigest()[:12]
     return maven.resolve(pom, cache.resolve() / f"kafka-{kafka_version()}" / digest)
 
@@ -393,7 +393,7 @@ def _listens(bootstrap: str) -> bool:
 
 def _ask(bootstrap: str, client: Mapping[str, str]) -> str:
     """The cluster id of whoever listens there, or what went wrong."""
-    quiet = logging.getLogger("embedded.probe")
+    quiet = logging.getLogger("dev.broker.probe")
     quiet.addHandler(logging.NullHandler())
     quiet.propagate = False
     settings: dict[str, str | int | float | bool] = {**client, "bootstrap.servers": bootstrap}
