@@ -124,7 +124,7 @@ def adopt(
         from bridge.kafka.admin import Cluster
         from bridge.settings.clients import librdkafka
         from bridge.start import reset_offsets as adoption
-        from bridge.start.first_commits import facts_of
+        from bridge.start.facts import topic_facts
         from bridge.start.roll_window import decode_parameters, limits_of
 
         cluster = Cluster(settings)
@@ -132,7 +132,7 @@ def adopt(
         states = adoption.adopt(
             consumer=librdkafka(settings, "consumer"),
             group_id=settings.group_id,
-            topics={name: facts_of(cluster, name) for name in topic or settings.delay_topics},
+            topics=topic_facts(cluster, topic or settings.delay_topics),
             parameters=lambda name: decode_parameters(settings, name, limits[name]),
             start=start.value,
             directory=settings.store.directory,

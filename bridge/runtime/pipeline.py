@@ -1,8 +1,7 @@
 """The pipeline of one assignment: from the committed states to a store that is filled by the query and emptied by the
 dispatcher.
 
-    settle      committed (O, P) of the owned partitions, first commits where they are due
-    amend       the decode epochs: another one from O on where the configuration has changed
+    plan        the committed (O, P), first commits where they are due, and decode epochs: start/first_commits.py
     open        the index of store.directory
     catch up    read from where the index ends up to O; nothing is dispatched before (invariant I6)
     run         query, maintenance, dispatcher
@@ -14,8 +13,7 @@ changes hands while it runs.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,7 +22,7 @@ import structlog
 from pyspark.sql import SparkSession
 
 from bridge.delivery.dispatcher import Dispatcher
-from bridge.errors import BridgeError, EnvironmentFailure, StateError
+from bridge.errors import BridgeError
 from bridge.ingest.batch_size import BatchLimits
 from bridge.ingest.query import Ingest, Restart
 from bridge.kafka.admin import Cluster
@@ -33,20 +31,18 @@ from bridge.runtime.gauges import Lag
 from bridge.runtime.maintenance_thread import MaintenanceThread
 from bridge.settings.clients import java
 from bridge.settings.model import Settings
-from bridge.spark.segments import gather
-from bridge.start.first_commits import facts_of, settle
-from bridge.start.retention import RetentionGuard, Windows, must_hold_what_is_pending
+from bridge.spark.segments import gather as gather_window
+from bridge.start.facts import gather, plan_start
+from bridge.start.first_commits import StartFacts, StartPlan
+from bridge.start.index import as_bridge_errors, find_index, open_index
+from bridge.start.retention import RetentionGuard, must_hold_what_is_pending
 from bridge.start.roll_window import decode_parameters, limits_of
 from bridge.telemetry.heartbeats import CALLS_S, SPARK_S, Heartbeats
 from bridge.telemetry.http import Health
 from bridge.telemetry.metrics import Metrics
 from bridge.telemetry.progress_bar import LongWork
-from bridge.wire.committed_state import CommittedState, largest_roll_window_ms
-from bridge.wire.decode_epochs import DecodeEpochs
 from timerstore.clock import Clock
-from timerstore.disk.checkpoint import Identity
-from timerstore.errors import DirectoryInUse, DiskFailure, TimerStoreError
-from timerstore.limits import Limits
+from timerstore.errors import TimerStoreError
 from timerstore.log.timerlog import Window
 from timerstore.operations import recovery
 from timerstore.operations.recovery import Found
@@ -60,9 +56,6 @@ MAINTENANCE: Final = "maintenance"
 
 END_S_MAX: Final = 5.0
 """How long maintenance has when the process ends, which must not take longer than `app.STOP_S_MAX`."""
-
-WINDOW_BYTES_MAX: Final = 40 << 20
-"""A gathered window is in memory up to three times for a moment: in the JVM, as it came, and sorted."""
 
 log = structlog.get_logger("bridge.runtime.pipeline")
 
@@ -109,34 +102,34 @@ class Pipeline:
         """
         context = self._context
         context.health.enter("settling", reasons=("reading the committed offsets",))
-        identity = self._identity()
-        settled = self._settle(identity)
-        if settled is None or self._cancelled.is_set():
+        found = self._found = find_index(context.settings, context.cluster, context.clock.now_ms())
+        plan = self._plan(found)
+        if plan is None or self._cancelled.is_set():
             return False
-        found, states = settled
-        store = self.store = self._open(found, states)
-        start, end = self._starts(store, states), {name: state.offset for name, state in states.items()}
+        self.retention = RetentionGuard(context.settings, plan.windows, context.clock)
+        store = self.store = self._open(found, plan)
+        start = self._ingest_start(plan, store)
         log.info(
             "index-opened",
             partitions=len(self._owned),
             without_index=sum(covered is None for covered in store.resume_offsets().values()),
-            read_again=sum(max(0, end[name] - start[name]) for name in end),
+            read_again=sum(max(0, offset - start[name]) for name, offset in plan.committed.items()),
             segments=store.stats().segments,
             reports=list(store.reports),
         )
-        store.start_at(start, {name: self._log_marks[name].end for name in start})
+        store.start_at(start, {name: plan.log_marks[name].end for name in start})
         self._maintenance = self._make_maintenance(store)
         self._maintenance.start()
-        ingest = self._ingest = self._make_ingest(store, states)
+        ingest = self._ingest = self._make_ingest(store, plan)
         with LongWork(
             "catching-up", "records up to the committed offsets", health=context.health, clock=context.clock
         ) as work:
-            ingest.warm_up(end)
-            offsets = ingest.catch_up(start, end, work.report)
+            ingest.warm_up(plan.committed)
+            offsets = ingest.catch_up(start, plan.committed, work.report)
         if self._cancelled.is_set():
             return False
         ingest.start(offsets)
-        context.dispatcher.resume(store, states, self._revocations)
+        context.dispatcher.resume(store, plan.states, self._revocations)
         return not self._cancelled.is_set()
 
     def cancel(self) -> None:
@@ -203,105 +196,58 @@ class Pipeline:
 
     # ---- parts of start
 
-    def _identity(self) -> Identity:
-        cluster = self._context.cluster
-        topics = sorted(self._context.settings.delay_topics)
-        return Identity(cluster_id=cluster.describe().cluster_id, topic_ids=cluster.topic_ids(topics))
-
-    def _settle(self, identity: Identity) -> tuple[Found, dict[SourceName, CommittedState]] | None:
+    def _plan(self, found: Found) -> StartPlan | None:
         context = self._context
-        directory, now_ms = context.settings.store.directory, context.clock.now_ms()
-        directory.mkdir(parents=True, exist_ok=True)
-        with as_bridge_errors():
-            found = self._found = recovery.find(directory, identity, now_ms)
-        for report in found.reports:
-            log.error("checkpoint-corrupt", report=report)
-        limits = self._limits = limits_of(context.cluster, sorted({topic for topic, _ in self._owned}))
+        limits = limits_of(context.cluster, sorted({topic for topic, _ in self._owned}))
         parameters = {topic: decode_parameters(context.settings, topic, limit) for topic, limit in limits.items()}
         for topic, decoded in parameters.items():
             kept_ms = limits[topic].retention_ms
             log.info("roll-window", topic=topic, window_ms=decoded.roll_window_ms, retention_ms=kept_ms)
-        settled = settle(
-            context.ownership,
-            owned=self._owned,
-            look_up=lambda topic: facts_of(context.cluster, topic),
-            checkpointed=[] if found.checkpoint is None else list(found.checkpoint.offsets),
-            parameters=parameters.__getitem__,
-            clock=context.clock,
-        )
-        if settled is None:
-            return None
-        covered = {} if found.checkpoint is None else found.checkpoint.offsets
-        first = {name: state.first_offset for name, state in settled.items() if name in covered and state.first_offset}
-        with as_bridge_errors():
-            # An operator has given up what lies below (`delay-bridge adopt`), and this index may still hold it.
-            if any(covered[name] < offset for name, offset in first.items()) or recovery.holds(
-                found, {name for name, offset in first.items() if covered[name] == offset}
-            ):
-                found = recovery.give_up(found, now_ms)
-        self._log_marks = context.cluster.watermarks(sorted(settled))
-        self._windows = {
-            topic: Windows(
-                current_ms=decoded.roll_window_ms,
-                largest_ms=largest_roll_window_ms(state for (name, _), state in settled.items() if name == topic),
-            )
-            for topic, decoded in parameters.items()
-        }
-        self.retention = RetentionGuard(context.settings, self._windows, context.clock)
-        return found, settled
 
-    def _open(self, found: Found, states: Mapping[SourceName, CommittedState]) -> TimerStore:
+        def facts() -> StartFacts:
+            with as_bridge_errors():
+                return gather(
+                    context.ownership, context.cluster, self._owned, parameters=parameters, limits=limits, found=found
+                )
+
+        return plan_start(context.ownership, self._owned, facts, context.clock)
+
+    def _open(self, found: Found, plan: StartPlan) -> TimerStore:
         context = self._context
-        settings = context.settings
-        topics = context.cluster.topics(sorted(settings.delay_topics))
-        covered = {} if found.checkpoint is None else found.checkpoint.offsets
-        # Of a partition that was given up once, nothing that the index does not cover counts, wherever its log begins.
-        given_up = {name for name, state in states.items() if state.first_offset and name not in covered}
-        self._found = None  # whether it can be opened or not, it is not ours to give back
-        with (
-            LongWork("recovering", "segments opened", health=context.health, clock=context.clock) as work,
-            as_bridge_errors(),
-        ):
-            return TimerStore.restore(
-                found,
-                partitions=[(name, p) for name, topic in topics.items() for p in range(topic.partitions)],
-                committed={name: (state.offset, state.position) for name, state in states.items()},
-                frozen={name: state.frozen for name, state in states.items() if state.frozen},
-                log_starts={name: 0 if name in given_up else mark.start for name, mark in self._log_marks.items()},
-                now_ms=context.clock.now_ms(),
-                limits=limits(settings, [state.epochs for state in states.values()]),
-                progress=work.report,
-            )
+        topics = context.cluster.topics(sorted(context.settings.delay_topics))
+        partitions = [(name, partition) for name, topic in topics.items() for partition in range(topic.partitions)]
+        now_ms = context.clock.now_ms()
+        if plan.gives_up_index:
+            with as_bridge_errors():
+                found = recovery.give_up(found, now_ms)
+        self._found = None  # from here on the lock is the store's, opened or not
+        with LongWork("recovering", "segments opened", health=context.health, clock=context.clock) as work:
+            return open_index(found, plan, context.settings, partitions, now_ms, work.report)
 
-    def _starts(self, store: TimerStore, states: Mapping[SourceName, CommittedState]) -> dict[SourceName, int]:
-        """As the function below; refuses what may have lost something."""
-        log_starts = {name: mark.start for name, mark in self._log_marks.items()}
-        starts, unheld = starting_offsets(store, states, log_starts)
+    def _ingest_start(self, plan: StartPlan, store: TimerStore) -> Mapping[SourceName, int]:
+        """Where ingest begins. Raises StateError where something may have been lost."""
+        start = plan.ingest_start(store.resume_offsets())
         must_hold_what_is_pending(
             self._context.cluster,
-            {name: states[name].offset for name in unheld},
-            {name: self._log_marks[name] for name in unheld},
-            {
-                topic: limit.retention_ms - self._windows[topic].largest_ms
-                for topic, limit in self._limits.items()
-                if limit.retention_ms >= 0
-            },
+            start.unheld,
+            {name: plan.log_marks[name] for name in start.unheld},
+            plan.spare_ms,
             self._context.clock.now_ms(),
         )
-        return starts
+        return start.offsets
 
     def _make_maintenance(self, store: TimerStore) -> MaintenanceThread:
         context = self._context
 
         def read(window: Window) -> pa.Table:
-            return gather(context.spark, store.sources, window)
+            return gather_window(context.spark, store.sources, window)
 
         return MaintenanceThread(
             store=store, gather=read, clock=context.clock, metrics=context.metrics,
             on_corrupt=context.on_rebuild, on_fatal=context.on_fatal, beat=context.hearts.watch(MAINTENANCE, SPARK_S),
         )  # fmt: skip
 
-    def _make_ingest(self, store: TimerStore, states: Mapping[SourceName, CommittedState]) -> Ingest:
+    def _make_ingest(self, store: TimerStore, plan: StartPlan) -> Ingest:
         context = self._context
         settings = context.settings
         return Ingest(
@@ -309,7 +255,7 @@ class Pipeline:
             kafka_options=java(settings),
             group_prefix=f"{settings.group_id}-spark",
             store=store,
-            all_epochs={name: state.epochs for name, state in states.items()},
+            all_epochs={name: state.epochs for name, state in plan.states.items()},
             limits=BatchLimits(
                 records=settings.ingest.batch_records,
                 bytes=settings.ingest.batch_bytes,
@@ -321,41 +267,3 @@ class Pipeline:
             beat=context.hearts.watch(INGEST, CALLS_S),
             beat_query=context.hearts.watch(QUERY, SPARK_S),
         )
-
-
-def starting_offsets(
-    store: TimerStore, states: Mapping[SourceName, CommittedState], log_starts: Mapping[SourceName, int]
-) -> tuple[dict[SourceName, int], list[SourceName]]:
-    """Where reading begins, by partition: the end of what the index covers; where it covers nothing, the log's start,
-    or where the bridge's part of the topic begins. And the partitions that begin where records are gone already."""
-    starts, unheld = {}, []
-    for name, covered in store.resume_offsets().items():
-        first, log_start = states[name].first_offset, log_starts[name]
-        starts[name] = max(log_start, first) if covered is None else covered
-        if covered is None and log_start > first:
-            unheld.append(name)
-    return starts, unheld
-
-
-@contextmanager
-def as_bridge_errors() -> Iterator[None]:
-    """What is wrong with the volume is the environment's; what is wrong with whose index it is, a state's."""
-    try:
-        yield
-    except (DirectoryInUse, DiskFailure) as error:
-        raise EnvironmentFailure(error.message, hint=error.hint) from error
-    except TimerStoreError as error:
-        raise StateError(error.message, hint=error.hint) from error
-
-
-def limits(settings: Settings, all_epochs: Iterable[DecodeEpochs]) -> Limits:
-    """The store's bounds. Cancels are kept for the largest roll window that any record is read with."""
-    windows = [epoch.parameters.roll_window_ms for epochs in all_epochs for epoch in epochs]
-    return Limits(
-        flush_bytes=settings.store.flush_bytes,
-        flush_interval_ms=settings.store.flush_interval,
-        ready_rows_bytes=settings.ready_rows.bytes,
-        horizon_ms=settings.ready_rows.horizon,
-        window_bytes=min(settings.ready_rows.bytes // 4, WINDOW_BYTES_MAX),
-        window_ms=max(windows),
-    )

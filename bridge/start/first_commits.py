@@ -1,6 +1,6 @@
-"""Where every partition stands before ingest: first use, going on, or a state that must not be guessed at.
+"""Where every partition begins: first use, going on, or a state that must not be guessed at.
 
-    commits of the topic   log start   checkpoint   partition                    verdict
+    commits of the topic   log start   checkpoint   partition                    decision
     none                   0           no           any                          first use: commit (0, minus infinity)
     none                   > 0         -            any                          StateError: records are gone
     none                   -           yes          any                          StateError: the commits were deleted
@@ -9,24 +9,22 @@
     some, not this one     0           no           index >= every committed n   added: commit (0, minus infinity)
     some, not this one     -           -            otherwise                    StateError: the commit was deleted
 
-A partition of which nothing is known is never delivered from its beginning on suspicion: that could repeat everything.
+A partition of which nothing is known is never delivered from its beginning: that could repeat everything.
 
-Only the owner of a topic's partition 0 makes first commits, for all partitions that lack one and in one request, which
-the broker stores as a whole: two instances that start together cannot overwrite each other's progress, and no committed
-count n ever covers a partition without a commit. The others wait for it.
+Pure: `decide` makes a `StartPlan` of `StartFacts`. These are gathered by `facts.py`, and `runtime/pipeline.py` executes
+the plan. Only how far the index reaches is known later, when it has been opened: see `StartPlan.ingest_start`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
-from typing import Protocol
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 
-from bridge.errors import EnvironmentFailure, StateError
-from bridge.kafka.admin import Cluster
-from bridge.wire.committed_state import ADOPT, CommittedState, amend_epochs, initial_state
+from bridge.errors import StateError
+from bridge.kafka.admin import Watermarks
+from bridge.start.roll_window import TopicLimits, Windows
+from bridge.wire.committed_state import ADOPT, CommittedState, amend_epochs, initial_state, largest_roll_window_ms
 from bridge.wire.decode_epochs import DecodeParameters
-from timerstore.clock import Clock
 from timerstore.rows.sources import SourceName
 
 
@@ -49,28 +47,141 @@ class TopicFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
-    """The verdict on one topic: `missing` are the first commits to make (by partition); without any, `states` are those
-    of the owned partitions.
+class StartFacts:
+    """What Kafka, the directory and the configuration hold when a start begins.
+
+    `owned` are this instance's partitions. By delay topic that has some of them: `topics`, the `parameters` that are
+    configured for decoding, and `limits`. `committed` holds every partition of these topics that has a commit,
+    whichever instance owns it. `covered` is O_c of each partition in the index's checkpoint; `holds_given_up` says
+    whether the index has rows of a partition that it covers just up to where an operator gave up what lay below.
     """
 
-    states: Mapping[int, CommittedState]
-    missing: Mapping[int, CommittedState]
+    owned: frozenset[SourceName]
+    topics: Mapping[str, TopicFacts]
+    parameters: Mapping[str, DecodeParameters]
+    committed: Mapping[SourceName, CommittedState]
+    limits: Mapping[str, TopicLimits] = field(default_factory=dict)
+    covered: Mapping[SourceName, int] = field(default_factory=dict)
+    holds_given_up: bool = False
 
 
-def judge(
-    topic: str,
-    facts: TopicFacts,
-    committed: Mapping[int, CommittedState],
-    *,
-    owned: Collection[int],
-    checkpointed: Collection[int],
-    parameters: DecodeParameters,
-) -> Standing:
-    """Apply the table above to one topic. `committed` holds every partition that has a commit, whoever owns it.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstCommits:
+    """The commits that must be made before anything else, by partition.
 
-    Raises StateError with the remedy.
+    Only the owner of a topic's partition 0 makes them, for all partitions that lack one and in one request, which the
+    broker stores as a whole: two instances that start together cannot overwrite each other's progress, and no committed
+    count n ever covers a partition without a commit. The others wait for it.
     """
+
+    states: Mapping[SourceName, CommittedState]
+
+    def of_owner(self, owned: Collection[SourceName]) -> list[Mapping[SourceName, CommittedState]]:
+        """The commits for the owner of these partitions to make: one request for each topic."""
+        mine = sorted({topic for topic, _ in self.states if (topic, 0) in owned})
+        return [{name: state for name, state in self.states.items() if name[0] == topic} for topic in mine]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartPlan:
+    """How to go on.
+
+    By owned partition: `states` are the committed ones, with the decode epochs that hold from now on; `log_marks` where
+    the log begins and ends; `log_starts` from where on the log counts for the index. By delay topic: `windows`, and
+    `spare_ms`, for how long the bridge may be down before unfinished records are deleted (absent: for ever).
+    `gives_up_index`: an operator has given up messages that the index may hold (`delay-bridge adopt`).
+    """
+
+    states: Mapping[SourceName, CommittedState]
+    log_marks: Mapping[SourceName, Watermarks]
+    log_starts: Mapping[SourceName, int]
+    windows: Mapping[str, Windows]
+    spare_ms: Mapping[str, int]
+    gives_up_index: bool
+
+    @property
+    def committed(self) -> dict[SourceName, int]:
+        """O by partition: ingest reads up to it before anything is delivered (invariant I6)."""
+        return {name: state.offset for name, state in self.states.items()}
+
+    def ingest_start(self, covered: Mapping[SourceName, int | None]) -> IngestStart:
+        """Where ingest begins. `covered` is the end of what the open index holds of each partition (None: nothing)."""
+        offsets, unheld = {}, {}
+        for name, end in covered.items():
+            first, log_start = self.states[name].first_offset, self.log_marks[name].start
+            offsets[name] = max(log_start, first) if end is None else end
+            if end is None and log_start > first:
+                unheld[name] = self.states[name].offset
+        return IngestStart(offsets=offsets, unheld=unheld)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IngestStart:
+    """By partition: `offsets` is where ingest begins, the end of what the index covers, else the log's start or where
+    the bridge's part of the topic begins; `unheld` is O where records are gone already that no index covers.
+    """
+
+    offsets: Mapping[SourceName, int]
+    unheld: Mapping[SourceName, int]
+
+
+StartDecision = StartPlan | FirstCommits
+
+
+def decide(facts: StartFacts) -> StartDecision:
+    """Apply the table above to all topics. Raises StateError with the remedy."""
+    missing: dict[SourceName, CommittedState] = {}
+    states: dict[SourceName, CommittedState] = {}
+    marks: dict[SourceName, Watermarks] = {}
+    for topic, found in sorted(facts.topics.items()):
+        parameters = facts.parameters[topic]
+        committed = {partition: state for (name, partition), state in facts.committed.items() if name == topic}
+        _must_be_this_topic(topic, found, committed)
+        absent = [partition for partition in range(found.partitions) if partition not in committed]
+        if absent:
+            checkpointed = {partition for name, partition in facts.covered if name == topic}
+            _must_be_new(topic, found, committed, absent, checkpointed)
+            first = initial_state(offset=0, topic_id=found.topic_id, partitions=found.partitions, parameters=parameters)
+            missing |= {(topic, partition): first for partition in absent}
+            continue
+        for partition in sorted(partition for name, partition in facts.owned if name == topic):
+            state, start, end = committed[partition], found.log_start[partition], found.log_end[partition]
+            _must_be_in_range(topic, partition, state.offset, start, end)
+            epochs = amend_epochs(state.epochs, state.offset, start, parameters)
+            states[topic, partition] = replace(state, epochs=epochs, partitions=found.partitions)
+            marks[topic, partition] = Watermarks(start=start, end=end)
+    return FirstCommits(states=missing) if missing else _plan(facts, states, marks)
+
+
+def _plan(
+    facts: StartFacts, states: Mapping[SourceName, CommittedState], marks: Mapping[SourceName, Watermarks]
+) -> StartPlan:
+    windows = {}
+    for topic, parameters in facts.parameters.items():
+        largest_ms = largest_roll_window_ms(state for (name, _), state in states.items() if name == topic)
+        windows[topic] = Windows(current_ms=parameters.roll_window_ms, largest_ms=largest_ms)
+    covered = facts.covered
+    gives_up = facts.holds_given_up or any(
+        covered[name] < state.first_offset for name, state in states.items() if name in covered
+    )
+    # Of a partition that was given up once, nothing that the index does not cover counts, wherever its log begins.
+    kept = {} if gives_up else covered
+    given_up = {name for name, state in states.items() if state.first_offset and name not in kept}
+    return StartPlan(
+        states=states,
+        log_marks=marks,
+        log_starts={name: 0 if name in given_up else mark.start for name, mark in marks.items()},
+        windows=windows,
+        spare_ms={
+            topic: limits.retention_ms - windows[topic].largest_ms
+            for topic, limits in facts.limits.items()
+            if limits.retention_ms >= 0
+        },
+        gives_up_index=gives_up,
+    )
+
+
+def _must_be_this_topic(topic: str, facts: TopicFacts, committed: Mapping[int, CommittedState]) -> None:
     for partition, state in committed.items():
         if state.topic_id != facts.topic_id:
             raise StateError(
@@ -81,19 +192,6 @@ def judge(
                 committed_topic_id=state.topic_id,
                 topic_id=facts.topic_id,
             )
-    absent = [p for p in range(facts.partitions) if p not in committed]
-    if absent:
-        _must_be_new(topic, facts, committed, absent, checkpointed)
-        first = initial_state(offset=0, topic_id=facts.topic_id, partitions=facts.partitions, parameters=parameters)
-        return Standing(states={}, missing=dict.fromkeys(absent, first))
-    states = {}
-    for partition in owned:
-        state = committed[partition]
-        start, end = facts.log_start[partition], facts.log_end[partition]
-        _must_be_in_range(topic, partition, state.offset, start, end)
-        epochs = amend_epochs(state.epochs, state.offset, start, parameters)
-        states[partition] = replace(state, epochs=epochs, partitions=facts.partitions)
-    return Standing(states=states, missing={})
 
 
 def _must_be_new(
@@ -141,107 +239,3 @@ def _must_be_in_range(topic: str, partition: int, offset: int, start: int, end: 
             committed=offset,
             log_end=end,
         )
-
-
-class CommittedOffsets(Protocol):
-    """The part of `Ownership` that settling needs."""
-
-    def assignment(self) -> frozenset[SourceName]:
-        """Owned partitions."""
-        ...
-
-    def read_committed_states(
-        self, partitions: Collection[SourceName], timeout_s: float | None = None
-    ) -> dict[SourceName, CommittedState | None]:
-        """Committed states, stable ones only."""
-        ...
-
-    def commit_states(self, states: Mapping[SourceName, CommittedState]) -> None:
-        """Commit as a member of the group."""
-        ...
-
-    def wait(self, timeout_s: float) -> None:
-        """Pause, unless stopping."""
-        ...
-
-
-def settle(
-    offsets: CommittedOffsets,
-    *,
-    owned: frozenset[SourceName],
-    look_up: Callable[[str], TopicFacts],
-    checkpointed: Collection[SourceName],
-    parameters: Callable[[str], DecodeParameters],
-    clock: Clock,
-    timeout_s: float = 60.0,
-) -> dict[SourceName, CommittedState] | None:
-    """The states of the owned partitions, first commits made where they are due; None when the assignment changed
-    meanwhile.
-
-    `look_up` gives a topic's facts, `parameters` its configured decode parameters, `checkpointed` are the partitions
-    that the local index knows. Raises StateError as in the table, EnvironmentFailure when another instance does not
-    make the first commits in time.
-    """
-    deadline = clock.monotonic_s() + timeout_s
-    settled: dict[SourceName, CommittedState] = {}
-    for topic in sorted({topic for topic, _ in owned}):
-        while True:
-            if offsets.assignment() != owned:
-                return None
-            standing = _standing(offsets, topic, owned, look_up, checkpointed, parameters(topic))
-            if not standing.missing:
-                settled.update({(topic, p): state for p, state in standing.states.items()})
-                break
-            if (topic, 0) in owned:
-                offsets.commit_states({(topic, p): state for p, state in standing.missing.items()})
-            elif clock.monotonic_s() > deadline:
-                raise EnvironmentFailure(
-                    "the first commits of a delay topic were not made",
-                    hint="They are made by the instance that owns the topic's partition 0: look into its log.",
-                    topic=topic,
-                    waited_s=timeout_s,
-                )
-            else:
-                offsets.wait(0.2)
-    return settled
-
-
-def _standing(
-    offsets: CommittedOffsets,
-    topic: str,
-    owned: Collection[SourceName],
-    look_up: Callable[[str], TopicFacts],
-    checkpointed: Collection[SourceName],
-    parameters: DecodeParameters,
-) -> Standing:
-    count = look_up(topic).partitions
-    read = offsets.read_committed_states([(topic, p) for p in range(count)])
-    # The log's ends are looked up after the commits: a commit never lies beyond an end that was read later.
-    facts = look_up(topic)
-    return judge(
-        topic,
-        facts,
-        {p: state for (_, p), state in read.items() if state is not None},
-        owned=[p for t, p in owned if t == topic],
-        checkpointed=[p for t, p in checkpointed if t == topic],
-        parameters=parameters,
-    )
-
-
-def facts_of(cluster: Cluster, topic: str) -> TopicFacts:
-    """A delay topic's facts from the cluster. Raises StateError when the topic does not exist, EnvironmentFailure
-    without an answer.
-    """
-    found = cluster.topics([topic]).get(topic)
-    if found is None:
-        raise StateError(
-            "a delay topic does not exist",
-            hint="Create it (`delay-bridge check` says how it must be), or take it out of the configuration.",
-            topic=topic,
-        )
-    marks = cluster.watermarks([(topic, partition) for partition in range(found.partitions)])
-    return TopicFacts(
-        topic_id=found.topic_id,
-        log_start=tuple(marks[topic, p].start for p in range(found.partitions)),
-        log_end=tuple(marks[topic, p].end for p in range(found.partitions)),
-    )

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
 
 import structlog
@@ -27,7 +26,7 @@ from bridge.errors import BridgeError, EnvironmentFailure, StateError
 from bridge.kafka.admin import Cluster, Oldest, Watermarks
 from bridge.settings.model import Settings
 from bridge.settings.units import format_duration_ms
-from bridge.start.roll_window import TopicLimits, limits_of, roll_window_ms
+from bridge.start.roll_window import TopicLimits, Windows, limits_of, roll_window_ms
 from bridge.wire.committed_state import ADOPT_COMMITTED
 from timerstore.clock import Clock
 from timerstore.rows.sources import SourceName
@@ -38,14 +37,6 @@ FULL_ENOUGH: Final = 0.01
 """A log that has reached no more than this share of its largest size tells nothing about how long that takes."""
 
 log = structlog.get_logger("bridge.start.retention")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Windows:
-    """Of one delay topic, in ms: W for what is read now, and the largest that any record in the log was read with."""
-
-    current_ms: int
-    largest_ms: int
 
 
 def kept_ms(limits: TopicLimits, oldest: Mapping[int, Oldest], marks: Mapping[int, Watermarks], now_ms: int) -> float:

@@ -52,6 +52,14 @@ class TopicLimits:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Windows:
+    """Of one delay topic, in ms: W for what is read now, and the largest that any record in the log was read with."""
+
+    current_ms: int
+    largest_ms: int
+
+
 def limits_of(cluster: Cluster, topics: Iterable[str]) -> dict[str, TopicLimits]:
     """The limits of `topics`; those of one that does not exist are the defaults. Raises EnvironmentFailure."""
     names = list(topics)

@@ -28,7 +28,8 @@ from bridge.kafka.admin import Cluster
 from bridge.kafka.membership import Ownership
 from bridge.settings.clients import librdkafka
 from bridge.settings.model import Settings
-from bridge.start.first_commits import TopicFacts, facts_of, settle
+from bridge.start.facts import gather as gather_facts
+from bridge.start.facts import plan_start
 from bridge.telemetry.counts import Counts
 from bridge.wire.committed_state import CommittedState
 from bridge.wire.decode_epochs import DecodeParameters
@@ -211,21 +212,8 @@ class Rig:
 
     def settle(self) -> TimerStore:
         """Read (or make) the committed states, and put a store on them."""
-        cluster = Cluster(self.settings)
-
-        def look_up(topic: str) -> TopicFacts:
-            return facts_of(cluster, topic)
-
-        states = settle(
-            self.ownership,
-            owned=self.ownership.assignment(),
-            look_up=look_up,
-            checkpointed=(),
-            parameters=lambda topic: PARAMETERS,
-            clock=self.clock,
-        )
-        assert states is not None
-        self.states = states
+        self.states = states_of(self.ownership, self.settings, self.clock)
+        states = self.states
         self.store = TimerStore.open(
             Path(self.directory.name),
             identity=Identity(cluster_id="cluster", topic_ids={self.delay_topic: "id"}),
@@ -313,3 +301,17 @@ class Rig:
         if self.store is not None:
             self.store.close()
         self.directory.cleanup()
+
+
+def states_of(ownership: Ownership, settings: Settings, clock: Clock) -> dict[SourceName, CommittedState]:
+    """The owned partitions' states, as at a start without a local index."""
+    owned, cluster = ownership.assignment(), Cluster(settings)
+    parameters = {topic: PARAMETERS for topic, _ in owned}
+    plan = plan_start(
+        ownership,
+        owned,
+        lambda: gather_facts(ownership, cluster, owned, parameters=parameters, limits={}),
+        clock,
+    )
+    assert plan is not None
+    return dict(plan.states)

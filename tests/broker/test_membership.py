@@ -17,10 +17,10 @@ from bridge.kafka.admin import Cluster
 from bridge.kafka.membership import Ownership
 from bridge.settings.clients import librdkafka
 from bridge.settings.model import Settings
-from bridge.start.first_commits import facts_of, settle
+from bridge.start.facts import topic_facts
 from bridge.start.reset_offsets import adopt
 from bridge.wire.committed_state import CommittedState, initial_state
-from tests.broker.rig import DEADLINE_S, PARAMETERS, Listener, ownership_of, settings_for
+from tests.broker.rig import DEADLINE_S, PARAMETERS, Listener, ownership_of, settings_for, states_of
 from tests.system.broker import Broker
 from tests.system.kafka import Outgoing, Topics, produce
 from tests.waiting import wait_until
@@ -45,17 +45,7 @@ def member(settings: Settings, **config: Any) -> Iterator[tuple[Ownership, Liste
 
 def settled(ownership: Ownership, settings: Settings) -> dict[SourceName, CommittedState]:
     """The owned partitions' states, as at a start without a local index."""
-    cluster = Cluster(settings)
-    states = settle(
-        ownership,
-        owned=ownership.assignment(),
-        look_up=lambda topic: facts_of(cluster, topic),
-        checkpointed=(),
-        parameters=lambda topic: PARAMETERS,
-        clock=SystemClock(),
-    )
-    assert states is not None
-    return states
+    return states_of(ownership, settings, SystemClock())
 
 
 def wait_owned(ownership: Ownership, count: int) -> None:
@@ -209,7 +199,7 @@ def test_adopting_decides_what_a_start_refused(
             adopt(
                 consumer=librdkafka(settings, "consumer"),
                 group_id=settings.group_id,
-                topics={delay: facts_of(Cluster(settings), delay)},
+                topics=topic_facts(Cluster(settings), [delay]),
                 parameters=lambda topic: PARAMETERS,
                 start=start,
                 directory=tmp_path,
@@ -253,7 +243,7 @@ def test_adopting_what_is_committed_gives_up_only_what_is_gone(broker: Broker, t
             adopt(
                 consumer=librdkafka(settings, "consumer"),
                 group_id=settings.group_id,
-                topics={delay: facts_of(Cluster(settings), delay)},
+                topics=topic_facts(Cluster(settings), [delay]),
                 parameters=lambda topic: PARAMETERS,
                 start="committed",
                 directory=tmp_path,

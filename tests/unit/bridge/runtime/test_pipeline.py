@@ -10,7 +10,9 @@ from unittest import mock
 import pytest
 
 from bridge.errors import EnvironmentFailure, StateError
+from bridge.ingest.query import Restart
 from bridge.kafka.admin import ClusterDescription, Topic, Watermarks
+from bridge.runtime import pipeline as module
 from bridge.runtime.app import Application
 from bridge.runtime.pipeline import Pipeline, PipelineContext
 from bridge.settings.model import Settings
@@ -74,6 +76,7 @@ class Bench:
         self.rig = rig
         self.stand_in = StandIn(rig)
         tree = {"store": {"directory": str(rig.directory)}}
+        self.dispatcher = mock.Mock()
         self.pipeline = Pipeline(
             PipelineContext(
                 settings=Settings.of(tree),
@@ -81,7 +84,7 @@ class Bench:
                 cluster=self.stand_in,  # type: ignore[arg-type]
                 spark=mock.Mock(),
                 ownership=self.stand_in,  # type: ignore[arg-type]
-                dispatcher=mock.Mock(),
+                dispatcher=self.dispatcher,
                 metrics=mock.Mock(),
                 health=Health(),
                 on_fatal=mock.Mock(),
@@ -95,15 +98,27 @@ class Bench:
     def start(self) -> dict[SourceName, int]:
         """Where reading begins."""
         self.rig.store.close()
-        settled = self.pipeline._settle(self.pipeline._identity())
-        assert settled is not None
-        self.pipeline.store = self.pipeline._open(*settled)
-        return self.pipeline._starts(self.pipeline.store, settled[1])
+        assert self.pipeline.start()
+        return dict(self.ingest.catch_up.call_args.args[0])
+
+    @property
+    def ingest(self) -> mock.Mock:
+        """Stands in for the query."""
+        made = self.pipeline._ingest
+        assert isinstance(made, mock.Mock)
+        return made
 
     @property
     def store(self) -> TimerStore:
         assert self.pipeline.store is not None
         return self.pipeline.store
+
+
+@pytest.fixture(autouse=True)
+def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a query nor maintenance: what they would be told is looked at."""
+    monkeypatch.setattr(module, "Ingest", mock.Mock(side_effect=lambda **_: mock.Mock()))
+    monkeypatch.setattr(module, "MaintenanceThread", mock.Mock(side_effect=lambda **_: mock.Mock()))
 
 
 @pytest.fixture
@@ -200,6 +215,45 @@ def test_what_was_given_up_on_another_machine_is_given_up_here_too(rig: Rig) -> 
     assert again.pipeline.stop()
 
 
+def test_nothing_is_delivered_before_ingest_has_read_up_to_the_committed_offsets(rig: Rig) -> None:
+    """Then the query goes on from there, and the dispatcher gets the store with the committed states."""
+    rig.produce(FAR_MS)
+    rig.committed[ORDERS] = (3, rig.committed[ORDERS][1])
+    bench = Bench(rig)
+    bench.stand_in.marks[ORDERS] = Watermarks(start=0, end=3)
+    assert bench.start() == {ORDERS: 2, BILLS: 2}
+    calls = bench.ingest.method_calls
+    assert [call[0] for call in calls] == ["warm_up", "catch_up", "start"]
+    assert calls[1].args[1] == {ORDERS: 3, BILLS: 2}
+    assert calls[2].args == (bench.ingest.catch_up.return_value,)
+    [resumed] = bench.dispatcher.resume.call_args_list
+    assert resumed.args[0] is bench.store
+    assert {name: state.offset for name, state in resumed.args[1].items()} == {ORDERS: 3, BILLS: 2}
+    assert bench.pipeline.stop()
+
+
+def test_a_start_that_is_cancelled_delivers_nothing(rig: Rig) -> None:
+    """The assignment has changed while it caught up: neither query nor dispatcher are started."""
+    bench = Bench(rig)
+    rig.store.close()
+    with mock.patch.object(module, "LongWork") as work:
+        work.return_value.__exit__.side_effect = lambda *_: bench.pipeline.cancel()
+        assert not bench.pipeline.start()
+    assert not bench.ingest.start.called and not bench.dispatcher.resume.called
+    assert bench.ingest.cancel.called
+    assert bench.pipeline.stop()
+
+
+def test_only_a_clock_that_was_set_back_restarts_the_query(rig: Rig) -> None:
+    bench = Bench(rig)
+    bench.start()
+    bench.pipeline.clock_jumped(5_000)
+    assert not bench.ingest.restart.called
+    bench.pipeline.clock_jumped(-5_000)
+    bench.ingest.restart.assert_called_once_with(Restart.CLOCK_JUMPED)
+    assert bench.pipeline.stop()
+
+
 def test_the_checkpoint_is_read_once(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under the directory's lock, and handed on as a value: a start sets a file aside once, or not at all."""
     read = mock.Mock(side_effect=checkpoint.read)
@@ -215,7 +269,8 @@ def test_a_start_that_ends_early_gives_the_directory_back(rig: Rig) -> None:
     """The next pipeline of this process needs it."""
     bench = Bench(rig)
     rig.store.close()
-    assert bench.pipeline._settle(bench.pipeline._identity()) is not None
+    bench.stand_in.assignment = lambda: frozenset()  # type: ignore[method-assign]
+    assert not bench.pipeline.start()
     with pytest.raises(EnvironmentFailure, match="in use by another process"):
         Bench(rig).start()
     assert bench.pipeline.stop()

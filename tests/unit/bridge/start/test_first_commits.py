@@ -1,147 +1,188 @@
-"""First use, going on, and the states that must not be guessed at, as a table."""
+"""First use, going on, and the states that must not be guessed at, as a table: `decide` on values."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from bridge.errors import EnvironmentFailure, StateError
-from bridge.start.first_commits import TopicFacts, judge, settle
+from bridge.errors import StateError
+from bridge.kafka.admin import Watermarks
+from bridge.start.first_commits import FirstCommits, StartFacts, StartPlan, TopicFacts, decide
+from bridge.start.roll_window import TopicLimits, Windows
 from bridge.wire.committed_state import CommittedState, initial_state
-from bridge.wire.decode_epochs import DecodeParameters
-from timerstore.clock import ManualClock
-from timerstore.rows.sources import SourceName
+from bridge.wire.decode_epochs import DecodeEpoch, DecodeParameters
 
 PARAMETERS = DecodeParameters(max_delay_ms=1_000, roll_window_ms=4_000, has_default_target=False)
+SHORTER = replace(PARAMETERS, roll_window_ms=1_000)
 
 
-def facts(*ranges: tuple[int, int], topic_id: str = "id") -> TopicFacts:
+def topic(*ranges: tuple[int, int], topic_id: str = "id") -> TopicFacts:
+    """Log start and end by partition."""
     return TopicFacts(topic_id=topic_id, log_start=tuple(a for a, _ in ranges), log_end=tuple(b for _, b in ranges))
 
 
-def state(offset: int, partitions: int, topic_id: str = "id") -> CommittedState:
-    return initial_state(offset=offset, topic_id=topic_id, partitions=partitions, parameters=PARAMETERS)
+def state(offset: int, partitions: int, topic_id: str = "id", first_offset: int = 0) -> CommittedState:
+    return initial_state(
+        offset=offset, topic_id=topic_id, partitions=partitions, parameters=PARAMETERS, first_offset=first_offset
+    )
+
+
+def facts(
+    found: TopicFacts,
+    committed: Mapping[int, CommittedState],
+    *,
+    checkpointed: Collection[int] = (),
+    owned: Collection[int] = (0,),
+    parameters: DecodeParameters = PARAMETERS,
+    **others: Any,
+) -> StartFacts:
+    """Of the delay topic "d"."""
+    return StartFacts(
+        owned=frozenset(("d", partition) for partition in owned),
+        topics={"d": found},
+        parameters={"d": parameters},
+        committed={("d", partition): each for partition, each in committed.items()},
+        **{"covered": {("d", partition): 0 for partition in checkpointed}, **others},
+    )
+
+
+def plan(found: StartFacts) -> StartPlan:
+    decision = decide(found)
+    assert isinstance(decision, StartPlan)
+    return decision
 
 
 @pytest.mark.parametrize(
-    ("topic", "committed", "checkpointed", "missing"),
+    ("found", "committed", "checkpointed", "missing"),
     [
-        pytest.param(facts((0, 9), (0, 0)), {}, (), {0, 1}, id="first use"),
-        pytest.param(facts((0, 9), (0, 0)), {0: state(5, 1)}, (), {1}, id="a partition was added"),
-        pytest.param(facts((0, 9), (0, 0), (0, 0)), {0: state(5, 1)}, (), {1, 2}, id="two were added"),
-        pytest.param(facts((0, 9)), {0: state(9, 1)}, (0,), set(), id="at the end"),
-        pytest.param(facts((5, 9)), {0: state(5, 1)}, (), set(), id="at the start"),
-        pytest.param(facts((9, 9)), {0: state(9, 1)}, (), set(), id="everything expired after it was read"),
+        pytest.param(topic((0, 9), (0, 0)), {}, (), {0, 1}, id="first use"),
+        pytest.param(topic((0, 9), (0, 0)), {0: state(5, 1)}, (), {1}, id="a partition was added"),
+        pytest.param(topic((0, 9), (0, 0), (0, 0)), {0: state(5, 1)}, (), {1, 2}, id="two were added"),
+        pytest.param(topic((0, 9)), {0: state(9, 1)}, (0,), set(), id="at the end"),
+        pytest.param(topic((5, 9)), {0: state(5, 1)}, (), set(), id="at the start"),
+        pytest.param(topic((9, 9)), {0: state(9, 1)}, (), set(), id="everything expired after it was read"),
     ],
 )
 def test_what_may_go_on(
-    topic: TopicFacts, committed: Mapping[int, CommittedState], checkpointed: Collection[int], missing: set[int]
+    found: TopicFacts, committed: Mapping[int, CommittedState], checkpointed: Collection[int], missing: set[int]
 ) -> None:
     """Only partitions of which nobody can know anything get a first commit, at 0 and minus infinity."""
-    standing = judge("d", topic, committed, owned=[0], checkpointed=checkpointed, parameters=PARAMETERS)
-    assert set(standing.missing) == missing
-    assert all(
-        s.offset == 0 and s.position is None and s.partitions == topic.partitions for s in standing.missing.values()
-    )
-    assert set(standing.states) == (set() if missing else {0})
+    decision = decide(facts(found, committed, checkpointed=checkpointed))
+    if not missing:
+        assert isinstance(decision, StartPlan) and set(decision.states) == {("d", 0)}
+        return
+    assert isinstance(decision, FirstCommits)
+    assert set(decision.states) == {("d", partition) for partition in missing}
+    assert {(s.offset, s.position, s.partitions) for s in decision.states.values()} == {(0, None, found.partitions)}
 
 
 @pytest.mark.parametrize(
-    ("topic", "committed", "checkpointed", "message"),
+    ("found", "committed", "checkpointed", "message"),
     [
-        pytest.param(facts((1, 9)), {}, (), "oldest records are gone", id="none, log trimmed"),
-        pytest.param(facts((0, 9)), {}, (0,), "is missing", id="none, but a checkpoint"),
-        pytest.param(facts((0, 9), (0, 9)), {0: state(5, 2)}, (), "is missing", id="one of two deleted"),
-        pytest.param(facts((0, 9), (3, 9)), {0: state(5, 1)}, (), "oldest records are gone", id="added, but trimmed"),
-        pytest.param(facts((6, 9)), {0: state(5, 1)}, (), "deleted from the delay topic", id="below the start"),
-        pytest.param(facts((0, 4)), {0: state(5, 1)}, (), "beyond the end", id="beyond the end"),
-        pytest.param(facts((0, 9), topic_id="new"), {0: state(5, 1)}, (), "made anew", id="another topic"),
+        pytest.param(topic((1, 9)), {}, (), "oldest records are gone", id="none, log trimmed"),
+        pytest.param(topic((0, 9)), {}, (0,), "is missing", id="none, but a checkpoint"),
+        pytest.param(topic((0, 9), (0, 9)), {0: state(5, 2)}, (), "is missing", id="one of two deleted"),
+        pytest.param(topic((0, 9), (3, 9)), {0: state(5, 1)}, (), "oldest records are gone", id="added, but trimmed"),
+        pytest.param(topic((6, 9)), {0: state(5, 1)}, (), "deleted from the delay topic", id="below the start"),
+        pytest.param(topic((0, 4)), {0: state(5, 1)}, (), "beyond the end", id="beyond the end"),
+        pytest.param(topic((0, 9), topic_id="new"), {0: state(5, 1)}, (), "made anew", id="another topic"),
     ],
 )
 def test_what_must_not_be_guessed_at(
-    topic: TopicFacts, committed: Mapping[int, CommittedState], checkpointed: Collection[int], message: str
+    found: TopicFacts, committed: Mapping[int, CommittedState], checkpointed: Collection[int], message: str
 ) -> None:
     """Each stops the bridge and names the command that decides."""
     with pytest.raises(StateError, match=message) as refused:
-        judge("d", topic, committed, owned=[0], checkpointed=checkpointed, parameters=PARAMETERS)
+        decide(facts(found, committed, checkpointed=checkpointed))
     assert "adopt" in refused.value.hint
 
 
-class Group:
-    """A consumer group's commits; `others` are made while somebody waits."""
-
-    def __init__(self, owned: set[SourceName], others: Mapping[SourceName, CommittedState] | None = None) -> None:
-        self.owned = frozenset(owned)
-        self.commits: dict[SourceName, CommittedState] = {}
-        self.requests: list[set[SourceName]] = []
-        self.others = dict(others or {})
-        self.clock = ManualClock()
-
-    def assignment(self) -> frozenset[SourceName]:
-        return self.owned
-
-    def read_committed_states(
-        self,
-        partitions: Collection[SourceName],
-        timeout_s: float | None = None,  # noqa: ARG002 - the seam's
-    ) -> dict[SourceName, CommittedState | None]:
-        return {name: self.commits.get(name) for name in partitions}
-
-    def commit_states(self, states: Mapping[SourceName, CommittedState]) -> None:
-        self.requests.append(set(states))
-        self.commits.update(states)
-
-    def wait(self, timeout_s: float) -> None:
-        self.clock.advance(int(timeout_s * 1000))
-        self.commits.update(self.others)
-
-    def settle(
-        self, topic: TopicFacts, owned: set[SourceName] | None = None
-    ) -> dict[SourceName, CommittedState] | None:
-        return settle(
-            self,
-            owned=self.owned if owned is None else frozenset(owned),
-            look_up=lambda name: topic,
-            checkpointed=(),
-            parameters=lambda name: PARAMETERS,
-            clock=self.clock,
-        )
+def test_first_commits_are_made_by_the_owner_of_partition_0_in_one_request_for_each_topic() -> None:
+    """So that instances that start together cannot undo each other."""
+    first = FirstCommits(states={("a", 1): state(0, 2), ("b", 0): state(0, 2), ("b", 1): state(0, 2)})
+    assert [set(request) for request in first.of_owner({("a", 0), ("b", 0)})] == [{("a", 1)}, {("b", 0), ("b", 1)}]
+    assert first.of_owner({("a", 1), ("b", 1)}) == []
 
 
-def test_first_use_commits_every_partition_in_one_request() -> None:
-    """The owner of partition 0 commits for all, so that instances that start together cannot undo each other."""
-    group = Group({("d", 0)})
-    assert group.settle(facts((0, 5), (0, 0))) == {("d", 0): state(0, 2)}
-    assert group.requests == [{("d", 0), ("d", 1)}]
-    assert group.settle(facts((0, 5), (0, 0))) == {("d", 0): state(0, 2)}
-    assert len(group.requests) == 1
-
-
-def test_an_instance_without_partition_0_waits_for_the_first_commits() -> None:
-    """It commits nothing itself, and goes on when they are there."""
-    group = Group({("d", 1)}, others={("d", 0): state(3, 2), ("d", 1): state(0, 2)})
-    assert group.settle(facts((0, 5), (0, 0))) == {("d", 1): state(0, 2)}
-    assert group.requests == []
-
-
-def test_waiting_for_the_first_commits_has_a_limit() -> None:
-    """An owner of partition 0 that never commits is named, not waited for for ever."""
-    with pytest.raises(EnvironmentFailure, match="first commits"):
-        Group({("d", 1)}).settle(facts((0, 5), (0, 0)))
-
-
-def test_a_change_of_assignment_ends_settling() -> None:
-    """What was read for other partitions is of no use."""
-    assert Group({("d", 1)}).settle(facts((0, 5), (0, 0)), owned={("d", 0)}) is None
+def test_nothing_is_planned_for_one_topic_before_the_first_commits_of_another() -> None:
+    """And an error in one is found before anything is committed for the other."""
+    both = StartFacts(
+        owned=frozenset({("a", 0), ("b", 0)}),
+        topics={"a": topic((0, 9)), "b": topic((0, 0))},
+        parameters={"a": PARAMETERS, "b": PARAMETERS},
+        committed={("a", 0): state(5, 1)},
+    )
+    assert decide(both) == FirstCommits(states={("b", 0): state(0, 1)})
+    with pytest.raises(StateError, match="beyond the end"):
+        decide(replace(both, topics={**both.topics, "a": topic((0, 4))}))
 
 
 def test_added_partitions_raise_the_committed_count_of_all() -> None:
     """The next transaction of an old partition says that the new ones have commits, so their loss would be noticed."""
-    group = Group({("d", 0), ("d", 1)})
-    group.commits = {("d", 0): replace(state(4, 1), position=(7, "d", 0, 3))}
-    settled = group.settle(facts((0, 5), (0, 0)))
-    assert settled is not None
-    assert {s.partitions for s in settled.values()} == {2}
-    assert settled["d", 0].position == (7, "d", 0, 3)
+    before = replace(state(4, 1), position=(7, "d", 0, 3))
+    states = plan(facts(topic((0, 5), (0, 0)), {0: before, 1: state(0, 2)}, owned=(0, 1))).states
+    assert {each.partitions for each in states.values()} == {2}
+    assert states["d", 0].position == (7, "d", 0, 3)
+
+
+def test_changed_parameters_begin_a_decode_epoch_at_the_committed_offset() -> None:
+    """The windows of the plan are of both: records below are read as before."""
+    found = plan(facts(topic((0, 9)), {0: state(5, 1)}, parameters=SHORTER))
+    assert found.states["d", 0].epochs == (
+        DecodeEpoch(offset=0, parameters=PARAMETERS),
+        DecodeEpoch(offset=5, parameters=SHORTER),
+    )
+    assert found.windows == {"d": Windows(current_ms=1_000, largest_ms=4_000)}
+
+
+@pytest.mark.parametrize(("retention_ms", "spare_ms"), [(-1, {}), (10_000, {"d": 6_000}), (3_000, {"d": -1_000})])
+def test_what_the_retention_spares_is_counted_from_the_largest_window(
+    retention_ms: int, spare_ms: dict[str, int]
+) -> None:
+    limits = {"d": TopicLimits(retention_ms=retention_ms)}
+    assert plan(facts(topic((0, 9)), {0: state(5, 1)}, limits=limits)).spare_ms == spare_ms
+
+
+@pytest.mark.parametrize(
+    ("log", "first_offset", "covered", "offset", "unheld"),
+    [
+        pytest.param((0, 9), 0, None, 0, {}, id="no index: from the beginning"),
+        pytest.param((0, 9), 0, 4, 4, {}, id="where the index ends"),
+        pytest.param((3, 9), 0, None, 3, {("d", 0): 7}, id="no index, and records are gone"),
+        pytest.param((0, 9), 5, None, 5, {}, id="what lies below was given up"),
+        pytest.param((5, 9), 5, None, 5, {}, id="what was given up is gone too"),
+        pytest.param((6, 9), 5, None, 6, {("d", 0): 7}, id="more is gone than was given up"),
+        pytest.param((6, 9), 0, 4, 4, {}, id="the index covers what is gone"),
+    ],
+)
+def test_where_ingest_begins(
+    log: tuple[int, int], first_offset: int, covered: int | None, offset: int, unheld: dict[tuple[str, int], int]
+) -> None:
+    """At the end of what the open index covers; else where the log, or the bridge's part of it, begins."""
+    found = plan(facts(topic(log), {0: state(7, 1, first_offset=first_offset)}))
+    start = found.ingest_start({("d", 0): covered})
+    assert (start.offsets, start.unheld) == ({("d", 0): offset}, unheld)
+    assert found.committed == {("d", 0): 7}
+    assert found.log_marks == {("d", 0): Watermarks(start=log[0], end=log[1])}
+
+
+@pytest.mark.parametrize(
+    ("covered", "holds", "gives_up", "log_start"),
+    [
+        pytest.param({("d", 0): 4}, False, True, 0, id="the index may hold what lies below"),
+        pytest.param({("d", 0): 5}, True, True, 0, id="its end is there, and it has rows of the partition"),
+        pytest.param({("d", 0): 5}, False, False, 2, id="its end is there, and it has none"),
+        pytest.param({("d", 0): 6}, False, False, 2, id="it was filled afterwards"),
+        pytest.param({}, False, False, 0, id="it covers nothing of it"),
+    ],
+)
+def test_an_index_that_may_hold_what_was_given_up_is_given_up(
+    covered: dict[tuple[str, int], int], holds: bool, gives_up: bool, log_start: int
+) -> None:
+    """As a whole. Of a partition that was given up once, nothing that the index does not cover counts."""
+    found = plan(facts(topic((2, 9)), {0: state(7, 1, first_offset=5)}, covered=covered, holds_given_up=holds))
+    assert found.gives_up_index is gives_up
+    assert found.log_starts == {("d", 0): log_start}

@@ -14,8 +14,8 @@ from bridge.errors import StateError
 from bridge.kafka.admin import Oldest, Watermarks
 from bridge.runtime.gauges import Lag
 from bridge.settings.model import Settings
-from bridge.start.retention import RetentionGuard, Windows, kept_ms, must_hold_what_is_pending
-from bridge.start.roll_window import TopicLimits
+from bridge.start.retention import RetentionGuard, kept_ms, must_hold_what_is_pending
+from bridge.start.roll_window import TopicLimits, Windows
 from tests.unit.timerstore.entries import Record
 from tests.unit.timerstore.rig import NOW_MS, ORDERS, Rig
 from timerstore.clock import ManualClock

@@ -1,0 +1,138 @@
+"""The facts that a start is decided from (first_commits.py): what Kafka and the directory hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Final, Protocol
+
+from bridge.errors import EnvironmentFailure, StateError
+from bridge.kafka.admin import Cluster, Topic
+from bridge.start.first_commits import StartFacts, StartPlan, TopicFacts, decide
+from bridge.start.roll_window import TopicLimits
+from bridge.wire.committed_state import CommittedState
+from bridge.wire.decode_epochs import DecodeParameters
+from timerstore.clock import Clock
+from timerstore.operations import recovery
+from timerstore.operations.recovery import Found
+from timerstore.rows.sources import SourceName
+
+FIRST_COMMITS_S: Final = 60.0
+"""How long another instance has to make the first commits."""
+LOOK_S: Final = 0.2
+
+
+class Group(Protocol):
+    """The part of `Ownership` that a start needs."""
+
+    def assignment(self) -> frozenset[SourceName]:
+        """Owned partitions."""
+        ...
+
+    def read_committed_states(
+        self, partitions: Collection[SourceName], timeout_s: float | None = None
+    ) -> dict[SourceName, CommittedState | None]:
+        """Committed states, stable ones only."""
+        ...
+
+    def commit_states(self, states: Mapping[SourceName, CommittedState]) -> None:
+        """Commit as a member of the group."""
+        ...
+
+    def wait(self, timeout_s: float) -> None:
+        """Pause, unless stopping."""
+        ...
+
+
+def plan_start(
+    group: Group,
+    owned: frozenset[SourceName],
+    gather: Callable[[], StartFacts],
+    clock: Clock,
+    timeout_s: float = FIRST_COMMITS_S,
+) -> StartPlan | None:
+    """Gather the facts and decide, until no first commits are missing: those that are this instance's to make are made,
+    the others waited for. None when the assignment is `owned` no more.
+
+    Raises StateError as in the table, EnvironmentFailure when another instance does not make the first commits in time.
+    """
+    deadline_s = clock.monotonic_s() + timeout_s
+    while group.assignment() == owned:
+        decision = decide(gather())
+        if isinstance(decision, StartPlan):
+            return decision
+        mine = decision.of_owner(owned)
+        for states in mine:
+            group.commit_states(states)
+        if not mine and clock.monotonic_s() > deadline_s:
+            raise EnvironmentFailure(
+                "the first commits of a delay topic were not made",
+                hint="They are made by the instance that owns the topic's partition 0: look into its log.",
+                topic=min(decision.states)[0],
+                waited_s=timeout_s,
+            )
+        if not mine:
+            group.wait(LOOK_S)
+    return None
+
+
+def gather(
+    group: Group,
+    cluster: Cluster,
+    owned: frozenset[SourceName],
+    *,
+    parameters: Mapping[str, DecodeParameters],
+    limits: Mapping[str, TopicLimits],
+    found: Found | None = None,
+) -> StartFacts:
+    """The facts of the delay topics in `parameters`; `found` is the directory.
+
+    Raises StateError when a topic does not exist, or a committed state cannot be read, EnvironmentFailure without an
+    answer, DiskFailure.
+    """
+    topics = _existing(cluster, parameters)
+    read = group.read_committed_states([(name, p) for name, topic in topics.items() for p in range(topic.partitions)])
+    committed = {name: state for name, state in read.items() if state is not None}
+    covered = {} if found is None or found.checkpoint is None else found.checkpoint.offsets
+    just_covered = {
+        name for name, state in committed.items() if state.first_offset and covered.get(name) == state.first_offset
+    }
+    return StartFacts(
+        owned=owned,
+        # The logs' ends are looked up after the commits: a commit never lies beyond an end that was read later.
+        topics=_with_log(cluster, topics),
+        parameters=parameters,
+        committed=committed,
+        limits=limits,
+        covered=covered,
+        holds_given_up=found is not None and recovery.holds(found, just_covered & owned),
+    )
+
+
+def topic_facts(cluster: Cluster, names: Iterable[str]) -> dict[str, TopicFacts]:
+    """Facts of delay topics. Raises StateError when one does not exist, EnvironmentFailure without an answer."""
+    return _with_log(cluster, _existing(cluster, names))
+
+
+def _existing(cluster: Cluster, names: Iterable[str]) -> dict[str, Topic]:
+    wanted = sorted(names)
+    topics = cluster.topics(wanted)
+    for name in wanted:
+        if name not in topics:
+            raise StateError(
+                "a delay topic does not exist",
+                hint="Create it (`delay-bridge check` says how it must be), or take it out of the configuration.",
+                topic=name,
+            )
+    return topics
+
+
+def _with_log(cluster: Cluster, topics: Mapping[str, Topic]) -> dict[str, TopicFacts]:
+    marks = cluster.watermarks([(name, p) for name, topic in topics.items() for p in range(topic.partitions)])
+    return {
+        name: TopicFacts(
+            topic_id=topic.topic_id,
+            log_start=tuple(marks[name, p].start for p in range(topic.partitions)),
+            log_end=tuple(marks[name, p].end for p in range(topic.partitions)),
+        )
+        for name, topic in topics.items()
+    }

@@ -1,0 +1,84 @@
+"""bridge.start.facts: first commits are made or waited for, and what is gathered from Kafka and the directory."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import pytest
+
+from bridge.errors import EnvironmentFailure
+from bridge.start.facts import plan_start
+from bridge.start.first_commits import StartFacts, StartPlan, TopicFacts
+from bridge.wire.committed_state import CommittedState
+from tests.unit.bridge.start.test_first_commits import PARAMETERS, state, topic
+from timerstore.clock import ManualClock
+from timerstore.rows.sources import SourceName
+
+
+def states(plan: StartPlan | None) -> Mapping[SourceName, CommittedState]:
+    assert plan is not None
+    return plan.states
+
+
+class Group:
+    """A consumer group's commits; `others` are made while somebody waits."""
+
+    def __init__(self, owned: set[SourceName], others: Mapping[SourceName, CommittedState] | None = None) -> None:
+        self.owned = frozenset(owned)
+        self.commits: dict[SourceName, CommittedState] = {}
+        self.requests: list[set[SourceName]] = []
+        self.others = dict(others or {})
+        self.clock = ManualClock()
+
+    def assignment(self) -> frozenset[SourceName]:
+        return self.owned
+
+    def read_committed_states(
+        self,
+        partitions: Collection[SourceName],
+        timeout_s: float | None = None,  # noqa: ARG002 - the seam's
+    ) -> dict[SourceName, CommittedState | None]:
+        return {name: self.commits.get(name) for name in partitions}
+
+    def commit_states(self, states: Mapping[SourceName, CommittedState]) -> None:
+        self.requests.append(set(states))
+        self.commits.update(states)
+
+    def wait(self, timeout_s: float) -> None:
+        self.clock.advance(int(timeout_s * 1000))
+        self.commits.update(self.others)
+
+    def plan(self, found: TopicFacts, owned: set[SourceName] | None = None) -> StartPlan | None:
+        """As `plan_start` does it."""
+        mine = self.owned if owned is None else frozenset(owned)
+        return plan_start(self, mine, lambda: self.gather(found, mine), self.clock)
+
+    def gather(self, found: TopicFacts, owned: frozenset[SourceName]) -> StartFacts:
+        return StartFacts(owned=owned, topics={"d": found}, parameters={"d": PARAMETERS}, committed=dict(self.commits))
+
+
+def test_first_use_commits_every_partition_in_one_request() -> None:
+    """The owner of partition 0 commits for all, so that instances that start together cannot undo each other."""
+    group = Group({("d", 0)})
+    assert states(group.plan(topic((0, 5), (0, 0)))) == {("d", 0): state(0, 2)}
+    assert group.requests == [{("d", 0), ("d", 1)}]
+    assert states(group.plan(topic((0, 5), (0, 0)))) == {("d", 0): state(0, 2)}
+    assert len(group.requests) == 1
+
+
+def test_an_instance_without_partition_0_waits_for_the_first_commits() -> None:
+    """It commits nothing itself, and goes on when they are there."""
+    group = Group({("d", 1)}, others={("d", 0): state(3, 2), ("d", 1): state(0, 2)})
+    assert states(group.plan(topic((0, 5), (0, 0)))) == {("d", 1): state(0, 2)}
+    assert group.requests == []
+
+
+def test_waiting_for_the_first_commits_has_a_limit() -> None:
+    """An owner of partition 0 that never commits is named, not waited for for ever."""
+    with pytest.raises(EnvironmentFailure, match="first commits"):
+        Group({("d", 1)}).plan(topic((0, 5), (0, 0)))
+
+
+def test_a_change_of_assignment_ends_the_planning() -> None:
+    """What was read for other partitions is of no use."""
+    assert Group({("d", 1)}).plan(topic((0, 5), (0, 0)), owned={("d", 0)}) is None
