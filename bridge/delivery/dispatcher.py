@@ -31,8 +31,8 @@ from confluent_kafka import TopicPartition
 from bridge.delivery.held_sources import HeldSources
 from bridge.delivery.narrowing import REMEDIES, Narrowing
 from bridge.delivery.open_transaction import DispatchMetrics, OpenTransaction
+from bridge.delivery.plan.fates import Unplannable, Unwritable
 from bridge.delivery.plan.planner import Plan, Planner
-from bridge.delivery.plan.unwritable import Unplannable, Unwritable
 from bridge.delivery.producer.writer import Aborted, Broken, Cause, Failure, Indefinite, NotReady, Writer
 from bridge.delivery.states import AT_REST, AT_WORK, Event, Lifecycle, Request, State
 from bridge.delivery.targets.cache import Targets

@@ -13,7 +13,7 @@ from typing import Final
 
 import structlog
 
-from bridge.delivery.plan.unwritable import Unwritable
+from bridge.delivery.plan.fates import Unwritable
 from bridge.delivery.targets.cache import Targets
 from timerstore.clock import Clock
 from timerstore.rows.sources import Sources

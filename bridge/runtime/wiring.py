@@ -10,7 +10,7 @@ from bridge.delivery.plan.backoff import RetryPolicy
 from bridge.delivery.plan.overdue import OverduePolicy
 from bridge.delivery.plan.planner import Planner
 from bridge.delivery.plan.record_size import SizeLimits
-from bridge.delivery.plan.spans import Tracer
+from bridge.delivery.plan.spans import OpenTelemetry
 from bridge.delivery.producer.acknowledged import AcknowledgedWriter
 from bridge.delivery.producer.transaction_markers import MarkerRepair
 from bridge.delivery.producer.transactional import TransactionalWriter
@@ -27,7 +27,7 @@ def make_dispatcher(
     settings: Settings,
     ownership: Ownership,
     targets: Targets,
-    tracer: Tracer | None,
+    tracer: OpenTelemetry | None,
     *,
     clock: Clock,
     metrics: DispatchMetrics,
@@ -52,7 +52,7 @@ def make_dispatcher(
     )
 
 
-def _planner(settings: Settings, targets: Targets, tracer: Tracer | None) -> Planner:
+def _planner(settings: Settings, targets: Targets, tracer: OpenTelemetry | None) -> Planner:
     properties = librdkafka(settings, "producer")
     return Planner(
         targets=targets,

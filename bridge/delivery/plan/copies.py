@@ -1,9 +1,9 @@
 """Copies: records that the bridge writes back into the delay topic, into the partition they came from.
 
-A roll is an entry whose due time lies beyond the roll window: it is written again, so that a year's delay never depends
-on a year's retention. A retry is an entry whose target fails for now: it is written again with a time at which it is
-looked at again. An overdue entry gets a time as well, when others must not wait for it. All keep the absolute due time
-and the origin's offset, hence the order of cancels, and what the message is known by when it is delivered.
+A roll is an entry that is due beyond the roll window: it is written again, so that a year's delay never depends on a
+year's retention. A retry is an entry whose target fails for now: its copy comes up again later. An overdue entry gets a
+later time as well, when others must not wait for it. All keep the absolute due time and the origin's offset, hence the
+order of cancels and the origin that is delivered.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
-from bridge.delivery.plan.due_rows import Batch, DueRows, chunks, integers
+from bridge.delivery.plan.due_rows import Batch, DueRows, Ids, chunks, integers
 from bridge.wire import headers as h
 from timerstore.rows.position import Int64s
 
@@ -24,7 +23,7 @@ _FRAMING_BYTES: Final = 260
 
 def copies(
     rows: DueRows,
-    ids: npt.NDArray[np.intp],
+    ids: Ids,
     *,
     rolled: int = 0,
     failed: Int64s | None = None,
@@ -44,15 +43,14 @@ def copies(
         more = [0] * len(chosen) if failed is None else failed[chunk].tolist()
         headers = []
         for i, own in enumerate(rows.headers(chosen).lists()):
-            partition = column["target_partition"][i]
             control = h.copy_headers(
-                origin=int(column["origin"][i]),
-                due_ms=int(column["due"][i]),
-                rolls=int(column["rolls"][i]) + rolled,
-                attempt=int(column["attempt"][i]) + more[i],
+                origin=column["origin"][i],
+                due_ms=column["due"][i],
+                rolls=column["rolls"][i] + rolled,
+                attempt=column["attempt"][i] + more[i],
                 target=column["target"][i] or rows.columns.defaults[sources[i]],
                 at_ms=when[i],
-                partition=None if partition is None or partition != partition else int(partition),  # noqa: PLR0124 - NaN: null
+                partition=column["target_partition"][i],
                 id=column["id"][i],
             )
             headers.append([*own, *control])
@@ -61,7 +59,7 @@ def copies(
 
 def to_sources(
     rows: DueRows,
-    ids: npt.NDArray[np.intp],
+    ids: Ids,
     values: list[bytes | None],
     keys: list[bytes | None],
     headers: list[h.HeaderList],
@@ -83,7 +81,7 @@ def to_sources(
         )
 
 
-def copy_sizes(rows: DueRows, ids: npt.NDArray[np.intp]) -> Int64s:
+def copy_sizes(rows: DueRows, ids: Ids) -> Int64s:
     """Size of each row's copy, int64[m]: an upper bound, as if it were alone in its batch."""
     texts: Int64s = np.zeros(len(ids), dtype=np.int64)
     for name in ("target", "id"):

@@ -1,16 +1,16 @@
-"""Dead letters: records that cannot be delivered, byte for byte, with why and where from.
+"""Dead letters: records that cannot be delivered, byte for byte, with the reason and the origin.
 
-A record that decoding refused still has all its headers. A timer that is refused at dispatch (its target is missing,
-forbidden, too small...) had its control headers taken off when it was decoded; they are written anew, with the due time
-in its absolute form, so that the dead letter can be put back into the delay topic and is the same timer again.
+A record that decoding rejected still has all its headers. A timer that is rejected at dispatch (its target is missing,
+forbidden, too small...) lost its control headers when it was decoded; they are written anew, with the due time in its
+absolute form, so that the dead letter can be put back into the delay topic and is the same timer again.
 
 Where a dead-letter topic does not take records for now, a timer is retried like any other failure, and a record that
-decoding refused is *held*: it waits in the delay topic as a copy whose target is the dead-letter topic, complete with
-the headers that it will have there, those that decoding would read renamed. Any producer can write such a copy. So of a
-held letter nothing is believed but the record's own headers and the code of the reason; all else is written anew.
+decoding rejected is *held*: it waits in the delay topic as a copy whose target is the dead-letter topic, with all the
+headers that it will have there; those that decoding would read are renamed. Any producer can write such a copy. So
+nothing of a held letter is believed but the record's own headers and the code of the reason; the rest is written anew.
 
-One record's trouble is its own: where a letter cannot be made, the record becomes a plain one, with what can be read of
-it, and the others go on.
+Where a letter cannot be made of a record, that record becomes a plain one with what can be read of it; the others are
+not affected.
 """
 
 from __future__ import annotations
@@ -20,17 +20,16 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import structlog
 
 from bridge.delivery.plan.copies import to_sources
-from bridge.delivery.plan.due_rows import Batch, DueRows, chunks
+from bridge.delivery.plan.due_rows import Batch, DueRows, Ids, chunks
 from bridge.kafka.errors import Refusal
 from bridge.wire import headers as h
 from bridge.wire.dialects import DIALECTS
 from bridge.wire.headers import HeaderList, Headers, RejectReason, Where
 from timerstore.rows.entry import Kind
-from timerstore.rows.position import Int64s
+from timerstore.rows.position import Bools, Int64s
 
 DETAIL_CHARS_MAX: Final = 1_000
 CUT_BYTES: Final = 64 << 10
@@ -45,11 +44,7 @@ log = structlog.get_logger("bridge.delivery.plan.dead_letters")
 
 
 def dead_letters(
-    rows: DueRows,
-    ids: npt.NDArray[np.intp],
-    refused: Mapping[int, Refusal],
-    topic_of: Mapping[str, str],
-    cut: Collection[int] = (),
+    rows: DueRows, ids: Ids, refused: Mapping[int, Refusal], topic_of: Mapping[str, str], cut: Collection[int] = ()
 ) -> Iterator[Batch]:
     """Dead letters of the rows `ids`: rejects, `refused` ones (why, by row), and held ones that are released.
 
@@ -72,34 +67,30 @@ def dead_letters(
             )
 
 
-def held(rows: DueRows, ids: npt.NDArray[np.intp], topic_of: Mapping[str, str], at_ms: Int64s) -> Iterator[Batch]:
+def held(rows: DueRows, ids: Ids, topic_of: Mapping[str, str], at_ms: Int64s) -> Iterator[Batch]:
     """Copies of the rejects `ids` that become dead letters at `at_ms` int64[m]."""
     for chunk in chunks(rows.sizes[ids]):
         chosen = ids[chunk]
         letters, _ = _letters(rows, chosen, {}, ())
-        origins, stamps = rows.column("origin", chosen), rows.column("ts", chosen)
+        columns = rows.column("origin", chosen), rows.column("ts", chosen), _topics(rows, chosen, topic_of)
         headers: list[HeaderList] = [
             [
                 *hold([(name, _bytes(value)) for name, value in complete]),
                 *h.copy_headers(origin=origin, due_ms=ts_ms, rolls=0, attempt=1, target=topic, at_ms=at),
             ]
-            for (_, _, complete), origin, ts_ms, topic, at in zip(
-                letters, origins, stamps, _topics(rows, chosen, topic_of), at_ms[chunk].tolist(), strict=True
-            )
+            for (_, _, complete), origin, ts_ms, topic, at in zip(letters, *columns, at_ms[chunk].tolist(), strict=True)
         ]
         values, keys = [value for value, _, _ in letters], [key for _, key, _ in letters]
         yield from to_sources(rows, chosen, values, keys, headers, alone=False)
 
 
-def is_held(rows: DueRows, ids: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_]:
+def is_held(rows: DueRows, ids: Ids) -> Bools:
     """Which of the timers are held dead letters: copies that agree with where they are; bool[m]."""
-    names = ("origin", "due")
-    columns = zip(*(rows.column(name, ids) for name in names), strict=True)
-    places = zip(rows.source[ids].tolist(), rows.offset[ids].tolist(), columns, strict=True)
+    columns = rows.source[ids], rows.offset[ids], rows.column("origin", ids), rows.column("due", ids), _own(rows, ids)
     return np.array(
         [
             origin < offset and release(own, _origin(rows, source, origin, due_ms)) is not None
-            for own, (source, offset, (origin, due_ms)) in zip(_own(rows, ids), places, strict=True)
+            for source, offset, origin, due_ms, own in zip(*columns, strict=True)
         ],
         dtype=np.bool_,
     )
@@ -110,12 +101,12 @@ def reason_of(headers: HeaderList) -> str:
     return _text(dict(headers).get(h.REASON))
 
 
-def _topics(rows: DueRows, ids: npt.NDArray[np.intp], topic_of: Mapping[str, str]) -> list[str]:
+def _topics(rows: DueRows, ids: Ids, topic_of: Mapping[str, str]) -> list[str]:
     return [topic_of[rows.sources.name(source)[0]] for source in rows.source[ids].tolist()]
 
 
 def _letters(
-    rows: DueRows, ids: npt.NDArray[np.intp], refused: Mapping[int, Refusal], cut: Collection[int]
+    rows: DueRows, ids: Ids, refused: Mapping[int, Refusal], cut: Collection[int]
 ) -> tuple[list[Letter], dict[int, str]]:
     """The letters of the rows; and of those that are plain ones, by row, the reason that each would have had. Which row
     it is that cannot be made into a letter, only one at a time can tell.
@@ -137,40 +128,34 @@ def _letters(
     return letters, unreadable
 
 
-def _complete(
-    rows: DueRows, ids: npt.NDArray[np.intp], refused: Mapping[int, Refusal], cut: Collection[int]
-) -> list[Letter]:
+def _complete(rows: DueRows, ids: Ids, refused: Mapping[int, Refusal], cut: Collection[int]) -> list[Letter]:
     columns = {name: rows.column(name, ids) for name in _COLUMNS}
     values, keys, own = rows.column("value", ids), rows.column("key", ids), _own(rows, ids)
-    sources, offsets = rows.source[ids].tolist(), rows.offset[ids].tolist()
     letters: list[Letter] = []
     for i, row in enumerate(ids.tolist()):
-        cells = {name: column[i] for name, column in columns.items()}
-        headers = _headers(rows, own[i], cells, sources[i], offsets[i], refused.get(row))
+        headers = _headers(rows, row, own[i], {name: column[i] for name, column in columns.items()}, refused.get(row))
         letter = (values[i], keys[i], headers)
         letters.append(_cut(*letter) if row in cut else letter)
     return letters
 
 
-def _headers(
-    rows: DueRows, own: Headers, cells: Mapping[str, Any], source: int, offset: int, refusal: Refusal | None
-) -> HeaderList:
+def _headers(rows: DueRows, row: int, own: Headers, cells: Mapping[str, Any], refusal: Refusal | None) -> HeaderList:
     """The headers of one letter."""
-    origin = int(cells["origin"])
-    where = Where(*rows.sources.name(source), offset, origin, int(cells["ts"]))
-    if cells["kind"] == Kind.TIMER and refusal is None:
+    source, origin = int(rows.source[row]), int(cells["origin"])
+    where = Where(*rows.sources.name(source), int(rows.offset[row]), origin, int(cells["ts"]))
+    if refusal is not None:
+        own, detail = [*own, *_control_headers(cells)], refusal.detail[:DETAIL_CHARS_MAX]
+        return list(h.dead_letter_headers(own, refusal.reason, detail, where, cells["attempt"] + 1))
+    if cells["kind"] == Kind.TIMER:
         where = _origin(rows, source, origin, int(cells["due"]))
         released = release(own, where)
         if released is None:
             raise ValueError("neither refused nor held")
         own, reason = released
-        return list(h.dead_letter_headers(own, reason, _detail(reason, own, where), where))
-    if cells["kind"] == Kind.TIMER and refusal is not None:
-        own = [*own, *_control_headers(cells)]
-        detail = refusal.detail[:DETAIL_CHARS_MAX]
-        return list(h.dead_letter_headers(own, refusal.reason, detail, where, cells["attempt"] + 1))
-    reason = _REASONS[cells["reason"]]
-    return list(h.dead_letter_headers(own, reason, _detail(reason, own, where), where))
+    else:
+        reason = _REASONS[cells["reason"]]
+    detail = reject_detail(reason, own, where.ts_ms)[:DETAIL_CHARS_MAX]
+    return list(h.dead_letter_headers(own, reason, detail, where))
 
 
 def _plain(rows: DueRows, row: int, error: Exception, refused: Mapping[int, Refusal]) -> tuple[Letter, str]:
@@ -203,12 +188,12 @@ def _readable(read: Callable[[], Any], default: Any) -> Any:
         return default
 
 
-def _own(rows: DueRows, ids: npt.NDArray[np.intp]) -> list[Headers]:
+def _own(rows: DueRows, ids: Ids) -> list[Headers]:
     return [[(name, _bytes(value)) for name, value in own] for own in rows.headers(ids).lists()]
 
 
 def _origin(rows: DueRows, source: int, origin: int, ts_ms: int) -> Where:
-    """The record that a held letter is of: the due time of the copy is the timestamp that the record had."""
+    """The record of a held letter: the due time of the copy is the timestamp that the record had."""
     return Where(*rows.sources.name(source), origin, origin, ts_ms)
 
 
@@ -231,21 +216,16 @@ def _bytes(value: str | bytes | None) -> bytes | None:
 
 
 def _control_headers(row: Mapping[str, object]) -> Headers:
-    """The control headers that make a delivered timer again of a record; `partition` arrives as a float where others
-    have none.
-    """
-    texts = [(h.UNTIL, row["due"]), (h.TOPIC, row["target"]), (h.ID, row["id"])]
-    partition = row["target_partition"]
-    if isinstance(partition, int | float) and partition == partition:  # noqa: PLR0124 - NaN stands for null
-        texts.append((h.PARTITION, int(partition)))
-    return [(name, str(value).encode()) for name, value in texts if value is not None]
+    """The control headers that make a record the same timer again."""
+    names = ((h.UNTIL, "due"), (h.TOPIC, "target"), (h.ID, "id"), (h.PARTITION, "target_partition"))
+    return [(header, str(row[name]).encode()) for header, name in names if row[name] is not None]
 
 
 # -- held --------------------------------------------------------------------------------------------------------------
 
 
 def hold(headers: Headers) -> Headers:
-    """The headers of a dead letter as ones that decoding passes over: those that it would read are renamed."""
+    """The headers of a dead letter for a copy of it: those that decoding would read are renamed."""
     held: Headers = [(h.HELD, None)]
     for name, value in headers:
         held.append((h.HELD_PREFIX + name if name in h.STRIPPED or name.startswith(h.HELD) else name, value))
@@ -253,9 +233,8 @@ def hold(headers: Headers) -> Headers:
 
 
 def release(headers: Headers, where: Where) -> tuple[Headers, RejectReason] | None:
-    """The record's headers and the reason, of a letter that `hold` was given; None: `hold` did not write this.
-
-    `where` is what the bridge knows of the record; a letter that says otherwise is none of the bridge's.
+    """The record's headers and the reason, of what `hold` wrote; None: it did not write this, since it contradicts
+    `where`, what the bridge knows of the record.
     """
     if not headers or headers[0] != (h.HELD, None):
         return None
@@ -295,15 +274,11 @@ _NATIVE: Final = {
     for dialect in DIALECTS.values()
     for name, native in [*((name, native) for name, native, _ in dialect.times), *dialect.renamed.items()]
 }
-"""What a dialect's header stands for. No two dialects share a header."""
-
-
-def _detail(reason: RejectReason, headers: Headers, where: Where) -> str:
-    return reject_detail(reason, headers, where.ts_ms)[:DETAIL_CHARS_MAX]
+"""The native header that a dialect's header stands for. No two dialects share a header."""
 
 
 def reject_detail(reason: RejectReason, headers: Headers, ts_ms: int) -> str:
-    """The reason's explanation, and where one header is to blame, what exactly is wrong with its value."""
+    """The reason's explanation, and where it is about one header, what exactly is wrong with its value."""
     if reason is RejectReason.DUPLICATE_HEADER:
         names = [name for name, _ in headers]
         twice = [name for name in h.CONTROL if names.count(name) > 1]

@@ -8,7 +8,7 @@ records is not in memory twice.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import repeat
 from typing import Any, Final
@@ -24,6 +24,9 @@ from timerstore.operations.transaction import Rows
 from timerstore.rows.position import Bools, Int64s, pack
 from timerstore.rows.sources import Sources
 
+Ids = npt.NDArray[np.intp]
+"""Indices of some rows, in the order of position."""
+
 BATCH_BYTES_MAX: Final = 4 << 20
 """Payload bytes that exist as Python objects at one time."""
 BATCH_ROWS_MAX: Final = 5_000
@@ -34,6 +37,8 @@ RECORD_OVERHEAD_BYTES: Final = 130
 DELIVERED: Final = ("key", "value", "origin", "due", "target_partition")
 """What a delivery is made of, beside its headers."""
 
+_COLUMNS: Final = ("ids", "values", "keys", "origins", "dues", "headers", "own", "partitions")
+"""Those of a batch."""
 _STRING: Final = pa.string()
 _EMPTY: Final = pa.scalar("")
 _ZERO: Final = np.zeros(1, dtype=np.int64)
@@ -48,9 +53,8 @@ class OwnHeaders:
     starts: list[int]
     ends: list[int]
 
-    def part(self, start: int, end: int) -> OwnHeaders:
-        """Those of the records from `start` to before `end`."""
-        return OwnHeaders(self.pairs, self.starts[start:end], self.ends[start:end])
+    def __getitem__(self, records: slice) -> OwnHeaders:
+        return OwnHeaders(self.pairs, self.starts[records], self.ends[records])
 
     def lists(self) -> list[HeaderList]:
         """A list for each record."""
@@ -67,7 +71,7 @@ class Batch:
     """
 
     topic: str
-    ids: npt.NDArray[np.intp]
+    ids: Ids
     values: list[bytes | None]
     keys: list[bytes | None]
     origins: list[str] | None = None
@@ -84,7 +88,7 @@ class Batch:
         return len(self.values)
 
     def all_headers(self) -> Iterable[Any]:
-        """Each record's headers, made when they are asked for: see `OwnHeaders`."""
+        """Each record's headers, made one at a time: see `OwnHeaders`."""
         if self.headers is not None:
             return self.headers
         delivered = (
@@ -103,18 +107,9 @@ class Batch:
 
     def part(self, start: int, end: int) -> Batch:
         """The rows from `start` to before `end`."""
-        return Batch(
-            topic=self.topic,
-            ids=self.ids[start:end],
-            values=self.values[start:end],
-            keys=self.keys[start:end],
-            origins=None if self.origins is None else self.origins[start:end],
-            dues=None if self.dues is None else self.dues[start:end],
-            headers=None if self.headers is None else self.headers[start:end],
-            own=None if self.own is None else self.own.part(start, end),
-            partitions=None if self.partitions is None else self.partitions[start:end],
-            alone=self.alone,
-        )
+        columns = {name: getattr(self, name) for name in _COLUMNS}
+        parts: dict[str, Any] = {name: each[start:end] for name, each in columns.items() if each is not None}
+        return replace(self, **parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +118,7 @@ class Sent:
 
     first: int
     topic: str
-    ids: npt.NDArray[np.intp]
+    ids: Ids
     partitions: list[int] | None
 
     def places(self) -> set[tuple[str, int]]:
@@ -136,7 +131,7 @@ class TargetRows:
     """Rows for one topic: `ids` are their indices in `DueRows`, in the order of position."""
 
     topic: str
-    ids: npt.NDArray[np.intp]
+    ids: Ids
     partitions: npt.NDArray[np.int32] | None = None
     """Partition of each, -1: the partitioner's choice. None: what the rows say."""
     chunk_bytes: int | None = None
@@ -144,7 +139,7 @@ class TargetRows:
 
 
 class SourceColumns:
-    """What is needed of the sources as columns; made once for a store, since each takes tens of microseconds."""
+    """What is needed of the sources, as columns; made once for a store, since each takes tens of microseconds."""
 
     def __init__(self, sources: Sources, default_targets: Mapping[str, str | None]) -> None:
         self.sources = sources
@@ -174,15 +169,12 @@ class DueRows:
         lists = payload.column("headers")
         counts = integers(pc.list_value_length(lists), 0)
         self._header_bounds: Int64s = np.concatenate((_ZERO, np.cumsum(counts, dtype=np.int64)))
-        self._header_keys: pa.Array | None = None
-        self._header_values: pa.Array | None = None
-        if self._header_bounds[-1]:
-            self._header_keys, self._header_values = lists.flatten().flatten()
+        self._header_keys, self._header_values = lists.flatten().flatten()
 
     def __len__(self) -> int:
         return len(self.at)
 
-    def column(self, name: str, ids: npt.NDArray[np.intp] | None = None) -> list[Any]:
+    def column(self, name: str, ids: Ids | None = None) -> list[Any]:
         """A payload column, or some rows of it, as Python objects."""
         column = self.payload.column(name)
         return _objects(column if ids is None else column.take(pa.array(ids)))
@@ -196,7 +188,7 @@ class DueRows:
         mask: Bools = pc.is_null(self.payload.column("key")).to_numpy(zero_copy_only=False)
         return mask
 
-    def lengths(self, name: str, ids: npt.NDArray[np.intp]) -> pa.Array:
+    def lengths(self, name: str, ids: Ids) -> pa.Array:
         """Bytes of a text column's values, null for null."""
         return pc.binary_length(self.payload.column(name).take(pa.array(ids)))
 
@@ -206,7 +198,7 @@ class DueRows:
         total = self.columns.name_bytes[self.source] + RECORD_OVERHEAD_BYTES
         for name in ("key", "value"):
             total += integers(pc.binary_length(self.payload.column(name)), 0)
-        if self._header_keys is not None and self._header_values is not None:
+        if len(self._header_keys):
             lengths = 10 + integers(pc.binary_length(self._header_keys), 0)
             lengths += integers(pc.binary_length(self._header_values), 0)
             running = np.concatenate((_ZERO, np.cumsum(lengths, dtype=np.int64)))
@@ -244,34 +236,23 @@ class DueRows:
                 dues=_objects(pc.cast(payload.column("due"), _STRING)),
                 alone=mine.chunk_bytes is not None,
             )
-            if self.has_headers(ids):
-                batch.own = self.headers(ids)
+            own = self.headers(ids)
+            batch.own = own if own.pairs else None
             if mine.partitions is not None:
                 batch.partitions = mine.partitions[chunk].tolist()
             elif self.partition is not None:
                 batch.partitions = self.partition[ids].tolist()
             yield batch
 
-    def has_headers(self, ids: npt.NDArray[np.intp]) -> bool:
-        """Whether any of the rows has headers of its own."""
-        if self._header_keys is None:
-            return False
-        return bool((self._header_bounds[ids + 1] > self._header_bounds[ids]).any())
-
-    def headers(self, ids: npt.NDArray[np.intp]) -> OwnHeaders:
+    def headers(self, ids: Ids) -> OwnHeaders:
         """The rows' stored headers, in order, duplicates kept."""
         starts, ends = self._header_bounds[ids], self._header_bounds[ids + 1]
         low, high = int(starts.min()), int(ends.max())
-        pairs: HeaderList = []
-        if self._header_keys is not None and self._header_values is not None:
-            keys = _objects(self._header_keys.slice(low, high - low))
-            pairs = list(zip(keys, _objects(self._header_values.slice(low, high - low)), strict=True))
-        return OwnHeaders(pairs, (starts - low).tolist(), (ends - low).tolist())
+        columns = (_objects(column.slice(low, high - low)) for column in (self._header_keys, self._header_values))
+        return OwnHeaders(list(zip(*columns, strict=True)), (starts - low).tolist(), (ends - low).tolist())
 
-    def named_headers(self, name: str) -> tuple[npt.NDArray[np.intp], pa.Array] | None:
+    def named_headers(self, name: str) -> tuple[Ids, pa.Array] | None:
         """The rows (rising) that have headers of this name, and the headers' values; None when there are none."""
-        if self._header_keys is None or self._header_values is None:
-            return None
         found = np.flatnonzero(pc.equal(self._header_keys, name).to_numpy(zero_copy_only=False))
         if not len(found):
             return None
@@ -279,20 +260,21 @@ class DueRows:
         return rows, self._header_values.take(pa.array(found))
 
     def misnamed(self) -> Bools | None:
-        """Which rows have a header whose name holds NUL, where the client would cut it: what is no control header here
-        could be one there. None: no row has."""
-        found = None if self._header_keys is None else pc.match_substring(self._header_keys, "\0")
-        if found is None or not pc.any(found).as_py():
+        """Which rows have a header whose name holds NUL: the client would cut it there, and what is left could be a
+        control header. None: no row has.
+        """
+        found = pc.match_substring(self._header_keys, "\0")
+        if not pc.any(found).as_py():
             return None
         hits = np.concatenate((_ZERO, np.cumsum(found.to_numpy(zero_copy_only=False), dtype=np.int64)))
         result: Bools = hits[self._header_bounds[1:]] > hits[self._header_bounds[:-1]]
         return result
 
-    def origins(self, ids: npt.NDArray[np.intp]) -> list[str]:
+    def origins(self, ids: Ids) -> list[str]:
         """`topic/partition/offset` of the rows' originals."""
         return self._origins(self.payload.column("origin").take(pa.array(ids)), ids)
 
-    def _origins(self, origin: pa.Array, ids: npt.NDArray[np.intp]) -> list[str]:
+    def _origins(self, origin: pa.Array, ids: Ids) -> list[str]:
         prefix = self.columns.prefixes.take(pa.array(self.source[ids]))
         return _objects(pc.binary_join_element_wise(prefix, pc.cast(origin, _STRING), _EMPTY))
 
@@ -320,5 +302,7 @@ def integers(column: pa.Array, null: int) -> npt.NDArray[Any]:
 
 def _objects(column: pa.Array) -> list[Any]:
     """A column as Python objects, null as None."""
+    if column.null_count and pa.types.is_integer(column.type):
+        return list(column.to_pylist())  # numpy would make them floats
     result: list[Any] = column.to_numpy(zero_copy_only=False).tolist()
     return result

@@ -47,12 +47,11 @@ import numpy.typing as npt
 from bridge.delivery.plan.backoff import RetryPolicy
 from bridge.delivery.plan.copies import copies, copy_sizes
 from bridge.delivery.plan.dead_letters import is_held, reason_of
-from bridge.delivery.plan.due_rows import DueRows, TargetRows
+from bridge.delivery.plan.due_rows import DueRows, Ids, TargetRows
 from bridge.delivery.plan.forwarded_cancels import Forwards
 from bridge.delivery.plan.overdue import BURST_MS
 from bridge.delivery.plan.partitioner import place
 from bridge.delivery.plan.record_size import SizeLimits, exact_bytes, larger
-from bridge.delivery.plan.unwritable import Unwritable
 from bridge.delivery.targets.breakers import EVERY
 from bridge.delivery.targets.target import Target
 from bridge.kafka.errors import Refusal
@@ -60,8 +59,6 @@ from bridge.settings.clients import HEADER_ALLOWANCE_BYTES
 from bridge.wire.headers import RejectReason
 from timerstore.rows.entry import Kind
 from timerstore.rows.position import Bools, Int64s
-
-Ids = npt.NDArray[np.intp]
 
 
 class Fate(IntEnum):
@@ -108,6 +105,22 @@ class Findings:
     no_copy: Collection[int] = ()
     cut: Collection[int] = ()
     put_off: Mapping[int, Refusal] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unwritable:
+    """Why a source cannot go on: in words, and the partitions that it waits for (none: the time)."""
+
+    refusal: Refusal
+    places: Collection[tuple[str, int]] = ()
+
+
+class Unplannable(Exception):
+    """Rows of these sources (by index) cannot be finished now: plan again without them."""
+
+    def __init__(self, unwritable: Mapping[int, Unwritable]) -> None:
+        super().__init__(f"{len(unwritable)} sources cannot be written to")
+        self.unwritable = unwritable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -23,9 +23,8 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
-from bridge.delivery.plan.due_rows import Batch, DueRows, chunks
+from bridge.delivery.plan.due_rows import Batch, DueRows, Ids, chunks
 from bridge.errors import EnvironmentFailure
 from bridge.wire import headers as h
 from timerstore.rows.entry import Kind
@@ -92,7 +91,7 @@ class Forwards:
                     )
 
 
-def _keyless_cancels(rows: DueRows) -> npt.NDArray[np.intp]:
+def _keyless_cancels(rows: DueRows) -> Ids:
     """Cancels without a key that were not forwarded already."""
     cancels = rows.kind == Kind.CANCEL
     if not cancels.any():

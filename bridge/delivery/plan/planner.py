@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import Final
 
 import numpy as np
@@ -19,13 +19,12 @@ from bridge.delivery.plan.backoff import RetryPolicy
 from bridge.delivery.plan.copies import copies
 from bridge.delivery.plan.dead_letters import dead_letters, held
 from bridge.delivery.plan.due_rows import Batch, DueRows, SourceColumns, TargetRows
-from bridge.delivery.plan.fates import Fate, Fates, Findings, OwnTopics
+from bridge.delivery.plan.fates import Fate, Fates, Findings, OwnTopics, Unplannable
 from bridge.delivery.plan.forwarded_cancels import Forwards
 from bridge.delivery.plan.overdue import CatchUp, OverduePolicy
 from bridge.delivery.plan.partitioner import PARTITIONER
 from bridge.delivery.plan.record_size import SizeLimits
-from bridge.delivery.plan.spans import Delivery, Tracer
-from bridge.delivery.plan.unwritable import Unplannable
+from bridge.delivery.plan.spans import Delivery, OpenTelemetry
 from bridge.delivery.targets.cache import Targets
 from bridge.delivery.targets.target import Target
 from bridge.telemetry.counts import Counts
@@ -106,7 +105,7 @@ class Planner:
         overdue: OverduePolicy = ANY_TIME,
         limits: SizeLimits = ANY_SIZE,
         partitioner: str = PARTITIONER,
-        tracer: Tracer | None = None,
+        tracer: OpenTelemetry | None = None,
     ) -> None:
         """`permitted` is the allow-list; dead-letter topics are refused here, whatever it says. By delay topic: default
         target, dead-letter topic. `partitioner` is the producer's, by its name.
@@ -114,8 +113,10 @@ class Planner:
         self.delay_topics = frozenset(default_targets)
         self.dead_letter_topics = frozenset(dead_letter_topics.values())
         self._targets = targets
-        self._permitted = permitted
-        self._permitted_known: dict[str, bool] = {}
+        own = self.delay_topics | self.dead_letter_topics
+        self._may_go_to = lru_cache(PERMITTED_MAX)(
+            lambda name: not name.startswith("__") and name not in own and permitted(name)
+        )
         self._default_targets = default_targets
         self._letter_topics = dead_letter_topics
         self._retry = retry
@@ -217,16 +218,6 @@ class Planner:
                 deliveries.append(replace(going, chunk_bytes=self._limits.chunk_bytes([target])))
                 known[name] = target
         return fates, deliveries
-
-    def _may_go_to(self, name: str) -> bool:
-        allowed = self._permitted_known.get(name)
-        if allowed is None:
-            if len(self._permitted_known) >= PERMITTED_MAX:
-                self._permitted_known.clear()
-            is_own = name in self.delay_topics or name in self.dead_letter_topics
-            allowed = not name.startswith("__") and not is_own and self._permitted(name)
-            self._permitted_known[name] = allowed
-        return allowed
 
     def _own_topics(self, rows: DueRows, findings: Findings, known: dict[str, Target]) -> OwnTopics:
         """What the bridge's own topics take of these rows; added to `known`."""

@@ -1,8 +1,8 @@
 """Delivery spans: where a message carries a `traceparent`, its trace goes on with a span that links to its producer's.
 
-OpenTelemetry is an extra (`pip install delay-bridge[bridge,otel]`) and off unless `tracing.endpoint` is set. What it costs is
-bounded: one comparison of a column for a piece without the header, and Python only for the messages that are chosen,
-at most `tracing.rate` a second. A span exists once its transaction is committed, so an abort leaves none.
+OpenTelemetry is an extra (`pip install delay-bridge[bridge,otel]`) and off unless `tracing.endpoint` is set. What it
+costs is bounded: one comparison of a column for a take without the header, and Python only for the messages that are
+chosen, at most `tracing.rate` a second. A span exists once its transaction is committed, so an abort leaves none.
 
 Names follow OpenTelemetry's semantic conventions for messaging; what they do not name begins with `delay_bridge.`.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
@@ -89,18 +89,6 @@ class Sampler:
         return [Delivery(traceparent=t, target=to, origin=o, due_ms=due) for t, to, o, due in columns]
 
 
-class Tracer(Protocol):
-    """What delivery uses."""
-
-    def chosen(self, rows: DueRows, deliver: Bools, now_ms: int) -> list[Delivery]:
-        """The messages that get a span: see `Sampler`."""
-        ...
-
-    def delivered(self, deliveries: Sequence[Delivery], produced_ms: int, committed_ms: int) -> None:
-        """They were produced in a transaction that is committed."""
-        ...
-
-
 class OpenTelemetry:
     """Makes the spans, and hands them to a queue that a thread of the SDK exports; what does not fit is dropped."""
 
@@ -126,7 +114,7 @@ class OpenTelemetry:
         self._sampler = Sampler(ratio=settings.tracing.ratio, rate=settings.tracing.rate)
 
     def chosen(self, rows: DueRows, deliver: Bools, now_ms: int) -> list[Delivery]:
-        """The messages that get a span: see `Sampler`."""
+        """The messages that get a span (`Sampler`)."""
         return self._sampler.chosen(rows, deliver, now_ms)
 
     def delivered(self, deliveries: Sequence[Delivery], produced_ms: int, committed_ms: int) -> None:

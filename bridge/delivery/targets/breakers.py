@@ -1,5 +1,5 @@
-"""Circuit breakers of partitions: what looks well and takes nothing is left alone for a while, each time twice as long,
-until its leader answers again (cache.py).
+"""Circuit breakers of partitions: one that looks well and takes nothing is left alone for a while, each time twice as
+long, until its leader answers again (cache.py).
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from bridge.kafka.errors import Refusal
 OPEN_S: Final = 5.0
 OPEN_S_MAX: Final = 300.0
 RELAPSE_S: Final = 600.0
-"""Who fails again within this time stays out for longer."""
+"""A breaker that trips again within this time stays open twice as long."""
 BREAKERS_MAX: Final = 10_000
-"""Names come from headers, so anybody can make up any number of them."""
+"""Names come from headers: there may be any number of them."""
 EVERY: Final = -1
 """In place of a partition: all of them."""
 LARGE: Final = -2

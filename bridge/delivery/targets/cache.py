@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
@@ -46,16 +47,16 @@ WARM_S: Final = 5.0
 """Between two pings of all leaders, so that the connections are there when they matter."""
 SILENT_OPEN_S: Final = 1.0
 """How long a breaker is open after the first silence of a leader: it may have been no more than a pause."""
-NO_ANSWER: Final = "the leader of partition {} does not answer"
 TARGETS_MAX: Final = 10_000
 """Names come from headers: there may be any number of them. (Ten thousand of 200 characters are 9 MB.)"""
 MISSING_MAX: Final = 100
-"""Up to so many names of topics that are not known to exist are asked for again by the thread; beyond that they must be
-made up, and wait until a message for them is tried again."""
+"""The thread looks up at most so many names of topics that are not known to exist. More must be made up: they wait
+until a message for them is tried again."""
 FAILING_MAX: Final = 100
-"""Names in the metric of what fails."""
+"""Names in the metric of failing targets."""
 UNKNOWN: Final = "(unknown)"
-"""In that metric: all names of which no broker has said that there is such a topic."""
+"""In that metric: all names that no broker knows."""
+
 log = structlog.get_logger("bridge.delivery.targets.cache")
 
 
@@ -88,7 +89,7 @@ class Targets:
 
     def start(self, own: Iterable[str] = ()) -> None:
         """Keep what is known up to date from now on. `own` are the bridge's topics: known from the start, so that
-        nothing waits for that when a target fails, and that there is a leader to compare others with.
+        nothing waits for that when a target fails, and there is a leader to compare others with.
         """
         self._own = frozenset(own)
         self._thread = threading.Thread(target=self._run, name="targets", daemon=True)
@@ -105,14 +106,14 @@ class Targets:
             try:
                 self.refresh()
             except Exception:
-                # Delivery does not need this thread: what it needs to know it asks itself, only later.
+                # Delivery can do without this thread: it looks up what it needs itself, only later.
                 log.exception("targets-not-refreshed")
             self._woken.wait(LOOK_INTERVAL_S)
             self._woken.clear()
 
     def refresh(self) -> None:
-        """Look up what was requested or has expired, and whether open breakers may be closed. Keeps what it knew when
-        the brokers do not answer.
+        """Look up what was requested or has expired, and whether open breakers may be closed. Without an answer of the
+        brokers what was known stays.
         """
         now_s = self._clock.monotonic_s()
         with self._lock:
@@ -136,11 +137,10 @@ class Targets:
     # -- for the dispatcher
 
     def resolve(self, names: Iterable[str]) -> dict[str, Target]:
-        """What each name is; asks the brokers only for names not asked for lately. What they give no answer for is
+        """What each name is; asks the brokers only for names not asked for lately. A name without an answer is
         unavailable.
         """
-        wanted = list(names)
-        now_s = self._clock.monotonic_s()
+        wanted, now_s = list(names), self._clock.monotonic_s()
         with self._lock:
             ask = [name for name in wanted if self._must_ask(name, now_s)]
         if ask:
@@ -153,13 +153,11 @@ class Targets:
                 result[name] = self._breakers.applied(name, known.target)
             return result
 
-    def renew(self, names: Collection[str], older_than_s: float = RENEWED_FOR_S) -> dict[str, Target]:
-        """What they are by answers that are not older than that: one look-up for all."""
-        now_s = self._clock.monotonic_s()
+    def renew(self, names: Collection[str]) -> dict[str, Target]:
+        """What they are by answers of the last RENEWED_FOR_S: one look-up for all."""
+        before_s = self._clock.monotonic_s() - RENEWED_FOR_S
         with self._lock:
-            old = [
-                name for name in names if name not in self._known or now_s - self._known[name].asked_s >= older_than_s
-            ]
+            old = [name for name in names if name not in self._known or self._known[name].asked_s <= before_s]
         if old:
             self._learn(old)
         return self.resolve(names)
@@ -169,7 +167,7 @@ class Targets:
         return self._look_up.count_partitions(name)
 
     def look_again(self, names: Collection[str]) -> frozenset[str] | None:
-        """Those that turn out to take less than it was thought; None when the brokers do not answer."""
+        """Those that turn out to take less than was known; None when the brokers do not answer."""
         before = self.resolve(names)
         if not self._learn(list(names)):
             return None
@@ -211,11 +209,8 @@ class Targets:
                 if leader in leaders and not self._is_down(name, partition, known.target)
             ]
         for place in found:
-            self._trip_silent(place)
+            self.trip(*place, _silent(*place), SILENT_OPEN_S)
         return bool(found)
-
-    def _trip_silent(self, place: Place) -> None:
-        self.trip(*place, Refusal(UNAVAILABLE, f"{place[0]}: {NO_ANSWER.format(place[1])}"), SILENT_OPEN_S)
 
     def _is_down(self, name: str, partition: int, target: Target) -> bool:
         return partition in target.down or self._breakers.are_open(name, partition)
@@ -230,7 +225,7 @@ class Targets:
         log.warning("target-breaker-open", topic=name, partition=partition, detail=refusal.detail, wait_s=wait_s)
 
     def expire(self, name: str) -> None:
-        """Ask again at the next use: the brokers did not agree with what is known. If they do not answer it is kept:
+        """Look it up at the next use: the brokers did not agree with what is known. Without an answer that stays:
         silence about a target that was well puts nothing off.
         """
         with self._lock:
@@ -241,25 +236,22 @@ class Targets:
 
     def failing(self) -> dict[tuple[str, str], int]:
         """How many partitions take nothing now, by target and reason (of targets used lately; EVERY counts as one).
-        Targets that nobody has seen are counted together, as are those beyond FAILING_MAX.
+        Targets that no broker knows are counted together, as are those beyond FAILING_MAX.
         """
-        now_s = self._clock.monotonic_s()
-        counts: dict[tuple[str, str], int] = {}
+        used_s = self._clock.monotonic_s() - FAILING_FOR_S_MAX - KNOWN_FOR_S
+        counts: Counter[tuple[str, str]] = Counter()
         named: set[str] = set()
         with self._lock:
             for name, known in self._known.items():
-                if now_s - known.used_s >= FAILING_FOR_S_MAX + KNOWN_FOR_S:
-                    continue
                 target = self._breakers.applied(name, known.target)
-                trouble = _trouble(target)
-                if trouble is None:
+                if known.used_s <= used_s or target.is_well:
                     continue
                 label = name if target.partitions or name in self._own else UNKNOWN
                 if label != UNKNOWN and label not in named:
                     label = name if len(named) < FAILING_MAX else OTHER_TARGETS
                     named.add(label)
-                reason, count = trouble
-                counts[label, str(reason)] = counts.get((label, str(reason)), 0) + count
+                reason, count = _trouble(target)
+                counts[label, str(reason)] += count
         return counts
 
     # -- inside
@@ -272,7 +264,7 @@ class Targets:
         return not known.target.is_well and now_s - known.asked_s >= FAILING_FOR_S_MAX
 
     def _learn(self, names: list[str]) -> bool:
-        """Ask, without holding anybody up who only wants to know. Returns whether there was an answer."""
+        """Ask, without the lock. Returns whether there was an answer."""
         answers: Mapping[str, Target] = {}
         try:
             answers = self._look_up(names)
@@ -281,20 +273,14 @@ class Targets:
         now_s = self._clock.monotonic_s()
         with self._lock:
             for name in names:
-                old = self._known.pop(name, None)
-                used_s = now_s if old is None else old.used_s
-                if name in answers:
-                    self._known[name] = _Known(answers[name], now_s, used_s)
-                elif old is not None:
+                old, target, asked_s = self._known.pop(name, None), answers.get(name), now_s
+                if target is None:
+                    target = _unanswered(name) if old is None else old.target
                     # Asked about again soon, if it was well: as if it had been asked about a while ago.
-                    asked_s = now_s - KNOWN_FOR_S + UNANSWERED_FOR_S if old.target.is_well else now_s
-                    self._known[name] = _Known(old.target, asked_s, used_s)
-                else:
-                    self._known[name] = _Known(_unanswered(name), now_s, used_s)
-            if len(self._known) > TARGETS_MAX + len(names):
-                for name in list(self._known)[: len(self._known) - TARGETS_MAX]:
-                    if name not in names:
-                        del self._known[name]
+                    asked_s -= KNOWN_FOR_S - UNANSWERED_FOR_S if target.is_well else 0
+                self._known[name] = _Known(target, asked_s, now_s if old is None else old.used_s)
+            while len(self._known) > TARGETS_MAX + len(names):
+                del self._known[next(iter(self._known))]
         return bool(answers)
 
     def _find_leaders(self, names: Iterable[str]) -> None:
@@ -317,7 +303,7 @@ class Targets:
             known = {name: self._known[name].target for name, _ in places if name in self._known}
         for (name, partition), silent in probe(self._look_up, known, places).items():
             for place in silent or ():
-                self._trip_silent(place)
+                self.trip(*place, _silent(*place), SILENT_OPEN_S)
             with self._lock:
                 until_s = self._clock.monotonic_s() + FAILING_FOR_S
                 is_closed = self._breakers.decide((name, partition), is_well=silent is not None, until_s=until_s)
@@ -326,22 +312,24 @@ class Targets:
 
 
 def _is_expired(known: _Known, now_s: float) -> bool:
-    """Failing ones are asked about only while they are used: there may be thousands, made up by headers."""
+    """Failing ones are looked up only while they are used: there may be thousands, made up by headers."""
     age_s = now_s - known.asked_s
     if known.target.is_well:
         return age_s >= KNOWN_FOR_S
     return age_s >= FAILING_FOR_S and now_s - known.used_s < USED_FOR_S
 
 
-def _trouble(target: Target) -> tuple[RejectReason, int] | None:
-    """Why it does not take everything, and in how many partitions; None: it is well."""
+def _trouble(target: Target) -> tuple[RejectReason, int]:
+    """Why a target that is not well does not take everything, and in how many partitions."""
     if target.refusal is not None:
         return target.refusal.reason, max(1, target.partitions)
-    if target.down:
-        return UNAVAILABLE, len(target.down)
-    return (RejectReason.TOO_LARGE, target.partitions) if target.is_wary else None
+    return (UNAVAILABLE, len(target.down)) if target.down else (RejectReason.TOO_LARGE, target.partitions)
 
 
 def _unanswered(name: str) -> Target:
     refusal = Refusal(UNAVAILABLE, f"{name}: the brokers do not say whether it exists")
     return Target(partitions=0, bytes_max=None, refusal=refusal)
+
+
+def _silent(name: str, partition: int) -> Refusal:
+    return Refusal(UNAVAILABLE, f"{name}: the leader of partition {partition} does not answer")

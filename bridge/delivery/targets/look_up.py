@@ -1,7 +1,5 @@
-"""Asking the brokers what a target is: whether it exists, takes our records, how large, and on which partitions.
-
-Everything that keeps a target from taking a record and that can be known without producing one is found out here: a
-missing topic, a missing permission, partitions without a leader or with fewer replicas in sync than acks=all needs.
+"""Looks up what can be known of a target without producing to it: whether it exists, how large its records may be,
+whether the bridge may write to it, and which partitions have no leader, or fewer replicas in sync than acks=all needs.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ class TargetLookUp:
         """`timeout_s` is for each of three requests; their sum must stay well below the transaction time-out, since a
         transaction may be open meanwhile.
         """
-        # Else asking about a misspelt name would make the topic, where the brokers do that.
+        # Else asking about a misspelt name would create the topic, where the brokers do that.
         asking = {**properties, "allow.auto.create.topics": "false"}
         logger = logging.getLogger("bridge.settings.librdkafka")
         self._admin = made("for targets", lambda: AdminClient(asking, logger=logger))
@@ -47,10 +45,10 @@ class TargetLookUp:
 
     def __call__(self, names: Sequence[str]) -> Mapping[str, Target]:
         """Each topic as it is now. Raises EnvironmentFailure when the brokers do not answer."""
-        # The other requests go to a broker that this client remembers, and which may be the one that has just died;
-        # this one goes to any that answers, and brings that memory up to date.
+        # The other requests go to a broker that this client remembers, maybe the one that has just died; this one goes
+        # to any that answers, and brings that memory up to date.
+        self._metadata(names[0])
         try:
-            self._admin.list_topics(names[0], timeout=self._timeout_s)
             return self._ask(names)
         except KafkaException as exception:
             raise _unanswered(names[0], kafka_error(exception).str()) from None
@@ -60,22 +58,18 @@ class TargetLookUp:
             TopicCollection(list(names)), request_timeout=self._timeout_s, include_authorized_operations=True
         )
         found = {name: self._result(name, future) for name, future in described.items()}
-        resources = [
-            ConfigResource(ResourceType.TOPIC, name)
-            for name, answer in found.items()
-            if not isinstance(answer, Refusal)
-        ]
+        present = [name for name, answer in found.items() if not isinstance(answer, Refusal)]
         configs: dict[str, Any] = {}
-        if resources:
+        if present:
+            resources = [ConfigResource(ResourceType.TOPIC, name) for name in present]
             answers = self._admin.describe_configs(resources, request_timeout=self._timeout_s)
             configs = {resource.name: self._result(resource.name, future) for resource, future in answers.items()}
         return {name: _target(name, answer, configs.get(name)) for name, answer in found.items()}
 
     def leaders(self, name: str) -> Mapping[int, Leader]:
-        """Who leads each partition of a topic now, by any broker that answers. Raises EnvironmentFailure.
+        """The leader of each partition of a topic now, by any broker that answers. Raises EnvironmentFailure.
 
-        (To describe a topic, the client waits for the controller, and for brokers with KRaft that is any of them: maybe
-        the one that has died.)
+        (To describe a topic the client asks the controller, which for it is any broker with KRaft: maybe the dead one.)
         """
         found = self._metadata(name)
         nodes = {node.id: Leader(node.id, str(node.host), int(node.port)) for node in found.brokers.values()}
@@ -96,11 +90,11 @@ class TargetLookUp:
             raise _unanswered(name, kafka_error(exception).str()) from None
 
     def ask(self, leaders: Mapping[Place, Leader | None], *, doubtful: bool) -> Mapping[Place, Future[Any]]:
-        """Ask the leader of each partition for its end offset, without waiting; each by itself, since one that is
-        silent would keep the answers of the others back.
+        """Ask the leader of each partition for its end offset, without waiting; each by itself, since a silent one
+        would keep the answers of the others back.
 
-        `doubtful`: only those that take a connection. While it is asked about one whose port refuses, the client tries
-        to connect again and again, without a pause, and takes most of a core for that.
+        `doubtful`: only those that take a connection. While a port refuses, the client tries to connect to it again and
+        again, without a pause, and takes most of a core for that.
         """
         asked: dict[Place, Future[Any]] = {}
         checked: dict[Leader, dict[Place, Future[Any]]] = {}
@@ -135,8 +129,8 @@ class TargetLookUp:
 
     @staticmethod
     def is_answered(answer: Future[Any]) -> bool | None:
-        """Whether a leader has answered by now; None: somebody has, with an error. When the time is over, the client
-        may as well give an offset that is none.
+        """Whether a leader has answered by now; None: there is an answer, and it is an error. After the time-out the
+        client may give an offset that is none.
         """
         if not answer.done():
             return False
@@ -147,11 +141,11 @@ class TargetLookUp:
 
     @staticmethod
     def is_refused(answer: Future[Any]) -> bool:
-        """Whether nobody listens any more where the leader did."""
+        """Whether the leader has refused the connection."""
         return answer.done() and isinstance(answer.exception(), ConnectionRefusedError)
 
     def _result(self, name: str, future: Future[Any]) -> Any:
-        """The answer, or a Refusal where the answer is that it is missing, or that we may not see it."""
+        """The answer, or a Refusal: the topic is missing, or may not be described."""
         try:
             return future.result(timeout=self._timeout_s + 0.5)
         except KafkaException as exception:

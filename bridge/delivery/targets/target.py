@@ -1,4 +1,4 @@
-"""What is said of a target, by who looks it up (look_up.py), who remembers it (cache.py) and who plans with it."""
+"""What is known of a target: said by the look-up (look_up.py), kept by the cache (cache.py), used by the plan."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Leader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A topic: its partition count, the largest batch it takes in bytes (None: we may not look), why it takes nothing
-    from us at all (None: it does), which partitions take nothing now, and why, and who leads each.
+    """A topic: its partition count, the largest batch it takes in bytes (None: not known), why it takes nothing from
+    the bridge at all (None: it does), which partitions take nothing now, and why, and the leader of each.
     """
 
     partitions: int
@@ -67,26 +67,20 @@ class LookUp(Protocol):
 
     def __call__(self, names: Sequence[str]) -> Mapping[str, Target]:
         """Each topic as it is now. Raises EnvironmentFailure when the brokers do not answer."""
-        ...
 
     def leaders(self, name: str) -> Mapping[int, Leader]:
-        """Who leads each partition of a topic now. Raises EnvironmentFailure when nobody answers."""
-        ...
+        """The leader of each partition of a topic now. Raises EnvironmentFailure without an answer."""
 
     def count_partitions(self, name: str) -> int:
-        """How many partitions a topic has now. Raises EnvironmentFailure when nobody answers."""
-        ...
+        """How many partitions a topic has now. Raises EnvironmentFailure without an answer."""
 
     def ask(self, leaders: Mapping[Place, Leader | None], *, doubtful: bool) -> Mapping[Place, Future[Any]]:
         """Ask the leader of each partition something small, without waiting. An answer may be an error; one that says
         that there was none is not an answer. `doubtful`: some of them may be dead.
         """
-        ...
 
     def is_answered(self, answer: Future[Any]) -> bool | None:
-        """Whether the leader has answered by now; None: somebody has, with an error."""
-        ...
+        """Whether the leader has answered by now; None: there is an answer, and it is an error."""
 
     def is_refused(self, answer: Future[Any]) -> bool:
-        """Whether nobody listens any more where the leader did."""
-        ...
+        """Whether the leader has refused the connection."""

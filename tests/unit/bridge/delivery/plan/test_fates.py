@@ -15,13 +15,21 @@ from bridge.delivery.plan import fates as passes
 from bridge.delivery.plan.backoff import RetryPolicy
 from bridge.delivery.plan.dead_letters import hold
 from bridge.delivery.plan.due_rows import DueRows, SourceColumns
-from bridge.delivery.plan.fates import DEAD_LETTER_TOPIC, LETTERS_FAIL, OWN, Fate, Fates, Findings, OwnTopics
+from bridge.delivery.plan.fates import (
+    DEAD_LETTER_TOPIC,
+    LETTERS_FAIL,
+    OWN,
+    Fate,
+    Fates,
+    Findings,
+    OwnTopics,
+    Unplannable,
+)
 from bridge.delivery.plan.forwarded_cancels import Forwards
 from bridge.delivery.plan.overdue import BURST_MS, OverduePolicy
 from bridge.delivery.plan.partitioner import PARTITIONER, murmur2
 from bridge.delivery.plan.planner import Planner
 from bridge.delivery.plan.record_size import SizeLimits
-from bridge.delivery.plan.unwritable import Unplannable
 from bridge.delivery.targets.breakers import EVERY
 from bridge.delivery.targets.cache import Targets
 from bridge.delivery.targets.target import Target
