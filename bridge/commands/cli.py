@@ -1,4 +1,4 @@
-"""The command `delay-bridge`: run, check, adopt, resolve, redrive, send, cancel, config, version.
+"""The command `delay-bridge`: run, check, reset-offsets, resolve, redrive, send, cancel, config, version.
 
 Every failure is one clear line on standard error and the exit status of its kind (bridge/errors.py): 2 configuration,
 3 environment, 4 state, 5 another instance took over.
@@ -56,8 +56,8 @@ ConfigOption = Annotated[
 STYLES: Final = {"ok": "green", "warning": "yellow", "failed": "bold red"}
 
 
-class Start(Enum):
-    """Where a delay topic begins for the bridge."""
+class Reset(Enum):
+    """Where committed offsets are moved to."""
 
     EARLIEST = "earliest"
     LATEST = "latest"
@@ -106,8 +106,8 @@ def check(
 
 
 @app.command()
-def adopt(
-    start: Annotated[Start, typer.Option("--from", help="What of the delay topics is to be delivered.")],
+def reset_offsets(
+    to: Annotated[Reset, typer.Option(help="What of the delay topics is to be delivered.")],
     config: ConfigOption = None,
     topic: Annotated[list[str] | None, typer.Option(help="Only this delay topic; may be repeated.")] = None,
 ) -> None:
@@ -123,18 +123,18 @@ def adopt(
             raise ConfigurationError(f"not a delay topic: {', '.join(sorted(unknown))}", hint="see delay_topics")
         from bridge.kafka.admin import Cluster
         from bridge.settings.clients import librdkafka
-        from bridge.start import reset_offsets as adoption
+        from bridge.start import reset_offsets as resetting
         from bridge.start.facts import topic_facts
         from bridge.start.roll_window import decode_parameters, limits_of
 
         cluster = Cluster(settings)
         limits = limits_of(cluster, topic or settings.delay_topics)
-        states = adoption.adopt(
+        states = resetting.reset_offsets(
             consumer=librdkafka(settings, "consumer"),
             group_id=settings.group_id,
             topics=topic_facts(cluster, topic or settings.delay_topics),
             parameters=lambda name: decode_parameters(settings, name, limits[name]),
-            start=start.value,
+            to=to.value,
             directory=settings.store.directory,
             now_ms=SystemClock().now_ms(),
         )

@@ -47,7 +47,7 @@ def named_failure(what: str, error: Exception, records: str = "") -> BridgeError
     if any(sign in text for sign in lost):
         return StateError(
             "records of the delay topic were deleted before the bridge had read them",
-            hint="Raise the delay topic's retention, then choose where to go on with `delay-bridge adopt`.",
+            hint="Raise the delay topic's retention, then choose where to go on with `delay-bridge reset-offsets`.",
             reason=_reason(text),
         )
     if isinstance(error, ConnectionError) or any(sign in text for sign in _JVM_GONE):

@@ -23,7 +23,13 @@ from dataclasses import dataclass, field, replace
 from bridge.errors import StateError
 from bridge.kafka.admin import Watermarks
 from bridge.start.roll_window import TopicLimits, Windows
-from bridge.wire.committed_state import ADOPT, CommittedState, amend_epochs, initial_state, largest_roll_window_ms
+from bridge.wire.committed_state import (
+    RESET,
+    CommittedState,
+    amend_epochs,
+    initial_state,
+    largest_roll_window_ms,
+)
 from bridge.wire.decode_epochs import DecodeParameters
 from timerstore.rows.sources import SourceName
 
@@ -89,7 +95,7 @@ class StartPlan:
     By owned partition: `states` are the committed ones, with the decode epochs that hold from now on; `log_marks` where
     the log begins and ends; `log_starts` from where on the log counts for the index. By delay topic: `windows`, and
     `spare_ms`, for how long the bridge may be down before unfinished records are deleted (absent: for ever).
-    `gives_up_index`: an operator has given up messages that the index may hold (`delay-bridge adopt`).
+    `gives_up_index`: an operator has given up messages that the index may hold (`delay-bridge reset-offsets`).
     """
 
     states: Mapping[SourceName, CommittedState]
@@ -186,7 +192,7 @@ def _must_be_this_topic(topic: str, facts: TopicFacts, committed: Mapping[int, C
         if state.topic_id != facts.topic_id:
             raise StateError(
                 "the delay topic is not the one that the committed offsets belong to: it was deleted and made anew",
-                hint=f"Messages of the old topic are gone. {ADOPT}.",
+                hint=f"Messages of the old topic are gone. {RESET}.",
                 topic=topic,
                 partition=partition,
                 committed_topic_id=state.topic_id,
@@ -206,14 +212,14 @@ def _must_be_new(
         if partition in checkpointed or partition < known:
             raise StateError(
                 "the committed offset of a partition is missing, though the bridge has delivered from it before",
-                hint=f"It was deleted, or expired while the bridge was down (offsets.retention.minutes). {ADOPT}.",
+                hint=f"It was deleted, or expired while the bridge was down (offsets.retention.minutes). {RESET}.",
                 topic=topic,
                 partition=partition,
             )
         if facts.log_start[partition] > 0:
             raise StateError(
                 "nothing is known of a partition whose oldest records are gone already",
-                hint=f"Either the bridge has another id than before, or the topic was in use without it. {ADOPT}.",
+                hint=f"Either the bridge has another id than before, or the topic was in use without it. {RESET}.",
                 topic=topic,
                 partition=partition,
                 log_start=facts.log_start[partition],
@@ -224,7 +230,7 @@ def _must_be_in_range(topic: str, partition: int, offset: int, start: int, end: 
     if offset < start:
         raise StateError(
             "records were deleted from the delay topic before the bridge has read them",
-            hint=f"Raise the topic's retention. {ADOPT}.",
+            hint=f"Raise the topic's retention. {RESET}.",
             topic=topic,
             partition=partition,
             committed=offset,
@@ -233,7 +239,7 @@ def _must_be_in_range(topic: str, partition: int, offset: int, start: int, end: 
     if offset > end:
         raise StateError(
             "the committed offset lies beyond the end of the delay topic: it was truncated, or is another cluster's",
-            hint=f"Check bootstrap.servers. {ADOPT}.",
+            hint=f"Check bootstrap.servers. {RESET}.",
             topic=topic,
             partition=partition,
             committed=offset,

@@ -1,14 +1,14 @@
-"""`delay-bridge adopt`: an operator decides what a start must not guess.
+"""`delay-bridge reset-offsets`: an operator decides what a start must not guess.
 
 Where committed offsets are missing, unreadable or out of range, going on would either repeat or lose messages
-(first_commits.py). Adopting writes new committed states for every partition of the chosen topics:
+(first_commits.py). This writes new committed states for every partition of the chosen topics:
 
     earliest   everything that the topic still holds is pending: what was delivered before is delivered again
     latest     nothing that the topic holds is pending: what was not delivered yet is given up
     committed  the committed states stay as they are; what is gone from the topic is given up
 
 Order, and what a crash right after each step costs: 1. the index's checkpoint is set aside (the index is rebuilt at the
-next start, which would end in the same error as before); 2. one commit for all partitions (none: adopting is done).
+next start, which would end in the same error as before); 2. one commit for all partitions (none: it is done).
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from bridge.kafka.construction import made
 from bridge.kafka.errors import Fault, fault_of, kafka_error
 from bridge.kafka.membership import FORCED
 from bridge.start.first_commits import TopicFacts
-from bridge.wire.committed_state import ADOPT, CommittedState, decode_metadata, initial_state
+from bridge.wire.committed_state import RESET, CommittedState, decode_metadata, initial_state
 from bridge.wire.decode_epochs import DecodeParameters
 from timerstore.disk import files
 from timerstore.errors import DiskFailure
 from timerstore.rows.sources import SourceName
 
-Start = Literal["earliest", "latest", "committed"]
+Reset = Literal["earliest", "latest", "committed"]
 READ_TIMEOUT_S: Final = 30.0
 
 
-def adopt(
+def reset_offsets(
     *,
     consumer: Mapping[str, Any],
     group_id: str,
     topics: Mapping[str, TopicFacts],
     parameters: Callable[[str], DecodeParameters],
-    start: Start,
+    to: Reset,
     directory: Path,
     now_ms: int,
 ) -> dict[SourceName, CommittedState]:
@@ -53,9 +53,9 @@ def adopt(
     does not take the commit.
     """
     config = {**consumer, "group.id": group_id, **FORCED}
-    known = _committed(config, topics) if start == "committed" else {}
+    known = _committed(config, topics) if to == "committed" else {}
     states = {
-        (topic, partition): _state(facts, partition, start, parameters(topic), known.get((topic, partition)))
+        (topic, partition): _state(facts, partition, to, parameters(topic), known.get((topic, partition)))
         for topic, facts in topics.items()
         for partition in range(facts.partitions)
     }
@@ -69,12 +69,12 @@ def adopt(
 
 
 def _state(
-    facts: TopicFacts, partition: int, start: Start, parameters: DecodeParameters, known: CommittedState | None
+    facts: TopicFacts, partition: int, to: Reset, parameters: DecodeParameters, known: CommittedState | None
 ) -> CommittedState:
     if known is not None:
         begin = facts.log_start[partition]
         return replace(known, offset=max(known.offset, begin), first_offset=max(known.first_offset, begin))
-    offset = facts.log_start[partition] if start == "earliest" else facts.log_end[partition]
+    offset = facts.log_start[partition] if to == "earliest" else facts.log_end[partition]
     return initial_state(
         offset=offset,
         topic_id=facts.topic_id,
@@ -105,7 +105,7 @@ def _committed(config: Mapping[str, Any], topics: Mapping[str, TopicFacts]) -> d
         if state is None or state.topic_id != topics[place.topic].topic_id:
             raise StateError(
                 "there is no committed state of this topic to go on from",
-                hint=f"{ADOPT}.",
+                hint=f"{RESET}.",
                 topic=place.topic,
                 partition=place.partition,
             )

@@ -27,7 +27,7 @@ from bridge.kafka.admin import Cluster, Oldest, Watermarks
 from bridge.settings.model import Settings
 from bridge.settings.units import format_duration_ms
 from bridge.start.roll_window import TopicLimits, Windows, limits_of, roll_window_ms
-from bridge.wire.committed_state import ADOPT_COMMITTED
+from bridge.wire.committed_state import RESET_TO_COMMITTED
 from timerstore.clock import Clock
 from timerstore.rows.sources import SourceName
 from timerstore.store import TimerStore
@@ -76,7 +76,7 @@ def must_hold_what_is_pending(
                     "records of pending messages were deleted while the bridge was down, and the local index does not "
                     "cover them",
                     hint="Restore store.directory, if it still exists somewhere, and raise the topic's retention. "
-                    f"To go on with what is left: {ADOPT_COMMITTED}.",
+                    f"To go on with what is left: {RESET_TO_COMMITTED}.",
                     topic=name[0],
                     partition=name[1],
                     log_start=marks[name].start,

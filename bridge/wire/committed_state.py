@@ -12,7 +12,7 @@ it):
     n   how many partitions of the topic had a commit by then, so that an added partition is told from a deleted commit
     p   P as (at, topic, partition, offset); null: nothing is finished yet (minus infinity)
     h   the decode parameters and the offsets from which they hold (decode epochs)
-    f   the first offset that is ours to deliver (left out when 0): `adopt --from latest` gave up what lies below
+    f   the first offset that is ours to deliver (left out when 0): `reset-offsets --to latest` gave up what lies below
     s   frozen steps of the staircase (invariant I4), after the clock was set back (left out when none), the oldest
         first: [[O, at, offset], ...], P of a step being the position (at, this partition, offset)
 
@@ -44,13 +44,13 @@ SPARE_CHARS = 640
 """What frozen steps leave of the metadata for a change of decode parameters."""
 _STEP_CHARS_MAX = 56
 
-ADOPT = (
-    "Choose what to deliver: `delay-bridge adopt --from earliest` (everything that the topic still holds) "
-    "or `--from latest` (nothing of it)"
+RESET = (
+    "Choose what to deliver: `delay-bridge reset-offsets --to earliest` (everything that the topic still holds) "
+    "or `--to latest` (nothing of it)"
 )
 """The remedy where the bridge must not decide by itself."""
 
-ADOPT_COMMITTED = "`delay-bridge adopt --from committed`"
+RESET_TO_COMMITTED = "`delay-bridge reset-offsets --to committed`"
 """The remedy where something is gone for good, and going on without it repeats nothing."""
 
 _REQUIRED = {"v", "t", "n", "p", "h"}
@@ -151,7 +151,7 @@ def decode_metadata(source: SourceName, offset: int, metadata: str | None) -> Co
     if not metadata:
         raise StateError(
             "the committed offset was not written by the bridge: it carries no delivered position",
-            hint=f"Somebody reset the group's offsets. {ADOPT}.",
+            hint=f"Somebody reset the group's offsets. {RESET}.",
             topic=source[0],
             partition=source[1],
             offset=offset,
@@ -230,7 +230,7 @@ def _newer(source: SourceName, newer: NewerFormat) -> StateError:
 def _unreadable(source: SourceName, error: Exception) -> StateError:
     return StateError(
         "the committed metadata cannot be read",
-        hint=f"Something else commits offsets under this group's name; stop it. {ADOPT}.",
+        hint=f"Something else commits offsets under this group's name; stop it. {RESET}.",
         topic=source[0],
         partition=source[1],
         reason=str(error),

@@ -18,7 +18,7 @@ from bridge.kafka.membership import Ownership
 from bridge.settings.clients import librdkafka
 from bridge.settings.model import Settings
 from bridge.start.facts import topic_facts
-from bridge.start.reset_offsets import adopt
+from bridge.start.reset_offsets import reset_offsets
 from bridge.wire.committed_state import CommittedState, initial_state
 from tests.broker.rig import DEADLINE_S, PARAMETERS, Listener, ownership_of, settings_for, states_of
 from tests.system.broker import Broker
@@ -146,7 +146,7 @@ def test_offsets_that_an_admin_removed_are_refused(broker: Broker, topics: Topic
         ownership.commit_offsets([TopicPartition(delay, 1, 0)])  # as an offset reset leaves it: without metadata
         with pytest.raises(StateError, match="not written by the bridge") as refused:
             settled(ownership, settings)
-        assert "adopt" in refused.value.hint
+        assert "reset-offsets" in refused.value.hint
 
 
 def test_committed_states_are_read_stable(broker: Broker, topics: Topics) -> None:
@@ -182,7 +182,7 @@ def test_a_stop_and_a_start_of_the_same_name_keep_the_partitions(broker: Broker,
 
 
 @pytest.mark.parametrize("start", ["earliest", "latest"])
-def test_adopting_decides_what_a_start_refused(
+def test_resetting_offsets_decides_what_a_start_refused(
     broker: Broker, topics: Topics, tmp_path: Path, start: Literal["earliest", "latest"]
 ) -> None:
     """While a member is there the group refuses; afterwards the start goes on from where the operator said."""
@@ -196,12 +196,12 @@ def test_adopting_decides_what_a_start_refused(
 
     def decide() -> bool:
         try:
-            adopt(
+            reset_offsets(
                 consumer=librdkafka(settings, "consumer"),
                 group_id=settings.group_id,
                 topics=topic_facts(Cluster(settings), [delay]),
                 parameters=lambda topic: PARAMETERS,
-                start=start,
+                to=start,
                 directory=tmp_path,
                 now_ms=1,
             )
@@ -225,7 +225,7 @@ def test_adopting_decides_what_a_start_refused(
         assert (state.offset, state.first_offset, state.position) == (expected, expected, None)
 
 
-def test_adopting_what_is_committed_gives_up_only_what_is_gone(broker: Broker, topics: Topics, tmp_path: Path) -> None:
+def test_resetting_to_committed_gives_up_only_what_is_gone(broker: Broker, topics: Topics, tmp_path: Path) -> None:
     """O, P and decode epochs stay; a partition whose log begins later goes on from there, and knows that it does."""
     delay = topics.delay(partitions=2)
     produce(broker.bootstrap, [Outgoing(topic=delay, value=b"x", partition=p) for p in (0, 1) for _ in range(9)])
@@ -240,12 +240,12 @@ def test_adopting_what_is_committed_gives_up_only_what_is_gone(broker: Broker, t
 
     def decide() -> bool:
         with suppress(EnvironmentFailure):
-            adopt(
+            reset_offsets(
                 consumer=librdkafka(settings, "consumer"),
                 group_id=settings.group_id,
                 topics=topic_facts(Cluster(settings), [delay]),
                 parameters=lambda topic: PARAMETERS,
-                start="committed",
+                to="committed",
                 directory=tmp_path,
                 now_ms=1,
             )

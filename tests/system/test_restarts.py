@@ -228,7 +228,7 @@ def test_offsets_removed_by_an_admin_are_refused(broker: Broker, topics: Topics,
         assert bridge.wait_end(REFUSED_S_MAX) == StateError.exit_code
         words = bridge.last_words()
         assert "committed offset" in words
-        assert "delay-bridge adopt" in words
+        assert "delay-bridge reset-offsets" in words
         with Reader(broker.bootstrap, [target]) as reader:
             assert len(reader.to_end()) == 1, "nothing was repeated"
 

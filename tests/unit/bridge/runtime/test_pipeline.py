@@ -193,7 +193,7 @@ def test_what_an_operator_has_given_up_is_given_up_here_too(rig: Rig) -> None:
 
 
 def test_what_was_given_up_on_another_machine_is_given_up_here_too(rig: Rig) -> None:
-    """`adopt --from latest` does not reach this directory. Its index ends just where the given up messages do, and all
+    """`reset-offsets --to latest` does not reach this directory. Its index ends just where these messages do, and all
     that it holds is below; with nothing below any more, it is kept."""
     bench = Bench(rig)
     bench.stand_in.first_offset = 2

@@ -97,7 +97,7 @@ def test_what_must_not_be_guessed_at(
     """Each stops the bridge and names the command that decides."""
     with pytest.raises(StateError, match=message) as refused:
         decide(facts(found, committed, checkpointed=checkpointed))
-    assert "adopt" in refused.value.hint
+    assert "reset-offsets" in refused.value.hint
 
 
 def test_first_commits_are_made_by_the_owner_of_partition_0_in_one_request_for_each_topic() -> None:

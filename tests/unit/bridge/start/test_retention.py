@@ -142,7 +142,7 @@ def test_a_start_without_index_is_refused_when_the_bridge_was_down_for_too_long(
         must_hold_what_is_pending(cluster, {ORDERS: offset}, marks, {DELAY: spare_ms}, now_ms)
 
     start(9_900, spare_ms=200_000, now_ms=10_000_000)
-    with pytest.raises(StateError, match="adopt --from committed"):
+    with pytest.raises(StateError, match="reset-offsets --to committed"):
         start(9_700, spare_ms=200_000, now_ms=10_000_000)
     # All that is not read is older than that; and where nothing is, nothing can be said.
     with pytest.raises(StateError, match="local index does not cover them"):

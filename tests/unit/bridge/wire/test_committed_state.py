@@ -140,12 +140,12 @@ def test_metadata_with_a_damaged_field_is_refused(field: str, value: object) -> 
     ],
 )
 def test_metadata_of_a_newer_version_is_refused_and_nothing_else_is_suggested(fields: dict[str, object]) -> None:
-    """After a downgrade to adopt would repeat or lose: the only remedy is the version that wrote it. Status 4."""
+    """After a downgrade, a reset would repeat or lose: the only remedy is the version that wrote it. Status 4."""
     ours = json.loads(encode(initial_state(offset=5, topic_id="id", partitions=1, parameters=A)))
     with pytest.raises(StateError, match="written by a newer version") as refused:
         decode_metadata(SOURCE, 5, json.dumps({**ours, **fields}))
     assert refused.value.exit_code == 4
-    assert "adopt" not in str(refused.value) and "Something else" not in str(refused.value)
+    assert "reset-offsets" not in str(refused.value) and "Something else" not in str(refused.value)
 
 
 def test_the_position_names_its_partition_and_survives_renumbering() -> None:
