@@ -206,7 +206,8 @@ def test_commands_within_sentences_exist() -> None:
 def test_commands_within_remedies_exist() -> None:
     """What an error tells the operator to type can be typed."""
     sources = sorted((ROOT / "bridge").glob("**/*.py"))
-    named = {(p.name, c) for p in sources for c in re.findall(r"`delay-bridge ([a-z-]+)", p.read_text(encoding="utf-8"))}
+    texts = [(path.name, path.read_text(encoding="utf-8")) for path in sources]
+    named = {(name, command) for name, text in texts for command in re.findall(r"`delay-bridge ([a-z-]+)", text)}
     assert named
     unknown = {(source, name) for source, name in named if name not in COMMAND.commands}
     assert not unknown, unknown
