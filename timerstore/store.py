@@ -16,15 +16,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
 import pyarrow as pa
 
-from timerstore.disk.checkpoint import Identity
-from timerstore.errors import Corrupt, Misuse
+from timerstore.errors import Misuse
 from timerstore.limits import DEFAULTS, Limits
 from timerstore.operations import recovery, stats
 from timerstore.operations.ingest import Ingest
@@ -34,15 +31,15 @@ from timerstore.operations.state import StoreState
 from timerstore.operations.stats import Stats
 from timerstore.operations.timer_wheel import TimerWheel
 from timerstore.operations.transaction import Transaction
-from timerstore.rows.sources import NamedState, NamedStep, SourceName, named_in
+from timerstore.rows.sources import NamedState, NamedStep, SourceName
 
 
 class TimerStore:
-    """See the module. Made by `open` or `restore`; `reports` say what was found wrong in the directory, and mended."""
+    """See the module. Made by `open`."""
 
-    def __init__(self, state: StoreState, lock_descriptor: int, reports: tuple[str, ...]) -> None:
+    def __init__(self, state: StoreState, lock_descriptor: int) -> None:
         self.state = state
-        self.sources, self.limits, self.reports = state.sources, state.limits, reports
+        self.sources, self.limits, self.reports = state.sources, state.limits, state.reports
         self.wheel = TimerWheel(state)
         self.maintenance = Maintenance(state)
         self._ingest = Ingest(state)
@@ -51,9 +48,8 @@ class TimerStore:
     @classmethod
     def open(
         cls,
-        directory: Path,
+        found: Found,
         *,
-        identity: Identity,
         partitions: Iterable[SourceName],
         committed: Mapping[SourceName, NamedState],
         frozen: Mapping[SourceName, Sequence[NamedStep]] = MappingProxyType({}),
@@ -62,43 +58,19 @@ class TimerStore:
         limits: Limits = DEFAULTS,
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> TimerStore:
-        """Open the index of a directory: `recovery.find` and `restore` in one."""
-        return cls.restore(
-            recovery.find(directory, identity, now_ms), partitions=partitions, committed=committed, frozen=frozen,
-            log_starts=log_starts, now_ms=now_ms, limits=limits, progress=progress,
-        )  # fmt: skip
-
-    @classmethod
-    def restore(
-        cls,
-        found: Found,
-        *,
-        partitions: Iterable[SourceName],
-        committed: Mapping[SourceName, NamedState],
-        frozen: Mapping[SourceName, Sequence[NamedStep]],
-        log_starts: Mapping[SourceName, int],
-        now_ms: int,
-        limits: Limits,
-        progress: Callable[[int, int], None],
-    ) -> TimerStore:
-        """Make a store of what was found, for the owned sources (the keys of `committed`, with their committed O and P;
-        `frozen` are their frozen steps, where there are any). It has the directory's lock from now on.
+        """Make a store of the directory that `recovery.find` has found, for the owned sources (the keys of `committed`,
+        with their committed O and P; `frozen` are their frozen steps, where there are any). It has the directory's lock
+        from now on.
 
         `partitions` are all partitions of the delay topics, `log_starts` the first offsets that Kafka still has of the
-        owned ones (0 where it is not said). Raises DiskFailure.
+        owned ones (0 where it is not said). Raises DiskFull, DiskFailure.
         """
-        offsets = {name: log_starts.get(name, 0) for name in committed}
-        names = [*partitions, *named_in(committed)]
+        starts = {name: log_starts.get(name, 0) for name in committed}
         try:
-            found = recovery.distrust(found, committed, frozen, offsets)
-            while True:
-                try:
-                    recovered = recovery.recover(found, names, offsets, now_ms, progress)
-                    found = replace(found, checkpoint=recovered.checkpoint)
-                    state = recovery.state_of(found, recovered, committed, frozen, offsets, now_ms, limits, progress)
-                    return cls(state, found.descriptor, recovered.reports)
-                except Corrupt as error:
-                    found = recovery.without(found, error, now_ms)
+            return cls(
+                recovery.restore(found, partitions, committed, frozen, starts, now_ms, limits, progress),
+                found.descriptor,
+            )
         except BaseException:
             found.release()
             raise

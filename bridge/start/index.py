@@ -62,7 +62,7 @@ def open_index(
     it back when this fails. Raises EnvironmentFailure, StateError.
     """
     with as_bridge_errors():
-        return TimerStore.restore(
+        return TimerStore.open(
             found,
             partitions=partitions,
             committed={name: (state.offset, state.position) for name, state in plan.states.items()},

@@ -38,6 +38,7 @@ from tests.unit.timerstore.entries import gather
 from tests.waiting import wait_until
 from timerstore.clock import Clock, SystemClock
 from timerstore.disk.checkpoint import Identity
+from timerstore.operations import recovery
 from timerstore.rows.sources import SourceName
 from timerstore.store import TimerStore
 
@@ -214,9 +215,9 @@ class Rig:
         """Read (or make) the committed states, and put a store on them."""
         self.states = states_of(self.ownership, self.settings, self.clock)
         states = self.states
+        identity = Identity(cluster_id="cluster", topic_ids={self.delay_topic: "id"})
         self.store = TimerStore.open(
-            Path(self.directory.name),
-            identity=Identity(cluster_id="cluster", topic_ids={self.delay_topic: "id"}),
+            recovery.find(Path(self.directory.name), identity, self.clock.now_ms()),
             partitions=list(states),
             committed={name: (state.offset, state.position) for name, state in states.items()},
             frozen={name: state.frozen for name, state in states.items()},

@@ -44,6 +44,7 @@ from tests.unit.timerstore.entries import gather
 from timerstore.clock import ManualClock
 from timerstore.disk.checkpoint import Identity
 from timerstore.limits import Limits
+from timerstore.operations import recovery
 from timerstore.rows.entry import Kind
 from timerstore.rows.position import AT_MIN
 from timerstore.rows.sources import NamedPosition, SourceName
@@ -128,6 +129,9 @@ def decoded(source: SourceName, offset: int, record: Record) -> Row:
         attempt=int(found.get(h.COPY_ATTEMPT, 0)), rolls=int(found.get(h.COPY_ROLLS, 0)),
         key=record.key, value=record.value, headers=own,
     )  # fmt: skip
+
+
+IDENTITY = Identity(cluster_id="cluster", topic_ids={DELAY: "a"})
 
 
 class SteppedStore(TimerStore):
@@ -284,8 +288,7 @@ class DispatchRig:
         """Another store, for the partitions that are ours now; the dispatcher goes on."""
         states = {name: decode_metadata(name, *self.kafka.offsets[name]) for name in self.owned}
         store = SteppedStore.open(
-            self.directory / "store",
-            identity=Identity(cluster_id="cluster", topic_ids={DELAY: "a"}),
+            recovery.find(self.directory / "store", IDENTITY, self.clock.now_ms()),
             partitions=SOURCES,
             committed={name: (state.offset, state.position) for name, state in states.items()},
             frozen={name: state.frozen for name, state in states.items()},

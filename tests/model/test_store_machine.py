@@ -43,6 +43,7 @@ from timerstore.log.segment import Segment, read_rows
 from timerstore.log.timerlog import Window
 from timerstore.memory.resident import Resident
 from timerstore.memory.sorted_runs import RowRefs, concat
+from timerstore.operations import recovery
 from timerstore.operations.transaction import Transaction
 from timerstore.rows.entry import ENTRY, Kind
 from timerstore.rows.position import AT_MIN, Position
@@ -160,8 +161,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def open(self) -> None:
         self.store = TimerStore.open(
-            self.directory / "store",
-            identity=IDENTITY,
+            recovery.find(self.directory / "store", IDENTITY, self.now_ms),
             partitions=PARTITIONS,
             committed={name: self.committed[name] for name in self.owned},
             frozen=self.frozen,

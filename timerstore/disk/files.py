@@ -39,19 +39,14 @@ def segment_name(number: int) -> str:
     return f"segment-{number:010d}{SEGMENT_SUFFIX}"
 
 
-def segment_number(name: str) -> int:
-    """The number in a segment's file name."""
-    return int(name.removeprefix("segment-").removesuffix(SEGMENT_SUFFIX))
-
-
 def tombstones_name(number: int) -> str:
     """File name of a file of tombstones."""
     return f"cancels-{number:010d}{TOMBSTONES_SUFFIX}"
 
 
-def tombstones_number(name: str) -> int:
-    """The number in the name of a file of tombstones."""
-    return int(name.removeprefix("cancels-").removesuffix(TOMBSTONES_SUFFIX))
+def number_of(name: str) -> int:
+    """The number in the name of a segment, or of a file of tombstones."""
+    return int(name.partition("-")[2].partition(".")[0])
 
 
 def lock_directory(directory: Path) -> int:

@@ -34,12 +34,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
 from timerstore.cancels import tombstones
-from timerstore.cancels.tombstones import TombstoneFile
 from timerstore.disk import checkpoint as checkpoints
 from timerstore.disk import files
 from timerstore.disk.checkpoint import Checkpoint, Identity
@@ -53,6 +53,11 @@ from timerstore.operations.state import StoreState
 from timerstore.rows.entry import payload_of
 from timerstore.rows.position import OFFSET_MAX, ORIGIN, Int64s, Progress
 from timerstore.rows.sources import NamedState, NamedStep, SourceName, Sources, named_in
+
+MOVED_BACK: Final = "the committed state of {} lies before the index: it is rebuilt from Kafka"
+OUTDATED: Final = (
+    "the index of {} ends before the log's start: it is rebuilt from Kafka, and goes on without what is gone"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,23 +75,6 @@ class Found:
         """Give the lock back."""
         os.close(self.descriptor)
 
-    def reporting(self, checkpoint: Checkpoint | None, report: str) -> Found:
-        """The same directory with another checkpoint, and a report more."""
-        return replace(self, checkpoint=checkpoint, reports=(*self.reports, report))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recovered:
-    """`checkpoint` and its open `segments` and `tombstones`, or None and none; `aside` are the files that are kept
-    until ingest has caught up."""
-
-    checkpoint: Checkpoint | None
-    sources: Sources
-    segments: tuple[Segment, ...]
-    tombstones: tuple[TombstoneFile, ...]
-    aside: tuple[Path, ...]
-    reports: tuple[str, ...]
-
 
 def find(directory: Path, identity: Identity, now_ms: int) -> Found:
     """Take the directory, and read its checkpoint; one that is damaged is set aside. Raises DirectoryInUse,
@@ -98,7 +86,8 @@ def find(directory: Path, identity: Identity, now_ms: int) -> Found:
             found = replace(found, checkpoint=checkpoints.read(directory))
         except Corrupt as error:
             aside = files.set_aside(Path(error.path), now_ms)
-            return found.reporting(None, f"{error.message}: set aside as {aside.name}, the index is rebuilt from Kafka")
+            report = f"{error.message}: set aside as {aside.name}, the index is rebuilt from Kafka"
+            return replace(found, reports=(report,))
         if found.checkpoint is not None:
             _must_be_ours(found.checkpoint.identity, identity, directory)
     except BaseException:
@@ -125,45 +114,59 @@ def give_up(found: Found, now_ms: int) -> Found:
     return replace(found, checkpoint=None)
 
 
-def distrust(
+def restore(
+    found: Found,
+    partitions: Iterable[SourceName],
+    committed: Mapping[SourceName, NamedState],
+    frozen: Mapping[SourceName, Sequence[NamedStep]],
+    log_starts: Mapping[SourceName, int],
+    now_ms: int,
+    limits: Limits,
+    progress: Callable[[int, int], None],
+) -> StoreState:
+    """The store that a directory holds; the arguments are those of `TimerStore.open`. Raises DiskFull, DiskFailure."""
+    names = [*partitions, *named_in(committed)]
+    found = _distrust(found, committed, frozen, log_starts)
+    while True:
+        try:
+            return _restore(found, names, committed, frozen, log_starts, now_ms, limits, progress)
+        except Corrupt as error:
+            found = _without(found, error, now_ms)
+
+
+def _distrust(
     found: Found,
     committed: Mapping[SourceName, NamedState],
     frozen: Mapping[SourceName, Sequence[NamedStep]],
     log_starts: Mapping[SourceName, int],
 ) -> Found:
-    """Let the index cover no owned source of which it cannot hold everything; see the module. Raises DiskFull,
-    DiskFailure."""
+    """Let the index cover no owned source of which it cannot hold everything; see the module."""
     checkpoint = found.checkpoint
     if checkpoint is None:
         return found
-    sources = Sources([*named_in({**checkpoint.progress}), *named_in(committed)])
-    states = {name: sources.progress(name, *state, frozen.get(name, ())) for name, state in committed.items()}
-    # An operator has reset the group's offsets (which also clears P).
-    outrun = sorted(name for name in committed if _lies_before(sources, name, states[name], checkpoint))
-    outdated = sorted(
-        name for name in committed if name not in outrun and checkpoint.offsets.get(name, OFFSET_MAX) < log_starts[name]
-    )
-    for names, what in (
-        (outrun, "the committed state of {} lies before the index: it is rebuilt from Kafka"),
-        (
-            outdated,
-            "the index of {} ends before the log's start: it is rebuilt from Kafka, and goes on without what is gone",
-        ),
-    ):
-        if names:
-            left = {name: offset for name, offset in checkpoint.offsets.items() if name not in names}
-            checkpoint = replace(checkpoint, offsets=left)
-            where = ", ".join(f"{topic}/{partition}" for topic, partition in names)
-            found = found.reporting(checkpoint, what.format(where))
-    if outrun or outdated:
-        checkpoints.write(found.directory, checkpoint, frees=True)
-    return found
+    sources = Sources([*named_in(checkpoint.progress), *named_in(committed)])
+    left: dict[str, list[SourceName]] = {}
+    for name, state in sorted(committed.items()):
+        if _lies_before(sources, name, sources.progress(name, *state, frozen.get(name, ())), checkpoint):
+            # An operator has reset the group's offsets (which also clears P).
+            left.setdefault(MOVED_BACK, []).append(name)
+        elif checkpoint.offsets.get(name, OFFSET_MAX) < log_starts[name]:
+            left.setdefault(OUTDATED, []).append(name)
+    if not left:
+        return found
+    where = {what: ", ".join(f"{topic}/{partition}" for topic, partition in names) for what, names in left.items()}
+    uncovered = {name for names in left.values() for name in names}
+    offsets = {name: offset for name, offset in checkpoint.offsets.items() if name not in uncovered}
+    checkpoint = replace(checkpoint, offsets=offsets)
+    checkpoints.write(found.directory, checkpoint, frees=True)
+    reports = (what.format(where[what]) for what in (MOVED_BACK, OUTDATED) if what in where)
+    return replace(found, checkpoint=checkpoint, reports=(*found.reports, *reports))
 
 
-def without(found: Found, error: Corrupt, now_ms: int) -> Found:
-    """What is left when a file that the checkpoint names is damaged: steps 1 and 2. Raises DiskFailure."""
-    checkpoint, damaged = found.checkpoint, Path(error.path)
-    names = {s.name for s in checkpoint.segments} | {t.name for t in checkpoint.tombstones} if checkpoint else set()
+def _without(found: Found, error: Corrupt, now_ms: int) -> Found:
+    """What is left when a file that the checkpoint names is damaged: steps 1 and 2."""
+    checkpoint, damaged = checkpoints.read(found.directory), Path(error.path)
+    names = {each.name for each in (*checkpoint.segments, *checkpoint.tombstones)} if checkpoint else set()
     if checkpoint is None or damaged.name not in names:
         raise DiskFailure(
             f"{damaged} was written just now, and is damaged: {error.message}", hint="replace the volume"
@@ -176,7 +179,7 @@ def without(found: Found, error: Corrupt, now_ms: int) -> Found:
         tombstones=tuple(t for t in checkpoint.tombstones if t.name != damaged.name),
     )
     checkpoints.write(found.directory, checkpoint, frees=True)
-    return found.reporting(checkpoint, report)
+    return replace(found, checkpoint=checkpoint, reports=(*found.reports, report))
 
 
 def set_aside(error: Corrupt, now_ms: int) -> str:
@@ -186,96 +189,88 @@ def set_aside(error: Corrupt, now_ms: int) -> str:
     return f"{error.message}: set aside, the index is rebuilt from Kafka and from what is left"
 
 
-def recover(
+def _restore(
     found: Found,
     names: Iterable[SourceName],
+    committed: Mapping[SourceName, NamedState],
+    frozen: Mapping[SourceName, Sequence[NamedStep]],
     log_starts: Mapping[SourceName, int],
     now_ms: int,
+    limits: Limits,
     progress: Callable[[int, int], None],
-) -> Recovered:
-    """Open the segments and the tombstones that the checkpoint names; steps 3 to 5. `names` are the known sources,
-    `log_starts` those of the owned ones; `progress(done, total)` is called after each segment, and again after each
-    that is written anew.
-
-    Raises Corrupt, DiskFull, DiskFailure.
-    """
-    checkpoint, directory = found.checkpoint, found.directory
-    named = checkpoint.segments if checkpoint is not None else ()
-    footers = [segment.read_footer(directory / each.name, found.identity, each) for each in named]
-    covered = checkpoint.offsets if checkpoint is not None else {}
+) -> StoreState:
+    """Open the files that the checkpoint names; steps 3 to 5. `progress(done, total)` is called after each segment, and
+    again after each that is written anew or counted. Raises Corrupt, DiskFull, DiskFailure."""
+    checkpoint = found.checkpoint or Checkpoint(identity=found.identity, offsets={})
+    footers = [segment.read_footer(found.directory / s.name, found.identity, s) for s in checkpoint.segments]
+    covered = checkpoint.offsets
     sources = Sources([*names, *covered, *(name for footer in footers for name in footer.names)])
-    # By source, from which offset on rows in segments do not count: a source that is not owned, and not covered, has
-    # none that do.
-    bounds: Int64s = np.zeros(len(sources), dtype=np.int64)
-    for name, log_start in log_starts.items():
-        bounds[sources.index(*name)] = log_start
-    for name in covered:
-        bounds[sources.index(*name)] = OFFSET_MAX
+    states = {sources.index(*n): sources.progress(n, *each, frozen.get(n, ())) for n, each in committed.items()}
+    state = StoreState(found.directory, found.identity, sources, states, limits, now_ms)
+    total = len(footers)
     opened = []
     for footer in footers:
         opened.append(segment.of_footer(footer, sources))
-        progress(len(opened), len(footers))
-    cancels = [tombstones.read(directory / t.name, sources, t) for t in (checkpoint.tombstones if checkpoint else ())]
-    owned = {sources.index(*name) for name in log_starts}
-    kept = _kept(opened, bounds, owned, found, sources, lambda: progress(len(footers), len(footers)))
-    if checkpoint is not None and kept != opened:
+        progress(len(opened), total)
+    cancels = [tombstones.read(found.directory / t.name, sources, t) for t in checkpoint.tombstones]
+    kept = _kept(opened, state, {**log_starts, **dict.fromkeys(covered, OFFSET_MAX)}, lambda: progress(total, total))
+    if kept != opened:
         checkpoint = replace(checkpoint, segments=tuple(each.named for each in kept))
-        checkpoints.write(directory, checkpoint, frees=True)
+        checkpoints.write(found.directory, checkpoint, frees=True)
     is_rebuilt = any(name not in covered for name in log_starts)
-    removed, aside = _clear(
-        directory, {s.named.name for s in kept} | {t.named.name for t in cancels}, is_rebuilt, now_ms
-    )
-    reports = found.reports
-    if removed and checkpoint is not None:
-        reports = (*reports, f"removed {removed} files that a crash had left unfinished")
-    return Recovered(
-        checkpoint=checkpoint,
-        sources=sources,
-        segments=tuple(kept),
-        tombstones=tuple(cancels),
-        aside=aside,
-        reports=reports,
-    )
+    in_use = {s.named.name for s in kept} | {t.named.name for t in cancels}
+    removed, state.aside = _clear(found.directory, in_use, is_rebuilt, now_ms)
+    state.reports = found.reports
+    if removed and found.checkpoint is not None:
+        state.reports += (f"removed {removed} files that a crash had left unfinished",)
+    state.checkpoint = checkpoint
+    # A topic that is not configured now may come back: its rows in the segments must be known to be of that topic.
+    state.identity = replace(found.identity, topic_ids={**checkpoint.identity.topic_ids, **found.identity.topic_ids})
+    # What is read again of a source that the index does not cover begins at the log's start. Of what lies below, there
+    # is what the segments hold.
+    for name, offset in {**log_starts, **covered}.items():
+        state.resident.stored[sources.index(*name)] = offset
+    state.cancels.tombstones.restore(cancels)
+    state.next_tombstones += max((files.number_of(each.named.name) for each in cancels), default=0)
+    state.next_segment += max((files.number_of(each.named.name) for each in kept), default=0)
+    for each in kept:
+        state.timerlog.add(each)
+        state.pending.add(_count_pending(each, state))
+        if each.ids is not None:
+            state.pending.remove(state.cancels.covered_in(each.ids, state.finished))
+        progress(len(kept), len(kept))
+    return state
 
 
 def _kept(
-    opened: list[Segment],
-    bounds: Int64s,
-    owned: set[int],
-    found: Found,
-    sources: Sources,
-    written: Callable[[], None],
+    opened: list[Segment], state: StoreState, bounds: Mapping[SourceName, int], written: Callable[[], None]
 ) -> list[Segment]:
     """The segments, those with rows of owned sources that are read again written anew without them (and then without
-    all that does not count). `written` is called after each of those."""
-    kept = []
-    number = max((files.segment_number(each.path.name) for each in opened), default=0)
+    all that does not count). `bounds` say from which offset on rows of a source do not count (0: none does); `written`
+    is called after each of those."""
+    kept, sources = [], state.sources
+    bound: Int64s = np.array([bounds.get(name, 0) for name in sources], dtype=np.int64)
+    number = max((files.number_of(each.path.name) for each in opened), default=0)
     for each in opened:
-        if not any(end > bounds[source] for source, end in each.ends.items() if source in owned):
+        if not any(end > bound[source] for source, end in each.ends.items() if state.resident.owned[source]):
             kept.append(each)
-        elif any(begin < bounds[source] for source, begin in each.begins.items()):
+        elif any(begin < bound[source] for source, begin in each.begins.items()):
             number += 1
-            anew = _without_what_is_read_again(each, bounds, found, sources, number)
+            with segment.Writer(state.directory, number, state.identity, sources) as writer:
+                for group in range(len(each.group_rows)):
+                    table = segment.read_rows(each, [group])
+                    rows = select(table, sources)
+                    rows = rows[rows.offset < bound[rows.source]]
+                    if len(rows):
+                        writer.add(rows, payload_of(table).take(pa.array(rows.row)))
+                anew = writer.close()
             kept += [] if anew is None else [anew]
             written()
     return kept
 
 
-def _without_what_is_read_again(
-    old: Segment, bounds: Int64s, found: Found, sources: Sources, number: int
-) -> Segment | None:
-    with segment.Writer(found.directory, number, found.identity, sources) as writer:
-        for group in range(len(old.group_rows)):
-            table = segment.read_rows(old, [group])
-            rows = select(table, sources)
-            rows = rows[rows.offset < bounds[rows.source]]
-            if len(rows):
-                writer.add(rows, payload_of(table).take(pa.array(rows.row)))
-        return writer.close()
-
-
 def _clear(directory: Path, named: set[str], is_rebuilt: bool, now_ms: int) -> tuple[int, tuple[Path, ...]]:
-    """Remove what nobody names, or put it aside; returns how many were removed, and what is aside."""
+    """Remove what no checkpoint names, or put it aside; returns how many were removed, and what is aside."""
     removed = 0
     for path in files.unreferenced(directory, named):
         if is_rebuilt and path.suffix in (files.SEGMENT_SUFFIX, files.TOMBSTONES_SUFFIX):
@@ -284,46 +279,6 @@ def _clear(directory: Path, named: set[str], is_rebuilt: bool, now_ms: int) -> t
             files.remove(path)
             removed += 1
     return removed, tuple(sorted(directory.glob(f"*{files.ASIDE_SUFFIX}")))
-
-
-def state_of(
-    found: Found,
-    recovered: Recovered,
-    committed: Mapping[SourceName, NamedState],
-    frozen: Mapping[SourceName, Sequence[NamedStep]],
-    log_starts: Mapping[SourceName, int],
-    now_ms: int,
-    limits: Limits,
-    progress: Callable[[int, int], None],
-) -> StoreState:
-    """The store that a checkpoint and its files describe, under these committed states; `progress` is
-    called after each segment that is counted. Raises Corrupt, DiskFailure."""
-    sources, checkpoint = recovered.sources, recovered.checkpoint
-    states = {
-        sources.index(*name): sources.progress(name, *each, frozen.get(name, ())) for name, each in committed.items()
-    }
-    state = StoreState(found.directory, found.identity, sources, states, limits, now_ms)
-    state.aside = recovered.aside
-    if checkpoint is not None:
-        state.checkpoint = checkpoint
-        # A topic that is not configured now may come back: its rows in the segments must be known to be of that topic.
-        known = {**checkpoint.identity.topic_ids, **found.identity.topic_ids}
-        state.identity = replace(found.identity, topic_ids=known)
-    # What is read again of a source that the index does not cover begins at the log's start. Of what lies below, there
-    # is what the segments hold.
-    for name, offset in {**log_starts, **state.checkpoint.offsets}.items():
-        state.resident.stored[sources.index(*name)] = offset
-    state.cancels.tombstones.restore(recovered.tombstones)
-    for file in recovered.tombstones:
-        state.next_tombstones = max(state.next_tombstones, files.tombstones_number(file.named.name) + 1)
-    for opened in recovered.segments:
-        state.timerlog.add(opened)
-        state.next_segment = max(state.next_segment, files.segment_number(opened.path.name) + 1)
-        state.pending.add(_count_pending(opened, state))
-        if opened.ids is not None:
-            state.pending.remove(state.cancels.covered_in(opened.ids, state.finished))
-        progress(len(recovered.segments), len(recovered.segments))
-    return state
 
 
 def _count_pending(opened: Segment, state: StoreState) -> Tally:

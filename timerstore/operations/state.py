@@ -76,6 +76,8 @@ class StoreState:
         self.next_tombstones = 1
         self.aside: tuple[Path, ...] = ()
         """Files that a rebuild has replaced or given up, kept until ingest has caught up."""
+        self.reports: tuple[str, ...] = ()
+        """What was found wrong in the directory, and mended: sentences for the operator."""
 
     def finished(self, rows: Positions) -> Bools:
         """`Resident.finished`, for a caller without the lock."""

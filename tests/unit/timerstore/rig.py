@@ -8,6 +8,7 @@ from pathlib import Path
 from tests.unit.timerstore.entries import Record, entries, gather
 from timerstore.disk.checkpoint import Identity
 from timerstore.limits import Limits
+from timerstore.operations import recovery
 from timerstore.operations.transaction import Rows, Transaction
 from timerstore.rows.position import ORIGIN
 from timerstore.rows.sources import NamedPosition, NamedStep, SourceName
@@ -37,8 +38,7 @@ class Rig:
 
     def open(self, now_ms: int = NOW_MS) -> TimerStore:
         self.store = TimerStore.open(
-            self.directory,
-            identity=self.identity,
+            recovery.find(self.directory, self.identity, now_ms),
             partitions=list(self.log),
             committed=self.committed,
             frozen=self.frozen,

@@ -122,7 +122,7 @@ def test_an_errno_is_never_damage(tmp_path: Path, number: int) -> None:
 def test_names_sort_by_number() -> None:
     """And the number is found again."""
     assert files.segment_name(9) < files.segment_name(10)
-    assert files.segment_number(files.segment_name(1_234)) == 1_234
+    assert files.number_of(files.segment_name(1_234)) == 1_234
 
 
 def test_a_report_of_damage_does_not_repeat_the_file(tmp_path: Path) -> None:

@@ -500,7 +500,8 @@ def test_progress_is_told_segment_by_segment(rig: Rig) -> None:
     rig.store.close()
     told: list[tuple[int, int]] = []
     store = type(rig.store).open(
-        rig.directory, identity=rig.identity, partitions=list(rig.log), committed=rig.committed, now_ms=NOW_MS,
+        recovery.find(rig.directory, rig.identity, NOW_MS), partitions=list(rig.log), committed=rig.committed,
+            now_ms=NOW_MS,
         progress=lambda done, total: told.append((done, total)),
     )  # fmt: skip
     store.close()
@@ -515,9 +516,10 @@ def test_progress_goes_on_while_segments_are_written_anew(three: Rig) -> None:
     rig.store.close()
     (rig.directory / segments(rig)[2]).unlink()
     told: list[tuple[int, int]] = []
-    with mock.patch.object(recovery, "_without_what_is_read_again", side_effect=lambda *_: told.append((0, 0))):
+    with mock.patch.object(timerstore.log.segment.Writer, "close", side_effect=lambda: told.append((0, 0))):
         store = type(rig.store).open(
-            rig.directory, identity=rig.identity, partitions=list(rig.log), committed=rig.committed, now_ms=NOW_MS,
+            recovery.find(rig.directory, rig.identity, NOW_MS), partitions=list(rig.log), committed=rig.committed,
+            now_ms=NOW_MS,
             log_starts=rig.log_starts, progress=lambda done, total: told.append((done, total)),
         )  # fmt: skip
     store.close()
