@@ -10,6 +10,7 @@
 #   make image [IMAGE_ARGS=...]         the container image, with docker
 #   make audit [AUDIT_ARGS=--lenient]   known vulnerabilities of what the image holds
 #   make sbom                           dist/sbom.json, what the image holds: Python, Java, Debian (CycloneDX)
+#   make messages                       docs/messages.md: the messages of each error's code, from the source
 #   make chart                          what of helm/delay-bridge is generated; SNAPSHOTS=1 also its tests' snapshots
 #   make helm                           the program helm, built with Go into .cache/bin, for the chart's tests
 #   make kubernetes                     a Kubernetes API likewise, to install the chart into (with Debian's etcd-server)
@@ -29,7 +30,7 @@ KUBERNETES_VERSION := 1.34.4
 CYCLONEDX := cyclonedx-bom==7.5.0
 SOURCES := $(wildcard bridge timerstore dev demo bench release tests)
 
-.PHONY: install prerequisites demo test check nightly bench lint format lock image audit sbom chart helm kubernetes clean distclean
+.PHONY: install prerequisites demo test check nightly bench lint format lock image audit sbom chart messages helm kubernetes clean distclean
 
 install: prerequisites $(VENV)/.installed
 
@@ -126,6 +127,9 @@ sbom: install
 chart: install
 	$(BIN)/python -m release.chart
 	$(if $(SNAPSHOTS),SNAPSHOTS=write $(BIN)/python -m pytest -q tests/packaging/helm -k is_the_snapshot)
+
+messages: install
+	$(BIN)/python -m tests.docs.messages
 
 # Three minutes of one core, once; the tests look here and on the PATH.
 helm: .cache/bin/helm

@@ -103,11 +103,13 @@ class DelayClient:
             raise EnvironmentFailure(
                 f"{len(failures)} of the records were not taken by {self.delay_topic}: {failures[0]}",
                 hint="send them again: they are not in the delay topic",
+                code="DB-1004",
             )
         if left:
             raise EnvironmentFailure(
                 f"{left} records are not acknowledged after {timeout_s:g} s",
                 hint="check that the brokers can be reached",
+                code="DB-1005",
             )
 
     def __enter__(self) -> Self:
@@ -145,11 +147,15 @@ class DelayClient:
             topics = self.producer.list_topics(self.delay_topic, timeout=METADATA_TIMEOUT_S).topics
         except KafkaException as failed:
             hint = "check that the brokers can be reached"
-            raise EnvironmentFailure(f"cannot look up {self.delay_topic}: {failed.args[0].str()}", hint=hint) from None
+            raise EnvironmentFailure(
+                f"cannot look up {self.delay_topic}: {failed.args[0].str()}", hint=hint, code="DB-1006"
+            ) from None
         found = topics[self.delay_topic]
         if found.error is not None:
             hint = "check its name, and the right to describe it"
-            raise EnvironmentFailure(f"cannot look up {self.delay_topic}: {found.error.str()}", hint=hint)
+            raise EnvironmentFailure(
+                f"cannot look up {self.delay_topic}: {found.error.str()}", hint=hint, code="DB-1006"
+            )
         return len(found.partitions)
 
 

@@ -7,7 +7,10 @@
     ├── FencedError             exit 5   another instance took over; this one has nothing left to do
     └── InternalError           exit 70  a bug of the bridge
 
-Printed, an error is one line: `message (field=value ...). hint`. Fields must never carry payloads or secrets.
+Printed, an error is one line: `DB-3012 message (field=value ...). Hint.` Fields must never carry payloads or secrets.
+
+A code is stable: it keeps its meaning and its row in docs/messages.md when the words change. Its first digit is the
+exit status (7 for 70), or 1 for what only commands and the Python client say.
 """
 
 from __future__ import annotations
@@ -18,20 +21,22 @@ from typing import ClassVar
 class BridgeError(Exception):
     """An error that an operator can act on.
 
-    `message` says what is wrong, `hint` what to do about it, `fields` are values that a log line keeps apart.
+    `message` says what is wrong, `hint` what to do about it, `code` where docs/messages.md explains both; `fields` are
+    values that a log line keeps apart.
     """
 
     exit_code: ClassVar[int] = 1
 
-    def __init__(self, message: str, *, hint: str, **fields: object) -> None:
+    def __init__(self, message: str, *, hint: str, code: str = "", **fields: object) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
+        self.code = code
         self.fields = fields
 
     def __str__(self) -> str:
         fields = " ".join(f"{name}={_one_line(str(value))}" for name, value in self.fields.items())
-        head = _one_line(self.message).rstrip(".") + (f" ({fields})" if fields else "")
+        head = f"{self.code} {_one_line(self.message)}".strip().rstrip(".") + (f" ({fields})" if fields else "")
         return f"{head}{'' if head.endswith('?') else '.'} {_sentence(self.hint)}"
 
 

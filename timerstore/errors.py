@@ -14,12 +14,13 @@ from __future__ import annotations
 
 
 class TimerStoreError(Exception):
-    """Something the timer store cannot go on with; `hint` says what to do about it."""
+    """Something the timer store cannot go on with; `hint` says what to do about it, `code` names it."""
 
-    def __init__(self, message: str, *, hint: str = "") -> None:
+    def __init__(self, message: str, *, hint: str = "", code: str = "") -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
+        self.code = code
 
 
 class WrongIdentity(TimerStoreError):

@@ -114,7 +114,9 @@ class TimerStore:
         with self.state.lock:
             self.state.must_be_between_transactions()
             if not self.is_caught_up():
-                raise Misuse("nothing may be dispatched before ingest has reached the committed offsets")
+                raise Misuse(
+                    "nothing may be dispatched before ingest has reached the committed offsets", code="DB-7003"
+                )
             return Transaction(self.state, only_output=only_output)
 
     def is_caught_up(self) -> bool:

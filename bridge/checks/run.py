@@ -170,7 +170,7 @@ def check_transactions(context: Context) -> Iterator[Finding]:
         Producer(properties).init_transactions(context.timeout_s)
     except KafkaException as error:
         redact = Redactor(context.settings.secrets())
-        refused = failure("begin transactions", error.args[0], None, context.bootstrap, redact)
+        refused = failure("begin transactions", error.args[0], None, context.bootstrap, redact, code="DB-3006")
         prefix = context.settings.bridge.id
         remedy = f"grant Write and Describe on transactional ids with the prefix {prefix}; {refused.hint}"
         yield Finding(name="transactions", status="failed", detail=refused.message, remedy=remedy)

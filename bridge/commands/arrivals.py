@@ -60,7 +60,9 @@ class Arrivals:
         except KafkaException as failed:
             self.close()
             hint = "check that the topics exist, and that this user may describe and read them"
-            raise EnvironmentFailure(f"cannot wait on {', '.join(topics)}: {_words(failed)}", hint=hint) from None
+            raise EnvironmentFailure(
+                f"cannot wait on {', '.join(topics)}: {_words(failed)}", hint=hint, code="DB-1007"
+            ) from None
 
     def wait(self, origins: Sequence[str], timeout_s: float) -> list[Arrived]:
         """Wait until each of these has arrived, once; in order of arrival.
@@ -76,6 +78,7 @@ class Arrivals:
                     f"{len(wanted)} of {len(origins)} messages have not arrived after {timeout_s:g} s",
                     hint="look at /readyz and the log of the bridge; the messages stay pending",
                     first=min(wanted),
+                    code="DB-1008",
                 )
             message = self._consumer.poll(min(left_s, _POLL_S))
             if message is not None and (found := self._read(message, wanted)) is not None:
@@ -88,7 +91,9 @@ class Arrivals:
         if (error := message.error()) is not None:
             if error.retriable() or error.code() == KafkaError._ALL_BROKERS_DOWN:
                 return None
-            raise EnvironmentFailure(f"cannot read what arrives: {error.str()}", hint="look at the brokers")
+            raise EnvironmentFailure(
+                f"cannot read what arrives: {error.str()}", hint="look at the brokers", code="DB-1007"
+            )
         headers = dict(headers_of(message) or [])  # the bridge's come last
         origin, due = _text(headers.get(ORIGIN)), _text(headers.get(DUE))
         if origin not in wanted:
@@ -99,6 +104,7 @@ class Arrivals:
             raise EnvironmentFailure(
                 f"{origin} is a dead letter in {message.topic()}: {_text(headers[REASON])}",
                 hint=_text(headers.get(REASON_DETAIL)) or "docs/errors.md explains the reasons",
+                code="DB-1009",
             )
         if not re.fullmatch(NUMBER_PATTERN, due):
             return None

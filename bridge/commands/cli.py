@@ -120,7 +120,9 @@ def reset_offsets(
         settings = _settings(config, known)
         unknown = set(topic or ()) - settings.delay_topics.keys()
         if unknown:
-            raise ConfigurationError(f"not a delay topic: {', '.join(sorted(unknown))}", hint="see delay_topics")
+            raise ConfigurationError(
+                f"not a delay topic: {', '.join(sorted(unknown))}", hint="see delay_topics", code="DB-1001"
+            )
         from bridge.kafka.admin import Cluster
         from bridge.settings.clients import librdkafka
         from bridge.start import reset_offsets as resetting
@@ -192,9 +194,13 @@ def redrive(
     with _failures_as_one_line() as known:
         settings = _settings(config, known)
         if unknown := set(topic or ()) - settings.delay_topics.keys():
-            raise ConfigurationError(f"not a delay topic: {', '.join(sorted(unknown))}", hint="see delay_topics")
+            raise ConfigurationError(
+                f"not a delay topic: {', '.join(sorted(unknown))}", hint="see delay_topics", code="DB-1001"
+            )
         if unknown := set(reason or ()) - set(RejectReason):
-            raise ConfigurationError(f"not a reason: {', '.join(sorted(unknown))}", hint="docs/errors.md lists them")
+            raise ConfigurationError(
+                f"not a reason: {', '.join(sorted(unknown))}", hint="docs/errors.md lists them", code="DB-1002"
+            )
         from bridge.commands.redrive import lines
         from bridge.commands.redrive import redrive as put_back
         from bridge.wire.letters import Choice
@@ -238,7 +244,7 @@ def send(
     with _failures_as_one_line() as known:
         settings = _settings(config, known)
         if value is not None and file is not None:
-            raise ConfigurationError("both a message and --file are given", hint="give one of them")
+            raise ConfigurationError("both a message and --file are given", hint="give one of them", code="DB-1003")
         send_at, send_after = _read(parse_until, at, "--at"), _after(after)
         headers = [_header(text) for text in header or ()]
         delay_topic = delay_topic or _only_delay_topic(settings)
@@ -384,7 +390,9 @@ def _messages(value: str | None, file: Path | None) -> Iterator[bytes]:
         try:
             yield file.read_bytes()
         except OSError as error:
-            raise ConfigurationError(f"cannot read {file}: {error.strerror}", hint="correct --file") from None
+            raise ConfigurationError(
+                f"cannot read {file}: {error.strerror}", hint="correct --file", code="DB-2001"
+            ) from None
     else:
         for line in sys.stdin.buffer:
             yield line.removesuffix(b"\n").removesuffix(b"\r")
@@ -406,7 +414,7 @@ class _Sent:
     def origins(self) -> list[str]:
         """All of them. Raises EnvironmentFailure if a message was not taken."""
         if self._failures:
-            raise EnvironmentFailure(f"not taken: {self._failures[0]}", hint="send it again")
+            raise EnvironmentFailure(f"not taken: {self._failures[0]}", hint="send it again", code="DB-1004")
         return self._origins
 
 
@@ -415,7 +423,7 @@ def _arrivals(settings: Settings, delay_topic: str, topic: str | None, bootstrap
     mapped = settings.delay_topics.get(delay_topic)
     target = topic or (mapped.target if mapped is not None else None)
     if target is None:
-        raise ConfigurationError("--wait needs to know the real topic", hint="name it with --to")
+        raise ConfigurationError("--wait needs to know the real topic", hint="name it with --to", code="DB-1003")
     common = {name: plain(value) for name, value in settings.kafka.common.items()}
     # A group that the bridge's user may name in any case; it is never joined.
     properties = {**common, "group.id": settings.group_id} | ({"bootstrap.servers": bootstrap} if bootstrap else {})
@@ -433,7 +441,9 @@ def _producer(settings: Settings, bootstrap: str | None) -> dict[str, Any]:
 def _only_delay_topic(settings: Settings) -> str:
     names = list(settings.delay_topics)
     if len(names) > 1:
-        raise ConfigurationError(f"which delay topic: {', '.join(names)}?", hint="name one with --delay-topic")
+        raise ConfigurationError(
+            f"which delay topic: {', '.join(names)}?", hint="name one with --delay-topic", code="DB-1001"
+        )
     return names[0]
 
 
@@ -454,5 +464,7 @@ def _after(text: str | None) -> timedelta | None:
 def _header(text: str, option: str = "--header") -> tuple[str, bytes]:
     name, separator, value = text.partition("=")
     if not separator or not name:
-        raise ConfigurationError(f"{option} {text!r} is not NAME=VALUE", hint=f"write {option} name=value")
+        raise ConfigurationError(
+            f"{option} {text!r} is not NAME=VALUE", hint=f"write {option} name=value", code="DB-1003"
+        )
     return name, os.fsencode(value)

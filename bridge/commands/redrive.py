@@ -52,7 +52,9 @@ def redrive(settings: Settings, clock: Clock, choice: Choice, *, execute: bool) 
     )
     if not dead_letters:
         raise EnvironmentFailure(
-            "there is no dead-letter topic", hint="`delay-bridge run` makes it, where bridge.create_topics is true."
+            "there is no dead-letter topic",
+            hint="`delay-bridge run` makes it, where bridge.create_topics is true.",
+            code="DB-1010",
         )
     into: dict[str, dict[str, int]] = {topic: {} for topic in dead_letters}
     for topic, found in cluster.topics(settings.delay_topics).items():
@@ -133,6 +135,7 @@ class Redrive:
                 hint="What is committed has gone back; run it again. It needs Read, Describe and Write on the "
                 "dead-letter topics, Write on the delay topics and the transactional id.",
                 reason=kafka_error(exception).str(),
+                code="DB-1011",
             ) from exception
         finally:
             self._consumer.close()

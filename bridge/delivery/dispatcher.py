@@ -145,7 +145,9 @@ class Dispatcher:
         """
         with self._life.changed:
             if self._thread is not None and not (self._life.is_asked(Request.HOLD) and self.state in AT_REST):
-                raise InternalError("the dispatcher is running", hint="This is a bug of the bridge; please report it.")
+                raise InternalError(
+                    "the dispatcher is running", hint="This is a bug of the bridge; please report it.", code="DB-7002"
+                )
             if store is not self._store:
                 self._store, self._unanswered = store, None
                 self._states = dict(states)
@@ -207,7 +209,7 @@ class Dispatcher:
         except BridgeError as error:
             failure = error
         except Exception as error:  # noqa: BLE001 - whatever it is, the application must know that delivery has ended
-            failure = InternalError("delivery failed", hint="Please report this.", reason=repr(error))
+            failure = InternalError("delivery failed", hint="Please report this.", reason=repr(error), code="DB-7001")
             failure.__cause__ = error
         finally:
             self._targets.stop()
@@ -245,7 +247,7 @@ class Dispatcher:
     def _deliver(self, store: TimerStore | None) -> Event | None:
         """Deliver what is due, or wait for something to become due."""
         if store is None:
-            raise _bug("there is no store to deliver from")
+            raise _bug("there is no store to deliver from", code="DB-7002")
         if not store.is_caught_up():
             store.wait(CATCH_UP_WAIT_S)
             return None
@@ -385,12 +387,15 @@ class Dispatcher:
     def _commit(self, store: TimerStore, transaction: OpenTransaction) -> None:
         if transaction.accepted != transaction.planned:
             raise _bug(
-                "records were lost between plan and client", planned=transaction.planned, accepted=transaction.accepted
+                "records were lost between plan and client",
+                planned=transaction.planned,
+                accepted=transaction.accepted,
+                code="DB-7002",
             )
         transaction.states = self._next_states(store.sources, transaction.loan.progress())
         if not transaction.states:
             if transaction.accepted:
-                raise _bug("a transaction has output, but moves no position", rows=transaction.rows)
+                raise _bug("a transaction has output, but moves no position", rows=transaction.rows, code="DB-7002")
             transaction.rollback()
             self._narrowing.committed(0)
             # Whatever made us look, there is nothing to do: look again later, not at once.
@@ -420,7 +425,14 @@ class Dispatcher:
             state = self._states[name]
             old = state.progress(name, sources)
             if not new.includes(old, source):
-                raise _bug("the committed state would go back", topic=name[0], partition=name[1], old=old, new=new)
+                raise _bug(
+                    "the committed state would go back",
+                    topic=name[0],
+                    partition=name[1],
+                    old=old,
+                    new=new,
+                    code="DB-7002",
+                )
             result[name] = state.moved(new, sources)
         return result
 
@@ -529,6 +541,7 @@ class Dispatcher:
                 "the committed offsets are neither those before the last transaction nor those after it",
                 hint="Something else commits under this bridge's id: stop it, then start again.",
                 partitions=sorted(transaction.states.keys() - committed - unchanged),
+                code="DB-4010",
             )
         return Event.RESOLVED
 
@@ -541,7 +554,7 @@ class Dispatcher:
         self._life.pause(seconds)
 
 
-def _bug(message: str, **fields: object) -> InternalError:
+def _bug(message: str, *, code: str, **fields: object) -> InternalError:
     return InternalError(
-        message, hint="This is a bug of the bridge; nothing was committed. Please report it.", **fields
+        message, hint="This is a bug of the bridge; nothing was committed. Please report it.", code=code, **fields
     )

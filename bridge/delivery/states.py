@@ -143,7 +143,10 @@ class Lifecycle:
         with self.changed:
             if event not in TRANSITIONS[self.state]:
                 raise InternalError(
-                    "delivery failed", hint="Please report this.", reason=f"{event.value} while {self.state.value}"
+                    "delivery failed",
+                    hint="Please report this.",
+                    reason=f"{event.value} while {self.state.value}",
+                    code="DB-7001",
                 )
             self.state = TRANSITIONS[self.state][event]
             self.changed.notify_all()

@@ -203,7 +203,7 @@ class Ingest:
         except BridgeError as error:
             self._fail(error)
         except Exception as error:  # noqa: BLE001 - the application must know that nothing is read any more
-            bug = InternalError(f"ingest failed: {error!r}", hint="Please report this with the log.")
+            bug = InternalError(f"ingest failed: {error!r}", hint="Please report this with the log.", code="DB-7001")
             bug.__cause__ = error
             self._fail(bug)
 
@@ -290,7 +290,9 @@ class Ingest:
         expected = self._store.next_offsets()
         gaps = {name: (expected[name], begin) for name, begin in begins.items() if begin > expected[name]}
         if gaps:
-            raise InternalError("a micro-batch does not follow the one before", hint="Please report this.", gaps=gaps)
+            raise InternalError(
+                "a micro-batch does not follow the one before", hint="Please report this.", gaps=gaps, code="DB-7002"
+            )
 
     def _store_batch(self, table: pa.Table, ends: Offsets, began_s: float) -> None:
         before, read_bytes = self._store.next_offsets(), table.nbytes  # with the headers that are taken out now

@@ -73,7 +73,10 @@ def install(jars: Sequence[Path]) -> Path:
         _end(session)
     if not made.is_file():
         raise EnvironmentFailure(
-            "Java wrote no archive of classes", hint="Starts take longer without it, and work.", file=made
+            "Java wrote no archive of classes",
+            hint="Starts take longer without it, and work.",
+            file=made,
+            code="DB-3020",
         )
     made.rename(archive)
     return archive

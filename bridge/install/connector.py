@@ -75,6 +75,7 @@ def jars() -> list[Path]:
             hint=REMEDY,
             directory=directory,
             version=pyspark.__version__,
+            code="DB-3021",
         )
     return sorted(directory.glob("*.jar"))
 

@@ -49,14 +49,19 @@ def _resolve(pom: str, into: Path, keep: Callable[[Path], bool]) -> None:
 def _run_maven(pom: Path, into: Path) -> None:
     maven = shutil.which("mvn")
     if maven is None:
-        raise EnvironmentFailure("Maven is not on the PATH", hint="Install it (Debian: apt-get install maven).")
+        raise EnvironmentFailure(
+            "Maven is not on the PATH", hint="Install it (Debian: apt-get install maven).", code="DB-3022"
+        )
     command = [maven, "-B", "-q", "-f", str(pom), COPY_DEPENDENCIES, f"-DoutputDirectory={into}"]
     command += ["-DincludeScope=runtime", "-Dstyle.color=never"]
     try:
         run = subprocess.run(command, capture_output=True, text=True, timeout=RESOLVE_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
         raise EnvironmentFailure(
-            "Maven did not come to an end", hint="Check the network, then try again.", timeout_s=RESOLVE_TIMEOUT_S
+            "Maven did not come to an end",
+            hint="Check the network, then try again.",
+            timeout_s=RESOLVE_TIMEOUT_S,
+            code="DB-3022",
         ) from None
     if run.returncode != 0:
         output = " | ".join((run.stdout + run.stderr).strip().splitlines()[:OUTPUT_LINES_MAX])
@@ -64,6 +69,7 @@ def _run_maven(pom: Path, into: Path) -> None:
             "Maven could not resolve the jars",
             hint="Check that a Maven repository can be reached (~/.m2/settings.xml, proxy), then try again.",
             output=output,
+            code="DB-3022",
         )
 
 

@@ -126,7 +126,10 @@ class Cluster:
 
         def ask() -> dict[str, Any]:
             futures = self._admin.describe_topics(TopicCollection(wanted), request_timeout=self._timeout_s)
-            return {name: self._unless_missing(future, f"look up topic {name}") for name, future in futures.items()}
+            return {
+                name: self._unless_missing(future, f"look up topic {name}", code="DB-3002")
+                for name, future in futures.items()
+            }
 
         found = self._patiently(ask).items()
         return {name: _topic(name, described) for name, described in found if described is not None}
@@ -202,7 +205,7 @@ class Cluster:
             futures[name].result(timeout=self._timeout_s + 1)
         except KafkaException as error:
             if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
-                raise self._failure(f"create topic {name}", error.args[0]) from None
+                raise self._failure(f"create topic {name}", error.args[0], code="DB-3003") from None
 
     def _configs(self, kind: ResourceType, names: Iterable[str]) -> dict[str, dict[str, str] | None]:
         resources = [ConfigResource(kind, name) for name in names]
@@ -211,7 +214,10 @@ class Cluster:
 
         def ask() -> dict[str, Any]:
             futures = self._admin.describe_configs(resources, request_timeout=self._timeout_s)
-            return {r.name: self._unless_missing(f, f"read the configuration of {r.name}") for r, f in futures.items()}
+            return {
+                r.name: self._unless_missing(f, f"read the configuration of {r.name}", code="DB-3002")
+                for r, f in futures.items()
+            }
 
         return {
             name: None if entries is None else {k: str(e.value) for k, e in entries.items() if e.value is not None}
@@ -237,13 +243,15 @@ class Cluster:
             asked, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=self._timeout_s
         )
         return {
-            (tp.topic, tp.partition): int(self._result(f, f"look up offsets of {tp.topic}[{tp.partition}]").offset)
+            (tp.topic, tp.partition): int(
+                self._result(f, f"look up offsets of {tp.topic}[{tp.partition}]", code="DB-3002").offset
+            )
             for tp, f in futures.items()
         }
 
     def _describe(self) -> Any:
         ask = partial(self._admin.describe_cluster, request_timeout=self._timeout_s)
-        return self._patiently(lambda: self._result(ask(), "reach the brokers"))
+        return self._patiently(lambda: self._result(ask(), "reach the brokers", code="DB-3001"))
 
     def _patiently(self, ask: Callable[[], Any]) -> Any:
         """What `ask` returns, if need be at the second attempt. The client waits for the controller, and brokers with
@@ -270,34 +278,34 @@ class Cluster:
             self._pause.wait(_RETRY_S)
         return False
 
-    def _result(self, future: Future[Any], what: str) -> Any:
+    def _result(self, future: Future[Any], what: str, *, code: str) -> Any:
         try:
             return future.result(timeout=self._timeout_s + 1)
         except KafkaException as error:
-            raise self._failure(what, error.args[0]) from None
+            raise self._failure(what, error.args[0], code=code) from None
         except TimeoutError:
-            raise self._failure(what, None) from None
+            raise self._failure(what, None, code=code) from None
 
-    def _unless_missing(self, future: Future[Any], what: str) -> Any | None:
+    def _unless_missing(self, future: Future[Any], what: str, *, code: str) -> Any | None:
         try:
             return future.result(timeout=self._timeout_s + 1)
         except KafkaException as error:
             if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
                 return None
-            raise self._failure(what, error.args[0]) from None
+            raise self._failure(what, error.args[0], code=code) from None
         except TimeoutError:
-            raise self._failure(what, None) from None
+            raise self._failure(what, None, code=code) from None
 
     def _remember(self, error: KafkaError) -> None:
         """Keep the most telling error: a refused password is followed by `all brokers down`, which says nothing."""
         if self._last_error is None or error.code() != KafkaError._ALL_BROKERS_DOWN:
             self._last_error = error
 
-    def _failure(self, what: str, error: KafkaError | None) -> EnvironmentFailure:
+    def _failure(self, what: str, error: KafkaError | None, *, code: str) -> EnvironmentFailure:
         for _ in range(_POLLS):  # each poll hands over at most one of the errors that wait
             self._admin.poll(0)
         kind = EnvironmentFailure if error is None else _KINDS.get(error.code(), EnvironmentFailure)
-        return failure(what, error, self._last_error, self._bootstrap, self._redact, kind)
+        return failure(what, error, self._last_error, self._bootstrap, self._redact, kind, code=code)
 
 
 def _takes_connections(node: Any) -> bool:
@@ -329,6 +337,8 @@ def failure(
     bootstrap: str,
     redact: Callable[[str], str],
     kind: type[EnvironmentFailure] = EnvironmentFailure,
+    *,
+    code: str,
 ) -> EnvironmentFailure:
     """An EnvironmentFailure from a call's error and the last error that the client met in the background."""
     errors = [e for e in (error, background) if e is not None]
@@ -343,7 +353,7 @@ def failure(
         )
     said = [redact(e.str()) for e in errors]
     reason = "; ".join(dict.fromkeys(said)) or "no answer in time"
-    return kind(f"cannot {what}: {reason}", hint=hint, bootstrap=bootstrap)
+    return kind(f"cannot {what}: {reason}", hint=hint, code=code, bootstrap=bootstrap)
 
 
 def _topic(name: str, described: Any) -> Topic:

@@ -25,4 +25,5 @@ def made(what: str, make: Callable[[], T]) -> T:
             hint="Look at its properties; certificate and key (ssl.*) must be readable PEM and belong together.",
             client=what,
             reason=kafka_error(exception).str(),
+            code="DB-3011",
         ) from None

@@ -200,6 +200,7 @@ def fenced(error: KafkaError) -> FencedError:
         "another instance of the same name took over",
         hint="If that was not meant: give every instance its own bridge.instance.",
         reason=error.str(),
+        code="DB-5001",
     )
 
 

@@ -236,6 +236,7 @@ class Ownership:
                     hint=_hint(error),
                     reason=error.str(),
                     waited_s=timeout_s,
+                    code="DB-3007",
                 ) from None
             self._stop.wait(0.1)
 
@@ -261,6 +262,7 @@ class Ownership:
                 "the offsets cannot be committed",
                 hint="Check that the brokers are reachable and that the group's coordinator answers.",
                 reason=str(unanswered),
+                code="DB-3008",
             ) from None
         except Closed:
             raise self._gone() from None
@@ -279,7 +281,11 @@ class Ownership:
                 raise fenced(error)
             if attempt == COMMIT_ATTEMPTS_MAX or is_fatal(error) or not may_pass(error):
                 raise EnvironmentFailure(
-                    "the offsets cannot be committed", hint=_hint(error), reason=error.str(), attempts=attempt
+                    "the offsets cannot be committed",
+                    hint=_hint(error),
+                    reason=error.str(),
+                    attempts=attempt,
+                    code="DB-3008",
                 )
             self._stop.wait(0.1 * attempt)
 
@@ -304,7 +310,9 @@ class Ownership:
             reason = kafka_error(exception)
             self._fail(fenced(reason) if is_fenced(reason) else _ended(reason))
         except Exception as exception:  # noqa: BLE001 - the application must know that nobody polls any more
-            bug = InternalError("group membership failed", hint="Please report this.", reason=repr(exception))
+            bug = InternalError(
+                "group membership failed", hint="Please report this.", reason=repr(exception), code="DB-7001"
+            )
             bug.__cause__ = exception
             self._fail(bug)
         finally:
@@ -411,11 +419,15 @@ class Ownership:
 
     def _gone(self) -> BridgeError:
         """Why there is no consumer."""
-        return self._failure or EnvironmentFailure("group membership has ended", hint="The bridge is stopping.")
+        return self._failure or EnvironmentFailure(
+            "group membership has ended", hint="The bridge is stopping.", code="DB-3009"
+        )
 
 
 def _ended(error: KafkaError) -> EnvironmentFailure:
-    return EnvironmentFailure("group membership has ended", hint=_hint(error), reason=error.str(), code=error.name())
+    return EnvironmentFailure(
+        "group membership has ended", hint=_hint(error), reason=error.str(), error=error.name(), code="DB-3009"
+    )
 
 
 def _is_refused(error: KafkaError) -> bool:

@@ -191,6 +191,7 @@ class Application:
                 "clients do not come back since the clock was set back",
                 hint="They wait by the wall clock. Started again, the bridge goes on where it was.",
                 threads=", ".join(who),
+                code="DB-3012",
             )
             self.on_fatal(self._failure)
             self._watch_the_end()  # it may be the main thread
@@ -335,6 +336,7 @@ class Application:
             raise EnvironmentFailure(
                 "delivery does not end, to go on with the replaced credentials",
                 hint="The brokers do not answer. Started again, the bridge goes on where it was.",
+                code="DB-3018",
             )
         context.ownership.stop(timeout_s=LEAVE_S_MAX)
         log.info("clients-made-anew", reason="credentials were replaced")
@@ -377,6 +379,7 @@ class Application:
             raise EnvironmentFailure(
                 "the pipeline for the partitions there were does not end",
                 hint="Spark or the disk does not answer. Started again, the bridge goes on where it was.",
+                code="DB-3019",
             )
         self._pipeline = None
 

@@ -100,13 +100,13 @@ class MaintenanceThread:
             log.error("segment-corrupt", report=recovery.set_aside(corrupt, self._clock.now_ms()))
             self._on_corrupt()
         except DiskFailure as failure:
-            self._on_fatal(EnvironmentFailure(failure.message, hint=failure.hint))
+            self._on_fatal(EnvironmentFailure(failure.message, hint=failure.hint, code=failure.code))
         except BridgeError as error:
             self._on_fatal(error)
         except Closed:
             return
         except Exception as error:  # noqa: BLE001 - the application must know that nobody flushes any more
-            bug = InternalError("maintenance failed", hint="Please report this.", reason=repr(error))
+            bug = InternalError("maintenance failed", hint="Please report this.", reason=repr(error), code="DB-7001")
             bug.__cause__ = error
             self._on_fatal(bug)
 

@@ -67,7 +67,9 @@ def translate(properties: Mapping[str, str]) -> dict[str, str]:
         if name in SAME or name in RENAMED:
             translated[RENAMED.get(name, name)] = value
         elif not _HANDLED.fullmatch(name) and not _WITHOUT_MEANING.fullmatch(name):
-            raise ConfigurationError(f"{name} has no equivalent in the Java client, which Spark reads with", hint=_HINT)
+            raise ConfigurationError(
+                f"{name} has no equivalent in the Java client, which Spark reads with", hint=_HINT, code="DB-2014"
+            )
     return translated | _security(properties) | _sasl(properties)
 
 
@@ -79,6 +81,7 @@ def _security(properties: Mapping[str, str]) -> dict[str, str]:
         raise ConfigurationError(
             "enable.ssl.certificate.verification: the Java client always verifies the broker's certificate",
             hint="trust the broker's certificate with ssl.ca.location instead",
+            code="DB-2015",
         )
     translated = {}
     if protocol := properties.get("security.protocol"):
@@ -95,7 +98,7 @@ def _truststore(properties: Mapping[str, str]) -> dict[str, str]:
         if Path(location).is_dir():
             hint = "put the certificates into one PEM file"
             raise ConfigurationError(
-                f"ssl.ca.location: the Java client cannot read a directory ({location})", hint=hint
+                f"ssl.ca.location: the Java client cannot read a directory ({location})", hint=hint, code="DB-2016"
             )
         return {"ssl.truststore.type": "PEM", "ssl.truststore.location": location}
     return {}
@@ -111,11 +114,14 @@ def _keystore(properties: Mapping[str, str]) -> dict[str, str]:
         return {}
     if key is None or chain is None:
         missing, present = ("ssl.key", "ssl.certificate") if key is None else ("ssl.certificate", "ssl.key")
-        raise ConfigurationError(f"{present}.* is set, {missing}.* is not", hint="a client certificate needs its key")
+        raise ConfigurationError(
+            f"{present}.* is set, {missing}.* is not", hint="a client certificate needs its key", code="DB-2017"
+        )
     if "BEGIN PRIVATE KEY" not in key and "BEGIN ENCRYPTED PRIVATE KEY" not in key:
         raise ConfigurationError(
             "ssl.key.*: the Java client reads private keys in PKCS#8 only",
             hint="convert it: openssl pkcs8 -topk8 -nocrypt -in key.pem -out key.pkcs8.pem",
+            code="DB-2019",
         )
     translated = {"ssl.keystore.type": "PEM", "ssl.keystore.key": key, "ssl.keystore.certificate.chain": chain}
     if "BEGIN ENCRYPTED PRIVATE KEY" in key:
@@ -130,11 +136,14 @@ def _refuse_unreadable(key: str) -> None:
     try:
         is_pbes2 = _PBES2 in base64.b64decode(body, validate=True)
     except ValueError:
-        raise ConfigurationError("ssl.key.*: not a PEM file", hint="the key's lines are damaged") from None
+        raise ConfigurationError(
+            "ssl.key.*: not a PEM file", hint="the key's lines are damaged", code="DB-2018"
+        ) from None
     if is_pbes2:
         raise ConfigurationError(
             "ssl.key.*: the Java client cannot decrypt a key that is encrypted with PBES2",
             hint="convert it: openssl pkcs8 -topk8 -v1 PBE-SHA1-3DES -in key.pem -out key.pkcs8.pem",
+            code="DB-2020",
         )
 
 
@@ -148,7 +157,9 @@ def _pem(properties: Mapping[str, str], name: str) -> str | None:
         return Path(location).read_text()
     except (OSError, UnicodeDecodeError) as error:
         problem = error.strerror if isinstance(error, OSError) else "not a PEM file"
-        raise ConfigurationError(f"{name}.location: cannot read {location}: {problem}", hint="mount the file") from None
+        raise ConfigurationError(
+            f"{name}.location: cannot read {location}: {problem}", hint="mount the file", code="DB-2021"
+        ) from None
 
 
 # --- SASL ------------------------------------------------------------------------------------------------------------
@@ -169,6 +180,7 @@ def _sasl(properties: Mapping[str, str]) -> dict[str, str]:
     raise ConfigurationError(
         f"sasl.mechanism {mechanism} is not supported",
         hint="use PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, GSSAPI or OAUTHBEARER",
+        code="DB-2022",
     )
 
 
@@ -189,7 +201,7 @@ def _kerberos(properties: Mapping[str, str]) -> str:
 def _oauth(properties: Mapping[str, str]) -> dict[str, str]:
     if properties.get("sasl.oauthbearer.method", "default").lower() != "oidc":
         hint = "set sasl.oauthbearer.method: oidc with client id, client secret and token endpoint"
-        raise ConfigurationError("OAUTHBEARER works with the method oidc only", hint=hint)
+        raise ConfigurationError("OAUTHBEARER works with the method oidc only", hint=hint, code="DB-2023")
     options = {
         "clientId": _required(properties, "sasl.oauthbearer.client.id"),
         "clientSecret": _required(properties, "sasl.oauthbearer.client.secret"),
@@ -210,7 +222,9 @@ def _oauth(properties: Mapping[str, str]) -> dict[str, str]:
 
 def _required(properties: Mapping[str, str], name: str) -> str:
     if name not in properties:
-        raise ConfigurationError(f"{name} is missing", hint="the SASL mechanism needs it, under kafka.common")
+        raise ConfigurationError(
+            f"{name} is missing", hint="the SASL mechanism needs it, under kafka.common", code="DB-2024"
+        )
     return properties[name]
 
 

@@ -65,13 +65,17 @@ def read_yaml(path: Path) -> Tree:
         with path.open(encoding="utf-8") as file:
             tree = yaml.load(file, Loader=_Loader)
     except OSError as error:
-        raise ConfigurationError(f"cannot read {path}: {error.strerror}", hint="give the file with --config") from None
+        raise ConfigurationError(
+            f"cannot read {path}: {error.strerror}", hint="give the file with --config", code="DB-2001"
+        ) from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path} is not valid YAML: {_yaml_problem(error)}", hint="correct the file") from None
+        raise ConfigurationError(
+            f"{path} is not valid YAML: {_yaml_problem(error)}", hint="correct the file", code="DB-2003"
+        ) from None
     if tree is None:
         return {}
     if not isinstance(tree, dict):
-        raise ConfigurationError(f"{path} is not a mapping of keys to values", hint=_EXPLAINED)
+        raise ConfigurationError(f"{path} is not a mapping of keys to values", hint=_EXPLAINED, code="DB-2004")
     return tree
 
 
@@ -121,7 +125,9 @@ def _from_variable(name: str, text: str, tree: Tree) -> tuple[Path_, Any]:
         path.append(_property(segments, path[0] == "spark"))
         return tuple(path), text
     if segments:
-        raise ConfigurationError(f"environment variable {name}: {'.'.join(path)} has no keys below it", hint=_EXPLAINED)
+        raise ConfigurationError(
+            f"environment variable {name}: {'.'.join(path)} has no keys below it", hint=_EXPLAINED, code="DB-2007"
+        )
     return tuple(path), _value(name, text, shape)
 
 
@@ -160,7 +166,9 @@ def _value(name: str, text: str, shape: object) -> Any:
         return yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
         hint = "write a list or mapping as JSON"
-        raise ConfigurationError(f"environment variable {name}: {_yaml_problem(error)}", hint=hint) from None
+        raise ConfigurationError(
+            f"environment variable {name}: {_yaml_problem(error)}", hint=hint, code="DB-2006"
+        ) from None
 
 
 def _put(tree: Tree, path: Path_, value: Any) -> None:
@@ -178,7 +186,7 @@ def _as_tree(tree: Tree, part: str, path: Path_) -> Tree:
     if tree.get(part) is None:
         tree[part] = {}
     if not isinstance(tree[part], dict):
-        raise ConfigurationError(f"{'.'.join(path)} is not a mapping", hint=_EXPLAINED)
+        raise ConfigurationError(f"{'.'.join(path)} is not a mapping", hint=_EXPLAINED, code="DB-2004")
     inner: Tree = tree[part]
     return inner
 
@@ -202,7 +210,9 @@ def _walk(tree: Tree, shape: object, path: list[str]) -> None:
         if value is None:  # `delay:` with nothing below it
             tree[key] = value = {}
         if not isinstance(value, dict):
-            raise ConfigurationError(f"{'.'.join(here)} must be a mapping of keys to values", hint=_EXPLAINED)
+            raise ConfigurationError(
+                f"{'.'.join(here)} must be a mapping of keys to values", hint=_EXPLAINED, code="DB-2004"
+            )
         if _fields(inner) is not None or _is_map_of_sections(inner):
             _walk(value, inner, here)
 
@@ -217,7 +227,7 @@ def _unknown(path: list[str], key: str, siblings: list[str], origin: str) -> Con
         hint = f"did you mean {everywhere[other]}?"
     else:
         hint = f"known here: {', '.join(siblings)}"
-    return ConfigurationError(f"unknown key {full} in {origin}", hint=hint)
+    return ConfigurationError(f"unknown key {full} in {origin}", hint=hint, code="DB-2005")
 
 
 def _leaves(shape: object, path: str) -> Iterator[str]:
@@ -276,5 +286,5 @@ def _resolve_property(
         return
     name = key.removesuffix(_FILE_SUFFIX)
     if name in siblings:
-        raise ConfigurationError(f"{where} and {name} are both set", hint="keep one of them")
+        raise ConfigurationError(f"{where} and {name} are both set", hint="keep one of them", code="DB-2008")
     yield name, SecretStr(read_secret_file(text, where))

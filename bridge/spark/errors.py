@@ -49,6 +49,7 @@ def named_failure(what: str, error: Exception, records: str = "") -> BridgeError
             "records of the delay topic were deleted before the bridge had read them",
             hint="Raise the delay topic's retention, then choose where to go on with `delay-bridge reset-offsets`.",
             reason=_reason(text),
+            code="DB-4011",
         )
     if isinstance(error, ConnectionError) or any(sign in text for sign in _JVM_GONE):
         return EnvironmentFailure(
@@ -56,14 +57,16 @@ def named_failure(what: str, error: Exception, records: str = "") -> BridgeError
             hint="Most likely it was out of memory, as a line above then says: raise spark.driver_memory. Among the "
             "records that were being read may be one that is large, or was compressed well.",
             records=records or "none",
+            code="DB-3016",
         )
     if isinstance(error, PySparkException) or "Py4J" in type(error).__name__:
         return EnvironmentFailure(
             f"Spark cannot {what}",
             hint="Check the brokers, and the log above; started again, the bridge goes on from the same place.",
             reason=_reason(text),
+            code="DB-3017",
         )
-    return InternalError(f"cannot {what}: {error!r}", hint="Please report this with the log.")
+    return InternalError(f"cannot {what}: {error!r}", hint="Please report this with the log.", code="DB-7001")
 
 
 _JVM_GONE: Final = ("Answer from Java side is empty", "while sending or receiving", "Py4JNetworkError")

@@ -136,6 +136,7 @@ def start(settings: Settings, jars: Sequence[Path]) -> SparkSession:
         raise EnvironmentFailure(
             f"Spark does not start: {error}",
             hint="Java 17 must be installed; look at the lines above for Java's reason.",
+            code="DB-3015",
         ) from error
     session.sparkContext.setLogLevel("ERROR")
     return session

@@ -69,6 +69,7 @@ def plan_start(
                 hint="They are made by the instance that owns the topic's partition 0: look into its log.",
                 topic=min(decision.states)[0],
                 waited_s=timeout_s,
+                code="DB-3010",
             )
         if not mine:
             group.wait(LOOK_S)
@@ -122,6 +123,7 @@ def _existing(cluster: Cluster, names: Iterable[str]) -> dict[str, Topic]:
                 "a delay topic does not exist",
                 hint="Create it (`delay-bridge check` says how it must be), or take it out of the configuration.",
                 topic=name,
+                code="DB-4016",
             )
     return topics
 

@@ -197,6 +197,7 @@ def _must_be_this_topic(topic: str, facts: TopicFacts, committed: Mapping[int, C
                 partition=partition,
                 committed_topic_id=state.topic_id,
                 topic_id=facts.topic_id,
+                code="DB-4014",
             )
 
 
@@ -215,6 +216,7 @@ def _must_be_new(
                 hint=f"It was deleted, or expired while the bridge was down (offsets.retention.minutes). {RESET}.",
                 topic=topic,
                 partition=partition,
+                code="DB-4001",
             )
         if facts.log_start[partition] > 0:
             raise StateError(
@@ -223,6 +225,7 @@ def _must_be_new(
                 topic=topic,
                 partition=partition,
                 log_start=facts.log_start[partition],
+                code="DB-4002",
             )
 
 
@@ -235,6 +238,7 @@ def _must_be_in_range(topic: str, partition: int, offset: int, start: int, end: 
             partition=partition,
             committed=offset,
             log_start=start,
+            code="DB-4011",
         )
     if offset > end:
         raise StateError(
@@ -244,4 +248,5 @@ def _must_be_in_range(topic: str, partition: int, offset: int, start: int, end: 
             partition=partition,
             committed=offset,
             log_end=end,
+            code="DB-4013",
         )

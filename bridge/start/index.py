@@ -32,9 +32,9 @@ def as_bridge_errors() -> Iterator[None]:
     try:
         yield
     except (DirectoryInUse, DiskFailure) as error:
-        raise EnvironmentFailure(error.message, hint=error.hint) from error
+        raise EnvironmentFailure(error.message, hint=error.hint, code=error.code) from error
     except TimerStoreError as error:
-        raise StateError(error.message, hint=error.hint) from error
+        raise StateError(error.message, hint=error.hint, code=error.code) from error
 
 
 def find_index(settings: Settings, cluster: Cluster, now_ms: int) -> Found:

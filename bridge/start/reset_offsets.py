@@ -63,7 +63,7 @@ def reset_offsets(
         if (directory / files.CHECKPOINT).exists():
             files.set_aside(directory / files.CHECKPOINT, now_ms)
     except DiskFailure as error:
-        raise EnvironmentFailure(error.message, hint=error.hint) from error
+        raise EnvironmentFailure(error.message, hint=error.hint, code=error.code) from error
     _commit(config, states)
     return states
 
@@ -95,6 +95,7 @@ def _committed(config: Mapping[str, Any], topics: Mapping[str, TopicFacts]) -> d
             "the committed offsets cannot be read",
             hint="Check that the brokers can be reached, and try again.",
             reason=kafka_error(exception).str(),
+            code="DB-3007",
         ) from None
     finally:
         client.close()
@@ -108,6 +109,7 @@ def _committed(config: Mapping[str, Any], topics: Mapping[str, TopicFacts]) -> d
                 hint=f"{RESET}.",
                 topic=place.topic,
                 partition=place.partition,
+                code="DB-4017",
             )
         states[name] = state
     return states
@@ -138,4 +140,5 @@ def _commit(config: dict[str, Any], states: Mapping[SourceName, CommittedState])
         else "an instance of this bridge is, or was just now, running",
         hint="Stop every instance, wait for delivery.session_timeout, and try again.",
         reason=error.str(),
+        code="DB-1013",
     )

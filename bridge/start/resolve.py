@@ -45,12 +45,14 @@ def must_be_pending(settings: Settings) -> None:
             "there is nothing to resolve: no transaction holds back the committed offsets of this bridge",
             hint="Nothing was changed. Start the bridge.",
             group=settings.group_id,
+            code="DB-4009",
         )
     if settings.group_instance_id in members:
         raise EnvironmentFailure(
             "an instance of this bridge is, or was just now, running",
             hint="Stop it, wait for delivery.session_timeout, and try again.",
             instance=settings.bridge.instance,
+            code="DB-1013",
         )
 
 
@@ -78,6 +80,7 @@ def resolve(settings: Settings, choice: Outcome, ask: Callable[[str], str | None
             hint="Start the other instances, or resolve with the bridge.instance of one that is gone for good. "
             "`kafka-transactions find-hanging` names the producer.",
             ended=", ".join(done),
+            code="DB-4008",
         )
     return done
 
@@ -94,6 +97,7 @@ def _failure(exception: KafkaException) -> EnvironmentFailure:
         "the end of a transaction cannot be written again",
         hint="Look at brokers and rights, then repeat the command with the same choice.",
         reason=kafka_error(exception).str(),
+        code="DB-3005",
     )
 
 

@@ -81,6 +81,7 @@ def must_hold_what_is_pending(
                     partition=name[1],
                     log_start=marks[name].start,
                     down_for_more_than=format_duration_ms(max(0, spare)),
+                    code="DB-4012",
                 )
 
 

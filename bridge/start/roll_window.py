@@ -82,6 +82,7 @@ def roll_window_ms(settings: Settings, topic: str, limits: TopicLimits) -> int:
                 hint=f"Raise its retention.ms: 14d ({2 * ROLL_WINDOW_MS_MAX}) suits roll.window: auto.",
                 topic=topic,
                 retention_ms=kept,
+                code="DB-3014",
             )
         return window
     if 0 <= kept <= given:
@@ -91,6 +92,7 @@ def roll_window_ms(settings: Settings, topic: str, limits: TopicLimits) -> int:
             topic=topic,
             roll_window=format_duration_ms(given),
             retention=format_duration_ms(kept),
+            code="DB-2013",
         )
     return given
 

@@ -101,6 +101,7 @@ class ManagementServer:
             raise EnvironmentFailure(
                 f"cannot listen on {host}:{port}: {error.strerror}",
                 hint="choose another http.port, or 0 for a free one",
+                code="DB-3029",
             ) from None
         self._thread = threading.Thread(target=self._server.serve_forever, name="http", daemon=True)
 

@@ -41,6 +41,7 @@ class Certificate:
                 hint="give a PEM chain, and its key without a password",
                 certificate=self.chain,
                 key=self.key,
+                code="DB-2025",
             ) from None
 
     def context(self) -> ssl.SSLContext:

@@ -138,6 +138,7 @@ def encode(state: CommittedState) -> str:
             characters=len(text),
             characters_max=METADATA_CHARS_MAX,
             changes=len(state.epochs),
+            code="DB-4006",
         )
     return text
 
@@ -155,6 +156,7 @@ def decode_metadata(source: SourceName, offset: int, metadata: str | None) -> Co
             topic=source[0],
             partition=source[1],
             offset=offset,
+            code="DB-4003",
         )
     try:
         fields = json.loads(metadata)
@@ -224,6 +226,7 @@ def _newer(source: SourceName, newer: NewerFormat) -> StateError:
         topic=source[0],
         partition=source[1],
         reason=str(newer),
+        code="DB-4005",
     )
 
 
@@ -234,6 +237,7 @@ def _unreadable(source: SourceName, error: Exception) -> StateError:
         topic=source[0],
         partition=source[1],
         reason=str(error),
+        code="DB-4004",
     )
 
 

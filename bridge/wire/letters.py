@@ -177,13 +177,17 @@ def read_redriven(topic_id: str, value: bytes | None, place: str) -> list[Range]
         identity = told["topic_id"]
     except (ArithmeticError, KeyError, RecursionError, TypeError, ValueError):
         raise StateError(
-            "the record that says which dead letters have gone back cannot be read", hint=_CHOOSE, record=place
+            "the record that says which dead letters have gone back cannot be read",
+            hint=_CHOOSE,
+            record=place,
+            code="DB-1012",
         ) from None
     if identity != topic_id:
         raise StateError(
             "the dead-letter topic is a copy: which letters have gone back is known of the original only",
             hint=_CHOOSE,
             record=place,
+            code="DB-1012",
         )
     return ranges
 

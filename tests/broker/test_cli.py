@@ -64,7 +64,7 @@ def test_a_configuration_error_is_one_line_and_status_2(tmp_path: Path) -> None:
     for command in ("run", "check", "config", "send", "cancel x", "redrive"):
         status, out, err = invoke(*command.split(), "--config", file)
         assert (status, out) == (2, "")
-        assert err.startswith("delay-bridge: unknown key store.flush_byte")
+        assert err.startswith("delay-bridge: DB-2005 unknown key store.flush_byte")
         assert err.count("\n") == 1
 
 

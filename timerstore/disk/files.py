@@ -60,16 +60,17 @@ def lock_directory(directory: Path) -> int:
         directory.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
-        raise DiskFailure(f"cannot use {directory}: {error}", hint=hint) from error
+        raise DiskFailure(f"cannot use {directory}: {error}", hint=hint, code="DB-3023") from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         os.close(descriptor)
         if not isinstance(error, BlockingIOError):
-            raise DiskFailure(f"cannot lock {directory}: {error}", hint=hint) from error
+            raise DiskFailure(f"cannot lock {directory}: {error}", hint=hint, code="DB-3023") from error
         raise DirectoryInUse(
             f"{directory} is in use by another process",
             hint="give every instance a store.directory of its own, or end the other process",
+            code="DB-3024",
         ) from error
     return descriptor
 
@@ -101,8 +102,9 @@ def writing(path: Path) -> Iterator[Path]:
             raise DiskFull(
                 f"no room to write {path.name} in {path.parent}",
                 hint="free disk space or enlarge the volume; ingest goes on by itself when there is room",
+                code="DB-3028",
             ) from error
-        raise DiskFailure(f"cannot write {path}: {error}", hint=_VOLUME) from error
+        raise DiskFailure(f"cannot write {path}: {error}", hint=_VOLUME, code="DB-3025") from error
 
 
 @contextmanager
@@ -119,7 +121,7 @@ def reading(path: Path, *damages: type[Exception]) -> Iterator[None]:
         raise Corrupt(f"{path.name} is missing", path=str(path)) from error
     except OSError as error:
         if error.errno is not None:
-            raise DiskFailure(f"cannot read {path}: {error}", hint=_VOLUME) from error
+            raise DiskFailure(f"cannot read {path}: {error}", hint=_VOLUME, code="DB-3026") from error
         raise Corrupt(f"{path.name} cannot be read: {error}", path=str(path)) from error
     except damage as error:
         raise Corrupt(f"{path.name} cannot be understood: {type(error).__name__}: {error}", path=str(path)) from error
@@ -135,6 +137,7 @@ def publish(path: Path) -> None:
         raise DiskFailure(
             f"cannot make {path} durable: {error}",
             hint="check the volume of store.directory; the index can be deleted, it is rebuilt from Kafka",
+            code="DB-3025",
         ) from error
 
 
@@ -169,7 +172,7 @@ def remove(path: Path) -> None:
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
-        raise DiskFailure(f"cannot remove {path}: {error}", hint=_VOLUME) from error
+        raise DiskFailure(f"cannot remove {path}: {error}", hint=_VOLUME, code="DB-3025") from error
 
 
 def fsync(path: Path) -> None:
@@ -186,7 +189,7 @@ def sync_directory(directory: Path) -> None:
     try:
         fsync(directory)
     except OSError as error:
-        raise DiskFailure(f"cannot sync {directory}: {error}", hint=_VOLUME) from error
+        raise DiskFailure(f"cannot sync {directory}: {error}", hint=_VOLUME, code="DB-3025") from error
 
 
 def set_aside(path: Path, now_ms: int, suffix: str = CORRUPT_SUFFIX) -> Path:
@@ -195,7 +198,7 @@ def set_aside(path: Path, now_ms: int, suffix: str = CORRUPT_SUFFIX) -> Path:
     try:
         os.replace(path, aside)
     except OSError as error:
-        raise DiskFailure(f"cannot rename {path}: {error}", hint=_VOLUME) from error
+        raise DiskFailure(f"cannot rename {path}: {error}", hint=_VOLUME, code="DB-3025") from error
     return aside
 
 

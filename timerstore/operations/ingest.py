@@ -42,7 +42,7 @@ class Ingest:
                     reached[source] = max(int(reached[source]), end)
                 fresh = everything[everything.offset >= resident.ends[everything.source]]
                 if not (fresh.offset < reached[fresh.source]).all():
-                    raise Misuse("a batch has rows beyond the end offsets that it is said to reach")
+                    raise Misuse("a batch has rows beyond the end offsets that it is said to reach", code="DB-7003")
                 # Stays so until the rows are placed: what is not ingested yet cannot become finished.
                 unfinished = ~resident.finished(fresh)
                 parts = resident.parts(fresh[unfinished].sorted())

@@ -166,7 +166,7 @@ class Maintenance:
     def compact(self, window: Window, entries: pa.Table) -> None:
         """Take in what was read for a window of the compaction. Raises as `compaction_window`."""
         if self._compaction is None:
-            raise Misuse("no compaction is under way")
+            raise Misuse("no compaction is under way", code="DB-7003")
         try:
             self._compaction.take(window, entries)
         except DiskFull:

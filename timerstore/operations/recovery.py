@@ -169,7 +169,9 @@ def _without(found: Found, error: Corrupt, now_ms: int) -> Found:
     names = {each.name for each in (*checkpoint.segments, *checkpoint.tombstones)} if checkpoint else set()
     if checkpoint is None or damaged.name not in names:
         raise DiskFailure(
-            f"{damaged} was written just now, and is damaged: {error.message}", hint="replace the volume"
+            f"{damaged} was written just now, and is damaged: {error.message}",
+            hint="replace the volume",
+            code="DB-3027",
         ) from error
     report = set_aside(error, now_ms)
     checkpoint = replace(
@@ -308,7 +310,9 @@ def _must_be_ours(found: Identity, ours: Identity, directory: Path) -> None:
     remedy = "point store.directory to another directory, or delete this one: it is an index and is rebuilt from Kafka"
     if found.cluster_id != ours.cluster_id:
         raise WrongIdentity(
-            f"{directory} holds the index of cluster {found.cluster_id}, this cluster is {ours.cluster_id}", hint=remedy
+            f"{directory} holds the index of cluster {found.cluster_id}, this cluster is {ours.cluster_id}",
+            hint=remedy,
+            code="DB-4015",
         )
     for topic, topic_id in found.topic_ids.items():
         if topic in ours.topic_ids and ours.topic_ids[topic] != topic_id:
@@ -316,4 +320,5 @@ def _must_be_ours(found: Identity, ours: Identity, directory: Path) -> None:
                 f"{directory} holds the index of another topic {topic} (id {topic_id}, now {ours.topic_ids[topic]}):"
                 " the topic was deleted and made again",
                 hint=remedy,
+                code="DB-4015",
             )

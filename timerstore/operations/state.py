@@ -91,7 +91,7 @@ class StoreState:
     def must_be_between_transactions(self) -> None:
         """Raises Misuse while a transaction is open."""
         if self.loan is not None:
-            raise Misuse("a transaction is open")
+            raise Misuse("a transaction is open", code="DB-7003")
 
     def is_caught_up(self) -> bool:
         """Whether every owned source is ingested up to its committed O (invariant I6)."""

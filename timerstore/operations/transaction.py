@@ -162,5 +162,5 @@ class Transaction:
 
     def _open_loan(self) -> Loan:
         if self._state.loan is not self._loan:
-            raise Misuse("the transaction has ended")
+            raise Misuse("the transaction has ended", code="DB-7003")
         return self._loan

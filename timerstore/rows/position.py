@@ -49,11 +49,11 @@ class Position:
 
     def __post_init__(self) -> None:
         if not 0 <= self.source <= SOURCE_MAX:
-            raise Misuse(f"source {self.source} is outside 0..{SOURCE_MAX}")
+            raise Misuse(f"source {self.source} is outside 0..{SOURCE_MAX}", code="DB-7003")
         if not 0 <= self.offset <= OFFSET_MAX:
-            raise Misuse(f"offset {self.offset} is outside 0..2^{OFFSET_BITS}-1")
+            raise Misuse(f"offset {self.offset} is outside 0..2^{OFFSET_BITS}-1", code="DB-7003")
         if not AT_MIN <= self.at_ms <= AT_MAX:
-            raise Misuse(f"effective time {self.at_ms} ms is not an int64")
+            raise Misuse(f"effective time {self.at_ms} ms is not an int64", code="DB-7003")
 
     @property
     def seq(self) -> int:
@@ -110,7 +110,7 @@ class Progress:
         steps = self.steps
         offsets_rise = all(a.offset < b.offset for a, b in pairwise(self.frozen)) and steps[-2].offset <= self.offset
         if not offsets_rise or any(a.position <= b.position for a, b in pairwise(steps)):
-            raise Misuse(f"offsets must rise and positions fall from step to step: {steps}")
+            raise Misuse(f"offsets must rise and positions fall from step to step: {steps}", code="DB-7003")
 
     @property
     def steps(self) -> tuple[Step, ...]:

@@ -40,7 +40,7 @@ class Sources:
     def __init__(self, names: Iterable[SourceName]) -> None:
         self._names: tuple[SourceName, ...] = tuple(sorted(set(names)))
         if len(self._names) > SOURCE_MAX + 1:
-            raise Misuse(f"{len(self._names)} partitions of delay topics; at most {SOURCE_MAX + 1} fit")
+            raise Misuse(f"{len(self._names)} partitions of delay topics; at most {SOURCE_MAX + 1} fit", code="DB-7004")
         self._index = {name: i for i, name in enumerate(self._names)}
         self._tables = {topic: self._table(topic) for topic in {topic for topic, _ in self._names}}
 

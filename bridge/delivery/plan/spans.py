@@ -105,6 +105,7 @@ class OpenTelemetry:
                 "tracing.endpoint is set, but OpenTelemetry is not installed",
                 hint="pip install 'delay-bridge[otel]', or remove tracing.endpoint",
                 missing=error.name,
+                code="DB-2002",
             ) from None
         resource = {"service.name": settings.bridge.id, "service.instance.id": settings.bridge.instance}
         self._provider = TracerProvider(sampler=ALWAYS_ON, resource=Resource.create(resource), shutdown_on_exit=False)

@@ -87,6 +87,7 @@ class Sender:
                 "the producer cannot be made",
                 hint="Look at kafka.common and kafka.producer.",
                 reason=kafka_error(exception).str(),
+                code="DB-3011",
             ) from exception
 
     def _client(self) -> Producer:

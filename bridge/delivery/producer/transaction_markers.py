@@ -136,6 +136,7 @@ class MarkerRepair:
                 "brokers have lost the end of a transaction, and it must not be written again",
                 hint="Make this topic, or grant Read on it, and start again. Nothing is lost or doubled until then.",
                 topic=topic,
+                code="DB-3004",
             )
 
     def _unread(self) -> str:
@@ -167,6 +168,7 @@ def _unknown(ids: list[str]) -> StateError:
         hint="If another instance is down, start it first: the transaction may be its own. Else stop this one and "
         "choose: `delay-bridge resolve --as aborted` may deliver messages twice, `--as committed` may lose some.",
         ids=", ".join(ids),
+        code="DB-4007",
     )
 
 

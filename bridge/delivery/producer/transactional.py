@@ -107,6 +107,7 @@ class TransactionalWriter(Sender):
                 "the brokers refuse transactions",
                 hint="Grant WRITE and DESCRIBE on the transactional id; check credentials, transaction.timeout.ms.",
                 reason=error.str(),
+                code="DB-3006",
             )
         if is_fatal(error) or is_fenced(error):
             self._pool.put_back(pooled)

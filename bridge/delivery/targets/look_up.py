@@ -166,6 +166,7 @@ def _unanswered(name: str, reason: str) -> EnvironmentFailure:
         hint="Check that the brokers are reachable; delivery goes on by itself then.",
         topic=name,
         reason=reason,
+        code="DB-3013",
     )
 
 

@@ -1,0 +1,204 @@
+"""What the source can say to an operator, collected from its syntax tree, and the table of it in docs/messages.md.
+
+What is filled in at run time becomes `…`. The document is written by hand, except that the first cell of each row with
+a code, `DB-3012`, is generated: the code, and every message that is raised with it. After rewording an error, or
+giving a new one a code and a row:
+
+    make messages
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator
+from functools import cache
+from itertools import product
+from typing import Final
+
+from bridge import errors as bridge_errors
+from tests.docs.imports import modules as modules_of
+from tests.paths import ROOT
+from timerstore import errors as store_errors
+
+DOCUMENT: Final = "docs/messages.md"
+FILLED_IN: Final = "…"
+
+CLASSES: Final = {
+    leaf.__name__
+    for base in (bridge_errors.BridgeError, store_errors.TimerStoreError)
+    for leaf in (*base.__subclasses__(), store_errors.DiskFull)
+}
+AROUND: Final = {
+    "_bug": (0, "{}"),
+    "_failure": (0, "cannot {}: …"),
+    "_result": (1, "cannot {}: …"),
+    "_unless_missing": (1, "cannot {}: …"),
+    "failure": (0, "cannot {}: …"),
+    "failures_named": (0, "Spark cannot {}"),
+    "named_failure": (0, "Spark cannot {}"),
+}
+"""Functions that make an error: which argument holds the words, and what is put around them."""
+VALUES: Final = (
+    "bridge/wire/headers.py",
+    "bridge/settings/librdkafka.py",
+    "bridge/settings/quantity.py",
+    "bridge/settings/model.py",
+    "bridge/settings/units.py",
+)
+"""Modules whose ValueErrors reach the operator: as part of a ConfigurationError."""
+CHECKS: Final = ("bridge/checks/run.py", "bridge/checks/host.py", "bridge/checks/topics.py")
+SAYING: Final = ("impediments", "alarms", "problems", "_problems")
+"""Functions that return sentences for /readyz, /livez, or for what is wrong with a map of properties."""
+
+
+def texts(node: ast.expr) -> list[str]:
+    """All that an expression may yield as a string, with `…` for what is not in the source."""
+    match node:
+        case ast.Constant(value=str(value)):
+            return [value]
+        case ast.JoinedStr(values=parts):
+            return ["".join(found) for found in product(*map(texts, parts))]
+        case ast.FormattedValue(value=ast.BinOp(op=ast.Mult(), left=ast.Constant(value=str(plural)))):
+            return [f"({plural})"]
+        case ast.FormattedValue(value=ast.IfExp() as choice):
+            return texts(choice)
+        case ast.IfExp(body=one, orelse=other):
+            return [*texts(one), *texts(other)]
+        case ast.BinOp(op=ast.Add(), left=left, right=right):
+            return ["".join(found) for found in product(texts(left), texts(right))]
+        case ast.BoolOp(op=ast.Or(), values=[*_, ast.Constant(value=str(value))]):
+            return [FILLED_IN, value]
+    return [FILLED_IN]
+
+
+def normal(text: str) -> str:
+    """As the document has it: one line, neighbouring gaps as one, without backticks, and without quotes around gaps."""
+    plain = " ".join(text.replace("`", "").split())
+    return re.sub(rf"'?{FILLED_IN}'?(\s*{FILLED_IN})*", FILLED_IN, plain)
+
+
+def has_words(text: str) -> bool:
+    return re.search(r"[a-z]{2}", text) is not None
+
+
+@cache
+def nodes(module: str) -> list[ast.AST]:
+    return list(ast.walk(ast.parse((ROOT / module).read_text(encoding="utf-8"))))
+
+
+def modules() -> list[str]:
+    return modules_of("bridge", "timerstore")
+
+
+def calls(module: str) -> Iterator[tuple[str, ast.Call]]:
+    """Every call, with the last part of what is called."""
+    for node in nodes(module):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
+            yield node.func.id if isinstance(node.func, ast.Name) else node.func.attr, node
+
+
+def errors() -> Iterator[tuple[str, str]]:
+    """Messages of the errors, and where they are raised."""
+    for module in modules():
+        for name, call in calls(module):
+            place, around = AROUND.get(name, (0, "{}"))
+            if len(call.args) > place and (name in AROUND or name in CLASSES):
+                yield from ((around.format(text), f"{module}:{call.lineno}") for text in texts(call.args[place]))
+
+
+def values() -> Iterator[tuple[str, str]]:
+    """What is wrong with a value, in the words of those who read it."""
+    for module in VALUES:
+        for name, call in calls(module):
+            if name in ("ValueError", "TypeError") and call.args:
+                yield from ((text, f"{module}:{call.lineno}") for text in texts(call.args[0]))
+    for node in nodes("bridge/settings/librdkafka.py"):
+        if isinstance(node, ast.Return) and node.value is not None and not isinstance(node.value, ast.ListComp):
+            yield from ((text, f"bridge/settings/librdkafka.py:{node.lineno}") for text in texts(node.value))
+
+
+def events(*levels: str) -> Iterator[tuple[str, str]]:
+    """Names of events in the log."""
+    for module in modules():
+        for name, call in calls(module):
+            place = 1 if name == "ErrorLog" and "warning" in levels else 0 if name in levels else None
+            if place is not None and len(call.args) > place and isinstance(call.args[place], ast.Constant):
+                yield from ((text, f"{module}:{call.lineno}") for text in texts(call.args[place]))
+
+
+def findings() -> Iterator[tuple[str, str]]:
+    """What `check` says of what is not as it must be: `detail` of findings that are not `ok`, and its parts."""
+    for module in CHECKS:
+        for node in nodes(module):
+            match node:
+                case ast.Call(func=ast.Name(id="Finding"), keywords=keywords):
+                    given = {k.arg: k.value for k in keywords}
+                    if not isinstance(status := given["status"], ast.Constant) or status.value != "ok":
+                        yield from ((text, f"{module}:{node.lineno}") for text in texts(given["detail"]))
+                case (
+                    ast.Assign(targets=[ast.Name(id="detail" | "speaks")], value=value)
+                    | ast.AugAssign(target=ast.Name(id="detail"), value=value)
+                    | ast.Yield(value=ast.Tuple(elts=[value, _]))
+                ):
+                    yield from ((text, f"{module}:{node.lineno}") for text in texts(value))
+
+
+def states() -> Iterator[tuple[str, str]]:
+    """Phases and reasons of /readyz and /livez."""
+    for module in modules():
+        for node in nodes(module):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name):
+                name = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id
+                if name not in ("enter", "LongWork", "Phase"):
+                    continue
+                said = [*node.args, *(k.value for k in node.keywords if k.arg in ("name", "reasons"))]
+                found: Iterable[ast.AST] = [s for expression in said for s in ast.walk(expression)]
+            elif isinstance(node, ast.FunctionDef) and node.name in SAYING:
+                found = [s for statement in node.body[1:] for s in ast.walk(statement)]
+            else:
+                continue
+            inner = {id(part) for s in found if isinstance(s, ast.JoinedStr) for part in ast.walk(s) if part is not s}
+            for each in found:
+                if isinstance(each, ast.JoinedStr | ast.Constant) and id(each) not in inner:
+                    yield from ((text, f"{module}:{node.lineno}") for text in texts(each))
+
+
+CODE: Final = re.compile(r"^\| `(DB-[0-9]{4})`")
+UNCODED: Final = {"Corrupt", "Closed"}
+"""Never the last word: a damaged file is set aside, a store that was closed belongs to a pipeline that has stopped."""
+
+
+def coded() -> Iterator[tuple[str, str, str]]:
+    """Code, message and place of every error that is raised; the code is "" where there is none."""
+    for module in modules():
+        for name, call in calls(module):
+            place, around = AROUND.get(name, (0, "{}"))
+            if name in UNCODED or not (len(call.args) > place and (name in AROUND or name in CLASSES)):
+                continue
+            given = {k.arg: k.value for k in call.keywords}.get("code")
+            code = str(given.value) if isinstance(given, ast.Constant) else ""
+            for text in texts(call.args[place]):
+                message = normal(around.format(text))
+                if has_words(message) and (code or (name in CLASSES and given is None)):
+                    yield code, message, f"{module}:{call.lineno}"
+
+
+def generated(text: str) -> str:
+    """The document with the first cells as the source has them."""
+    messages: dict[str, dict[str, None]] = {}
+    for code, message, _ in coded():
+        messages.setdefault(code, {})[message] = None
+    lines = []
+    for line in text.splitlines():
+        found = CODE.match(line)
+        if found:
+            said = ", ".join(f"`{message}`" for message in sorted(messages.get(found[1], {})))
+            line = f"| `{found[1]}` {said} |" + line.split(" |", 1)[1]
+        lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    path = ROOT / DOCUMENT
+    path.write_text(generated(path.read_text(encoding="utf-8")), encoding="utf-8")
