@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -23,13 +22,12 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import dead_target
-from bench.bridge import Bridge, bridge_on_broker
+from bench.bridge import Bridge, bridge_on_broker, run
 from bench.load import VALUE_BYTES
 
 WARM_SECONDS = 30
 WARM_RATE = 2_000
 IDLE_SECONDS = 20
-PORT = 18_080
 LEAD_MS = 30_000
 OUTAGES = 4
 CLIENT_DEFAULTS = {"metadata.recovery.strategy": "rebootstrap", "reconnect.backoff.max.ms": "10000"}
@@ -65,15 +63,15 @@ def main() -> None:
     arguments = parser.parse_args()
     report = Report()
     for name in arguments.only or [name for name in SCENARIOS if name != "pending"]:
-        with bridge_on_broker(PORT) as (bridge, bootstrap):
-            SCENARIOS[name](bridge, bootstrap, arguments, report)
+        with bridge_on_broker() as bridge:
+            SCENARIOS[name](bridge, arguments, report)
     report.print()
 
 
-def idle(bridge: Bridge, bootstrap: str, _arguments: argparse.Namespace, report: Report) -> None:
+def idle(bridge: Bridge, _arguments: argparse.Namespace, report: Report) -> None:
     """CPU and memory with nothing to do, cold and after load."""
-    report.add("start", "cold start to ready", f"{bridge.start():.1f} s", "")
-    warm_up(bridge, bootstrap)
+    report.add("start", "cold start to ready", f"{bridge.timed_start():.1f} s", "")
+    warm_up(bridge)
     pause(15)
     before, began_s = bridge.usage(), bridge.clock.monotonic_s()
     pause(IDLE_SECONDS)
@@ -83,18 +81,18 @@ def idle(bridge: Bridge, bootstrap: str, _arguments: argparse.Namespace, report:
     report.add("idle", "RSS", mib(after.rss_bytes), "<= 700 MiB")
 
 
-def burst(bridge: Bridge, bootstrap: str, arguments: argparse.Namespace, report: Report) -> None:
+def burst(bridge: Bridge, arguments: argparse.Namespace, report: Report) -> None:
     """Everything due at one instant: ingest, delivery, memory, exactness."""
     bridge.start()
-    warm_up(bridge, bootstrap)
+    warm_up(bridge)
     count = arguments.messages
     # What half a minute at a low rate has not made hot, the JVM compiles during the first backlog.
     first = count // 2
-    rate_per_s, _ = ingest_backlog(bridge, bootstrap, first)
+    rate_per_s, _ = ingest_backlog(bridge, first)
     report.add("burst", f"ingest of a first backlog ({first:,})", f"{rate_per_s:,.0f}/s", "")
     bridge.wait(lambda: bridge.metric("pending_messages") == 0, 300, "delivery of the first")
     delivered = bridge.metric("records_delivered_total")
-    rate_per_s, due_ms = ingest_backlog(bridge, bootstrap, count)
+    rate_per_s, due_ms = ingest_backlog(bridge, count)
     left_ms = due_ms - bridge.clock.now_ms()
     report.add("burst", "ingest of a second backlog", f"{rate_per_s:,.0f}/s", ">= 100,000/s (; 13-26k/s)")
     report.add("burst", "ingested before due", f"{left_ms / 1000:.1f} s", "> 0")
@@ -102,30 +100,30 @@ def burst(bridge: Bridge, bootstrap: str, arguments: argparse.Namespace, report:
     seconds = (bridge.clock.now_ms() - due_ms) / 1000
     report.add("burst", f"{count:,} due at one instant delivered", f"{seconds:.1f} s", "<= 8 s (5.7 s; 14.1 s)")
     report.add("burst", "delivery rate", f"{count / seconds:,.0f}/s", ">= 150,000/s (; 54-72k/s)")
-    report.add("burst", "peak RSS", mib(bridge.peak_bytes()), "<= 1,536 MiB (2.9 GiB)")
-    got = receive(bootstrap, first + count + WARM_SECONDS * WARM_RATE, 120)
+    report.add("burst", "peak RSS", mib(bridge.peak_bytes), "<= 1,536 MiB (2.9 GiB)")
+    got = receive(bridge, first + count + WARM_SECONDS * WARM_RATE, 120)
     report.add(
         "burst", "received / doubled / early", f"{got['received']:,} / {got['doubled']} / {got['early']}", "all / 0 / 0"
     )
 
 
-def ingest_backlog(bridge: Bridge, bootstrap: str, count: int) -> tuple[float, int]:
+def ingest_backlog(bridge: Bridge, count: int) -> tuple[float, int]:
     """Messages due at one instant, sent while the bridge stands still; records ingested a second, and when they are due
     (epoch ms).
     """
     ingested = bridge.metric("records_ingested_total")
     due_ms = bridge.clock.now_ms() + LEAD_MS + count // 20
     with bridge.frozen():
-        run("bench.load", "--bootstrap", bootstrap, "--messages", str(count), "--due", str(due_ms)).wait()
+        run(bridge, "load", "--messages", str(count), "--due", str(due_ms)).wait()
     began_s = bridge.clock.monotonic_s()
     bridge.wait(lambda: bridge.metric("records_ingested_total") - ingested >= count, 300, "ingest")
     return count / (bridge.clock.monotonic_s() - began_s), due_ms
 
 
-def rate(bridge: Bridge, bootstrap: str, arguments: argparse.Namespace, report: Report) -> None:
+def rate(bridge: Bridge, arguments: argparse.Namespace, report: Report) -> None:
     """Lateness at 1k/s and 10k/s, delays of 1 to 5 s, consumers of both isolation levels in processes of their own."""
     bridge.start()
-    warm_up(bridge, bootstrap)
+    warm_up(bridge)
     sent = WARM_SECONDS * WARM_RATE
     for per_second in (1_000, 10_000):
         count = per_second * arguments.seconds
@@ -140,11 +138,11 @@ def rate(bridge: Bridge, bootstrap: str, arguments: argparse.Namespace, report: 
             str(start_ms + 3_000),
         )
         readers = {
-            isolation: run("bench.receive", "--bootstrap", bootstrap, "--isolation", isolation, *wanted, read=True)
+            isolation: run(bridge, "receive", "--isolation", isolation, *wanted)
             for isolation in ("read_committed", "read_uncommitted")
         }
         before, began_s = bridge.usage(), bridge.clock.monotonic_s()
-        run("bench.load", "--bootstrap", bootstrap, "--messages", str(count), "--rate", str(per_second)).wait()
+        run(bridge, "load", "--messages", str(count), "--rate", str(per_second)).wait()
         after, seconds = bridge.usage(), bridge.clock.monotonic_s() - began_s
         scenario = f"{per_second:,}/s"
         for isolation, reader in readers.items():
@@ -169,20 +167,20 @@ def rate(bridge: Bridge, bootstrap: str, arguments: argparse.Namespace, report: 
                 f"{sent:,} / 0 / 0",
             )
         report.add(scenario, "CPU", f"{100 * (after.cpu_s - before.cpu_s) / seconds:.0f} % of a core", "")
-    report.add("10,000/s", "peak RSS", mib(bridge.peak_bytes()), "")
+    report.add("10,000/s", "peak RSS", mib(bridge.peak_bytes), "")
 
 
-def restart(bridge: Bridge, bootstrap: str, arguments: argparse.Namespace, report: Report) -> None:
+def restart(bridge: Bridge, arguments: argparse.Namespace, report: Report) -> None:
     """SIGKILL with a million pending: how long until the first delivery, with the index and without it."""
     bridge.start()
     count = arguments.messages
     ingested = bridge.metric("records_ingested_total")
     due_ms = bridge.clock.now_ms() + 3_600_000
-    run("bench.load", "--bootstrap", bootstrap, "--messages", str(count), "--due", str(due_ms)).wait()
+    run(bridge, "load", "--messages", str(count), "--due", str(due_ms)).wait()
     bridge.wait(lambda: bridge.metric("records_ingested_total") - ingested >= count, 300, "ingest")
     bridge.wait(lambda: bridge.metric("segments") > 0, 120, "a flush")
-    bridge.kill()
-    run("bench.load", "--bootstrap", bootstrap, "--messages", "1", "--rate", "1", "--delay", "1", "2").wait()
+    bridge.end()
+    run(bridge, "load", "--messages", "1", "--rate", "1", "--delay", "1", "2").wait()
     began_s = bridge.clock.monotonic_s()
     bridge.start()
     bridge.wait(lambda: bridge.metric("records_delivered_total") >= 1, 120, "the first delivery")
@@ -195,23 +193,23 @@ def restart(bridge: Bridge, bootstrap: str, arguments: argparse.Namespace, repor
     report.add("restart", "pending after it", f"{bridge.metric('pending_messages'):,.0f}", f"{count:,}")
 
 
-def outage(bridge: Bridge, bootstrap: str, _arguments: argparse.Namespace, report: Report) -> None:
+def outage(bridge: Bridge, _arguments: argparse.Namespace, report: Report) -> None:
     """The only broker is killed under load and comes back: how long until something is delivered again, beside the same
     with what the client does by default.
     """
     for how, properties in (("as it is", {}), ("with the client's defaults", CLIENT_DEFAULTS)):
-        bridge.configure(**properties)
+        bridge.configure({"kafka": {"producer": properties}})
         bridge.start()
-        warm_up(bridge, bootstrap)
-        seconds = sorted(_outage(bridge, bootstrap) for _ in range(OUTAGES))
+        warm_up(bridge)
+        seconds = sorted(_outage(bridge) for _ in range(OUTAGES))
         found = " / ".join(f"{each:.1f}" for each in seconds)
         report.add("outage", f"broker answers, to the first delivery, {how}", f"{found} s")
         bridge.wait(lambda: bridge.metric("pending_messages") == 0, 120, "the rest")
         bridge.stop()
 
 
-def _outage(bridge: Bridge, bootstrap: str) -> float:
-    run("bench.load", "--bootstrap", bootstrap, "--messages", "20000", "--delay", "1000", "30000").wait()
+def _outage(bridge: Bridge) -> float:
+    run(bridge, "load", "--messages", "20000", "--delay", "1000", "30000").wait()
     before = bridge.metric("records_delivered_total")
     bridge.wait(lambda: bridge.metric("records_delivered_total") - before > 1_000, 60, "some")
     bridge.broker.kill()
@@ -222,13 +220,11 @@ def _outage(bridge: Bridge, bootstrap: str) -> float:
     return bridge.clock.monotonic_s() - began_s
 
 
-def dead(
-    bridge: Bridge, bootstrap: str, arguments: argparse.Namespace, report: Report, *, killed: bool = False
-) -> None:
+def dead(bridge: Bridge, arguments: argparse.Namespace, report: Report, *, killed: bool = False) -> None:
     """One of ten targets goes away: lateness of the others before, and from a second after it."""
     scenario = "killed target" if killed else "stopped target"
     bridge.start()
-    warm_up(bridge, bootstrap)
+    warm_up(bridge)
     windows = dead_target.measure(bridge, arguments.seconds, killed=killed)
     for name, found in windows.items():
         report.add(scenario, f"{name}: record timestamp - due p50 / p99 / p99.9", tell(found["stamped_ms"]))
@@ -240,35 +236,35 @@ def dead(
     report.add(scenario, "retried", f"{bridge.metric('records_retried_total'):,.0f}", "")
 
 
-def pending(bridge: Bridge, bootstrap: str, arguments: argparse.Namespace, report: Report) -> None:
+def pending(bridge: Bridge, arguments: argparse.Namespace, report: Report) -> None:
     """Ten times --messages due in a minute to thirty days; a tenth of them cancelled; then SIGKILL and a restart."""
     bridge.start()
     cancelled, count = arguments.messages, 10 * arguments.messages
     delays = ("--delay", "60000", str(30 * 86_400_000), "--mixed", "--ids", str(cancelled))
     began_s = bridge.clock.monotonic_s()
-    run("bench.load", "--bootstrap", bootstrap, "--messages", str(count), *delays).wait()
+    run(bridge, "load", "--messages", str(count), *delays).wait()
     bridge.wait(lambda: bridge.metric("records_ingested_total") >= count, 900, "ingest")
     seconds = bridge.clock.monotonic_s() - began_s
     name = f"{count / 1_000_000:g}M pending"
     report.add(name, "sent and ingested", f"{count / seconds:,.0f}/s", "")
-    report.add(name, "peak RSS", mib(bridge.peak_bytes()), "<= 1,536 MiB")
+    report.add(name, "peak RSS", mib(bridge.peak_bytes), "<= 1,536 MiB")
     before, began_s = bridge.metric("pending_messages"), bridge.clock.monotonic_s()
-    run("bench.load", "--bootstrap", bootstrap, "--messages", str(cancelled), "--cancel").wait()
+    run(bridge, "load", "--messages", str(cancelled), "--cancel").wait()
     bridge.wait(lambda: bridge.metric("records_ingested_total") >= count + cancelled, 600, "cancels")
     report.add(name, f"{cancelled:,} cancels", f"{cancelled / (bridge.clock.monotonic_s() - began_s):,.0f}/s", "")
     gone = before - bridge.metric("pending_messages")
     report.add(
         name, "left the gauge (and what was delivered meanwhile)", f"{gone:,.0f}", f">= {cancelled:,} - due before"
     )
-    report.add(name, "peak RSS", mib(bridge.peak_bytes()), "<= 1,536 MiB")
+    report.add(name, "peak RSS", mib(bridge.peak_bytes), "<= 1,536 MiB")
     flushed = bridge.clock.monotonic_s()
     bridge.wait(lambda: bridge.clock.monotonic_s() - flushed > 65, 120, "the last flush")
     left = bridge.metric("pending_messages")
     payload = (left + cancelled) * (VALUE_BYTES + len("key-1234"))
     share = bridge.disk_bytes() / payload
     report.add(name, "disk / payload and keys, cancelled ones included", f"{share:.2f}", "<= 1.3")
-    bridge.kill()
-    run("bench.load", "--bootstrap", bootstrap, "--messages", "1", "--rate", "1", "--delay", "1", "2").wait()
+    bridge.end()
+    run(bridge, "load", "--messages", "1", "--rate", "1", "--delay", "1", "2").wait()
     began_s = bridge.clock.monotonic_s()
     bridge.start()
     bridge.wait(lambda: bridge.metric("records_delivered_total") >= 1, 120, "the first delivery")
@@ -276,13 +272,12 @@ def pending(bridge: Bridge, bootstrap: str, arguments: argparse.Namespace, repor
     report.add(name, "pending after it", f"{bridge.metric('pending_messages'):,.0f}", f"about {left:,.0f}")
 
 
-def warm_up(bridge: Bridge, bootstrap: str) -> None:
+def warm_up(bridge: Bridge) -> None:
     """Half a minute of load, delivered before anything is measured: the JVM's compiler has done its work then."""
     count = WARM_SECONDS * WARM_RATE
     run(
-        "bench.load",
-        "--bootstrap",
-        bootstrap,
+        bridge,
+        "load",
         "--messages",
         str(count),
         "--rate",
@@ -298,17 +293,9 @@ def warm_up(bridge: Bridge, bootstrap: str) -> None:
     )
 
 
-def receive(bootstrap: str, count: int, seconds: int) -> dict[str, Any]:
+def receive(bridge: Bridge, count: int, seconds: int) -> dict[str, Any]:
     """Read the targets to the end."""
-    return result(
-        run("bench.receive", "--bootstrap", bootstrap, "--messages", str(count), "--seconds", str(seconds), read=True)
-    )
-
-
-def run(module: str, *arguments: str, read: bool = False) -> subprocess.Popen[str]:
-    """A process of its own."""
-    command = [sys.executable, "-m", module, *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE if read else None, text=True)
+    return result(run(bridge, "receive", "--messages", str(count), "--seconds", str(seconds)))
 
 
 def result(reader: subprocess.Popen[str]) -> dict[str, Any]:
@@ -337,7 +324,7 @@ def tell(figures: dict[str, float]) -> str:
     )
 
 
-SCENARIOS: dict[str, Callable[[Bridge, str, argparse.Namespace, Report], None]] = {
+SCENARIOS: dict[str, Callable[[Bridge, argparse.Namespace, Report], None]] = {
     "idle": idle,
     "burst": burst,
     "rate": rate,

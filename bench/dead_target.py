@@ -11,15 +11,12 @@ dead one, without a pause, and takes most of a core for it: one of the two that 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import threading
 from typing import Any
 
-from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # public, but not marked
-
-from bench.bridge import Bridge
-from dev.broker.embedded import EmbeddedBroker
+from bench.bridge import Bridge, run
+from dev.broker import EmbeddedBroker
+from dev.harness.kafka import Topics
 
 NINE = tuple(f"bench-{i}" for i in range(1, 10))
 DEAD = "bench-dead"
@@ -35,12 +32,10 @@ def measure(bridge: Bridge, seconds: int, *, killed: bool) -> dict[str, dict[str
     warm.
     """
     with EmbeddedBroker(joins=bridge.broker) as second:
-        bootstrap = bridge.broker.bootstrap
-        admin = AdminClient({"bootstrap.servers": bootstrap})
-        topics = [NewTopic(name, num_partitions=2, replica_assignment=[[1], [1]]) for name in NINE]
-        topics.append(NewTopic(DEAD, num_partitions=2, replica_assignment=[[2], [2]]))
-        for future in admin.create_topics(topics).values():
-            future.result(30)
+        topics = Topics(bridge.bootstrap)
+        for name in NINE:
+            topics.create(exactly=name, partitions=2, on=1)
+        topics.create(exactly=DEAD, partitions=2, on=2)
         start_ms = bridge.clock.now_ms() + STEADY_MS
         kill_ms = start_ms + seconds * 1_000
         end_ms = kill_ms + GRACE_MS + seconds * 1_000
@@ -50,11 +45,11 @@ def measure(bridge: Bridge, seconds: int, *, killed: bool) -> dict[str, dict[str
             *("after", kill_ms + GRACE_MS, end_ms),
         )
         count = RATE * (end_ms - start_ms + STEADY_MS) // 1_000 // 10 * 10
-        common = ("--bootstrap", bootstrap, "--targets")
+        targets = ("--targets", *NINE)
         until = ("--messages", str(count // 10 * 9), "--seconds", str(3 * seconds + 60))
-        reader = _run("receive", *common, *NINE, *until, "--windows", *map(str, windows))
+        reader = run(bridge, "receive", *targets, *until, "--windows", *map(str, windows))
         pace = ("--messages", str(count), "--rate", str(RATE), "--delay", *map(str, DELAY_MS))
-        load = _run("load", *common, *NINE, DEAD, *pace)
+        load = run(bridge, "load", *targets, DEAD, *pace)
         threading.Event().wait((kill_ms - bridge.clock.now_ms()) / 1_000)
         (second.kill if killed else second.stop)()
         load.wait()
@@ -65,7 +60,3 @@ def measure(bridge: Bridge, seconds: int, *, killed: bool) -> dict[str, dict[str
         raise SystemExit(f"of {count // 10 * 9} messages for the nine: {found}")
     result: dict[str, dict[str, Any]] = found["windows"]
     return result
-
-
-def _run(module: str, *arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-m", f"bench.{module}", *arguments], stdout=subprocess.PIPE, text=True)

@@ -16,7 +16,7 @@ from types import FrameType
 from confluent_kafka import KafkaException
 from rich.console import Console
 
-from bridge.errors import BridgeError
+from bridge.errors import BridgeError, EnvironmentFailure
 from demo.scenario import Names, Scenario, topics
 from dev.broker import EmbeddedBroker
 from timerstore.clock import SystemClock
@@ -61,9 +61,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.print(str(error.message), style="bold red", highlight=False, markup=False)
         console.print(error.hint, highlight=False, markup=False, soft_wrap=True)
         return error.exit_code
+    except AssertionError as failure:  # of the harness
+        console.print(str(failure), style="bold red", highlight=False, markup=False)
+        return EnvironmentFailure.exit_code
     except KafkaException as error:
         console.print(f"Kafka: {error.args[0]}", style="bold red", highlight=False, markup=False)
-        return 3
+        return EnvironmentFailure.exit_code
     except KeyboardInterrupt:
         keep = False
         console.print("interrupted")

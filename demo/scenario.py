@@ -9,19 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import yaml
-from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public, but not marked as exported
-    AdminClient,
-    NewTopic,
-)
 from rich.console import Console
 
 from bridge.errors import EnvironmentFailure
 from demo.ledger import Ledger, Verdict
-from demo.process import BridgeProcess
 from demo.traffic import DELAY_MS, QUIET, Listener, Sender
 from demo.view import View, summary
-from dev.broker.embedded import HOST, free_ports
+from dev.harness.bridge import BridgeProcess
+from dev.harness.kafka import Topics
 from timerstore.clock import Clock
 
 TARGETS: Final = ("orders", "payments", "reminders")
@@ -58,33 +53,16 @@ class Names:
 @contextmanager
 def topics(kafka: Mapping[str, str], names: Names) -> Iterator[None]:
     """The run's topics, with the broker's timestamps; removed afterwards."""
-    admin = AdminClient({**kafka, **QUIET})
+    made = Topics(kafka["bootstrap.servers"], client={**kafka, **QUIET})
     # LogAppendTime on the targets, too: lateness is then measured by the broker's clock, not by the bridge's.
     config = {"message.timestamp.type": "LogAppendTime", "retention.ms": "-1"}
-    new = [NewTopic(topic, PARTITIONS, -1, config=config) for topic in (names.delay, *names.targets)]
-    for created in admin.create_topics(new).values():
-        created.result(REQUEST_TIMEOUT_S)
+    for topic in (names.delay, *names.targets):
+        made.create(exactly=topic, partitions=PARTITIONS, config=config)
     try:
         yield
     finally:
-        found = admin.list_topics(timeout=REQUEST_TIMEOUT_S).topics
-        for deleted in admin.delete_topics([topic for topic in names.all if topic in found]).values():
-            deleted.result(REQUEST_TIMEOUT_S)
-
-
-def write_config(path: Path, kafka: Mapping[str, str], names: Names) -> None:
-    """The bridge's configuration for this run; everything else keeps its default."""
-    (port,) = free_ports(1)
-    tree = {
-        "bridge": {"id": names.delay},
-        "kafka": {"common": dict(kafka)},
-        "delay_topics": {names.delay: {}},
-        "store": {"directory": str(path.parent / "data")},
-        "http": {"host": HOST, "port": port},
-        "logs": {"format": "json"},
-    }
-    path.write_text(yaml.safe_dump(tree, sort_keys=False), encoding="utf-8")
-    path.chmod(0o600)  # Kafka's settings may hold a password
+        found = made.admin.list_topics(timeout=REQUEST_TIMEOUT_S).topics
+        made.delete(*(topic for topic in names.all if topic in found))
 
 
 class Scenario:
@@ -113,9 +91,13 @@ class Scenario:
         self._view = View(console, messages)
         self._listener = Listener(kafka, names.targets, self._ledger, clock, f"{names.delay}-reader")
         self._sender = Sender(kafka, names.delay, names.targets, self._ledger, clock, seed=seed)
-        config = directory / "bridge.yaml"
-        write_config(config, kafka, names)
-        self._bridge = BridgeProcess(config, directory / "bridge.log")
+        self._bridge = BridgeProcess(
+            directory,
+            kafka["bootstrap.servers"],
+            names.delay,
+            id=names.delay,
+            config={"kafka": {"common": dict(kafka)}},
+        )
 
     def run(self) -> Verdict:
         """Raises EnvironmentFailure when the bridge or the cluster do not do their part in time."""
@@ -127,10 +109,10 @@ class Scenario:
                 self._event("the bridge will be killed when half of all messages are delivered")
                 if not self._wait_until_delivered(self._messages // 2, "delivering"):
                     raise EnvironmentFailure(
-                        "The bridge does not deliver", hint=f"Its last words:\n{self._bridge.last_lines()}"
+                        "The bridge does not deliver", hint=f"Its last words:\n{self._bridge.tail()}"
                     )
                 killed_ms = self._clock.now_ms()
-                self._bridge.kill()
+                self._bridge.end()
                 self._event(f"SIGKILL: {self._ledger.pending:,} messages are pending")
                 self._start_bridge("starting the bridge again")
                 ready_ms = self._clock.now_ms()
@@ -140,7 +122,7 @@ class Scenario:
                 status = self._bridge.stop(STOP_TIMEOUT_S)
                 self._event(f"the bridge stopped on SIGTERM with status {status}")
         finally:
-            self._bridge.kill()
+            self._bridge.end()
             self._listener.finish()
         verdict = self._ledger.verdict()
         around = self._ledger.lateness_around(killed_ms, ready_ms)
@@ -149,13 +131,13 @@ class Scenario:
 
     def _start_bridge(self, phase: str) -> None:
         began_s = self._elapsed_s()
-        self._bridge.start()
+        self._bridge.launch()
         self._event(f"{phase} (pid {self._bridge.pid})")
-        while not self._bridge.ready():
+        while not self._bridge.is_ready():
             if self._elapsed_s() - began_s > READY_TIMEOUT_S:
                 raise EnvironmentFailure(
                     f"The bridge was not ready within {READY_TIMEOUT_S} s",
-                    hint=f"Its last words:\n{self._bridge.last_lines()}",
+                    hint=f"Its last words:\n{self._bridge.tail()}",
                 )
             self._tick(phase)
         self._event(f"ready after {self._elapsed_s() - began_s:.1f} s")

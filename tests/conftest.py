@@ -10,10 +10,10 @@ import hypothesis
 import pytest
 import structlog
 
+from dev.harness.kafka import Topics
 from tests.profiles import IS_NIGHTLY
 from tests.spark_session import spark  # noqa: F401
 from tests.system.broker import Broker, start_broker
-from tests.system.kafka import Topics
 
 # Machines are shared: an example that takes long says nothing about the code.
 hypothesis.settings.register_profile("tests", deadline=None)

@@ -16,10 +16,10 @@ from bridge.errors import EnvironmentFailure
 from bridge.settings.model import Settings
 from bridge.start.resolve import must_be_pending
 from dev.broker import EmbeddedBroker
+from dev.harness.kafka import AUTHORIZER, Outgoing, Topics, produce
+from dev.harness.waiting import wait_until
 from tests.broker.rig import DEADLINE_S
 from tests.system.broker import own_broker
-from tests.system.kafka import AUTHORIZER, Outgoing, Topics, produce
-from tests.waiting import wait_until
 
 OFFSETS: Final = "__consumer_offsets"
 TRANSACTIONS: Final = "__transaction_state"

@@ -33,9 +33,9 @@ from bridge.start.facts import plan_start
 from bridge.telemetry.counts import Counts
 from bridge.wire.committed_state import CommittedState
 from bridge.wire.decode_epochs import DecodeParameters
+from dev.harness.waiting import wait_until
 from tests.entries import table_of
 from tests.unit.timerstore.entries import gather
-from tests.waiting import wait_until
 from timerstore.clock import Clock, SystemClock
 from timerstore.disk.checkpoint import Identity
 from timerstore.operations import recovery

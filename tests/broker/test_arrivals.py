@@ -8,8 +8,8 @@ from bridge.commands.arrivals import Arrivals
 from bridge.errors import EnvironmentFailure
 from bridge.wire import headers as h
 from bridge.wire.headers import RejectReason
+from dev.harness.kafka import Outgoing, Topics, produce
 from tests.system.broker import Broker
-from tests.system.kafka import Outgoing, Topics, produce
 from tests.system.raw import RawRecord, produce_raw
 from timerstore.clock import SystemClock
 

@@ -22,7 +22,7 @@ from bridge.kafka.admin import Cluster
 from bridge.settings.load import load
 from bridge.settings.model import Settings
 from bridge.wire.letters import Choice, Report
-from tests.system.kafka import Reader
+from dev.harness.kafka import Reader
 
 CANARY = "canary-c0de"
 

@@ -18,11 +18,11 @@ from bridge.delivery.producer.writer import Aborted, Broken, FailedRow, Failure,
 from bridge.delivery.states import Request, State
 from bridge.errors import FencedError, InternalError
 from bridge.wire import headers as h
+from dev.harness.kafka import Outgoing, Reader, Topics, assert_each_once, produce, read_committed
+from dev.harness.waiting import wait_until
 from tests.broker.rig import DEADLINE_S, Listener, Rig, ownership_of, settings_for
 from tests.entries import reject, timer
 from tests.system.broker import Broker, own_broker
-from tests.system.kafka import Outgoing, Reader, Topics, assert_each_once, produce, read_committed
-from tests.waiting import wait_until
 from timerstore.clock import SystemClock
 
 pytestmark = pytest.mark.system

@@ -17,9 +17,9 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public, but
 from bridge.errors import EnvironmentFailure
 from dev.broker import EmbeddedBroker
 from dev.broker.embedded import free_ports
+from dev.harness.kafka import Outgoing, Topics, produce, read_committed
+from dev.harness.waiting import wait_until
 from tests.paths import ROOT
-from tests.system.kafka import Outgoing, Topics, produce, read_committed
-from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 

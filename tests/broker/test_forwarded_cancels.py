@@ -16,10 +16,10 @@ from bridge.delivery.plan.forwarded_cancels import Forwards
 from bridge.errors import EnvironmentFailure
 from bridge.ingest.finish import with_cancels
 from bridge.kafka.admin import Cluster
+from dev.harness.kafka import Topics, read_committed
 from tests.broker.rig import DEADLINE_S, Rig
 from tests.entries import rows_of, timer
 from tests.system.broker import Broker
-from tests.system.kafka import Topics, read_committed
 from timerstore.rows.entry import ENTRY, Kind
 from timerstore.rows.position import AT_MIN
 from timerstore.rows.sources import Sources

@@ -20,10 +20,10 @@ from bridge.settings.model import Settings
 from bridge.start.facts import topic_facts
 from bridge.start.reset_offsets import reset_offsets
 from bridge.wire.committed_state import CommittedState, initial_state
+from dev.harness.kafka import Outgoing, Topics, produce
+from dev.harness.waiting import wait_until
 from tests.broker.rig import DEADLINE_S, PARAMETERS, Listener, ownership_of, settings_for, states_of
 from tests.system.broker import Broker
-from tests.system.kafka import Outgoing, Topics, produce
-from tests.waiting import wait_until
 from timerstore.clock import SystemClock
 from timerstore.disk import files
 from timerstore.rows.sources import SourceName

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from bridge.delivery.plan.partitioner import murmur2, place
+from dev.harness.kafka import Outgoing, Topics, produce
 from tests.system.broker import Broker
-from tests.system.kafka import Outgoing, Topics, produce
 
 KEYS = [b"", b"a", b"ab", b"abc", b"abcd", b"\x00\xff", b"key", bytes(range(256)), *(b"%d" % i for i in range(50))]
 

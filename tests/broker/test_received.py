@@ -6,10 +6,10 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
 from bridge.wire.received import FRAMING_BYTES, UNREADABLE_BYTES, headers_of, record_bytes
+from dev.harness.kafka import Topics
 from tests.broker.rig import DEADLINE_S
 from tests.paths import ROOT
 from tests.system.broker import Broker
-from tests.system.kafka import Topics
 from tests.system.raw import RawRecord, produce_raw
 
 RECORDS = [

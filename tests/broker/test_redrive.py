@@ -15,9 +15,9 @@ from bridge.settings.model import Settings
 from bridge.wire import headers as h
 from bridge.wire.headers import RejectReason
 from bridge.wire.letters import Choice, Report, redriven
+from dev.harness.kafka import Outgoing, Topics, produce, read_committed
 from tests.broker.rig import DEADLINE_S, settings_for
 from tests.system.broker import Broker
-from tests.system.kafka import Outgoing, Topics, produce, read_committed
 from tests.system.raw import RawRecord, produce_raw
 from timerstore.clock import SystemClock
 

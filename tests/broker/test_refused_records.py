@@ -17,11 +17,11 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public, but
 from bridge.delivery.plan.backoff import RetryPolicy
 from bridge.delivery.plan.record_size import record_bytes
 from bridge.wire import headers as h
+from dev.harness.kafka import Topics, read_committed
+from dev.harness.waiting import wait_until
 from tests.broker.rig import DEADLINE_S, Rig
 from tests.entries import reject, timer
 from tests.system.broker import Broker
-from tests.system.kafka import Topics, read_committed
-from tests.waiting import wait_until
 
 pytestmark = pytest.mark.system
 

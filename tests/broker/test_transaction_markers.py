@@ -15,11 +15,11 @@ from bridge.delivery.producer.writer import Failure, Indefinite
 from bridge.errors import EnvironmentFailure, StateError
 from bridge.settings.model import Settings
 from bridge.start.resolve import must_be_pending, resolve
+from dev.harness.kafka import read_committed
+from dev.harness.waiting import wait_until
 from tests.broker.losing import LosingCluster, is_running, losing_cluster
 from tests.broker.rig import DEADLINE_S, Rig
 from tests.broker.test_dispatcher import raising, rig_with_interference, timers
-from tests.system.kafka import read_committed
-from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 

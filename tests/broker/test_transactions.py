@@ -12,10 +12,10 @@ from pyspark.sql import SparkSession
 from bridge.delivery.producer.transaction_markers import DECIDED, Outcome
 from bridge.kafka.errors import kafka_error
 from bridge.spark.transactions import coordinator
+from dev.harness.kafka import Topics
+from dev.harness.waiting import wait_until
 from tests.broker.rig import settings_for
 from tests.system.broker import Broker
-from tests.system.kafka import Topics
-from tests.waiting import wait_until
 
 
 def test_the_states_of_a_transactional_id(broker: Broker, topics: Topics, spark: SparkSession) -> None:  # noqa: ARG001 - its JVM

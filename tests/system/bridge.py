@@ -1,49 +1,20 @@
-"""The bridge as its users have it: a process of its own, with a configuration file, a directory, a log and a port."""
+"""The bridge as the system tests start it: a log that tells everything, and a JVM that does not compile for long."""
 
 from __future__ import annotations
 
-import json
-import os
-import re
-import signal
-import subprocess
-import sys
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
-import psutil
-import yaml
-from prometheus_client.parser import text_string_to_metric_families
-
+from dev.harness.bridge import BridgeProcess, Tree, lay_over
 from tests.java import SHORT_LIVED
-from tests.paths import ROOT
-from tests.waiting import wait_until
-
-# The word, not a part of another event's name (`producer-not-ready`).
-READY: Final = re.compile(r"(?<![\w-])ready(?![\w-])")
-READY_S_MAX: Final = 120
-STOP_S_MAX: Final = 10
-"""The promise itself: not a generous bound."""
-ORPHAN_S_MAX: Final = 30
-HTTP_S_MAX: Final = 10
-
-Tree = dict[str, Any]
 
 AS_SHIPPED: Final[Tree] = {"spark": {"conf": {"spark.driver.extraJavaOptions": ""}}}
 """The JVM with both its compilers: where memory or throughput is looked at."""
 
 
-class RunningBridge:
-    """`python -m bridge run --config FILE` in a directory of its own; one object for all its starts.
-
-    with RunningBridge(tmp_path, bootstrap, delay_topic) as bridge:
-        bridge.start()
-    """
+class RunningBridge(BridgeProcess):
+    """A BridgeProcess with the settings of the tests beneath `config`."""
 
     def __init__(
         self,
@@ -54,228 +25,9 @@ class RunningBridge:
         instance: str = "a",
         config: Mapping[str, Any] | None = None,
     ) -> None:
-        """`id` is the bridge's name, by default that of its first delay topic; `config` is laid over the rest."""
-        self.directory = directory
-        self.id = id or f"bridge-{delay_topics[0]}"
-        self.config: Tree = {
-            "bridge": {"id": self.id, "instance": instance},
-            "kafka": {"common": {"bootstrap.servers": bootstrap}},
-            "delay_topics": {name: {} for name in delay_topics},
-            "store": {"directory": str(directory / "data")},
-            "http": {"host": "127.0.0.1", "port": 0},
+        tests: Tree = {
             "logs": {"level": "debug"},
             "spark": {"conf": {"spark.driver.extraJavaOptions": SHORT_LIVED}},
         }
-        self.configure(config or {})
-        self.environment: dict[str, str] = {}
-        """Variables of the next start, beside the tests' own."""
-        self._process: subprocess.Popen[bytes] | None = None
-        self._groups: list[int] = []
-        self._log_start = 0
-        directory.mkdir(parents=True, exist_ok=True)
-
-    # ---- configuration
-
-    def configure(self, changes: Mapping[str, Any]) -> None:
-        """Lay `changes` over the configuration of the next start."""
-        _lay_over(self.config, changes)
-
-    @property
-    def data(self) -> Path:
-        """The directory of the local index."""
-        return Path(self.config["store"]["directory"])
-
-    @property
-    def config_file(self) -> Path:
-        """The YAML, written at each start."""
-        return self.directory / "bridge.yaml"
-
-    @property
-    def log_file(self) -> Path:
-        """Standard output and standard error of all starts."""
-        return self.directory / "bridge.log"
-
-    # ---- life
-
-    def launch(self) -> Self:
-        """Start the process; returns at once."""
-        assert not self.running, "it runs already"
-        self.config_file.write_text(yaml.safe_dump(self.config, sort_keys=False))
-        self._log_start = self.log_file.stat().st_size if self.log_file.exists() else 0
-        with self.log_file.open("ab") as output:
-            # A session, hence a process group, of its own: by it the JVM is found.
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "bridge", "run", "--config", str(self.config_file)],
-                cwd=ROOT,
-                env={**os.environ, **self.environment},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        self._groups.append(self._process.pid)
-        return self
-
-    def start(self, deadline_s: float = READY_S_MAX) -> Self:
-        """Start, and wait until the bridge has logged `ready` and /readyz says so, too."""
-        self.launch()
-        return self.wait_ready(deadline_s)
-
-    def wait_ready(self, deadline_s: float = READY_S_MAX) -> Self:
-        """Wait until this start is ready. Raises AssertionError when it is not in time, or ends."""
-        wait_until(lambda: self._alive() and READY.search(self.logs), deadline_s, lambda: f"ready; log:\n{self.tail()}")
-        wait_until(lambda: self.http("/readyz")[0] == 200, deadline_s, lambda: f"/readyz; log:\n{self.tail()}")
-        return self
-
-    def kill(self) -> None:
-        """SIGKILL to the Python process alone, as an out-of-memory killer would; its JVM has to end by itself."""
-        process = self._running_process()
-        process.kill()
-        process.wait(ORPHAN_S_MAX)
-
-    def stop(self, deadline_s: float = STOP_S_MAX, number: signal.Signals = signal.SIGTERM) -> int:
-        """SIGTERM, or `number`; returns the exit status. Raises AssertionError when it takes longer than promised."""
-        process = self._running_process()
-        process.send_signal(number)
-        try:
-            return process.wait(deadline_s)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"no end within {deadline_s:g} s of {number.name}; log:\n{self.tail()}") from None
-
-    def wait_end(self, deadline_s: float) -> int:
-        """Wait until the process ends of its own accord; returns the exit status."""
-        process = self._running_process()
-        try:
-            return process.wait(deadline_s)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"no end within {deadline_s:g} s; log:\n{self.tail()}") from None
-
-    def wait_no_orphans(self, deadline_s: float = ORPHAN_S_MAX) -> None:
-        """Wait until nothing is left of any start. Raises AssertionError when something is."""
-        wait_until(lambda: not self.processes(), deadline_s, lambda: f"left behind: {self.processes()}")
-
-    def end(self) -> None:
-        """End whatever is left of any start, at once."""
-        for group in self._groups:
-            with suppress(ProcessLookupError):
-                os.killpg(group, signal.SIGKILL)
-        if self._process is not None:
-            self._process.wait(ORPHAN_S_MAX)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is not None:
-            error.add_note(f"log of {self.id}:\n{self.tail()}")
-        self.end()
-
-    # ---- what can be seen of it
-
-    @property
-    def running(self) -> bool:
-        """Whether the process is alive."""
-        return self._process is not None and self._process.poll() is None
-
-    @property
-    def logs(self) -> str:
-        """What this start has written so far."""
-        if not self.log_file.exists():
-            return ""
-        with self.log_file.open("rb") as file:
-            file.seek(self._log_start)
-            return file.read().decode(errors="replace")
-
-    def tail(self, lines: int = 40) -> str:
-        """The end of `logs`."""
-        return "\n".join(line[:600] for line in self.logs.splitlines()[-lines:])
-
-    def events(self, name: str) -> list[Tree]:
-        """The log entries of this start whose event is `name`."""
-        entries = [json.loads(line) for line in self.logs.splitlines() if line.startswith("{") and line.endswith("}")]
-        return [entry for entry in entries if entry.get("event") == name]
-
-    def last_words(self) -> str:
-        """The line that a failed start ends with. Raises AssertionError if it is not the only one of its kind."""
-        lines = [line for line in self.logs.splitlines() if line.startswith("delay-bridge:")]
-        assert len(lines) == 1, f"{len(lines)} lines for the operator:\n{self.tail()}"
-        assert "Traceback" not in self.logs, self.tail()
-        return lines[0]
-
-    def processes(self) -> list[psutil.Process]:
-        """Every process of every start that is still there: Python and JVM."""
-        groups, found = set(self._groups), []
-        for process in psutil.process_iter():
-            with suppress(ProcessLookupError, psutil.Error):
-                if os.getpgid(process.pid) in groups and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-        return found
-
-    def rss_bytes(self) -> int:
-        """Resident memory of the process and its JVM. Children that have not called exec yet have their parent's."""
-        total, seen = 0, set()
-        for process in self.processes():
-            with suppress(psutil.Error):
-                if (command := tuple(process.cmdline())) not in seen:
-                    seen.add(command)
-                    total += process.memory_info().rss
-        return total
-
-    def python_bytes(self) -> int:
-        """Resident memory of the process alone."""
-        return int(psutil.Process(self._running_process().pid).memory_info().rss)
-
-    def http(self, path: str) -> tuple[int, str]:
-        """Status and body of a request to the management port; status 0 when nobody listens."""
-        started = self.events("management-port")
-        if not started:
-            return 0, ""
-        url = f"http://127.0.0.1:{started[-1]['port']}{path}"
-        try:
-            with urllib.request.urlopen(url, timeout=HTTP_S_MAX) as answer:
-                return answer.status, answer.read().decode()
-        except urllib.error.HTTPError as error:
-            return error.code, error.read().decode()
-        except OSError:
-            return 0, ""
-
-    def metrics(self) -> dict[str, float]:
-        """All samples, as Prometheus writes them but without the prefix: `pending_messages`,
-        `records_delivered_total{topic="orders"}`.
-        """
-        status, text = self.http("/metrics")
-        assert status == 200, f"/metrics answers {status}"
-        samples = {}
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                labels = ",".join(f'{name}="{value}"' for name, value in sorted(sample.labels.items()))
-                name = sample.name.removeprefix("delay_bridge_")
-                samples[f"{name}{{{labels}}}" if labels else name] = sample.value
-        return samples
-
-    def wait_idle(self, deadline_s: float) -> dict[str, float]:
-        """Wait until nothing is pending and nothing unread; returns the metrics of that moment."""
-        return wait_until(self._idle_metrics, deadline_s, lambda: f"nothing pending; log:\n{self.tail()}")
-
-    def _idle_metrics(self) -> dict[str, float]:
-        metrics = self.metrics()
-        lags = [value for name, value in metrics.items() if name.startswith("consumer_lag_records")]
-        return metrics if lags and not any(lags) and metrics["pending_messages"] == 0 else {}
-
-    def _alive(self) -> bool:
-        assert self.running, f"it ended with status {self._running_process().returncode}; log:\n{self.tail()}"
-        return True
-
-    def _running_process(self) -> subprocess.Popen[bytes]:
-        assert self._process is not None, "it was never started"
-        return self._process
-
-
-def _lay_over(tree: Tree, changes: Mapping[str, Any]) -> None:
-    for name, value in changes.items():
-        if isinstance(value, Mapping) and isinstance(tree.get(name), dict):
-            _lay_over(tree[name], value)
-        else:
-            tree[name] = value
+        lay_over(tests, config or {})
+        super().__init__(directory, bootstrap, *delay_topics, id=id, instance=instance, config=tests)

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Producer, TopicPartition
 
-from tests.system.kafka import REQUEST_TIMEOUT_S, Headers
+from dev.harness.kafka import REQUEST_TIMEOUT_S, Headers
 from tests.system.raw import RawRecord, produce_raw
 from timerstore.clock import SystemClock
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from confluent_kafka import Producer
 
-from tests.system.kafka import Outgoing, Reader, Record, produce_with
+from dev.harness.kafka import Outgoing, Reader, Record, produce_with
 from timerstore.clock import SystemClock
 
 NUMBER: Final = "n"

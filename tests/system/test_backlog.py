@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Producer, TopicPartition
 
+from dev.harness.kafka import Topics
 from tests.system.bridge import AS_SHIPPED, RunningBridge
 from tests.system.broker import Broker
-from tests.system.kafka import Topics
 from timerstore.clock import SystemClock
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]

@@ -12,12 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 from confluent_kafka import Producer
 
+from dev.harness.kafka import Topics
+from dev.harness.waiting import wait_until
 from tests.profiles import IS_NIGHTLY
 from tests.system.bridge import AS_SHIPPED, RunningBridge
 from tests.system.broker import Broker
 from tests.system.hostile import Arrived, Fate, HostileProducer, Made
-from tests.system.kafka import Topics
-from tests.waiting import wait_until
 from timerstore.clock import SystemClock
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(2_400)]

@@ -9,9 +9,9 @@ from typing import Final
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
+from dev.harness.kafka import Outgoing, Reader, Topics, produce, produce_with, read_committed
 from tests.paths import ROOT
 from tests.system.broker import Broker, environment
-from tests.system.kafka import Outgoing, Reader, Topics, produce, produce_with, read_committed
 
 pytestmark = pytest.mark.system
 

@@ -10,10 +10,10 @@ from typing import Final
 import pytest
 
 from bridge.client import DelayClient
+from dev.harness.kafka import Reader, Record, Topics
+from dev.harness.waiting import wait_until
 from tests.system.bridge import RunningBridge
 from tests.system.broker import Broker
-from tests.system.kafka import Reader, Record, Topics
-from tests.waiting import wait_until
 from timerstore.clock import SystemClock
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]

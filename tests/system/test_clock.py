@@ -13,11 +13,11 @@ from typing import Final
 
 import pytest
 
+from dev.harness.kafka import Outgoing, Reader, Topics, assert_each_once, produce
+from dev.harness.waiting import wait_until
 from tests.system.bridge import RunningBridge
 from tests.system.broker import Broker
-from tests.system.kafka import Outgoing, Reader, Topics, assert_each_once, produce
 from tests.system.quota import reading_throttled
-from tests.waiting import wait_until
 from timerstore.clock import SystemClock
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(300)]

@@ -9,11 +9,11 @@ from typing import Final
 
 import pytest
 
+from dev.harness.kafka import Topics
+from dev.harness.waiting import wait_until
 from tests.system.bridge import RunningBridge
 from tests.system.broker import Broker
-from tests.system.kafka import Topics
 from tests.system.load import Balance, Load
-from tests.waiting import wait_until
 from timerstore.clock import SystemClock
 
 pytestmark = [pytest.mark.system, pytest.mark.crash, pytest.mark.slow]

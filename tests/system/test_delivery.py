@@ -19,12 +19,12 @@ from typer.testing import CliRunner
 
 from bridge.commands import cli
 from bridge.wire.headers import RejectReason
+from dev.harness.kafka import Headers, Outgoing, Reader, Record, Topics, produce, produce_with, read_committed
+from dev.harness.waiting import wait_until
 from tests.paths import ROOT
 from tests.system.bridge import RunningBridge
 from tests.system.broker import Broker
 from tests.system.collector import Collector
-from tests.system.kafka import Headers, Outgoing, Reader, Record, Topics, produce, produce_with, read_committed
-from tests.waiting import wait_until
 from timerstore.clock import SystemClock
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]

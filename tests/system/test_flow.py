@@ -10,10 +10,10 @@ from typing import Final
 import pytest
 from confluent_kafka import Producer
 
+from dev.harness.kafka import Outgoing, Reader, Topics, assert_each_once, produce
+from dev.harness.waiting import wait_until
 from tests.system.bridge import AS_SHIPPED, RunningBridge
 from tests.system.broker import Broker
-from tests.system.kafka import Outgoing, Reader, Topics, assert_each_once, produce
-from tests.waiting import wait_until
 from timerstore.clock import SystemClock
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(400)]

@@ -17,9 +17,9 @@ import pytest
 from bridge.install import connector
 from bridge.wire.headers import FOR, TOPIC, parse_duration
 from dev.broker.embedded import jars
+from dev.harness.kafka import Reader, Topics
 from tests.paths import ROOT
 from tests.system.broker import Broker
-from tests.system.kafka import Reader, Topics
 
 pytestmark = [pytest.mark.system]
 

@@ -9,11 +9,11 @@ import pytest
 from confluent_kafka import TopicPartition
 
 from bridge.errors import FencedError
+from dev.harness.kafka import Outgoing, Reader, Topics, produce
+from dev.harness.waiting import wait_until
 from tests.system.bridge import RunningBridge
 from tests.system.broker import Broker
-from tests.system.kafka import Outgoing, Reader, Topics, produce
 from tests.system.load import Balance, Load
-from tests.waiting import wait_until
 from timerstore.clock import SystemClock
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]

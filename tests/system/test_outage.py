@@ -15,14 +15,14 @@ from bridge.delivery.producer.transaction_markers import are_offsets_pending
 from bridge.errors import EnvironmentFailure, StateError
 from bridge.settings.model import Settings
 from dev.broker import EmbeddedBroker
+from dev.harness.kafka import Topics
+from dev.harness.waiting import wait_until
 from tests.broker.losing import LosingCluster, is_running, losing_cluster
 from tests.broker.test_transaction_markers import ROWS, lose_an_end
 from tests.paths import ROOT
 from tests.system.bridge import RunningBridge
 from tests.system.broker import Broker, own_broker
-from tests.system.kafka import Topics
 from tests.system.load import Balance, Load
-from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
 

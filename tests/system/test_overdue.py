@@ -10,10 +10,10 @@ import pytest
 
 from bridge.delivery.plan.overdue import WAITED_MS_MAX
 from bridge.wire.headers import RejectReason
+from dev.harness.kafka import Outgoing, Reader, Topics, produce, read_committed
+from dev.harness.waiting import wait_until
 from tests.system.bridge import RunningBridge
 from tests.system.broker import Broker
-from tests.system.kafka import Outgoing, Reader, Topics, produce, read_committed
-from tests.waiting import wait_until
 from timerstore.clock import SystemClock
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]

@@ -9,10 +9,10 @@ from typing import Any, Final
 import pytest
 
 from bridge.errors import BridgeError, ConfigurationError, EnvironmentFailure
+from dev.harness.kafka import Topics
+from dev.harness.waiting import wait_until
 from tests.system.bridge import RunningBridge
 from tests.system.broker import Broker
-from tests.system.kafka import Topics
-from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.system]
 

@@ -24,11 +24,11 @@ from bridge.wire import headers as h
 from bridge.wire.dialects import DIALECTS, NATIVE, Dialect
 from bridge.wire.headers import RejectReason
 from dev.broker.embedded import jars
+from dev.harness.kafka import Headers, Outgoing, Reader, Record, Topics, produce
+from dev.harness.waiting import wait_until
 from tests.system.bridge import RunningBridge
 from tests.system.broker import Broker
-from tests.system.kafka import Headers, Outgoing, Reader, Record, Topics, produce
 from tests.system.raw import RawRecord, produce_raw
-from tests.waiting import wait_until
 from timerstore.clock import SystemClock
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]

@@ -12,11 +12,11 @@ import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException
 
 from bridge.errors import StateError
+from dev.harness.kafka import Outgoing, Reader, Record, Topics, produce
+from dev.harness.waiting import wait_until
 from tests.system.bridge import RunningBridge
 from tests.system.broker import Broker
-from tests.system.kafka import Outgoing, Reader, Record, Topics, produce
 from tests.system.load import LEVELS_MS, Balance, Load
-from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
 

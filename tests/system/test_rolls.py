@@ -10,11 +10,11 @@ from typing import Final
 import pytest
 from confluent_kafka import TopicPartition
 
+from dev.harness.kafka import Outgoing, Reader, Record, Topics, produce
+from dev.harness.waiting import wait_until
 from tests.system.bridge import RunningBridge
 from tests.system.broker import Broker
-from tests.system.kafka import Outgoing, Reader, Record, Topics, produce
 from tests.system.load import Balance, Load
-from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
 

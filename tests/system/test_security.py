@@ -16,12 +16,12 @@ import pytest
 from confluent_kafka import Producer
 
 from bridge.errors import EnvironmentFailure
+from dev.harness.kafka import Reader
+from dev.harness.waiting import wait_until
 from tests.paths import ROOT
 from tests.system.bridge import RunningBridge
 from tests.system.issuer import Issuer
-from tests.system.kafka import Reader
 from tests.system.secure import Authority, SecureBroker, client_properties
-from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.system,

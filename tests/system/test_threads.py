@@ -12,10 +12,10 @@ from typing import Final
 import pytest
 
 from bridge.telemetry.heartbeats import CALLS_S
+from dev.harness.kafka import Outgoing, Reader, Topics, produce
+from dev.harness.waiting import wait_until
 from tests.system.bridge import RunningBridge
 from tests.system.broker import Broker, own_broker
-from tests.system.kafka import Outgoing, Reader, Topics, produce
-from tests.waiting import wait_until
 from timerstore.clock import SystemClock
 
 pytestmark = [pytest.mark.system, pytest.mark.nightly, pytest.mark.timeout(900)]

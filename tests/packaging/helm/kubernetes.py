@@ -18,8 +18,8 @@ from typing import Any, Final
 import yaml
 
 from dev.broker.embedded import free_ports
+from dev.harness.waiting import wait_until
 from tests.paths import ROOT
-from tests.waiting import wait_until
 
 PROGRAMS: Final = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
 TOKEN: Final = "of-this-test-only"

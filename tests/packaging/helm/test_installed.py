@@ -9,11 +9,11 @@ from typing import Any, Final
 import pytest
 import yaml
 
+from dev.harness.waiting import wait_until
 from tests.packaging.helm import kubernetes
 from tests.packaging.helm.chart import CHART, RELEASE, helm, needs_helm, template
 from tests.packaging.helm.kubernetes import Kubernetes
 from tests.packaging.helm.test_chart import LEAST, MATRIX
-from tests.waiting import wait_until
 
 pytestmark = [
     needs_helm,

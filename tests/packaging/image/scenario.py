@@ -16,8 +16,8 @@ import docker
 
 from dev.broker import EmbeddedBroker
 from dev.broker.embedded import free_ports
-from tests.system.kafka import Topics
-from tests.waiting import wait_until
+from dev.harness.kafka import Topics
+from dev.harness.waiting import wait_until
 
 READY_S_MAX: Final = 180
 HEALTHY_S_MAX: Final = 60

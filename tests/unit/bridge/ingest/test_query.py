@@ -17,7 +17,7 @@ from bridge.errors import BridgeError, EnvironmentFailure, InternalError
 from bridge.ingest import query as module
 from bridge.ingest.batch_size import GROWTH_MAX, RECORDS_MIN, BatchLimits
 from bridge.ingest.query import Ingest, Restart
-from tests.waiting import wait_until
+from dev.harness.waiting import wait_until
 from timerstore.clock import ManualClock
 from timerstore.errors import Closed
 from timerstore.rows.sources import SourceName

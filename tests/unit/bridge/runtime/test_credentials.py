@@ -21,8 +21,8 @@ from bridge.runtime.credentials import Credentials
 from bridge.settings.clients import librdkafka
 from bridge.settings.load import reader
 from bridge.settings.model import Settings, plain
+from dev.harness.waiting import wait_until
 from tests.system.secure import Authority
-from tests.waiting import wait_until
 from timerstore.clock import SystemClock
 
 

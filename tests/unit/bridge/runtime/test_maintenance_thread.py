@@ -18,9 +18,9 @@ from bridge.errors import BridgeError, EnvironmentFailure
 from bridge.runtime.maintenance_thread import COMPACT_INTERVAL_S, FLUSH_AGAIN_S, RECLAIM_INTERVAL_S, MaintenanceThread
 from bridge.telemetry.heartbeats import DISK_BYTES_PER_S, SPARK_S
 from bridge.telemetry.metrics import Metrics
+from dev.harness.waiting import wait_until
 from tests.unit.timerstore.entries import gather
 from tests.unit.timerstore.rig import NOW_MS, ORDERS, Rig
-from tests.waiting import wait_until
 from timerstore.clock import ManualClock
 from timerstore.disk import checkpoint
 from timerstore.limits import Limits

@@ -36,10 +36,10 @@ from bridge.telemetry.http import Health, ManagementServer
 from bridge.telemetry.metrics import Metrics, StoreSnapshot
 from bridge.telemetry.progress_bar import LongWork
 from bridge.wire.decode_epochs import DecodeEpoch, DecodeParameters
+from dev.harness.waiting import wait_until
 from tests.broker.rig import Listener, Tally
 from tests.paths import ROOT
 from tests.unit.bridge.telemetry.test_http import ask
-from tests.waiting import wait_until
 from timerstore.clock import ManualClock
 
 SEEN_S: Final = 20.0

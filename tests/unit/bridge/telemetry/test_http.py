@@ -25,8 +25,8 @@ from bridge.telemetry.counts import Counts
 from bridge.telemetry.http import CONNECTION_S, CONNECTIONS_MAX, THREADS_MAX, Health, ManagementServer
 from bridge.telemetry.metrics import Metrics, StoreSnapshot
 from bridge.telemetry.protection import Protection
+from dev.harness.waiting import wait_until
 from tests.system.secure import Authority
-from tests.waiting import wait_until
 from timerstore.clock import ManualClock, SystemClock
 
 SYSTEM: Final = SystemClock()

@@ -20,7 +20,7 @@ from bridge.delivery.producer.writer import Aborted, Broken, Cause, Failure, Ind
 from bridge.errors import EnvironmentFailure, FencedError
 from bridge.settings.time_budgets import TimeBudgets
 from bridge.wire.headers import HeaderList
-from tests.waiting import wait_until
+from dev.harness.waiting import wait_until
 from timerstore.clock import ManualClock
 
 

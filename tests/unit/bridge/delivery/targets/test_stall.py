@@ -11,8 +11,8 @@ import pytest
 from bridge.delivery.targets.cache import Targets
 from bridge.delivery.targets.stall import StallWatch
 from bridge.delivery.targets.target import Target
+from dev.harness.waiting import wait_until
 from tests.broker.brokers import ON_ONE, ON_TWO, TWO, WELL, Brokers
-from tests.waiting import wait_until
 from timerstore.clock import ManualClock, SystemClock
 
 

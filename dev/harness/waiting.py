@@ -1,4 +1,4 @@
-"""Waiting in tests: for a condition and with a deadline, never for a while."""
+"""Waiting for a condition, with a deadline; never for a while."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Topics, producing and reading for the system tests."""
+"""Topics, producing and reading, for demo, bench and tests."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public, but
     ResourceType,
 )
 
-from tests.waiting import wait_until
+from dev.harness.waiting import wait_until
 
 Headers = Sequence[tuple[str, bytes | None]]
 
@@ -82,10 +82,12 @@ AUTHORIZER: Final = {
 class Topics:
     """Makes topics with names of their own, so that tests on one broker cannot meet."""
 
-    def __init__(self, bootstrap: str) -> None:
+    def __init__(self, bootstrap: str, client: Mapping[str, Any] | None = None) -> None:
+        """`client` are properties with which the broker lets an administrator in."""
         self.bootstrap = bootstrap
         # Or waiting until a topic is gone would make it again, on a broker that makes what is asked about.
-        self.admin = AdminClient({"bootstrap.servers": bootstrap, "allow.auto.create.topics": "false"})
+        own = {"bootstrap.servers": bootstrap, "allow.auto.create.topics": "false"}
+        self.admin = AdminClient({**(client or {}), **own})
 
     def create(
         self,
@@ -100,7 +102,9 @@ class Topics:
         returns the name when clients can see the topic.
         """
         topic = exactly or f"{name}-{uuid.uuid4().hex[:8]}"
-        where: dict[str, Any] = {"replication_factor": 1} if on is None else {"replica_assignment": [[on]] * partitions}
+        where: dict[str, Any] = (
+            {"replication_factor": -1} if on is None else {"replica_assignment": [[on]] * partitions}
+        )
         new = NewTopic(topic, num_partitions=partitions, config=dict(config or {}), **where)
         self.admin.create_topics([new], operation_timeout=REQUEST_TIMEOUT_S)[topic].result(REQUEST_TIMEOUT_S)
         wait_until(lambda: self._partitions(topic) == partitions, REQUEST_TIMEOUT_S, f"topic {topic} in the metadata")
