@@ -30,7 +30,7 @@ from confluent_kafka import TopicPartition
 
 from bridge.delivery.held_sources import HeldSources
 from bridge.delivery.narrowing import REMEDIES, Narrowing
-from bridge.delivery.open_transaction import DispatchMetrics, OpenTransaction
+from bridge.delivery.open_transaction import OpenTransaction, bug
 from bridge.delivery.plan.fates import Unplannable, Unwritable
 from bridge.delivery.plan.planner import Plan, Planner
 from bridge.delivery.producer.writer import Aborted, Broken, Cause, Failure, Indefinite, NotReady, Writer
@@ -41,11 +41,11 @@ from bridge.errors import BridgeError, EnvironmentFailure, InternalError, StateE
 from bridge.kafka.errors import Fault, Meaning, fenced
 from bridge.kafka.membership import Membership
 from bridge.settings.time_budgets import USUAL, TimeBudgets
+from bridge.telemetry.metrics import Metrics
 from bridge.wire.committed_state import CommittedState
 from timerstore.clock import Clock
 from timerstore.operations.transaction import Rows
-from timerstore.rows.position import Progress
-from timerstore.rows.sources import SourceName, Sources
+from timerstore.rows.sources import SourceName
 from timerstore.store import TimerStore
 
 PIECE_ROWS: Final = 5_000
@@ -53,11 +53,11 @@ PIECE_BYTES: Final = 16 << 20
 TRANSACTION_BYTES_MAX: Final = 64 << 20
 GATHER_S: Final = 0.002
 """The shortest time between two takes of a transaction: a millisecond's rows at a time cost more in overhead than in
-transaction. Half of it is added to the usual lateness."""
+work. Half of it is added to the usual lateness."""
 NOTHING_S: Final = 0.01
 IDLE_COMMIT_S: Final = 1.0
 LOOK_AGAIN_S: Final = 1.0
-"""The longest sleep: ingest of what is far away moves O without waking anybody, and a stepped wall clock must be
+"""The longest sleep: ingest of what is far away moves O without waking this thread, and a stepped wall clock must be
 noticed.
 """
 CATCH_UP_WAIT_S: Final = 0.25
@@ -86,7 +86,7 @@ class Dispatcher:
         membership: Callable[[], Membership],
         read_committed: Callable[[Collection[SourceName]], Mapping[SourceName, CommittedState | None]],
         clock: Clock,
-        metrics: DispatchMetrics,
+        metrics: Metrics,
         on_fatal: Callable[[BridgeError], None],
         commit_interval_ms: int = 20,
         transaction_rows: int = 20_000,
@@ -145,9 +145,7 @@ class Dispatcher:
         """
         with self._life.changed:
             if self._thread is not None and not (self._life.is_asked(Request.HOLD) and self.state in AT_REST):
-                raise InternalError(
-                    "the dispatcher is running", hint="This is a bug of the bridge; please report it.", code="DB-7002"
-                )
+                raise bug("the dispatcher is running", code="DB-7002")
             if store is not self._store:
                 self._store, self._unanswered = store, None
                 self._states = dict(states)
@@ -220,12 +218,7 @@ class Dispatcher:
 
     def _step(self) -> None:
         """What the thread does in its state; the event that this ends with, if any, leads to the next one."""
-        if self.state is State.OPENING:
-            event = self._open()
-        elif self.state is State.RESOLVING:
-            event = self._resolve()
-        else:
-            event = self._deliver(self._store)
+        event = {State.OPENING: self._open, State.RESOLVING: self._resolve}.get(self.state, self._deliver)()
         if event is not None:
             self._life.advance(event)
 
@@ -244,10 +237,11 @@ class Dispatcher:
         self._back_off()
         return None
 
-    def _deliver(self, store: TimerStore | None) -> Event | None:
+    def _deliver(self) -> Event | None:
         """Deliver what is due, or wait for something to become due."""
+        store = self._store
         if store is None:
-            raise _bug("there is no store to deliver from", code="DB-7002")
+            raise bug("there is no store to deliver from", code="DB-7002")
         if not store.is_caught_up():
             store.wait(CATCH_UP_WAIT_S)
             return None
@@ -277,17 +271,14 @@ class Dispatcher:
         """The clock was set back behind P: go on from the new time, if that can be written down (I4). Where it was set
         back too often for that, what is due before P waits until the clock has caught up.
         """
-        now_ms = self._clock.now_ms()
-        if not all(state.has_room_for_a_step() for state in self._states.values()):
-            if not self._is_out_of_steps:
-                self._is_out_of_steps = True
-                self._metrics.clock_step_refused()
-                log.error(
-                    "clock-steps-exhausted", now_ms=now_ms, steps=max(len(s.frozen) for s in self._states.values())
-                )
-            return
-        store.step_back(now_ms)
-        log.warning("clock-behind-position", now_ms=now_ms, steps=1 + max(len(s.frozen) for s in self._states.values()))
+        now_ms, steps = self._clock.now_ms(), max(len(state.frozen) for state in self._states.values())
+        if all(state.has_room_for_a_step() for state in self._states.values()):
+            store.step_back(now_ms)
+            log.warning("clock-behind-position", now_ms=now_ms, steps=steps + 1)
+        elif not self._is_out_of_steps:
+            self._is_out_of_steps = True
+            self._metrics.clock_step_refused()
+            log.error("clock-steps-exhausted", now_ms=now_ms, steps=steps)
 
     def _transact(self, store: TimerStore) -> Event | None:
         """One transaction, whatever becomes of it."""
@@ -362,43 +353,29 @@ class Dispatcher:
         if plan.records and not transaction.begun:
             self._writer.begin()
             transaction.begun = True
-        first = transaction.rows
-        transaction.keys.append(plan.keys)
-        transaction.rows += len(plan.keys)
-        transaction.bytes += plan.bytes
-        transaction.planned += plan.records
-        transaction.counts += plan.counts
+        first = transaction.add(plan)
+        careful = self._narrowing.is_careful
         for batch in plan.batches():
             transaction.counts.are_unreadable(batch.unreadable)
-            careful = self._narrowing.is_careful
             for part in self._narrowing.split(batch, plan.keys[batch.ids]) if careful else (batch,):
                 self._beat()
                 transaction.sent.append(part.sent(first))
                 transaction.accepted += self._writer.send(part, first_id=first, careful=careful)
-        for topic, target in plan.targets.items():
-            if topic not in transaction.targets or transaction.targets[topic].takes_less_than(target):
-                transaction.targets[topic] = target
-        transaction.counts.lateness_ms.append(self._clock.now_ms() - plan.due)
-        if plan.traced:
-            transaction.traced.append((self._clock.now_ms(), plan.traced))
+        transaction.produced(plan, self._clock.now_ms())
 
     # -- ending a transaction
 
     def _commit(self, store: TimerStore, transaction: OpenTransaction) -> None:
         if transaction.accepted != transaction.planned:
-            raise _bug(
-                "records were lost between plan and client",
-                planned=transaction.planned,
-                accepted=transaction.accepted,
-                code="DB-7002",
-            )
-        transaction.states = self._next_states(store.sources, transaction.loan.progress())
+            lost = transaction.planned - transaction.accepted
+            raise bug("records were lost between plan and client", code="DB-7002", lost=lost)
+        transaction.states = transaction.leads_to(self._states, store.sources)
         if not transaction.states:
             if transaction.accepted:
-                raise _bug("a transaction has output, but moves no position", rows=transaction.rows, code="DB-7002")
+                raise bug("a transaction has output, but moves no position", code="DB-7002")
             transaction.rollback()
             self._narrowing.committed(0)
-            # Whatever made us look, there is nothing to do: look again later, not at once.
+            # Whatever the reason to look was, there is nothing to do: look again later, not at once.
             self._committed_s = self._clock.monotonic_s()
             self._pause(NOTHING_S)
             return
@@ -417,25 +394,6 @@ class Dispatcher:
         self._writer.commit(offsets, member.metadata, is_explained)
         self._acknowledge(transaction)
 
-    def _next_states(self, sources: Sources, progress: Mapping[int, Progress]) -> dict[SourceName, CommittedState]:
-        """The committed states that the transaction leads to. Raises InternalError when one would go back (I1)."""
-        result = {}
-        for source, new in progress.items():
-            name = sources.name(source)
-            state = self._states[name]
-            old = state.progress(name, sources)
-            if not new.includes(old, source):
-                raise _bug(
-                    "the committed state would go back",
-                    topic=name[0],
-                    partition=name[1],
-                    old=old,
-                    new=new,
-                    code="DB-7002",
-                )
-            result[name] = state.moved(new, sources)
-        return result
-
     def _acknowledge(self, transaction: OpenTransaction) -> None:
         transaction.acknowledge()
         self._planner.committed(transaction.traced, self._clock.now_ms())
@@ -445,42 +403,27 @@ class Dispatcher:
         self._committed_s = self._clock.monotonic_s()
         self._metrics.committed(transaction.counts, self._committed_s - transaction.opened_s)
 
-    def _give_up(self, transaction: OpenTransaction) -> Event | None:
-        """Abort, and put the rows back."""
+    def _give_up(self, transaction: OpenTransaction, *, leave: bool = False) -> Event | None:
+        """Abort, and put the rows back; `leave`: the abort may wait for a partition that does not answer."""
         try:
             if transaction.begun and not transaction.is_ended:
-                self._writer.abort()
+                (self._writer.leave if leave else self._writer.abort)()
         except Broken as broken:
             return self._after_break(broken, transaction)
         finally:
             transaction.rollback()
         return None
 
-    def _leave(self, transaction: OpenTransaction) -> Event | None:
-        """As `_give_up`, where an abort may wait for a partition that does not answer."""
-        try:
-            if transaction.begun and not transaction.is_ended and self._writer.leave():
-                return None
-        except Broken as broken:
-            return self._after_break(broken, transaction)
-        finally:
-            transaction.rollback()
-        return Event.PRODUCER_LOST
-
     def _after_abort(self, transaction: OpenTransaction, aborted: Aborted) -> Event | None:
         """Give up, and decide how the next attempt differs from this one."""
-        leaves = aborted.cause is Cause.TARGETS_WORSE
-        event = self._leave(transaction) if leaves else self._give_up(transaction)
+        cause, failure = aborted.cause, aborted.failure
+        event = self._give_up(transaction, leave=cause is Cause.TARGETS_WORSE)
         self._metrics.transaction_aborted()
-        failure = aborted.failure
-        log.warning(
-            "transaction-aborted",
-            cause=aborted.cause.value, code=failure.code, reason=failure.detail, rows=transaction.rows,
-        )  # fmt: skip
+        told = {"cause": cause.value, "code": failure.code, "reason": failure.detail}
+        log.warning("transaction-aborted", **told, rows=transaction.rows)
         if not self._narrowing.after(transaction, aborted):
             self._back_off()
-        # A batch that was refused leaves a gap in the client's sequence numbers, on which the next one stumbles.
-        return event if leaves or REMEDIES[aborted.cause].passes else Event.PRODUCER_LOST
+        return Event.PRODUCER_LOST if REMEDIES[cause].renews else event
 
     def _narrow(self, transaction: OpenTransaction, cause: Cause, failure: Failure) -> None:
         if not self._narrowing.narrow(transaction, cause, failure):
@@ -497,17 +440,15 @@ class Dispatcher:
         """The producer is gone: the next step makes another. Raises FencedError when it was fenced twice within a
         minute, and the age of the transaction does not explain it.
         """
-        failure, now_s = broken.failure, self._clock.monotonic_s()
-        age_s = 0.0 if transaction is None else now_s - transaction.opened_s
-        log.warning(
-            "producer-lost", code=failure.code, reason=failure.detail, is_indefinite=isinstance(broken, Indefinite)
-        )
+        failure, now_s, is_indefinite = broken.failure, self._clock.monotonic_s(), isinstance(broken, Indefinite)
+        log.warning("producer-lost", code=failure.code, reason=failure.detail, is_indefinite=is_indefinite)
         self._metrics.producer_rebuilt()
-        if broken.fenced_by is not None and self._budgets.is_timed_out(age_s):
-            log.warning(
-                "transaction-timed-out", open_s=round(age_s, 1), rows=0 if transaction is None else transaction.rows
-            )
-        elif broken.fenced_by is not None:
+        if broken.fenced_by is None:
+            return Event.PRODUCER_LOST
+        age_s, rows = (0.0, 0) if transaction is None else (now_s - transaction.opened_s, transaction.rows)
+        if self._budgets.is_timed_out(age_s):
+            log.warning("transaction-timed-out", open_s=round(age_s, 1), rows=rows)
+        else:
             # A transaction that outlived its time-out looks the same as a rival. A rival does it again.
             if self._fenced_s is not None and now_s - self._fenced_s < FENCED_AGAIN_S:
                 raise fenced(broken.fenced_by)
@@ -552,9 +493,3 @@ class Dispatcher:
 
     def _pause(self, seconds: float) -> None:
         self._life.pause(seconds)
-
-
-def _bug(message: str, *, code: str, **fields: object) -> InternalError:
-    return InternalError(
-        message, hint="This is a bug of the bridge; nothing was committed. Please report it.", code=code, **fields
-    )

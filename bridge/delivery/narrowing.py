@@ -84,13 +84,19 @@ class Next(Enum):
 @dataclass(frozen=True, slots=True)
 class Remedy:
     """What the next attempt needs after a cause. `passes`: most likely nothing of ours is the reason, and the producer
-    is as good as before; else the next attempt has a new one, and nothing that fell due later. `waits`: it is not made
-    at once.
+    is as good as before; else nothing that fell due later is in the next attempt. `waits`: it is not made at once.
     """
 
     next: Next
     passes: bool = False
     waits: bool = False
+
+    @property
+    def renews(self) -> bool:
+        """Whether it needs a new producer: a batch that was refused leaves a gap in the sequence numbers of the client,
+        on which the next one stumbles. (Another one is in use already where targets had become worse.)
+        """
+        return not self.passes and self.next is not Next.PLANNED_ANEW
 
 
 REMEDIES: Final[Mapping[Cause, Remedy]] = {

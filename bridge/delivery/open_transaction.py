@@ -1,46 +1,23 @@
-"""One transaction under way, and the seam of the metrics."""
+"""One transaction under way: what was taken, planned and sent, and what it leads to."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
 from bridge.delivery.plan.due_rows import Sent
+from bridge.delivery.plan.planner import Plan
 from bridge.delivery.plan.spans import Delivery
 from bridge.delivery.producer.writer import FailedRow, Failure
 from bridge.delivery.targets.target import Target
+from bridge.errors import InternalError
 from bridge.telemetry.counts import Counts
 from bridge.wire.committed_state import CommittedState
 from timerstore.operations.transaction import Transaction
 from timerstore.rows.position import Int64s
-from timerstore.rows.sources import SourceName
-
-
-class DispatchMetrics(Protocol):
-    """What is used of `metrics.Metrics`."""
-
-    def committed(self, counts: Counts, seconds: float) -> None:
-        """A transaction was committed, so long after it was begun."""
-        ...
-
-    def transaction_aborted(self) -> None:
-        """Rolled back."""
-        ...
-
-    def partitions_held(self, count: int) -> None:
-        """So many partitions of delay topics are held."""
-        ...
-
-    def clock_step_refused(self) -> None:
-        """The clock was set back once more than the committed metadata has room for."""
-        ...
-
-    def producer_rebuilt(self) -> None:
-        """A new producer took the place of a lost one."""
-        ...
+from timerstore.rows.sources import SourceName, Sources
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +52,25 @@ class OpenTransaction:
     """When they were produced (ms), and the messages that get a span."""
     states: dict[SourceName, CommittedState] = field(default_factory=dict)
 
+    def add(self, plan: Plan) -> int:
+        """Rows that were planned. Returns the number within the transaction of the first of them."""
+        first = self.rows
+        self.keys.append(plan.keys)
+        self.rows += len(plan.keys)
+        self.bytes += plan.bytes
+        self.planned += plan.records
+        self.counts += plan.counts
+        return first
+
+    def produced(self, plan: Plan, now_ms: int) -> None:
+        """The plan's records were handed to the client."""
+        for topic, target in plan.targets.items():
+            if topic not in self.targets or self.targets[topic].takes_less_than(target):
+                self.targets[topic] = target
+        self.counts.lateness_ms.append(now_ms - plan.due)
+        if plan.traced:
+            self.traced.append((now_ms, plan.traced))
+
     def failed_records(self, rows: Mapping[int, FailedRow]) -> dict[int, FailedRecord]:
         """Failed rows, by number within the transaction, as packed (source, offset) -> failed record."""
         keys = np.concatenate(self.keys) if self.keys else np.empty(0, np.int64)
@@ -89,6 +85,19 @@ class OpenTransaction:
         """Topics and partitions that records were sent to; -1 for those that the partitioner chose."""
         return {place for sent in self.sent for place in sent.places()}
 
+    def leads_to(
+        self, states: Mapping[SourceName, CommittedState], sources: Sources
+    ) -> dict[SourceName, CommittedState]:
+        """The committed states after it. Raises InternalError when one would go back (I1)."""
+        result = {}
+        for source, new in self.loan.progress().items():
+            name = sources.name(source)
+            old = states[name].progress(name, sources)
+            if not new.includes(old, source):
+                raise bug("the committed state would go back", code="DB-7002", source=name, old=old, new=new)
+            result[name] = states[name].moved(new, sources)
+        return result
+
     def acknowledge(self) -> None:
         """The commit is known."""
         self.is_ended = True
@@ -99,3 +108,9 @@ class OpenTransaction:
         if not self.is_ended:
             self.is_ended = True
             self.loan.rollback()
+
+
+def bug(message: str, *, code: str, **fields: object) -> InternalError:
+    """A promise of delivery to itself is broken; nothing was committed."""
+    hint = "This is a bug of the bridge; nothing was committed. Please report it."
+    return InternalError(message, hint=hint, code=code, **fields)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from bridge.delivery.dispatcher import Dispatcher
-from bridge.delivery.open_transaction import DispatchMetrics
 from bridge.delivery.plan.backoff import RetryPolicy
 from bridge.delivery.plan.overdue import OverduePolicy
 from bridge.delivery.plan.planner import Planner
@@ -20,6 +19,7 @@ from bridge.errors import BridgeError
 from bridge.kafka.membership import Ownership
 from bridge.settings.clients import librdkafka
 from bridge.settings.model import Settings
+from bridge.telemetry.metrics import Metrics
 from timerstore.clock import Clock
 
 
@@ -30,7 +30,7 @@ def make_dispatcher(
     tracer: OpenTelemetry | None,
     *,
     clock: Clock,
-    metrics: DispatchMetrics,
+    metrics: Metrics,
     on_fatal: Callable[[BridgeError], None],
     repair: MarkerRepair,
     beat: Callable[[], None],

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from confluent_kafka import Producer
 
@@ -31,6 +31,7 @@ from bridge.settings.model import Settings
 from bridge.start.facts import gather as gather_facts
 from bridge.start.facts import plan_start
 from bridge.telemetry.counts import Counts
+from bridge.telemetry.metrics import Metrics
 from bridge.wire.committed_state import CommittedState
 from bridge.wire.decode_epochs import DecodeParameters
 from dev.harness.waiting import wait_until
@@ -194,7 +195,7 @@ class Rig:
             membership=self.ownership.membership,
             read_committed=self.ownership.read_committed_states,
             clock=self.clock,
-            metrics=self.tally,
+            metrics=cast(Metrics, self.tally),
             on_fatal=self.fatal.append,
             transaction_rows=transaction_rows,
         )

@@ -72,8 +72,8 @@ class Interfering:
         self.given_up += 1
         self.writer.abort()
 
-    def leave(self) -> bool:
-        return self.writer.leave()
+    def leave(self) -> None:
+        self.writer.leave()
 
     def close(self) -> None:
         self.writer.close()

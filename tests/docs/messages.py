@@ -30,7 +30,7 @@ CLASSES: Final = {
     for leaf in (*base.__subclasses__(), store_errors.DiskFull)
 }
 AROUND: Final = {
-    "_bug": (0, "{}"),
+    "bug": (0, "{}"),
     "_failure": (0, "cannot {}: …"),
     "_result": (1, "cannot {}: …"),
     "_unless_missing": (1, "cannot {}: …"),

@@ -32,6 +32,7 @@ from bridge.errors import BridgeError, EnvironmentFailure, FencedError
 from bridge.kafka.errors import MEANINGS, Fault, Refusal
 from bridge.kafka.membership import Membership
 from bridge.settings.time_budgets import TimeBudgets
+from bridge.telemetry.metrics import Metrics
 from bridge.wire import headers as h
 from bridge.wire.committed_state import CommittedState, decode_metadata, initial_state
 from bridge.wire.decode_epochs import DecodeParameters
@@ -275,7 +276,7 @@ class DispatchRig:
             membership=self.membership,
             read_committed=self.read_committed,
             clock=self.clock,
-            metrics=self.tally,
+            metrics=cast(Metrics, self.tally),
             on_fatal=lambda error: None,
             transaction_rows=self.transaction_rows,
             budgets=self.budgets,

@@ -68,7 +68,6 @@ class AcknowledgedWriter(Sender):
         """What was sent cannot be taken back; the client's queue can. A record may be repeated."""
         self.open()
 
-    def leave(self) -> bool:
+    def leave(self) -> None:
         """As `abort`, which waits for nothing."""
         self.open()
-        return True

@@ -200,7 +200,7 @@ class TransactionalWriter(Sender):
             raise Broken(aborted.failure) from None
         self._serve(self._client().poll, 0)
 
-    def leave(self) -> bool:
+    def leave(self) -> None:
         """Go on under another id while this one is aborted in the background: the brokers take nothing more under it
         before every partition has the transaction's end. Where no other one is ready yet (soon after a start), the one
         that is ready first goes on, be it this one. Raises Broken.
@@ -216,7 +216,6 @@ class TransactionalWriter(Sender):
             raise Broken(HELD_UP)
         log.warning("transactional-id-left", id=left.name, for_id=spare.name)
         self._use(spare)
-        return True
 
     def _step(self, call: Callable[[], None], deadline_s: float) -> None:
         """Repeat a call while the client says that it may be repeated, until the deadline."""

@@ -171,9 +171,9 @@ class Writer(Protocol):
         """Give up what was sent. Raises Broken when that cannot be done: a new producer will."""
         ...
 
-    def leave(self) -> bool:
-        """As `abort`, where a partition does not answer: without waiting for what may wait for that partition. Returns
-        whether the producer is another one now. Raises Broken.
+    def leave(self) -> None:
+        """As `abort`, where a partition does not answer: without waiting for what may wait for that partition. The
+        producer is another one afterwards. Raises Broken.
         """
         ...
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import pytest
 
@@ -254,7 +254,7 @@ def dispatching(bench: Bench, *, opens: Callable[[], None], waits: Callable[[], 
         membership=lambda: Membership(partitions=frozenset(), revocations=0, metadata=None),
         read_committed=lambda _: {},
         clock=bench.clock,
-        metrics=Tally(),
+        metrics=cast(Metrics, Tally()),
         on_fatal=fatal,
         beat=bench.hearts.watch("dispatcher", CALLS_S),
     )
