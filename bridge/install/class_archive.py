@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 
@@ -29,7 +28,6 @@ from bridge.errors import BridgeError, EnvironmentFailure
 from bridge.ingest.decode import decode
 from bridge.install import connector
 from bridge.settings.model import Settings
-from bridge.spark import segments as dequeue
 from bridge.spark import session as spark
 from bridge.start.roll_window import TopicLimits, decode_parameters
 from bridge.wire.decode_epochs import DecodeEpoch, DecodeEpochs
@@ -87,11 +85,7 @@ def _exercise(session: SparkSession, settings: Settings) -> None:
     epochs: DecodeEpochs = (DecodeEpoch(offset=0, parameters=decode_parameters(settings, TOPIC, TopicLimits())),)
     all_epochs = {(TOPIC, 0): epochs}
     numbers = session.readStream.format("rate").option("rowsPerSecond", 20).load()
-    table = _stream(decode(numbers.selectExpr(*RECORDS), all_epochs))
-    with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory, "segment.parquet")
-        pq.write_table(table, path)
-        session.read.schema(dequeue.SCHEMA).parquet(str(path)).where("at > 0").toArrow()
+    _stream(decode(numbers.selectExpr(*RECORDS), all_epochs))
     source = {
         "kafka.bootstrap.servers": NOBODY,
         "kafka.default.api.timeout.ms": "300",

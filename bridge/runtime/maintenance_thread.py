@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-import pyarrow as pa
 import structlog
 
 from bridge.errors import BridgeError, EnvironmentFailure, InternalError
@@ -19,8 +18,7 @@ from bridge.telemetry.heartbeats import DISK_BYTES_PER_S, SPARK_S, Beat, unwatch
 from bridge.telemetry.metrics import Metrics
 from timerstore.clock import Clock
 from timerstore.errors import Closed, Corrupt, DiskFailure, DiskFull
-from timerstore.log import segment
-from timerstore.log.timerlog import Window
+from timerstore.log.timerlog import read_window
 from timerstore.operations import recovery
 from timerstore.store import TimerStore
 
@@ -38,14 +36,13 @@ log = structlog.get_logger("bridge.runtime.maintenance_thread")
 
 
 class MaintenanceThread:
-    """Runs `store.maintenance` until stopped. `gather` reads a window's segments; `on_corrupt` asks for a rebuild;
-    `beat` is called before each piece of work, also when there is nothing to do."""
+    """Runs `store.maintenance` until stopped. `on_corrupt` asks for a rebuild; `beat` is called before each piece of
+    work, also when there is nothing to do."""
 
     def __init__(
         self,
         *,
         store: TimerStore,
-        gather: Callable[[Window], pa.Table],
         clock: Clock,
         metrics: Metrics,
         on_corrupt: Callable[[], None],
@@ -53,7 +50,6 @@ class MaintenanceThread:
         beat: Beat = unwatched,
     ) -> None:
         self._store = store
-        self._gather = gather
         self._clock = clock
         self._metrics = metrics
         self._on_corrupt = on_corrupt
@@ -160,7 +156,7 @@ class MaintenanceThread:
             window = maintenance.compaction_window(self._clock.now_ms())
             if window is not None:
                 self._beat()
-                maintenance.compact(window, self._read(window))
+                maintenance.compact(window, read_window(window, self._store.sources))
         except DiskFull as full:
             # It would free room, and needs some first. Nothing else has to wait for it.
             log.warning("compaction-put-off", reason=full.message, hint=full.hint)
@@ -180,19 +176,10 @@ class MaintenanceThread:
         if window is None:
             return False
         began_s = self._clock.monotonic_s()
-        admitted = self._store.wheel.admit(window, self._read(window))
+        admitted = self._store.wheel.admit(window, read_window(window, self._store.sources))
         self._metrics.observe_window(self._clock.monotonic_s() - began_s)
         log.debug("window-loaded", segments=len(window.segments), until_ms=window.upper.at_ms, admitted=admitted)
         return True
-
-    def _read(self, window: Window) -> pa.Table:
-        try:
-            return self._gather(window)
-        except BridgeError:
-            # Spark does not say which file it stumbled over. Corrupt is raised here if one fails its checksums.
-            for damaged in window.segments:
-                segment.read_rows(damaged)
-            raise
 
     def _flush(self) -> None:
         self._beat(self._flush_budget_s)

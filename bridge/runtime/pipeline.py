@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-import pyarrow as pa
 import structlog
 from pyspark.sql import SparkSession
 
@@ -31,7 +30,6 @@ from bridge.runtime.gauges import Lag
 from bridge.runtime.maintenance_thread import MaintenanceThread
 from bridge.settings.clients import java
 from bridge.settings.model import Settings
-from bridge.spark.segments import gather as gather_window
 from bridge.start.facts import gather, plan_start
 from bridge.start.first_commits import StartFacts, StartPlan
 from bridge.start.index import as_bridge_errors, find_index, open_index
@@ -43,7 +41,6 @@ from bridge.telemetry.metrics import Metrics
 from bridge.telemetry.progress_bar import LongWork
 from timerstore.clock import Clock
 from timerstore.errors import TimerStoreError
-from timerstore.log.timerlog import Window
 from timerstore.operations import recovery
 from timerstore.operations.recovery import Found
 from timerstore.rows.sources import SourceName
@@ -238,12 +235,8 @@ class Pipeline:
 
     def _make_maintenance(self, store: TimerStore) -> MaintenanceThread:
         context = self._context
-
-        def read(window: Window) -> pa.Table:
-            return gather_window(context.spark, store.sources, window)
-
         return MaintenanceThread(
-            store=store, gather=read, clock=context.clock, metrics=context.metrics,
+            store=store, clock=context.clock, metrics=context.metrics,
             on_corrupt=context.on_rebuild, on_fatal=context.on_fatal, beat=context.hearts.watch(MAINTENANCE, SPARK_S),
         )  # fmt: skip
 

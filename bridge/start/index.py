@@ -21,7 +21,7 @@ from timerstore.rows.sources import SourceName
 from timerstore.store import TimerStore
 
 WINDOW_BYTES_MAX: Final = 40 << 20
-"""A gathered window is in memory up to three times for a moment: in the JVM, as it came, and sorted."""
+"""A window that is read is in memory twice for a moment: as it came, and sorted."""
 
 log = structlog.get_logger("bridge.start.index")
 

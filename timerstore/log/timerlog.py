@@ -10,9 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pyarrow as pa
 
-from timerstore.log.segment import Segment
+from timerstore.log.segment import Segment, read_rows
+from timerstore.memory.sorted_runs import select
+from timerstore.rows.entry import ENTRY
 from timerstore.rows.position import Bools, Position, Progress, at_or_below, order_by_position
+from timerstore.rows.sources import Sources
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -96,3 +100,19 @@ class TimerLog:
     def _touched(self, lower: Position, upper: Position) -> list[tuple[Segment, Bools]]:
         touched = [(segment, segment.groups_between(lower, upper)) for segment in self._segments]
         return [(segment, mask) for segment, mask in touched if mask.any()]
+
+
+def read_window(window: Window, sources: Sources) -> pa.Table:
+    """The rows of a window as `entry.ENTRY`, in no order. Raises Corrupt, DiskFailure.
+
+    Only row groups that may have some are read, one at a time: what lies outside the window is in memory for no more
+    than one of them.
+    """
+    tables = [ENTRY.empty_table()]
+    for segment in window.segments:
+        for group in np.flatnonzero(segment.groups_between(window.lower, window.upper)).tolist():
+            table = read_rows(segment, [group])
+            rows = select(table, sources)
+            inside = rows.row[rows.at_or_below(window.upper) & ~rows.at_or_below(window.lower)]
+            tables.append((table if len(inside) == len(table) else table.take(pa.array(inside))).cast(ENTRY))
+    return pa.concat_tables(tables)

@@ -7,7 +7,7 @@ half of it is dead and what lives in it will stay for long: disk use follows wha
 
 One compaction is under way at a time, a window after the other, so that hot windows and flushes come in between:
 
-    window -> gather (the caller's: a Spark job) -> take -> window -> ... -> close
+    window -> read (by the caller) -> take -> window -> ... -> close
 
 What it reads are immutable files which nobody removes meanwhile. What it has written is a temporary file until `close`;
 a crash leaves it to the next opening, which removes it. Rows of partitions that another instance has are kept as they

@@ -1,4 +1,4 @@
-"""Entry tables for tests of the store, and a gather without Spark."""
+"""Entry tables for tests of the store, and what a window may be read as."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def entries(records: Sequence[Record]) -> pa.Table:
 
 
 def gather(window: Window) -> pa.Table:
-    """What the Spark job reads for a window: the rows of its row groups, unfiltered."""
+    """The rows of a window's row groups, unfiltered: admitting them leaves out what lies outside."""
     tables = []
     for segment in window.segments:
         groups = segment.groups_between(window.lower, window.upper).nonzero()[0].tolist()

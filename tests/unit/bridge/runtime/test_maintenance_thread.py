@@ -44,7 +44,6 @@ class Bench:
         self.budgets: list[float | None] = []
         self.maintenance = MaintenanceThread(
             store=self.rig.store,
-            gather=gather,
             clock=self.clock,
             metrics=Metrics(),
             on_corrupt=lambda: self.corrupt.append("corrupt"),

@@ -342,24 +342,21 @@ def query(bench: Bench, _: Path) -> Iterator[Case]:
 
 @contextmanager
 def maintenance(bench: Bench, _: Path) -> Iterator[Case]:
-    """Waits for a window that Spark does not gather."""
-    window = SimpleNamespace(segments=(), upper=SimpleNamespace(at_ms=0))
+    """Waits for a disk that does not answer."""
     maintenance = SimpleNamespace(
-        next_window=lambda _: None if bench.gate.is_open else window,
-        admit=lambda *_: 0,
         flush_due=lambda _: False,
         reclaim=lambda _: None,
         compaction_window=lambda _: None,
     )
     store: Any = SimpleNamespace(
         maintenance=maintenance,
+        wheel=SimpleNamespace(next_window=bench.gate),
         stats=lambda: SimpleNamespace(memtable_bytes=1, segments=0),
         timerlog=(),
         limits=SimpleNamespace(flush_bytes=1 << 20, ready_rows_bytes=1 << 20, segment_bytes_max=1 << 20),
     )
     made = MaintenanceThread(
         store=store,
-        gather=bench.gate,
         clock=bench.clock,
         metrics=Metrics(),
         on_corrupt=lambda: None,
@@ -526,11 +523,11 @@ def test_a_flush_has_the_time_that_a_slow_disk_needs(bench: Bench) -> None:
     """All that may be in memory, at a megabyte a second."""
     gate = Gate()
     limits = SimpleNamespace(flush_bytes=128 << 20, ready_rows_bytes=256 << 20, segment_bytes_max=1 << 30)
-    maintenance = SimpleNamespace(next_window=lambda _: None, flush_due=lambda _: True, flush=gate)
-    store: Any = SimpleNamespace(maintenance=maintenance, limits=limits)
+    maintenance = SimpleNamespace(flush_due=lambda _: True, flush=gate)
+    wheel = SimpleNamespace(next_window=lambda _: None)
+    store: Any = SimpleNamespace(maintenance=maintenance, wheel=wheel, limits=limits)
     made = MaintenanceThread(
         store=store,
-        gather=gate,
         clock=bench.clock,
         metrics=Metrics(),
         on_corrupt=lambda: None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from tests.unit.timerstore.rig import IDENTITY
 from timerstore.disk.checkpoint import Identity, NamedFile
 from timerstore.errors import Corrupt
 from timerstore.log.segment import Segment, read, read_rows, write
-from timerstore.log.timerlog import TimerLog
+from timerstore.log.timerlog import TimerLog, Window, read_window
 from timerstore.memory.sorted_runs import RowRefs
 from timerstore.rows.entry import ENTRY, payload_of
 from timerstore.rows.position import AT_MAX, OFFSET_MAX, ORIGIN, Position, Progress, end_of, pack
@@ -191,6 +192,21 @@ def test_a_window_inside_one_millisecond_reads_only_its_row_groups(tmp_path: Pat
     segment = written(tmp_path, [Record("delay", 0, i, 5_000) for i in range(100)])
     groups = segment.groups_between(Position(5_000, 0, 20), Position(5_000, 0, 31)).nonzero()[0].tolist()
     assert groups == [5, 6, 7]
+
+
+def test_a_window_is_read_as_its_rows_and_no_others(tmp_path: Path) -> None:
+    """Of every segment, also where it begins or ends within a millisecond, and within a row group."""
+    log = TimerLog()
+    log.add(written(tmp_path / "a", RECORDS[::2]))
+    log.add(written(tmp_path / "b", RECORDS[1::2]))
+    corners = [ORIGIN, Position(1_010, 0, 8), Position(1_010, 1, 22), Position(1_035, 0, 0), end_of(2_000)]
+    for lower, upper in pairwise(corners):
+        window = Window(lower=lower, upper=upper, segments=log.segments_between(lower, upper))
+        found = read_window(window, SOURCES)
+        assert found.schema == ENTRY
+        keys = [(row["at"], row["topic"], row["partition"], row["offset"]) for row in found.to_pylist()]
+        assert sorted(keys) == offsets_between(log, lower, upper)
+    assert len(read_window(Window(lower=ORIGIN, upper=end_of(999), segments=()), SOURCES)) == 0
 
 
 def test_windows_get_through_everything_within_their_budget(tmp_path: Path) -> None:
