@@ -3,8 +3,8 @@
     attempt failed   1     2     3     ...   10     11     ...   15     16
     tried again in   1 s   2 s   4 s   ...   512 s  600 s  ...   600 s  never: dead letter      (the defaults, 67 min)
 
-Each wait is shortened by up to a quarter, by a hash of the record's partition and offset: what failed together does
-not come back together, and a rehearsal gives the same times.
+Each wait is shortened by up to a quarter, by a hash of the record's partition and offset: records that failed together
+do not come back together, and a rehearsal gives the same times.
 """
 
 from __future__ import annotations

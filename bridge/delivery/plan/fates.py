@@ -30,7 +30,7 @@ every row has exactly one at any time.
                                  a record that decoding rejected                    HOLD      dead-letter-topic
 
 A copy is possible where the delay topic takes records of its size. What needs a partition that takes nothing now, and
-has no other way, is *unwritable*: `unwritable` names its source, which is held (held_sources.py).
+has no other way, is *unwritable*: its source is held (held_sources.py).
 """
 
 from __future__ import annotations
@@ -191,24 +191,32 @@ class OwnTopics:
     """What the delay topics of some rows, and their dead-letter topics, take now."""
 
     def __init__(
-        self, rows: DueRows, topics: Mapping[str, tuple[Target, Target]], findings: Findings, limits: SizeLimits
+        self,
+        rows: DueRows,
+        known: Mapping[str, Target],
+        letter_topics: Mapping[str, str],
+        findings: Findings,
+        limits: SizeLimits,
     ) -> None:
-        """`topics` are, by the name of the delay topic, itself and its dead-letter topic."""
+        """`known` has both, by name; `letter_topics` is the name of the second by that of the first."""
         self._rows = rows
         self._findings = findings
-        self.topics = topics
+        self._known = known
+        self._letter_topics = letter_topics
         size = len(rows.sources)
         self.is_down: Bools = np.zeros(size, dtype=np.bool_)
         """Whether a source's own partition takes nothing now; bool by index, as the others."""
-        self.has_letters: Bools = np.ones(size, dtype=np.bool_)
-        """Whether its dead-letter topic takes something."""
+        self._has_letters: Bools = np.ones(size, dtype=np.bool_)
         self._takes_letters: Bools = np.ones(size, dtype=np.bool_)
         self._copy_bytes_max: Int64s = np.zeros(size, dtype=np.int64)
-        for source in np.unique(rows.source).tolist():
+        sources = np.unique(rows.source).tolist()
+        self.chunk_bytes = limits.chunk_bytes(known[rows.sources.name(source)[0]] for source in sources)
+        """Bytes of the largest batch that the delay topics take, where that is less than the producer's."""
+        for source in sources:
             name, partition = rows.sources.name(source)
-            topic, letters = topics[name]
+            topic, letters = known[name], known[letter_topics[name]]
             self.is_down[source] = topic.is_down(partition)
-            self.has_letters[source] = letters.refusal is None or letters.is_unanswered
+            self._has_letters[source] = letters.refusal is None or letters.is_unanswered
             self._takes_letters[source] = letters.is_well or letters.is_unanswered
             is_lasting = topic.refusal is not None and topic.refusal.reason in _LASTING
             self._copy_bytes_max[source] = 0 if is_lasting else limits.record_bytes(topic)
@@ -230,6 +238,26 @@ class OwnTopics:
         """Which of the rows can become dead letters; bool[m]."""
         taken: Bools = self._takes_letters[self._rows.source[ids]]
         return taken & ~_named(self._rows.keys[ids], self._findings.no_letter)
+
+    def unwritable(self, fates: Fates, forwards: Forwards) -> dict[int, Unwritable]:
+        """Sources of rows that need a partition which takes nothing now, by index, with the places that they wait for."""
+        rows = self._rows
+        found = {
+            source: Unwritable(refusal=Refusal(RejectReason.TARGET_UNAVAILABLE, text))
+            for source, text in forwards.unknown.items()
+        }
+        places = forwards.places()
+        for source in np.unique(rows.source[fates.ids(Fate.ROLL, Fate.RETRY, Fate.HOLD)]).tolist():
+            places.setdefault(source, set()).add(rows.sources.name(source))
+        dead = rows.source[fates.ids(Fate.LETTER)]
+        for source in np.unique(dead[~self._has_letters[dead]]).tolist():
+            places.setdefault(source, set()).add((self._letter_topics[rows.sources.name(source)[0]], EVERY))
+        for source, wanted in places.items():
+            down = next(((topic, number) for topic, number in wanted if self._known[topic].is_down(number)), None)
+            if down is not None:
+                refusal = Refusal(RejectReason.TARGET_UNAVAILABLE, f"{down[0]}-{down[1]} takes nothing now")
+                found[source] = Unwritable(refusal=refusal, places=frozenset(wanted))
+        return found
 
 
 # -- the passes --------------------------------------------------------------------------------------------------------
@@ -374,30 +402,6 @@ def timed(rows: DueRows, fates: Fates, policy: RetryPolicy, now_ms: int) -> Fate
     at_ms = fates.at_ms.copy()
     at_ms[ids] = now_ms + policy.waits_ms(failures, rows.keys[ids])
     return replace(fates, at_ms=at_ms)
-
-
-def unwritable(
-    rows: DueRows, fates: Fates, own: OwnTopics, forwards: Forwards, letter_topics: Mapping[str, str]
-) -> dict[int, Unwritable]:
-    """Sources of rows that need a partition which takes nothing now, by index, with all places that they wait for."""
-    found = {
-        source: Unwritable(refusal=Refusal(RejectReason.TARGET_UNAVAILABLE, text))
-        for source, text in forwards.unknown.items()
-    }
-    places = {source: set(others) for source, others in forwards.places().items()}
-    for source in np.unique(rows.source[fates.ids(Fate.ROLL, Fate.RETRY, Fate.HOLD)]).tolist():
-        places.setdefault(source, set()).add(rows.sources.name(source))
-    dead = fates.ids(Fate.LETTER)
-    for source in np.unique(rows.source[dead][~own.has_letters[rows.source[dead]]]).tolist():
-        places.setdefault(source, set()).add((letter_topics[rows.sources.name(source)[0]], EVERY))
-    known = {name: topic for name, (topic, _) in own.topics.items()}
-    known |= {letter_topics[name]: letters for name, (_, letters) in own.topics.items()}
-    for source, wanted in places.items():
-        down = next(((topic, partition) for topic, partition in wanted if known[topic].is_down(partition)), None)
-        if down is not None:
-            refusal = Refusal(RejectReason.TARGET_UNAVAILABLE, f"{down[0]}-{down[1]} takes nothing now")
-            found[source] = Unwritable(refusal=refusal, places=frozenset(wanted))
-    return found
 
 
 def cut(rows: DueRows, fates: Fates, findings: Findings) -> frozenset[int]:

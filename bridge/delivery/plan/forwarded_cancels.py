@@ -1,19 +1,19 @@
-"""Cancels without a key: what they name may be in any partition, so they are sent on to all the others.
+"""Cancels without a key: the messages that they name may be in any partition, so they are forwarded to all the others.
 
 A producer sends a cancel with the key of its target, and the partitioner brings both together. Without a key they need
-not meet. The store does what it can in the partition that the cancel came to; the transaction that finishes the cancel
-then writes it to every other partition of the delay topic, with a header that says that it need not go any further.
+not meet. The store applies the cancel in its own partition; the transaction that finishes it then writes it to every
+other partition of the delay topic, with a header that says that it need not go any further.
 
 A timer without a key that replaces another is two entries from the beginning: itself, due when it is due, and a cancel
-at the same offset, which is due at once. So what it replaces in other partitions is gone before that is due.
+at the same offset, which is due at once. So what it replaces in other partitions is cancelled before it is due.
 
-Which partitions there are is asked when a cancel is sent on, since some may have been added that this bridge does not
-read yet, and producers may know of them earlier than its group does. What a cancel covers was written before it, hence
-to a partition that existed when it was read, and so is in the answer; in a partition that is added after the answer,
-everything is later than the cancel. (A broker that is asked may itself lag behind the controller, by milliseconds.)
+The number of partitions is asked for when a cancel is forwarded, since some may have been added that this bridge does
+not read yet, and producers may know of them earlier than its group does. What a cancel covers was written before it,
+hence to a partition that existed when it was read, and so is in the answer; in a partition that is added after the
+answer, everything is later than the cancel. (A broker may itself lag behind the controller, by milliseconds.)
 
-In an order across partitions Kafka promises nothing: what is sent without a key and with the same id *while* a cancel
-is on its way (some tenths of a second) may be cancelled by it. With a key nothing of this applies.
+Kafka promises no order across partitions: a record without a key and with the same id that is sent *while* a cancel is
+being forwarded (some tenths of a second) may be cancelled by it. With a key nothing of this applies.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from timerstore.rows.entry import Kind
 from timerstore.rows.sources import SourceName
 
 FORWARDED_BYTES: Final = 400
-"""Of a record that carries a cancel on, beside the id."""
+"""Size of a forwarded cancel, beside the id."""
 
 
 class Forwards:

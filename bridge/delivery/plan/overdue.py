@@ -1,4 +1,4 @@
-"""What is done about messages that have waited for the bridge: the overdue policy. Pure.
+"""The overdue policy: what is done about messages that have waited for the bridge. Pure.
 
 How long a message has waited is counted from its effective time, or from when it was written if that is later: a
 message sent with a due time in the past is not overdue, nor is a retry.
@@ -6,7 +6,7 @@ message sent with a due time in the past is not overdue, nor is a retry.
 After a downtime the position must pass everything that is overdue before it comes to what is due now, so what exceeds
 the catch-up rate cannot stay where it is: it is written back into the delay topic, each message with a time slot of its
 own, as many slots a second as the rate says. That is done once for each message and downtime, whatever the rate: in its
-slot a message is on time, and goes. Nothing else is rewritten, and what is due now waits for this sweep only.
+slot a message is on time. Nothing else is rewritten, and what is due now waits for this sweep only.
 
     rate 1000/s, 5,000 overdue at 12:00:00      1,000 at once, the others in slots up to 12:00:05, a millisecond apart
 """
@@ -21,21 +21,23 @@ import numpy as np
 from timerstore.rows.position import Bools, Int64s
 
 WAITED_MS_MAX: Final = 10_000
-"""Who has waited no longer than this is on time as far as the rate is concerned: a hiccup is not a downtime."""
+"""A message that has waited no longer than this does not count against the rate: a hiccup is not a downtime."""
 BURST_MS: Final = 1_000
-"""What has its slot within this goes at once: less to write, and the rate is meant by the second."""
+"""A message whose slot is within this is delivered at once: less to write, and the rate is meant by the second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverduePolicy:
-    """`give_up_ms`: who has waited longer becomes a dead letter (None: nobody); `rate`: messages a second (0: any)."""
+    """`give_up_ms`: a message that has waited longer becomes a dead letter (None: none does); `rate`: messages a second
+    (0: any).
+    """
 
     give_up_ms: int | None = None
     rate: int = 0
 
     @property
     def is_any(self) -> bool:
-        """Whether anything is done about overdue messages but to deliver them."""
+        """Whether overdue messages are treated otherwise than the rest."""
         return self.give_up_ms is not None or self.rate > 0
 
 
@@ -61,14 +63,14 @@ class CatchUp:
         return waited
 
     def given_up(self, waited_ms: Int64s) -> Bools:
-        """Who becomes a dead letter; bool[n]."""
+        """Which rows become dead letters; bool[n]."""
         if self.policy.give_up_ms is None:
             return np.zeros(len(waited_ms), dtype=np.bool_)
         over: Bools = waited_ms > self.policy.give_up_ms
         return over
 
     def is_behind(self, waited_ms: Int64s) -> Bools:
-        """Who counts against the rate; bool[n]."""
+        """Which rows count against the rate; bool[n]."""
         behind: Bools = (waited_ms > WAITED_MS_MAX) & (self.policy.rate > 0)
         return behind
 

@@ -1,7 +1,7 @@
 """Which partition of a target a record goes to, where some of them take nothing now. Pure.
 
-Usually the client's partitioner decides, and nobody asks. When a partition is down it has to be known beforehand: a
-record whose key belongs there waits, all others go on, and a record without a key goes to a partition that is up.
+Usually this is left to the client's partitioner. When a partition is down it has to be known beforehand: a record whose
+key belongs there waits, the others are delivered, and a record without a key goes to a partition that is up.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from timerstore.rows.position import Bools
 
 PARTITIONER: Final = "murmur2_random"
-"""The one that is understood here, and the bridge's default; with another one nobody can tell where a key goes."""
+"""The bridge's default, and the one that is known here; with another one the partition of a key is not known."""
 
 
 def place(

@@ -159,9 +159,9 @@ class Planner:
             fates = passes.given_up(rows, fates, own(), self._retry)
             fates = passes.letters_down(rows, fates, own())
             fates = passes.timed(rows, fates, self._retry, now_ms)
-            if unwritable := passes.unwritable(rows, fates, own(), forwards, self._letter_topics):
+            if unwritable := own().unwritable(fates, forwards):
                 raise Unplannable(unwritable)
-            chunk_bytes = self._limits.chunk_bytes(topic for topic, _ in own().topics.values())
+            chunk_bytes = own().chunk_bytes
         return Plan(
             rows=rows,
             fates=fates,
@@ -221,11 +221,9 @@ class Planner:
 
     def _own_topics(self, rows: DueRows, findings: Findings, known: dict[str, Target]) -> OwnTopics:
         """What the bridge's own topics take of these rows; added to `known`."""
-        used = {rows.sources.name(source)[0] for source in np.unique(rows.source).tolist()}
-        found = self._targets.resolve([*used, *(self._letter_topics[name] for name in used)])
-        known.update(found)
-        topics = {name: (found[name], found[self._letter_topics[name]]) for name in used}
-        return OwnTopics(rows, topics, findings, self._limits)
+        used = {name for name, _ in map(rows.sources.name, np.unique(rows.source).tolist())}
+        known.update(self._targets.resolve([*used, *(self._letter_topics[name] for name in used)]))
+        return OwnTopics(rows, known, self._letter_topics, findings, self._limits)
 
 
 def _counts(rows: DueRows, fates: Fates, deliveries: Sequence[TargetRows], forwards: Forwards) -> Counts:

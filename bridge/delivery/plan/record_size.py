@@ -1,8 +1,8 @@
 """How large a record is to a broker, to the byte. Pure.
 
 A topic's max.message.bytes bounds a record batch as the client sends it. `DueRows.sizes` and `copy_sizes` are upper
-bounds in whole columns, and enough for nearly all records; for those that are near a limit this counts what a batch of
-that record alone has (format 2: 61 bytes, then lengths as zigzag varints).
+bounds in whole columns, and enough for nearly all records; for those near a limit this counts the bytes of a batch of
+that record alone (format 2: 61 bytes, then lengths as zigzag varints).
 """
 
 from __future__ import annotations

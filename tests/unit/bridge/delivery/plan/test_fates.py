@@ -78,7 +78,8 @@ def mask(*rows: int, size: int) -> Bools:
 
 def own_topics(rows: DueRows, topic: Target = WELL, letters: Target = WELL, **found: Any) -> OwnTopics:
     """Both delay topics are like `topic`, their dead-letter topics like `letters`."""
-    return OwnTopics(rows, dict.fromkeys(LETTERS, (topic, letters)), Findings(**found), LIMITS)
+    known = dict.fromkeys(LETTERS, topic) | dict.fromkeys(LETTERS.values(), letters)
+    return OwnTopics(rows, known, LETTERS, Findings(**found), LIMITS)
 
 
 def told(fates: Fates) -> list[tuple[Fate, str | None]]:
@@ -319,7 +320,7 @@ def forwards_of(rows: DueRows, count: Callable[[str], int] = lambda _: 2) -> For
 def test_a_copy_has_one_place_to_go_to(fate: Fate) -> None:
     """Where that takes nothing its source is held; the sources of other partitions are not."""
     rows = due_rows(timer("delay", 0, 1, NOW, "orders"), timer("delay", 1, 2, NOW, "orders"))
-    found = passes.unwritable(rows, became(fate, 0, 1, rows=rows), own_topics(rows, HALF), forwards_of(rows), LETTERS)
+    found = own_topics(rows, HALF).unwritable(became(fate, 0, 1, rows=rows), forwards_of(rows))
     assert {source: set(why.places) for source, why in found.items()} == {0: {("delay", 0)}}
 
 
@@ -327,23 +328,23 @@ def test_a_dead_letter_without_a_topic_holds_its_source() -> None:
     """It waits for the topic, not for a partition of its own."""
     rows = timers(1)
     fates, own = became(Fate.LETTER, 0, rows=rows), own_topics(rows, letters=GONE)
-    found = passes.unwritable(rows, fates, own, forwards_of(rows), LETTERS)
+    found = own.unwritable(fates, forwards_of(rows))
     assert {source: set(why.places) for source, why in found.items()} == {0: {("delay.dlt", EVERY)}}
 
 
 def test_a_cancel_needs_every_other_partition() -> None:
-    """Where one takes nothing its source waits for it; where nobody says how many there are, for the time."""
+    """Where one takes nothing its source waits for it; where their number is not known, for the time."""
     here = due_rows(cancel(1))
     there = due_rows({**cancel(1), "partition": 1})
     fates = became(Fate.FORWARD, 0, rows=there)
-    assert not passes.unwritable(here, fates, own_topics(here, HALF), forwards_of(here), LETTERS)
-    found = passes.unwritable(there, fates, own_topics(there, HALF), forwards_of(there), LETTERS)
+    assert not own_topics(here, HALF).unwritable(fates, forwards_of(here))
+    found = own_topics(there, HALF).unwritable(fates, forwards_of(there))
     assert {source: set(why.places) for source, why in found.items()} == {1: {("delay", 0)}}
 
     def unknown(_: str) -> int:
         raise EnvironmentFailure("no answer", hint="Wait.")
 
-    found = passes.unwritable(here, fates, own_topics(here), forwards_of(here, unknown), LETTERS)
+    found = own_topics(here).unwritable(fates, forwards_of(here, unknown))
     assert {source: (set(why.places), why.refusal.detail) for source, why in found.items()} == {0: (set(), "no answer")}
 
 
