@@ -20,7 +20,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Final
 
 import numpy as np
-import structlog
 
 from bridge.delivery.plan.copies import to_sources
 from bridge.delivery.plan.due_rows import Batch, DueRows, Ids, chunks
@@ -40,11 +39,21 @@ _COLUMNS: Final = ("kind", "origin", "ts", "due", "reason", "target", "target_pa
 Letter = tuple[bytes | None, bytes | None, HeaderList]
 """Value, key and headers."""
 
-log = structlog.get_logger("bridge.delivery.plan.dead_letters")
+Report = Callable[[Where, str], None]
+"""Is called for each plain letter: of which record it is, and what went wrong."""
+
+
+def _unreported(where: Where, detail: str) -> None:
+    """The letter says it."""
 
 
 def dead_letters(
-    rows: DueRows, ids: Ids, refused: Mapping[int, Refusal], topic_of: Mapping[str, str], cut: Collection[int] = ()
+    rows: DueRows,
+    ids: Ids,
+    refused: Mapping[int, Refusal],
+    topic_of: Mapping[str, str],
+    cut: Collection[int] = (),
+    report: Report = _unreported,
 ) -> Iterator[Batch]:
     """Dead letters of the rows `ids`: rejects, `refused` ones (why, by row), and held ones that are released.
 
@@ -53,7 +62,7 @@ def dead_letters(
     """
     for chunk in chunks(rows.sizes[ids]):
         chosen = ids[chunk]
-        letters, unreadable = _letters(rows, chosen, refused, cut)
+        letters, unreadable = _letters(rows, chosen, refused, cut, report)
         topics = _topics(rows, chosen, topic_of)
         for topic in dict.fromkeys(topics):
             mine = [i for i, name in enumerate(topics) if name == topic]
@@ -67,11 +76,13 @@ def dead_letters(
             )
 
 
-def held(rows: DueRows, ids: Ids, topic_of: Mapping[str, str], at_ms: Int64s) -> Iterator[Batch]:
+def held(
+    rows: DueRows, ids: Ids, topic_of: Mapping[str, str], at_ms: Int64s, report: Report = _unreported
+) -> Iterator[Batch]:
     """Copies of the rejects `ids` that become dead letters at `at_ms` int64[m]."""
     for chunk in chunks(rows.sizes[ids]):
         chosen = ids[chunk]
-        letters, _ = _letters(rows, chosen, {}, ())
+        letters, _ = _letters(rows, chosen, {}, (), report)
         columns = rows.column("origin", chosen), rows.column("ts", chosen), _topics(rows, chosen, topic_of)
         headers: list[HeaderList] = [
             [
@@ -106,7 +117,7 @@ def _topics(rows: DueRows, ids: Ids, topic_of: Mapping[str, str]) -> list[str]:
 
 
 def _letters(
-    rows: DueRows, ids: Ids, refused: Mapping[int, Refusal], cut: Collection[int]
+    rows: DueRows, ids: Ids, refused: Mapping[int, Refusal], cut: Collection[int], report: Report
 ) -> tuple[list[Letter], dict[int, str]]:
     """The letters of the rows; and of those that are plain ones, by row, the reason that each would have had. Which row
     it is that cannot be made into a letter, only one at a time can tell.
@@ -117,12 +128,12 @@ def _letters(
         raise
     except Exception as error:  # noqa: BLE001 - whatever it is, the other rows go on
         if len(ids) == 1:
-            letter, reason = _plain(rows, int(ids[0]), error, refused)
+            letter, reason = _plain(rows, int(ids[0]), error, refused, report)
             return [letter], {int(ids[0]): reason}
     letters: list[Letter] = []
     unreadable: dict[int, str] = {}
     for i in range(len(ids)):
-        mine, plain = _letters(rows, ids[i : i + 1], refused, cut)
+        mine, plain = _letters(rows, ids[i : i + 1], refused, cut, report)
         letters += mine
         unreadable |= plain
     return letters, unreadable
@@ -158,7 +169,9 @@ def _headers(rows: DueRows, row: int, own: Headers, cells: Mapping[str, Any], re
     return list(h.dead_letter_headers(own, reason, detail, where))
 
 
-def _plain(rows: DueRows, row: int, error: Exception, refused: Mapping[int, Refusal]) -> tuple[Letter, str]:
+def _plain(
+    rows: DueRows, row: int, error: Exception, refused: Mapping[int, Refusal], report: Report
+) -> tuple[Letter, str]:
     """The letter of a row of which none can be made: what can be read of it, and what went wrong; and the reason that
     it would have had.
     """
@@ -170,7 +183,7 @@ def _plain(rows: DueRows, row: int, error: Exception, refused: Mapping[int, Refu
 
     detail = f"{type(error).__name__}: {error}"[:DETAIL_CHARS_MAX]
     where = Where(topic, partition, offset, cell("origin", offset), cell("ts", 0))
-    log.error("dead-letter-plain", topic=topic, partition=partition, offset=offset, reason=detail)
+    report(where, detail)
     own: Headers = _readable(lambda: _own(rows, ids)[0], [])
     if row in refused and cell("kind", None) == Kind.TIMER:
         own = [*own, *_control_headers({name: cell(name, None) for name in _COLUMNS})]

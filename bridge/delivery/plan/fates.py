@@ -240,7 +240,7 @@ class OwnTopics:
         return taken & ~_named(self._rows.keys[ids], self._findings.no_letter)
 
     def unwritable(self, fates: Fates, forwards: Forwards) -> dict[int, Unwritable]:
-        """Sources of rows that need a partition which takes nothing now, by index, with the places that they wait for."""
+        """Sources of rows that need a partition which takes nothing now, by index, and what they wait for."""
         rows = self._rows
         found = {
             source: Unwritable(refusal=Refusal(RejectReason.TARGET_UNAVAILABLE, text))

@@ -13,6 +13,7 @@ from functools import cache, lru_cache
 from typing import Final
 
 import numpy as np
+import structlog
 
 from bridge.delivery.plan import fates as passes
 from bridge.delivery.plan.backoff import RetryPolicy
@@ -28,6 +29,7 @@ from bridge.delivery.plan.spans import Delivery, OpenTelemetry
 from bridge.delivery.targets.cache import Targets
 from bridge.delivery.targets.target import Target
 from bridge.telemetry.counts import Counts
+from bridge.wire.headers import Where
 from timerstore.operations.transaction import Rows
 from timerstore.rows.position import Int64s
 from timerstore.rows.sources import Sources
@@ -37,6 +39,8 @@ ANY_TIME: Final = OverduePolicy()
 ANY_SIZE: Final = SizeLimits()
 PERMITTED_MAX: Final = 10_000
 """Answers of the allow-list that are kept; names come from headers."""
+
+log = structlog.get_logger("bridge.delivery.plan.planner")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -85,9 +89,9 @@ class Plan:
         failed = fates.count_attempts(ids)
         yield from copies(rows, ids, failed=failed, at_ms=fates.at_ms[ids], chunk_bytes=chunk_bytes)
         ids = fates.ids(Fate.HOLD)
-        yield from held(rows, ids, self.letter_topics, fates.at_ms[ids])
+        yield from held(rows, ids, self.letter_topics, fates.at_ms[ids], _report_plain)
         ids = fates.ids(Fate.LETTER)
-        yield from dead_letters(rows, ids, fates.refused(ids), self.letter_topics, self.cut)
+        yield from dead_letters(rows, ids, fates.refused(ids), self.letter_topics, self.cut, _report_plain)
         yield from self.forwards.batches()
 
 
@@ -224,6 +228,10 @@ class Planner:
         used = {name for name, _ in map(rows.sources.name, np.unique(rows.source).tolist())}
         known.update(self._targets.resolve([*used, *(self._letter_topics[name] for name in used)]))
         return OwnTopics(rows, known, self._letter_topics, findings, self._limits)
+
+
+def _report_plain(where: Where, detail: str) -> None:
+    log.error("dead-letter-plain", topic=where.topic, partition=where.partition, offset=where.offset, reason=detail)
 
 
 def _counts(rows: DueRows, fates: Fates, deliveries: Sequence[TargetRows], forwards: Forwards) -> Counts:
