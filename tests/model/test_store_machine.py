@@ -781,9 +781,9 @@ class StoreMachine(RuleBasedStateMachine):
     def bytes_are_exact(self) -> None:
         resident = self.store.state.resident
         for rows, count in (
-            (resident.ready.all(), resident.ready_rows_bytes),
+            (resident.ready.all(), resident.ready.bytes),
             (concat([resident.memtable.all(), resident.withheld.all()]), resident.memtable_bytes),
-            (resident.overtaken.all(), resident.overtaken_bytes),
+            (resident.overtaken.all(), resident.overtaken.bytes),
         ):
             assert resident.chunks.bytes_of(rows.chunk) == count
         total = sum(map(len, self.residents())) + len(self.store.state.rows_on_loan())

@@ -1,8 +1,8 @@
 """Chunks: the Arrow batches that resident rows point into, and the book-keeping of who still needs them.
 
-A row in memory is a reference (chunk, row); moving it between memtable, ready rows and late rows moves two integers. A
-chunk is dropped when its last row has left. What is known of every chunk is kept in vectors, so that a question about
-many rows (their bytes) is one indexing operation.
+A row in memory is a reference (chunk, row); moving it between memtable, ready rows and overtaken rows moves two
+integers. A chunk is dropped when its last row has left. What is known of every chunk is kept in vectors, so that a
+question about many rows (their bytes) is one indexing operation.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from timerstore.rows.position import Bools, Int64s
 
 ROW_REFERENCE_BYTES = 28
 """What a row costs beside its payload: at, seq (8 bytes each), chunk, row (4 each), and slack for merging."""
-
-
 SPARSE_SHARE = 4
 """A chunk of which less than one in so many rows is left is sparse."""
 
@@ -46,7 +44,7 @@ class Chunks:
         """Register a payload of which every row is live; returns the chunk's id."""
         chunk = self._free.pop() if self._free else len(self._payload)
         if chunk >= len(self.row_bytes):
-            self._grow(2 * chunk)
+            self.row_bytes, self._live = (np.r_[v, np.zeros_like(v)] for v in (self.row_bytes, self._live))
         self._payload[chunk] = payload
         size = payload.nbytes + (payload.num_rows - payload.column("id").null_count) * ID_BYTES
         self.row_bytes[chunk] = -(-size // max(1, payload.num_rows)) + ROW_REFERENCE_BYTES
@@ -81,10 +79,6 @@ class Chunks:
             mask[ids[most_first[before < rows_max]]] = True
         return mask
 
-    def payload(self, chunk: int) -> pa.RecordBatch:
-        """The payload batch of a chunk."""
-        return self._payload[chunk]
-
     def payloads(self, chunk: npt.NDArray[np.int32]) -> dict[int, pa.RecordBatch]:
         """The payloads of all chunks that occur, held by the caller for as long as it needs them."""
         return {c: self._payload[c] for c in np.unique(chunk).tolist()}
@@ -102,13 +96,6 @@ class Chunks:
         """Bytes of the rows with these chunk ids, every row taken for the mean of its chunk; exact in sums and
         differences."""
         return int(self.row_bytes[chunk].sum())
-
-    def _grow(self, size: int) -> None:
-        for name in ("row_bytes", "_live"):
-            old = getattr(self, name)
-            new = np.zeros(size, dtype=old.dtype)
-            new[: len(old)] = old
-            setattr(self, name, new)
 
 
 def materialize(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from timerstore.memory.chunks import Chunks
 from timerstore.memory.sorted_runs import EMPTY, RowRefs, concat
 from timerstore.rows.position import Bools, Int64s, offsets_of, sources_of
 
@@ -16,12 +17,18 @@ from timerstore.rows.position import Bools, Int64s, offsets_of, sources_of
 class Overtaken:
     """Rows by source and offset. Few at any time: a bound on them blocks ingest."""
 
-    def __init__(self) -> None:
+    def __init__(self, chunks: Chunks) -> None:
+        self._chunks = chunks
         self._rows: RowRefs = EMPTY
         self._starts: Int64s = np.empty(0, dtype=np.int64)
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    @property
+    def bytes(self) -> int:
+        """Of the rows, with their payloads."""
+        return self._chunks.bytes_of(self._rows.chunk)
 
     def insert(self, rows: RowRefs) -> None:
         """Add rows in any order."""

@@ -2,21 +2,21 @@
 over it.
 
     position:   finished ... P ......... ready rows ......... L ......... memtable .........
-                         late rows                              (and segments' rows, on disk)
+                       overtaken rows                           (and segments' rows, on disk)
 
-    late      at or below P of its source, and not finished: its offset is not covered by O yet
-    hot       above P, at or below the loaded frontier L: every pending row there is resident
-    memtable  above L, and not in a segment yet
-    withheld  above P of its source, below P of the others, of a source that is held; and not in a segment yet
+    overtaken  at or below P of its source, and not finished: its offset is not covered by O yet
+    ready      above P, at or below the loaded frontier L: every pending row there is resident
+    memtable   above L, and not in a segment yet
+    withheld   above P of its source, below P of the others, of a source that is held; and not in a segment yet
 
 A source is *held* while its partition of the delay topic takes nothing that a row of it needs (a roll, a retry): it
-keeps its own P, the others go on. What is due of it meanwhile is withheld. When it is
-released P goes back to the smallest one, and rows are loaded from there on again; what other sources have finished is
-left out by their own P, as after a start.
+keeps its own P, the others go on. What is due of it meanwhile is withheld. When it is released P goes back to the
+smallest one, and rows are loaded from there on again; what other sources have finished is left out by their own P, as
+after a start.
 
 A row is *stored*, in a segment that the checkpoint names, exactly when its offset lies below O_c of its source.
 
-No lock and no IO here: `TimerStore` guards it, one instance is used by one thread at a time.
+No lock and no IO here: `StoreState` guards it, one instance is used by one thread at a time.
 """
 
 from __future__ import annotations
@@ -48,13 +48,10 @@ class Resident:
 
     def __init__(self, sources: int, committed: Mapping[int, Progress]) -> None:
         self.chunks = Chunks()
-        self.ready = SortedRuns()
-        self.memtable = SortedRuns()
-        self.overtaken = Overtaken()
-        self.withheld = SortedRuns()
-        self.ready_rows_bytes = 0
-        self.memtable_bytes = 0
-        self.overtaken_bytes = 0
+        self.ready = SortedRuns(self.chunks)
+        self.memtable = SortedRuns(self.chunks)
+        self.withheld = SortedRuns(self.chunks)
+        self.overtaken = Overtaken(self.chunks)
         self.committed: dict[int, Progress] = dict(committed)
         self.owned: Bools = np.zeros(sources, dtype=np.bool_)
         self.owned[list(committed)] = True
@@ -77,12 +74,15 @@ class Resident:
         self.frontier = self.position
         """L: every pending row at or below it, of a source ingested so far, is resident. P <= L (invariant I3)."""
 
+    @property
+    def memtable_bytes(self) -> int:
+        """Bytes of the rows that wait for a flush."""
+        return self.memtable.bytes + self.withheld.bytes
+
     def finished(self, rows: Positions) -> Bools:
         """Mask of the rows that are finished under the committed state (invariant I1), or of no source of ours."""
         source = rows.source
-        covered = rows.offset < self.offset[source]
-        passed = at_or_below(rows.at, rows.seq, self._committed_at[source], self._committed_seq[source])
-        finished: Bools = (covered & passed) | ~self.owned[source]
+        finished: Bools = ((rows.offset < self.offset[source]) & self._is_passed(rows)) | ~self.owned[source]
         for stepped, frozen in self._frozen.items():
             mine = source == stepped
             for step in frozen:
@@ -95,19 +95,19 @@ class Resident:
 
     def offsets_reachable(self) -> Int64s:
         """Where O can be moved by a transaction that delivers what is due, by source: the end of what is ingested, or
-        the first late row."""
+        the first overtaken row."""
         reachable = self.ends.copy()
         for source, offset in self.overtaken.first_offsets().items():
             reachable[source] = offset
         return reachable
 
     def parts(self, rows: RowRefs) -> list[RowRefs]:
-        """Rows divided by where they belong now (late, hot, memtable), without the empty parts.
+        """Rows divided by where they belong now (overtaken, ready, memtable), without the empty parts.
 
         A chunk for each part keeps together what leaves together; a part that is placed elsewhere later is no mistake.
         """
-        late, hot = self._overtaken(rows), rows.at_or_below(self.frontier)
-        return [rows.where(mask) for mask in (late, hot & ~late, ~hot & ~late) if mask.any()]
+        overtaken, near = self._is_overtaken(rows), rows.at_or_below(self.frontier)
+        return [rows.where(mask) for mask in (overtaken, near & ~overtaken, ~near & ~overtaken) if mask.any()]
 
     def add(self, rows: RowRefs, payload: pa.RecordBatch) -> None:
         """Take in new rows, in the order of position, whose payloads are the rows of `payload` one by one."""
@@ -121,52 +121,29 @@ class Resident:
         return mask
 
     def place(self, rows: RowRefs) -> None:
-        """Put row references, in the order of position, where they belong now.
+        """Put row references, in the order of position, where they belong now."""
+        overtaken, near = self._is_overtaken(rows), rows.at_or_below(self.frontier)
+        self.overtake(rows.where(overtaken))
+        self.ready.insert(rows.where(near & ~overtaken))
+        self._keep_unstored(self.memtable, rows.where(~near & ~overtaken))
 
-        Rows beyond the frontier that a segment holds are let go: they are loaded again when the frontier comes to them.
-        """
-        late, hot = self._overtaken(rows), rows.at_or_below(self.frontier)
-        self._insert_overtaken(rows.where(late))
-        self.insert_ready(rows.where(hot & ~late))
-        beyond = rows.where(~hot & ~late)
-        stored = self.is_stored(beyond)
-        self.chunks.release(beyond.chunk[stored])
-        unstored = beyond.where(~stored)
-        self.memtable.insert(unstored)
-        self.memtable_bytes += self.chunks.bytes_of(unstored.chunk)
+    def overtake(self, rows: RowRefs) -> None:
+        """Rows that P passes in front of O: they are delivered by offset from now on."""
+        # What only the P of the others has passed does not stand in the way of a held source's O: that must not go
+        # back, and where it stood still nothing that comes in could be flushed.
+        waits = self.held[rows.source] & ~self._is_passed(rows)
+        if waits.any():
+            self.withhold(rows[waits].sorted())
+            rows = rows[~waits]
+        self.overtaken.insert(rows)
 
-    def insert_ready(self, rows: RowRefs) -> None:
-        """Put rows into the ready rows."""
-        self.ready.insert(rows)
-        self.ready_rows_bytes += self.chunks.bytes_of(rows.chunk)
+    def withhold(self, rows: RowRefs) -> None:
+        """Rows of held sources that P passes, in the order of position."""
+        self._keep_unstored(self.withheld, rows)
 
     def held_sources(self) -> list[int]:
         """Those that are held, of the owned ones."""
         return [source for source in np.flatnonzero(self.held).tolist() if source in self.committed]
-
-    def pop_ready(self, bound: Position, limit: int | None = None) -> RowRefs:
-        """Take rows at or below `bound` out of the ready rows, in the order of position."""
-        rows = self.ready.pop_until(bound, limit)
-        self.ready_rows_bytes -= self.chunks.bytes_of(rows.chunk)
-        return rows
-
-    def pop_overtaken(self, now_ms: int, limit: int) -> RowRefs:
-        """Take late rows, by offset in each source that is not held."""
-        rows = self.overtaken.take(now_ms, limit, self.held)
-        self.overtaken_bytes -= self.chunks.bytes_of(rows.chunk)
-        return rows
-
-    def overtake(self, rows: RowRefs) -> None:
-        """Rows that P passes in front of O: they are delivered by offset from now on."""
-        self._insert_overtaken(rows)
-
-    def withhold(self, rows: RowRefs) -> None:
-        """Rows of held sources that P passes: kept where they are not stored yet, else loaded after the release."""
-        stored = self.is_stored(rows)
-        self.chunks.release(rows.chunk[stored])
-        unstored = rows.where(~stored)
-        self.withheld.insert(unstored)
-        self.memtable_bytes += self.chunks.bytes_of(unstored.chunk)
 
     def hold(self, held: Bools) -> None:
         """Hold these sources, and no others, from now on.
@@ -177,34 +154,27 @@ class Resident:
         released, is_more = self.held & ~held, bool((held & ~self.held).any())
         self.held = held
         if is_more:
-            late = self.overtaken.pop_all()
-            self.overtaken_bytes = 0
-            self._insert_overtaken(late)
+            self.overtake(self.overtaken.pop_all())
         if not released.any():
             return
         free = [state.position for source, state in self.committed.items() if not held[source]]
         self.position = self.frontier = min((self.position, *free))
-        withheld = self.withheld.pop_all()
-        self.memtable_bytes -= self.chunks.bytes_of(withheld.chunk)
-        rows = concat([self.ready.pop_all(), withheld, self.overtaken.pop_all()])
-        self.ready_rows_bytes = self.overtaken_bytes = 0
-        self.place(rows.sorted())
+        self.place(concat([self.ready.pop_all(), self.withheld.pop_all(), self.overtaken.pop_all()]).sorted())
 
     def replace_all(self, rows: RowRefs) -> None:
-        """Put rows back after a transaction that did not happen, and all late rows with them: P may lie before them
-        again."""
-        late = self.overtaken.pop_all()
-        self.overtaken_bytes = 0
-        for each in (rows, late):
+        """Put rows back after a transaction that did not happen, and all overtaken rows with them: P may lie before
+        them again."""
+        overtaken = self.overtaken.pop_all()
+        for each in (rows, overtaken):
             self.place(each.sorted())
 
     def commit(self, progress: Mapping[int, Progress], position: Position) -> None:
-        """The committed state has moved. Hot rows that P has passed become late."""
+        """The committed state has moved; ready rows that P has passed are overtaken."""
         for source, state in progress.items():
             self.committed[source] = state
             self._note_committed(source)
         self.position = max(self.position, position)
-        self.overtake(self.pop_ready(self.position))
+        self.overtake(self.ready.pop_until(self.position))
 
     def ahead_of_clock_ms(self, now_ms: int) -> int:
         """How far the furthest P lies ahead of the clock (negative: behind it, as it should be)."""
@@ -213,7 +183,8 @@ class Resident:
     def step_back(self, now_ms: int) -> None:
         """Freeze the committed states whose P lies ahead of the clock, and go on just below `now_ms` (invariant I4).
 
-        What is finished stays the same. Late rows that are not due become hot rows again: nothing waits behind them.
+        What is finished stays the same. Overtaken rows that are not due become ready rows again: nothing waits
+        behind them.
         """
         for source, state in self.committed.items():
             bound = Position(now_ms - 1, source, OFFSET_MAX)
@@ -228,26 +199,22 @@ class Resident:
         """Move L up; rows of the memtable in between move with it."""
         self.frontier = upper
         for rows in self.memtable.split_until(upper):
-            self.memtable_bytes -= self.chunks.bytes_of(rows.chunk)
             self.place(rows)
 
     def retreat_frontier(self, budget_bytes: int, floor: Position) -> None:
         """Move L back so that the ready rows holds at most `budget_bytes`; never below `floor` (invariant I8)."""
-        last_in = self.ready.largest_within(self.frontier, self.chunks.row_bytes, budget_bytes)
+        last_in = self.ready.largest_within(self.frontier, budget_bytes)
         if last_in is None:
             return
         self.frontier = max(last_in, floor)
         for rows in self.ready.split_after(self.frontier):
-            self.ready_rows_bytes -= self.chunks.bytes_of(rows.chunk)
             self.place(rows)
 
     def mark_stored(self, offsets: Int64s) -> None:
         """A durable checkpoint has O_c at `offsets` (by source): the memtable lets go of what lies below."""
         self.stored = np.where(self.owned, offsets, self.stored)
         for holder in (self.memtable, self.withheld):
-            rows = holder.remove(self.is_stored)
-            self.memtable_bytes -= self.chunks.bytes_of(rows.chunk)
-            self.chunks.release(rows.chunk)
+            self.chunks.release(holder.remove(self.is_stored).chunk)
 
     def repack(self, gain_bytes_min: int) -> int:
         """Copy what is left of sparse chunks into new ones; returns how many rows, 0 when it is not worth while.
@@ -255,28 +222,16 @@ class Resident:
         A row that comes near before its chunk is flushed would keep all of it in memory, and of a mix of delays there
         is one in each chunk.
         """
-        size = len(self.chunks.row_bytes)
-        held = [(holder, holder.all()) for holder in (self.ready, self.memtable)]
-        referenced = sum(np.bincount(rows.chunk, minlength=size) for _, rows in held)
+        size, holders = len(self.chunks.row_bytes), (self.ready, self.memtable)
+        referenced = sum(np.bincount(holder.all().chunk, minlength=size) for holder in holders)
         sparse = self.chunks.sparse(np.asarray(referenced), gain_bytes_min, REPACKED_ROWS_MAX)
         if not sparse.any():
             return 0
-        copied = 0
-        for holder, _ in held:
-            rows = holder.remove(lambda run: sparse[run.chunk]).sorted()
-            if not len(rows):
-                continue
-            gained = self._insert_copy(holder, rows)
-            if holder is self.ready:
-                self.ready_rows_bytes -= gained
-            else:
-                self.memtable_bytes -= gained
-            copied += len(rows)
-        return copied
+        return sum(self._copy_into(each, each.remove(lambda run: sparse[run.chunk]).sorted()) for each in holders)
 
     def gather_near(self, popped: RowRefs, until: Position) -> int:
-        """Copy the next hot rows, up to `until`, into one chunk in the order of position, if what was just popped came
-        from many; returns how many rows.
+        """Copy the next ready rows, up to `until`, into one chunk in the order of position, if what was just popped
+        came from many; returns how many rows.
 
         What was sent over a long time and is due at one comes in pieces of one or two rows: some dozen copies for each
         take. Put together before, it is one slice.
@@ -287,38 +242,30 @@ class Resident:
         rows = self.ready.pop_until(until, GATHERED_ROWS_MAX)
         fit = int(np.searchsorted(np.cumsum(self.chunks.row_bytes[rows.chunk]), GATHERED_BYTES_MAX, side="right"))
         self.ready.insert(rows[fit:])
-        rows = rows[:fit]
+        return self._copy_into(self.ready, rows[:fit])
+
+    def _copy_into(self, holder: SortedRuns, rows: RowRefs) -> int:
+        """Insert rows, in the order of position, with their payloads in a chunk of their own; returns how many."""
         if len(rows):
-            self.ready_rows_bytes -= self._insert_copy(self.ready, rows)
+            payload = materialize(self.chunks.payloads(rows.chunk), rows.chunk, rows.row)
+            self.chunks.release(rows.chunk)
+            chunk = np.full(len(rows), self.chunks.add(payload), dtype=np.int32)
+            holder.insert(RowRefs(rows.at, rows.seq, chunk, np.arange(len(rows), dtype=np.int32)))
         return len(rows)
 
-    def _insert_copy(self, holder: SortedRuns, rows: RowRefs) -> int:
-        """Insert rows, in the order of position, with their payloads in a chunk of their own; returns how many bytes
-        less they count now."""
-        payload = materialize(self.chunks.payloads(rows.chunk), rows.chunk, rows.row)
-        before = self.chunks.bytes_of(rows.chunk)
-        self.chunks.release(rows.chunk)
-        chunk = np.full(len(rows), self.chunks.add(payload), dtype=np.int32)
-        holder.insert(RowRefs(rows.at, rows.seq, chunk, np.arange(len(rows), dtype=np.int32)))
-        return before - self.chunks.bytes_of(chunk)
+    def _keep_unstored(self, holder: SortedRuns, rows: RowRefs) -> None:
+        """Rows that a segment holds are let go: they are loaded again when the frontier comes to them."""
+        stored = self.is_stored(rows)
+        self.chunks.release(rows.chunk[stored])
+        holder.insert(rows.where(~stored))
 
-    def _passed(self, rows: RowRefs) -> Bools:
+    def _is_passed(self, rows: Positions) -> Bools:
         """Which rows lie at or below the P of their own source."""
         source = rows.source
         return at_or_below(rows.at, rows.seq, self._committed_at[source], self._committed_seq[source])
 
-    def _overtaken(self, rows: RowRefs) -> Bools:
-        return self._passed(rows) | rows.at_or_below(self.position)
-
-    def _insert_overtaken(self, rows: RowRefs) -> None:
-        # What only the P of the others has passed does not stand in the way of a held source's O: that must not go
-        # back, and where it stood still nothing that comes in could be flushed.
-        waits = self.held[rows.source] & ~self._passed(rows)
-        if waits.any():
-            self.withhold(rows[waits].sorted())
-            rows = rows[~waits]
-        self.overtaken.insert(rows)
-        self.overtaken_bytes += self.chunks.bytes_of(rows.chunk)
+    def _is_overtaken(self, rows: RowRefs) -> Bools:
+        return self._is_passed(rows) | rows.at_or_below(self.position)
 
     def _note_committed(self, source: int) -> None:
         state = self.committed[source]

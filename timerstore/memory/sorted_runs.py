@@ -21,11 +21,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from timerstore.memory.chunks import Chunks
 from timerstore.rows.position import (
     ORIGIN,
     SEQ_MAX,
     Bools,
-    Int64s,
     Position,
     Positions,
     end_of,
@@ -98,8 +98,11 @@ def select(entries: pa.Table, sources: Sources) -> RowRefs:
 class SortedRuns:
     """Row references kept in the order of position; see the module's table for how runs merge."""
 
-    def __init__(self) -> None:
+    def __init__(self, chunks: Chunks) -> None:
+        self._chunks = chunks
         self._runs: list[RowRefs] = []
+        self.bytes = 0
+        """Of the rows, with their payloads."""
 
     def __len__(self) -> int:
         return sum(len(run) for run in self._runs)
@@ -109,6 +112,7 @@ class SortedRuns:
         if not len(rows):
             return
         self._runs.append(rows)
+        self.bytes += self._chunks.bytes_of(rows.chunk)
         while len(self._runs) > 1 and self._mergeable(self._runs[-2], self._runs[-1]):
             newest = self._runs.pop()
             self._runs[-1] = concat([self._runs[-1], newest]).sorted()
@@ -141,18 +145,19 @@ class SortedRuns:
         if sum(1 for cut in cuts if cut) > 1:
             popped = popped.sorted()
         self._runs = [run[cut:] for run, cut in zip(self._runs, cuts, strict=True) if cut < len(run)]
+        self.bytes -= self._chunks.bytes_of(popped.chunk)
         return popped
 
     def split_until(self, bound: Position) -> list[RowRefs]:
         """Remove and return the rows at or below `bound` as the runs that they are: each is in the order of
         position."""
         heads, self._runs = self._split(bound)
-        return heads
+        return self._left(heads)
 
     def split_after(self, bound: Position) -> list[RowRefs]:
         """Remove and return the rows above `bound` as the runs that they are: each is in the order of position."""
         self._runs, tails = self._split(bound)
-        return tails
+        return self._left(tails)
 
     def _split(self, bound: Position) -> tuple[list[RowRefs], list[RowRefs]]:
         cuts = [search(run.at, run.seq, bound) for run in self._runs]
@@ -176,16 +181,15 @@ class SortedRuns:
         last = heads[limit - 1 : limit].last()
         return [search(run.at, run.seq, last) for run in self._runs]
 
-    def largest_within(self, bound: Position, row_bytes: Int64s, budget_bytes: int) -> Position | None:
+    def largest_within(self, bound: Position, budget_bytes: int) -> Position | None:
         """The last row at or below `bound` up to which the rows fit into a budget, or None when all of them do; ORIGIN
         when none does.
 
-        `row_bytes` is bytes a row by chunk id. Nothing is sorted: the answer is searched for by halving, in each run's
-        cumulative bytes.
+        Nothing is sorted: the answer is searched for by halving, in each run's cumulative bytes.
         """
         runs = [run[: search(run.at, run.seq, bound)] for run in self._runs]
         runs = [run for run in runs if len(run)]
-        totals = [np.cumsum(row_bytes[run.chunk]) for run in runs]
+        totals = [np.cumsum(self._chunks.row_bytes[run.chunk]) for run in runs]
         if sum(int(total[-1]) for total in totals) <= budget_bytes:
             return None
 
@@ -203,19 +207,14 @@ class SortedRuns:
 
     def remove(self, gone: Callable[[RowRefs], Bools]) -> RowRefs:
         """Remove and return the rows for which `gone` answers True (a mask of the rows it is given), in no order."""
-        removed: list[RowRefs] = []
-        kept: list[RowRefs] = []
+        removed, kept = [], []
         for run in self._runs:
             mask = gone(run)
-            if not mask.any():
-                kept.append(run)
-                continue
-            removed.append(run[mask])
-            rest = run[~mask]
-            if len(rest):
-                kept.append(rest)
+            removed.append(run.where(mask))
+            kept.append(run.where(~mask))
+        removed, kept = [run for run in removed if len(run)], [run for run in kept if len(run)]
         self._runs = kept
-        return concat(removed)
+        return concat(self._left(removed))
 
     def all(self) -> RowRefs:
         """Every row, in no order."""
@@ -223,8 +222,12 @@ class SortedRuns:
 
     def pop_all(self) -> RowRefs:
         """Remove and return every row, in no order."""
-        rows, self._runs = self.all(), []
+        rows, self._runs, self.bytes = self.all(), [], 0
         return rows
+
+    def _left(self, runs: list[RowRefs]) -> list[RowRefs]:
+        self.bytes -= sum(self._chunks.bytes_of(run.chunk) for run in runs)
+        return runs
 
     @staticmethod
     def _mergeable(older: RowRefs, newer: RowRefs) -> bool:

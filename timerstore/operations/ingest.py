@@ -82,7 +82,7 @@ class Ingest:
             delivers = state.is_caught_up()
             flushes = bool((resident.covered() > resident.stored)[resident.owned].any())
             is_full = resident.memtable_bytes >= limits.memtable_bytes_max and (delivers or flushes)
-            is_flooded = resident.overtaken_bytes >= limits.overtaken_bytes and delivers
+            is_flooded = resident.overtaken.bytes >= limits.overtaken_bytes and delivers
             return not (is_full or is_flooded or state.cancels.tombstones.memory_rows >= 2 * limits.tombstone_rows)
 
     def _cancel(self, judged: Judged) -> None:

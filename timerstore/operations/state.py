@@ -122,7 +122,7 @@ class StoreState:
 
     def bound_ready_rows(self) -> None:
         """Move the frontier back where ingest has brought more ready rows than may be (invariant I8)."""
-        if self.resident.ready_rows_bytes > self.limits.ready_rows_bytes:
+        if self.resident.ready.bytes > self.limits.ready_rows_bytes:
             self.resident.retreat_frontier(self.limits.loaded_bytes_max, self.floor())
 
     def wake(self) -> None:

@@ -53,7 +53,7 @@ def look(state: StoreState, edges_ms: Sequence[int]) -> Stats:
             pending_by_target=pending.by_target(),
             pending_until=tuple(pending.histogram.until(edge) for edge in edges_ms),
             ready_rows=len(resident.ready),
-            ready_rows_bytes=resident.ready_rows_bytes,
+            ready_rows_bytes=resident.ready.bytes,
             memtable_rows=len(resident.memtable),
             memtable_bytes=resident.memtable_bytes,
             overtaken_rows=len(resident.overtaken),

@@ -65,7 +65,7 @@ class TimerWheel:
             timerlog = self._state.timerlog
             window = timerlog.window(resident.frontier, end_of(now_ms + limits.horizon_ms), room)
             if resident.memtable_bytes > room:
-                fits = resident.memtable.largest_within(window.upper, resident.chunks.row_bytes, room)
+                fits = resident.memtable.largest_within(window.upper, room)
                 if fits is not None:  # to the memtable's first row at least
                     upper = max(fits, min(window.upper, resident.memtable.first()))
                     segments = timerlog.segments_between(window.lower, upper)
@@ -110,7 +110,7 @@ class TimerWheel:
         """Bytes that a window may load. Loading stops short of the budget: the rest is for what ingest brings, else
         each batch would push the window out again."""
         limits = self._state.limits
-        return min(limits.loaded_bytes_max - self._state.resident.ready_rows_bytes, limits.window_bytes)
+        return min(limits.loaded_bytes_max - self._state.resident.ready.bytes, limits.window_bytes)
 
     def _is_current(self, window: Window) -> bool:
         """Whether what was read for a window is still all that segments have in it."""

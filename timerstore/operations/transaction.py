@@ -82,14 +82,14 @@ class Transaction:
         with self._state.lock:
             loan = self._open_loan()
             resident = self._state.resident
-            resident.overtake(resident.pop_ready(loan.position))
+            resident.overtake(resident.ready.pop_until(loan.position))
             bound = min(end_of(now_ms), resident.frontier)
             # A flood of overtaken rows leaves half of the room to what is due on time, if there is so much of it.
             on_time = resident.ready.count_until(bound)
-            overtaken = resident.pop_overtaken(now_ms, max(max_rows - on_time, (max_rows + 1) // 2))
+            overtaken = resident.overtaken.take(now_ms, max(max_rows - on_time, (max_rows + 1) // 2), resident.held)
             # O' of every source: in front of its first overtaken row that is left, else the end of what is ingested.
             np.copyto(self._offsets, resident.offsets_reachable(), where=resident.owned)
-            due = resident.pop_ready(bound, max(0, max_rows - len(overtaken)))
+            due = resident.ready.pop_until(bound, max(0, max_rows - len(overtaken)))
             is_end = not len(due) + len(overtaken)
             if len(due):
                 loan.position = due.last()

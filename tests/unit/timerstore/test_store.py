@@ -611,18 +611,18 @@ def test_what_came_in_many_batches_and_is_due_next_is_put_together(tmp_path: Pat
         rig.produce(*range(NOW_MS + batch, NOW_MS + 200, 8))
         rig.ingest()
     resident = rig.store.state.resident
-    before = resident.ready_rows_bytes
+    before = resident.ready.bytes
     transaction = rig.store.begin()
     taken = transaction.take(NOW_MS + 7, 1_000)
     assert taken.at.tolist() == list(range(NOW_MS, NOW_MS + 8))
     assert len(np.unique(resident.ready.all().chunk)) == 1
-    assert 0 < resident.ready_rows_bytes <= before
-    assert resident.ready_rows_bytes == resident.chunks.bytes_of(resident.ready.all().chunk)
+    assert 0 < resident.ready.bytes <= before
+    assert resident.ready.bytes == resident.chunks.bytes_of(resident.ready.all().chunk)
     transaction.rollback()
     rig.finish(NOW_MS + 300)
     assert [record.due_ms for record in rig.delivered] == list(range(NOW_MS, NOW_MS + 200))
     rig.assert_each_delivered_once()
-    assert (resident.ready_rows_bytes, len(resident.chunks)) == (0, 0)
+    assert (resident.ready.bytes, len(resident.chunks)) == (0, 0)
 
 
 @pytest.mark.parametrize("is_held_first", [True, False])

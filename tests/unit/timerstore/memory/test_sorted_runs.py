@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 
 import timerstore.memory.sorted_runs
+from timerstore.memory.chunks import Chunks
 from timerstore.memory.sorted_runs import RowRefs, SortedRuns
 from timerstore.rows.position import ORIGIN, Position
 
@@ -35,7 +36,7 @@ def listed(rows: RowRefs) -> list[Position]:
 
 def filled(batches: list[list[tuple[int, int, int]]]) -> tuple[SortedRuns, list[Position]]:
     """SortedRuns of the batches (a key counts once), and the same as a sorted list."""
-    runs, seen = SortedRuns(), set[Position]()
+    runs, seen = SortedRuns(Chunks()), set[Position]()
     for batch in batches:
         new = {Position(*key) for key in batch} - seen
         runs.insert(refs(list(new)))
@@ -78,14 +79,14 @@ def test_the_largest_prefix_within_a_budget_is_found(
 ) -> None:
     """The answer's rows fit, one more does not; None when all fit, the origin when the first does not."""
     runs, expected = filled(batches)
-    row_bytes = np.array([1, 10, 7, 30], dtype=np.int64)
+    row_bytes = runs._chunks.row_bytes = np.array([1, 10, 7, 30], dtype=np.int64)
     due = [p for p in expected if p <= bound]
     total, prefix = 0, 0
     while prefix < len(due) and total + row_bytes[due[prefix].source] <= budget:
         total += int(row_bytes[due[prefix].source])
         prefix += 1
     answer = None if prefix == len(due) else due[prefix - 1] if prefix else ORIGIN
-    assert runs.largest_within(bound, row_bytes, budget) == answer
+    assert runs.largest_within(bound, budget) == answer
 
 
 @given(BATCHES, st.integers(0, 3))
@@ -99,7 +100,7 @@ def test_removing_takes_exactly_the_marked(batches: list[list[tuple[int, int, in
 
 def test_there_are_never_many_runs() -> None:
     """A thousand batches of one row are a handful of runs."""
-    runs = SortedRuns()
+    runs = SortedRuns(Chunks())
     for i in range(1_000):
         runs.insert(refs([Position(i * 7919 % 1_000, 0, i)]))
     assert len(runs._runs) <= 11
@@ -108,7 +109,7 @@ def test_there_are_never_many_runs() -> None:
 def test_a_run_beyond_the_limit_is_not_merged(monkeypatch: pytest.MonkeyPatch) -> None:
     """A merge happens under the lock: its length is bounded."""
     monkeypatch.setattr(timerstore.memory.sorted_runs, "MERGED_ROWS_MAX", 10)
-    runs = SortedRuns()
+    runs = SortedRuns(Chunks())
     for i in range(8):
         runs.insert(refs([Position(at, 0, i * 10 + at) for at in range(6)]))
     assert max(len(run) for run in runs._runs) <= 10
