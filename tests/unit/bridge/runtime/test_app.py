@@ -1,0 +1,238 @@
+"""bridge.runtime.app: what the application makes of its events, with stand-ins for all that it is made of."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from bridge.errors import BridgeError, EnvironmentFailure, FencedError
+from bridge.kafka.membership import Membership
+from bridge.runtime import app as module
+from bridge.runtime.app import Application
+from bridge.settings.model import Settings
+from dev.harness.waiting import wait_until
+from timerstore.clock import ManualClock
+from timerstore.rows.sources import SourceName
+
+A, B = ("delay", 0), ("delay", 1)
+SEEN_S = 10
+SETTINGS = Settings.of({"kafka": {"common": {"bootstrap.servers": "127.0.0.1:1"}}})
+RENEWED = Settings.of({"kafka": {"common": {"bootstrap.servers": "127.0.0.1:2"}}})
+
+
+class Bench:
+    """An application in a thread of its own. `made` are its pipelines, `order` what was started and stopped."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.made: list[mock.Mock] = []
+        self.order: list[str] = []
+        self.owned: frozenset[SourceName] = frozenset()
+        self.stops = True
+        self.on_made: Callable[[], None] = lambda: None
+        self.raised: BridgeError | None = None
+        self.clients: list[Settings] = []
+        self.dispatcher = self.part("dispatcher")
+        self.dispatcher.wait_open.return_value = True
+        self.ownership = self.part("ownership")
+        self.ownership.membership.side_effect = lambda: Membership(
+            partitions=self.owned, metadata=mock.Mock(), revocations=0
+        )
+        self.spark = mock.Mock()
+        self.spark.stop.side_effect = lambda: self.order.append("spark stops")
+        for name in ("ManagementServer", "ClockJumps", "Credentials", "OpenTelemetry"):
+            monkeypatch.setattr(module, name, mock.MagicMock())
+        module.Credentials.return_value.alarms.return_value = ()  # type: ignore[attr-defined]
+        for name in ("MarkerRepair", "TargetLookUp", "Targets", "Cluster", "Lag", "connector", "coordinator"):
+            monkeypatch.setattr(module, name, mock.Mock())
+        monkeypatch.setattr(module, "run_checks", lambda *_, **__: [])
+        monkeypatch.setattr(module, "Ownership", mock.Mock(return_value=self.ownership))
+        monkeypatch.setattr(module, "make_dispatcher", self.make_dispatcher)
+        monkeypatch.setattr(module, "spark", self.spark)
+        monkeypatch.setattr(module, "StopSignals", mock.Mock())
+        monkeypatch.setattr(module, "Pipeline", self.make)
+        monkeypatch.setattr(module, "LOOK_INTERVAL_S", 0.01)
+        monkeypatch.setattr(Application, "_watch_the_end", lambda _: None)
+        self.application = Application(SETTINGS, ManualClock(), lambda: SETTINGS, lambda _: None)
+        self.thread = threading.Thread(target=self.run, daemon=True)
+        self.thread.start()
+        wait_until(lambda: self.application._health.phase.name == "joining", SEEN_S)
+
+    def part(self, name: str) -> mock.Mock:
+        part = mock.Mock()
+        part.start.side_effect = lambda: self.order.append(f"{name} starts")
+        part.stop.side_effect = lambda **_: self.note(f"{name} stops")
+        return part
+
+    def note(self, what: str) -> bool:
+        self.order.append(what)
+        return True
+
+    def make_dispatcher(self, settings: Settings, *_: Any, **__: Any) -> mock.Mock:
+        self.clients.append(settings)
+        return self.dispatcher
+
+    def make(self, context: Any, owned: frozenset[SourceName], _: int) -> mock.Mock:
+        """A pipeline that starts at once."""
+        made = mock.Mock(owned=owned, context=context)
+        made.store.next_offsets.return_value = dict.fromkeys(owned, 0)
+        made.store.stats.return_value = SimpleNamespace(pending=0)
+        made.impediments.return_value = made.alarms.return_value = made.problems.return_value = ()
+        made.start.side_effect = lambda: self.note("pipeline starts")
+        made.stop.side_effect = lambda *_: self.note("pipeline stops") and self.stops
+        self.made.append(made)
+        happens, self.on_made = self.on_made, lambda: None
+        happens()
+        return made
+
+    def run(self) -> None:
+        try:
+            self.application.run()
+        except BridgeError as error:
+            self.raised = error
+
+    def assign(self, *partitions: SourceName) -> None:
+        """The group gives this instance these partitions, all that it has."""
+        self.owned = frozenset(partitions)
+        self.application.on_assigned(self.owned)
+
+    def is_in(self, phase: str, pipelines: int) -> None:
+        wait_until(
+            lambda: self.application._health.phase.name == phase and len(self.made) == pipelines,
+            SEEN_S,
+            lambda: f"{self.application._health.phase}, {self.made}",
+        )
+
+    def end(self) -> BridgeError | None:
+        """Wait for the end; what it was ended by."""
+        self.thread.join(SEEN_S)
+        assert not self.thread.is_alive()
+        return self.raised
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    bench = Bench(monkeypatch)
+    yield bench
+    bench.stops = True
+    bench.application.on_signal(signal.SIGTERM)
+    bench.end()
+
+
+def test_an_assignment_makes_a_pipeline_of_what_is_owned(bench: Bench) -> None:
+    """The group is joined before Spark has started; ready is said when the producer is open."""
+    bench.dispatcher.wait_open.return_value = False
+    bench.assign(A, B)
+    bench.is_in("connecting", 1)
+    assert bench.made[0].owned == {A, B}
+    assert bench.order == ["ownership starts", "dispatcher starts", "pipeline starts"]
+    bench.dispatcher.wait_open.return_value = True
+    bench.is_in("running", 1)
+
+
+def test_a_revocation_waits_for_the_open_transaction_and_stops_the_pipeline(bench: Bench) -> None:
+    """It returns only then; a start that is under way is cancelled. Then there is one for what is left."""
+    bench.assign(A, B)
+    bench.is_in("running", 1)
+    bench.owned = frozenset({A})
+    bench.application.on_revoked(frozenset({B}), lost=False)
+    assert bench.dispatcher.quiesce.called and bench.made[0].cancel.called
+    bench.is_in("running", 2)
+    assert bench.made[1].owned == {A}
+    assert bench.order[2:] == ["pipeline starts", "pipeline stops", "pipeline starts"]
+
+
+def test_without_partitions_there_is_no_pipeline_and_the_instance_is_ready(bench: Bench) -> None:
+    """It is a spare: a probe that failed would have it restarted."""
+    bench.assign(A)
+    bench.is_in("running", 1)
+    bench.owned = frozenset()
+    bench.application.on_revoked(frozenset({A}), lost=True)
+    bench.is_in("joining", 1)
+    assert bench.application._health.phase.ready
+
+
+def test_damage_makes_a_pipeline_anew_of_the_same_partitions(bench: Bench) -> None:
+    bench.assign(A)
+    bench.is_in("running", 1)
+    bench.made[0].context.on_rebuild()
+    bench.is_in("running", 2)
+    assert bench.made[1].owned == {A}
+    assert bench.order[-2:] == ["pipeline stops", "pipeline starts"]
+
+
+def test_a_start_that_is_out_of_date_already_is_not_made(bench: Bench) -> None:
+    """Assignments come in a row; only the last one counts."""
+    bench.assign(A)
+    bench.is_in("running", 1)
+    starts = bench.order.count("pipeline starts")
+    bench.on_made = lambda: bench.assign(A, B)
+    bench.application.on_assigned(frozenset({A}))
+    bench.is_in("running", 3)
+    assert not bench.made[1].start.called and bench.made[2].owned == {A, B}
+    assert bench.order.count("pipeline starts") == starts + 1
+
+
+def test_new_credentials_make_all_clients_anew_but_not_spark(bench: Bench) -> None:
+    """Pipeline, dispatcher and membership end in this order, and begin again with the new settings."""
+    bench.assign(A)
+    bench.is_in("running", 1)
+    bench.application._on_renewed(RENEWED)
+    wait_until(lambda: bench.clients == [SETTINGS, RENEWED], SEEN_S)
+    bench.assign(A)
+    bench.is_in("running", 2)
+    assert bench.made[1].context.settings is RENEWED
+    assert bench.spark.start.call_count == 1
+    assert bench.order[3:8] == [
+        "pipeline stops", "dispatcher stops", "ownership stops", "ownership starts", "dispatcher starts"
+    ]  # fmt: skip
+
+
+def test_clients_that_do_not_end_end_the_process(bench: Bench) -> None:
+    """With two of them, something might be done twice."""
+    bench.dispatcher.stop.side_effect = lambda **_: False
+    bench.application._on_renewed(RENEWED)
+    error = bench.end()
+    assert isinstance(error, EnvironmentFailure) and error.code == "DB-3018"
+
+
+def test_a_signal_ends_everything_in_order(bench: Bench) -> None:
+    bench.assign(A)
+    bench.is_in("running", 1)
+    bench.application.on_signal(signal.SIGTERM)
+    assert bench.end() is None
+    assert bench.order[3:] == ["pipeline stops", "dispatcher stops", "ownership stops", "spark stops"]
+
+
+def test_what_is_fatal_ends_the_process_with_its_status(bench: Bench) -> None:
+    """Whichever thread says so, and everything is stopped all the same."""
+    bench.assign(A)
+    bench.is_in("running", 1)
+    bench.application.on_fatal(FencedError("another instance took over", hint="Stop one."))
+    error = bench.end()
+    assert error is not None and error.exit_code == 5
+    assert bench.made[0].cancel.called and bench.order[-1] == "spark stops"
+
+
+def test_what_fails_while_stopping_is_no_failure(bench: Bench) -> None:
+    """Brokers that go away at the same time, for example."""
+    bench.made.clear()
+    bench.application._stopping = True
+    bench.application.on_fatal(EnvironmentFailure("gone", hint="Look."))
+    assert bench.end() is None
+
+
+def test_a_pipeline_that_does_not_stop_ends_the_process(bench: Bench) -> None:
+    """The directory stays locked: only the end of the process frees it."""
+    bench.assign(A)
+    bench.is_in("running", 1)
+    bench.stops = False
+    bench.assign(A, B)
+    error = bench.end()
+    assert isinstance(error, EnvironmentFailure) and error.code == "DB-3019"
+    assert len(bench.made) == 1
