@@ -1,4 +1,4 @@
-"""bridge.cancels: what is sent on to which partitions, and the second row of a timer that replaces without a key."""
+"""Cancels without a key: what is forwarded where, and the second row of a timer that replaces without a key."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def test_what_has_no_key_goes_where_it_can() -> None:
 
 
 def test_a_partition_that_is_asked_for_is_waited_for() -> None:
-    """Whoever names a partition gets it, or nothing."""
+    """A record that names a partition gets it, or none."""
     wanted = np.array([0, 1, 2, 1], np.int32)
     placed, is_up = place([b"k", None, None, b"k"], wanted, partitions=3, down={1}, partitioner="murmur2_random")
     assert placed.tolist() == [0, 1, 2, 1]

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from bridge.delivery.plan.due_rows import Batch, DueRows, Ids, chunks, integers
 from bridge.wire import headers as h
@@ -85,6 +87,6 @@ def copy_sizes(rows: DueRows, ids: Ids) -> Int64s:
     """Size of each row's copy, int64[m]: an upper bound, as if it were alone in its batch."""
     texts: Int64s = np.zeros(len(ids), dtype=np.int64)
     for name in ("target", "id"):
-        texts += integers(rows.lengths(name, ids), 0)
+        texts += integers(pc.binary_length(rows.payload.column(name).take(pa.array(ids))), 0)
     defaults = np.array([len(name or "") for name in rows.columns.defaults], dtype=np.int64)
     return rows.sizes[ids] + _FRAMING_BYTES + texts + defaults[rows.source[ids]]

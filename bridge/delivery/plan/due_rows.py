@@ -179,18 +179,10 @@ class DueRows:
         column = self.payload.column(name)
         return _objects(column if ids is None else column.take(pa.array(ids)))
 
-    def ts(self) -> Int64s:
-        """When each record was written (ms), int64[n]."""
-        return integers(self.payload.column("ts"), 0)
-
     def keyless(self) -> Bools:
         """Which of the rows have no key, bool[n]."""
         mask: Bools = pc.is_null(self.payload.column("key")).to_numpy(zero_copy_only=False)
         return mask
-
-    def lengths(self, name: str, ids: Ids) -> pa.Array:
-        """Bytes of a text column's values, null for null."""
-        return pc.binary_length(self.payload.column(name).take(pa.array(ids)))
 
     @cached_property
     def sizes(self) -> Int64s:

@@ -340,7 +340,7 @@ def fitting(rows: DueRows, fates: Fates, mine: Bools, name: str, target: Target,
         refusal = Refusal(RejectReason.NO_KEY, f"{name}: {RejectReason.NO_KEY.explanation}")
         fates = fates.instead(mine & rows.keyless(), Fate.LETTER, refusal)
     if target.is_wary:
-        refusal = Refusal(RejectReason.TOO_LARGE, f"{name} has refused records of this size")
+        refusal = Refusal(RejectReason.TOO_LARGE, f"{name} has rejected records of this size")
         fates = fates.instead(larger(rows, name, mine, target.bytes_max or limit), Fate.RETRY, refusal)
     return fates
 

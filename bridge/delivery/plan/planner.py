@@ -19,7 +19,7 @@ from bridge.delivery.plan import fates as passes
 from bridge.delivery.plan.backoff import RetryPolicy
 from bridge.delivery.plan.copies import copies
 from bridge.delivery.plan.dead_letters import dead_letters, held
-from bridge.delivery.plan.due_rows import Batch, DueRows, SourceColumns, TargetRows
+from bridge.delivery.plan.due_rows import Batch, DueRows, SourceColumns, TargetRows, integers
 from bridge.delivery.plan.fates import Fate, Fates, Findings, OwnTopics, Unplannable
 from bridge.delivery.plan.forwarded_cancels import Forwards
 from bridge.delivery.plan.overdue import CatchUp, OverduePolicy
@@ -188,7 +188,7 @@ class Planner:
             return fates
         names, codes = rows.targets
         others = ~np.isin(codes, [code for code, name in enumerate(names) if name in self.dead_letter_topics])
-        waited_ms = catch_up.waited_ms(now_ms, rows.at, rows.ts())
+        waited_ms = catch_up.waited_ms(now_ms, rows.at, integers(rows.payload.column("ts"), 0))
         fates = passes.overdue(fates, others & catch_up.given_up(waited_ms))
         behind = np.flatnonzero(others & (fates.fate == Fate.DELIVER) & catch_up.is_behind(waited_ms))
         if not len(behind):

@@ -31,7 +31,7 @@ _SAMPLED: Final = "^00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f][13579bdf]$"
 """W3C Trace Context, version 00, of a trace that its producer records."""
 _NO_ID: Final = "^00-(?:0{32}|[0-9a-f]{32}-0{16})-"
 _RANDOM: Final = (19, 35)
-"""Where the lower 64 bits of the trace id are, by which OpenTelemetry's samplers choose."""
+"""Place of the lower 64 bits of the trace id, by which OpenTelemetry's samplers choose."""
 EXPORT_TIMEOUT_S: Final = 5
 SHUTDOWN_MS_MAX: Final = 1_000
 
@@ -40,7 +40,7 @@ log = structlog.get_logger("bridge.delivery.plan.spans")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    """One message that was chosen: the context it carries, where it goes, where it came from, when it was due (ms)."""
+    """One message that was chosen: the context it carries, its target, its origin, and its due time (ms)."""
 
     traceparent: str
     target: str
@@ -52,8 +52,9 @@ class Sampler:
     """Chooses the messages that get a span. One thread."""
 
     def __init__(self, *, ratio: float, rate: int) -> None:
-        """`ratio` 0 to 1 of the traces, the same ones wherever OpenTelemetry chooses by ratio; `rate` messages a second
-        at most."""
+        """`ratio` 0 to 1 of the traces, the same ones wherever OpenTelemetry chooses by ratio; at most `rate`
+        messages a second.
+        """
         self._below = f"{int(ratio * 2**64):016x}" if ratio < 1 else None
         self._rate = rate
         self._second = 0
@@ -90,7 +91,7 @@ class Sampler:
 
 
 class OpenTelemetry:
-    """Makes the spans, and hands them to a queue that a thread of the SDK exports; what does not fit is dropped."""
+    """Makes the spans, and puts them into a queue that a thread of the SDK exports; what does not fit is dropped."""
 
     def __init__(self, settings: Settings, exporter: SpanExporter | None = None) -> None:
         """`exporter` takes the place of OTLP over HTTP. Raises ConfigurationError where the extra is missing."""
@@ -103,7 +104,7 @@ class OpenTelemetry:
         except ImportError as error:
             raise ConfigurationError(
                 "tracing.endpoint is set, but OpenTelemetry is not installed",
-                hint="pip install 'delay-bridge[otel]', or remove tracing.endpoint",
+                hint="Run pip install 'delay-bridge[bridge,otel]', or remove tracing.endpoint.",
                 missing=error.name,
                 code="DB-2002",
             ) from None
@@ -145,10 +146,6 @@ class OpenTelemetry:
                 },
             )
             span.end(end_time=max(produced_ms, committed_ms) * 1_000_000)
-
-    def flush(self) -> None:
-        """Export what is queued; for tests."""
-        self._provider.force_flush(SHUTDOWN_MS_MAX)
 
     def stop(self) -> None:
         """Export what is left, for a second at most."""

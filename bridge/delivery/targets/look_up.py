@@ -162,8 +162,8 @@ class TargetLookUp:
 
 def _unanswered(name: str, reason: str) -> EnvironmentFailure:
     return EnvironmentFailure(
-        "the target topics cannot be looked up",
-        hint="Check that the brokers are reachable; delivery goes on by itself then.",
+        "could not look up the target topics",
+        hint="Check that the brokers are reachable. Delivery then continues by itself.",
         topic=name,
         reason=reason,
         code="DB-3013",

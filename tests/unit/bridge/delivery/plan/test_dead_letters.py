@@ -115,14 +115,14 @@ def test_the_value_goes_and_whatever_else_is_large() -> None:
     ],
 )
 def test_a_reject_s_detail_names_the_value(reason: RejectReason, headers: Headers, part: str) -> None:
-    """Whoever looks at a dead letter sees what is wrong with it."""
+    """A look at the dead letter shows what is wrong with it."""
     detail = reject_detail(reason, headers, 1_800_000_000_000)
     assert detail.startswith(reason.explanation)
     assert part in detail
 
 
 def test_a_reject_s_detail_says_how_much_it_was() -> None:
-    """So that whoever raises a limit knows how far."""
+    """So that it is known how far to raise a limit."""
     headers: Headers = [("a", b"12"), ("é", None)]
     assert reject_detail(RejectReason.TOO_MANY_HEADERS, headers, 0).endswith("allows. It has 2.")
     assert reject_detail(RejectReason.HEADERS_TOO_LARGE, headers, 0).endswith("allows. 5 bytes.")

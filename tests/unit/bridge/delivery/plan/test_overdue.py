@@ -1,4 +1,4 @@
-"""bridge.catchup: who has waited too long, and the slots of those who must not all come at once."""
+"""The overdue policy: messages that have waited too long, and the slots of those that must not come all at once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_waiting_counts_from_the_due_time_or_from_the_record_if_that_is_later() 
 
 
 def test_who_has_waited_longer_than_the_limit_is_given_up() -> None:
-    """Not at the limit, but beyond it; nobody without one."""
+    """Not at the limit, but beyond it; none without one."""
     waited = np.array([999, 1_000, 1_001])
     assert CatchUp(OverduePolicy(give_up_ms=1_000)).given_up(waited).tolist() == [False, False, True]
     assert not CatchUp(OverduePolicy(rate=5)).given_up(waited).any()

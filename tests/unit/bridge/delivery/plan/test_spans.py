@@ -46,7 +46,7 @@ def chosen(sampler: Sampler, messages: DueRows, *withheld: int, now_ms: int = NO
 
 
 def test_messages_that_carry_a_recorded_trace_are_chosen() -> None:
-    """Not those without, with something else in the header, of a trace that nobody records, or that are put off."""
+    """Not those without, with something else in the header, of a trace that is not recorded, or that are put off."""
     good = parent(trace(1))
     wrong: list[Headers] = [
         [],

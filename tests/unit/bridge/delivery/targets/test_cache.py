@@ -1,4 +1,4 @@
-"""bridge.targets: what is known of targets. (tests/system/test_targets.py has what a broker does on demand.)"""
+"""The cache of targets. (tests/system/test_targets.py has what a broker does on demand.)"""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def targets(brokers: Brokers, clock: ManualClock) -> Targets:
     return Targets(brokers, clock)
 
 
-def test_what_is_well_is_asked_about_once_by_who_needs_it(
+def test_a_target_that_is_well_is_looked_up_once_by_delivery(
     brokers: Brokers, clock: ManualClock, targets: Targets
 ) -> None:
     """The thread asks again after a minute, delivery never does."""
@@ -53,21 +53,21 @@ def test_what_is_well_is_asked_about_once_by_who_needs_it(
 def test_what_fails_is_looked_at_every_two_seconds_while_it_is_used(
     brokers: Brokers, clock: ManualClock, targets: Targets
 ) -> None:
-    """So that it is used again soon, and nobody looks at names that somebody made up."""
+    """So that it is used again soon, and made-up names are not looked up for ever."""
     assert targets.resolve(["t"]) == {"t": MISSING}
     for _ in range(100):
         clock.advance(1_000)
         targets.refresh()
     assert 10 <= len(brokers.asked) <= 17
     brokers.topics["t"] = WELL
-    assert targets.resolve(["t"]) == {"t": WELL}, "who needs it after a long time asks"
+    assert targets.resolve(["t"]) == {"t": WELL}, "delivery looks it up itself after a long time"
 
 
-def test_names_that_somebody_makes_up_have_one_label_and_are_not_looked_up_in_turns(
+def test_made_up_names_have_one_label_and_are_not_looked_up_in_turns(
     brokers: Brokers, clock: ManualClock, targets: Targets
 ) -> None:
     """Ten thousand of them: one label value for all. The thread looks them up no more, what exists is looked at as
-    often as without them, and who needs one of them again asks."""
+    often as without them, and delivery looks one of them up itself when it needs it again."""
     down = replace(WELL, down={0: "has no leader"})
     brokers.topics["real"] = down
     made_up = [f"made-up-{i}" for i in range(10_000)]
@@ -109,7 +109,7 @@ def test_a_topic_of_our_own_is_named_even_when_it_is_missing(targets: Targets) -
 def test_what_caused_trouble_is_asked_about_once_more_and_kept_without_an_answer(
     brokers: Brokers, targets: Targets
 ) -> None:
-    """Nothing is put off because nobody says anything: an outage of all brokers is no target's fault."""
+    """Nothing is put off for want of an answer: an outage of all brokers says nothing of a target."""
     brokers.topics["t"] = WELL
     targets.resolve(["t"])
     brokers.is_silent = True
@@ -170,7 +170,7 @@ def test_a_breaker_stays_open_until_its_leader_answers_and_longer_each_time(
 
 
 def test_a_breaker_for_a_whole_target_probes_all_of_it(brokers: Brokers, clock: ManualClock, targets: Targets) -> None:
-    """Where nobody knows which partition it was."""
+    """Where the partition is not known."""
     brokers.topics["t"] = WELL
     targets.resolve(["t"])
     targets.trip("t", EVERY, SILENT)
@@ -211,7 +211,7 @@ def test_looking_again_tells_what_has_become_worse(brokers: Brokers, targets: Ta
     assert targets.look_again(["a", "b", "c", "d"]) == frozenset({"a"})
 
 
-def test_what_is_in_doubt_is_looked_at_by_the_thread(brokers: Brokers, targets: Targets) -> None:
+def test_what_is_requested_is_looked_up_by_the_thread(brokers: Brokers, targets: Targets) -> None:
     """Delivery only compares what it believed with what is known: less is worse; more, and the same, is not."""
     brokers.topics = {"a": WELL, "b": replace(WELL, down={1: "has no leader"})}
     believed = targets.resolve(["a", "b"])
@@ -228,10 +228,10 @@ def test_what_is_in_doubt_is_looked_at_by_the_thread(brokers: Brokers, targets: 
     assert targets.are_worse_than(believed)
     assert not targets.are_worse_than({"a": believed["a"], "never seen": WELL})
     targets.trip("a", 2, SILENT)
-    assert targets.are_worse_than({"a": believed["a"]}), "a breaker counts, whoever opened it"
+    assert targets.are_worse_than({"a": believed["a"]}), "a breaker counts, whatever opened it"
 
 
-def test_all_that_is_in_doubt_is_looked_at(brokers: Brokers, targets: Targets) -> None:
+def test_all_that_is_requested_is_looked_up(brokers: Brokers, targets: Targets) -> None:
     """However many: it may be the last one."""
     names = [f"t{number}" for number in range(150)]
     brokers.topics.update(dict.fromkeys(names, WELL))
@@ -243,8 +243,8 @@ def test_all_that_is_in_doubt_is_looked_at(brokers: Brokers, targets: Targets) -
 
 
 def test_the_connections_to_all_leaders_are_kept_warm(brokers: Brokers, clock: ManualClock, targets: Targets) -> None:
-    """Else the first question would measure how long it takes to connect. Who did not answer is doubtful the next
-    time."""
+    """Else the first question would measure how long it takes to connect. A leader that did not answer is doubtful the
+    next time."""
     brokers.topics.update(t=ON_TWO)
     targets.resolve(["t"])
     brokers.dead = {("t", 1)}
@@ -259,7 +259,9 @@ def test_the_connections_to_all_leaders_are_kept_warm(brokers: Brokers, clock: M
     assert brokers.doubtful == [False, True, True, False]
 
 
-def test_an_open_breaker_is_closed_by_who_leads_now(brokers: Brokers, clock: ManualClock, targets: Targets) -> None:
+def test_an_open_breaker_is_closed_by_the_present_leader(
+    brokers: Brokers, clock: ManualClock, targets: Targets
+) -> None:
     """The old leader stays dead: the partition has moved on, and so must the question."""
     brokers.topics.update(t=ON_TWO)
     targets.resolve(["t"])
@@ -271,7 +273,7 @@ def test_an_open_breaker_is_closed_by_who_leads_now(brokers: Brokers, clock: Man
     assert targets.resolve(["t"])["t"].leaders[1] == ONE
 
 
-def test_who_takes_no_connection_is_not_asked_anything() -> None:
+def test_a_leader_that_takes_no_connection_is_not_asked_anything() -> None:
     """The client would go on trying to connect, without a pause, for as long as it is asked."""
     (port,) = free_ports(1)
     look_up = TargetLookUp({"bootstrap.servers": f"127.0.0.1:{port}"})
@@ -295,7 +297,7 @@ def test_who_takes_no_connection_is_not_asked_anything() -> None:
     ],
 )
 def test_only_an_offset_is_an_answer_of_a_leader(told: object, is_answered: bool | None) -> None:
-    """A missing topic is no leader's answer, but nobody's silence either."""
+    """A missing topic is no leader's answer, but no silence either."""
     answer: Future[Any] = Future()
     if isinstance(told, Exception):
         answer.set_exception(told)

@@ -31,7 +31,7 @@ def targets(brokers: Brokers, clock: ManualClock) -> Targets:
     return Targets(brokers, clock)
 
 
-def test_nobody_waits_for_an_answer_about_what_is_in_doubt() -> None:
+def test_delivery_does_not_wait_for_what_it_requests() -> None:
     """While the thread waits for a node that hangs, delivery asks leaders, and goes on."""
     asked, answer = threading.Event(), threading.Event()
 
@@ -86,8 +86,10 @@ def test_a_leader_that_is_silent_while_others_answer_is_taken_out(
     assert not any(stall(targets, clock, 6)), "nothing new is found"
 
 
-def test_who_refuses_a_connection_is_taken_out_at_once(brokers: Brokers, clock: ManualClock, targets: Targets) -> None:
-    """Nobody waits for an answer that cannot come, unless the others are slow as well."""
+def test_a_leader_that_refuses_a_connection_is_taken_out_at_once(
+    brokers: Brokers, clock: ManualClock, targets: Targets
+) -> None:
+    """There is no waiting for an answer that cannot come, unless the others are slow as well."""
     brokers.topics.update(t=ON_TWO)
     targets.resolve(["t"])
     brokers.dead, brokers.is_refusing = {("t", 1)}, True
@@ -114,7 +116,7 @@ def test_a_short_silence_costs_a_second_and_another_one_more(
 
 
 @pytest.mark.parametrize("dead", [set(), {("t", 0), ("t", 1)}, {("only", 0)}])
-def test_who_is_not_worse_than_the_others_is_not_blamed(
+def test_a_leader_that_is_not_worse_than_the_others_is_left_alone(
     brokers: Brokers, clock: ManualClock, targets: Targets, dead: set[tuple[str, int]]
 ) -> None:
     """Nothing is acknowledged, and all leaders answer, or none does, or there is but one."""
@@ -127,7 +129,7 @@ def test_who_is_not_worse_than_the_others_is_not_blamed(
 
 
 def test_a_late_answer_of_others_is_evidence_too(brokers: Brokers, clock: ManualClock, targets: Targets) -> None:
-    """They have to connect first; so long nobody is blamed. Another stall asks anew."""
+    """They have to connect first; until then no leader is taken out. Another stall asks anew."""
     brokers.topics.update(t=ON_TWO)
     targets.resolve(["t"])
     brokers.dead, brokers.is_hanging = {("t", 0), ("t", 1)}, True
