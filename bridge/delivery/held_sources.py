@@ -1,5 +1,5 @@
 """Sources that are held: partitions of a delay topic that take nothing of what must be written there, a roll or a
-retry. Each keeps its own P and holds up no other (`TimerStore.hold`); here is how long.
+retry. Each keeps its own P and holds up no other (`TimerStore.hold`); this file decides for how long.
 
 A source is released when the places that it waits for take something again, or may do so, and it has waited for a
 second, each time twice as long up to WAIT_S_MAX: going back to the smallest P costs a look at everything since.

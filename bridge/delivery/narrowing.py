@@ -113,14 +113,6 @@ REMEDIES: Final[Mapping[Cause, Remedy]] = {
 
 
 @dataclass(slots=True)
-class _Refusals:
-    """Aborts for records that one target refused with one code."""
-
-    since_s: float
-    count: int = 0
-
-
-@dataclass(slots=True)
 class _Lessons:
     """What the failed records of one abort tell: `learned` is whether the next attempt differs."""
 
@@ -144,7 +136,8 @@ class Narrowing:
         """What the bridge's own topics do not take has to go to the other of the two, or nowhere. `rows_max` is how
         many rows a transaction has when all is well.
         """
-        self._rejected: dict[int, Refusal] = {}
+        self.findings = Findings()
+        """What is known of single records."""
         self.is_careful = False
         self.rows = rows_max
         """How many rows the next transaction may have."""
@@ -152,13 +145,8 @@ class Narrowing:
         """What fell due later is not in the next transaction (None: it may be). With every attempt after an abort, more
         would come that may be as bad, and none would ever be committed.
         """
-        self.stuck: dict[int, Refusal] = {}
-        """Sources of records that nothing takes, until `take_stuck`."""
+        self._stuck: dict[int, Refusal] = {}
         self._rows_max = rows_max
-        self._no_letter: set[int] = set()
-        self._no_copy: set[int] = set()
-        self._cut: set[int] = set()
-        self._put_off: dict[int, Refusal] = {}
         self._targets = targets
         self._delay_topics = delay_topics
         self._dead_letter_topics = dead_letter_topics
@@ -167,12 +155,8 @@ class Narrowing:
         """Records that failed with others; which of them is the reason is to be found out."""
         self._learned = 0
         self._strikes: dict[Place, int] = {}
-        self._refusals: dict[tuple[str, str | None], _Refusals] = {}
-
-    @property
-    def findings(self) -> Findings:
-        """What is known of single records."""
-        return Findings(self._rejected, self._no_letter, self._no_copy, self._cut, self._put_off)
+        self._refusals: dict[tuple[str, str | None], tuple[float, int]] = {}
+        """Since when, and how often, one target has refused records with one code."""
 
     @property
     def is_narrowest(self) -> bool:
@@ -183,7 +167,7 @@ class Narrowing:
         """Forget everything: another store, other numbers."""
         self._forget_records()
         self._strikes.clear()
-        self.stuck.clear()
+        self._stuck.clear()
         self.rows = self._rows_max
 
     def committed(self, rows: int) -> None:
@@ -195,13 +179,9 @@ class Narrowing:
         if rows:
             self.rows = min(self._rows_max, self.rows * WIDER)
 
-    def bound(self, until_ms: int) -> None:
-        """What was due by then was aborted: until a commit, the next attempts hold nothing else."""
-        self.until_ms = until_ms if self.until_ms is None else min(self.until_ms, until_ms)
-
     def take_stuck(self) -> dict[int, Refusal]:
         """The sources of records that nothing takes, by index."""
-        stuck, self.stuck = self.stuck, {}
+        stuck, self._stuck = self._stuck, {}
         return stuck
 
     def split(self, batch: Batch, keys: Int64s) -> Iterator[Batch]:
@@ -221,7 +201,8 @@ class Narrowing:
         """Decide how the next attempt differs. Returns whether it may be made at once."""
         remedy = REMEDIES[aborted.cause]
         if not remedy.passes:
-            self.bound(transaction.until_ms)
+            bound_ms = transaction.until_ms
+            self.until_ms = bound_ms if self.until_ms is None else min(self.until_ms, bound_ms)
         if remedy.next is Next.PLANNED_ANEW:
             return not remedy.waits
         if self.learn(transaction.failed_records(aborted.failed), was_alone=aborted.was_alone):
@@ -243,7 +224,7 @@ class Narrowing:
         if lessons.unclear:
             self._unclear = np.array(sorted(lessons.unclear), dtype=np.int64)
         if lessons.put_off is not None:
-            self._put_off.update(dict.fromkeys(self._unclear.tolist(), lessons.put_off))
+            self.findings.put_off.update(dict.fromkeys(self._unclear.tolist(), lessons.put_off))
             self._unclear = np.empty(0, np.int64)
         if lessons.learned:
             self.is_careful = True
@@ -271,11 +252,7 @@ class Narrowing:
     # -- inside
 
     def _forget_records(self) -> None:
-        self._rejected.clear()
-        self._no_letter.clear()
-        self._no_copy.clear()
-        self._cut.clear()
-        self._put_off.clear()
+        self.findings = Findings()
         self.is_careful = False
         self.until_ms = None
         self._learned = 0
@@ -320,12 +297,10 @@ class Narrowing:
     def _count_refusal(self, topic: str, failure: Failure) -> int:
         """How many aborts there were lately for records of this target and this code."""
         now_s, key = self._clock.monotonic_s(), (topic, failure.code)
-        refusals = self._refusals.get(key)
-        if refusals is None or now_s - refusals.since_s > REFUSALS_S:
-            self._refusals = {k: r for k, r in self._refusals.items() if now_s - r.since_s <= REFUSALS_S}
-            refusals = self._refusals[key] = _Refusals(now_s)
-        refusals.count += 1
-        return refusals.count
+        lately = {each: told for each, told in self._refusals.items() if now_s - told[0] <= REFUSALS_S}
+        since_s, count = lately.get(key, (now_s, 0))
+        self._refusals = {**lately, key: (since_s, count + 1)}
+        return count + 1
 
     def _strike(self, place: Place, limit: int = STRIKES_MAX) -> bool:
         """Whether the same place has failed often enough, whatever the code says."""
@@ -349,31 +324,29 @@ class Narrowing:
         return True
 
     def _reject(self, key: int, topic: str, failure: Failure) -> None:
-        if len(self._rejected) + len(self._no_letter) + len(self._no_copy) >= REJECTED_MAX:
+        found = self.findings
+        if len(found.rejected) + len(found.no_letter) + len(found.no_copy) >= REJECTED_MAX:
             self._forget_records()
-        nowhere = False
-        if topic in self._delay_topics:
-            # Refused before, and sent there all the same: a cancel that is sent on has no other place.
-            nowhere = key in self._no_letter or key in self._no_copy
-            self._no_copy.add(key)
-        elif topic in self._dead_letter_topics:
-            # Refused before, and sent there all the same: it does not fit into the delay topic either.
-            nowhere = key in self._no_copy or key in self._no_letter
-            self._no_letter.add(key)
+            found = self.findings
+        if topic in self._delay_topics or topic in self._dead_letter_topics:
+            # Rejected before, and sent there all the same: a cancel that is sent on has no other place, and what does
+            # not fit into the delay topic no other than the dead letters.
+            nowhere = key in found.no_letter or key in found.no_copy
+            (found.no_copy if topic in self._delay_topics else found.no_letter).add(key)
+            if nowhere:
+                self._cut_letter(key, topic, failure)
         else:
-            self._rejected[key] = failure.refusal
-        if nowhere:
-            self._cut_letter(key, topic, failure)
+            found.rejected[key] = failure.refusal
         self._unclear = self._unclear[self._unclear != key]
 
     def _cut_letter(self, key: int, topic: str, failure: Failure) -> None:
-        """Neither of our topics takes a record: its letter is cut, or its source has to wait."""
-        if key in self._cut or failure.meaning.reason is not RejectReason.TOO_LARGE:
+        """Neither of our own topics takes a record: its dead letter is cut, or its source has to wait."""
+        if key in self.findings.cut or failure.meaning.reason is not RejectReason.TOO_LARGE:
             source = int(sources_of(np.array([key], np.int64))[0]) & SOURCE_MAX
-            self.stuck[source] = Refusal(failure.meaning.reason, f"{topic}: {failure.detail}")
+            self._stuck[source] = Refusal(failure.meaning.reason, f"{topic}: {failure.detail}")
             return
         log.warning("dead-letter-cut", topic=topic, reason=failure.detail)
-        self._cut.add(key)
+        self.findings.cut.add(key)
 
 
 def _by_place(failed: Mapping[int, FailedRecord]) -> dict[Place, list[tuple[int, Failure]]]:

@@ -46,7 +46,7 @@ class OpenTransaction:
     keys: list[Int64s] = field(default_factory=list)
     sent: list[Sent] = field(default_factory=list)
     targets: dict[str, Target] = field(default_factory=dict)
-    """What was believed of them when records were sent there; the best of it."""
+    """What was known of them when records were sent there; the best of it."""
     counts: Counts = field(default_factory=Counts)
     traced: list[tuple[int, Sequence[Delivery]]] = field(default_factory=list)
     """When they were produced (ms), and the messages that get a span."""

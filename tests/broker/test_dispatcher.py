@@ -224,8 +224,8 @@ def test_one_record_that_the_broker_refuses_does_not_stop_the_others(broker: Bro
     delay, small = delay_topic(topics), topics.create(config={"max.message.bytes": "20000"})
     with Rig(broker.bootstrap, delay, mode=mode) as rig:
         rows = timers(rig, small, 100)
-        for culprit in (30, 31):
-            rows[culprit]["value"] = bytes(30_000)
+        for large in (30, 31):
+            rows[large]["value"] = bytes(30_000)
         rig.add(rows)
         rig.planner._limits = SizeLimits(compressed=True)  # "only the brokers can tell"
         rig.start()
@@ -282,7 +282,7 @@ def test_a_target_that_is_deleted_while_it_is_known_is_retried(broker: Broker, t
 def test_a_record_whose_target_is_missing_is_written_back_to_be_tried_again(
     broker: Broker, topics: Topics, mode: str
 ) -> None:
-    """A copy in its own partition with one attempt more, a time to come up, and all else as it was; nobody waits for
+    """A copy in its own partition with one attempt more, a time to come up, and all else as it was; nothing waits for
     it."""
     delay, target = delay_topic(topics, partitions=2), topics.create()
     policy = RetryPolicy(backoff_ms=8_000, backoff_max_ms=60_000)
@@ -660,13 +660,13 @@ def test_a_revocation_waits_for_the_open_transaction_and_not_longer(broker: Brok
 @pytest.mark.slow
 def test_a_broker_that_is_killed_and_comes_back_costs_nothing() -> None:
     """Through three kills under load every record arrives exactly once, or is put off, and delivery goes on by itself.
-    After the last one nobody listens until what is under way has been given up."""
+    After the last one no broker listens until what is under way has been given up."""
     count = sent = 12_000
     with own_broker() as own:
         mine = Topics(own.bootstrap)
         delay, target = delay_topic(mine), mine.create(partitions=2)
         produce(own.bootstrap, [Outgoing(topic=delay) for _ in range(count + 1_000)])
-        # Nobody re-bases this rig: its membership has to outlive a slow start of the broker.
+        # Nothing re-bases this rig: its membership has to outlive a slow start of the broker.
         rig, writer = rig_with_interference(own, delay, session_timeout="5m", transaction_rows=50)
         with rig:
             due = rig.clock.now_ms()
@@ -699,7 +699,7 @@ def test_a_broker_that_is_killed_and_comes_back_costs_nothing() -> None:
                 return True
 
             wait_until(is_read, 3 * DEADLINE_S, "what is committed can be read")
-            # What is planned while nobody answers is put off: a copy, which this rig does not read.
+            # What is planned while no broker answers is put off: a copy, which this rig does not read.
             copies = [dict(record.headers).get(h.COPY_ORIGIN) for record in read_committed(own.bootstrap, delay)]
             put_off = [int(origin) for origin in copies if origin is not None]
             assert len(put_off) == sum(rig.tally.by_retry.values())

@@ -428,8 +428,8 @@ class DispatchRig:
         )
 
     def judge_offsets(self, names: Collection[SourceName]) -> None:
-        """When offsets join a transaction. (It may be committed after a revocation: who reads then waits for that.)"""
-        assert self.owned.issuperset(names), "offsets of a partition that is somebody else's"
+        """When offsets join a transaction. (It may be committed after a revocation: a reader then waits for that.)"""
+        assert self.owned.issuperset(names), "offsets of a partition of another instance"
 
     def judge(self, transaction: Open) -> None:
         """Before it is committed: it holds exactly what becomes finished."""

@@ -37,7 +37,7 @@ def deliver(rig: DispatchRig, count: int, topic: str = "orders", steps: int = 30
     raise AssertionError(f"{rig.delivered[topic]} of {count} were delivered")
 
 
-def settle(rig: DispatchRig, steps: int = 1_000, but: int | None = None) -> None:
+def deliver_all(rig: DispatchRig, steps: int = 1_000, but: int | None = None) -> None:
     """Step until nothing is left, but for one partition of the delay topic."""
     opened = rig.opened
     for _ in range(steps):
@@ -61,7 +61,7 @@ def test_a_target_that_answers_with_an_unknown_code_holds_up_no_other(step: str)
                 rig.timer(i % 2, i, "bills")
             assert deliver(rig, 5) <= ABORTS_MAX, KafkaError(code).name()
             if code != KafkaError.INVALID_TIMESTAMP:  # that is no record's fault, however often it is tried
-                settle(rig)
+                deliver_all(rig)
                 assert rig.ends["dead"] == 5, KafkaError(code).name()
         finally:
             rig.close()
@@ -85,9 +85,9 @@ def test_a_delay_topic_partition_that_takes_nothing_holds_up_no_other_source(ste
                 rig.timer(1, 10, "nowhere")
             rig.pass_ms(20_000)
             assert deliver(rig, 5) <= ABORTS_MAX, KafkaError(code).name()
-            settle(rig, but=0)
+            deliver_all(rig, but=0)
             rig.kafka.faults.clear()
-            settle(rig)
+            deliver_all(rig)
         finally:
             rig.close()
 
@@ -104,7 +104,7 @@ def test_a_cancel_that_cannot_be_forwarded_holds_up_no_other_source(step: str) -
                 rig.timer(2, i, "orders")
             assert deliver(rig, 5) <= ABORTS_MAX, KafkaError(code).name()
             rig.kafka.faults.clear()
-            settle(rig)
+            deliver_all(rig)
         finally:
             rig.close()
 
@@ -130,7 +130,7 @@ def test_a_transaction_that_is_fenced_for_its_age_is_halved(rig: DispatchRig) ->
         for i in range(100):
             rig.timer(i % 3, 0, "orders")
         rig.kafka.inject(Fault(step="offsets", code=KafkaError._TIMED_OUT, is_retriable=True, times=2, takes_ms=5_000))
-        settle(rig)
+        deliver_all(rig)
     assert rig.delivered["orders"] == 300
 
 
@@ -148,7 +148,7 @@ def test_records_that_only_the_broker_refuses_cost_few_aborts(rig: DispatchRig, 
     began_s = rig.clock.monotonic_s()
     assert deliver(rig, 9_000) <= ABORTS_MAX
     assert rig.clock.monotonic_s() - began_s <= 3
-    settle(rig)
+    deliver_all(rig)
 
 
 def test_good_records_for_a_target_that_refuses_others_are_delivered(rig: DispatchRig) -> None:
@@ -158,7 +158,7 @@ def test_good_records_for_a_target_that_refuses_others_are_delivered(rig: Dispat
     )
     for i in range(1_000):
         rig.timer(i % 3, 5, "bills", key=None if i % 2 else b"k")
-    settle(rig, 3_000)
+    deliver_all(rig, 3_000)
     assert (rig.delivered["bills"], rig.ends["dead"]) == (500, 500)
 
 
@@ -176,7 +176,7 @@ def test_a_clock_that_is_set_back_too_often_is_told_and_counted(rig: DispatchRig
         rig.step()
     assert rig.tally.steps_refused == refused, "told once, not at every look"
     rig.pass_ms(900_000)
-    settle(rig)
+    deliver_all(rig)
     assert rig.delivered["orders"] == 90
 
 
@@ -223,6 +223,6 @@ def test_records_that_do_not_fit_into_many_targets_cost_one_look_up(rig: Dispatc
     rig.timer(1, 0, "orders")
     asked.clear()
     deliver(rig, 1)
-    settle(rig)
+    deliver_all(rig)
     assert rig.ends["dead"] == len(names)
     assert len(asked) == 1

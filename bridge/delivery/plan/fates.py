@@ -100,11 +100,11 @@ class Findings:
     that are put off, since one of them spoils transactions.
     """
 
-    rejected: Mapping[int, Refusal] = field(default_factory=dict)
-    no_letter: Collection[int] = ()
-    no_copy: Collection[int] = ()
-    cut: Collection[int] = ()
-    put_off: Mapping[int, Refusal] = field(default_factory=dict)
+    rejected: dict[int, Refusal] = field(default_factory=dict)
+    no_letter: set[int] = field(default_factory=set)
+    no_copy: set[int] = field(default_factory=set)
+    cut: set[int] = field(default_factory=set)
+    put_off: dict[int, Refusal] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

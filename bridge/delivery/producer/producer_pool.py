@@ -227,7 +227,9 @@ class ProducerPool:
         initialised in time goes on with that by itself, and would fence a second one: it is used further.
         """
         if left and (is_open or pooled.faults):
-            _retire(left.pop(), closed, is_open=is_open)
+            if is_open:
+                _abort(left[0], closed)
+            drop(left.pop())
         while not closed.is_set():
             with alone(pooled.name, -1):
                 faults = pooled.faults if left else []
@@ -303,13 +305,6 @@ def alone(name: str, timeout_s: float) -> Iterator[bool]:
     finally:
         if is_alone:
             lock.release()
-
-
-def _retire(producer: Producer, closed: threading.Event, *, is_open: bool) -> None:
-    """Let go of a producer, when its transaction is aborted."""
-    if is_open:
-        _abort(producer, closed)
-    drop(producer)
 
 
 def _abort(producer: Producer, closed: threading.Event) -> None:

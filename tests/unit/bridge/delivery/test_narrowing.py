@@ -1,4 +1,4 @@
-"""bridge.narrowing: the attempt after an abort differs from the one before it, whatever the brokers have answered."""
+"""bridge.delivery.narrowing: the attempt after an abort differs from the one before it, whatever brokers answer."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_a_partition_that_fails_again_and_again_is_put_aside_whatever_the_code(
 def test_a_target_is_put_aside_late_where_the_brokers_are_busy(
     brokers: Brokers, targets: Targets, found: Narrowing
 ) -> None:
-    """That passes as a rule, and is nobody's fault."""
+    """That passes as a rule, and no target is the reason."""
     brokers.topics["t"] = WELL
     found.rows = 1
     error = KafkaError(KafkaError.COORDINATOR_LOAD_IN_PROGRESS)

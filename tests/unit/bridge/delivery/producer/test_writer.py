@@ -380,8 +380,8 @@ class TestSpare:
         assert used.calls.count("abort") == 3
         assert made.calls.count("init") == 2
 
-    def test_who_is_ready_first_goes_on(self, told: Told) -> None:
-        """Soon after a start no other id is ready yet. Nobody waits for an abort that may wait for a dead node."""
+    def test_the_id_that_is_ready_first_goes_on(self, told: Told) -> None:
+        """Soon after a start no other id is ready yet. Delivery waits for no abort that may wait for a dead node."""
         left, spare = told.producer, StubProducer(told.clock)
         told.producer = spare
         threading.Timer(0.1, told.later[0]).start()
@@ -390,7 +390,7 @@ class TestSpare:
         told.writer.begin()
         assert spare.calls[-1] == "begin"
 
-    def test_nobody_is_ready_in_time(self, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_no_id_is_ready_in_time(self, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
         """Then the producer is opened again, as often as it takes."""
         monkeypatch.setattr(TimeBudgets, "step_s", 0.01)
         with pytest.raises(Broken):
@@ -508,7 +508,7 @@ class TestSpare:
         assert taken is not None and taken.producer is None
 
     def test_a_call_that_does_not_return_is_watched(self, ready: Told, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Offsets are not taken while the id is held up: whoever looks at the targets meanwhile may end that."""
+        """Offsets are not taken while the id is held up: the look at the targets meanwhile may end that."""
         released, told = threading.Event(), []
 
         def look(stalled_s: float) -> bool:
@@ -533,7 +533,7 @@ class TestLostMarkers:
 
     @pytest.mark.parametrize("outcome", list(Outcome))
     def test_the_usual_id_ends_it_and_goes_on(self, outcome: Outcome) -> None:
-        """Asked before it is initialised: then nobody knows any more."""
+        """Its coordinator is asked before it is initialised: afterwards it no longer knows."""
         told = Told()
         told.repair.lost["x"] = outcome
         told.writer.open()
@@ -570,7 +570,7 @@ class TestLostMarkers:
 
     @pytest.mark.parametrize("failure", [RETRIABLE, error(KafkaError.TOPIC_AUTHORIZATION_FAILED)])
     def test_an_id_is_not_initialised_before_there_is_an_answer(self, failure: Exception) -> None:
-        """With that the coordinator would forget what nobody has heard yet. In the background it is asked until it
+        """With that the coordinator would forget what it has not told yet. In the background it is asked until it
         answers."""
         told = Told()
         told.repair.unanswered = [failure]
