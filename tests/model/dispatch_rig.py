@@ -39,10 +39,10 @@ from bridge.wire.decode_epochs import DecodeParameters
 from bridge.wire.headers import RejectReason
 from tests.broker.rig import Tally
 from tests.entries import table_of
+from tests.manual_clock import ManualClock
 from tests.model.scripted_kafka import Kafka, Open, Record
 from tests.model.scripted_producer import ScriptedProducer
 from tests.unit.timerstore.entries import gather
-from timerstore.clock import ManualClock
 from timerstore.disk.checkpoint import Identity
 from timerstore.limits import Limits
 from timerstore.operations import recovery

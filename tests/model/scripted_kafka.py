@@ -15,7 +15,7 @@ from typing import Final
 
 from confluent_kafka import KafkaError
 
-from timerstore.clock import ManualClock
+from tests.manual_clock import ManualClock
 from timerstore.rows.sources import SourceName
 
 CODES: Final = sorted(

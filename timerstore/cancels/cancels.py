@@ -16,8 +16,9 @@ Only one thread appends, so nothing can become covered between the two.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Final
 
 import numpy as np
@@ -31,7 +32,6 @@ from timerstore.cancels.id_index import (
     Timers,
     Unstored,
     concat_timers,
-    matches_in,
     no_timers,
     target_codes,
 )
@@ -206,7 +206,8 @@ class Cancels:
         before, _ = known.lookup.look_up(new.keys)
         parts: list[Timers] = []
         reached: list[Int64s] = []
-        for query, timers in _everywhere(known, new.keys):
+        holders: tuple[Timers | SegmentIds, ...] = (*known.unstored, *known.segments)
+        for query, timers in chain.from_iterable(holder.matches(new.keys) for holder in holders):
             mask = (timers.origin < new.offset[query]) & (timers.origin >= before[query])
             mask[mask] = ~finished(timers[mask])
             if mask.any():
@@ -254,13 +255,6 @@ class Cancels:
         hot = resident.ready.first_at_ms()
         held = [resident.committed[source].position.at_ms for source in resident.held_sources()]
         return min([now_ms, resident.frontier.at_ms, *first, *held, *([] if hot is None else [hot])])
-
-
-def _everywhere(known: Known, keys: Digests) -> Iterator[tuple[Int64s, Timers]]:
-    for run in known.unstored:
-        yield from matches_in(run, keys)
-    for segment in known.segments:
-        yield from segment.matches(keys)
 
 
 def _run(keys: Digests, source: npt.NDArray[Any], offset: Int64s, expire_ms: Int64s) -> Run:

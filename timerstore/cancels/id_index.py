@@ -63,6 +63,10 @@ class Timers(Positions):
             target=self.target[key], names=self.names,
         )  # fmt: skip
 
+    def matches(self, wanted: Digests) -> Iterator[tuple[Int64s, Timers]]:
+        """As `SegmentIds.matches`, of a run in memory."""
+        return ((query, self[found]) for query, found in find_all(self.keys, wanted, FOUND_ROWS_MAX))
+
 
 def concat_timers(parts: Sequence[Timers]) -> Timers:
     """All rows, one after the other; names may occur twice."""
@@ -105,7 +109,7 @@ class SegmentIds:
     def matches(self, wanted: Digests) -> Iterator[tuple[Int64s, Timers]]:
         """(index in `wanted`, timer) of all timers with these keys, in pieces of bounded size."""
         keys = Digests(self._file["hi"], self._file["lo"])
-        return _matches(keys, wanted, self._timers)
+        return ((query, self._timers(found)) for query, found in find_all(keys, wanted, FOUND_ROWS_MAX))
 
     def pieces(self) -> Iterator[Timers]:
         """All timers, in pieces."""
@@ -235,18 +239,6 @@ class Unstored:
         left = (run[~is_gone(run)] for run in self.runs)
         self.runs = tuple(run for run in left if len(run))
         self._pruned_rows = len(self)
-
-
-def matches_in(timers: Timers, wanted: Digests) -> Iterator[tuple[Int64s, Timers]]:
-    """As `SegmentIds.matches`, of a run in memory."""
-    return _matches(timers.keys, wanted, timers.__getitem__)
-
-
-def _matches(
-    keys: Digests, wanted: Digests, rows: Callable[[npt.NDArray[Any]], Timers]
-) -> Iterator[tuple[Int64s, Timers]]:
-    for query, found in find_all(keys, wanted, FOUND_ROWS_MAX):
-        yield query, rows(found)
 
 
 def _renamed(timers: Timers) -> Timers:

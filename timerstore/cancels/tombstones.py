@@ -32,7 +32,6 @@ from timerstore.rows.position import Bools, Int64s
 from timerstore.rows.sources import Sources
 
 SCHEMA: Final = {"hi": "<u8", "lo": "<u8", "source": "<i4", "offset": "<i8", "expire_ms": "<i8"}
-ROW_BYTES: Final = 36
 MERGE_STEP_ROWS: Final = 32_768
 """A merge of files holds this many rows of each in memory."""
 
@@ -53,6 +52,10 @@ class Run:
 
     def __getitem__(self, key: slice | Bools) -> Run:
         return Run(keys=self.keys[key], source=self.source[key], offset=self.offset[key], expire_ms=self.expire_ms[key])
+
+    def look_up(self, wanted: Digests) -> tuple[Int64s, Int64s]:
+        """As `Lookup.look_up`, in this run."""
+        return _look_up(self.keys, self.offset, self.expire_ms, wanted)
 
 
 class TombstoneFile:
@@ -100,12 +103,9 @@ class Lookup:
     def look_up(self, wanted: Digests) -> tuple[Int64s, Int64s]:
         """(offset, expire_ms) of each wanted key's tombstone, int64[n] each; -1 where there is none."""
         offset, expire_ms = np.full(len(wanted), -1, np.int64), np.full(len(wanted), -1, np.int64)
-        for run in self.memory:
-            found = _look_up(run.keys, run.offset, run.expire_ms, wanted)
-            np.maximum(offset, found[0], out=offset)
-            np.maximum(expire_ms, found[1], out=expire_ms)
-        for file in self.files:
-            found = file.look_up(wanted)
+        runs: tuple[Run | TombstoneFile, ...] = (*self.memory, *self.files)
+        for each in runs:
+            found = each.look_up(wanted)
             np.maximum(offset, found[0], out=offset)
             np.maximum(expire_ms, found[1], out=expire_ms)
         return offset, expire_ms
@@ -285,7 +285,5 @@ def read(path: Path, sources: Sources, expected: NamedFile) -> TombstoneFile:
 def _look_up(keys: Digests, offset: Int64s, expire_ms: Int64s, wanted: Digests) -> tuple[Int64s, Int64s]:
     at = find(keys, wanted)
     there = at >= 0
-    return (
-        np.where(there, offset[np.where(there, at, 0)], -1),
-        np.where(there, expire_ms[np.where(there, at, 0)], -1),
-    )
+    first = np.where(there, at, 0)
+    return np.where(there, offset[first], -1), np.where(there, expire_ms[first], -1)

@@ -117,7 +117,7 @@ def _from_json(body: dict[str, Any]) -> Checkpoint:
             (topic, partition): (offset, None if position is None else tuple(position))
             for topic, partition, offset, position in body["progress"]
         },
-        frozen=_grouped(body.get("frozen", [])),
+        frozen=_grouped(body["frozen"]),
         segments=tuple(NamedFile(name=n, bytes=b, crc=c) for n, b, c in body["segments"]),
         tombstones=tuple(NamedFile(name=n, bytes=b, crc=c) for n, b, c in body["tombstones"]),
     )

@@ -31,7 +31,7 @@ from timerstore.memory.chunks import ROW_REFERENCE_BYTES, materialize
 from timerstore.memory.pending import SLOT_MS, Tally, count_in, count_targets
 from timerstore.memory.sorted_runs import RowRefs
 from timerstore.rows.entry import SEGMENT
-from timerstore.rows.position import OFFSET_MAX, Int64s, Position, offsets_of, pack, sources_of
+from timerstore.rows.position import OFFSET_MAX, Bools, Int64s, Position, Positions, offsets_of, pack, sources_of
 from timerstore.rows.sources import SourceName, Sources
 
 FORMAT_VERSION = 1
@@ -41,14 +41,13 @@ ROW_GROUP_ROWS = 16_384
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Segment:
-    """An open segment. The `group_*` vectors have one element a row group; `timers` is the histogram of all its rows by
-    slot and target, `ids` the index of those that have ids."""
+    """An open segment. `fences` (first positions) and the `group_*` vectors have one element a row group; `timers` is
+    the histogram of all its rows by slot and target, `ids` the index of those that have ids."""
 
     path: Path
     named: NamedFile
     rows: int
-    group_at: Int64s
-    group_seq: Int64s
+    fences: Positions
     group_rows: Int64s
     group_bytes: Int64s
     first: Position
@@ -64,20 +63,14 @@ class Segment:
     timers: Tally
     ids: SegmentIds | None
 
-    def groups_between(self, lower: Position, upper: Position) -> npt.NDArray[np.bool_]:
+    def groups_between(self, lower: Position, upper: Position) -> Bools:
         """Mask of the row groups that may hold rows in (lower, upper]; none where the histogram has nothing in its
         slots."""
         slots = slice(*np.searchsorted(self.timers.slots, [lower.at_ms // SLOT_MS, upper.at_ms // SLOT_MS + 1]))
         if not self.timers.counts[slots].any():
-            return np.zeros(len(self.group_at), dtype=np.bool_)
-        begins_in_time = (self.group_at < upper.at_ms) | (
-            (self.group_at == upper.at_ms) & (self.group_seq <= upper.seq)
-        )
-        next_at = np.r_[self.group_at[1:], self.last.at_ms]
-        next_seq = np.r_[self.group_seq[1:], self.last.seq]
-        reaches = (next_at > lower.at_ms) | ((next_at == lower.at_ms) & (next_seq > lower.seq))
-        result: npt.NDArray[np.bool_] = begins_in_time & reaches
-        return result
+            return np.zeros(len(self.fences), dtype=np.bool_)
+        after = Positions(np.r_[self.fences.at[1:], self.last.at_ms], np.r_[self.fences.seq[1:], self.last.seq])
+        return self.fences.at_or_below(upper) & ~after.at_or_below(lower)
 
 
 def write(
@@ -276,8 +269,6 @@ def _from_footer(path: Path, named: NamedFile, footer: dict[str, Any], sources: 
     present = np.array([sources.index(topic, partition) for topic, partition in footer["sources"]], dtype=np.int64)
     groups = {name: _unpack_vector(text) for name, text in footer["groups"].items()}
     group_seq = pack(present[groups["source"]], groups["offset"])
-    # Files of versions before this say nothing of it.
-    shares = footer.get("source_rows") or [footer["rows"] // len(present)] * len(present)
     largest = {
         int(source): Position(extent[4], int(source), extent[5])
         for source, extent in zip(present, footer["extent"], strict=True)
@@ -286,8 +277,7 @@ def _from_footer(path: Path, named: NamedFile, footer: dict[str, Any], sources: 
         path=path,
         named=named,
         rows=footer["rows"],
-        group_at=groups["at"],
-        group_seq=group_seq,
+        fences=Positions(groups["at"], group_seq),
         group_rows=groups["rows"],
         group_bytes=groups["bytes"],
         first=Position.of(int(groups["at"][0]), int(group_seq[0])),
@@ -295,7 +285,7 @@ def _from_footer(path: Path, named: NamedFile, footer: dict[str, Any], sources: 
         largest=largest,
         begins={int(s): extent[0] for s, extent in zip(present, footer["extent"], strict=True)},
         ends={int(s): extent[1] + 1 for s, extent in zip(present, footer["extent"], strict=True)},
-        rows_of=dict(zip(present.tolist(), shares, strict=True)),
+        rows_of=dict(zip(present.tolist(), footer["source_rows"], strict=True)),
         ids=open_or_make(path, named.crc, sources) if footer["ids"] else None,
         timers=Tally(
             slots=_unpack_vector(footer["slots"]), counts=_unpack_vector(footer["counts"]), targets=footer["targets"]

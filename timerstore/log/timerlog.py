@@ -79,8 +79,8 @@ class TimerLog:
         touched = self._touched(lower, upper)
         if not touched:
             return Window(lower=lower, upper=upper, segments=())
-        at = np.concatenate([segment.group_at[mask] for segment, mask in touched])
-        seq = np.concatenate([segment.group_seq[mask] for segment, mask in touched])
+        at = np.concatenate([segment.fences.at[mask] for segment, mask in touched])
+        seq = np.concatenate([segment.fences.seq[mask] for segment, mask in touched])
         size = np.concatenate([segment.group_bytes[mask] for segment, mask in touched])
         order = order_by_position(at, seq)
         is_begun = at_or_below(at, seq, lower.at_ms, lower.seq)

@@ -61,11 +61,8 @@ def choose(
 
 def passed_rows(each: Segment, position: Position) -> int:
     """How many rows of a segment lie in row groups that end at or before a position."""
-    ends = (each.group_at[1:] < position.at_ms) | (
-        (each.group_at[1:] == position.at_ms) & (each.group_seq[1:] <= position.seq)
-    )
-    is_last = each.last <= position
-    return int(each.group_rows[:-1][ends].sum()) + (int(each.group_rows[-1]) if is_last else 0)
+    is_passed = np.r_[each.fences.at_or_below(position)[1:], each.last <= position]
+    return int(each.group_rows[is_passed].sum())
 
 
 class Compaction:

@@ -44,7 +44,6 @@ _PAYLOAD_FIELDS = [
     pa.field("reason", pa.string()),
 ]
 
-POSITION_COLUMNS = [field.name for field in _POSITION_FIELDS]
 PAYLOAD_COLUMNS = [field.name for field in _PAYLOAD_FIELDS]
 
 ENTRY = pa.schema(_POSITION_FIELDS + _PAYLOAD_FIELDS)

@@ -14,8 +14,8 @@ from confluent_kafka import KafkaError, Producer
 
 from bridge.client import DelayClient
 from bridge.errors import EnvironmentFailure
+from tests.manual_clock import ManualClock
 from tests.paths import ROOT
-from timerstore.clock import ManualClock
 
 
 class FakeProducer:

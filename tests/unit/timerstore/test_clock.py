@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from timerstore.clock import ClockWatch, ManualClock, SystemClock
+from tests.manual_clock import ManualClock
+from timerstore.clock import ClockWatch, SystemClock
 
 
 def test_the_system_clock_never_runs_ahead_of_the_wall_clock() -> None:

@@ -26,7 +26,7 @@ from bridge.delivery.targets.cache import Targets
 from bridge.kafka.errors import Refusal
 from bridge.wire.headers import RejectReason
 from tests.broker.brokers import WELL, Brokers
-from timerstore.clock import ManualClock
+from tests.manual_clock import ManualClock
 
 UNKNOWN = Failure.of(KafkaError(KafkaError.UNKNOWN))
 

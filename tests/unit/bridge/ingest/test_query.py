@@ -18,7 +18,7 @@ from bridge.ingest import query as module
 from bridge.ingest.batch_size import GROWTH_MAX, RECORDS_MIN, BatchLimits
 from bridge.ingest.query import Ingest, Restart
 from dev.harness.waiting import wait_until
-from timerstore.clock import ManualClock
+from tests.manual_clock import ManualClock
 from timerstore.errors import Closed
 from timerstore.rows.sources import SourceName
 

@@ -17,7 +17,7 @@ from bridge.runtime import app as module
 from bridge.runtime.app import Application
 from bridge.settings.model import Settings
 from dev.harness.waiting import wait_until
-from timerstore.clock import ManualClock
+from tests.manual_clock import ManualClock
 from timerstore.rows.sources import SourceName
 
 A, B = ("delay", 0), ("delay", 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bridge.runtime.clock_jumps import STALL_S, ClockJumps, Signs
-from timerstore.clock import ManualClock
+from tests.manual_clock import ManualClock
 
 HOUR_MS = 3_600_000
 

@@ -8,9 +8,9 @@ import pytest
 
 from bridge.runtime.gauges import Lag, snapshot
 from bridge.settings.model import Settings
+from tests.manual_clock import ManualClock
 from tests.unit.timerstore.entries import Record
 from tests.unit.timerstore.rig import BILLS, NOW_MS, ORDERS, Rig
-from timerstore.clock import ManualClock
 
 LATE_MS = 3_000_000
 SLOT_S = 10

@@ -19,9 +19,9 @@ from bridge.runtime.maintenance_thread import COMPACT_INTERVAL_S, FLUSH_AGAIN_S,
 from bridge.telemetry.heartbeats import DISK_BYTES_PER_S, SPARK_S
 from bridge.telemetry.metrics import Metrics
 from dev.harness.waiting import wait_until
+from tests.manual_clock import ManualClock
 from tests.unit.timerstore.entries import gather
 from tests.unit.timerstore.rig import NOW_MS, ORDERS, Rig
-from timerstore.clock import ManualClock
 from timerstore.disk import checkpoint
 from timerstore.limits import Limits
 from timerstore.log import segment

@@ -19,8 +19,8 @@ from bridge.settings.model import Settings
 from bridge.telemetry.http import Health
 from bridge.wire.committed_state import CommittedState, initial_state
 from bridge.wire.decode_epochs import DecodeParameters
+from tests.manual_clock import ManualClock
 from tests.unit.timerstore.rig import BILLS, NOW_MS, ORDERS, Rig
-from timerstore.clock import ManualClock
 from timerstore.disk import checkpoint, files
 from timerstore.rows.sources import SourceName
 from timerstore.store import TimerStore

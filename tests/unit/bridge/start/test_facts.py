@@ -10,8 +10,8 @@ from bridge.errors import EnvironmentFailure
 from bridge.start.facts import plan_start
 from bridge.start.first_commits import StartFacts, StartPlan, TopicFacts
 from bridge.wire.committed_state import CommittedState
+from tests.manual_clock import ManualClock
 from tests.unit.bridge.start.test_first_commits import PARAMETERS, state, topic
-from timerstore.clock import ManualClock
 from timerstore.rows.sources import SourceName
 
 

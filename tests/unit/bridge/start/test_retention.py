@@ -16,9 +16,9 @@ from bridge.runtime.gauges import Lag
 from bridge.settings.model import Settings
 from bridge.start.retention import RetentionGuard, kept_ms, must_hold_what_is_pending
 from bridge.start.roll_window import TopicLimits, Windows
+from tests.manual_clock import ManualClock
 from tests.unit.timerstore.entries import Record
 from tests.unit.timerstore.rig import NOW_MS, ORDERS, Rig
-from timerstore.clock import ManualClock
 
 HOUR = 3_600_000
 FAR = NOW_MS + 10 * HOUR

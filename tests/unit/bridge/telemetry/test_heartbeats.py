@@ -38,9 +38,9 @@ from bridge.telemetry.progress_bar import LongWork
 from bridge.wire.decode_epochs import DecodeEpoch, DecodeParameters
 from dev.harness.waiting import wait_until
 from tests.broker.rig import Listener, Tally
+from tests.manual_clock import ManualClock
 from tests.paths import ROOT
 from tests.unit.bridge.telemetry.test_http import ask
-from timerstore.clock import ManualClock
 
 SEEN_S: Final = 20.0
 """How long a thread of a busy machine may take until it comes round."""

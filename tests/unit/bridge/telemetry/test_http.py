@@ -26,8 +26,9 @@ from bridge.telemetry.http import CONNECTION_S, CONNECTIONS_MAX, THREADS_MAX, He
 from bridge.telemetry.metrics import Metrics, StoreSnapshot
 from bridge.telemetry.protection import Protection
 from dev.harness.waiting import wait_until
+from tests.manual_clock import ManualClock
 from tests.system.secure import Authority
-from timerstore.clock import ManualClock, SystemClock
+from timerstore.clock import SystemClock
 
 SYSTEM: Final = SystemClock()
 FEW_THREADS: Final = 40

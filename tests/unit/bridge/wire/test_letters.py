@@ -20,7 +20,7 @@ from bridge.wire import headers as h
 from bridge.wire import letters
 from bridge.wire.headers import RejectReason
 from bridge.wire.letters import Choice, Letter, read_letter
-from timerstore.clock import ManualClock
+from tests.manual_clock import ManualClock
 
 WHERE = h.Where("delay", 3, 17, 5, 99)
 OWN: h.Headers = [("x", b"1"), ("delay-for", b"?"), ("delay-reason", b"mine"), ("x", None)]

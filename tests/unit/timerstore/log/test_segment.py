@@ -83,13 +83,13 @@ def test_the_footer_answers_what_planning_asks(tmp_path: Path) -> None:
     assert (segment.first, segment.last) == (positions[0], positions[-1])
     assert segment.largest == {s: max(p for p in positions if p.source == s) for s in range(3)}
     assert segment.group_rows.tolist() == [4] * 15
-    starts = [Position.of(at, seq) for at, seq in zip(segment.group_at, segment.group_seq, strict=True)]
+    starts = [Position.of(at, seq) for at, seq in zip(segment.fences.at, segment.fences.seq, strict=True)]
     assert starts == positions[::4]
     assert (segment.timers.slots.tolist(), segment.timers.counts.tolist()) == ([0], [60])
     assert segment.timers.targets == {"orders": 30, "": 30}
     again = read(segment.path, IDENTITY, SOURCES, segment.named)
     assert again.named == segment.named and again.largest == segment.largest
-    assert again.group_seq.tolist() == segment.group_seq.tolist()
+    assert again.fences.seq.tolist() == segment.fences.seq.tolist()
 
 
 def test_names_of_targets_cost_no_more_than_a_thousand_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

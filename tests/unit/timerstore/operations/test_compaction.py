@@ -132,7 +132,7 @@ def test_the_footer_of_a_merged_segment_is_that_of_one_written_at_once(rig: Rig,
     assert merged.timers.slots.tolist() == written.timers.slots.tolist()
     assert merged.timers.counts.tolist() == written.timers.counts.tolist()
     assert merged.timers.targets == written.timers.targets
-    assert int(merged.group_rows.sum()) == merged.rows and len(merged.group_at) > len(written.group_at) > 1
+    assert int(merged.group_rows.sum()) == merged.rows and len(merged.fences.at) > len(written.fences.at) > 1
 
 
 def test_flushes_windows_and_deliveries_come_in_between(rig: Rig) -> None:

@@ -21,7 +21,7 @@ from bridge.errors import EnvironmentFailure, FencedError
 from bridge.settings.time_budgets import TimeBudgets
 from bridge.wire.headers import HeaderList
 from dev.harness.waiting import wait_until
-from timerstore.clock import ManualClock
+from tests.manual_clock import ManualClock
 
 
 def error(code: int, **flags: bool) -> KafkaException:

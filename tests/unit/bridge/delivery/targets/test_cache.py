@@ -18,7 +18,7 @@ from bridge.wire.headers import RejectReason
 from dev.broker.embedded import free_ports
 from dev.harness.waiting import wait_until
 from tests.broker.brokers import MISSING, ON_ONE, ON_TWO, ONE, SILENT, WELL, Brokers
-from timerstore.clock import ManualClock
+from tests.manual_clock import ManualClock
 
 
 @pytest.fixture

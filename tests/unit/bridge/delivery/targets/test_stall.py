@@ -13,7 +13,8 @@ from bridge.delivery.targets.stall import StallWatch
 from bridge.delivery.targets.target import Target
 from dev.harness.waiting import wait_until
 from tests.broker.brokers import ON_ONE, ON_TWO, TWO, WELL, Brokers
-from timerstore.clock import ManualClock, SystemClock
+from tests.manual_clock import ManualClock
+from timerstore.clock import SystemClock
 
 
 @pytest.fixture
