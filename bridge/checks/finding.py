@@ -27,6 +27,21 @@ class Finding:
     error: type[BridgeError] = EnvironmentFailure
 
 
+def ok(name: str, detail: str) -> Finding:
+    """All is well."""
+    return Finding(name=name, status="ok", detail=detail)
+
+
+def warned(name: str, detail: str, remedy: str) -> Finding:
+    """Something for the operator to know."""
+    return Finding(name=name, status="warning", detail=detail, remedy=remedy)
+
+
+def failed(name: str, detail: str, remedy: str, error: type[BridgeError] = EnvironmentFailure) -> Finding:
+    """Something that refuses the start."""
+    return Finding(name=name, status="failed", detail=detail, remedy=remedy, error=error)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
     """What the checks look at. `connector_jars` yields the jars that Spark needs, or raises a BridgeError."""

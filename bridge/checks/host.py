@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from bridge.checks.finding import Context, Finding, Status
+from bridge.checks.finding import Context, Finding, failed, ok, warned
 from bridge.errors import StateError
 from bridge.settings.clients import java
 from timerstore.disk.checkpoint import read as read_checkpoint
@@ -41,9 +41,7 @@ def check_directory(context: Context) -> Iterator[Finding]:
             yield _of_room(directory, 0, context.settings.store.flush_bytes, has_index=True)
             return
         detail = f"{directory} cannot be written: {error.strerror}"
-        yield Finding(
-            name="directory", status="failed", detail=detail, remedy="correct store.directory or its permissions"
-        )
+        yield failed("directory", detail, "correct store.directory or its permissions")
         return
     yield _of_room(directory, free, context.settings.store.flush_bytes, has_index=has_index)
 
@@ -52,12 +50,11 @@ def _of_room(directory: Path, free: int, flush: int, *, has_index: bool) -> Find
     detail = f"{directory.resolve()}, {free / 2**30:.1f} GiB free"
     if free < 2 * flush:
         remedy = "free some space: a segment, and its successor while it is written, must fit"
-        status: Status = "warning" if has_index else "failed"
-        return Finding(name="directory", status=status, detail=detail, remedy=remedy)
+        return (warned if has_index else failed)("directory", detail, remedy)
     if free < 20 * flush:
         remedy = "free some space: pending messages are kept here"
-        return Finding(name="directory", status="warning", detail=detail, remedy=remedy)
-    return Finding(name="directory", status="ok", detail=detail)
+        return warned("directory", detail, remedy)
+    return ok("directory", detail)
 
 
 def check_directory_identity(context: Context) -> Iterator[Finding]:
@@ -66,26 +63,24 @@ def check_directory_identity(context: Context) -> Iterator[Finding]:
     try:
         checkpoint = read_checkpoint(directory)
     except Corrupt as error:
-        yield Finding(
-            name=name, status="warning", detail=str(error), remedy="none needed: `run` rebuilds it from Kafka"
-        )
+        yield warned(name, str(error), "none needed: `run` rebuilds it from Kafka")
         return
     except DiskFailure as error:
-        yield Finding(name=name, status="failed", detail=error.message, remedy=error.hint)
+        yield failed(name, error.message, error.hint)
         return
     if checkpoint is None:
-        yield Finding(name=name, status="ok", detail="empty: it will be filled from Kafka")
+        yield ok(name, "empty: it will be filled from Kafka")
         return
     identity, cluster_id = checkpoint.identity, context.cluster.describe().cluster_id
     if identity.cluster_id != cluster_id:
         detail = f"{directory} belongs to cluster {identity.cluster_id}, this is {cluster_id}"
-        yield Finding(name=name, status="failed", detail=detail, remedy=_WRONG_DIRECTORY, error=StateError)
+        yield failed(name, detail, _WRONG_DIRECTORY, error=StateError)
         return
     ids = context.cluster.topic_ids(context.settings.delay_topics)
     for topic in sorted(t for t, known in identity.topic_ids.items() if ids.get(t, known) != known):
         detail = f"topic {topic} was deleted and made anew since {directory} was written"
-        yield Finding(name=name, status="failed", detail=detail, remedy=_WRONG_DIRECTORY, error=StateError)
-    yield Finding(name=name, status="ok", detail=f"belongs to cluster {cluster_id}")
+        yield failed(name, detail, _WRONG_DIRECTORY, error=StateError)
+    yield ok(name, f"belongs to cluster {cluster_id}")
 
 
 def check_java(_: Context) -> Iterator[Finding]:
@@ -98,14 +93,14 @@ def check_java(_: Context) -> Iterator[Finding]:
             [java_path, "-version"], capture_output=True, text=True, timeout=_JAVA_TIMEOUT_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        yield Finding(name="java", status="failed", detail=f"{java_path} does not run: {error}", remedy=remedy)
+        yield failed("java", f"{java_path} does not run: {error}", remedy)
         return
     found = _JAVA_VERSION.search(ran.stderr + ran.stdout)
     if found is None or int(found[1]) < JAVA_VERSION_MIN:
         version = f"version {found[1]}" if found else "no version"
-        yield Finding(name="java", status="failed", detail=f"{java_path}: {version}", remedy=remedy)
+        yield failed("java", f"{java_path}: {version}", remedy)
     else:
-        yield Finding(name="java", status="ok", detail=f"version {found[1]}")
+        yield ok("java", f"version {found[1]}")
 
 
 def check_connector(context: Context) -> Iterator[Finding]:
@@ -114,14 +109,12 @@ def check_connector(context: Context) -> Iterator[Finding]:
     absent = [str(jar) for jar in jars if not jar.is_file()]
     if absent or not jars:
         remedy = "run `make install`, or use the image, which has them"
-        yield Finding(
-            name="connector", status="failed", detail=f"missing: {', '.join(absent) or 'all jars'}", remedy=remedy
-        )
+        yield failed("connector", f"missing: {', '.join(absent) or 'all jars'}", remedy)
     else:
-        yield Finding(name="connector", status="ok", detail=f"{len(jars)} jars in {jars[0].parent}")
+        yield ok("connector", f"{len(jars)} jars in {jars[0].parent}")
 
 
 def check_java_properties(context: Context) -> Iterator[Finding]:
     """The client properties mean something to Spark's Java client too."""
     java(context.settings)
-    yield Finding(name="java client", status="ok", detail="all client properties can be translated")
+    yield ok("java client", "all client properties can be translated")

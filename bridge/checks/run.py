@@ -12,7 +12,7 @@ from typing import Final
 
 from confluent_kafka import KafkaException, Producer
 
-from bridge.checks.finding import Check, Context, Finding
+from bridge.checks.finding import Check, Context, Finding, failed, ok, warned
 from bridge.checks.host import (
     check_connector,
     check_directory,
@@ -69,7 +69,7 @@ def _guarded(check: Check, context: Context) -> list[Finding]:
         return list(check(context))
     except BridgeError as error:
         name = check.__name__.removeprefix("check_").replace("_", " ")
-        return [Finding(name=name, status="failed", detail=error.message, remedy=error.hint)]
+        return [failed(name, error.message, error.hint)]
 
 
 def require(findings: Iterable[Finding]) -> None:
@@ -90,39 +90,25 @@ def check_brokers(context: Context) -> Iterator[Finding]:
     try:
         cluster = context.cluster.describe()
     except EnvironmentFailure as error:
-        yield Finding(
-            name="brokers", status="failed", detail=f"{error.message} ({context.bootstrap})", remedy=error.hint
-        )
+        yield failed("brokers", f"{error.message} ({context.bootstrap})", error.hint)
         return
     brokers = f"{len(cluster.brokers)} broker{'s' * (len(cluster.brokers) != 1)}"
-    yield Finding(
-        name="brokers", status="ok", detail=f"{brokers} at {context.bootstrap}, cluster id {cluster.cluster_id}"
-    )
+    yield ok("brokers", f"{brokers} at {context.bootstrap}, cluster id {cluster.cluster_id}")
 
 
 def check_broker_version(context: Context) -> Iterator[Finding]:
     """They are recent enough for transactions that fence a second instance."""
     versions = api_versions(context.settings, timeout_s=context.timeout_s)
     if not versions:
-        yield Finding(
-            name="broker version",
-            status="warning",
-            detail="could not be found out",
-            remedy="make sure it is Kafka 2.5 or later",
-        )
+        yield warned("broker version", "could not be found out", "make sure it is Kafka 2.5 or later")
         return
     speaks = (
         f"speaks the protocol of Kafka {known} or later" if (known := release(versions)) else "older than Kafka 2.1"
     )
     if versions.get(TXN_OFFSET_COMMIT, -1) >= TXN_OFFSET_COMMIT_FENCED:
-        yield Finding(name="broker version", status="ok", detail=speaks)
+        yield ok("broker version", speaks)
     else:
-        yield Finding(
-            name="broker version",
-            status="failed",
-            detail=speaks,
-            remedy="upgrade the brokers to Kafka 2.5 or later (KIP-447)",
-        )
+        yield failed("broker version", speaks, "upgrade the brokers to Kafka 2.5 or later (KIP-447)")
 
 
 def check_broker_limits(context: Context) -> Iterator[Finding]:
@@ -130,13 +116,13 @@ def check_broker_limits(context: Context) -> Iterator[Finding]:
     try:
         configs = context.cluster.broker_configs()
     except EnvironmentFailure as error:
-        yield Finding(name="broker limits", status="warning", detail=f"not known: {error.message}", remedy=error.hint)
+        yield warned("broker limits", f"not known: {error.message}", error.hint)
         return
     problems = list(_limit_problems(configs, context.settings))
     for detail, remedy in problems:
-        yield Finding(name="broker limits", status="failed", detail=detail, remedy=remedy)
+        yield failed("broker limits", detail, remedy)
     if not problems:
-        yield Finding(name="broker limits", status="ok", detail="offset metadata, session and transaction time-outs")
+        yield ok("broker limits", "offset metadata, session and transaction time-outs")
 
 
 def _limit_problems(configs: dict[str, str], settings: Settings) -> Iterator[tuple[str, str]]:
@@ -162,7 +148,7 @@ def _limit_problems(configs: dict[str, str], settings: Settings) -> Iterator[tup
 def check_transactions(context: Context) -> Iterator[Finding]:
     """A transactional producer gets its id; a name of its own, so that no running instance is fenced by the check."""
     if context.settings.delivery.mode == "at-least-once":
-        yield Finding(name="transactions", status="ok", detail="not used: delivery.mode is at-least-once")
+        yield ok("transactions", "not used: delivery.mode is at-least-once")
         return
     name = f"{context.settings.bridge.id}-check"
     properties = librdkafka(context.settings, "producer") | {"transactional.id": name, "log_level": "0"}
@@ -173,9 +159,9 @@ def check_transactions(context: Context) -> Iterator[Finding]:
         refused = failure("begin transactions", error.args[0], None, context.bootstrap, redact, code="DB-3006")
         prefix = context.settings.bridge.id
         remedy = f"grant Write and Describe on transactional ids with the prefix {prefix}; {refused.hint}"
-        yield Finding(name="transactions", status="failed", detail=refused.message, remedy=remedy)
+        yield failed("transactions", refused.message, remedy)
         return
-    yield Finding(name="transactions", status="ok", detail=f"allowed for {context.settings.transactional_id}")
+    yield ok("transactions", f"allowed for {context.settings.transactional_id}")
 
 
 BROKER_CHECKS: Final[tuple[Check, ...]] = (

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from bridge.checks.finding import Context, Finding
+from bridge.checks.finding import Context, Finding, failed, ok, warned
 from bridge.errors import BridgeError, EnvironmentFailure
 from bridge.kafka.admin import Topic
 from bridge.settings.clients import HEADER_ALLOWANCE_BYTES
@@ -16,6 +16,7 @@ from bridge.settings.model import Settings
 from bridge.settings.units import format_bytes, format_duration_ms
 from bridge.start.roll_window import MESSAGE_BYTES, TopicLimits, retention_to_create_ms, roll_window_ms
 
+LOG_APPEND_TIME: Final = "message.timestamp.type=LogAppendTime"
 _CONFIG: Final = {"message.timestamp.type": "LogAppendTime", "cleanup.policy": "delete"}  # of topics made here
 
 
@@ -35,21 +36,16 @@ def check_delay_topics(context: Context) -> Iterator[Finding]:
 
 
 def _delay_topic(label: str, name: str, config: dict[str, str], context: Context) -> Iterator[Finding]:
-    stamp = config.get("message.timestamp.type", "CreateTime")
-    stamped = stamp == "LogAppendTime"
-    yield Finding(
-        name=label,
-        status="ok" if stamped else "failed",
-        detail=f"message.timestamp.type={stamp}",
-        remedy="" if stamped else _alter(context, name, "message.timestamp.type=LogAppendTime"),
-    )
-    policy = config.get("cleanup.policy", "delete")
-    yield Finding(
-        name=label,
-        status="failed" if "compact" in policy else "ok",
-        detail=f"cleanup.policy={policy}",
-        remedy=_alter(context, name, "cleanup.policy=delete") if "compact" in policy else "",
-    )
+    detail = f"message.timestamp.type={config.get('message.timestamp.type', 'CreateTime')}"
+    if detail == LOG_APPEND_TIME:
+        yield ok(label, detail)
+    else:
+        yield failed(label, detail, _alter(context, name, LOG_APPEND_TIME))
+    detail = f"cleanup.policy={config.get('cleanup.policy', 'delete')}"
+    if "compact" in detail:
+        yield failed(label, detail, _alter(context, name, "cleanup.policy=delete"))
+    else:
+        yield ok(label, detail)
     yield from _retention(label, name, config, context)
 
 
@@ -59,29 +55,29 @@ def _retention(label: str, name: str, config: dict[str, str], context: Context) 
         window_ms = roll_window_ms(context.settings, name, limits)
     except BridgeError as error:
         detail = f"{error.message}: retention.ms={limits.retention_ms}"
-        yield Finding(name=label, status="failed", detail=detail, remedy=error.hint, error=type(error))
+        yield failed(label, detail, error.hint, error=type(error))
         return
     if limits.retention_bytes >= 0:
         size = format_bytes(limits.retention_bytes)
         detail = f"retention.bytes={limits.retention_bytes}: pending records are lost if a partition outgrows {size}"
         detail += f" within {format_duration_ms(window_ms)}"
-        yield Finding(name=label, status="warning", detail=detail, remedy=_alter(context, name, "retention.bytes=-1"))
+        yield warned(label, detail, _alter(context, name, "retention.bytes=-1"))
     kept = "for ever" if limits.retention_ms < 0 else format_duration_ms(limits.retention_ms)
     detail = f"records are kept {kept}, and roll after {format_duration_ms(window_ms)}"
     if 0 <= limits.retention_ms < 2 * window_ms:
         spare = format_duration_ms(limits.retention_ms - window_ms)
         detail += f": a bridge that is down or behind for more than {spare} may lose messages"
         remedy = f"lower roll.window, or: {_alter(context, name, f'retention.ms={2 * window_ms}')}"
-        yield Finding(name=label, status="warning", detail=detail, remedy=remedy)
+        yield warned(label, detail, remedy)
     else:
-        yield Finding(name=label, status="ok", detail=detail)
+        yield ok(label, detail)
 
 
 def check_dead_letter_topics(context: Context) -> Iterator[Finding]:
     """They exist, and take a reject with the headers that explain it."""
     delay_topics = list(context.settings.delay_topics)
     dead_letter = {name: context.settings.dead_letter_topic(name) for name in delay_topics}
-    limits = {name: _message_bytes(c) for name, c in context.cluster.topic_configs(delay_topics).items()}
+    limits = {name: TopicLimits.of(c).message_bytes for name, c in context.cluster.topic_configs(delay_topics).items()}
     needed = {
         target: max(limits.get(name, MESSAGE_BYTES) for name in delay_topics if dead_letter[name] == target)
         + HEADER_ALLOWANCE_BYTES
@@ -102,17 +98,15 @@ def check_dead_letter_topics(context: Context) -> Iterator[Finding]:
 def _dead_letter_topic(
     label: str, name: str, needed: int, config: dict[str, str], context: Context
 ) -> Iterator[Finding]:
-    limit = _message_bytes(config)
-    fits = limit >= needed
-    yield Finding(
-        name=label,
-        status="ok" if fits else "warning",  # a reject that does not fit stays pending: nothing is lost
-        detail=f"max.message.bytes={limit}" + ("" if fits else f": a large reject with its headers needs {needed}"),
-        remedy="" if fits else _alter(context, name, f"max.message.bytes={needed}"),
-    )
+    limit = TopicLimits.of(config).message_bytes
+    if limit >= needed:
+        yield ok(label, f"max.message.bytes={limit}")
+    else:  # a reject that does not fit stays pending: nothing is lost
+        detail = f"max.message.bytes={limit}: a large reject with its headers needs {needed}"
+        yield warned(label, detail, _alter(context, name, f"max.message.bytes={needed}"))
     if "compact" in (policy := config.get("cleanup.policy", "delete")):
         detail = f"cleanup.policy={policy}: records without a key are refused, others overwritten"
-        yield Finding(name=label, status="failed", detail=detail, remedy=_alter(context, name, "cleanup.policy=delete"))
+        yield failed(label, detail, _alter(context, name, "cleanup.policy=delete"))
 
 
 def check_default_targets(context: Context) -> Iterator[Finding]:
@@ -122,14 +116,9 @@ def check_default_targets(context: Context) -> Iterator[Finding]:
     for name in sorted(targets):
         if not context.settings.target_permitted(name):
             remedy = "add it to targets.allow, or remove it from targets.deny"
-            yield Finding(name=f"target {name}", status="failed", detail="not allowed by targets", remedy=remedy)
+            yield failed(f"target {name}", "not allowed by targets", remedy)
         elif name not in present:
-            yield Finding(
-                name=f"target {name}",
-                status="warning",
-                detail="does not exist",
-                remedy="create it before messages are due",
-            )
+            yield warned(f"target {name}", "does not exist", "create it before messages are due")
         else:
             yield _partitions(f"target {name}", present[name])
 
@@ -169,14 +158,10 @@ def _missing(
     create = f"kafka-topics --bootstrap-server {context.bootstrap} --create --topic {name}"
     command = f"{create} --partitions {partitions}{given}"
     if error is not None:
-        return Finding(name=label, status="failed", detail=error.message, remedy=f"{error.hint}, or: {command}")
+        return failed(label, error.message, f"{error.hint}, or: {command}")
     if context.settings.bridge.create_topics and not context.create:
-        return Finding(
-            name=label, status="warning", detail="does not exist; `run` will create it", remedy=f"or: {command}"
-        )
-    return Finding(
-        name=label, status="failed", detail="does not exist", remedy=f"{command} (or bridge.create_topics: true)"
-    )
+        return warned(label, "does not exist; `run` will create it", f"or: {command}")
+    return failed(label, "does not exist", f"{command} (or bridge.create_topics: true)")
 
 
 def _partitions(label: str, topic: Topic) -> Finding:
@@ -185,14 +170,8 @@ def _partitions(label: str, topic: Topic) -> Finding:
     if topic.leaderless:
         which = ", ".join(map(str, topic.leaderless))
         detail = f"{count}; no leader for {which}"
-        return Finding(
-            name=label, status="failed", detail=detail, remedy="bring the brokers back that hold these partitions"
-        )
-    return Finding(name=label, status="ok", detail=count)
-
-
-def _message_bytes(config: dict[str, str]) -> int:
-    return TopicLimits.of(config).message_bytes
+        return failed(label, detail, "bring the brokers back that hold these partitions")
+    return ok(label, count)
 
 
 def _alter(context: Context, topic: str, setting: str) -> str:

@@ -132,10 +132,8 @@ def findings() -> Iterator[tuple[str, str]]:
     for module in CHECKS:
         for node in nodes(module):
             match node:
-                case ast.Call(func=ast.Name(id="Finding"), keywords=keywords):
-                    given = {k.arg: k.value for k in keywords}
-                    if not isinstance(status := given["status"], ast.Constant) or status.value != "ok":
-                        yield from ((text, f"{module}:{node.lineno}") for text in texts(given["detail"]))
+                case ast.Call(func=ast.Name(id="warned" | "failed"), args=[_, detail, *_]):
+                    yield from ((text, f"{module}:{node.lineno}") for text in texts(detail))
                 case (
                     ast.Assign(targets=[ast.Name(id="detail" | "speaks")], value=value)
                     | ast.AugAssign(target=ast.Name(id="detail"), value=value)
