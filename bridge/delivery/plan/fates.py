@@ -134,13 +134,23 @@ class Fates:
     at_ms: Int64s
     refusals: tuple[Refusal, ...] = ()
 
+    def are(self, fate: Fate) -> Bools:
+        """Which rows have that fate; bool[n]."""
+        result: Bools = self.fate == fate.value  # numpy takes its time over an enum's member
+        return result
+
     def ids(self, *fates: Fate) -> Ids:
         """The rows with one of these fates, in the order of position."""
-        return np.flatnonzero(np.isin(self.fate, fates) if len(fates) > 1 else self.fate == fates[0])
+        return np.flatnonzero(np.logical_or.reduce([self.are(fate) for fate in fates]))
+
+    @property
+    def are_plain(self) -> bool:
+        """Whether all rows are delivered, or finished without output: the usual case."""
+        return bool(self.fate.max(initial=0) <= Fate.DELIVER.value)
 
     def instead(self, rows: Bools, fate: Fate, reason: Refusal | int = OWN, *, was: Fate = Fate.DELIVER) -> Fates:
         """Those of `rows` bool[n] that had the fate `was` have another; the same object where there are none."""
-        ids = np.flatnonzero(rows & (self.fate == was))
+        ids = np.flatnonzero(rows & self.are(was))
         return self.put(ids, fate, [reason]) if len(ids) else self
 
     def put(self, ids: Ids, fate: Fate, reasons: Sequence[Refusal | int] | None = None) -> Fates:
@@ -176,8 +186,6 @@ class Fates:
     def rejected(self, rows: DueRows) -> Counter[str]:
         """Dead letters by reason; one that was held is counted when it is held no longer."""
         dead = self.ids(Fate.LETTER)
-        if not len(dead):
-            return Counter()
         counts = Counter(str(refusal.reason) for refusal in self.refused(dead).values())
         own = dead[self.reason[dead] == OWN]
         is_timer = rows.kind[own] == Kind.TIMER
@@ -265,10 +273,9 @@ class OwnTopics:
 
 def by_kind(rows: DueRows, now_ms: int) -> Fates:
     """What each row is, by itself."""
-    fate = np.full(len(rows), Fate.NOTHING, dtype=np.int8)
-    timers = rows.kind == Kind.TIMER
-    fate[timers] = np.where(rows.due[timers] > now_ms, Fate.ROLL, Fate.DELIVER)
-    fate[rows.kind == Kind.REJECT] = Fate.LETTER
+    timer = np.where(rows.due > now_ms, Fate.ROLL.value, Fate.DELIVER.value)
+    other = np.where(rows.kind == Kind.REJECT.value, Fate.LETTER.value, Fate.NOTHING.value)
+    fate = np.where(rows.kind == Kind.TIMER.value, timer, other).astype(np.int8)
     return Fates(fate=fate, reason=np.full(len(rows), OWN, dtype=np.int32), at_ms=np.zeros(len(rows), dtype=np.int64))
 
 
@@ -285,7 +292,7 @@ def after_aborts(rows: DueRows, fates: Fates, findings: Findings) -> Fates:
     """Records that earlier attempts have shown to fail."""
     for found, fate in ((findings.rejected, Fate.LETTER), (findings.put_off, Fate.RETRY)):
         if found:
-            ids = np.flatnonzero(_named(rows.keys, found) & (fates.fate == Fate.DELIVER))
+            ids = np.flatnonzero(_named(rows.keys, found) & fates.are(Fate.DELIVER))
             fates = fates.put(ids, fate, [found[key] for key in rows.keys[ids].tolist()])
     return fates
 
@@ -313,7 +320,7 @@ def forbidden(rows: DueRows, fates: Fates, mine: Bools, name: str, letter_topics
     topic) only the dead letters may go that were held.
     """
     if name in letter_topics.values():
-        ids = np.flatnonzero(mine & (fates.fate == Fate.DELIVER))
+        ids = np.flatnonzero(mine & fates.are(Fate.DELIVER))
         ids = ids[is_held(rows, ids)]
         own = [letter_topics[rows.sources.name(source)[0]] == name for source in rows.source[ids].tolist()]
         fates = fates.put(ids[np.array(own, dtype=np.bool_)], Fate.LETTER)
@@ -329,7 +336,7 @@ def fitting(rows: DueRows, fates: Fates, mine: Bools, name: str, target: Target,
     """
     if target.refusal is not None and not target.partitions:
         return fates
-    mine = mine & (fates.fate == Fate.DELIVER)
+    mine = mine & fates.are(Fate.DELIVER)
     limit = limits.record_bytes(target)
     if rows.partition is not None:
         refusal = Refusal(RejectReason.PARTITION_OUT_OF_RANGE, f"{name} has {target.partitions} partitions")
@@ -353,7 +360,7 @@ def reachable(
     """
     if target.refusal is not None:
         fates = fates.instead(mine, Fate.RETRY, target.refusal)
-    ids = np.flatnonzero(mine & (fates.fate == Fate.DELIVER))
+    ids = np.flatnonzero(mine & fates.are(Fate.DELIVER))
     if not target.down or not len(ids):
         return fates, TargetRows(topic=name, ids=ids)
     placed, is_up = place(

@@ -93,7 +93,7 @@ class Forwards:
 
 def _keyless_cancels(rows: DueRows) -> Ids:
     """Cancels without a key that were not forwarded already."""
-    cancels = rows.kind == Kind.CANCEL
+    cancels = rows.kind == Kind.CANCEL.value
     if not cancels.any():
         return np.empty(0, np.intp)
     ids = np.flatnonzero(cancels & rows.keyless())

@@ -82,6 +82,8 @@ class Plan:
         rows, fates, chunk_bytes = self.rows, self.fates, self.chunk_bytes
         for mine in self.deliveries:
             yield from rows.batches(mine)
+        if fates.are_plain:
+            return
         yield from copies(rows, fates.ids(Fate.ROLL), rolled=1, chunk_bytes=chunk_bytes)
         ids = fates.ids(Fate.DEFER)
         yield from copies(rows, ids, at_ms=fates.at_ms[ids], chunk_bytes=chunk_bytes)
@@ -158,7 +160,7 @@ class Planner:
         if len(forwards.ids):
             fates = fates.put(forwards.ids, Fate.FORWARD)
         chunk_bytes = None
-        if (fates.fate > Fate.DELIVER).any():
+        if not fates.are_plain:
             fates = passes.rolls(rows, fates, own())
             fates = passes.given_up(rows, fates, own(), self._retry)
             fates = passes.letters_down(rows, fates, own())
@@ -172,13 +174,13 @@ class Planner:
             deliveries=deliveries,
             forwards=forwards,
             letter_topics=self._letter_topics,
-            cut=passes.cut(rows, fates, findings),
+            cut=passes.cut(rows, fates, findings) if findings.cut else frozenset(),
             chunk_bytes=chunk_bytes,
             records=len(rows) - len(fates.ids(Fate.NOTHING, Fate.FORWARD)) + forwards.records,
             bytes=int(rows.sizes.sum()) + forwards.bytes,
             counts=_counts(rows, fates, deliveries, forwards),
             targets=known,
-            traced=self._tracer.chosen(rows, fates.fate == Fate.DELIVER, now_ms) if self._tracer is not None else (),
+            traced=self._tracer.chosen(rows, fates.are(Fate.DELIVER), now_ms) if self._tracer is not None else (),
         )
 
     def _catching_up(self, rows: DueRows, fates: Fates, own: Callable[[], OwnTopics], now_ms: int) -> Fates:
@@ -190,7 +192,7 @@ class Planner:
         others = ~np.isin(codes, [code for code, name in enumerate(names) if name in self.dead_letter_topics])
         waited_ms = catch_up.waited_ms(now_ms, rows.at, integers(rows.payload.column("ts"), 0))
         fates = passes.overdue(fates, others & catch_up.given_up(waited_ms))
-        behind = np.flatnonzero(others & (fates.fate == Fate.DELIVER) & catch_up.is_behind(waited_ms))
+        behind = np.flatnonzero(others & fates.are(Fate.DELIVER) & catch_up.is_behind(waited_ms))
         if not len(behind):
             return fates
         behind = behind[own().copyable(behind) & ~own().is_down[rows.source[behind]]]
@@ -235,8 +237,11 @@ def _report_plain(where: Where, detail: str) -> None:
 
 
 def _counts(rows: DueRows, fates: Fates, deliveries: Sequence[TargetRows], forwards: Forwards) -> Counts:
+    delivered = Counter({mine.topic: len(mine.ids) for mine in deliveries})
+    if fates.are_plain:
+        return Counts(delivered=delivered)
     return Counts(
-        delivered=Counter({mine.topic: len(mine.ids) for mine in deliveries}),
+        delivered=delivered,
         rejected=fates.rejected(rows),
         retried=fates.retried(),
         rolled=len(fates.ids(Fate.ROLL)),
