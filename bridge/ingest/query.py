@@ -291,7 +291,10 @@ class Ingest:
         gaps = {name: (expected[name], begin) for name, begin in begins.items() if begin > expected[name]}
         if gaps:
             raise InternalError(
-                "a micro-batch does not follow the one before", hint="Please report this.", gaps=gaps, code="DB-7002"
+                "a micro-batch does not begin where the previous one ended",
+                hint="Please report this.",
+                gaps=gaps,
+                code="DB-7002",
             )
 
     def _store_batch(self, table: pa.Table, ends: Offsets, began_s: float) -> None:

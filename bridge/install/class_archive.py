@@ -71,8 +71,8 @@ def install(jars: Sequence[Path]) -> Path:
         _end(session)
     if not made.is_file():
         raise EnvironmentFailure(
-            "Java wrote no archive of classes",
-            hint="Starts take longer without it, and work.",
+            "Java did not write the class archive",
+            hint="Without it, a start takes longer.",
             file=made,
             code="DB-3020",
         )

@@ -71,7 +71,7 @@ def jars() -> list[Path]:
     directory = Path(named) if named else installed_directory()
     if not _complete(directory):
         raise EnvironmentFailure(
-            "Spark's Kafka connector is not installed in the version of PySpark",
+            "Spark's Kafka connector is not installed in the version that PySpark needs",
             hint=REMEDY,
             directory=directory,
             version=pyspark.__version__,

@@ -58,7 +58,7 @@ def _run_maven(pom: Path, into: Path) -> None:
         run = subprocess.run(command, capture_output=True, text=True, timeout=RESOLVE_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
         raise EnvironmentFailure(
-            "Maven did not come to an end",
+            "Maven did not finish in time",
             hint="Check the network, then try again.",
             timeout_s=RESOLVE_TIMEOUT_S,
             code="DB-3022",

@@ -188,8 +188,8 @@ class Application:
         """The clock was set back, and a thread has not come out of a client's call since."""
         if not self._stopping:
             self._failure = EnvironmentFailure(
-                "clients do not come back since the clock was set back",
-                hint="They wait by the wall clock. Started again, the bridge goes on where it was.",
+                "Kafka clients have not returned since the clock was set back",
+                hint="They wait by the wall clock. Restart the bridge: it continues where it was.",
                 threads=", ".join(who),
                 code="DB-3012",
             )
@@ -334,8 +334,8 @@ class Application:
         self._hearts.forget("dispatcher", "targets", "ownership")
         if not context.dispatcher.stop(timeout_s=LEAVE_S_MAX):
             raise EnvironmentFailure(
-                "delivery does not end, to go on with the replaced credentials",
-                hint="The brokers do not answer. Started again, the bridge goes on where it was.",
+                f"could not stop delivery within {LEAVE_S_MAX:.0f} s to use the new credentials",
+                hint="The brokers do not answer. Restart the bridge: it continues where it was.",
                 code="DB-3018",
             )
         context.ownership.stop(timeout_s=LEAVE_S_MAX)
@@ -377,8 +377,8 @@ class Application:
         self._beat(START_S + patience_s)
         if self._pipeline is not None and not self._pipeline.stop(patience_s):
             raise EnvironmentFailure(
-                "the pipeline for the partitions there were does not end",
-                hint="Spark or the disk does not answer. Started again, the bridge goes on where it was.",
+                f"could not stop the pipeline of the previous assignment within {patience_s:.0f} s",
+                hint="Spark or the disk does not answer. Restart the bridge: it continues where it was.",
                 code="DB-3019",
             )
         self._pipeline = None

@@ -70,7 +70,7 @@ class Credentials:
         """What an operator should know although messages are delivered."""
         if self._refused is None:
             return ()
-        return (f"replaced credentials cannot be used, the old ones stay in force: {self._refused}",)
+        return (f"the new credentials cannot be used, the old ones stay in force: {self._refused}",)
 
     def look(self) -> bool:
         """Look once; whether something has changed that must settle first."""
@@ -89,7 +89,7 @@ class Credentials:
             self._refuse(str(error))
             return False
         except Exception as error:  # noqa: BLE001 - whatever it is: the files must be looked at again
-            self._refuse(f"looking at them has failed: {type(error).__name__}", error)
+            self._refuse(f"reading them failed: {type(error).__name__}", error)
             return False
         self._settings, self._in_force, self._refused = fresh, seen, None
         log.info("credentials-replaced")

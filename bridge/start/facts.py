@@ -65,8 +65,8 @@ def plan_start(
             group.commit_states(states)
         if not mine and clock.monotonic_s() > deadline_s:
             raise EnvironmentFailure(
-                "the first commits of a delay topic were not made",
-                hint="They are made by the instance that owns the topic's partition 0: look into its log.",
+                "another instance did not make the first commits of a delay topic",
+                hint="The instance that owns the topic's partition 0 makes them: look into its log.",
                 topic=min(decision.states)[0],
                 waited_s=timeout_s,
                 code="DB-3010",

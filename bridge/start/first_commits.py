@@ -191,7 +191,7 @@ def _must_be_this_topic(topic: str, facts: TopicFacts, committed: Mapping[int, C
     for partition, state in committed.items():
         if state.topic_id != facts.topic_id:
             raise StateError(
-                "the delay topic is not the one that the committed offsets belong to: it was deleted and made anew",
+                "the delay topic was deleted and created again: the committed offsets belong to the old one",
                 hint=f"Messages of the old topic are gone. {RESET}.",
                 topic=topic,
                 partition=partition,
@@ -220,7 +220,7 @@ def _must_be_new(
             )
         if facts.log_start[partition] > 0:
             raise StateError(
-                "nothing is known of a partition whose oldest records are gone already",
+                "a partition has no committed offset, and its oldest records are gone",
                 hint=f"Either the bridge has another id than before, or the topic was in use without it. {RESET}.",
                 topic=topic,
                 partition=partition,
@@ -232,7 +232,7 @@ def _must_be_new(
 def _must_be_in_range(topic: str, partition: int, offset: int, start: int, end: int) -> None:
     if offset < start:
         raise StateError(
-            "records were deleted from the delay topic before the bridge has read them",
+            "records were deleted from the delay topic before the bridge read them",
             hint=f"Raise the topic's retention. {RESET}.",
             topic=topic,
             partition=partition,

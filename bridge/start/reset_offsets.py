@@ -105,7 +105,7 @@ def _committed(config: Mapping[str, Any], topics: Mapping[str, TopicFacts]) -> d
         state = decode_metadata(name, place.offset, place.metadata) if place.offset >= 0 else None
         if state is None or state.topic_id != topics[place.topic].topic_id:
             raise StateError(
-                "there is no committed state of this topic to go on from",
+                "the group has no committed state of this topic to keep",
                 hint=f"{RESET}.",
                 topic=place.topic,
                 partition=place.partition,
@@ -135,9 +135,9 @@ def _commit(config: dict[str, Any], states: Mapping[SourceName, CommittedState])
         return
     running = fault_of(error) is Fault.GROUP
     raise EnvironmentFailure(
-        "the group does not take new offsets"
+        "the group refused the new offsets"
         if not running
-        else "an instance of this bridge is, or was just now, running",
+        else "an instance of this bridge is still a member of its group",
         hint="Stop every instance, wait for delivery.session_timeout, and try again.",
         reason=error.str(),
         code="DB-1013",

@@ -49,7 +49,7 @@ def must_be_pending(settings: Settings) -> None:
         )
     if settings.group_instance_id in members:
         raise EnvironmentFailure(
-            "an instance of this bridge is, or was just now, running",
+            "an instance of this bridge is still a member of its group",
             hint="Stop it, wait for delivery.session_timeout, and try again.",
             instance=settings.bridge.instance,
             code="DB-1013",
@@ -94,8 +94,8 @@ def _members(settings: Settings) -> set[str]:
 
 def _failure(exception: KafkaException) -> EnvironmentFailure:
     return EnvironmentFailure(
-        "the end of a transaction cannot be written again",
-        hint="Look at brokers and rights, then repeat the command with the same choice.",
+        "could not write the end of a transaction again",
+        hint="Check the brokers and the permissions, then repeat the command with the same choice.",
         reason=kafka_error(exception).str(),
         code="DB-3005",
     )

@@ -78,7 +78,7 @@ def roll_window_ms(settings: Settings, topic: str, limits: TopicLimits) -> int:
         window = ROLL_WINDOW_MS_MAX if kept < 0 else min(kept // 2, ROLL_WINDOW_MS_MAX)
         if window < ROLL_WINDOW_MS_MIN:
             raise EnvironmentFailure(
-                "the delay topic deletes its records almost at once",
+                "the delay topic's retention is too short for any roll window",
                 hint=f"Raise its retention.ms: 14d ({2 * ROLL_WINDOW_MS_MAX}) suits roll.window: auto.",
                 topic=topic,
                 retention_ms=kept,

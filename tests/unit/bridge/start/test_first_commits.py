@@ -88,7 +88,7 @@ def test_what_may_go_on(
         pytest.param(topic((0, 9), (3, 9)), {0: state(5, 1)}, (), "oldest records are gone", id="added, but trimmed"),
         pytest.param(topic((6, 9)), {0: state(5, 1)}, (), "deleted from the delay topic", id="below the start"),
         pytest.param(topic((0, 4)), {0: state(5, 1)}, (), "beyond the end", id="beyond the end"),
-        pytest.param(topic((0, 9), topic_id="new"), {0: state(5, 1)}, (), "made anew", id="another topic"),
+        pytest.param(topic((0, 9), topic_id="new"), {0: state(5, 1)}, (), "created again", id="another topic"),
     ],
 )
 def test_what_must_not_be_guessed_at(
