@@ -245,7 +245,7 @@ class Dispatcher:
         if not store.is_caught_up():
             store.wait(CATCH_UP_WAIT_S)
             return None
-        if len(self._held_sources) and self._held_sources.release(store.sources):
+        if self._held_sources.release(store.sources):
             self._hold_sources(store)
         if store.is_clock_behind(self._clock.now_ms()):
             self._step_back(store)

@@ -42,9 +42,6 @@ class HeldSources:
         self._clock = clock
         self._holds: dict[int, _Hold] = {}
 
-    def __len__(self) -> int:
-        return len(self.now())
-
     def now(self) -> frozenset[int]:
         """Those that are held."""
         return frozenset(source for source, hold in self._holds.items() if not hold.is_over)

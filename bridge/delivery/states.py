@@ -1,10 +1,10 @@
 """The thread that delivers as a state machine: everything that decides its state is in this file.
 
-       .---------------------- PRODUCER_LOST ---------------------.
-       v                             |                            |
+       .---------------- PRODUCER_LOST -----------------------------.
+       v                                      |                     |
     OPENING --OPENED--> HELD --RESUMED--> RESOLVING --RESOLVED--> DELIVERING
-                         ^                    |                        |
-                         '------- HOLD -------'--------- HOLD ---------'
+                         ^                    |                     |
+                         '-------- HOLD ----------------------------'
     each of them --STOPPED--> ENDED
 
     state       what the thread does                                     the store

@@ -271,7 +271,8 @@ class Rig:
     def is_ready(self) -> bool:
         """Whether another transactional id could go on at once."""
         writer = self.dispatcher._writer
-        return not isinstance(writer, TransactionalWriter) or all(one.is_alive for one in writer._pool._all)
+        pooled = writer._pool._all if isinstance(writer, TransactionalWriter) else []
+        return all(one.state.value in ("ready", "used") and not one.faults for one in pooled)
 
     def wait_delivered(self, deadline_s: float = DEADLINE_S) -> None:
         """Wait until everything in the store is committed."""

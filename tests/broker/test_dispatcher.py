@@ -524,7 +524,7 @@ def test_an_aborted_transaction_is_never_seen_and_done_again(broker: Broker, top
     """Transient trouble rolls everything back; a read_committed reader sees each record once, in order."""
     delay, target = delay_topic(topics), topics.create()
     rig, writer = rig_with_interference(broker, delay, transaction_rows=10)
-    passing = raising(Aborted.by(Failure.of(KafkaError(KafkaError.REBALANCE_IN_PROGRESS, "rebalancing"))))
+    passing = raising(Aborted.by(Failure.of(KafkaError(KafkaError.REBALANCE_IN_PROGRESS, "rebalancing")), {}))
     writer.before_commit += [passing, passing]
     with rig:
         rig.add(timers(rig, target, 15))

@@ -82,17 +82,6 @@ class PooledProducer:
     comes_back: bool = False
     """It was in use when there was trouble, or a commit of its was written again: it goes on as soon as it is ready."""
 
-    @property
-    def is_alive(self) -> bool:
-        """Whether it may be used."""
-        return self.state in (_State.READY, _State.USED) and not self.faults
-
-    def renew(self, make: Make) -> Producer:
-        """Another producer. Raises EnvironmentFailure."""
-        self.faults = []
-        self.producer = make(self.name, self.faults)
-        return self.producer
-
 
 class ProducerPool:
     """The producers of one writer; the first one is made first. Its methods are for one thread; `run` calls what it is

@@ -203,7 +203,7 @@ class Sender:
             elif now_s - moved_s >= STALLED_S / 2 and on_stall(now_s - moved_s):
                 raise Aborted(Cause.TARGETS_WORSE, TARGETS_WORSE)
             if left and now_s - self._began_s >= self._budgets.acknowledge_s:
-                raise Aborted(Cause.TOO_SLOW, Failure(UNANSWERED, "the transaction took too long"), self._failed)
+                raise Aborted(Cause.TOO_SLOW, Failure(UNANSWERED, "the transaction took too long"), dict(self._failed))
         return True
 
 

@@ -93,7 +93,8 @@ class TransactionalWriter(Sender):
             if error is not None:
                 self._pool.put_back(pooled)
                 raise NotReady(Failure.of(error))
-            producer = pooled.renew(self._pool.make)
+            pooled.faults = []
+            pooled.producer = producer = self._pool.make(pooled.name, pooled.faults)
             try:
                 producer.init_transactions(self._budgets.call_s)
                 error = self._pool.write_owed(pooled, producer)

@@ -12,7 +12,7 @@ the transaction would commit without the record.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, Protocol, Self
 
@@ -87,47 +87,42 @@ class FailedRow:
     partition: int
 
 
+@dataclass(eq=False)
 class Aborted(Exception):
     """The transaction must be given up. `failed` are the rows that failed, by number within the transaction;
     `was_alone`: the one that failed was sent by itself, so that no other can be the reason.
     """
 
-    def __init__(
-        self,
-        cause: Cause,
-        failure: Failure,
-        failed: Mapping[int, FailedRow] | None = None,
-        *,
-        was_alone: bool = False,
-    ) -> None:
-        super().__init__(failure.detail)
-        self.cause = cause
-        self.failure = failure
-        self.failed = dict(failed or {})
-        self.was_alone = was_alone
+    cause: Cause
+    failure: Failure
+    failed: Mapping[int, FailedRow] = field(default_factory=dict)
+    was_alone: bool = False
 
     @classmethod
-    def by(cls, failure: Failure, failed: Mapping[int, FailedRow] | None = None, *, was_alone: bool = False) -> Self:
+    def by(cls, failure: Failure, failed: Mapping[int, FailedRow], *, was_alone: bool = False) -> Self:
         """Because of this failure."""
         passes = failure.fault in (Fault.BROKERS, Fault.GROUP)
-        return cls(Cause.BROKERS_BUSY if passes else Cause.REFUSED, failure, failed, was_alone=was_alone)
+        return cls(Cause.BROKERS_BUSY if passes else Cause.REFUSED, failure, dict(failed), was_alone)
 
 
+@dataclass(eq=False)
 class NotReady(Exception):
     """There is no producer yet; there may be one later."""
 
-    def __init__(self, failure: Failure) -> None:
-        super().__init__(failure.detail)
-        self.failure = failure
+    failure: Failure
 
 
+@dataclass(eq=False)
 class Broken(Exception):
-    """The producer cannot go on. `fenced_by` is the word of a broker that another one has its name."""
+    """The producer cannot go on."""
 
-    def __init__(self, failure: Failure) -> None:
-        super().__init__(failure.detail)
-        self.failure = failure
-        self.fenced_by = failure.error if failure.error is not None and is_fenced(failure.error) else None
+    failure: Failure
+
+    @property
+    def fenced_by(self) -> KafkaError | None:
+        """The word of a broker that another producer has the name of this one."""
+        error = self.failure.error
+        return error if error is not None and is_fenced(error) else None
 
 
 class Indefinite(Broken):
