@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             kafka = {**options.property, "bootstrap.servers": bootstrap}
             names = Names(run=uuid.uuid4().hex[:6])
             stack.enter_context(topics(kafka, names))
-            verdict = Scenario(
+            balance = Scenario(
                 kafka,
                 names,
                 directory,
@@ -54,9 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 rate_s=options.rate,
                 seed=options.seed,
             ).run()
-        keep = not verdict.good
-        console.print("[bold green]every message arrived once, on time" if verdict.good else "[bold red]that is wrong")
-        return 0 if verdict.good else 1
+        keep = not balance.good
+        console.print("[bold green]every message arrived once, on time" if balance.good else "[bold red]that is wrong")
+        return 0 if balance.good else 1
     except BridgeError as error:
         console.print(str(error.message), style="bold red", highlight=False, markup=False)
         console.print(error.hint, highlight=False, markup=False, soft_wrap=True)

@@ -12,11 +12,11 @@ from typing import Final
 from rich.console import Console
 
 from bridge.errors import EnvironmentFailure
-from demo.ledger import Ledger, Verdict
 from demo.traffic import DELAY_MS, QUIET, Listener, Sender
 from demo.view import View, summary
 from dev.harness.bridge import BridgeProcess
 from dev.harness.kafka import Topics
+from dev.harness.ledger import Balance, Ledger
 from timerstore.clock import Clock
 
 TARGETS: Final = ("orders", "payments", "reminders")
@@ -66,7 +66,7 @@ def topics(kafka: Mapping[str, str], names: Names) -> Iterator[None]:
 
 
 class Scenario:
-    """One run against a cluster that is there; `run` returns the verdict after printing the summary."""
+    """One run against a cluster that is there; `run` returns the balance after printing the summary."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Scenario:
         self._rate_s = rate_s
         self._ledger = Ledger()
         self._view = View(console, messages)
-        self._listener = Listener(kafka, names.targets, self._ledger, clock, f"{names.delay}-reader")
+        self._listener = Listener(kafka, names.targets, self._ledger)
         self._sender = Sender(kafka, names.delay, names.targets, self._ledger, clock, seed=seed)
         self._bridge = BridgeProcess(
             directory,
@@ -99,7 +99,7 @@ class Scenario:
             config={"kafka": {"common": dict(kafka)}},
         )
 
-    def run(self) -> Verdict:
+    def run(self) -> Balance:
         """Raises EnvironmentFailure when the bridge or the cluster do not do their part in time."""
         try:
             with self._view:
@@ -118,16 +118,16 @@ class Scenario:
                 ready_ms = self._clock.now_ms()
                 # The last quarter shows that a bridge that came back is as punctual as before.
                 self._send(self._messages)
-                self._wait_until_delivered(self._messages, "delivering the rest")  # if not, the verdict says so
+                self._wait_until_delivered(self._messages, "delivering the rest")  # if not, the balance says so
                 status = self._bridge.stop(STOP_TIMEOUT_S)
                 self._event(f"the bridge stopped on SIGTERM with status {status}")
         finally:
             self._bridge.end()
             self._listener.finish()
-        verdict = self._ledger.verdict()
+        balance = self._ledger.balance()
         around = self._ledger.lateness_around(killed_ms, ready_ms)
-        self._console.print(summary(verdict, self._ledger.accounts()[-1].lateness, around))
-        return verdict
+        self._console.print(summary(balance, self._ledger.accounts()[-1].lateness, around))
+        return balance
 
     def _start_bridge(self, phase: str) -> None:
         began_s = self._elapsed_s()

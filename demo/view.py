@@ -13,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from demo.ledger import Account, Lateness, Verdict
+from dev.harness.ledger import Account, Balance, Lateness
 
 EVENTS_SHOWN: Final = 8
 PLAIN_INTERVAL_S: Final = 2.0
@@ -88,16 +88,16 @@ def accounts_table(accounts: Sequence[Account]) -> Table:
     return table
 
 
-def summary(verdict: Verdict, lateness: Lateness, around: Mapping[str, Lateness]) -> RenderableType:
+def summary(balance: Balance, lateness: Lateness, around: Mapping[str, Lateness]) -> RenderableType:
     """The last word: the counts, and the lateness altogether and around the kill."""
     counts = Table(title="Summary", title_justify="left", box=None, pad_edge=False, padding=(0, 2), show_header=False)
     counts.add_column()
     counts.add_column(justify="right")
-    counts.add_row("sent", f"{verdict.sent:,}")
-    counts.add_row("delivered", f"{verdict.delivered:,}")
-    bad = {"lost": verdict.lost, "duplicated": verdict.doubled, "early": verdict.early}
-    # Kinds of failure that nobody expects are shown when they are there.
-    bad |= {name: count for name, count in (("altered", verdict.altered), ("unknown", verdict.unknown)) if count}
+    counts.add_row("sent", f"{balance.sent:,}")
+    counts.add_row("delivered", f"{balance.delivered:,}")
+    bad = {"lost": len(balance.lost), "duplicated": len(balance.doubled), "early": len(balance.early)}
+    # The rarer kinds of failure are shown when they are there.
+    bad |= {name: len(which) for name, which in (("altered", balance.altered), ("unknown", balance.unknown)) if which}
     for name, count in bad.items():
         counts.add_row(name, Text(f"{count:,}", style="bold red" if count else "green"))
 

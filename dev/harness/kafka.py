@@ -213,7 +213,7 @@ class Reader:
         topics: Sequence[str],
         *,
         isolation: str = "read_committed",
-        client: Mapping[str, str] | None = None,
+        client: Mapping[str, Any] | None = None,
     ) -> None:
         """`client` are properties with which the broker lets a reader in."""
         self.records: list[Record] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 
 from tests.paths import ROOT
 
@@ -14,6 +15,7 @@ def modules(*packages: str) -> list[str]:
     return sorted(path.relative_to(ROOT).as_posix() for path in found)
 
 
+@cache
 def parse(module: str) -> ast.Module:
     return ast.parse((ROOT / module).read_text(encoding="utf-8"), module)
 

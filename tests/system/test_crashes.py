@@ -10,10 +10,11 @@ from typing import Final
 import pytest
 
 from dev.harness.kafka import Topics
+from dev.harness.ledger import Balance
+from dev.harness.load import Load
 from dev.harness.waiting import wait_until
 from tests.system.bridge import RunningBridge
 from tests.system.broker import Broker
-from tests.system.load import Balance, Load
 from timerstore.clock import SystemClock
 
 pytestmark = [pytest.mark.system, pytest.mark.crash, pytest.mark.slow]

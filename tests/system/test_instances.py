@@ -10,10 +10,11 @@ from confluent_kafka import TopicPartition
 
 from bridge.errors import FencedError
 from dev.harness.kafka import Outgoing, Reader, Topics, produce
+from dev.harness.ledger import Balance
+from dev.harness.load import Load
 from dev.harness.waiting import wait_until
 from tests.system.bridge import RunningBridge
 from tests.system.broker import Broker
-from tests.system.load import Balance, Load
 from timerstore.clock import SystemClock
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]

@@ -16,13 +16,14 @@ from bridge.errors import EnvironmentFailure, StateError
 from bridge.settings.model import Settings
 from dev.broker import EmbeddedBroker
 from dev.harness.kafka import Topics
+from dev.harness.ledger import Balance
+from dev.harness.load import Load
 from dev.harness.waiting import wait_until
 from tests.broker.losing import LosingCluster, is_running, losing_cluster
 from tests.broker.test_transaction_markers import ROWS, lose_an_end
 from tests.paths import ROOT
 from tests.system.bridge import RunningBridge
 from tests.system.broker import Broker, own_broker
-from tests.system.load import Balance, Load
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -13,10 +13,11 @@ from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException
 
 from bridge.errors import StateError
 from dev.harness.kafka import Outgoing, Reader, Record, Topics, produce
+from dev.harness.ledger import Balance
+from dev.harness.load import LEVELS_MS, Load
 from dev.harness.waiting import wait_until
 from tests.system.bridge import RunningBridge
 from tests.system.broker import Broker
-from tests.system.load import LEVELS_MS, Balance, Load
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
 

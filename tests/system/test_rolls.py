@@ -11,10 +11,11 @@ import pytest
 from confluent_kafka import TopicPartition
 
 from dev.harness.kafka import Outgoing, Reader, Record, Topics, produce
+from dev.harness.ledger import Balance
+from dev.harness.load import Load
 from dev.harness.waiting import wait_until
 from tests.system.bridge import RunningBridge
 from tests.system.broker import Broker
-from tests.system.load import Balance, Load
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -22,12 +22,13 @@ from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]  # publ
 from bridge.delivery.plan.partitioner import murmur2
 from dev.broker import EmbeddedBroker
 from dev.harness.kafka import AUTHORIZER, Outgoing, Reader, Record, Topics, produce, read_committed
+from dev.harness.ledger import Balance
+from dev.harness.load import Load
 from dev.harness.waiting import wait_until
 from tests.broker.rig import Rig
 from tests.entries import timer
 from tests.system.bridge import RunningBridge
 from tests.system.broker import own_broker
-from tests.system.load import Balance, Load
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 

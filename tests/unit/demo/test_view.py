@@ -6,8 +6,9 @@ import io
 
 from rich.console import Console
 
-from demo.ledger import Arrival, Ledger, Plan
 from demo.view import View, summary
+from dev.harness.kafka import Record
+from dev.harness.ledger import Ledger, Plan
 
 
 def books() -> Ledger:
@@ -16,7 +17,19 @@ def books() -> Ledger:
     for number in range(2):
         ledger.planned(number, Plan(topic="orders", key=None, value=b""))
         ledger.acknowledged(number, 1_000)
-    ledger.arrived(0, Arrival(topic="orders", key=None, value=b"", at_ms=1_007, due_ms=1_000))
+    headers = (("n", b"0"), ("delay-due", b"1000"), ("delay-origin", b"delay/0/0"))
+    ledger.arrived(
+        Record(
+            topic="orders",
+            partition=0,
+            offset=0,
+            timestamp_ms=1_007,
+            timestamp_type=2,
+            key=None,
+            value=b"",
+            headers=headers,
+        )
+    )
     return ledger
 
 
@@ -51,7 +64,7 @@ def test_the_summary_has_every_count() -> None:
     ledger = books()
     accounts = ledger.accounts()
     Console(file=output, width=120).print(
-        summary(ledger.verdict(), accounts[-1].lateness, {"before the kill": accounts[0].lateness})
+        summary(ledger.balance(), accounts[-1].lateness, {"before the kill": accounts[0].lateness})
     )
     text = output.getvalue()
     words = {" ".join(line.split()) for line in text.splitlines()}

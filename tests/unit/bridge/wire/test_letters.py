@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from types import SimpleNamespace
 from typing import cast
 from unittest import mock
 
@@ -156,4 +157,5 @@ def test_a_slow_commit_is_not_taken_for_topics_that_are_not_read() -> None:
 def message(offset: int, error: KafkaError | None = None) -> Message:
     """What is asked of one."""
     asked = {"topic": "delay.dlt", "partition": 0, "offset": offset, "error": error, "key": None, "value": b""}
-    return cast(Message, mock.Mock(headers=list, **{name: mock.Mock(return_value=it) for name, it in asked.items()}))
+    answers = {name: lambda value=value: value for name, value in asked.items()}
+    return cast(Message, SimpleNamespace(headers=list, **answers))

@@ -1,54 +1,25 @@
-"""A mixed load on a delay topic, and the account of it: what was sent must arrive once, unaltered, and not early."""
+"""Load: records sent at a rate, and a mixed load on a delay topic that must arrive once, unaltered, and not early."""
 
 from __future__ import annotations
 
 import random
 import threading
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Final
 
 from confluent_kafka import Producer
 
 from dev.harness.kafka import Outgoing, Reader, Record, produce_with
+from dev.harness.ledger import NUMBER, Balance, Ledger, Plan
 from timerstore.clock import SystemClock
 
-NUMBER: Final = "n"
 PACE_S: Final = 0.1
 ABORTED_EVERY: Final = 40
 """Each so many bursts a transaction of another producer is aborted."""
 LEVELS_MS: Final = (1_000, 5_000, 10_000, 30_000)
 CONTROL: Final = frozenset({"delay-for", "delay-until", "delay-level", "delay-topic"})
-ADDED: Final = frozenset({"delay-due", "delay-origin"})
-
-
-@dataclass(frozen=True, slots=True)
-class Owed:
-    """What must arrive. `due_ms` None: as a dead letter, with no time to wait for."""
-
-    topic: str
-    due_ms: int | None
-    key: bytes | None
-    value: bytes | None
-    headers: tuple[tuple[str, bytes | None], ...]
-    origin: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Balance:
-    """Numbers of messages by what is wrong with them; all empty: nothing is."""
-
-    lost: list[int] = field(default_factory=list)
-    doubled: list[int] = field(default_factory=list)
-    early: list[int] = field(default_factory=list)
-    altered: list[int] = field(default_factory=list)
-    unknown: list[int] = field(default_factory=list)
-
-    def __str__(self) -> str:
-        parts = {name: getattr(self, name) for name in self.__slots__}
-        return ", ".join(f"{name}: {len(numbers)} {numbers[:10]}" for name, numbers in parts.items())
+UNREADABLE: Final = b"soon"
 
 
 class Load:
@@ -60,7 +31,7 @@ class Load:
     def __init__(
         self, bootstrap: str, delay_topic: str, targets: Sequence[str], *, seed: int, delay_ms_max: int = 30_000
     ) -> None:
-        self.owed: dict[int, Owed] = {}
+        self.ledger = Ledger()
         self._delay_topic = delay_topic
         self._targets = list(targets)
         self._random = random.Random(seed)
@@ -78,11 +49,15 @@ class Load:
 
     def send(self, count: int) -> None:
         """Send `count` messages and wait for their acknowledgements."""
-        planned = [self._message() for _ in range(count)]
-        written = produce_with(self._producer, [outgoing for outgoing, _ in planned])
-        for (outgoing, delay_ms), record in zip(planned, written, strict=True):
-            number = int(dict(outgoing.headers)[NUMBER] or b"")
-            self.owed[number] = self._owed(outgoing, delay_ms, record)
+        messages = [self._message() for _ in range(count)]
+        for outgoing, _ in messages:
+            self.ledger.planned(_number(outgoing), self._plan(outgoing))
+        written = produce_with(self._producer, [outgoing for outgoing, _ in messages])
+        for (outgoing, delay_ms), record in zip(messages, written, strict=True):
+            until = dict(outgoing.headers).get("delay-until")
+            due_ms = int(until) if until else None if delay_ms is None else record.timestamp_ms + delay_ms
+            origin = f"{record.topic}/{record.partition}/{record.offset}"
+            self.ledger.acknowledged(_number(outgoing), due_ms, origin)
 
     def abort(self, count: int) -> None:
         """Send `count` messages in a transaction that is aborted: none of them may arrive."""
@@ -118,29 +93,19 @@ class Load:
             raise failures[0]
 
     def balance(self, arrived: Iterable[Record]) -> Balance:
-        """Compare what is owed with what a consumer has seen."""
-        arrivals: dict[int, list[Record]] = {}
-        for record in arrived:
-            arrivals.setdefault(int(record.header(NUMBER) or b"-1"), []).append(record)
-        return Balance(
-            lost=sorted(self.owed.keys() - arrivals.keys()),
-            doubled=sorted(n for n, records in arrivals.items() if len(records) > 1),
-            unknown=sorted(arrivals.keys() - self.owed.keys()),
-            early=sorted(n for n, records in arrivals.items() if n in self.owed and _is_early(self.owed[n], records)),
-            altered=sorted(
-                n for n, records in arrivals.items() if n in self.owed and _is_altered(self.owed[n], records)
-            ),
-        )
+        """Compare what must arrive with what a consumer has seen."""
+        return self.ledger.against(arrived).balance()
 
     def wait_delivered(self, bootstrap: str, deadline_s: float) -> list[Record]:
-        """Read until every message that is owed has arrived; returns all records, or what there is at the deadline."""
+        """Read until every acknowledged message has arrived; returns all records, or what there is at the deadline."""
+        books = self.ledger.against([])
         with Reader(bootstrap, self.topics) as reader:
             end_s = self._clock.monotonic_s() + deadline_s
-            seen: set[int] = set()
             read = 0
-            while self._clock.monotonic_s() < end_s and not self.owed.keys() <= seen:
+            while self._clock.monotonic_s() < end_s and books.pending:
                 reader.poll(0.2)
-                seen.update(int(record.header(NUMBER) or b"-1") for record in reader.records[read:])
+                for record in reader.records[read:]:
+                    books.arrived(record)
                 read = len(reader.records)
             return reader.to_end()
 
@@ -163,7 +128,7 @@ class Load:
         delay_ms = chance.choice([0, chance.randrange(1_000), chance.randrange(self._delay_ms_max + 1)])
         kind = chance.randrange(20)
         if kind == 0:
-            return ("delay-for", b"soon"), None
+            return ("delay-for", UNREADABLE), None
         if kind <= 4:
             return ("delay-until", b"%d" % (self._clock.now_ms() + delay_ms)), None
         if kind == 5:
@@ -177,37 +142,18 @@ class Load:
         size = chance.choices([-1, 0, 20, 1_000, 50_000], [1, 1, 12, 5, 0.2])[0]
         return None if size < 0 else chance.randbytes(size)
 
-    def _owed(self, outgoing: Outgoing, delay_ms: int | None, record: Record) -> Owed:
+    def _plan(self, outgoing: Outgoing) -> Plan:
         given = dict(outgoing.headers)
-        due_ms = record.timestamp_ms + delay_ms if delay_ms is not None else None
-        if "delay-until" in given:
-            due_ms = int(given["delay-until"] or b"")
-        rejected = due_ms is None
-        headers = [(name, value) for name, value in outgoing.headers if rejected or name not in CONTROL]
-        return Owed(
-            topic=f"{self._delay_topic}.dlt" if rejected else (given["delay-topic"] or b"").decode(),
-            due_ms=due_ms,
+        is_rejected = given.get("delay-for") == UNREADABLE
+        headers = [(name, value) for name, value in outgoing.headers if is_rejected or name not in CONTROL]
+        return Plan(
+            topic=f"{self._delay_topic}.dlt" if is_rejected else (given["delay-topic"] or b"").decode(),
             key=outgoing.key,
             value=outgoing.value,
             headers=tuple(headers),
-            origin=f"{record.topic}/{record.partition}/{record.offset}",
+            reason=b"bad-for" if is_rejected else None,
         )
 
 
-def _is_early(owed: Owed, records: Sequence[Record]) -> bool:
-    return owed.due_ms is not None and any(record.timestamp_ms < owed.due_ms for record in records)
-
-
-def _is_altered(owed: Owed, records: Sequence[Record]) -> bool:
-    return any(_differs(owed, record) for record in records)
-
-
-def _differs(owed: Owed, record: Record) -> bool:
-    if (owed.topic, owed.key, owed.value) != (record.topic, record.key, record.value):
-        return True
-    if record.headers[: len(owed.headers)] != owed.headers or record.header("delay-origin") != owed.origin.encode():
-        return True
-    if owed.due_ms is None:
-        return record.header("delay-reason") != b"bad-for"
-    added = record.headers[len(owed.headers) :]
-    return Counter(name for name, _ in added) != Counter(ADDED) or record.header("delay-due") != b"%d" % owed.due_ms
+def _number(outgoing: Outgoing) -> int:
+    return int(dict(outgoing.headers)[NUMBER] or b"")
