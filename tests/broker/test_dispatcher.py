@@ -208,7 +208,7 @@ def test_rejects_and_refused_targets_go_to_the_dead_letter_topic(broker: Broker,
 
 
 def test_many_small_records_fit_into_a_topic_with_a_small_limit(broker: Broker, topics: Topics) -> None:
-    """The client's batches are larger than such a topic takes; they are sent in lots that fit."""
+    """The client's batches are larger than such a topic takes; they are sent in chunks that fit."""
     delay, small = delay_topic(topics), topics.create(config={"max.message.bytes": "2000"})
     with Rig(broker.bootstrap, delay) as rig:
         rig.add(timers(rig, small, 200))

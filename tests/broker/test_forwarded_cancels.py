@@ -35,7 +35,7 @@ def cancel(topic: str, partition: int, offset: int, **more: Any) -> dict[str, An
     return {**entry, "at": AT_MIN}
 
 
-def outgoing(*entries: dict[str, Any]) -> DueRows:
+def due_rows(*entries: dict[str, Any]) -> DueRows:
     rows = rows_of([(e["at"], SOURCES.index(e["topic"], e["partition"]), e["offset"], e) for e in entries])
     return DueRows(rows, SourceColumns(SOURCES, {}))
 
@@ -48,7 +48,7 @@ def table(*entries: dict[str, Any]) -> pa.Table:
 
 def test_a_cancel_without_a_key_goes_to_every_other_partition() -> None:
     """Once each, marked, without key and value; where there is no other partition, or it was sent on, not at all."""
-    out = outgoing(
+    out = due_rows(
         cancel("many", 1, 5, headers=[("delay-cancel", b"id-5"), ("x", b"1")]),
         cancel("one", 0, 6),
         timer("many", 1, 7, 5, "orders", id="i"),
@@ -78,7 +78,7 @@ def test_a_cancel_without_a_key_goes_to_every_other_partition() -> None:
 
 def test_a_cancel_goes_to_partitions_that_were_added_since_the_store_was_opened() -> None:
     """It is asked how many there are when it is sent on; a broker that has not heard of the latest takes none away."""
-    out = outgoing(cancel("many", 1, 5), cancel("one", 0, 6))
+    out = due_rows(cancel("many", 1, 5), cancel("one", 0, 6))
     asked: list[str] = []
 
     def count(topic: str) -> int:
@@ -96,7 +96,7 @@ def test_a_cancel_goes_to_partitions_that_were_added_since_the_store_was_opened(
 def test_nothing_is_sent_on_where_there_is_no_cancel() -> None:
     """The usual transaction pays nothing for it."""
     nothing = Forwards(
-        outgoing(timer("many", 1, 7, 5, "orders"), cancel("many", 2, 8, key=b"k")), PARTITIONS.__getitem__
+        due_rows(timer("many", 1, 7, 5, "orders"), cancel("many", 2, 8, key=b"k")), PARTITIONS.__getitem__
     )
     assert (nothing.records, nothing.bytes, list(nothing.batches())) == (0, 0, [])
 
@@ -165,6 +165,6 @@ def test_a_cancel_waits_until_it_is_known_where_it_must_go() -> None:
             raise EnvironmentFailure("no answer", hint="wait")
         return 2
 
-    found = Forwards(outgoing(cancel("many", 1, 5), cancel("many", 1, 6), cancel("two", 0, 7)), count)
+    found = Forwards(due_rows(cancel("many", 1, 5), cancel("many", 1, 6), cancel("two", 0, 7)), count)
     assert found.unknown == {SOURCES.index("many", 1): "no answer"}
     assert found.records == 1

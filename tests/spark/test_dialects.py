@@ -158,9 +158,9 @@ def test_a_held_dead_letter_keeps_the_headers_and_the_key_of_its_dialect(spark: 
     topics, first = {"etf1": "etf1.dlt"}, np.array([0], dtype=np.intp)
     (copy,) = held(taken(spark, record(*written, topic="etf1", offset=5)), first, topics, np.array([TS + 9]))
     assert copy.headers is not None
-    outgoing = taken(spark, record(*copy.headers[0], topic="etf1", offset=9, ts=TS + 1, key=copy.keys[0]))
-    assert is_held(outgoing, first).tolist() == [True]
-    (letter,) = dead_letters(outgoing, first, {}, topics)
+    due_rows = taken(spark, record(*copy.headers[0], topic="etf1", offset=9, ts=TS + 1, key=copy.keys[0]))
+    assert is_held(due_rows, first).tolist() == [True]
+    (letter,) = dead_letters(due_rows, first, {}, topics)
     assert letter.headers is not None
     assert letter.keys == [b"k"]
     assert letter.headers[0][:4] == [(name, value and str(value).encode()) for name, value in written]

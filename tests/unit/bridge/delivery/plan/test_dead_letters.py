@@ -34,13 +34,13 @@ TS = 1_800_000_000_000
 DLT = {"delay": "delay.dlt"}
 
 
-def outgoing_of(*entries: dict[str, Any]) -> DueRows:
+def due_rows_of(*entries: dict[str, Any]) -> DueRows:
     """Rows of the delay topic."""
     return DueRows(rows_of([(e["at"], 0, e["offset"], e) for e in entries]), SourceColumns(SOURCES, {}))
 
 
 def letters_of(
-    outgoing: DueRows,
+    due_rows: DueRows,
     *,
     cut: set[int] | None = None,
     refused: Mapping[int, Refusal] | None = None,
@@ -52,15 +52,15 @@ def letters_of(
         assert told is not None, detail
         told.append((where.offset, detail))
 
-    ids = np.arange(len(outgoing), dtype=np.intp)
-    (batch,) = dead_letters(outgoing, ids, refused or {}, DLT, cut or (), report)
+    ids = np.arange(len(due_rows), dtype=np.intp)
+    (batch,) = dead_letters(due_rows, ids, refused or {}, DLT, cut or (), report)
     return batch
 
 
 def letters(cut: set[int], *records: dict[str, Any]) -> Batch:
     """The dead letters of rejects with these columns; those in `cut` are cut."""
     entries = [reject("delay", 0, i, TS, "payload-too-large", **record) for i, record in enumerate(records)]
-    return letters_of(outgoing_of(*entries), cut=cut)
+    return letters_of(due_rows_of(*entries), cut=cut)
 
 
 def headers_of(batch: Batch, row: int = 0) -> Headers:
@@ -147,7 +147,7 @@ def test_a_dialect_s_header_is_named_as_it_was_written(name: str, native: str) -
     """Its reason is that of the native header that it stands for, which the record does not have."""
     reason, text = WRONG[native]
     written: Headers = [("x", b"1"), (name, text.encode())]
-    letter = headers_of(letters_of(outgoing_of(reject("delay", 0, 0, TS, reason.value, headers=written))))
+    letter = headers_of(letters_of(due_rows_of(reject("delay", 0, 0, TS, reason.value, headers=written))))
     assert letter[:2] == written
     detail = (dict(letter)["delay-reason-detail"] or b"").decode()
     assert dict(letter)["delay-reason"] == reason.value.encode()
@@ -180,7 +180,7 @@ def test_a_record_of_which_no_letter_can_be_made_is_a_plain_one_and_spoils_no_ot
     fine = [reject("delay", 0, i, TS, "no-time", headers=[("x", b"%d" % i)]) for i in (0, 2)]
     odd = reject("delay", 0, 1, TS, "of-a-later-version", key=b"k", value=b"v", headers=[("delay-for", b"?")])
     told: list[tuple[int, str]] = []
-    batch = letters_of(outgoing_of(fine[0], odd, fine[1]), told=told)
+    batch = letters_of(due_rows_of(fine[0], odd, fine[1]), told=told)
     reasons = [dict(headers_of(batch, row))["delay-reason"] for row in range(3)]
     assert reasons == [b"no-time", b"unreadable", b"no-time"]
     plain = headers_of(batch, 1)
@@ -193,17 +193,17 @@ def test_a_record_of_which_no_letter_can_be_made_is_a_plain_one_and_spoils_no_ot
 
 def test_what_cannot_be_read_is_left_out_of_a_plain_letter(monkeypatch: pytest.MonkeyPatch) -> None:
     """Even of a row whose headers and columns cannot be read there is a letter."""
-    outgoing = outgoing_of(reject("delay", 0, 7, TS, "no-time", key=b"k", headers=[("x", b"1")]))
-    column = outgoing.column
+    due_rows = due_rows_of(reject("delay", 0, 7, TS, "no-time", key=b"k", headers=[("x", b"1")]))
+    column = due_rows.column
 
     def reading(name: str, ids: Any = None) -> Any:
         if name != "key":
             raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
         return column(name, ids)
 
-    monkeypatch.setattr(outgoing, "column", reading)
-    monkeypatch.setattr(outgoing, "headers", lambda _: 1 / 0)
-    batch = letters_of(outgoing, told=[])
+    monkeypatch.setattr(due_rows, "column", reading)
+    monkeypatch.setattr(due_rows, "headers", lambda _: 1 / 0)
+    batch = letters_of(due_rows, told=[])
     assert (batch.keys, batch.values) == ([b"k"], [None])
     assert headers_of(batch)[0] == ("delay-reason", b"unreadable")
     assert dict(headers_of(batch))["delay-origin"] == b"delay/0/7"
@@ -211,10 +211,10 @@ def test_what_cannot_be_read_is_left_out_of_a_plain_letter(monkeypatch: pytest.M
 
 def test_a_plain_letter_of_a_timer_can_be_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has the control headers that can be read, as every dead letter of a timer."""
-    outgoing = outgoing_of(timer("delay", 0, 3, TS, "orders", headers=[("x", b"1")], id="i"))
-    column = outgoing.column
-    monkeypatch.setattr(outgoing, "column", lambda name, ids=None: 1 / 0 if name == "attempt" else column(name, ids))
-    batch = letters_of(outgoing, refused={0: Refusal(RejectReason.TOO_LARGE, "why")}, told=[])
+    due_rows = due_rows_of(timer("delay", 0, 3, TS, "orders", headers=[("x", b"1")], id="i"))
+    column = due_rows.column
+    monkeypatch.setattr(due_rows, "column", lambda name, ids=None: 1 / 0 if name == "attempt" else column(name, ids))
+    batch = letters_of(due_rows, refused={0: Refusal(RejectReason.TOO_LARGE, "why")}, told=[])
     until = ("delay-until", b"%d" % TS)
     assert headers_of(batch)[:4] == [("x", b"1"), until, ("delay-topic", b"orders"), ("delay-id", b"i")]
     assert dict(headers_of(batch))["delay-reason"] == b"unreadable"
@@ -233,9 +233,9 @@ OWN: Headers = [
 
 def held_copy(offset: int = 9, **changed: Any) -> dict[str, Any]:
     """A held dead letter of the record at offset 4, as decoding would read its copy."""
-    outgoing = outgoing_of(reject("delay", 0, 4, TS, "bad-for", key=b"k", headers=OWN))
+    due_rows = due_rows_of(reject("delay", 0, 4, TS, "bad-for", key=b"k", headers=OWN))
     ids = np.array([0], dtype=np.intp)
-    (copy,) = held(outgoing, ids, DLT, np.array([TS + 1_000]))
+    (copy,) = held(due_rows, ids, DLT, np.array([TS + 1_000]))
     found = dict(headers_of(copy))
     assert (copy.topic, copy.partitions, found["delay-topic"]) == ("delay", [0], b"delay.dlt")
     assert (found["delay-copy-origin"], found["delay-copy-due"]) == (b"4", b"%d" % TS)
@@ -247,10 +247,10 @@ def held_copy(offset: int = 9, **changed: Any) -> dict[str, Any]:
 def test_a_held_letter_is_released_as_what_it_would_have_been() -> None:
     """The record's headers byte for byte, and the same reason, detail and origin as if its topic had taken it at
     once."""
-    at_once = headers_of(letters_of(outgoing_of(reject("delay", 0, 4, TS, "bad-for", key=b"k", headers=OWN))))
-    outgoing = outgoing_of(held_copy())
-    assert is_held(outgoing, np.array([0])).tolist() == [True]
-    assert headers_of(letters_of(outgoing)) == at_once
+    at_once = headers_of(letters_of(due_rows_of(reject("delay", 0, 4, TS, "bad-for", key=b"k", headers=OWN))))
+    due_rows = due_rows_of(held_copy())
+    assert is_held(due_rows, np.array([0])).tolist() == [True]
+    assert headers_of(letters_of(due_rows)) == at_once
     assert reason_of(held_copy()["headers"]) == "bad-for"
 
 
@@ -284,23 +284,23 @@ def replaced(name: str, value: bytes) -> dict[str, Any]:
 def test_what_says_otherwise_than_the_bridge_knows_is_not_held(changed: dict[str, Any]) -> None:
     """Only copies are released, and only those that agree with the topic, partition, origin and time of theirs."""
     entry = {**held_copy(), **changed}
-    assert is_held(outgoing_of(entry), np.array([0])).tolist() == [False]
+    assert is_held(due_rows_of(entry), np.array([0])).tolist() == [False]
 
 
 def test_nothing_that_a_producer_writes_becomes_the_bridge_s_word() -> None:
     """A forged letter that agrees with its place says why in the bridge's words, and no header of its own follows."""
     forged = replaced("delay-reason-detail", b"\x1b[2Jlies")["headers"]
     forged = [*forged, ("kafka_dlt-original-consumer-group", b"lies"), ("delay-omitted", b"lies")]
-    outgoing = outgoing_of(held_copy(headers=forged))
-    assert is_held(outgoing, np.array([0])).tolist() == [True]
-    assert headers_of(letters_of(outgoing)) == headers_of(letters_of(outgoing_of(held_copy())))
+    due_rows = due_rows_of(held_copy(headers=forged))
+    assert is_held(due_rows, np.array([0])).tolist() == [True]
+    assert headers_of(letters_of(due_rows)) == headers_of(letters_of(due_rows_of(held_copy())))
 
 
 def test_a_refused_timer_names_what_could_not_be_written() -> None:
     """A header whose name the client would cut is in the letter, escaped; the letter is not put back as it is."""
     entry = timer("delay", 0, 3, TS, "orders", headers=[("delay-until\0", b"1"), ("x", b"2")], id="i")
     refusal = Refusal(RejectReason.BAD_HEADER_NAME, RejectReason.BAD_HEADER_NAME.explanation)
-    letter = headers_of(letters_of(outgoing_of(entry), refused={0: refusal}))
+    letter = headers_of(letters_of(due_rows_of(entry), refused={0: refusal}))
     assert letter[:3] == [("delay-escaped-delay-until%00", b"1"), ("x", b"2"), ("delay-until", b"%d" % TS)]
     read = read_letter(letter)
     assert read is not None and read.is_cut

@@ -31,7 +31,7 @@ def parent(trace_id: str, flags: str = "01") -> tuple[str, bytes]:
     return ("traceparent", f"00-{trace_id}-{SPAN}-{flags}".encode())
 
 
-def outgoing(*headers: Headers) -> DueRows:
+def due_rows(*headers: Headers) -> DueRows:
     """Messages with these headers, for the targets t0, t1, t0, ..."""
     entries = [timer("delay", 0, i, NOW - 5, f"t{i % 2}", headers=list(own)) for i, own in enumerate(headers)]
     rows = [(entry["at"], 0, entry["offset"], entry) for entry in entries]
@@ -59,7 +59,7 @@ def test_messages_that_carry_a_recorded_trace_are_chosen() -> None:
         [parent("0" * 32)],
         [("traceparent", f"00-{trace(1)}-{'0' * 16}-01".encode())],
     ]
-    messages = outgoing([("a", b"1"), good], *wrong, [good], [good, parent(trace(3))])
+    messages = due_rows([("a", b"1"), good], *wrong, [good], [good, parent(trace(3))])
     first, last = chosen(Sampler(ratio=1, rate=100), messages, 10)
     assert first == Delivery(traceparent=good[1].decode(), target="t0", origin="delay/0/0", due_ms=NOW - 5)
     assert (last.traceparent, last.target, last.origin) == (good[1].decode(), "t1", "delay/0/11")
@@ -68,7 +68,7 @@ def test_messages_that_carry_a_recorded_trace_are_chosen() -> None:
 def test_the_number_a_second_is_bounded() -> None:
     """Whatever comes, and however it is cut into pieces; the next second has its own."""
     sampler = Sampler(ratio=1, rate=5)
-    messages = outgoing(*([parent(trace(i + 1))] for i in range(3)))
+    messages = due_rows(*([parent(trace(i + 1))] for i in range(3)))
     assert [len(chosen(sampler, messages)) for _ in range(3)] == [3, 2, 0]
     assert len(chosen(sampler, messages, now_ms=NOW + 1_000)) == 3
 
@@ -76,7 +76,7 @@ def test_the_number_a_second_is_bounded() -> None:
 @pytest.mark.parametrize(("ratio", "count"), [(1.0, 16), (0.5, 8), (0.25, 4)])
 def test_a_part_of_the_traces_is_followed_by_their_ids(ratio: float, count: int) -> None:
     """As OpenTelemetry's samplers choose, so that a trace is whole or not there."""
-    messages = outgoing(*([parent(trace(1, f"{i:x}" + "0" * 15))] for i in range(16)))
+    messages = due_rows(*([parent(trace(1, f"{i:x}" + "0" * 15))] for i in range(16)))
     found = chosen(Sampler(ratio=ratio, rate=100), messages)
     assert [one.origin for one in found] == [f"delay/0/{i}" for i in range(count)]
 
@@ -86,7 +86,7 @@ def test_a_span_links_to_its_producer() -> None:
     exporter = InMemorySpanExporter()
     settings = Settings.of({"bridge": {"id": "orders", "instance": "a"}, "tracing": {"endpoint": "http://collector"}})
     tracing = OpenTelemetry(settings, exporter)
-    messages = outgoing([parent(trace(7))])
+    messages = due_rows([parent(trace(7))])
     deliveries = tracing.chosen(messages, np.ones(1, np.bool_), NOW)
     tracing.delivered(deliveries, NOW, NOW + 12)
     tracing.stop()
