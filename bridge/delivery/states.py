@@ -159,6 +159,7 @@ class Lifecycle:
             return was_asked
 
     def pause(self, seconds: float) -> None:
-        """Wait, but not once the thread is to be held or to stop."""
+        """Wait, but not once the thread is to stop, or to be held (which does not hurry the making of a producer)."""
+        urgent = {Request.STOP} if self.state is State.OPENING else {Request.STOP, Request.HOLD}
         with self.changed:
-            self.changed.wait_for(lambda: self.is_asked(Request.HOLD, Request.STOP), seconds)
+            self.changed.wait_for(lambda: self.is_asked(*urgent), seconds)

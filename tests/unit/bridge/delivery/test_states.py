@@ -109,6 +109,19 @@ def test_a_held_thread_waits_shows_that_it_is_alive_and_goes_on() -> None:
     assert life.state is State.RESOLVING
 
 
+def test_a_held_thread_without_a_producer_does_not_try_again_without_a_pause() -> None:
+    """It is held from the start, and brokers that answer at once that they are not ready would keep a core busy."""
+    life = Lifecycle()
+    thread = threading.Thread(target=life.pause, args=(DEADLINE_S,))
+    thread.start()
+    life.ask(Request.HOLD)
+    thread.join(0.1)
+    assert thread.is_alive()
+    life.ask(Request.STOP)
+    thread.join(DEADLINE_S / 2)
+    assert not thread.is_alive()
+
+
 def test_a_pause_ends_with_a_request_to_hold() -> None:
     """A revocation does not wait for a back-off to be over."""
     life = in_state(State.DELIVERING)
