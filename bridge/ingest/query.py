@@ -122,7 +122,7 @@ class Ingest:
         self._storing: threading.Thread | None = None
 
     def cancel(self) -> None:
-        """Let `catch_up` return after the slice that it is at, and take every failure from now on for a consequence."""
+        """Let `catch_up` return after the current slice; failures from now on are consequences, and not reported."""
         self._stopping.set()
 
     def restart(self, reason: Restart) -> None:
@@ -259,8 +259,7 @@ class Ingest:
         return writer.trigger(processingTime=f"{self._limits.trigger_ms} milliseconds").start()
 
     def _await_stored(self) -> None:
-        """Wait until the batch that was read last is in the store, or has failed to get there. For room it may wait
-        for any time."""
+        """Wait until the last batch is in the store, or has failed. For room in the store it may wait for any time."""
         while self._storing is not None and self._storing.is_alive():
             self._storing.join(ROOM_LOOK_S)
             if not self._store.has_room():
@@ -285,8 +284,7 @@ class Ingest:
             self.restart(Restart.BATCH_FAILED)
 
     def _must_follow(self, begins: Offsets) -> None:
-        """A batch that begins beyond what the store expects would leave a gap: whatever made it, nothing is lost by
-        stopping here."""
+        """A batch that begins beyond what the store expects would leave a gap: stopping here loses nothing."""
         expected = self._store.next_offsets()
         gaps = {name: (expected[name], begin) for name, begin in begins.items() if begin > expected[name]}
         if gaps:

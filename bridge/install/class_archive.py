@@ -35,7 +35,7 @@ from bridge.wire.decode_epochs import DecodeEpoch, DecodeEpochs
 BATCHES: Final = 4
 """Micro-batches until planning and running one loads nothing new."""
 DEADLINE_S: Final = 120.0
-NOBODY: Final = "127.0.0.1:1"
+NO_BROKER: Final = "127.0.0.1:1"
 """Where no broker listens: Spark's Kafka source is loaded, tries, and gives up."""
 TOPIC: Final = "delay"
 RECORDS: Final = (
@@ -52,13 +52,13 @@ RECORDS: Final = (
 
 
 def install(jars: Sequence[Path]) -> Path:
-    """Make the archive anew. Raises EnvironmentFailure where Java makes none."""
+    """Replace the archive. Raises EnvironmentFailure where Java writes none."""
     archive = spark.archive(jars)
     archive.unlink(missing_ok=True)
     made = archive.with_name(f".{archive.name}.{os.getpid()}")
     tree = {
         "bridge": {"id": "classes"},
-        "kafka": {"common": {"bootstrap.servers": NOBODY}},
+        "kafka": {"common": {"bootstrap.servers": NO_BROKER}},
         "delay_topics": {TOPIC: {}},
         "spark": {"conf": {"spark.driver.extraJavaOptions": f'"-XX:ArchiveClassesAtExit={made}" -Xlog:disable'}},
     }
@@ -87,7 +87,7 @@ def _exercise(session: SparkSession, settings: Settings) -> None:
     numbers = session.readStream.format("rate").option("rowsPerSecond", 20).load()
     _stream(decode(numbers.selectExpr(*RECORDS), all_epochs))
     source = {
-        "kafka.bootstrap.servers": NOBODY,
+        "kafka.bootstrap.servers": NO_BROKER,
         "kafka.default.api.timeout.ms": "300",
         "kafka.request.timeout.ms": "200",
         "assign": f'{{"{TOPIC}":[0]}}',
@@ -95,7 +95,7 @@ def _exercise(session: SparkSession, settings: Settings) -> None:
         "includeHeaders": "true",
     }
     ends = {"endingOffsets": source["startingOffsets"]}
-    with suppress(Exception):  # nobody answers
+    with suppress(Exception):  # no broker answers
         decode(session.read.format("kafka").options(**source, **ends).load(), all_epochs).toArrow()
     with suppress(Exception):
         _stream(decode(session.readStream.format("kafka").options(**source).load(), all_epochs))
@@ -129,7 +129,7 @@ def _consume(session: SparkSession) -> None:
     java: Any = session._jvm
     properties = java.java.util.Properties()
     deserializer = "org.apache.kafka.common.serialization.ByteArrayDeserializer"
-    properties.put("bootstrap.servers", NOBODY)
+    properties.put("bootstrap.servers", NO_BROKER)
     properties.put("key.deserializer", deserializer)
     properties.put("value.deserializer", deserializer)
     consumer = java.org.apache.kafka.clients.consumer.KafkaConsumer(properties)

@@ -75,7 +75,7 @@ def _run_maven(pom: Path, into: Path) -> None:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Holds an advisory lock on the file `path`; it ends with the process, so that a killed one blocks nobody."""
+    """Holds an advisory lock on the file `path`; it ends with the process, so that a killed one blocks no other."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -53,7 +53,7 @@ LOOK_INTERVAL_S: Final = 1.0
 STOP_S_MAX: Final = 9.0
 """After this the process ends as it is: whatever it was at can be cut off at any point."""
 LEAVE_S_MAX: Final = 15.0
-"""How long each client has to end its work when all are made anew."""
+"""How long each client has to end its work when all are replaced."""
 SWITCH_INTERVAL_S: Final = 0.001
 """How long a thread may keep the interpreter from the dispatcher."""
 
@@ -86,7 +86,7 @@ class Renewed:
 
 @dataclass(frozen=True, slots=True)
 class Fatal:
-    """Some part cannot go on."""
+    """A part of the bridge cannot continue."""
 
     error: BridgeError
 
@@ -96,7 +96,7 @@ Event = Stop | Changed | Rebuild | Renewed | Fatal
 
 
 def run(settings: Settings, read: Callable[[], Settings], conceal: Callable[[Settings], None]) -> int:
-    """Run the bridge until a signal; returns the exit status 0. Raises BridgeError when it cannot go on.
+    """Run the bridge until a signal; returns the exit status 0. Raises BridgeError when it cannot continue.
 
     `read` reads the settings' secrets again; `conceal` is told of new ones before they are used.
     """
@@ -124,7 +124,7 @@ class Application:
         self._credentials = Credentials(
             settings,
             read=read,
-            verify=self._get_in,
+            verify=self._connect,
             on_renewed=self._on_renewed,
             beat=self._hearts.watch("credentials", CALLS_S),
         )
@@ -163,13 +163,13 @@ class Application:
         self._events.put(Changed())
 
     def on_fatal(self, error: BridgeError) -> None:
-        """Some thread cannot go on."""
+        """A thread cannot continue."""
         self._cancel_start()
         self._events.put(Fatal(error))
 
     def _on_clock_jump(self, jump_ms: int) -> Signs:
-        """Have clients made anew. The store needs nothing, as the dispatcher compares the time with P; the group's
-        consumer wakes at every look at its metadata, ten times a second."""
+        """Have producer and query replaced. The store needs nothing, as the dispatcher compares the time with P; the
+        group's consumer wakes ten times a second, when its metadata is looked at."""
         log.warning("clock-jumped", jump_ms=jump_ms)
         self._metrics.clock_jumped(jump_ms)
         dispatcher, pipeline = self._dispatcher, self._pipeline
@@ -184,20 +184,20 @@ class Application:
             "targets": lambda: self._hearts.has_beaten("targets", now_s),
         }
 
-    def _on_stall(self, who: Sequence[str]) -> None:
-        """The clock was set back, and a thread has not come out of a client's call since."""
+    def _on_stall(self, threads: Sequence[str]) -> None:
+        """The clock was set back, and these threads have been in a client's call since."""
         if not self._stopping:
             self._failure = EnvironmentFailure(
                 "Kafka clients have not returned since the clock was set back",
                 hint="They wait by the wall clock. Restart the bridge: it continues where it was.",
-                threads=", ".join(who),
+                threads=", ".join(threads),
                 code="DB-3012",
             )
             self.on_fatal(self._failure)
             self._watch_the_end()  # it may be the main thread
 
-    def _get_in(self, settings: Settings) -> None:
-        """Make a connection with these credentials, as each client would. Raises BridgeError."""
+    def _connect(self, settings: Settings) -> None:
+        """Connect with these credentials, as each client would. Raises BridgeError."""
         self._conceal(settings)
         java(settings)
         Cluster(settings).describe()
@@ -246,7 +246,7 @@ class Application:
                     raise
                 log.warning("failed-while-stopping", reason=str(error))
             except KeyboardInterrupt:
-                if not self._stopping:  # else it is Spark's own answer to SIGINT, from before `install` came again
+                if not self._stopping:  # else it is from Spark's handler of SIGINT, before ours was installed again
                     raise
             finally:
                 self._shut_down()
@@ -293,7 +293,7 @@ class Application:
         if before is None:
             self._health.enter("starting-spark", reasons=("starting Spark",))
         # Spark takes some seconds: the group is joined meanwhile. The producer is opened (and a predecessor of this
-        # name fenced) with the membership, not before it: who cannot join must not fence.
+        # name fenced) with the membership, not before it: an instance that cannot join must not fence.
         ownership.start()
         dispatcher.start()
         session = spark.start(settings, connector.jars()) if before is None else before.spark
@@ -328,8 +328,8 @@ class Application:
         return None
 
     def _leave(self, context: PipelineContext) -> None:
-        """End what holds connections. As after a restart of the process, a static member finds its partitions again,
-        and the next producer ends what this one left open."""
+        """End all clients. As after a restart of the process, a static member gets its partitions again, and the next
+        producer ends what this one left open."""
         self._stop_pipeline()
         self._hearts.forget("dispatcher", "targets", "ownership")
         if not context.dispatcher.stop(timeout_s=LEAVE_S_MAX):
@@ -339,7 +339,7 @@ class Application:
                 code="DB-3018",
             )
         context.ownership.stop(timeout_s=LEAVE_S_MAX)
-        log.info("clients-made-anew", reason="credentials were replaced")
+        log.info("clients-replaced", reason="credentials were replaced")
 
     def _next_event(self) -> Event | None:
         """The next event; a run of changes counts as one. None when there was nothing for a while."""
@@ -371,8 +371,7 @@ class Application:
             self._look(context)
 
     def _stop_pipeline(self) -> None:
-        """To go on with another. Nothing presses but what waits there, so a slow disk has the time that the group
-        leaves a member."""
+        """Before another is made. A slow disk has the time that the group leaves a member between two polls."""
         patience_s = self._settings.budgets.poll_interval_s
         self._beat(START_S + patience_s)
         if self._pipeline is not None and not self._pipeline.stop(patience_s):
@@ -418,7 +417,7 @@ class Application:
         log.info("stopped")
 
     def _watch_the_end(self) -> None:
-        """From now on the process has `STOP_S_MAX` left, whatever it waits for, the interpreter's own end included."""
+        """End the process `STOP_S_MAX` from now, whatever it waits for, the interpreter's own end included."""
         if self._watchdog is None:
             self._watchdog = threading.Timer(STOP_S_MAX, self._end_now)
             self._watchdog.daemon = True

@@ -1,10 +1,10 @@
 """The wall clock jumps, and clients wait by it.
 
-librdkafka (its issue 2145) and Java's client wait until a time of the wall clock. What can be made anew after a jump is
-(`on_jump`): the producer between two transactions, the query. But a clock that is set back makes a wait that only its
-time-out would end longer by as much: while a connection is made, or before something is tried again. Whoever is inside
-such a call can be helped by nobody, so when somebody has shown no life for a while after that, it is told
-(`on_stall`), and the process ends: nothing that it holds is needed.
+librdkafka (its issue 2145) and Java's client wait until a time of the wall clock. What can be replaced after a jump is
+(`on_jump`): the producer between two transactions, the query. But while a connection is made, or before a retry, a wait
+that only its time-out ends gets longer by as much as the clock was set back. A thread in such a call cannot be woken.
+When one has shown no life for a while after the jump, `on_stall` is called, and the process ends: nothing that it holds
+is needed.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ClockJumps:
         self._closed.set()
 
     def look(self) -> None:
-        """Has it jumped, and has everybody got over that?"""
+        """Has the clock jumped, and has every thread shown life since?"""
         jump_ms, now_s = self._watch.jump_ms(), self._clock.monotonic_s()
         if jump_ms:
             signs = self._on_jump(jump_ms)

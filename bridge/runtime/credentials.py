@@ -3,7 +3,7 @@
 Kafka's clients read them when they are made, and never again: connections that are open stay open, but once the old
 certificate has expired no new one comes about. So the files are looked at every few seconds. When what they hold has
 changed and is still the same at the next look (key and certificate are replaced one after the other), a connection is
-made with it. Only if that works are the bridge's clients made anew; else the old ones go on, and /readyz says why.
+made with it. Only if that works are the bridge's clients replaced; else the old ones continue, and /readyz says why.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bridge.settings.model import Settings, plain
 from bridge.telemetry.heartbeats import Beat, unwatched
 
 LOOK_INTERVAL_S: Final = 10.0
-SETTLE_S: Final = 2.0
+STABLE_S: Final = 2.0
 """How long files must stay as they are before they are believed to be complete."""
 _FILES: Final = (".location", ".keytab")
 
@@ -42,7 +42,7 @@ class Credentials:
         beat: Beat = unwatched,
     ) -> None:
         """`settings` are in force. `read` reads them again, with the files that values come from; `verify` raises
-        BridgeError when the brokers do not let in who has them; `on_renewed` gets settings that are new, and work.
+        BridgeError when the brokers refuse them; `on_renewed` gets settings that are new, and work.
 
         Both may raise BridgeError, and are called by the thread.
         """
@@ -67,13 +67,13 @@ class Credentials:
         self._stopped.set()
 
     def alarms(self) -> tuple[str, ...]:
-        """What an operator should know although messages are delivered."""
+        """What an operator should know although delivery continues."""
         if self._refused is None:
             return ()
         return (f"the new credentials cannot be used, the old ones stay in force: {self._refused}",)
 
     def look(self) -> bool:
-        """Look once; whether something has changed that must settle first."""
+        """Look once; whether something has changed that may not be complete yet."""
         try:
             fresh = self._settings.renewed(self._read())
             seen = fingerprint(fresh)
@@ -105,7 +105,7 @@ class Credentials:
         wait_s = LOOK_INTERVAL_S
         while not self._stopped.wait(wait_s):
             self._beat()
-            wait_s = SETTLE_S if self.look() else LOOK_INTERVAL_S
+            wait_s = STABLE_S if self.look() else LOOK_INTERVAL_S
 
 
 def fingerprint(settings: Settings) -> bytes:

@@ -1,8 +1,8 @@
 """Maintenance: the thread that flushes the store, loads its windows, reclaims and compacts its segments.
 
-One thread for all of it, as `timerstore.operations.maintenance` asks. Reclaiming needs no room and makes some, so
-it comes before what needs room, and by itself. A full disk is waited out, while windows go on to be loaded; a damaged
-segment is set aside, and the pipeline starts again from what is left and Kafka.
+One thread for all of it, as `timerstore.operations.maintenance` requires. Reclaiming needs no room and makes some, so
+it comes before what needs room. While the disk is full, windows are still loaded. A damaged segment is set aside, and
+the pipeline starts again from what is left and Kafka.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BUSY_WAIT_S: Final = 0.05
 IDLE_WAIT_S: Final = 0.5
 RECLAIM_INTERVAL_S: Final = 1.0
 COMPACT_INTERVAL_S: Final = 5.0
-"""How often it is looked whether a compaction is worth while. One that is under way goes on window by window."""
+"""Between two looks whether a compaction is worth while. One that is under way continues window by window."""
 COMPACT_AGAIN_S: Final = 60.0
 """After a compaction for which there was no room."""
 FLUSH_AGAIN_S: Final = 5.0
@@ -101,7 +101,7 @@ class MaintenanceThread:
             self._on_fatal(error)
         except Closed:
             return
-        except Exception as error:  # noqa: BLE001 - the application must know that nobody flushes any more
+        except Exception as error:  # noqa: BLE001 - the application must know that nothing is flushed any more
             bug = InternalError("maintenance failed", hint="Please report this.", reason=repr(error), code="DB-7001")
             bug.__cause__ = error
             self._on_fatal(bug)

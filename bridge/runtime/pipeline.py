@@ -6,8 +6,7 @@ dispatcher.
     catch up    read from where the index ends up to O; nothing is dispatched before (invariant I6)
     run         query, maintenance, dispatcher
 
-When the assignment changes, or a segment turns out to be damaged, a pipeline is stopped and a new one made; it never
-changes hands while it runs.
+When the assignment changes, or a segment is found damaged, the pipeline is stopped and a new one is made.
 """
 
 from __future__ import annotations
@@ -130,7 +129,7 @@ class Pipeline:
         return not self._cancelled.is_set()
 
     def cancel(self) -> None:
-        """Let a `start` that is under way return soon, and take in nothing more."""
+        """Let a `start` that is under way return soon; nothing more is ingested."""
         self._cancelled.set()
         if self._ingest is not None:
             self._ingest.cancel()
@@ -138,10 +137,10 @@ class Pipeline:
             self.store.close_intake()
 
     def stop(self, patience_s: float = END_S_MAX) -> bool:
-        """Stop the query, hold the dispatcher, write down what is in memory, and give up the directory. Maintenance
-        may be at a piece of work that takes long on a slow disk, for `patience_s` at most.
+        """Stop the query, park the dispatcher, flush, and unlock the directory. `patience_s` is how long maintenance
+        may take to end its piece of work: a disk may be slow.
 
-        False when it does not end: the directory then stays locked, and only the end of the process frees it.
+        False when it does not end: the directory then stays locked until the process ends.
         """
         self.cancel()
         self._context.dispatcher.quiesce(timeout_s=3.0)
@@ -169,26 +168,26 @@ class Pipeline:
             self._ingest.restart(Restart.CLOCK_JUMPED)
 
     def problems(self) -> list[str]:
-        """What has died, in words."""
+        """What has ended that should run, in words."""
         found = []
         if self._maintenance is not None and not self._maintenance.is_alive and not self._cancelled.is_set():
             found.append("maintenance has ended")
         return found
 
     def impediments(self) -> tuple[str, ...]:
-        """Why the pipeline does not take in or deliver right now although it runs."""
+        """Why ingest or delivery waits although the pipeline runs."""
         if self._maintenance is not None and self._maintenance.disk_is_full:
             return ("the disk is full: ingest waits, delivery goes on",)
         return ()
 
     def look_at_retention(self, lag: Lag) -> None:
-        """Now and then: does the topic keep what is pending?"""
+        """Look, from time to time, whether the topic keeps what is pending."""
         if self.retention is not None and self.store is not None:
             ingested = self.store.next_offsets()
             self.retention.refresh(self._context.cluster, self.store, lag.marks(ingested), lag.behind_s(ingested))
 
     def alarms(self) -> tuple[str, ...]:
-        """What an operator should know although messages are delivered."""
+        """What an operator should know although delivery continues."""
         return () if self.retention is None else self.retention.alarms()
 
     # ---- parts of start

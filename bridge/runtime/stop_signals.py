@@ -1,7 +1,7 @@
 """SIGTERM and SIGINT, answered on a thread of their own.
 
-A handler runs in the main thread, in the middle of whatever that is at: it must not take a lock that may be held there,
-and it does not run while that thread waits inside of a client library. So the handlers do nothing. The interpreter
+A handler runs in the main thread, between any two of its steps: it must not take a lock that may be held there, and it
+does not run while that thread waits inside a client library. So the handlers do nothing. The interpreter
 writes the signal's number into a socket as soon as it comes, and the thread reads it there.
 """
 
@@ -31,7 +31,7 @@ class StopSignals:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # The handlers stay: whoever signals again while the process ends must not cut that off.
+        # The handlers stay: another signal must not cut the end of the process short.
         signal.set_wakeup_fd(-1)
         self._writer.close()
 

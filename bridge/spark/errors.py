@@ -54,8 +54,8 @@ def named_failure(what: str, error: Exception, records: str = "") -> BridgeError
     if isinstance(error, ConnectionError) or any(sign in text for sign in _JVM_GONE):
         return EnvironmentFailure(
             "Spark's Java process has ended",
-            hint="Most likely it was out of memory, as a line above then says: raise spark.driver_memory. Among the "
-            "records that were being read may be one that is large, or was compressed well.",
+            hint="Most likely it ran out of memory, which a line above then says: raise spark.driver_memory. A record "
+            "among those that were being read may be large, or highly compressed.",
             records=records or "none",
             code="DB-3016",
         )
@@ -79,7 +79,7 @@ def ranges(begins: Offsets, ends: Offsets) -> str:
 
 
 def _reason(text: str) -> str:
-    """What was wrong, and what was at the bottom of it, from a stack trace of Java's."""
+    """The first line and the last cause of a Java stack trace."""
     lines = [line.strip() for line in text.splitlines()]
     said = [line.lstrip(": ") for line in lines if line and not line.startswith("An error occurred while calling")]
     causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]

@@ -85,7 +85,7 @@ def _state(
 
 
 def _committed(config: Mapping[str, Any], topics: Mapping[str, TopicFacts]) -> dict[SourceName, CommittedState]:
-    """The states of all partitions. Raises StateError where one is missing, or of another topic of that name."""
+    """The states of all partitions. Raises StateError where one is missing, or is of a deleted topic."""
     client = _consumer(config)
     places = [TopicPartition(topic, p) for topic, facts in topics.items() for p in range(facts.partitions)]
     try:

@@ -10,8 +10,8 @@ copy takes its place), plus by how much reading and delivery are late. What is l
 turned into a time by what the log holds now: the age of its oldest record, times how much larger the log may become.
 
 Kafka deletes whole segments, so records live longer than their retention; headroom below zero is an alarm, not a loss.
-A loss in the making is when something unfinished is gone from Kafka: it is still delivered, from the local index, but
-only as long as that lives. This is told loudly, and ends nothing: going on is the best that can be done about it.
+When an unfinished record has been deleted from Kafka, it is still delivered from the local index, as long as that
+exists. That is an error in the log and an alarm; ending the process would make it worse.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def must_hold_what_is_pending(
         mine = sorted(name for name in offsets if name[0] == topic)
         found = cluster.first_after(mine, now_ms - max(0, spare)) if mine else {}
         for name, after in found.items():
-            # All that is not read yet may be older than that; where there is nothing, nobody can tell.
+            # All that is not read yet may be older than that; where there is nothing, it is not known.
             if offsets[name] < (marks[name].end if after is None else after):
                 raise StateError(
                     "records of pending messages were deleted while the bridge was down, and the local index does not "
@@ -133,7 +133,7 @@ class RetentionGuard:
         oldest: Mapping[SourceName, Oldest],
         lag_s: Mapping[SourceName, float],
     ) -> None:
-        """Draw the conclusions: headroom and alarms."""
+        """Compute headroom and alarms."""
         now_ms = self._clock.now_ms()
         since_ms = store.waits_since_ms()
         overdue_ms = 0 if since_ms is None else max(0, now_ms - since_ms)
@@ -160,7 +160,7 @@ class RetentionGuard:
         self.headroom_s, self.trimmed = headroom_s, gone
 
     def alarms(self) -> tuple[str, ...]:
-        """What an operator should know although the bridge delivers."""
+        """What an operator should know although delivery continues."""
         short = [
             f"{topic}: retention is too short by {format_duration_ms(math.ceil(-seconds) * 1_000)}"
             for topic, seconds in self.headroom_s.items()

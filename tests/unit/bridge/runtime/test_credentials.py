@@ -176,7 +176,7 @@ def test_a_certificate_that_cannot_be_used_is_the_environments_failure(tmp_path:
 def test_the_thread_survives_whatever_is_raised(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is seen while it lasts, without what the exception says, and the files are looked at again."""
     monkeypatch.setattr("bridge.runtime.credentials.LOOK_INTERVAL_S", 0.01)
-    monkeypatch.setattr("bridge.runtime.credentials.SETTLE_S", 0.01)
+    monkeypatch.setattr("bridge.runtime.credentials.STABLE_S", 0.01)
     settings = site.read()
     failing = threading.Event()
     failing.set()
