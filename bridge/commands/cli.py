@@ -36,8 +36,9 @@ from bridge.settings.load import load, reader
 from bridge.settings.model import Settings, plain
 from bridge.settings.secrets import Redactor
 from bridge.telemetry import logs
-from bridge.wire.headers import RejectReason, parse_duration, parse_until
+from bridge.wire.headers import parse_duration, parse_until
 from bridge.wire.printable import printable
+from bridge.wire.reasons import RejectReason
 from timerstore.clock import SystemClock
 
 log = structlog.get_logger("bridge.commands.cli")

@@ -42,7 +42,7 @@ from bridge.delivery.producer.writer import Aborted, Cause, Failure
 from bridge.delivery.targets.breakers import EVERY, LARGE
 from bridge.delivery.targets.cache import Targets
 from bridge.kafka.errors import Fault, Refusal
-from bridge.wire.headers import RejectReason
+from bridge.wire.reasons import RejectReason
 from timerstore.clock import Clock
 from timerstore.rows.position import SOURCE_MAX, Int64s, sources_of
 

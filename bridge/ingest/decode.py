@@ -30,7 +30,7 @@ from bridge.ingest.dialect_columns import delivered_key, native_headers
 from bridge.wire import headers as h
 from bridge.wire.decode_epochs import DecodeEpochs, DecodeParameters
 from bridge.wire.dialects import NATIVE
-from bridge.wire.headers import RejectReason
+from bridge.wire.reasons import RejectReason
 
 AT_MIN: Final = -(2**63)
 """`at` of rejects and cancels: minus infinity."""

@@ -24,7 +24,8 @@ import pyarrow.compute as pc
 
 from bridge.wire.decode_epochs import DecodeEpochs
 from bridge.wire.dialects import DIALECTS, NATIVE
-from bridge.wire.headers import STRIPPED, RejectReason
+from bridge.wire.headers import STRIPPED
+from bridge.wire.reasons import RejectReason
 from timerstore.rows.entry import Kind
 from timerstore.rows.position import AT_MIN, Bools, Int64s
 

@@ -14,7 +14,7 @@ from typing import Final
 from confluent_kafka import KafkaError, KafkaException
 
 from bridge.errors import FencedError
-from bridge.wire.headers import RejectReason
+from bridge.wire.reasons import RejectReason
 
 
 class Fault(Enum):

@@ -42,10 +42,10 @@ from bridge.settings.model import Settings
 from bridge.settings.secrets import Redactor
 from bridge.spark import session as spark
 from bridge.spark.transactions import coordinator
+from bridge.telemetry.health import Health
 from bridge.telemetry.heartbeats import CALLS_S, LOOK_S, START_S, Heartbeats, dispatcher_s
-from bridge.telemetry.http import Health, ManagementServer
+from bridge.telemetry.http import ManagementServer, Protection
 from bridge.telemetry.metrics import Metrics, StoreSnapshot
-from bridge.telemetry.protection import Protection
 from timerstore.clock import Clock, SystemClock
 from timerstore.rows.sources import SourceName
 

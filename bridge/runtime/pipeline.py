@@ -34,8 +34,8 @@ from bridge.start.first_commits import StartFacts, StartPlan
 from bridge.start.index import as_bridge_errors, find_index, open_index
 from bridge.start.retention import RetentionGuard, must_hold_what_is_pending
 from bridge.start.roll_window import decode_parameters, limits_of
+from bridge.telemetry.health import Health
 from bridge.telemetry.heartbeats import CALLS_S, SPARK_S, Heartbeats
-from bridge.telemetry.http import Health
 from bridge.telemetry.metrics import Metrics
 from bridge.telemetry.progress_bar import LongWork
 from timerstore.clock import Clock

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from bridge.wire.headers import RejectReason
+from bridge.wire.reasons import RejectReason
 
 
 @dataclass(slots=True, kw_only=True)

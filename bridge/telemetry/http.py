@@ -1,6 +1,7 @@
-"""The management port: /livez, /readyz and /metrics, without secrets; over TLS where that is configured.
+"""The management port: /livez, /readyz and /metrics, without secrets. TLS and a password are optional, both from files.
 
-`Health` is what the parts of the bridge report into; the server only reads it.
+A certificate that is replaced serves new connections from then on, without a restart. The password guards /metrics
+alone: a probe has no place for one, and its answer tells nothing worth guarding.
 
 Probes are answered whatever else is connected: a connection has a few seconds for everything, from its handshake to the
 last byte of the answer, and when there are too many the oldest is cut off for the newest.
@@ -8,15 +9,19 @@ last byte of the answer, and when there are too many the oldest is cut off for t
 
 from __future__ import annotations
 
+import base64
+import binascii
+import hmac
 import json
 import socket
+import ssl
 import sys
 import threading
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Final, Self
 
@@ -24,8 +29,10 @@ import structlog
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from bridge.errors import EnvironmentFailure
-from bridge.telemetry.protection import Protection
+from bridge.errors import ConfigurationError, EnvironmentFailure
+from bridge.settings.model import Http
+from bridge.settings.secrets import read_secret_file
+from bridge.telemetry.health import Health
 from timerstore.clock import Clock, SystemClock
 
 log = structlog.get_logger("bridge.telemetry.http")
@@ -39,45 +46,77 @@ BACKLOG: Final = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Phase:
-    """Where the bridge is: a stable name, whether it is consuming and delivering, and why not (or what is wrong)."""
+class Certificate:
+    """Certificate chain and key, PEM files; `context` has what they held when they last changed."""
 
-    name: str
-    ready: bool = False
-    reasons: tuple[str, ...] = ()
-    progress: float | None = None  # 0..1 of long work, where its end is known
+    chain: Path
+    key: Path
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    _loaded: list[tuple[tuple[int, int], ssl.SSLContext]] = field(default_factory=list, repr=False)
 
+    def __post_init__(self) -> None:
+        try:
+            self._load()
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigurationError(
+                f"http.certificate_file, http.key_file: cannot be used: {error.strerror or 'not PEM'}",
+                hint="give a PEM chain, and its key without a password",
+                certificate=self.chain,
+                key=self.key,
+                code="DB-2025",
+            ) from None
 
-class Health:
-    """The state behind the probes; safe to use from any thread.
-
-    `alive` says whether every thread that must run does run, in words: what has died or hangs, empty if nothing.
-    `on_enter` is called with every phase, and every report of progress.
-    """
-
-    def __init__(self, alive: Callable[[], list[str]] = list, on_enter: Callable[[], None] = lambda: None) -> None:
-        self._lock = threading.Lock()
-        self._phase = Phase(name="starting", reasons=("starting",))
-        self._alive = alive
-        self._on_enter = on_enter
-
-    def enter(
-        self, name: str, *, ready: bool = False, reasons: tuple[str, ...] = (), progress: float | None = None
-    ) -> None:
-        """The bridge is in this phase from now on."""
-        self._on_enter()
+    def context(self) -> ssl.SSLContext:
+        """For one new connection. Files that are just being replaced leave the old certificate in force."""
         with self._lock:
-            self._phase = Phase(name=name, ready=ready, reasons=reasons, progress=progress)
+            try:
+                if self._loaded[0][0] != self._changed():
+                    self._load()
+                    log.info("certificate-replaced", certificate=str(self.chain))
+            except (OSError, ssl.SSLError) as error:
+                log.warning("certificate-not-replaced", reason=str(error))
+            return self._loaded[0][1]
 
-    @property
-    def phase(self) -> Phase:
-        """The current phase."""
-        with self._lock:
-            return self._phase
+    def _load(self) -> None:
+        changed = self._changed()
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.load_cert_chain(self.chain, self.key)
+        self._loaded[:] = [(changed, context)]
 
-    def problems(self) -> list[str]:
-        """What makes a restart necessary; empty while the process is alive."""
-        return self._alive()
+    def _changed(self) -> tuple[int, int]:
+        return self.chain.stat().st_mtime_ns, self.key.stat().st_mtime_ns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Protection:
+    """What the management port asks for: nothing by default."""
+
+    certificate: Certificate | None = None
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
+
+    @classmethod
+    def of(cls, settings: Http) -> Protection:
+        """As configured. Raises ConfigurationError for files that cannot be used."""
+        certificate, password = None, None
+        if settings.certificate_file is not None and settings.key_file is not None:
+            certificate = Certificate(chain=settings.certificate_file, key=settings.key_file)
+        if settings.password_file is not None:
+            password = read_secret_file(str(settings.password_file), "http.password_file")
+        return cls(certificate=certificate, user=settings.user, password=password)
+
+    def permits(self, authorization: str | None) -> bool:
+        """Whether a request with this Authorization header may see the metrics."""
+        if self.user is None or self.password is None:
+            return True
+        scheme, _, credentials = (authorization or "").partition(" ")
+        try:
+            given = base64.b64decode(credentials, validate=True)
+        except (binascii.Error, ValueError):
+            return False
+        # In constant time: the time of an answer must not tell how much of a guess was right.
+        return scheme.lower() == "basic" and hmac.compare_digest(given, f"{self.user}:{self.password}".encode())
 
 
 class ManagementServer:

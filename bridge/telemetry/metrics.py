@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 
 from bridge import __version__
 from bridge.telemetry.counts import Counts
-from bridge.wire.headers import RejectReason
+from bridge.wire.reasons import RejectReason
 
 # fmt: off
 LATENESS_BUCKETS_MS: Final = (

@@ -10,7 +10,7 @@ from typing import Final, Self
 import structlog
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from bridge.telemetry.http import Health
+from bridge.telemetry.health import Health
 from timerstore.clock import Clock
 
 LOG_INTERVAL_S: Final = 5.0

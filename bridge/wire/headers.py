@@ -13,9 +13,10 @@ import re
 import struct
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
-from enum import StrEnum
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
+
+from bridge.wire.reasons import RejectReason
 
 Headers = list[tuple[str, bytes | None]]
 HeaderList = list[tuple[str, str | bytes | None]]
@@ -102,59 +103,6 @@ TOPIC_PATTERN: Final = r"(?!\.{1,2}$)[a-zA-Z0-9._-]{1,249}"
 
 UNITS_MS: Final = (86_400_000, 3_600_000, 60_000, 1_000, 1)
 ISO_MS: Final = (604_800_000, 86_400_000, 3_600_000, 60_000, 1_000)
-
-
-class RejectReason(StrEnum):
-    """Why a record cannot be a timer. Of several reasons the first in this order is given."""
-
-    explanation: str
-
-    def __new__(cls, code: str, explanation: str) -> Self:
-        member = str.__new__(cls, code)
-        member._value_ = code
-        member.explanation = explanation
-        return member
-
-    CREATE_TIME = "create-time", "The record's timestamp is its producer's: the delay topic needs LogAppendTime."
-    DUPLICATE_HEADER = "duplicate-header", "A control header is there twice."
-    BAD_COPY = "bad-copy", "The record claims to be a copy of the bridge's, but its delay-copy-* headers are not valid."
-    NO_TIME = "no-time", "None of delay-until, delay-for, delay-level and delay-cancel is there."
-    TWO_TIMES = "two-times", "More than one of delay-until, delay-for, delay-level and delay-cancel is there."
-    BAD_UNTIL = (
-        "bad-until",
-        ("delay-until is neither epoch milliseconds nor RFC 3339 with an offset, or lies more than ten years back."),
-    )
-    BAD_FOR = "bad-for", "delay-for is neither a duration such as 90s, 1h30m or PT15M, nor a number of milliseconds."
-    BAD_LEVEL = "bad-level", "delay-level is not a whole number from 1."
-    BEYOND_MAX = "beyond-max", "The due time is further away than the longest delay that is configured."
-    NO_TARGET = "no-target", "delay-topic is not there, and the delay topic has no default target."
-    BAD_TARGET = "bad-target", "delay-topic is not a legal name of a Kafka topic."
-    BAD_PARTITION = "bad-partition", "delay-partition is not a whole number from 0 to 2147483647."
-    BAD_ID = "bad-id", "The id in delay-id or delay-cancel is empty, longer than 256 characters, or not UTF-8."
-    BAD_REPLACE = "bad-replace", "delay-replace is neither true nor false, or is true without a delay-id."
-    TOO_MANY_HEADERS = "too-many-headers", "The record has more headers than limits.headers allows."
-    PAYLOAD_TOO_LARGE = "payload-too-large", "Key and value are larger than limits.payload_bytes allows."
-    TOO_LARGE_TO_ROLL = (
-        "too-large-to-roll",
-        "Due after the roll window, and too large for the copy that the bridge would have to write to the delay topic.",
-    )
-    HEADERS_TOO_LARGE = "headers-too-large", "The record's headers are larger than limits.header_bytes allows."
-    # Found at dispatch, where targets are known.
-    FORBIDDEN_TARGET = "forbidden-target", "The target is not one that the configuration allows."
-    UNKNOWN_TARGET = "unknown-target", "The target does not exist."
-    TARGET_DENIED = "target-denied", "The brokers do not let the bridge write to the target."
-    TARGET_UNAVAILABLE = "target-unavailable", "The target's partition has no leader, too few replicas, or no answer."
-    TOO_LARGE = "too-large", "The message is larger than its target takes."
-    PARTITION_OUT_OF_RANGE = "partition-out-of-range", "The target has no partition of this number."
-    NO_KEY = "no-key", "The target is compacted, and takes no message without a key."
-    CLOCK_AHEAD = "clock-ahead", "The target refuses the timestamp: the bridge's clock is ahead of the brokers'."
-    BAD_HEADER_NAME = (
-        "bad-header-name",
-        "The name of a header holds NUL, where the client would cut it: the target would get another name.",
-    )
-    OVERDUE = "overdue", "The message has waited for the bridge for longer than overdue.older_than."
-    PRODUCE_FAILED = "produce-failed", "The target did not take the message, for a reason that has no name here."
-    UNREADABLE = "unreadable", "The record could not be taken apart: this letter has what could be read of it."
 
 
 # -- reading: each raises ValueError with a sentence that says what is wrong -----------------------------------------

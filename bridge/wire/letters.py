@@ -25,7 +25,8 @@ from typing import Final
 
 from bridge.errors import StateError
 from bridge.wire import headers as h
-from bridge.wire.headers import Headers, RejectReason
+from bridge.wire.headers import Headers
+from bridge.wire.reasons import RejectReason
 
 _R = RejectReason
 BROKEN: Final = frozenset(

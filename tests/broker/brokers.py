@@ -10,7 +10,7 @@ from typing import Any
 from bridge.delivery.targets.target import Leader, Target
 from bridge.errors import EnvironmentFailure
 from bridge.kafka.errors import Refusal
-from bridge.wire.headers import RejectReason
+from bridge.wire.reasons import RejectReason
 
 WELL = Target(partitions=3, bytes_max=1_000)
 MISSING = Target(partitions=0, bytes_max=None, refusal=Refusal(RejectReason.UNKNOWN_TARGET, "missing"))

@@ -7,7 +7,7 @@ import pytest
 from bridge.commands.arrivals import Arrivals
 from bridge.errors import EnvironmentFailure
 from bridge.wire import headers as h
-from bridge.wire.headers import RejectReason
+from bridge.wire.reasons import RejectReason
 from dev.harness.kafka import Outgoing, Topics, produce
 from tests.system.broker import Broker
 from tests.system.raw import RawRecord, produce_raw

@@ -13,8 +13,8 @@ from bridge.commands.redrive import Redrive, redrive
 from bridge.errors import EnvironmentFailure, StateError
 from bridge.settings.model import Settings
 from bridge.wire import headers as h
-from bridge.wire.headers import RejectReason
 from bridge.wire.letters import Choice, Report, redriven
+from bridge.wire.reasons import RejectReason
 from dev.harness.kafka import Outgoing, Topics, produce, read_committed
 from tests.broker.rig import DEADLINE_S, settings_for
 from tests.system.broker import Broker

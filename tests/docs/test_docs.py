@@ -24,6 +24,7 @@ from bridge.commands import cli
 from bridge.settings.load import load
 from bridge.settings.model import Settings
 from bridge.wire import headers as h
+from bridge.wire.reasons import RejectReason
 from tests.packaging.config.exposed import exposed
 from tests.paths import ROOT
 
@@ -228,7 +229,7 @@ def test_keys_of_the_configuration_exist() -> None:
 def test_headers_exist_and_all_are_listed() -> None:
     """Each `delay-...` header is one that is read or written, and the README's tables have all that users meet."""
     known = {value for name, value in vars(h).items() if name.isupper() and isinstance(value, str)}
-    others = {"delay-bridge", *map(str, h.RejectReason)}
+    others = {"delay-bridge", *map(str, RejectReason)}
     for document, span in spans():
         name = span.split(":")[0]
         if re.fullmatch(r"delay-[a-z-]+", name) and name not in others:
@@ -247,7 +248,7 @@ def test_metrics_exist() -> None:
 def test_reasons_of_dead_letters_are_all_listed_in_their_order() -> None:
     """The table is the enumeration: whoever finds a reason in a dead letter finds it there."""
     listed = [CODE.findall(row[0])[0] for row in table("docs/errors.md", "Reasons of dead letters")]
-    assert listed == [str(reason) for reason in h.RejectReason]
+    assert listed == [str(reason) for reason in RejectReason]
 
 
 def test_exit_statuses_are_those_of_the_errors() -> None:

@@ -18,6 +18,7 @@ PROGRAMS: Final = (*PACKAGES, "dev", "demo", "bench", "release")
 PURE: Final = (
     *(
         "bridge/wire/headers.py",
+        "bridge/wire/reasons.py",
         "bridge/settings/units.py",
         "bridge/errors.py",
         "bridge/settings/java.py",

@@ -36,7 +36,7 @@ from bridge.telemetry.metrics import Metrics
 from bridge.wire import headers as h
 from bridge.wire.committed_state import CommittedState, decode_metadata, initial_state
 from bridge.wire.decode_epochs import DecodeParameters
-from bridge.wire.headers import RejectReason
+from bridge.wire.reasons import RejectReason
 from tests.broker.rig import Tally
 from tests.entries import table_of
 from tests.manual_clock import ManualClock

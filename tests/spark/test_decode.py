@@ -23,7 +23,8 @@ from bridge.ingest.decode import AT_MIN, decode
 from bridge.ingest.finish import ControlHeaders, HeaderLimits
 from bridge.wire import headers as h
 from bridge.wire.decode_epochs import DEFAULT_LEVELS_MS, DecodeEpoch, DecodeEpochs, DecodeParameters
-from bridge.wire.headers import Headers, RejectReason
+from bridge.wire.headers import Headers
+from bridge.wire.reasons import RejectReason
 from timerstore.rows.entry import ENTRY
 
 TS = 1_800_000_000_000

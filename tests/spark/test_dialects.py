@@ -16,7 +16,7 @@ from bridge.ingest.decode import decode
 from bridge.ingest.finish import ControlHeaders, HeaderLimits
 from bridge.wire.decode_epochs import DecodeEpoch, DecodeEpochs
 from bridge.wire.dialects import DIALECTS, NATIVE
-from bridge.wire.headers import RejectReason
+from bridge.wire.reasons import RejectReason
 from tests.entries import rows_of
 from tests.spark.test_decode import COPY, PARAMETERS, TS, record, table
 from timerstore.rows.entry import Kind

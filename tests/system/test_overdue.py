@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bridge.delivery.plan.overdue import WAITED_MS_MAX
-from bridge.wire.headers import RejectReason
+from bridge.wire.reasons import RejectReason
 from dev.harness.kafka import Outgoing, Reader, Topics, produce, read_committed
 from dev.harness.waiting import wait_until
 from tests.system.bridge import RunningBridge

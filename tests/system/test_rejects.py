@@ -22,7 +22,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public, but
 from bridge.install import connector
 from bridge.wire import headers as h
 from bridge.wire.dialects import DIALECTS, NATIVE, Dialect
-from bridge.wire.headers import RejectReason
+from bridge.wire.reasons import RejectReason
 from dev.broker.embedded import jars
 from dev.harness.kafka import Headers, Outgoing, Reader, Record, Topics, produce
 from dev.harness.waiting import wait_until

@@ -26,7 +26,8 @@ from bridge.delivery.plan.due_rows import Batch, DueRows, Ids, chunks
 from bridge.kafka.errors import Refusal
 from bridge.wire import headers as h
 from bridge.wire.dialects import DIALECTS
-from bridge.wire.headers import HeaderList, Headers, RejectReason, Where
+from bridge.wire.headers import HeaderList, Headers, Where
+from bridge.wire.reasons import RejectReason
 from timerstore.rows.entry import Kind
 from timerstore.rows.position import Bools, Int64s
 

@@ -56,7 +56,7 @@ from bridge.delivery.targets.breakers import EVERY
 from bridge.delivery.targets.target import Target
 from bridge.kafka.errors import Refusal
 from bridge.settings.clients import HEADER_ALLOWANCE_BYTES
-from bridge.wire.headers import RejectReason
+from bridge.wire.reasons import RejectReason
 from timerstore.rows.entry import Kind
 from timerstore.rows.position import Bools, Int64s
 

@@ -20,7 +20,7 @@ from confluent_kafka import KafkaError, TopicPartition
 
 from bridge.delivery.plan.due_rows import Batch
 from bridge.kafka.errors import Fault, Meaning, Refusal, is_fenced, meaning_of
-from bridge.wire.headers import RejectReason
+from bridge.wire.reasons import RejectReason
 
 
 @dataclass(frozen=True, slots=True)

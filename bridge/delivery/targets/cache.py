@@ -29,7 +29,7 @@ from bridge.delivery.targets.target import UNAVAILABLE, Leader, LookUp, Place, T
 from bridge.errors import EnvironmentFailure
 from bridge.kafka.errors import Refusal
 from bridge.telemetry.heartbeats import Beat, unwatched
-from bridge.wire.headers import RejectReason
+from bridge.wire.reasons import RejectReason
 from timerstore.clock import Clock
 from timerstore.memory.pending import OTHER_TARGETS
 

@@ -25,7 +25,7 @@ from bridge.delivery.targets.target import Leader, Place, Target
 from bridge.errors import EnvironmentFailure
 from bridge.kafka.construction import made
 from bridge.kafka.errors import Refusal, is_unreadable, kafka_error
-from bridge.wire.headers import RejectReason
+from bridge.wire.reasons import RejectReason
 
 PROBE_TIMEOUT_S: Final = 2.0
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from bridge.kafka.errors import Refusal
-from bridge.wire.headers import RejectReason
+from bridge.wire.reasons import RejectReason
 
 UNAVAILABLE: Final = RejectReason.TARGET_UNAVAILABLE
 

@@ -24,7 +24,7 @@ from bridge.delivery.producer.writer import Aborted, Cause, Failure
 from bridge.delivery.targets.breakers import EVERY, LARGE
 from bridge.delivery.targets.cache import Targets
 from bridge.kafka.errors import Refusal
-from bridge.wire.headers import RejectReason
+from bridge.wire.reasons import RejectReason
 from tests.broker.brokers import WELL, Brokers
 from tests.manual_clock import ManualClock
 

@@ -16,7 +16,7 @@ from bridge.runtime import pipeline as module
 from bridge.runtime.app import Application
 from bridge.runtime.pipeline import Pipeline, PipelineContext
 from bridge.settings.model import Settings
-from bridge.telemetry.http import Health
+from bridge.telemetry.health import Health
 from bridge.wire.committed_state import CommittedState, initial_state
 from bridge.wire.decode_epochs import DecodeParameters
 from tests.manual_clock import ManualClock

@@ -31,8 +31,9 @@ from bridge.runtime.credentials import Credentials
 from bridge.runtime.maintenance_thread import MaintenanceThread
 from bridge.settings.load import reader
 from bridge.settings.model import Settings
+from bridge.telemetry.health import Health
 from bridge.telemetry.heartbeats import CALLS_S, LOOK_S, SPARK_S, START_S, Heartbeats
-from bridge.telemetry.http import Health, ManagementServer
+from bridge.telemetry.http import ManagementServer
 from bridge.telemetry.metrics import Metrics, StoreSnapshot
 from bridge.telemetry.progress_bar import LongWork
 from bridge.wire.decode_epochs import DecodeEpoch, DecodeParameters

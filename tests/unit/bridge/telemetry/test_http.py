@@ -22,9 +22,9 @@ import bridge.telemetry.http
 from bridge.errors import ConfigurationError, EnvironmentFailure
 from bridge.settings.model import Settings
 from bridge.telemetry.counts import Counts
-from bridge.telemetry.http import CONNECTION_S, CONNECTIONS_MAX, THREADS_MAX, Health, ManagementServer
+from bridge.telemetry.health import Health
+from bridge.telemetry.http import CONNECTION_S, CONNECTIONS_MAX, THREADS_MAX, ManagementServer, Protection
 from bridge.telemetry.metrics import Metrics, StoreSnapshot
-from bridge.telemetry.protection import Protection
 from dev.harness.waiting import wait_until
 from tests.manual_clock import ManualClock
 from tests.system.secure import Authority

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from bridge.runtime.gauges import largest
 from bridge.telemetry.counts import Counts
 from bridge.telemetry.metrics import LATENESS_BUCKETS_MS, TIME_TO_GO, Metrics, StoreSnapshot
-from bridge.wire.headers import RejectReason
+from bridge.wire.reasons import RejectReason
 
 
 def samples(metrics: Metrics) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:

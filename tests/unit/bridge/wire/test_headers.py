@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.wire import headers as h
-from bridge.wire.headers import RejectReason
+from bridge.wire.reasons import RejectReason
 
 DAY = 86_400_000
 

@@ -19,8 +19,8 @@ from bridge.errors import StateError
 from bridge.kafka.admin import Watermarks
 from bridge.wire import headers as h
 from bridge.wire import letters
-from bridge.wire.headers import RejectReason
 from bridge.wire.letters import Choice, Letter, read_letter
+from bridge.wire.reasons import RejectReason
 from tests.manual_clock import ManualClock
 
 WHERE = h.Where("delay", 3, 17, 5, 99)

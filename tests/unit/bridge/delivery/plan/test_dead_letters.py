@@ -22,8 +22,9 @@ from bridge.delivery.plan.due_rows import Batch, DueRows, SourceColumns
 from bridge.kafka.errors import Refusal
 from bridge.wire import headers as h
 from bridge.wire.dialects import DIALECTS
-from bridge.wire.headers import Headers, RejectReason
+from bridge.wire.headers import Headers
 from bridge.wire.letters import read_letter
+from bridge.wire.reasons import RejectReason
 from tests.entries import reject, rows_of, timer
 from timerstore.rows.sources import Sources
 

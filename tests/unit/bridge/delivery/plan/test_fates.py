@@ -36,7 +36,7 @@ from bridge.delivery.targets.target import Target
 from bridge.errors import EnvironmentFailure
 from bridge.kafka.errors import Refusal
 from bridge.wire import headers as h
-from bridge.wire.headers import RejectReason
+from bridge.wire.reasons import RejectReason
 from tests.entries import reject, rows_of, timer
 from timerstore.rows.entry import Kind
 from timerstore.rows.position import AT_MIN, Bools

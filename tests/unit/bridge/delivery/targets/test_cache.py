@@ -14,7 +14,7 @@ from bridge.delivery.targets.breakers import EVERY
 from bridge.delivery.targets.cache import Targets
 from bridge.delivery.targets.look_up import TargetLookUp
 from bridge.delivery.targets.target import Leader
-from bridge.wire.headers import RejectReason
+from bridge.wire.reasons import RejectReason
 from dev.broker.embedded import free_ports
 from dev.harness.waiting import wait_until
 from tests.broker.brokers import MISSING, ON_ONE, ON_TWO, ONE, SILENT, WELL, Brokers
