@@ -15,13 +15,12 @@ import random
 
 from confluent_kafka import Producer
 
-from timerstore.clock import SystemClock
+from dev.harness.kafka import Outgoing, send
 
 VALUE_BYTES = 200
 VALUES = 50_000
 DELAY_TOPIC = "delay"
 TARGETS = ("bench-a", "bench-b")
-PACE_S = 0.005
 
 
 def main() -> None:
@@ -37,7 +36,6 @@ def main() -> None:
     parser.add_argument("--ids", type=int, default=0)
     parser.add_argument("--cancel", action="store_true")
     arguments = parser.parse_args()
-    clock = SystemClock()
     producer = Producer(
         {
             "bootstrap.servers": arguments.bootstrap,
@@ -49,25 +47,19 @@ def main() -> None:
     )
     chance = random.Random(1)
     values = [chance.randbytes(VALUE_BYTES) for _ in range(VALUES)]
-    began_s = clock.monotonic_s()
-    for i in range(arguments.messages):
-        headers = headers_of(i, arguments, chance)
-        value = None if arguments.cancel else values[i % VALUES]
-        while True:
-            try:
-                producer.produce(DELAY_TOPIC, value, key=b"key-%d" % (i % 10_000), headers=headers)
-                break
-            except BufferError:
-                producer.poll(0.05)
-        if arguments.rate:
-            ahead_s = (i + 1) / arguments.rate - (clock.monotonic_s() - began_s)
-            if ahead_s > PACE_S:
-                producer.poll(ahead_s)
-    if producer.flush(120) != 0:
-        raise SystemExit("not everything was acknowledged")
+    records = (
+        Outgoing(
+            topic=DELAY_TOPIC,
+            value=None if arguments.cancel else values[i % VALUES],
+            key=b"key-%d" % (i % 10_000),
+            headers=headers_of(i, arguments, chance),
+        )
+        for i in range(arguments.messages)
+    )
+    send(producer, records, per_second=arguments.rate)
 
 
-def headers_of(i: int, arguments: argparse.Namespace, chance: random.Random) -> list[tuple[str, str | bytes | None]]:
+def headers_of(i: int, arguments: argparse.Namespace, chance: random.Random) -> list[tuple[str, bytes | None]]:
     """What the i-th message says of itself."""
     if arguments.cancel:
         return [("delay-cancel", b"id-%d" % i)]
@@ -78,7 +70,7 @@ def headers_of(i: int, arguments: argparse.Namespace, chance: random.Random) -> 
         when = ("delay-for", b"%d" % math.exp(chance.uniform(low, high)))
     else:
         when = ("delay-for", b"%d" % chance.randrange(*arguments.delay))
-    headers: list[tuple[str, str | bytes | None]] = [
+    headers: list[tuple[str, bytes | None]] = [
         when,
         ("delay-topic", arguments.targets[i % len(arguments.targets)].encode()),
     ]

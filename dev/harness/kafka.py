@@ -34,11 +34,13 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public, but
 )
 
 from dev.harness.waiting import wait_until
+from timerstore.clock import SystemClock
 
 Headers = Sequence[tuple[str, bytes | None]]
 
 REQUEST_TIMEOUT_S: Final = 30
 POLL_RECORDS: Final = 2_000
+PACE_S: Final = 0.005
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,22 +184,40 @@ def produce_with(producer: Producer, records: Iterable[Outgoing]) -> list[Record
 
         return delivered
 
-    for record in records:
-        optional = {"partition": record.partition, "timestamp": record.timestamp_ms}
-        producer.produce(
-            record.topic,
-            value=record.value,
-            key=record.key,
-            headers=list(record.headers),
-            on_delivery=on_delivery(next(numbers)),
-            **{name: value for name, value in optional.items() if value is not None},  # type: ignore[arg-type]
-        )
-        producer.poll(0)
-    left = producer.flush(REQUEST_TIMEOUT_S)
+    send(producer, records, lambda: on_delivery(next(numbers)))
     if failed:
         raise KafkaException(failed[0])
-    assert left == 0, f"{left} records were not acknowledged in {REQUEST_TIMEOUT_S} s"
     return [written[number] for number in sorted(written)]
+
+
+def send(
+    producer: Producer,
+    records: Iterable[Outgoing],
+    on_delivery: Callable[[], Callable[[KafkaError | None, Message], None]] | None = None,
+    *,
+    per_second: float | None = None,
+) -> None:
+    """Produce at a rate, or as fast as the producer's queue takes them, and flush; each record has a callback of its
+    own, if any. Raises AssertionError when not all are acknowledged in time, and KafkaException.
+    """
+    clock = SystemClock()
+    began_s = clock.monotonic_s()
+    for number, record in enumerate(records, 1):
+        given: dict[str, Any] = {"partition": record.partition, "timestamp": record.timestamp_ms}
+        given = {name: value for name, value in given.items() if value is not None}
+        if on_delivery is not None:
+            given["on_delivery"] = on_delivery()
+        headers = cast("list[tuple[str, str | bytes | None]]", list(record.headers))
+        while True:
+            try:
+                producer.produce(record.topic, value=record.value, key=record.key, headers=headers, **given)
+                break
+            except BufferError:
+                producer.poll(PACE_S)
+        ahead_s = 0 if per_second is None else number / per_second - (clock.monotonic_s() - began_s)
+        producer.poll(ahead_s if ahead_s > PACE_S else 0)
+    left = producer.flush(REQUEST_TIMEOUT_S)
+    assert left == 0, f"{left} records were not acknowledged in {REQUEST_TIMEOUT_S} s"
 
 
 class Reader:
