@@ -84,7 +84,7 @@ class Sender:
             return self._make_producer({**self._properties, **more, **own})
         except KafkaException as exception:
             raise EnvironmentFailure(
-                "the producer cannot be made",
+                "cannot make the producer",
                 hint="Look at kafka.common and kafka.producer.",
                 reason=kafka_error(exception).str(),
                 code="DB-3011",

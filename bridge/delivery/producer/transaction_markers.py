@@ -81,7 +81,7 @@ class MarkerRepair:
         self._settings = settings
         self._ask = ask
         self._forgotten_as = forgotten_as
-        self._unsettled: set[str] = set()
+        self._unrepaired: set[str] = set()
         """Ids that are yet to be asked about, or whose end is yet to be written."""
         self._forgotten: set[str] = set()
 
@@ -91,10 +91,10 @@ class MarkerRepair:
         that.
         """
         if not are_offsets_pending(self._settings):
-            self._unsettled.discard(name)
+            self._unrepaired.discard(name)
             self._forgotten.clear()
             return None
-        self._unsettled.add(name)
+        self._unrepaired.add(name)
         self._must_be_allowed()
         state = self._ask(name)
         # An id that its coordinator does not know gets a new producer, which cannot end what an earlier one has open.
@@ -102,14 +102,14 @@ class MarkerRepair:
         log.warning("offsets-pending", id=name, state=state, to_be=None if outcome is None else outcome.value)
         if outcome is None:
             self._forgotten.add(name)
-            self._unsettled.discard(name)
+            self._unrepaired.discard(name)
         return outcome
 
     def explain(self) -> StateError | None:
         """Why offsets stay pending for longer than any transaction may take: what became of one is not known. None: for
         another reason, or one that may pass.
         """
-        if self._unsettled or not self._forgotten:
+        if self._unrepaired or not self._forgotten:
             return None
         try:
             is_pending = are_offsets_pending(self._settings)
@@ -133,7 +133,7 @@ class MarkerRepair:
             is_allowed = False
         if not is_allowed:
             raise EnvironmentFailure(
-                "brokers have lost the end of a transaction, and it must not be written again",
+                "brokers have lost the end of a transaction, and this client has no right to write it again",
                 hint="Make this topic, or grant Read on it, and start again. Nothing is lost or doubled until then.",
                 topic=topic,
                 code="DB-3004",
@@ -158,8 +158,8 @@ class MarkerRepair:
             producer.commit_transaction(CALL_S)
         else:
             producer.abort_transaction(CALL_S)
-        self._unsettled.discard(name)
-        log.info("transaction-ended-again", id=name, ending=outcome.value)
+        self._unrepaired.discard(name)
+        log.info("transaction-ended-again", id=name, outcome=outcome.value)
 
 
 def _unknown(ids: list[str]) -> StateError:

@@ -500,7 +500,7 @@ class TestSpare:
         """Its key was just being replaced, say. Left at rest, it would be lost until the process ends."""
 
         def refuse(_name: str, _faults: list[KafkaError]) -> Producer:
-            raise EnvironmentFailure("the producer cannot be made", hint="")
+            raise EnvironmentFailure("cannot make the producer", hint="")
 
         pool = ProducerPool(["x"], refuse, lambda run: run())
         pool.prepare()
