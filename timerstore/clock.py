@@ -12,7 +12,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Wall time and monotonic time. There is no `sleep`: waiting belongs to whoever can be woken."""
+    """Wall time and monotonic time. There is no `sleep`: waiting belongs to what can be woken."""
 
     def now_ms(self) -> int:
         """Wall clock, epoch milliseconds, rounded down: a timer that is due at t is never seen as due before t."""

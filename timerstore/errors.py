@@ -1,4 +1,4 @@
-"""Errors of the timer store, by who must act.
+"""Errors of the timer store, by where the remedy lies.
 
 TimerStoreError
 ├── WrongIdentity      environment: the directory belongs to another cluster or topic
@@ -6,7 +6,7 @@ TimerStoreError
 ├── Corrupt            data: a file is damaged; it is set aside and the index is rebuilt
 ├── DiskFailure        environment: write or fsync failed
 │   └── DiskFull       environment: no room; nothing is lost, the write is tried again later
-├── Closed             the store was closed while somebody waited
+├── Closed             the store was closed while a caller waited
 └── Misuse             our bug: an argument or a call out of order
 """
 

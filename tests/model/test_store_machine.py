@@ -89,14 +89,14 @@ DELAYS = st.one_of(
 )
 IDS = st.sampled_from(["a", "b", "c"])
 # What a record is beside its delay: without id, with one, a replace (as one row or with a cancel of the same offset), a
-# cancel (also of an id that nobody has).
+# cancel (also of an id that no timer has).
 TAGS = st.one_of(
     st.none(),
     st.none(),
     st.tuples(st.just("id"), IDS),
     st.tuples(st.just("id"), IDS),
     st.tuples(st.sampled_from(["replace", "two rows"]), IDS),
-    st.tuples(st.just("cancel"), st.sampled_from(["a", "b", "c", "nobody"])),
+    st.tuples(st.just("cancel"), st.sampled_from(["a", "b", "c", "none"])),
 )
 RECORDS = st.lists(st.tuples(st.sampled_from(PARTITIONS), DELAYS, TAGS), min_size=1, max_size=8)
 COPY_DELAYS_MS = [0, 5, 30, 70]

@@ -3,7 +3,8 @@
 An id is text of any length; here it is 128 bits, MurmurHash3 (Austin Appleby's x64 variant), seeded with the source's
 name, so that equal ids of two partitions are two keys, and so that a key means the same after a restart. Two of n ids
 collide with a chance of about n^2 / 2^129: 10^-19 for ten thousand million of them, far below that of a disk's
-undetected error. Whoever constructs a collision cancels a message of the topic that it may write cancels to anyway.
+undetected error. A producer that constructs a collision cancels a message in a topic to which it may write cancels
+anyway.
 
 Whole columns: ids of like length are gathered as one matrix of 64-bit words; there is no loop over rows.
 """

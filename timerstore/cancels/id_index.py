@@ -213,7 +213,7 @@ class Seeds:
 
 @dataclass(slots=True)
 class Unstored:
-    """Timers with ids that are in no segment. `runs` is replaced, never changed: who holds it has a snapshot."""
+    """Timers with ids that are in no segment. `runs` is replaced, never changed: it is a snapshot."""
 
     runs: tuple[Timers, ...] = ()
     _pruned_rows: int = field(default=0)

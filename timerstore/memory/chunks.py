@@ -1,4 +1,4 @@
-"""Chunks: the Arrow batches that resident rows point into, and the book-keeping of who still needs them.
+"""Chunks: the Arrow batches that resident rows point into, and the count of the rows that still need them.
 
 A row in memory is a reference (chunk, row); moving it between memtable, ready rows and overtaken rows moves two
 integers. A chunk is dropped when its last row has left. What is known of every chunk is kept in vectors, so that a
@@ -66,7 +66,7 @@ class Chunks:
     def sparse(self, referenced: Int64s, gain_bytes_min: int, rows_max: int) -> Bools:
         """Mask by chunk id of what is worth copying, about `rows_max` rows together, or none if that gains too little.
 
-        `referenced` says how many rows of each chunk whoever copies has in hand: chunks that others use as well stay.
+        `referenced` is how many rows of each chunk the caller can copy: chunks with other live rows stay.
         """
         ids = np.array([c for c in self._payload if 0 < self._live[c] == referenced[c]], dtype=np.int64)
         rows = np.array([self._payload[c].num_rows for c in ids.tolist()], dtype=np.int64)

@@ -9,7 +9,7 @@ One compaction is under way at a time, a window after the other, so that hot win
 
     window -> read (by the caller) -> take -> window -> ... -> close
 
-What it reads are immutable files which nobody removes meanwhile. What it has written is a temporary file until `close`;
+What it reads are immutable files, which stay until it ends. What it has written is a temporary file until `close`;
 a crash leaves it to the next opening, which removes it. Rows of partitions that another instance has are kept as they
 are while their offsets in the checkpoint say that they are here, and dropped when these have left.
 """

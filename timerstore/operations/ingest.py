@@ -74,7 +74,7 @@ class Ingest:
         """Whether a batch may come in. Room is made by a flush, or by delivery; where neither is possible there is
         nothing to wait for.
 
-        (Delivery waits for ingest to catch up. Whoever catches up no further than the committed O never gets that far.)
+        (Delivery waits until ingest has caught up with the committed O: before that only a flush can make room.)
         """
         state = self._state
         with state.lock:

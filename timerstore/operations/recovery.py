@@ -7,7 +7,7 @@ or a file of tombstones
 an id index damaged         made again from its segment
 another cluster or topic    refused: WrongIdentity
 a file cannot be read       DiskFailure: an errno says nothing of the file
-files nobody names          removed (a crash came between rename and checkpoint)
+files that are not named    removed (a crash came between rename and checkpoint)
 
 A source is *covered* when the checkpoint has an O_c of it. Of one that is not, Kafka is read from the log's start, and
 segments count for what lies below it: what was deleted from Kafka is nowhere else. The rest would be there twice; so
@@ -22,9 +22,9 @@ opening writes the segments that have such rows anew without them. A source is n
 
 The order, and what a crash right after each step costs: 1. the damaged file is renamed (the checkpoint names a file
 that is missing, which is damage too); 2. the checkpoint without it, and without the offsets (nothing: the rest is as
-after a start); 3. segments are written anew (files that nobody names); 4. the checkpoint names them (the old ones are
-named by nobody); 5. the old ones are put aside. Where an owned source is not covered, files that nobody names are put
-aside too, not removed: until ingest has caught up, Kafka may lose what they hold.
+after a start); 3. segments are written anew (files that no checkpoint names); 4. the checkpoint names them (the old
+ones are named no more); 5. the old ones are put aside. Where an owned source is not covered, files that are not named
+are put aside too, not removed: until ingest has caught up, Kafka may lose what they hold.
 """
 
 from __future__ import annotations

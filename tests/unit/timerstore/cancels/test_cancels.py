@@ -350,7 +350,7 @@ class TestExpiry:
         assert self.age(rig, due_ms + self.KEEP_MS) == 0
 
     def test_it_waits_for_a_partition_that_is_elsewhere(self, tmp_path: Path) -> None:
-        """While another instance owns a partition, nobody here knows what is pending of it: its cancels are kept."""
+        """While another instance owns a partition, what is pending of it is not known here: its cancels are kept."""
         rig = Rig(tmp_path / "store", sources=[ORDERS, BILLS], limits=self.LIMITS)
         due_ms = NOW_MS + DAY_MS
         send(rig, due_ms, "a", source=BILLS)
@@ -487,7 +487,7 @@ class TestFiles:
         assert rig.store.stats().pending == 0
 
     def test_segments_without_ids_have_no_index(self, rig: Rig) -> None:
-        """Who uses no ids pays nothing; reclaim removes an index with its segment."""
+        """Timers without ids cost nothing; reclaim removes an index with its segment."""
         send(rig, SOON_MS, None)
         rig.ingest()
         rig.deliver()

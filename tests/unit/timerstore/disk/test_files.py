@@ -74,7 +74,7 @@ def test_the_directory_has_one_owner(tmp_path: Path) -> None:
 
 
 def test_the_lock_goes_with_its_process(tmp_path: Path) -> None:
-    """However it ends: nobody has to remove a file."""
+    """However the process ends: no file has to be removed by hand."""
     program = (
         "import os, signal, sys; from pathlib import Path; from timerstore.disk import files;"
         "files.lock_directory(Path(sys.argv[1])); print('locked', flush=True); os.kill(os.getpid(), signal.SIGKILL)"

@@ -131,7 +131,7 @@ def test_a_lost_directory_is_rebuilt(rig: Rig) -> None:
     ids=["checkpoint", "checkpoint empty", "footer", "another segment's content"],
 )
 def test_damage_found_at_the_start_means_a_rebuild(rig: Rig, damage: Callable[[Rig], object]) -> None:
-    """It is reported; the damaged file is set aside for who wants to look, and the next opening has nothing to
+    """It is reported; the damaged file is set aside to be looked at, and the next opening has nothing to
     report."""
     rig.store.close()
     damage(rig)
@@ -157,7 +157,7 @@ def test_a_segment_that_is_missing_is_rebuilt(rig: Rig) -> None:
 
 
 def test_a_missing_checkpoint_is_an_empty_index(rig: Rig) -> None:
-    """Segments that nobody names are put aside: their rows are read from Kafka."""
+    """Segments that no checkpoint names are put aside: their rows are read from Kafka."""
     rig.store.close()
     (rig.directory / files.CHECKPOINT).unlink()
     rig.open()
@@ -191,7 +191,7 @@ def test_a_damaged_page_that_counting_comes_across_means_a_rebuild(tmp_path: Pat
 
 
 def test_a_damaged_page_that_a_window_comes_across_is_corrupt(rig: Rig) -> None:
-    """The reader says which file; whoever gathers has it set aside."""
+    """The reader says which file; the maintenance thread has it set aside."""
     log: TimerLog = rig.store.state.timerlog
     window = log.window(end_of(NOW_MS), end_of(FAR_MS), 1 << 30)
     path = window.segments[0].path
