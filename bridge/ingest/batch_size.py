@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Final
 
 RECORDS_MIN: Final = 64
-"""A micro-batch is never limited to fewer, however large records are. The first one has this limit: nothing is known of
-the records that come."""
+"""A micro-batch is never limited to fewer, however large records are."""
+RECORDS_FIRST: Final = 2_000
+"""The first micro-batch has no more: the records that come may be larger than those of the sample (sample.py)."""
 GROWTH_MAX: Final = 8
 """Each step restarts the query, which takes about a second."""
 
@@ -30,18 +31,21 @@ class BatchSize:
     larger than those that came, times GROWTH_MAX.
     """
 
-    def __init__(self, limits: BatchLimits) -> None:
+    def __init__(self, limits: BatchLimits, mean_bytes: float) -> None:
+        """`mean_bytes` is the expected size of a record."""
         self._limits = limits
-        self.records = RECORDS_MIN
+        self.records = min(RECORDS_FIRST, self._fitting(mean_bytes))
 
     def observe(self, rows: int, size_bytes: int) -> bool:
         """Note a batch; True when `records` has changed, for which the query must be restarted."""
         if not rows:
             return False
-        mean_bytes = max(size_bytes / rows, 1.0)
-        wanted = max(RECORDS_MIN, min(self._limits.records, int(self._limits.bytes / mean_bytes)))
+        wanted = self._fitting(size_bytes / rows)
         is_too_large = size_bytes > 2 * self._limits.bytes and wanted < self.records
         is_too_small = rows >= self.records // 2 and wanted >= 2 * self.records
         if is_too_large or is_too_small:
             self.records = min(wanted, GROWTH_MAX * self.records)
         return is_too_large or is_too_small
+
+    def _fitting(self, mean_bytes: float) -> int:
+        return max(RECORDS_MIN, min(self._limits.records, int(self._limits.bytes / max(mean_bytes, 1.0))))

@@ -89,13 +89,14 @@ class Ingest:
         store: TimerStore,
         all_epochs: Mapping[SourceName, DecodeEpochs],
         limits: BatchLimits,
+        mean_bytes: float,
         clock: Clock,
         metrics: IngestMetrics,
         on_fatal: Callable[[BridgeError], None],
         beat: Beat = unwatched,
         beat_query: Beat = unwatched,
     ) -> None:
-        """`beat` is the thread's, `beat_query` that of Spark's thread, of which is known what it calls here, and
+        """`mean_bytes` is the expected size of a record. `beat` is the thread's, `beat_query` that of Spark's thread, of which is known what it calls here, and
         whether it waits for its next trigger."""
         self._spark = spark
         self._options = {
@@ -108,7 +109,7 @@ class Ingest:
         self._all_epochs = dict(all_epochs)
         self._finish = Finish(self._all_epochs)
         self._limits = limits
-        self._size = BatchSize(limits)
+        self._size = BatchSize(limits, mean_bytes)
         self._clock = clock
         self._metrics = metrics
         self._on_fatal = on_fatal

@@ -23,6 +23,7 @@ from bridge.delivery.dispatcher import Dispatcher
 from bridge.errors import BridgeError
 from bridge.ingest.batch_size import BatchLimits
 from bridge.ingest.query import Ingest, Restart
+from bridge.ingest.sample import sampled_record_bytes
 from bridge.kafka.admin import Cluster
 from bridge.kafka.membership import Ownership
 from bridge.runtime.gauges import Lag
@@ -116,7 +117,7 @@ class Pipeline:
         store.start_at(start, {name: plan.log_marks[name].end for name in start})
         self._maintenance = self._make_maintenance(store)
         self._maintenance.start()
-        ingest = self._ingest = self._make_ingest(store, plan)
+        ingest = self._ingest = self._make_ingest(store, plan, start)
         with LongWork(
             "catching-up", "records up to the committed offsets", health=context.health, clock=context.clock
         ) as work:
@@ -239,7 +240,7 @@ class Pipeline:
             on_corrupt=context.on_rebuild, on_fatal=context.on_fatal, beat=context.hearts.watch(MAINTENANCE, SPARK_S),
         )  # fmt: skip
 
-    def _make_ingest(self, store: TimerStore, plan: StartPlan) -> Ingest:
+    def _make_ingest(self, store: TimerStore, plan: StartPlan, start: Mapping[SourceName, int]) -> Ingest:
         context = self._context
         settings = context.settings
         return Ingest(
@@ -253,6 +254,7 @@ class Pipeline:
                 bytes=settings.ingest.batch_bytes,
                 trigger_ms=settings.ingest.trigger,
             ),
+            mean_bytes=sampled_record_bytes(settings, start, context.clock),
             clock=context.clock,
             metrics=context.metrics,
             on_fatal=context.on_fatal,

@@ -136,6 +136,7 @@ class Bench:
             store=store,
             all_epochs={},
             limits=BatchLimits(records=64_000, bytes=1 << 20, trigger_ms=1),
+            mean_bytes=1 << 20,
             clock=ManualClock(),
             metrics=self.metrics,
             on_fatal=self.failures.append,

@@ -291,6 +291,7 @@ def ingesting(bench: Bench, query: object, has_room: Callable[[], bool] = lambda
         store=store,
         all_epochs={("delay", 0): (DecodeEpoch(offset=0, parameters=parameters),)},
         limits=BatchLimits(records=1, bytes=1, trigger_ms=1),
+        mean_bytes=1,
         clock=bench.clock,
         metrics=Metrics(),
         on_fatal=fatal,
