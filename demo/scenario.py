@@ -33,7 +33,7 @@ CATCH_UP_TIMEOUT_S: Final = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
-    """Topics of one run: unique, since the cluster may be somebody's own."""
+    """Topics of one run: unique, since the cluster may be in use."""
 
     run: str
 

@@ -24,7 +24,7 @@ TIMEOUT_S: Final = 120
 
 @dataclass(slots=True)
 class Report:
-    """Sentences: what is vulnerable, and what nobody could tell."""
+    """Sentences: what is vulnerable, and what could not be found out."""
 
     vulnerable: list[str] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)

@@ -61,7 +61,7 @@ def jars(spark: Path, connector: Path) -> list[Path]:
 
 
 def jar_component(jar: Path) -> Component:
-    """One jar, with what is shaded into it. Raises LookupError for one whose group nobody knows."""
+    """One jar, with what is shaded into it. Raises LookupError for one whose group is not known."""
     inside = sorted(set(embedded(jar)))
     own = next((named for c in inside if (named := c.of(jar))), None) or by_name(jar)
     component = maven_component(own, ref=jar.name)
@@ -121,7 +121,7 @@ def debian_components(installed: Iterable[str]) -> list[Component]:
 
 
 def named_packages() -> list[Component]:
-    """What the Dockerfile installs into the image, without versions: nobody knows them before it is built."""
+    """What the Dockerfile installs into the image, without versions: they are not known before it is built."""
     final = DOCKERFILE.read_text(encoding="utf-8").rpartition("\nFROM ")[2]
     words = re.findall(r"apt-get install --yes --no-install-recommends (.+?) \\", final)
     return [

@@ -15,7 +15,7 @@ from tests.java import SHORT_LIVED
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """Two threads, no UI, ANSI mode as in production, and a session time zone far from UTC so that nobody relies on
+    """Two threads, no UI, ANSI mode as in production, and a session time zone far from UTC so that no test relies on
     it."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
     session = (

@@ -107,8 +107,8 @@ def wait_for_cluster(
 ) -> None:
     """Returns when a broker at `bootstrap` answers with this cluster id; `check` may raise to end the wait early.
 
-    Raises EnvironmentFailure after `timeout_s`, with the last answer: a wrong cluster id means that somebody else has
-    the port.
+    Raises EnvironmentFailure after `timeout_s`, with the last answer: a wrong cluster id means that another process
+    has the port.
     """
     clock = clock or SystemClock()
     deadline_s = clock.monotonic_s() + timeout_s
@@ -250,7 +250,7 @@ class EmbeddedBroker:
     def close(self) -> None:
         """Stop, and remove the data directory if it is a temporary one."""
         if self._temporary:
-            self.kill()  # nobody will read these data: an orderly shutdown takes seconds
+            self.kill()  # these data are not read again: an orderly shutdown takes seconds
             shutil.rmtree(self.data, ignore_errors=True)
         else:
             self.stop()
@@ -336,7 +336,7 @@ class EmbeddedBroker:
 
     def _end(self, number: signal.Signals, timeout_s: float) -> None:
         if self._guard is not None:
-            # First the guard: once the broker is reaped, its pid may be somebody else's.
+            # First the guard: once the broker is reaped, its pid may be another process's.
             self._guard.kill()
             self._guard.wait(KILL_TIMEOUT_S)
             if self._guard.stdin is not None:
@@ -360,7 +360,7 @@ def _memory() -> Path | None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Different ports of 127.0.0.1 that nobody listens on just now. Raises EnvironmentFailure if there are none."""
+    """Different ports of 127.0.0.1 on which nothing listens just now. Raises EnvironmentFailure if there are none."""
     sockets: list[socket.socket] = []
     try:
         for port in random.sample(PORTS, k=500):
@@ -392,7 +392,7 @@ def _listens(bootstrap: str) -> bool:
 
 
 def _ask(bootstrap: str, client: Mapping[str, str]) -> str:
-    """The cluster id of whoever listens there, or what went wrong."""
+    """The cluster id of the broker that listens there, or what went wrong."""
     quiet = logging.getLogger("dev.broker.probe")
     quiet.addHandler(logging.NullHandler())
     quiet.propagate = False

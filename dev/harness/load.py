@@ -79,7 +79,7 @@ class Load:
                     bursts += 1
                     if bursts % ABORTED_EVERY == 0:
                         self.abort(3)
-            except Exception as error:  # noqa: BLE001 - raised again by whoever asked for the load
+            except Exception as error:  # noqa: BLE001 - raised again in the thread that asked for the load
                 failures.append(error)
 
         thread = threading.Thread(target=run, name="load")

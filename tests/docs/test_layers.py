@@ -16,8 +16,10 @@ BRIDGE: Final = (
 )
 LAYERS: Final = tuple(f"timerstore/{name}" for name in STORE) + tuple(f"bridge/{name}" for name in BRIDGE)
 """From the lowest to the highest: folders, and the modules that stand beside them."""
-FOREIGN: Final = {"pyspark", "py4j", "confluent_kafka", "dev", "demo", "bench", "tests"}
-"""What the store never knows; what is installed never knows the last four."""
+PROGRAMS: Final = {"dev", "demo", "bench", "release", "tests"}
+"""What the installed packages never know."""
+FOREIGN: Final = {"pyspark", "py4j", "confluent_kafka", "bridge"} | PROGRAMS
+"""What the store never knows."""
 
 
 def layer_of(path: str) -> str:
@@ -39,11 +41,13 @@ def test_imports_go_down() -> None:
 
 
 def test_the_store_and_the_product_know_nothing_above_them() -> None:
-    """timerstore knows neither Kafka nor Spark nor the bridge; neither knows demo, benchmarks and tests."""
-    names = [(module, name) for module in modules("bridge", "timerstore") for name in imports(module)]
-    known = [(module, name) for module, name in names if name.partition(".")[0] in FOREIGN]
-    wrong = [each for each in known if each[0].startswith("timerstore/") or each[1].split(".")[0] in {"demo", "bench"}]
-    assert not wrong + [each for each in names if each[0][:10] == "timerstore" and each[1][:6] == "bridge"], wrong
+    """timerstore knows neither Kafka nor Spark nor the bridge; neither knows the programs around it and the tests."""
+    forbidden = {"timerstore": FOREIGN, "bridge": PROGRAMS}
+    names = [
+        (package, module, name) for package in forbidden for module in modules(package) for name in imports(module)
+    ]
+    wrong = [f"{module} imports {name}" for package, module, name in names if name.split(".")[0] in forbidden[package]]
+    assert not wrong, wrong
 
 
 def test_folders_can_be_read() -> None:

@@ -145,7 +145,7 @@ class HostileProducer:
         return Made(Fate.DELIVERED, [("delay-until", b"%d" % until), self._to()], *self._load())
 
     def _far(self) -> Made:
-        """Half of them for targets that there are not: nobody knows before they are due."""
+        """Half of them for targets that there are not: which is not known before they are due."""
         until = self._now_ms + HOUR_MS + self._below(3_000) * DAY_MS + self._below(DAY_MS)
         ids: Headers = [("delay-id", self._id())] if self._below(2) else []
         to = self._to() if self._below(2) else ("delay-topic", self._made_up())

@@ -18,8 +18,9 @@ EXPONENT: Final = b"\x01\x00\x01"  # 65537, openssl's
 
 
 class Issuer(Serving):
-    """Serves `/token` to who knows the secret, and `/jwks`, while it is entered. `issued` counts tokens by the agent
-    that asked for them."""
+    """Serves `/token` to clients that know the secret, and `/jwks`, while it is entered. `issued` counts tokens by the
+    agent that asked for them.
+    """
 
     def __init__(self, directory: Path, *, client: str, secret: str) -> None:
         self.client = client
@@ -30,7 +31,7 @@ class Issuer(Serving):
         super().__init__(_Handler, issuer=self)
 
     def token(self, authorization: str, agent: str) -> dict[str, Any] | None:
-        """The answer to a request for a token; None for somebody else."""
+        """The answer to a request for a token; None for any other client."""
         if authorization != self._basic:
             return None
         self.issued[agent] = self.issued.get(agent, 0) + 1

@@ -1,4 +1,4 @@
-"""A broker that lets in only who has a certificate of its authority and a password, to do only what is granted."""
+"""A broker that admits only clients with a certificate of its authority and a password, to do only what is granted."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _openssl(*arguments: str) -> None:
 class SecureBroker(EmbeddedBroker):
     """SASL_SSL with client certificates, PLAIN and SCRAM, and Kafka's own authorizer; `admin` may do everything.
 
-    `oauth` is the address of a second listener, for who has a token of the issuer at `issuer_url`.
+    `oauth` is the address of a second listener, for clients with a token of the issuer at `issuer_url`.
     """
 
     def __init__(self, authority: Authority, issuer_url: str) -> None:
@@ -115,7 +115,7 @@ class SecureBroker(EmbeddedBroker):
             "ssl.truststore.type": "PEM",
             "ssl.truststore.location": authority.certificate,
             "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-            "super.users": f"User:{ADMIN};User:ANONYMOUS",  # anonymous is who comes by the listeners inside
+            "super.users": f"User:{ADMIN};User:ANONYMOUS",  # anonymous are clients of the inner listeners
         }
 
     def admin(self) -> AdminClient:

@@ -349,7 +349,7 @@ def test_a_target_that_cannot_take_a_message_stops_no_other(site: Site) -> None:
     assert [len(record.value or b"") for record in site.receive(good, 1)] == [32 + 10_000]
 
 
-def test_a_dead_letter_that_fits_nowhere_is_cut_and_holds_up_nobody(site: Site) -> None:
+def test_a_dead_letter_that_fits_nowhere_is_cut_and_holds_nothing_up(site: Site) -> None:
     """Small as it was compressed, and larger than any topic takes: it says what was left out."""
     target, to_all = site.topics.create("behind"), ("delay-for", b"1s")
     mark = uuid.uuid4().hex.encode()

@@ -35,7 +35,7 @@ DEADLINE_S: Final = 60
 
 @pytest.fixture(scope="module")
 def fragile() -> Iterator[EmbeddedBroker]:
-    """A broker that may be stopped: nobody else uses it."""
+    """A broker that may be stopped: no other test uses it."""
     with own_broker() as broker:
         yield broker
 
@@ -83,7 +83,7 @@ def bridge_after_a_lost_end(cluster: LosingCluster, directory: Path) -> tuple[Ru
 def test_the_end_of_a_transaction_that_the_broker_has_lost_is_written_again(
     losing: LosingCluster, tmp_path: Path
 ) -> None:
-    """The coordinator is asked what the transaction came to, and it is ended so, without a word from anybody."""
+    """The coordinator is asked what the transaction came to, and it is ended so, and no operator has to act."""
     bridge, _, load = bridge_after_a_lost_end(losing, tmp_path)
     with bridge:
         bridge.start()

@@ -66,7 +66,7 @@ class Cluster:
         return self.create(1, 1, name=name, more={"message.timestamp.type": "LogAppendTime"})
 
     def lose(self, how: str) -> None:
-        """The second node stops, is killed, or hangs: the kernel takes connections for it, and nobody reads them."""
+        """The second node stops, is killed, or hangs: the kernel takes connections for it, and nothing reads them."""
         if how == "hang":
             os.kill(self.two.pid, signal.SIGSTOP)
         else:
@@ -242,7 +242,7 @@ def test_a_node_that_is_down_holds_up_only_what_it_holds(site: Site) -> None:
 )
 def test_a_transaction_under_way_finds_out_within_seconds(cluster: Cluster, mode: str, how: str) -> None:
     """The node goes away when the bridge believes that all is well: one transaction is done again, with copies in place
-    of what cannot be delivered; afterwards nobody waits for it. Where it was killed, or hangs and still takes
+    of what cannot be delivered; afterwards nothing waits for it. Where it was killed, or hangs and still takes
     connections, that is before the brokers notice, and while they take nothing more under the first transactional id.
     Nothing has been sent under the spare one yet.
     """

@@ -56,12 +56,12 @@ def main(image: str, network: str, user: str) -> dict[str, Any]:
                 ["delay-bridge", "send", "--to", target, "--after", "2s", "--wait", "60s", "hello"]
             )
             wait_until(lambda: _health(container) == "healthy", HEALTHY_S_MAX, lambda: _health(container))
-            who = container.exec_run(["id", "-u"])
+            user_id = container.exec_run(["id", "-u"])
             memory = container.stats(stream=False)["memory_stats"]
             container.stop(timeout=STOP_S_MAX)
             return {
                 "send": [sent.exit_code, sent.output.decode()],
-                "uid": who.output.decode().strip(),
+                "uid": user_id.output.decode().strip(),
                 "memory_mib": memory.get("max_usage", memory.get("usage", 0)) >> 20,
                 "end": container.wait()["StatusCode"],
                 "log": container.logs().decode(),

@@ -72,7 +72,7 @@ def test_what_is_shaded_into_a_jar_is_listed_with_it(tmp_path: Path) -> None:
 
 
 def test_a_jar_without_a_group_is_an_error(tmp_path: Path) -> None:
-    """A new version of Spark brings new jars: somebody must say what they are."""
+    """A new version of Spark brings new jars: a developer must say what they are."""
     jar = tmp_path / "unheard-of-1.0.jar"
     with zipfile.ZipFile(jar, "w") as archive:
         archive.writestr("a", "")
@@ -81,7 +81,7 @@ def test_a_jar_without_a_group_is_an_error(tmp_path: Path) -> None:
 
 
 def test_the_java_runtime_is_listed_with_the_images_version_or_without_one() -> None:
-    """Where nobody has built the image nobody knows it."""
+    """Before the image is built they are not known."""
     assert {"openjdk-17-jre-headless", "ca-certificates"} <= {c["name"] for c in sbom.named_packages()}
     [java] = sbom.debian_components(["openjdk-17-jre-headless 17.0.13+11-2~deb12u1 amd64"])
     assert java["purl"] == "pkg:deb/debian/openjdk-17-jre-headless@17.0.13+11-2~deb12u1?arch=amd64"
@@ -117,7 +117,7 @@ def ran(status: int, output: Any = None, error: str = "") -> subprocess.Complete
 def test_only_what_was_looked_up_is_safe(
     python: subprocess.CompletedProcess[str], java: subprocess.CompletedProcess[str], strict: int, lenient: int
 ) -> None:
-    """A vulnerability fails in any case; a service that does not answer only where nobody said `--lenient`."""
+    """A vulnerability fails in any case; a service that does not answer only without `--lenient`."""
     report = audit.Report()
     audit.read_pip_audit(python, report)
     audit.read_osv_scanner(java, report) if java.stdout or java.returncode else None
