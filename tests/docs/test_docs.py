@@ -1,7 +1,7 @@
-"""The documents, held to the code: commands, options, keys, headers, metrics, names and links in them exist.
+"""The documents agree with the code: commands, options, keys, headers, metrics, names and links in them exist.
 
-Blocks in a document say by their language what is done with them: `sh` is parsed command by command, `yaml` loaded as a
-configuration, `python` run with a producer that only remembers, `text` left alone.
+The language of a block decides how it is checked: `sh` is parsed command by command, `yaml` loaded as a configuration,
+`python` run with a producer that only remembers, `text` not at all.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ OTHERS: Final = {
     "kafka-topics",
     "kubectl",
     "source",
-}  # commands that are not ours, and that nobody can get wrong unnoticed
-COMMAND: Final[Any] = typer.main.get_command(cli.app)  # Any: which click it is made of is typer's affair
+}  # commands of other programs
+COMMAND: Final[Any] = typer.main.get_command(cli.app)  # Any: typer does not say which click it is made of
 
 SUFFIXES: Final = {"md", "py", "yaml"}
 
@@ -102,7 +102,7 @@ def table(document: str, heading: str) -> list[list[str]]:
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_every_block_says_what_it_is(document: str) -> None:
-    """A block without a language would be checked by nobody."""
+    """Every block has a language, by which it is checked."""
     assert text_of(document).count("```") == 2 * len(FENCE.findall(text_of(document))), "a fence is not closed"
     assert {language for language, _ in FENCE.findall(text_of(document))} <= LANGUAGES
 
@@ -114,7 +114,7 @@ def test_the_two_commands_for_a_fresh_machine_come_first() -> None:
 
 @pytest.mark.parametrize("words", commands(), ids=" ".join)
 def test_a_command_exists_with_its_options(words: list[str]) -> None:
-    """Ours are read by their own parsers, make's targets by make; of others only the name is looked at."""
+    """The bridge's commands are parsed by its command line, make's targets by make; of others the name is checked."""
     variables, (program, *arguments) = environment(words)
     load(None, variables)
     if program == "delay-bridge":
@@ -126,7 +126,7 @@ def test_a_command_exists_with_its_options(words: list[str]) -> None:
         (address,) = (word for word in arguments if not word.startswith("-"))
         assert address.partition("/")[2] in {"livez", "readyz", "metrics"}
     else:
-        assert program in OTHERS, f"nobody knows {program}"
+        assert program in OTHERS, f"unknown program {program}"
 
 
 @pytest.mark.parametrize("body", blocks("yaml"))
@@ -168,7 +168,7 @@ made: list[RememberingProducer] = []
 
 
 def test_the_producers_examples_run_and_send_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the client and without it: the same record, as the bridge reads it."""
+    """The example with the client and the one without it send the same record, as the bridge reads it."""
     made.clear()
     monkeypatch.setattr(confluent_kafka, "Producer", RememberingProducer)
     monkeypatch.setattr(bridge.client, "Producer", RememberingProducer)
@@ -246,7 +246,7 @@ def test_metrics_exist() -> None:
 
 
 def test_reasons_of_dead_letters_are_all_listed_in_their_order() -> None:
-    """The table is the enumeration: whoever finds a reason in a dead letter finds it there."""
+    """The table has each reason that a dead letter can have, in the order of the enumeration."""
     listed = [CODE.findall(row[0])[0] for row in table("docs/errors.md", "Reasons of dead letters")]
     assert listed == [str(reason) for reason in RejectReason]
 
@@ -296,7 +296,7 @@ def test_links_resolve(document: str) -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_documents_are_of_no_machine(document: str) -> None:
-    """No absolute paths of somebody's machine, no addresses but of this one, and lines that fit a screen."""
+    """No absolute paths, no addresses but localhost, and lines that fit a screen."""
     text = text_of(document)
     assert not re.search(r"(?<![\w.])/(home|root|work|tmp|Users|usr|opt)/", text)
     assert not re.findall(r"https?://(?!localhost)\S+", text)
