@@ -266,4 +266,4 @@ class DispatchMachine(RuleBasedStateMachine):
 class TestDispatchMachine(DispatchMachine.TestCase):  # type: ignore[misc,valid-type]
     """Whatever fails in whatever order: exactly once, never early, nothing lost, and what can be delivered is."""
 
-    settings = of_a_machine(check=20, ci=1_000, nightly=100_000, steps=25)
+    settings = of_a_machine(check=20, ci=2_000, nightly=100_000, steps=25)
