@@ -129,7 +129,7 @@ chart: install
 	$(if $(SNAPSHOTS),SNAPSHOTS=write $(BIN)/python -m pytest -q tests/packaging/helm -k is_the_snapshot)
 
 messages: install
-	$(BIN)/python -m tests.docs.messages
+	$(BIN)/python -m release.messages
 
 # Three minutes of one core, once; the tests look here and on the PATH.
 helm: .cache/bin/helm
@@ -146,7 +146,7 @@ kubernetes: .cache/bin/kube-apiserver
 	tests/packaging/helm/kubernetes.sh $(KUBERNETES_VERSION) .cache/bin
 
 clean:
-	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis spark-warehouse metastore_db derby.log
+	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis spark-warehouse metastore_db derby.log artifacts
 	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean

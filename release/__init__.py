@@ -1,2 +1,3 @@
-"""What a release holds beside the code: the image, what it leaves out and what is in it, and the generated parts of the
-Helm chart."""
+"""What a release holds beside the code: the image and what is in it, and the generated parts of the Helm chart and of
+docs/messages.md.
+"""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.docs.messages import (
+from release.messages import (
     CODE,
     DOCUMENT,
     coded,

@@ -14,13 +14,13 @@ import re
 from collections.abc import Iterable, Iterator
 from functools import cache
 from itertools import product
+from pathlib import Path
 from typing import Final
 
 from bridge import errors as bridge_errors
-from tests.docs.imports import modules as modules_of
-from tests.paths import ROOT
 from timerstore import errors as store_errors
 
+ROOT: Final = Path(__file__).parents[1]
 DOCUMENT: Final = "docs/messages.md"
 FILLED_IN: Final = "…"
 
@@ -88,7 +88,8 @@ def nodes(module: str) -> list[ast.AST]:
 
 
 def modules() -> list[str]:
-    return modules_of("bridge", "timerstore")
+    found = (path for package in ("bridge", "timerstore") for path in (ROOT / package).glob("**/*.py"))
+    return sorted(path.relative_to(ROOT).as_posix() for path in found)
 
 
 def calls(module: str) -> Iterator[tuple[str, ast.Call]]:
