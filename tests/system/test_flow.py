@@ -25,7 +25,7 @@ FLOOD: Final = 120_000
 FLOOD_AHEAD_MS: Final = 20_000
 FLOOD_FOR_MS: Final = 20_000
 FLOOD_LATE_MS_MAX: Final = 45_000
-HOT_BYTES: Final = 16 << 20
+READY_ROWS_BYTES: Final = 16 << 20
 FLUSHES: Final = 9
 """One more than the segments that become one."""
 
@@ -99,7 +99,7 @@ def test_floods_of_near_and_far_delays_stay_within_their_memory(broker: Broker, 
     """Several times of what may be in memory falls due within the horizon, and as much again in days: what is ready to
     go stays within `ready_rows.bytes`, each near message still arrives once and in time, and the far ones wait."""
     delay, target, clock = topics.delay(partitions=2), topics.create("orders", partitions=2), SystemClock()
-    limits = {"ready_rows": {"bytes": HOT_BYTES}, "store": {"flush_bytes": "8MiB", "flush_interval": "5s"}}
+    limits = {"ready_rows": {"bytes": READY_ROWS_BYTES}, "store": {"flush_bytes": "8MiB", "flush_interval": "5s"}}
     with (
         RunningBridge(tmp_path, broker.bootstrap, delay, config={**limits, **AS_SHIPPED}) as bridge,
         Reader(broker.bootstrap, [target]) as reader,
@@ -133,7 +133,7 @@ def test_floods_of_near_and_far_delays_stay_within_their_memory(broker: Broker, 
         print(f"ready {max(ready_rows_bytes) / 2**20:.0f} MiB, RSS {max(rss_bytes) >> 20} MiB, late {max(late_ms)} ms")
         assert min(late_ms) >= 0
         assert max(late_ms) <= FLOOD_LATE_MS_MAX
-        assert max(ready_rows_bytes) <= HOT_BYTES
+        assert max(ready_rows_bytes) <= READY_ROWS_BYTES
         assert max(rss_bytes) <= 1 << 30
         wait_until(lambda: bridge.metrics()["pending_messages"] == FLOOD, DEADLINE_S, "the far ones are pending")
         assert bridge.stop() == 0

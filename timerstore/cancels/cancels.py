@@ -249,12 +249,11 @@ class Cancels:
         """
         if self.inherited is None or any(resident.ends[source] < end for source, end in self.inherited.items()):
             return AT_MIN
-        late = resident.overtaken.all()
-        waiting = np.concatenate([late.at[late.at > AT_MIN], on_loan.at[on_loan.at > AT_MIN]])
-        first = [int(waiting.min())] if len(waiting) else []
-        hot = resident.ready.first_at_ms()
+        waiting = np.concatenate([resident.overtaken.all().at, on_loan.at])
+        first = int(waiting[waiting > AT_MIN].min(initial=now_ms))
         held = [resident.committed[source].position.at_ms for source in resident.held_sources()]
-        return min([now_ms, resident.frontier.at_ms, *first, *held, *([] if hot is None else [hot])])
+        ready_ms = resident.ready.first_at_ms()
+        return min([now_ms, resident.frontier.at_ms, first, *held, *([] if ready_ms is None else [ready_ms])])
 
 
 def _run(keys: Digests, source: npt.NDArray[Any], offset: Int64s, expire_ms: Int64s) -> Run:

@@ -5,7 +5,7 @@ Size-tiered, after the log-structured merge trees: when one tier (sizes within a
 however often there is a flush, and a row is rewritten a logarithmic number of times. A single segment is rewritten when
 half of it is dead and what lives in it will stay for long: disk use follows what is pending.
 
-One compaction is under way at a time, a window after the other, so that hot windows and flushes come in between:
+One compaction is under way at a time, a window after the other; loads for delivery and flushes come in between:
 
     window -> read (by the caller) -> take -> window -> ... -> close
 

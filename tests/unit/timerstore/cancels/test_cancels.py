@@ -65,7 +65,7 @@ def test_a_cancelled_timer_is_not_delivered_and_others_are(rig: Rig) -> None:
     assert rig.store.stats().pending == 0
 
 
-@pytest.mark.parametrize("due_ms", [NOW_MS - 5, NOW_MS, SOON_MS, FAR_MS], ids=["late", "now", "hot", "memtable"])
+@pytest.mark.parametrize("due_ms", [NOW_MS - 5, NOW_MS, SOON_MS, FAR_MS], ids=["overtaken", "now", "ready", "memtable"])
 @pytest.mark.parametrize("flushed", [False, True], ids=["in memory", "in a segment"])
 def test_a_cancel_reaches_a_timer_wherever_it_is(rig: Rig, due_ms: int, flushed: bool) -> None:
     """The counts fall by one when the cancel is read, by target and by time, and never again."""

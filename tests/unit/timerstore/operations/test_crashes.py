@@ -31,7 +31,7 @@ def die(*_: Any, **__: Any) -> Any:
 
 
 def filled(directory: Path, limits: Limits | None = None) -> Rig:
-    """A segment with pending rows, and unstored rows hot, in the memtable and late; of two sources."""
+    """A segment with pending rows, and unstored rows: ready, in the memtable and overtaken; of two sources."""
     rig = Rig(directory, sources=[ORDERS, BILLS], limits=limits)
     rig.store.wheel.next_window(NOW_MS)
     for source in (ORDERS, BILLS):

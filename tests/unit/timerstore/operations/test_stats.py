@@ -11,7 +11,7 @@ FAR = NOW_MS + 10_000_000
 
 
 def test_rows_in_memory_are_looked_at_one_by_one(tmp_path: Path) -> None:
-    """Hot, beyond the frontier, or late: what is pending below the log's start is found, and only that."""
+    """Ready, beyond the frontier, or overtaken: what is pending below the log's start is found, and only that."""
     rig = Rig(tmp_path, sources=(ORDERS, BILLS))
     rig.produce(FAR, FAR + 1)
     rig.produce(NOW_MS + 1, source=BILLS)
