@@ -865,4 +865,4 @@ class TestStoreMachine(StoreMachine.TestCase):  # type: ignore[misc,valid-type]
     """Whatever happens in whatever order, each record is delivered exactly once and never early, unless it is
     cancelled."""
 
-    settings = of_a_machine(check=20, ci=200, nightly=10_000, steps=50)
+    settings = of_a_machine(check=10, ci=200, nightly=10_000, steps=50)
