@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import pairwise
-from typing import Final
+from typing import Any, Final
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -89,7 +89,7 @@ class _Parameters:
     lookup: Column | None
     dialects: tuple[str, ...]
     dialect: Column
-    level_ms: Callable[[Column], Column]
+    levels_ms: Column
     max_delay_ms: Column
     copy_max_delay_ms: Column
     roll_window_ms: Column
@@ -99,6 +99,23 @@ class _Parameters:
     payload_bytes_max: Column
     has_default_target: Column
 
+    def level_ms(self, level: Column) -> Column:
+        return F.get(self.levels_ms, F.least(level, F.size(self.levels_ms)).cast("int") - 1)
+
+
+_FIELDS: Final[Mapping[str, tuple[str, Callable[[DecodeParameters], Any]]]] = {
+    "dialect": ("string", lambda s: s.dialect),
+    "levels_ms": ("array<bigint>", lambda s: s.levels_ms),
+    "max_delay_ms": ("bigint", lambda s: s.max_delay_ms),
+    "copy_max_delay_ms": ("bigint", lambda s: s.longest_copy_ms),
+    "roll_window_ms": ("bigint", lambda s: s.roll_window_ms),
+    "roll_bytes_max": ("bigint", lambda s: s.roll_bytes_max or _BYTES_MAX),
+    "headers_max": ("bigint", lambda s: s.headers_max or _BYTES_MAX),
+    "header_bytes_max": ("bigint", lambda s: s.header_bytes_max or _BYTES_MAX),
+    "payload_bytes_max": ("bigint", lambda s: s.payload_bytes_max or _BYTES_MAX),
+    "has_default_target": ("boolean", lambda s: s.has_default_target),
+}
+"""The columns of `_Parameters`: Spark's type, and the value of a set."""
 
 _Stage = Callable[[DataFrame, _Parameters], DataFrame]
 
@@ -112,35 +129,16 @@ def _in_force(all_epochs: Mapping[tuple[str, int], DecodeEpochs]) -> _Parameters
         raise ValueError("there are no decode epochs at all")
     dialects = tuple(dict.fromkeys(s.dialect for s in sets if s.dialect != NATIVE))
     if len(sets) == 1:
-        return _Parameters(
-            lookup=None,
-            dialects=dialects,
-            dialect=F.lit(sets[0].dialect),
-            level_ms=lambda level: _level_ms(F.array(*map(long, sets[0].levels_ms)), level),
-            max_delay_ms=long(sets[0].max_delay_ms),
-            copy_max_delay_ms=long(sets[0].longest_copy_ms),
-            roll_window_ms=long(sets[0].roll_window_ms),
-            roll_bytes_max=long(sets[0].roll_bytes_max or _BYTES_MAX),
-            headers_max=long(sets[0].headers_max or _BYTES_MAX),
-            header_bytes_max=long(sets[0].header_bytes_max or _BYTES_MAX),
-            payload_bytes_max=long(sets[0].payload_bytes_max or _BYTES_MAX),
-            has_default_target=F.lit(sets[0].has_default_target),
-        )
-    p = F.col("p")
-    return _Parameters(
-        lookup=_lookup(all_epochs, sets),
-        dialects=dialects,
-        dialect=p["dialect"],
-        level_ms=lambda level: _level_ms(p["levels"], level),
-        max_delay_ms=p["max"],
-        copy_max_delay_ms=p["copy"],
-        roll_window_ms=p["window"],
-        roll_bytes_max=p["bytes"],
-        headers_max=p["headers"],
-        header_bytes_max=p["header_bytes"],
-        payload_bytes_max=p["payload"],
-        has_default_target=p["default"],
-    )
+        literals = {name: _literal(value_of(sets[0])) for name, (_, value_of) in _FIELDS.items()}
+        return _Parameters(lookup=None, dialects=dialects, **literals)
+    fields = {name: F.col("p")[name] for name in _FIELDS}
+    return _Parameters(lookup=_lookup(all_epochs, sets), dialects=dialects, **fields)
+
+
+def _literal(value: Any) -> Column:
+    if isinstance(value, tuple):
+        return F.array(*map(long, value))
+    return F.lit(value) if isinstance(value, str | bool) else long(value)
 
 
 def _lookup(all_epochs: Mapping[tuple[str, int], DecodeEpochs], sets: Sequence[DecodeParameters]) -> Column:
@@ -152,21 +150,7 @@ def _lookup(all_epochs: Mapping[tuple[str, int], DecodeEpochs], sets: Sequence[D
         count = 1 + max(partition for name, partition in all_epochs if name == topic)
         rows = [all_epochs.get((topic, partition), ()) for partition in range(count)]
         tables.append([{"o": [b.offset for b in row], "s": [sets.index(b.parameters) for b in row]} for row in rows])
-    set_rows = [
-        {
-            "levels": s.levels_ms,
-            "max": s.max_delay_ms,
-            "copy": s.longest_copy_ms,
-            "window": s.roll_window_ms,
-            "bytes": s.roll_bytes_max or _BYTES_MAX,
-            "headers": s.headers_max or _BYTES_MAX,
-            "header_bytes": s.header_bytes_max or _BYTES_MAX,
-            "payload": s.payload_bytes_max or _BYTES_MAX,
-            "default": s.has_default_target,
-            "dialect": s.dialect,
-        }
-        for s in sets
-    ]
+    set_rows = [{name: value_of(each) for name, (_, value_of) in _FIELDS.items()} for each in sets]
     table = _constant(tables, "array<array<struct<o:array<bigint>,s:array<int>>>>")
     topic_index = F.array_position(_constant(topics, "array<string>"), F.col("topic")).cast("int") - 1
     row = F.get(F.get(table, topic_index), F.col("partition"))
@@ -177,17 +161,12 @@ def _lookup(all_epochs: Mapping[tuple[str, int], DecodeEpochs], sets: Sequence[D
         F.concat(F.lit("no decode parameters for "), F.col("topic"), F.lit("/"), F.col("partition"))
     )
     found = F.coalesce(index, unknown.cast("int"))
-    schema = "array<struct<levels:array<bigint>,max:bigint,copy:bigint,window:bigint,bytes:bigint,headers:bigint,"
-    schema += "header_bytes:bigint,payload:bigint,default:boolean,dialect:string>>"
+    schema = f"array<struct<{','.join(f'{name}:{kind}' for name, (kind, _) in _FIELDS.items())}>>"
     return F.get(_constant(set_rows, schema), found)
 
 
 def _constant(value: object, schema: str) -> Column:
     return F.from_json(F.lit(json.dumps(value)), schema)
-
-
-def _level_ms(levels: Column, level: Column) -> Column:
-    return F.get(levels, F.least(level, F.size(levels)).cast("int") - 1)
 
 
 # -- stages ----------------------------------------------------------------------------------------------------------

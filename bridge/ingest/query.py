@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -36,6 +36,7 @@ from bridge.ingest.decode import decode
 from bridge.ingest.finish import Finish
 from bridge.spark.errors import failures_named, named_failure, ranges
 from bridge.telemetry.heartbeats import Beat, unwatched
+from bridge.telemetry.metrics import Metrics
 from bridge.wire.decode_epochs import DecodeEpochs
 from timerstore.clock import Clock
 from timerstore.errors import Closed
@@ -62,18 +63,6 @@ class Restart(Enum):
     """The source's limit can only be set at the start."""
 
 
-class IngestMetrics(Protocol):
-    """What is used of `metrics.Metrics`."""
-
-    def ingested(self, topic: str, rows: int) -> None:
-        """Records that were new."""
-        ...
-
-    def observe_batch(self, seconds: float) -> None:
-        """One micro-batch, from Kafka into the store."""
-        ...
-
-
 class Ingest:
     """The query and its thread. `start` once; `stop` ends it; a failure is told to `on_fatal` once.
 
@@ -91,7 +80,7 @@ class Ingest:
         limits: BatchLimits,
         mean_bytes: float,
         clock: Clock,
-        metrics: IngestMetrics,
+        metrics: Metrics,
         on_fatal: Callable[[BridgeError], None],
         beat: Beat = unwatched,
         beat_query: Beat = unwatched,

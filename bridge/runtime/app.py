@@ -206,9 +206,6 @@ class Application:
         self._cancel_start()
         self._events.put(Renewed(settings))
 
-    def _on_rebuild(self) -> None:
-        self._events.put(Rebuild())
-
     def _cancel_start(self) -> None:
         pipeline = self._pipeline
         if pipeline is not None:
@@ -310,7 +307,7 @@ class Application:
             health=self._health,
             hearts=self._hearts,
             on_fatal=self.on_fatal,
-            on_rebuild=self._on_rebuild,
+            on_rebuild=lambda: self._events.put(Rebuild()),
         )
 
     def _serve(self, context: PipelineContext) -> Settings | None:

@@ -98,7 +98,7 @@ class Pipeline:
         answer.
         """
         context = self._context
-        context.health.enter("settling", reasons=("reading the committed offsets",))
+        context.health.enter("reading-offsets", reasons=("reading the committed offsets",))
         found = self._found = find_index(context.settings, context.cluster, context.clock.now_ms())
         plan = self._plan(found)
         if plan is None or self._cancelled.is_set():

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Final, Protocol
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
 
 from bridge.errors import EnvironmentFailure, StateError
 from bridge.kafka.admin import Cluster, Topic
+from bridge.kafka.membership import Ownership
 from bridge.start.first_commits import StartFacts, StartPlan, TopicFacts, decide
 from bridge.start.roll_window import TopicLimits
-from bridge.wire.committed_state import CommittedState
 from bridge.wire.decode_epochs import DecodeParameters
 from timerstore.clock import Clock
 from timerstore.operations import recovery
@@ -21,30 +21,8 @@ FIRST_COMMITS_S: Final = 60.0
 LOOK_S: Final = 0.2
 
 
-class Group(Protocol):
-    """The part of `Ownership` that a start needs."""
-
-    def assignment(self) -> frozenset[SourceName]:
-        """Owned partitions."""
-        ...
-
-    def read_committed_states(
-        self, partitions: Collection[SourceName], timeout_s: float | None = None
-    ) -> dict[SourceName, CommittedState | None]:
-        """Committed states, stable ones only."""
-        ...
-
-    def commit_states(self, states: Mapping[SourceName, CommittedState]) -> None:
-        """Commit as a member of the group."""
-        ...
-
-    def wait(self, timeout_s: float) -> None:
-        """Pause, unless stopping."""
-        ...
-
-
 def plan_start(
-    group: Group,
+    group: Ownership,
     owned: frozenset[SourceName],
     gather: Callable[[], StartFacts],
     clock: Clock,
@@ -77,7 +55,7 @@ def plan_start(
 
 
 def gather(
-    group: Group,
+    group: Ownership,
     cluster: Cluster,
     owned: frozenset[SourceName],
     *,

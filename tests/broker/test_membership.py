@@ -53,7 +53,7 @@ def wait_owned(ownership: Ownership, count: int) -> None:
 
 
 def test_first_use_commits_every_partition_before_anything_else(broker: Broker, topics: Topics) -> None:
-    """After settling, Kafka holds (0, minus infinity) of every partition; a second settling changes nothing."""
+    """After the plan, Kafka holds (0, minus infinity) of every partition; a second plan changes nothing."""
     delay = topics.delay(partitions=3)
     produce(broker.bootstrap, [Outgoing(topic=delay, value=b"x")])
     settings = settings_for(broker.bootstrap, delay)

@@ -61,7 +61,7 @@ class Bench:
         while self.clock.monotonic_s() < end_s:
             self.clock.advance(int(1_000 * max(self.maintenance._step(), 0.001)))
 
-    def settle(self, *due_ms: int) -> None:
+    def take_in(self, *due_ms: int) -> None:
         """These messages are read, and O moves over them."""
         self.rig.produce(*due_ms)
         self.rig.ingest()
@@ -69,7 +69,7 @@ class Bench:
 
     def flush(self, *due_ms: int) -> None:
         """A segment of these."""
-        self.settle(*due_ms)
+        self.take_in(*due_ms)
         before = self.segments
         self.steps(self.rig.limits.flush_interval_ms / 1_000 + 2)
         assert self.segments == before + 1
@@ -95,7 +95,7 @@ def test_what_is_delivered_is_reclaimed_while_no_segment_fits(bench: Bench) -> N
     """A segment needs room that a checkpoint does not: the flush that fails keeps nothing from making room for it, and
     then goes on by itself."""
     bench.flush(*range(NEAR_MS, NEAR_MS + 100))
-    bench.settle(FAR_MS)
+    bench.take_in(FAR_MS)
     with mock.patch.object(timerstore.log.segment.Writer, "_note", no_room):
         bench.steps(70)
         assert bench.is_full()
@@ -142,7 +142,7 @@ def test_a_compaction_gives_its_room_back_to_a_flush(bench: Bench, monkeypatch: 
     assert window is not None
     maintenance.compact(window, gather(window))
     assert list(bench.rig.directory.glob("*.tmp"))
-    bench.settle(FAR_MS)
+    bench.take_in(FAR_MS)
     with mock.patch.object(timerstore.log.segment.Writer, "_note", no_room):
         while not bench.is_full():
             bench.clock.advance(60_000)
@@ -200,7 +200,7 @@ def test_a_disk_that_is_really_full_delivers_reclaims_and_goes_on(
     for part in range(4):
         bench.flush(*range(NEAR_MS + 1_000_000 * part, NEAR_MS + 1_000_000 * part + 1_500))
     fill_up()
-    bench.settle(*range(FAR_MS, FAR_MS + 1_000))
+    bench.take_in(*range(FAR_MS, FAR_MS + 1_000))
     bench.steps(70)
     assert bench.is_full()
     for part in range(4):
@@ -227,7 +227,7 @@ def test_the_end_of_a_compaction_has_the_time_that_a_slow_disk_needs(tmp_path: P
         return close(under_way)
 
     with mock.patch.object(compaction.Compaction, "close", seen):
-        bench.settle(FAR_MS + 1)
+        bench.take_in(FAR_MS + 1)
         bench.steps(bench.rig.limits.flush_interval_ms / 1_000 + 2 * COMPACT_INTERVAL_S)
     assert bench.segments == 1
     assert closed == [SPARK_S + bench.rig.limits.segment_bytes_max / DISK_BYTES_PER_S]

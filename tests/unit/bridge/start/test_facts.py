@@ -51,7 +51,7 @@ class Group:
     def plan(self, found: TopicFacts, owned: set[SourceName] | None = None) -> StartPlan | None:
         """As `plan_start` does it."""
         mine = self.owned if owned is None else frozenset(owned)
-        return plan_start(self, mine, lambda: self.gather(found, mine), self.clock)
+        return plan_start(self, mine, lambda: self.gather(found, mine), self.clock)  # type: ignore[arg-type]
 
     def gather(self, found: TopicFacts, owned: frozenset[SourceName]) -> StartFacts:
         return StartFacts(owned=owned, topics={"d": found}, parameters={"d": PARAMETERS}, committed=dict(self.commits))
