@@ -85,8 +85,9 @@ class Ingest:
         beat: Beat = unwatched,
         beat_query: Beat = unwatched,
     ) -> None:
-        """`mean_bytes` is the expected size of a record. `beat` is the thread's, `beat_query` that of Spark's thread, of which is known what it calls here, and
-        whether it waits for its next trigger."""
+        """`mean_bytes` is the expected size of a record. `beat` is the thread's, `beat_query` that of Spark's thread,
+        of which is known what it calls here, and whether it waits for its next trigger.
+        """
         self._spark = spark
         self._options = {
             **kafka_options,
