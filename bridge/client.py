@@ -101,14 +101,14 @@ class DelayClient:
         failures, self._failures = self._failures, []
         if failures:
             raise EnvironmentFailure(
-                f"{len(failures)} of the records were not taken by {self.delay_topic}: {failures[0]}",
-                hint="send them again: they are not in the delay topic",
+                f"{self.delay_topic} did not take {len(failures)} of the records: {failures[0]}",
+                hint="Send them again: they are not in the delay topic.",
                 code="DB-1004",
             )
         if left:
             raise EnvironmentFailure(
                 f"{left} records are not acknowledged after {timeout_s:g} s",
-                hint="check that the brokers can be reached",
+                hint="Check that the brokers can be reached.",
                 code="DB-1005",
             )
 
@@ -146,13 +146,13 @@ class DelayClient:
         try:
             topics = self.producer.list_topics(self.delay_topic, timeout=METADATA_TIMEOUT_S).topics
         except KafkaException as failed:
-            hint = "check that the brokers can be reached"
+            hint = "Check that the brokers can be reached."
             raise EnvironmentFailure(
                 f"cannot look up {self.delay_topic}: {failed.args[0].str()}", hint=hint, code="DB-1006"
             ) from None
         found = topics[self.delay_topic]
         if found.error is not None:
-            hint = "check its name, and the right to describe it"
+            hint = "Check its name, and the right to describe it."
             raise EnvironmentFailure(
                 f"cannot look up {self.delay_topic}: {found.error.str()}", hint=hint, code="DB-1006"
             )

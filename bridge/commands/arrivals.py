@@ -1,8 +1,8 @@
 """Waits for messages that were just sent to arrive, in their real topic or in the dead-letter topic.
 
 A delivered message and a dead letter carry where the record was in the delay topic (`delay-origin`), and its sender was
-told just that place. So one's own message is known among all others, and a repetition would be known as one. Whatever
-else is in these topics is passed over, also where it cannot be read.
+told just that place. So a sender recognises its own messages, and a repetition of one. All other records of
+these topics are passed over, even unreadable ones.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Arrivals:
             self._consumer.assign([end for topic in topics for end in self._ends(topic)])
         except KafkaException as failed:
             self.close()
-            hint = "check that the topics exist, and that this user may describe and read them"
+            hint = "Check that the topics exist, and that this user may describe and read them"
             raise EnvironmentFailure(
                 f"cannot wait on {', '.join(topics)}: {_words(failed)}", hint=hint, code="DB-1007"
             ) from None
@@ -76,7 +76,7 @@ class Arrivals:
             if left_s <= 0:
                 raise EnvironmentFailure(
                     f"{len(wanted)} of {len(origins)} messages have not arrived after {timeout_s:g} s",
-                    hint="look at /readyz and the log of the bridge; the messages stay pending",
+                    hint="Look at /readyz and the log of the bridge; the messages stay pending.",
                     first=min(wanted),
                     code="DB-1008",
                 )
@@ -92,7 +92,7 @@ class Arrivals:
             if error.retriable() or error.code() == KafkaError._ALL_BROKERS_DOWN:
                 return None
             raise EnvironmentFailure(
-                f"cannot read what arrives: {error.str()}", hint="look at the brokers", code="DB-1007"
+                f"cannot read what arrives: {error.str()}", hint="Look at the brokers.", code="DB-1007"
             )
         headers = dict(headers_of(message) or [])  # the bridge's come last
         origin, due = _text(headers.get(ORIGIN)), _text(headers.get(DUE))
@@ -103,7 +103,7 @@ class Arrivals:
                 return None
             raise EnvironmentFailure(
                 f"{origin} is a dead letter in {message.topic()}: {_text(headers[REASON])}",
-                hint=_text(headers.get(REASON_DETAIL)) or "docs/errors.md explains the reasons",
+                hint=_text(headers.get(REASON_DETAIL)) or "See docs/errors.md for the reasons.",
                 code="DB-1009",
             )
         if not re.fullmatch(NUMBER_PATTERN, due):

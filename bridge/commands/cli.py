@@ -96,7 +96,7 @@ def check(
     config: ConfigOption = None,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for the brokers' answers.", min=0.1)] = 10.0,
 ) -> None:
-    """Say of each thing whether it is as it must be, with the remedy. Exit status 1 if something is not."""
+    """Check brokers, topics, rights, disk and Java, and print the remedies. Exit status 1 if a check fails."""
     with _failures_as_one_line() as known:
         settings = _settings(config, known)
         from bridge.checks.run import run_checks
@@ -108,21 +108,21 @@ def check(
 
 @app.command()
 def reset_offsets(
-    to: Annotated[Reset, typer.Option(help="What of the delay topics is to be delivered.")],
+    to: Annotated[Reset, typer.Option(help="Which records of the delay topics are to be delivered.")],
     config: ConfigOption = None,
     topic: Annotated[list[str] | None, typer.Option(help="Only this delay topic; may be repeated.")] = None,
 ) -> None:
     """Write new committed offsets, after a start was refused for lack of them. Every instance must be down.
 
-    earliest: everything that the topics still hold is delivered, again if need be. latest: nothing of it is.
-    committed: what is pending of it is; only what is gone from the topics is given up.
+    earliest: deliver every record that the topics still hold, even those delivered before. latest: deliver none of
+    them. committed: deliver those that are still pending, and give up only the records that are gone from the topics.
     """
     with _failures_as_one_line() as known:
         settings = _settings(config, known)
         unknown = set(topic or ()) - settings.delay_topics.keys()
         if unknown:
             raise ConfigurationError(
-                f"not a delay topic: {', '.join(sorted(unknown))}", hint="see delay_topics", code="DB-1001"
+                f"not a delay topic: {', '.join(sorted(unknown))}", hint="Name one of delay_topics.", code="DB-1001"
             )
         from bridge.kafka.admin import Cluster
         from bridge.settings.clients import librdkafka
@@ -147,14 +147,14 @@ def reset_offsets(
 
 @app.command()
 def resolve(
-    ending: Annotated[Outcome, typer.Option("--as", help="What the transaction came to.")],
+    ending: Annotated[Outcome, typer.Option("--as", help="The outcome of the transaction.")],
     config: ConfigOption = None,
 ) -> None:
-    """Say what became of a transaction, after a start was refused because the brokers have forgotten it. This instance
-    must be down.
+    """Decide the outcome of a transaction that the brokers have forgotten, after a start was refused for it. This
+    instance must be down.
 
-    aborted: its messages are delivered, again if they were before. committed: they are not, though some may never have
-    been. What the brokers do know wins over the choice.
+    aborted: its messages are delivered, even if they were delivered before. committed: they are not, even if some never
+    were. Where the brokers know the outcome, theirs is used.
     """
     with _failures_as_one_line() as known:
         settings = _settings(config, known)
@@ -180,27 +180,31 @@ def redrive(
     reason: Annotated[list[str] | None, typer.Option(help="With this delay-reason only; may be repeated.")] = None,
     target: Annotated[list[str] | None, typer.Option(help="For this delay-topic only; may be repeated.")] = None,
     since: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Refused from then on: RFC 3339 with a zone, or epoch ms.")
+        str | None, typer.Option(metavar="TIME", help="Rejected since then: RFC 3339 with a zone, or epoch ms.")
     ] = None,
-    due: Annotated[Due, typer.Option(help="When: as it was (at once, if that is past), or now.")] = Due.ORIGINAL,
+    due: Annotated[
+        Due, typer.Option(help="Due at the original time (at once, if that has passed), or now.")
+    ] = Due.ORIGINAL,
     set_header: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="Replace a header; may be repeated.")
     ] = None,
-    execute: Annotated[bool, typer.Option("--execute/--dry-run", help="Do it, or only count.")] = False,
+    execute: Annotated[bool, typer.Option("--execute/--dry-run", help="Put them back, or only count them.")] = False,
 ) -> None:
     """Put dead letters back into their delay topics, each of them once, however often this is run.
 
-    What was rejected for a bad header needs --due now or --set-header: as it is it would be rejected again.
+    A record that was rejected for a bad header needs --due now or --set-header, or it would be rejected again.
     """
     with _failures_as_one_line() as known:
         settings = _settings(config, known)
         if unknown := set(topic or ()) - settings.delay_topics.keys():
             raise ConfigurationError(
-                f"not a delay topic: {', '.join(sorted(unknown))}", hint="see delay_topics", code="DB-1001"
+                f"not a delay topic: {', '.join(sorted(unknown))}", hint="Name one of delay_topics.", code="DB-1001"
             )
         if unknown := set(reason or ()) - set(RejectReason):
             raise ConfigurationError(
-                f"not a reason: {', '.join(sorted(unknown))}", hint="docs/errors.md lists them", code="DB-1002"
+                f"not a reason: {', '.join(sorted(unknown))}",
+                hint="See docs/errors.md, which lists them.",
+                code="DB-1002",
             )
         from bridge.commands.redrive import lines
         from bridge.commands.redrive import redrive as put_back
@@ -226,18 +230,18 @@ def send(
     topic: Annotated[
         str | None, typer.Option("--topic", "--to", help="Real topic; else the delay topic's default.")
     ] = None,
-    at: Annotated[str | None, typer.Option(help="When: RFC 3339 with a zone, or epoch milliseconds.")] = None,
-    after: Annotated[str | None, typer.Option(help="How long from now: 250ms, 90s, 1h30m, 7d, PT15M.")] = None,
+    at: Annotated[str | None, typer.Option(help="Due time: RFC 3339 with a zone, or epoch milliseconds.")] = None,
+    after: Annotated[str | None, typer.Option(help="Delay from now: 250ms, 90s, 1h30m, 7d, PT15M.")] = None,
     key: Annotated[str | None, typer.Option(help="Key of the message.")] = None,
     header: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Header; may be repeated.")] = None,
     id: Annotated[str | None, typer.Option(help="Id, to cancel or replace the message by.")] = None,
-    replace: Annotated[
-        bool, typer.Option("--replace", help="Take the place of the pending message with this id.")
-    ] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace the pending message with this id.")] = False,
     partition: Annotated[int | None, typer.Option(help="Partition of the real topic.")] = None,
     file: Annotated[Path | None, typer.Option(help="The message is this file's content.")] = None,
     delay_topic: Annotated[str | None, typer.Option(help="Delay topic; default: the configuration's only one.")] = None,
-    wait: Annotated[str | None, typer.Option(help="Wait for the arrival, up to this long: 60s, 5m.")] = None,
+    wait: Annotated[
+        str | None, typer.Option(help="Wait for the messages to arrive, at most this long: 60s, 5m.")
+    ] = None,
     bootstrap: Annotated[str | None, typer.Option(help="Brokers, host:port; wins over the configuration.")] = None,
     config: ConfigOption = None,
 ) -> None:
@@ -245,7 +249,7 @@ def send(
     with _failures_as_one_line() as known:
         settings = _settings(config, known)
         if value is not None and file is not None:
-            raise ConfigurationError("both a message and --file are given", hint="give one of them", code="DB-1003")
+            raise ConfigurationError("both a message and --file are given", hint="Give one of them.", code="DB-1003")
         send_at, send_after = _read(parse_until, at, "--at"), _after(after)
         headers = [_header(text) for text in header or ()]
         delay_topic = delay_topic or _only_delay_topic(settings)
@@ -269,7 +273,9 @@ def send(
                     on_delivery=sent if arrivals is not None else None,
                 )
             except ValueError as error:
-                raise ConfigurationError(str(error), hint="`delay-bridge send --help` says what can be given") from None
+                raise ConfigurationError(
+                    f"invalid message: {error}", hint="See `delay-bridge send --help`.", code="DB-1003"
+                ) from None
             count += 1
         client.flush()
         _say(f"{count} message{'s' * (count != 1)} sent to {client.delay_topic}", err=True)
@@ -282,21 +288,23 @@ def send(
 @app.command()
 def cancel(
     id: Annotated[str, typer.Argument(help="The id that the message was sent with.")],
-    key: Annotated[str | None, typer.Option(help="The key that it was sent with; without: all partitions.")] = None,
+    key: Annotated[str | None, typer.Option(help="The key that it was sent with; without it, all partitions.")] = None,
     delay_topic: Annotated[
         str | None, typer.Option("--delay-topic", "--topic", help="Delay topic; default: the configuration's only one.")
     ] = None,
     bootstrap: Annotated[str | None, typer.Option(help="Brokers, host:port; wins over the configuration.")] = None,
     config: ConfigOption = None,
 ) -> None:
-    """Cancel a pending message. What is delivered already, or unknown, is not an error."""
+    """Cancel a pending message. An id that is unknown, or already delivered, is not an error."""
     with _failures_as_one_line() as known:
         settings = _settings(config, known)
         client = DelayClient(_producer(settings, bootstrap), delay_topic or _only_delay_topic(settings))
         try:
             client.cancel(id, key)
         except ValueError as error:
-            raise ConfigurationError(str(error), hint="give the id that the message was sent with") from None
+            raise ConfigurationError(
+                f"invalid id: {error}", hint="Give the id that the message was sent with.", code="DB-1003"
+            ) from None
         client.flush()
         _say(f"cancel of {id} sent to {client.delay_topic}", err=True)
 
@@ -311,7 +319,7 @@ def show_config(config: ConfigOption = None) -> None:
 
 @app.command()
 def version() -> None:
-    """Print the versions of the bridge and of what it stands on."""
+    """Print the versions of the bridge and of its main dependencies."""
     packages = {name: metadata.version(name) for name in ("confluent-kafka", "pyspark", "pyarrow", "numpy")}
     for name, number in {"delay-bridge": __version__, "python": platform.python_version(), **packages}.items():
         typer.echo(f"{name} {number}")
@@ -331,7 +339,7 @@ def _say(text: str, *, err: bool = False) -> None:
 
 
 class _Known:
-    """What the one line may be freed from, as soon as the settings are read."""
+    """The redactor of the one line; it knows the secrets as soon as the settings are read."""
 
     redact = Redactor()
 
@@ -350,8 +358,12 @@ def _failures_as_one_line() -> Iterator[_Known]:
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     except Exception as error:
-        log.exception("internal_error")  # the outermost frame: whatever it is, the last line says it in one
-        wrapped = InternalError(f"{type(error).__name__}: {error}", hint="this is a bug: please report it with the log")
+        log.exception("internal_error")  # the outermost frame: the last line sums it up
+        wrapped = InternalError(
+            f"unexpected {type(error).__name__}: {error}",
+            hint="This is a bug: please report it with the log.",
+            code="DB-7001",
+        )
         _say(f"delay-bridge: {known.redact(str(wrapped))}", err=True)
         raise typer.Exit(wrapped.exit_code) from None
 
@@ -392,7 +404,7 @@ def _messages(value: str | None, file: Path | None) -> Iterator[bytes]:
             yield file.read_bytes()
         except OSError as error:
             raise ConfigurationError(
-                f"cannot read {file}: {error.strerror}", hint="correct --file", code="DB-2001"
+                f"cannot read {file}: {error.strerror}", hint="Correct --file.", code="DB-2001"
             ) from None
     else:
         for line in sys.stdin.buffer:
@@ -400,7 +412,7 @@ def _messages(value: str | None, file: Path | None) -> Iterator[bytes]:
 
 
 class _Sent:
-    """Takes the brokers' answers, and knows which places in the delay topic they name."""
+    """Collects the brokers' answers, and the places in the delay topic that they name."""
 
     def __init__(self) -> None:
         self._origins: list[str] = []
@@ -415,7 +427,7 @@ class _Sent:
     def origins(self) -> list[str]:
         """All of them. Raises EnvironmentFailure if a message was not taken."""
         if self._failures:
-            raise EnvironmentFailure(f"not taken: {self._failures[0]}", hint="send it again", code="DB-1004")
+            raise EnvironmentFailure(f"not taken: {self._failures[0]}", hint="Send it again.", code="DB-1004")
         return self._origins
 
 
@@ -424,9 +436,9 @@ def _arrivals(settings: Settings, delay_topic: str, topic: str | None, bootstrap
     mapped = settings.delay_topics.get(delay_topic)
     target = topic or (mapped.target if mapped is not None else None)
     if target is None:
-        raise ConfigurationError("--wait needs to know the real topic", hint="name it with --to", code="DB-1003")
+        raise ConfigurationError("--wait needs to know the real topic", hint="Name it with --to.", code="DB-1003")
     common = {name: plain(value) for name, value in settings.kafka.common.items()}
-    # A group that the bridge's user may name in any case; it is never joined.
+    # A group that the bridge's user may name anyway; it is never joined.
     properties = {**common, "group.id": settings.group_id} | ({"bootstrap.servers": bootstrap} if bootstrap else {})
     dead_letters = [settings.dead_letter_topic(delay_topic)] if mapped is not None else []
     return Arrivals(properties, [target], SystemClock(), dead_letters)
@@ -443,7 +455,7 @@ def _only_delay_topic(settings: Settings) -> str:
     names = list(settings.delay_topics)
     if len(names) > 1:
         raise ConfigurationError(
-            f"which delay topic: {', '.join(names)}?", hint="name one with --delay-topic", code="DB-1001"
+            f"which delay topic: {', '.join(names)}?", hint="Name one with --delay-topic.", code="DB-1001"
         )
     return names[0]
 
@@ -454,7 +466,9 @@ def _read(parse: Callable[[str], int], text: str | None, option: str) -> int | N
     try:
         return parse(text)
     except ValueError as error:
-        raise ConfigurationError(f"{option}: {error}", hint="`delay-bridge send --help` shows the forms") from None
+        raise ConfigurationError(
+            f"{option} is invalid: {error}", hint="See `delay-bridge send --help` for the forms.", code="DB-1003"
+        ) from None
 
 
 def _after(text: str | None) -> timedelta | None:
@@ -466,6 +480,6 @@ def _header(text: str, option: str = "--header") -> tuple[str, bytes]:
     name, separator, value = text.partition("=")
     if not separator or not name:
         raise ConfigurationError(
-            f"{option} {text!r} is not NAME=VALUE", hint=f"write {option} name=value", code="DB-1003"
+            f"{option} {text!r} is not NAME=VALUE", hint=f"Write {option} name=value.", code="DB-1003"
         )
     return name, os.fsencode(value)

@@ -53,7 +53,7 @@ def redrive(settings: Settings, clock: Clock, choice: Choice, *, execute: bool) 
     if not dead_letters:
         raise EnvironmentFailure(
             "there is no dead-letter topic",
-            hint="`delay-bridge run` makes it, where bridge.create_topics is true.",
+            hint="Set bridge.create_topics, and `delay-bridge run` creates it.",
             code="DB-1010",
         )
     into: dict[str, dict[str, int]] = {topic: {} for topic in dead_letters}
@@ -120,7 +120,7 @@ class Redrive:
     def run(self, choice: Choice, *, execute: bool) -> Report:
         """Go over all letters that were there at the start. Without `execute` nothing is written.
 
-        Raises EnvironmentFailure; StateError where nobody can know which letters have gone back.
+        Raises EnvironmentFailure; StateError where it cannot be known which letters have gone back.
         """
         report = Report()
         try:
@@ -131,7 +131,7 @@ class Redrive:
                 self._put_back(producer, batch, gone, choice, report)
         except KafkaException as exception:
             raise EnvironmentFailure(
-                "dead letters cannot be put back",
+                "cannot put dead letters back",
                 hint="What is committed has gone back; run it again. It needs Read, Describe and Write on the "
                 "dead-letter topics, Write on the delay topics and the transactional id.",
                 reason=kafka_error(exception).str(),

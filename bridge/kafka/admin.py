@@ -1,4 +1,4 @@
-"""Look-ups about the Kafka cluster: who it is, its topics and their configuration, where their logs begin and end.
+"""Look-ups about the Kafka cluster: its identity, its topics and their configuration, where their logs begin and end.
 
 Every call is one round trip with a time-out and raises EnvironmentFailure, which names the brokers and librdkafka's
 last word on them; "timed out" alone would hide that the password was wrong.
@@ -49,7 +49,7 @@ _ELECTION_S: Final = 2.0
 _SAMPLE_S: Final = 2.0
 _SAMPLE_RECORDS: Final = 200
 _RECORD_BYTES: Final = 100
-"""Of a record's headers and framing, roughly."""
+"""Estimate for a record's headers and framing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,7 +255,7 @@ class Cluster:
 
     def _patiently(self, ask: Callable[[], Any]) -> Any:
         """What `ask` returns, if need be at the second attempt. The client waits for the controller, and brokers with
-        KRaft name any of them as that: also one that has died, until they know (9 s). Asked again, they name another.
+        KRaft name any of them as that: also one that has died, until they know (9 s). A second request names another.
         """
         try:
             return ask()
@@ -271,7 +271,7 @@ class Cluster:
             try:
                 found = self._admin.list_topics(timeout=_CONNECT_S)
             except KafkaException:
-                return False  # nobody answers at all
+                return False  # no broker answers
             controller = found.brokers.get(found.controller_id)
             if controller is not None and _takes_connections(controller):
                 return True
@@ -344,12 +344,12 @@ def failure(
     errors = [e for e in (error, background) if e is not None]
     faults = {fault_of(e) for e in errors}
     if Fault.FORBIDDEN in faults or any(e.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED for e in errors):
-        hint = "grant this user the right; docs/operations.md lists what the bridge needs"
+        hint = "Grant this user the right; docs/operations.md lists what the bridge needs."
     elif Fault.CREDENTIALS in faults or any(e.code() == KafkaError._SSL for e in errors):
-        hint = "check security.protocol, sasl.* and ssl.* under kafka.common"
+        hint = "Check security.protocol, sasl.* and ssl.* under kafka.common."
     else:
         hint = (
-            "check kafka.common.bootstrap.servers, and that the brokers' advertised addresses can be reached from here"
+            "Check kafka.common.bootstrap.servers, and that the brokers' advertised addresses are reachable from here."
         )
     said = [redact(e.str()) for e in errors]
     reason = "; ".join(dict.fromkeys(said)) or "no answer in time"
@@ -419,9 +419,9 @@ class _Collector(logging.Handler):
 
 
 def _collecting_logger(lines: list[str]) -> logging.Logger:
-    """A logger outside of the hierarchy: nothing else hears it, and it goes with the client.
+    """A logger outside of the hierarchy, which lives as long as its client.
 
-    Without one, librdkafka writes to standard error by itself; what matters of it is in our errors.
+    Without one, librdkafka writes to standard error; our errors already quote what matters.
     """
     logger = logging.Logger("librdkafka", level=logging.DEBUG)
     logger.addHandler(_Collector(lines))

@@ -1,8 +1,8 @@
 """Group membership: which partitions are ours, and what Kafka holds of them.
 
-The consumer fetches nothing (Spark reads the topics). It is a member of the group so that Kafka decides who owns a
-partition, and so that the group metadata in every transaction fences an instance that lost it (KIP-447). Rules (design,
-section 3, *Ownership*):
+The consumer fetches nothing (Spark reads the topics). It is a member of the group so that Kafka assigns the
+partitions, and so that the group metadata in every transaction fences an instance that lost it (KIP-447). Rules
+(design, section 3, *Ownership*):
 
     - static membership: a restart within the session time-out moves no partition, a second instance of the same name
       fences the first
@@ -81,8 +81,8 @@ class OwnershipListener(Protocol):
         ...
 
     def on_revoked(self, partitions: frozenset[SourceName], *, lost: bool) -> None:
-        """`partitions` are taken from us, or are somebody else's already (`lost`). Returns only when no transaction is
-        open.
+        """`partitions` are taken from us, or already belong to another member (`lost`). Returns only when no
+        transaction is open.
         """
         ...
 
@@ -232,7 +232,7 @@ class Ownership:
                 raise fenced(error)
             if _is_refused(error) or is_fatal(error) or left <= 0 or self._stop.is_set():
                 raise (self._explain() if left <= 0 else None) or EnvironmentFailure(
-                    "the committed offsets cannot be read",
+                    "cannot read the committed offsets",
                     hint=_hint(error),
                     reason=error.str(),
                     waited_s=timeout_s,
@@ -259,7 +259,7 @@ class Ownership:
             self._mailbox.call(lambda: self._commit_offsets(list(offsets)), COMMIT_TIMEOUT_S)
         except Unanswered as unanswered:
             raise EnvironmentFailure(
-                "the offsets cannot be committed",
+                "cannot commit the offsets",
                 hint="Check that the brokers are reachable and that the group's coordinator answers.",
                 reason=str(unanswered),
                 code="DB-3008",
@@ -281,7 +281,7 @@ class Ownership:
                 raise fenced(error)
             if attempt == COMMIT_ATTEMPTS_MAX or is_fatal(error) or not may_pass(error):
                 raise EnvironmentFailure(
-                    "the offsets cannot be committed",
+                    "cannot commit the offsets",
                     hint=_hint(error),
                     reason=error.str(),
                     attempts=attempt,
@@ -309,7 +309,7 @@ class Ownership:
         except KafkaException as exception:
             reason = kafka_error(exception)
             self._fail(fenced(reason) if is_fenced(reason) else _ended(reason))
-        except Exception as exception:  # noqa: BLE001 - the application must know that nobody polls any more
+        except Exception as exception:  # noqa: BLE001 - the application must know that polling has ended
             bug = InternalError(
                 "group membership failed", hint="Please report this.", reason=repr(exception), code="DB-7001"
             )
@@ -381,7 +381,7 @@ class Ownership:
         if not self._stop.is_set():
             log.info("partitions-revoked", count=len(names), lost=lost)
             if lost:
-                # They may be somebody else's already: a transaction that is open now must not be committed.
+                # Another member may own them already: a transaction that is open now must not be committed.
                 self._set(self._owned, revoked=True)
             self._tell_revoked(names, lost=lost)
         self._set(self._owned, revoked=True)

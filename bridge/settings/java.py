@@ -1,7 +1,7 @@
 """Translation of librdkafka's property names into the Java client's, for Spark's Kafka source.
 
-One configuration serves both clients. What the Java client cannot do as written is refused, never left out in silence:
-a restriction that only one of two clients honours is none.
+One configuration serves both clients. A property that the Java client cannot honour
+is refused, never dropped silently: a restriction that only one of two clients honours is none.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ RENAMED: Final[Mapping[str, str]] = {
     "socket.send.buffer.bytes": "send.buffer.bytes",
     "socket.timeout.ms": "request.timeout.ms",
 }
-# How librdkafka itself works, or what only group members and producers have: without meaning for Spark's source.
+# Internals of librdkafka, and properties of group members and producers: without meaning for Spark's source.
 _WITHOUT_MEANING: Final = re.compile(
     r"""
     acks | api\.version\..* | broker\.(address|version)\..* | batch\..* | client\.(id|software\..*) | compression\..*
@@ -54,7 +54,7 @@ _HANDLED: Final = re.compile(
 )
 _PBES2: Final = bytes.fromhex("06092a864886f70d01050d")  # the scheme's object identifier, 1.2.840.113549.1.5.13
 _OAUTH_HANDLER: Final = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginCallbackHandler"
-_HINT: Final = "remove it, or set it under kafka.producer if only the producer needs it"
+_HINT: Final = "Remove it, or set it under kafka.producer if only the producer needs it"
 
 
 def translate(properties: Mapping[str, str]) -> dict[str, str]:
@@ -80,7 +80,7 @@ def _security(properties: Mapping[str, str]) -> dict[str, str]:
     if properties.get("enable.ssl.certificate.verification", "true").lower() != "true":
         raise ConfigurationError(
             "enable.ssl.certificate.verification: the Java client always verifies the broker's certificate",
-            hint="trust the broker's certificate with ssl.ca.location instead",
+            hint="Trust the broker's certificate with ssl.ca.location instead",
             code="DB-2015",
         )
     translated = {}
@@ -96,7 +96,7 @@ def _truststore(properties: Mapping[str, str]) -> dict[str, str]:
         return {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": authorities}
     if location := properties.get("ssl.ca.location"):
         if Path(location).is_dir():
-            hint = "put the certificates into one PEM file"
+            hint = "Put the certificates into one PEM file."
             raise ConfigurationError(
                 f"ssl.ca.location: the Java client cannot read a directory ({location})", hint=hint, code="DB-2016"
             )
@@ -115,12 +115,14 @@ def _keystore(properties: Mapping[str, str]) -> dict[str, str]:
     if key is None or chain is None:
         missing, present = ("ssl.key", "ssl.certificate") if key is None else ("ssl.certificate", "ssl.key")
         raise ConfigurationError(
-            f"{present}.* is set, {missing}.* is not", hint="a client certificate needs its key", code="DB-2017"
+            f"{present}.* is set, {missing}.* is not",
+            hint="Set both: a client certificate needs its key.",
+            code="DB-2017",
         )
     if "BEGIN PRIVATE KEY" not in key and "BEGIN ENCRYPTED PRIVATE KEY" not in key:
         raise ConfigurationError(
             "ssl.key.*: the Java client reads private keys in PKCS#8 only",
-            hint="convert it: openssl pkcs8 -topk8 -nocrypt -in key.pem -out key.pkcs8.pem",
+            hint="Convert it: openssl pkcs8 -topk8 -nocrypt -in key.pem -out key.pkcs8.pem",
             code="DB-2019",
         )
     translated = {"ssl.keystore.type": "PEM", "ssl.keystore.key": key, "ssl.keystore.certificate.chain": chain}
@@ -137,12 +139,12 @@ def _refuse_unreadable(key: str) -> None:
         is_pbes2 = _PBES2 in base64.b64decode(body, validate=True)
     except ValueError:
         raise ConfigurationError(
-            "ssl.key.*: not a PEM file", hint="the key's lines are damaged", code="DB-2018"
+            "ssl.key.*: not a PEM file", hint="Check its lines: they are damaged.", code="DB-2018"
         ) from None
     if is_pbes2:
         raise ConfigurationError(
             "ssl.key.*: the Java client cannot decrypt a key that is encrypted with PBES2",
-            hint="convert it: openssl pkcs8 -topk8 -v1 PBE-SHA1-3DES -in key.pem -out key.pkcs8.pem",
+            hint="Convert it: openssl pkcs8 -topk8 -v1 PBE-SHA1-3DES -in key.pem -out key.pkcs8.pem",
             code="DB-2020",
         )
 
@@ -158,7 +160,7 @@ def _pem(properties: Mapping[str, str], name: str) -> str | None:
     except (OSError, UnicodeDecodeError) as error:
         problem = error.strerror if isinstance(error, OSError) else "not a PEM file"
         raise ConfigurationError(
-            f"{name}.location: cannot read {location}: {problem}", hint="mount the file", code="DB-2021"
+            f"{name}.location: cannot read {location}: {problem}", hint="Mount the file.", code="DB-2021"
         ) from None
 
 
@@ -179,7 +181,7 @@ def _sasl(properties: Mapping[str, str]) -> dict[str, str]:
         return _oauth(properties)
     raise ConfigurationError(
         f"sasl.mechanism {mechanism} is not supported",
-        hint="use PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, GSSAPI or OAUTHBEARER",
+        hint="Use PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, GSSAPI or OAUTHBEARER",
         code="DB-2022",
     )
 
@@ -200,7 +202,7 @@ def _kerberos(properties: Mapping[str, str]) -> str:
 
 def _oauth(properties: Mapping[str, str]) -> dict[str, str]:
     if properties.get("sasl.oauthbearer.method", "default").lower() != "oidc":
-        hint = "set sasl.oauthbearer.method: oidc with client id, client secret and token endpoint"
+        hint = "Set sasl.oauthbearer.method: oidc with client id, client secret and token endpoint"
         raise ConfigurationError("OAUTHBEARER works with the method oidc only", hint=hint, code="DB-2023")
     options = {
         "clientId": _required(properties, "sasl.oauthbearer.client.id"),
@@ -223,11 +225,11 @@ def _oauth(properties: Mapping[str, str]) -> dict[str, str]:
 def _required(properties: Mapping[str, str], name: str) -> str:
     if name not in properties:
         raise ConfigurationError(
-            f"{name} is missing", hint="the SASL mechanism needs it, under kafka.common", code="DB-2024"
+            f"{name} is missing", hint="Set it under kafka.common: the SASL mechanism needs it.", code="DB-2024"
         )
     return properties[name]
 
 
 def _quoted(value: str) -> str:
-    """A JAAS string: whatever is in a password stays inside its quotes."""
+    """A JAAS string: every character of a password stays inside its quotes."""
     return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'

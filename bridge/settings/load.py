@@ -28,7 +28,7 @@ from bridge.settings.secrets import interpolate, read_secret_file
 PREFIX: Final = "DELAY_BRIDGE__"
 _FILE_SUFFIX: Final = "_file"
 _PROPERTY_MAPS: Final = (("kafka", "common"), ("kafka", "consumer"), ("kafka", "producer"), ("spark", "conf"))
-_EXPLAINED: Final = "config/bridge.yaml lists and explains every key"
+_EXPLAINED: Final = "See config/bridge.yaml, which explains every key."
 
 Tree = dict[str, Any]
 Path_ = tuple[str, ...]
@@ -66,11 +66,11 @@ def read_yaml(path: Path) -> Tree:
             tree = yaml.load(file, Loader=_Loader)
     except OSError as error:
         raise ConfigurationError(
-            f"cannot read {path}: {error.strerror}", hint="give the file with --config", code="DB-2001"
+            f"cannot read {path}: {error.strerror}", hint="Give the file with --config.", code="DB-2001"
         ) from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigurationError(
-            f"{path} is not valid YAML: {_yaml_problem(error)}", hint="correct the file", code="DB-2003"
+            f"{path} is not valid YAML: {_yaml_problem(error)}", hint="Correct the file.", code="DB-2003"
         ) from None
     if tree is None:
         return {}
@@ -165,7 +165,7 @@ def _value(name: str, text: str, shape: object) -> Any:
     try:
         return yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
-        hint = "write a list or mapping as JSON"
+        hint = "Write a list or mapping as JSON."
         raise ConfigurationError(
             f"environment variable {name}: {_yaml_problem(error)}", hint=hint, code="DB-2006"
         ) from None
@@ -222,11 +222,11 @@ def _unknown(path: list[str], key: str, siblings: list[str], origin: str) -> Con
     suggestion = nearest(key, siblings)
     everywhere = {leaf.rsplit(".", 1)[-1]: leaf for leaf in _leaves(Settings, "")}
     if suggestion is not None:
-        hint = f"did you mean {'.'.join([*path, suggestion])}?"
+        hint = f"Did you mean {'.'.join([*path, suggestion])}?"
     elif (other := nearest(key, list(everywhere))) is not None:
-        hint = f"did you mean {everywhere[other]}?"
+        hint = f"Did you mean {everywhere[other]}?"
     else:
-        hint = f"known here: {', '.join(siblings)}"
+        hint = f"Known here: {', '.join(siblings)}"
     return ConfigurationError(f"unknown key {full} in {origin}", hint=hint, code="DB-2005")
 
 
@@ -286,5 +286,5 @@ def _resolve_property(
         return
     name = key.removesuffix(_FILE_SUFFIX)
     if name in siblings:
-        raise ConfigurationError(f"{where} and {name} are both set", hint="keep one of them", code="DB-2008")
+        raise ConfigurationError(f"{where} and {name} are both set", hint="Keep one of them.", code="DB-2008")
     yield name, SecretStr(read_secret_file(text, where))

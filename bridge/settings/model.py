@@ -354,7 +354,9 @@ class Settings(Section):
         except ValidationError as error:
             found = "; ".join(redact(_sentence(e["loc"], e["msg"])) for e in error.errors(include_input=False))
             raise ConfigurationError(
-                found, hint="correct the configuration; config/bridge.yaml explains every key"
+                f"invalid configuration: {found}",
+                hint="Correct the configuration; config/bridge.yaml explains every key.",
+                code="DB-2026",
             ) from None
         settings._from_files.update(from_files or {})
         _ = settings.budgets  # raises

@@ -48,16 +48,18 @@ def read_secret_file(path: str, where: str) -> str:
         data = Path(path).read_bytes()
         if len(data) > SECRET_FILE_BYTES_MAX:
             raise ConfigurationError(
-                f"{where}: {path} is too large", hint="a secret file is at most 1 MiB", code="DB-2010"
+                f"{where}: {path} is too large", hint="Give a secret file of at most 1 MiB.", code="DB-2010"
             )
         text = data.decode()
     except OSError as error:
         raise ConfigurationError(
-            f"{where}: cannot read {path}: {error.strerror}", hint="mount the file, or correct the path", code="DB-2009"
+            f"{where}: cannot read {path}: {error.strerror}",
+            hint="Mount the file, or correct the path.",
+            code="DB-2009",
         ) from None
     except UnicodeDecodeError:
         raise ConfigurationError(
-            f"{where}: {path} is not UTF-8 text", hint="name a text file", code="DB-2011"
+            f"{where}: {path} is not UTF-8 text", hint="Name a text file.", code="DB-2011"
         ) from None
     return text.removesuffix("\n").removesuffix("\r")
 
@@ -81,7 +83,7 @@ def interpolate(text: str, where: str, env: Mapping[str, str]) -> tuple[str, boo
         if name not in env:
             raise ConfigurationError(
                 f"{where}: environment variable {name} is not set",
-                hint="set it, or remove the reference",
+                hint="Set it, or remove the reference.",
                 code="DB-2012",
             )
         return env[name]

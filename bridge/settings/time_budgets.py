@@ -117,9 +117,11 @@ class TimeBudgets:
         )
         broken = [relation for relation in RELATIONS if not relation.holds(budgets)]
         if broken:
+            found = "; ".join(f"{relation.name}: {relation.text}" for relation in broken)
             raise ConfigurationError(
-                "; ".join(f"{relation.name}: {relation.text}" for relation in broken),
+                f"settings contradict each other: {found}",
                 hint="Correct these settings; kafka.producer.transaction.timeout.ms is 10000 unless it is set.",
+                code="DB-2027",
             )
         return budgets
 

@@ -92,7 +92,7 @@ def _committed(config: Mapping[str, Any], topics: Mapping[str, TopicFacts]) -> d
         found = client.committed(places, timeout=READ_TIMEOUT_S)
     except KafkaException as exception:
         raise EnvironmentFailure(
-            "the committed offsets cannot be read",
+            "cannot read the committed offsets",
             hint="Check that the brokers can be reached, and try again.",
             reason=kafka_error(exception).str(),
             code="DB-3007",

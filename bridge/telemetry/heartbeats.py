@@ -5,7 +5,7 @@ again. /livez fails and names the thread when that time is over, and the metrics
 goes on, since a thread that has come back is as good as new.
 
 The times are longer than what a thread may rightly wait for. They follow from the time-outs of its calls, and work that
-takes long beats in its loops. Whoever waits for something that may take any time (a due message, room in the store,
+takes long beats in its loops. A thread whose wait may take any time (a due message, room in the store,
 brokers that are down) wakes up now and then, and beats.
 
 The thread of the management port has no heart: where it stands still no probe is answered.

@@ -60,7 +60,7 @@ class Certificate:
         except (OSError, ssl.SSLError) as error:
             raise ConfigurationError(
                 f"http.certificate_file, http.key_file: cannot be used: {error.strerror or 'not PEM'}",
-                hint="give a PEM chain, and its key without a password",
+                hint="Give a PEM chain, and its key without a password.",
                 certificate=self.chain,
                 key=self.key,
                 code="DB-2025",
@@ -139,7 +139,7 @@ class ManagementServer:
         except OSError as error:
             raise EnvironmentFailure(
                 f"cannot listen on {host}:{port}: {error.strerror}",
-                hint="choose another http.port, or 0 for a free one",
+                hint="Choose another http.port, or 0 for a free one",
                 code="DB-3029",
             ) from None
         self._thread = threading.Thread(target=self._server.serve_forever, name="http", daemon=True)
@@ -229,13 +229,13 @@ class _Server(ThreadingHTTPServer):
             self._forget(number)
 
     def _forget(self, number: int) -> None:
-        """It has no thread any more."""
+        """Its thread has ended."""
         self._cut_off(number)
         with self._lock:
             self._running -= 1
 
     def _cut_off(self, number: int) -> None:
-        """Whatever its thread waits for on this connection ends now."""
+        """End whatever its thread waits for on this connection."""
         with self._lock:
             _, connection = self._open.pop(number, (0.0, None))
         if connection is not None:
@@ -291,7 +291,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _metrics(self) -> None:
         if not self.protection.permits(self.headers.get("Authorization")):
-            self._answer(HTTPStatus.UNAUTHORIZED, "text/plain; charset=utf-8", b"user and password, please\n")
+            self._answer(HTTPStatus.UNAUTHORIZED, "text/plain; charset=utf-8", b"authentication required\n")
             return
         encode, content_type = choose_encoder(self.headers.get("Accept", ""))
         self._answer(HTTPStatus.OK, content_type, encode(self.registry))
@@ -311,4 +311,4 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Probes come every few seconds; nobody wants to read that."""
+        """Log no requests: probes come every few seconds."""

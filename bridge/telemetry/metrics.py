@@ -1,4 +1,4 @@
-"""Everything that the bridge tells Prometheus, on a registry of its own.
+"""Everything that the bridge exposes to Prometheus, on a registry of its own.
 
 Counters and histograms are fed by the parts of the bridge as things happen. Gauges are not kept at all: they are read
 from a snapshot of the store when Prometheus asks, so that they cannot drift from what is true.
@@ -81,38 +81,38 @@ class Metrics:
         version = Gauge("delay_bridge_build_info", "Version, as a label.", ["version"], registry=self.registry)
         version.labels(__version__).set(1)
         self._ingested = self._counter(
-            "records_ingested", "Records read from delay topics, whatever they are.", "topic"
+            "records_ingested", "Records read from delay topics: messages, cancels, copies and rejects.", "topic"
         )
         self._rejected = self._counter(
             "records_rejected",
-            "Records sent to a dead-letter topic. Look there: headers give reason and origin.",
+            "Records sent to a dead-letter topic; their headers give reason and origin.",
             "reason",
             known=RejectReason,
         )
         self._forwarded = self._counter(
-            "cancels_forwarded", "Cancels without a key, sent on to the other partitions: one for each of them."
+            "cancels_forwarded", "Cancels without a key that were sent on, counted once for each other partition."
         )
         self._deferred = self._counter(
             "records_deferred",
-            "Overdue messages that overdue.rate has spread over time. If catching up takes too long, raise it.",
+            "Overdue messages that overdue.rate has spread over time. Raise it if catching up takes too long.",
         )
         self._retried = self._counter(
             "records_retried",
-            "Records put off because their target fails for now. target_partitions_failing names it; put it right.",
+            "Records put off because their target fails for now. target_partitions_failing names the target.",
             "reason",
         )
         self._delivered = self._counter("records_delivered", "Messages committed to their real topics.", "topic")
         self._rolled = self._counter(
             "records_rolled", "Copies written back to a delay topic because the message is due after its roll window."
         )
-        self._early = self._counter("early_deliveries", "Messages sent before they were due. Must stay 0; report it.")
+        self._early = self._counter(
+            "early_deliveries", "Messages sent before they were due. Must stay 0; please report others."
+        )
         self._aborted = self._counter("transactions_aborted", "Transactions that were rolled back and tried again.")
         self._rebuilt = self._counter(
-            "producer_rebuilds", "Producers replaced because a commit's outcome was not known."
+            "producer_rebuilds", "Producers replaced because the outcome of a commit was unknown."
         )
-        self._rebalances = self._counter(
-            "rebalances", "Times that the pipeline was stopped and started for new partitions."
-        )
+        self._rebalances = self._counter("rebalances", "Restarts of the pipeline for new partitions.")
         self._clock_jumps = self._counter(
             "clock_jumps",
             "Jumps of the wall clock by a second or more. Messages follow the new time.",
@@ -121,11 +121,11 @@ class Metrics:
         )
         self._steps_refused = self._counter(
             "clock_steps_refused",
-            "Times that the clock was set back too often to be followed: nothing is due until it has caught up.",
+            "Backward clock jumps beyond the limit: nothing is due until the clock has caught up.",
         )
         text = (
-            "Partitions of delay topics that are held: they take no roll or retry, or a dead letter has no topic. "
-            "Their messages wait; look at the brokers, and at the dead-letter topics."
+            "Held partitions of delay topics: they take no roll or retry, or a dead letter has no topic. "
+            "Their messages wait; check the brokers and the dead-letter topics."
         )
         self._held = Gauge("delay_bridge_partitions_held", text, registry=self.registry)
         self._flush = self._duration("flush", "Writing one segment of the TimerLog.")
@@ -250,11 +250,11 @@ class _Gauges(Collector):
 
     def collect(self) -> Iterator[Metric]:
         now = self.snapshot()
-        yield _gauge("pending_messages", "Messages that wait for their time.", now.pending_total)
+        yield _gauge("pending_messages", "Messages that wait for their due time.", now.pending_total)
         by_topic = [((topic,), n) for topic, n in now.pending_by_topic.items()]
         yield _labelled(
             "pending_messages_by_topic",
-            "Waiting messages by the topic that they are for: the hundred with most of them, and (other).",
+            "Waiting messages by target topic: the hundred largest, and (other).",
             ["topic"],
             by_topic,
         )
@@ -291,14 +291,14 @@ class _Gauges(Collector):
         )
         trimmed = [((topic,), count) for topic, count in now.trimmed_partitions.items()]
         yield _labelled("trimmed_partitions", text, ["topic"], trimmed)
-        text = "Time since a thread has shown life. Beyond thread_heartbeat_budget_seconds it stands still: restart it."
+        text = "Time since the last heartbeat of a thread. Beyond thread_heartbeat_budget_seconds it hangs: restart."
         beats = list(now.heartbeats.items())
         ages = [((thread,), age_s) for thread, (age_s, _) in beats]
         yield _labelled("thread_heartbeat_age_seconds", text, ["thread"], ages)
-        text = "Time within which a thread must show life; longer while it does something that may take long."
+        text = "Longest time between two heartbeats of a thread; longer during long operations."
         budgets = [((thread,), budget_s) for thread, (_, budget_s) in beats]
         yield _labelled("thread_heartbeat_budget_seconds", text, ["thread"], budgets)
-        yield _gauge("ready_messages", "Messages in memory, ready to go.", now.ready_rows)
+        yield _gauge("ready_messages", "Messages in memory, ready for delivery.", now.ready_rows)
         text = "Memory of the messages that are ready to go; limited by ready_rows.bytes."
         yield _gauge("ready_rows_bytes", text, now.ready_rows_bytes)
         yield _gauge("segments", "Segments of the TimerLog on disk.", now.segments)

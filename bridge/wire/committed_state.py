@@ -146,13 +146,13 @@ def encode(state: CommittedState) -> str:
 def decode_metadata(source: SourceName, offset: int, metadata: str | None) -> CommittedState:
     """The state of `source` from a committed offset and its metadata.
 
-    Raises StateError when the metadata is missing (somebody reset the group's offsets), of a newer version, or
+    Raises StateError when the metadata is missing (the group's offsets were reset), of a newer version, or
     unreadable.
     """
     if not metadata:
         raise StateError(
             "the committed offset was not written by the bridge: it carries no delivered position",
-            hint=f"Somebody reset the group's offsets. {RESET}.",
+            hint=f"Another tool reset the group's offsets. {RESET}.",
             topic=source[0],
             partition=source[1],
             offset=offset,

@@ -245,7 +245,7 @@ def timer_headers(
 def cancel_headers(id: str, *, forwarded: str | None = None) -> list[tuple[str, bytes]]:
     """The headers of a record that cancels `id`; send it with the key of what it cancels. Raises ValueError.
 
-    `forwarded`, by whom: it is in every partition already, and the bridge need not send it on.
+    `forwarded` names the sender that has already written it to every partition: the bridge does not send it on.
     """
     return _encoded([(CANCEL, check_id(id)), *([(COPY_FORWARDED, forwarded)] if forwarded is not None else [])])
 

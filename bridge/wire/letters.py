@@ -72,7 +72,7 @@ class Choice:
         return is_recent and all(not wanted or found in wanted for wanted, found in pairs)
 
     def mends(self, letter: Letter) -> bool:
-        """Whether it can be understood when it goes back, as far as anybody can tell."""
+        """Whether it can be understood when it goes back, as far as can be told."""
         return not letter.is_cut and (letter.reason not in BROKEN or self.due_now or bool(self.set_headers))
 
     def headers(self, letter: Letter) -> Headers:

@@ -18,10 +18,10 @@ class RejectReason(StrEnum):
         return member
 
     CREATE_TIME = "create-time", "The record's timestamp is its producer's: the delay topic needs LogAppendTime."
-    DUPLICATE_HEADER = "duplicate-header", "A control header is there twice."
-    BAD_COPY = "bad-copy", "The record claims to be a copy of the bridge's, but its delay-copy-* headers are not valid."
-    NO_TIME = "no-time", "None of delay-until, delay-for, delay-level and delay-cancel is there."
-    TWO_TIMES = "two-times", "More than one of delay-until, delay-for, delay-level and delay-cancel is there."
+    DUPLICATE_HEADER = "duplicate-header", "A control header occurs more than once."
+    BAD_COPY = "bad-copy", "The record claims to be a copy by the bridge, but its delay-copy-* headers are not valid."
+    NO_TIME = "no-time", "None of delay-until, delay-for, delay-level and delay-cancel is present."
+    TWO_TIMES = "two-times", "More than one of delay-until, delay-for, delay-level and delay-cancel is present."
     BAD_UNTIL = (
         "bad-until",
         "delay-until is neither epoch milliseconds nor RFC 3339 with an offset, or lies more than ten years back.",
@@ -29,7 +29,7 @@ class RejectReason(StrEnum):
     BAD_FOR = "bad-for", "delay-for is neither a duration such as 90s, 1h30m or PT15M, nor a number of milliseconds."
     BAD_LEVEL = "bad-level", "delay-level is not a whole number from 1."
     BEYOND_MAX = "beyond-max", "The due time is further away than the longest delay that is configured."
-    NO_TARGET = "no-target", "delay-topic is not there, and the delay topic has no default target."
+    NO_TARGET = "no-target", "delay-topic is absent, and the delay topic has no default target."
     BAD_TARGET = "bad-target", "delay-topic is not a legal name of a Kafka topic."
     BAD_PARTITION = "bad-partition", "delay-partition is not a whole number from 0 to 2147483647."
     BAD_ID = "bad-id", "The id in delay-id or delay-cancel is empty, longer than 256 characters, or not UTF-8."
@@ -44,16 +44,16 @@ class RejectReason(StrEnum):
     # Found at dispatch, where targets are known.
     FORBIDDEN_TARGET = "forbidden-target", "The target is not one that the configuration allows."
     UNKNOWN_TARGET = "unknown-target", "The target does not exist."
-    TARGET_DENIED = "target-denied", "The brokers do not let the bridge write to the target."
+    TARGET_DENIED = "target-denied", "The brokers do not allow the bridge to write to the target."
     TARGET_UNAVAILABLE = "target-unavailable", "The target's partition has no leader, too few replicas, or no answer."
-    TOO_LARGE = "too-large", "The message is larger than its target takes."
+    TOO_LARGE = "too-large", "The message is larger than its target accepts."
     PARTITION_OUT_OF_RANGE = "partition-out-of-range", "The target has no partition of this number."
-    NO_KEY = "no-key", "The target is compacted, and takes no message without a key."
+    NO_KEY = "no-key", "The target is compacted, and accepts no message without a key."
     CLOCK_AHEAD = "clock-ahead", "The target refuses the timestamp: the bridge's clock is ahead of the brokers'."
     BAD_HEADER_NAME = (
         "bad-header-name",
-        "The name of a header holds NUL, where the client would cut it: the target would get another name.",
+        "The name of a header contains NUL, where the client would cut it off: the target would get another name.",
     )
     OVERDUE = "overdue", "The message has waited for the bridge for longer than overdue.older_than."
-    PRODUCE_FAILED = "produce-failed", "The target did not take the message, for a reason that has no name here."
-    UNREADABLE = "unreadable", "The record could not be taken apart: this letter has what could be read of it."
+    PRODUCE_FAILED = "produce-failed", "The target did not accept the message, for a reason without a code of its own."
+    UNREADABLE = "unreadable", "The record could not be parsed: this letter holds the readable parts."

@@ -124,7 +124,7 @@ def test_an_unforeseen_error_is_reported_as_a_bug_in_one_last_line(monkeypatch: 
     application(monkeypatch, broken)
     status, _, err = invoke("run")
     assert status == 70
-    assert err.splitlines()[-1].startswith("delay-bridge: ZeroDivisionError: oops. This is a bug")
+    assert err.splitlines()[-1].startswith("delay-bridge: DB-7001 unexpected ZeroDivisionError: oops. This is a bug")
 
 
 @pytest.mark.parametrize(
