@@ -118,6 +118,7 @@ class Bench:
 def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither a query nor maintenance: what they would be told is looked at."""
     monkeypatch.setattr(module, "Ingest", mock.Mock(side_effect=lambda **_: mock.Mock()))
+    monkeypatch.setattr(module, "sampled_record_bytes", lambda *_: 400.0)
     monkeypatch.setattr(module, "MaintenanceThread", mock.Mock(side_effect=lambda **_: mock.Mock()))
 
 
