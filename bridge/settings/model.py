@@ -53,8 +53,8 @@ OTHERS_OWN: Final = re.compile(
     r"|(mm2-.*|.*\.checkpoints)\.internal",
     re.ASCII | re.IGNORECASE,
 )
-"""Topics in which the brokers, Schema Registry, Connect, Streams and MirrorMaker keep what they know: one record of
-somebody else's can ruin it."""
+"""Topics in which the brokers, Schema Registry, Connect, Streams and MirrorMaker keep what they know: one foreign
+record can ruin it."""
 
 # Spark properties that have a key of their own here, or on which decoding relies.
 SPARK_OWNED: Final[Mapping[str, str]] = {

@@ -4,7 +4,7 @@ Any string of the configuration may contain `${file:/path}` (the file's text, wi
 `${env:NAME}`; `$${` stands for a literal `${`. In client maps `name_file: /path` is short for `name: ${file:/path}`.
 
 A value is secret when its key looks like one, or when it came from a file. Secret values are never in a dump of the
-settings, and `Redactor` takes them out of any text in which somebody else's library put them.
+settings, and `Redactor` takes them out of any text in which another library has put them.
 """
 
 from __future__ import annotations
