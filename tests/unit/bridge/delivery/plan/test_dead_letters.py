@@ -112,7 +112,7 @@ def test_the_value_goes_and_whatever_else_is_large() -> None:
             [("delay-for", b"1"), ("x", b""), ("x", b""), ("delay-for", b"1")],
             "delay-for",
         ),
-        (RejectReason.NO_TIME, [], "is there"),
+        (RejectReason.NO_TIME, [], "is present"),
     ],
 )
 def test_a_reject_s_detail_names_the_value(reason: RejectReason, headers: Headers, part: str) -> None:
