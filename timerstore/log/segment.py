@@ -186,6 +186,8 @@ class Writer:
         table = pa.table([columns[name] for name in SEGMENT.names], schema=SEGMENT)
         with files.writing(self._path) as temporary:
             if self._parquet is None:
+                # A writer of the same number that a closed store has left open must not write into this file.
+                temporary.unlink(missing_ok=True)
                 self._parquet = pq.ParquetWriter(
                     temporary, SEGMENT, compression="lz4", use_dictionary=["topic", "target"], write_page_checksum=True
                 )

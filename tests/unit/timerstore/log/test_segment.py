@@ -15,7 +15,7 @@ from tests.unit.timerstore.entries import Record, entries
 from tests.unit.timerstore.rig import IDENTITY
 from timerstore.disk.checkpoint import Identity, NamedFile
 from timerstore.errors import Corrupt
-from timerstore.log.segment import Segment, read, read_rows, write
+from timerstore.log.segment import Segment, Writer, read, read_rows, write
 from timerstore.log.timerlog import TimerLog, Window, read_window
 from timerstore.memory.sorted_runs import RowRefs
 from timerstore.rows.entry import ENTRY, payload_of
@@ -274,3 +274,21 @@ def test_the_name_in_the_checkpoint_is_the_identity_of_the_file(tmp_path: Path) 
     assert first.named.bytes == first.path.stat().st_size
     assert first.named.crc != second.named.crc
     assert pa.Table is type(read_rows(first, groups=[], columns=["at"]))
+
+
+def test_a_writer_that_was_left_open_does_not_write_into_the_next_one_s_file(tmp_path: Path) -> None:
+    """A store that is closed in the middle of a compaction, and opened again by the same process, takes the same number
+    for another segment."""
+    table = entries(RECORDS[:4])
+    rows = RowRefs(
+        table.column("at").to_numpy(),
+        pack(SOURCES.of_columns(table.column("topic"), table.column("partition")), table.column("offset").to_numpy()),
+        np.zeros(4, dtype=np.int32),
+        np.arange(4, dtype=np.int32),
+    )
+    left_open = Writer(tmp_path, 1, IDENTITY, SOURCES)
+    left_open.add(rows.sorted(), payload_of(table))
+    segment = written(tmp_path, RECORDS)
+    assert left_open._parquet is not None
+    left_open._parquet.close()  # as when it is collected
+    assert read_rows(segment).cast(ENTRY).equals(entries(by_position(RECORDS)))
