@@ -149,7 +149,7 @@ class MarkerRepair:
         """
         with closing(_consumer(self._settings)) as consumer:
             metadata = consumer.consumer_group_metadata()
-        nothing: list[tuple[str, str | bytes | None]] = list(h.cancel_headers(f"nobody-{uuid.uuid4()}", forwarded=name))
+        nothing: list[tuple[str, str | bytes | None]] = list(h.cancel_headers(f"unused-{uuid.uuid4()}", forwarded=name))
         producer.begin_transaction()
         for topic, partition in _partitions(self._settings):
             producer.produce(topic, None, key=name, headers=nothing, partition=partition)
