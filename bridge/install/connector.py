@@ -34,8 +34,11 @@ NEEDED: Final = (
     # Hadoop's local file system, without its native library, runs `chmod` for each file: twice a micro-batch.
     "hadoop-bare-naked-local-fs",
 )
+FRAME_WRITER: Final = "delay-bridge-frames.jar"
+"""The query's sink, which frame_writer.py compiles."""
 REMEDY: Final = (
-    f"Run `python -m bridge.install.connector install`, or name the directory of the jars in {JARS_VARIABLE}."
+    "Run `python -m bridge.install.connector install` and `python -m bridge.install.frame_writer install`, or name the "
+    f"directory of the jars in {JARS_VARIABLE}."
 )
 
 POM: Final = f"""\
@@ -69,7 +72,7 @@ def jars() -> list[Path]:
     """
     named = os.environ.get(JARS_VARIABLE)
     directory = Path(named) if named else installed_directory()
-    if not _complete(directory):
+    if not _complete(directory) or not Path(directory, FRAME_WRITER).is_file():
         raise EnvironmentFailure(
             "Spark's Kafka connector is not installed in the version that PySpark needs",
             hint=REMEDY,

@@ -83,7 +83,7 @@ REQUIRED: Final = {
     "spark.sql.ansi.enabled": "true",
     # The query's log is not our recovery point: no CRC files for it; and no process for the mode of each file.
     "spark.sql.streaming.checkpointFileManagerClass": (
-        "org.apache.spark.sql.execution.streaming.FileSystemBasedCheckpointFileManager"
+        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
     "spark.hadoop.fs.file.impl": "com.globalmentor.apache.hadoop.fs.NakedLocalFileSystem",
     "spark.hadoop.parquet.page.verify-checksum.enabled": "true",

@@ -1,0 +1,290 @@
+"""A record of a delay topic -> the columns of an entry, in Python: what decode.py says in Catalyst columns, for the plain
+reader (plain_reader.py). A property test holds both equal, to the last byte of every column.
+
+Whatever a record holds, nothing raises.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+import xxhash
+
+from bridge.wire import headers as h
+from bridge.wire.decode_epochs import DecodeEpochs, DecodeParameters
+from bridge.wire.dialects import DIALECTS, NATIVE, Dialect
+from bridge.wire.headers import Headers
+from bridge.wire.reasons import RejectReason
+from timerstore.rows.entry import ENTRY, Kind
+from timerstore.rows.position import AT_MIN
+
+_SMALLINT_MAX: Final = 32_767
+_HEADER_BYTES: Final = 10
+_HASH_SEED: Final = 42
+"""Of Spark's xxhash64."""
+_TIMES: Final = (h.UNTIL, h.FOR, h.LEVEL, h.CANCEL)
+_CONTROL: Final = frozenset(h.CONTROL)
+_STRIPPED: Final = frozenset(h.STRIPPED)
+
+
+class Record(NamedTuple):
+    """A record as a consumer gives it; `by_broker`: its timestamp `ts` (epoch ms) is the broker's."""
+
+    topic: str
+    partition: int
+    offset: int
+    ts: int
+    by_broker: bool
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+
+
+def decode_records(records: Iterable[Record], all_epochs: Mapping[tuple[str, int], DecodeEpochs]) -> pa.Table:
+    """The entries of the records, as `decode` makes them: `Finish` takes the control headers out."""
+    rows = [_entry(record, _in_force(all_epochs[record.topic, record.partition], record.offset)) for record in records]
+    columns = zip(*rows, strict=True) if rows else [()] * len(ENTRY)
+    return pa.table([pa.array(column, field.type) for column, field in zip(columns, ENTRY, strict=True)], schema=ENTRY)
+
+
+def _in_force(epochs: DecodeEpochs, offset: int) -> DecodeParameters:
+    return epochs[bisect_right(epochs, offset, key=lambda epoch: epoch.offset) - 1].parameters
+
+
+def _entry(record: Record, p: DecodeParameters) -> tuple[Any, ...]:
+    """The columns of `entry.ENTRY`, in its order."""
+    headers, key = record.headers, record.key
+    found = _first(headers)
+    is_copy = h.COPY_ORIGIN in found
+    if p.dialect != NATIVE and not is_copy:
+        dialect = DIALECTS[p.dialect]
+        if dialect.key is not None and dialect.key in found:
+            key = found[dialect.key]
+        headers = _added(dialect, record, found) + headers
+        found = _first(headers)
+    times = [name for name in _TIMES if name in found]
+    delay = _delay(record.ts, found, times, p)
+    is_cancel = h.CANCEL in found
+    identity = _id(found.get(h.CANCEL if is_cancel else h.ID))
+    replaces = (_text(found.get(h.REPLACE)) or "").lower()
+    numbers = {name: _number(_text(found.get(name))) for name in (h.PARTITION, *h.COPY)}
+    reason = _reason(record, p, headers, found, times, delay, identity, replaces, numbers, key)
+    kind = Kind.REJECT if reason is not None else Kind.CANCEL if is_cancel else Kind.TIMER
+    own: Headers | None = headers or None
+    at, due, target, partition = AT_MIN, record.ts, None, None
+    origin, attempt, rolls = record.offset, 0, 0
+    if kind == Kind.TIMER:
+        assert delay is not None
+        due = record.ts + delay
+        at = _at(record, delay, p, numbers[h.COPY_AT])
+        target = _text(found.get(h.TOPIC))
+        partition = numbers[h.PARTITION]
+        if len(headers) <= sum(name in found for name in _STRIPPED):
+            own = None
+        if is_copy:
+            origin = numbers[h.COPY_ORIGIN] or 0
+            attempt, rolls = numbers[h.COPY_ATTEMPT] or 0, numbers[h.COPY_ROLLS] or 0
+    elif kind == Kind.REJECT:
+        own, key = record.headers or None, record.key
+    return (
+        record.topic,
+        record.partition,
+        record.offset,
+        at,
+        record.ts,
+        due,
+        int(kind),
+        target,
+        partition,
+        key,
+        record.value,
+        own,
+        None if kind == Kind.REJECT else identity,
+        kind == Kind.TIMER and replaces == "true",
+        origin,
+        attempt,
+        rolls,
+        None if reason is None else reason.value,
+    )
+
+
+def _reason(
+    record: Record,
+    p: DecodeParameters,
+    headers: Headers,
+    found: Mapping[str, bytes | None],
+    times: list[str],
+    delay: int | None,
+    identity: str | None,
+    replaces: str,
+    numbers: Mapping[str, int | None],
+    key: bytes | None,
+) -> RejectReason | None:
+    """The first reason, in the order of `RejectReason`, that applies."""
+    is_copy, is_timer = h.COPY_ORIGIN in found, h.CANCEL not in found
+    payload = len(key or b"") + len(record.value or b"")
+    if not record.by_broker:
+        return RejectReason.CREATE_TIME
+    if sum(name in _CONTROL for name, _ in headers) > sum(name in found for name in _CONTROL):
+        return RejectReason.DUPLICATE_HEADER
+    if is_copy and not _is_good_copy(record.offset, found, times, delay, numbers, p):
+        return RejectReason.BAD_COPY
+    if not is_copy and not times:
+        return RejectReason.NO_TIME
+    if len(times) > 1:
+        return RejectReason.TWO_TIMES
+    if delay is None:
+        return {h.UNTIL: RejectReason.BAD_UNTIL, h.FOR: RejectReason.BAD_FOR}.get(times[0], RejectReason.BAD_LEVEL)
+    if not is_copy and delay > p.max_delay_ms:
+        return RejectReason.BEYOND_MAX
+    if is_timer and h.TOPIC not in found and not p.has_default_target:
+        return RejectReason.NO_TARGET
+    if is_timer and h.TOPIC in found and not re.fullmatch(h.TOPIC_PATTERN, _text(found[h.TOPIC]) or ""):
+        return RejectReason.BAD_TARGET
+    if is_timer and h.PARTITION in found and not 0 <= _or(numbers[h.PARTITION], -1) < 2**31:
+        return RejectReason.BAD_PARTITION
+    if (h.ID in found or not is_timer) and not 1 <= len(identity or "") <= h.ID_LENGTH_MAX:
+        return RejectReason.BAD_ID
+    if is_timer and h.REPLACE in found and not (replaces == "false" or (replaces == "true" and h.ID in found)):
+        return RejectReason.BAD_REPLACE
+    if is_copy:
+        return None  # of the bridge's own: its original was within the limits
+    if p.headers_max and len(record.headers) > p.headers_max:
+        return RejectReason.TOO_MANY_HEADERS
+    if p.payload_bytes_max and payload > p.payload_bytes_max:
+        return RejectReason.PAYLOAD_TOO_LARGE
+    if is_timer and p.roll_bytes_max and delay > p.roll_window_ms:
+        if payload + _header_bytes(headers) + _HEADER_BYTES * len(headers) > p.roll_bytes_max:
+            return RejectReason.TOO_LARGE_TO_ROLL
+    if p.dialect != NATIVE and p.header_bytes_max and _header_bytes(record.headers) > p.header_bytes_max:
+        return RejectReason.HEADERS_TOO_LARGE
+    return None
+
+
+def _is_good_copy(
+    offset: int,
+    found: Mapping[str, bytes | None],
+    times: list[str],
+    delay: int | None,
+    numbers: Mapping[str, int | None],
+    p: DecodeParameters,
+) -> bool:
+    return (
+        not times
+        and h.REPLACE not in found
+        and _or(numbers[h.COPY_ORIGIN], offset) < offset
+        and delay is not None
+        and delay <= p.longest_copy_ms
+        and _or(numbers[h.COPY_ROLLS], _SMALLINT_MAX + 1) <= _SMALLINT_MAX
+        and _or(numbers[h.COPY_ATTEMPT], _SMALLINT_MAX + 1) <= _SMALLINT_MAX
+        and (h.COPY_AT not in found or numbers[h.COPY_AT] is not None)
+    )
+
+
+def _delay(ts: int, found: Mapping[str, bytes | None], times: list[str], p: DecodeParameters) -> int | None:
+    """due - ts in ms; None where it is not valid."""
+    if h.COPY_ORIGIN in found:
+        due = _number(_text(found.get(h.COPY_DUE)))
+        return None if due is None else due - ts
+    if len(times) != 1:
+        return None
+    text = _text(found[times[0]])
+    if times[0] == h.CANCEL:
+        return 0
+    if text is None:
+        return None
+    if times[0] == h.FOR:
+        return _read(h.parse_duration, text)
+    if times[0] == h.UNTIL:
+        until = _read(h.parse_until, text)
+        return until - ts if until is not None and until >= ts - h.PAST_MS_MAX else None
+    return _read(lambda level: h.parse_level(level, p.levels_ms), text)
+
+
+def _at(record: Record, delay: int, p: DecodeParameters, copy_at: int | None) -> int:
+    """The effective time (design, section 3); a forged backoff does not outlive the roll window."""
+    due, window = record.ts + delay, p.roll_window_ms
+    if delay <= window:
+        at = due
+    else:
+        at = record.ts + window - spread(record.topic, record.partition, record.offset) % (window // 4)
+    return at if copy_at is None else max(at, min(copy_at, record.ts + window))
+
+
+def spread(topic: str, partition: int, offset: int) -> int:
+    """Spark's xxhash64(topic, partition, offset), signed."""
+    seed = xxhash.xxh64_intdigest(topic.encode(), _HASH_SEED)
+    seed = xxhash.xxh64_intdigest(partition.to_bytes(4, "little", signed=True), seed)
+    digest = xxhash.xxh64_intdigest(offset.to_bytes(8, "little", signed=True), seed)
+    return digest - (1 << 64) if digest >> 63 else digest
+
+
+def _added(dialect: Dialect, record: Record, found: Mapping[str, bytes | None]) -> Headers:
+    """The native headers that say what the record's headers of the dialect say."""
+    key, is_cancelled = record.key, False
+    if dialect.keyed and key is not None:
+        is_cancelled = record.value is None
+        if dialect.cancels is not None:
+            name, text = dialect.cancels
+            is_cancelled = is_cancelled or _trimmed(found.get(name)) == text.encode()
+    if is_cancelled:
+        return [(h.CANCEL, key)]
+    times: Headers = [
+        (native, _milliseconds(found[name]) if seconds else found[name])
+        for name, native, seconds in dialect.times
+        if name in found
+    ]
+    added = times if dialect.several_times else times[:1]
+    added += [(native, found[name]) for name, native in dialect.renamed.items() if name in found]
+    if dialect.keyed and times and key is not None:
+        added += [(h.ID, key), (h.REPLACE, b"true")]
+    return added
+
+
+def _milliseconds(value: bytes | None) -> bytes | None:
+    """Whole seconds as text of milliseconds; None, which is refused, for anything else."""
+    text = _trimmed(value)
+    return text + b"000" if text is not None and re.fullmatch(b"[0-9]+", text) else None
+
+
+def _first(headers: Headers) -> dict[str, bytes | None]:
+    """The first value of each name."""
+    return dict(reversed(headers))
+
+
+def _trimmed(value: bytes | None) -> bytes | None:
+    return None if value is None else value.strip(h.WHITE_SPACE.encode())
+
+
+def _text(value: bytes | None) -> str | None:
+    """A header's text; None where there is none, or it is not UTF-8."""
+    try:
+        return None if value is None else h.text_of(value)
+    except ValueError:
+        return None
+
+
+_id = _text
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and re.fullmatch(h.NUMBER_PATTERN, text) else None
+
+
+def _or(number: int | None, default: int) -> int:
+    return default if number is None else number
+
+
+def _read(parse: Callable[[str], int], text: str) -> int | None:
+    try:
+        return parse(text)
+    except ValueError:
+        return None
+
+
+def _header_bytes(headers: Headers) -> int:
+    return sum(len(name.encode()) + len(value or b"") for name, value in headers)

@@ -1,0 +1,143 @@
+"""The plain reader: a consumer in Python that reads the delay topics while Spark's query does not.
+
+It bridges a start of Spark's JVM, and of a query; and it is asked where a partition really ends. Its contract is the
+query's: `read_committed`, exact offsets, order within a partition, the same entries (decode_records.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import pyarrow as pa
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from bridge.errors import EnvironmentFailure, StateError
+from bridge.ingest.decode_records import Record, decode_records
+from bridge.kafka.construction import made
+from bridge.kafka.errors import kafka_error
+from bridge.wire.decode_epochs import DecodeEpochs
+from bridge.wire.received import headers_of
+from timerstore.rows.sources import SourceName
+
+Offsets = Mapping[SourceName, int]
+
+RECORDS_MAX: Final = 2_000
+POLL_S: Final = 0.2
+
+FORCED: Final[Mapping[str, Any]] = {
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    "auto.offset.reset": "error",
+    "isolation.level": "read_committed",
+    "enable.partition.eof": True,
+    # What lies here unread: librdkafka's queue, in place of its 64 MiB.
+    "queued.max.messages.kbytes": 8 << 10,
+    "queued.min.messages": 2_000,
+}
+
+
+@dataclass(slots=True)
+class Read:
+    """Entries, the exclusive ends that they reach, and the partitions whose end was reached."""
+
+    entries: pa.Table
+    ends: dict[SourceName, int] = field(default_factory=dict)
+    at_end: set[SourceName] = field(default_factory=set)
+
+
+class PlainReader:
+    """See the module. For one thread."""
+
+    def __init__(
+        self, properties: Mapping[str, Any], group: str, all_epochs: Mapping[SourceName, DecodeEpochs]
+    ) -> None:
+        """`group` is a name that no group has: nothing is committed under it. Raises EnvironmentFailure."""
+        self._all_epochs = all_epochs
+        self._consumer = made("for reading", lambda: Consumer({**properties, **FORCED, "group.id": group}))
+        self._unreadable: set[SourceName] = set()
+
+    def assign(self, offsets: Offsets) -> None:
+        """Read on from here; nothing where there are none."""
+        self._unreadable.clear()
+        self._consumer.assign([TopicPartition(*name, offset) for name, offset in sorted(offsets.items())])
+
+    def poll(self, until: Offsets | None = None) -> Read:
+        """What has come, within POLL_S. `until` are exclusive ends at which partitions are left for now.
+
+        Raises StateError where records are gone, EnvironmentFailure for what does not pass.
+        """
+        first = self._consumer.poll(POLL_S)
+        messages = [] if first is None else [first, *self._consumer.consume(RECORDS_MAX - 1, timeout=0)]
+        records: list[Record] = []
+        read = Read(entries=_NOTHING)
+        for message in messages:
+            name = (message.topic() or "", message.partition() or 0)
+            error = message.error()
+            if error is not None:
+                self._judge(error, name, message, read)
+            elif name not in self._unreadable and (until is None or (message.offset() or 0) < until[name]):
+                record = _record(message)
+                if record is None:
+                    self._leave(name)
+                else:
+                    records.append(record)
+                    read.ends[name] = record.offset + 1
+                    read.at_end.discard(name)
+            elif until is not None:
+                self._consumer.pause([TopicPartition(*name)])
+        if records:
+            read.entries = decode_records(records, self._all_epochs)
+        return read
+
+    def close(self) -> None:
+        """Leave the brokers."""
+        self._consumer.close()
+
+    def _judge(self, error: KafkaError, name: SourceName, message: Message, read: Read) -> None:
+        code = error.code()
+        if code == KafkaError._PARTITION_EOF:
+            read.at_end.add(name)
+            read.ends[name] = max(read.ends.get(name, 0), message.offset() or 0)
+        elif code in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+            raise StateError(
+                "records of the delay topic were deleted before the bridge had read them",
+                hint="Raise the delay topic's retention, then choose where to go on with `delay-bridge reset-offsets`.",
+                topic=name[0],
+                partition=name[1],
+                reason=error.str(),
+                code="DB-4011",
+            )
+        elif error.fatal():
+            raise EnvironmentFailure(
+                "the consumer of the delay topics has failed",
+                hint="Check the brokers, and the log above.",
+                reason=error.str(),
+                code="DB-3022",
+            )
+
+    def _leave(self, name: SourceName) -> None:
+        """This record's headers cannot be read with this client: Spark reads it, and what follows."""
+        self._unreadable.add(name)
+        self._consumer.pause([TopicPartition(*name)])
+
+
+def _record(message: Message) -> Record | None:
+    headers = headers_of(message)
+    if headers is None:
+        return None
+    kind, ts = message.timestamp()
+    return Record(
+        topic=message.topic() or "",
+        partition=message.partition() or 0,
+        offset=message.offset() or 0,
+        ts=max(ts, 0),
+        by_broker=kind == TIMESTAMP_LOG_APPEND_TIME,
+        key=message.key(),  # type: ignore[arg-type]  # bytes, without a deserializer
+        value=message.value(),  # type: ignore[arg-type]
+        headers=headers,
+    )
+
+
+_NOTHING: Final = decode_records([], {})

@@ -1,0 +1,74 @@
+"""The sink of the ingest query, the only Java there is, compiled against the jars inside PySpark.
+
+    python -m bridge.install.frame_writer install [--into DIR]     beside the connector's jars (`make install`, and images)
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Final
+
+import pyspark
+
+from bridge.errors import BridgeError, EnvironmentFailure
+from bridge.install import connector
+
+SOURCE: Final = Path(__file__).parents[1] / "ingest" / "java" / "FrameWriter.java"
+RELEASE: Final = "17"
+NEWEST: Final = (1980, 1, 1, 0, 0, 0)
+"""Of every file in the jar: the same source makes the same jar."""
+
+
+def install(into: Path) -> Path:
+    """Compile FrameWriter.java into a jar of the directory `into`. Raises EnvironmentFailure."""
+    javac = _javac()
+    classes = str(Path(pyspark.__file__).parent / "jars" / "*")
+    jar = into / connector.FRAME_WRITER
+    into.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        command = [javac, "--release", RELEASE, "-nowarn", "-proc:none", "-cp", classes, "-d", scratch, str(SOURCE)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise EnvironmentFailure(
+                f"{SOURCE.name} does not compile", hint=done.stderr[-2000:], version=pyspark.__version__, code="DB-3023"
+            )
+        made = into / f".{jar.name}.{os.getpid()}"
+        with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
+            for path in sorted(Path(scratch).rglob("*.class")):
+                archive.writestr(zipfile.ZipInfo(str(path.relative_to(scratch)), NEWEST), path.read_bytes())
+    made.replace(jar)
+    return jar
+
+
+def _javac() -> str:
+    home = os.environ.get("JAVA_HOME")
+    found = str(Path(home, "bin", "javac")) if home else shutil.which("javac")
+    if found is None or shutil.which(found) is None:
+        raise EnvironmentFailure(
+            "there is no Java compiler", hint="Install a JDK 17 (Debian: openjdk-17-jdk-headless).", code="DB-3024"
+        )
+    return found
+
+
+def main() -> int:
+    """The command line; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m bridge.install.frame_writer", description="The query's sink")
+    parser.add_argument("command", choices=["install"])
+    parser.add_argument("--into", type=Path, default=connector.installed_directory(), metavar="DIR")
+    try:
+        print(install(parser.parse_args().into.absolute()))
+    except BridgeError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
