@@ -76,7 +76,7 @@ class PlainReader:
             name = (message.topic() or "", message.partition() or 0)
             error = message.error()
             if error is not None:
-                self._judge(error, name, message, read)
+                self._judge(error, name, message, read, until)
             elif name not in self._unreadable and (until is None or (message.offset() or 0) < until[name]):
                 record = _record(message)
                 if record is None:
@@ -85,7 +85,8 @@ class PlainReader:
                     records.append(record)
                     read.ends[name] = record.offset + 1
                     read.at_end.discard(name)
-            elif until is not None:
+            elif name not in self._unreadable and until is not None:
+                read.ends[name] = until[name]  # whatever lies between the last record and this one is no record
                 self._consumer.pause([TopicPartition(*name)])
         if records:
             read.entries = decode_records(records, self._all_epochs)
@@ -95,11 +96,15 @@ class PlainReader:
         """Leave the brokers."""
         self._consumer.close()
 
-    def _judge(self, error: KafkaError, name: SourceName, message: Message, read: Read) -> None:
+    def _judge(
+        self, error: KafkaError, name: SourceName, message: Message, read: Read, until: Offsets | None
+    ) -> None:
         code = error.code()
         if code == KafkaError._PARTITION_EOF:
-            read.at_end.add(name)
-            read.ends[name] = max(read.ends.get(name, 0), message.offset() or 0)
+            if name not in self._unreadable:
+                end = message.offset() or 0
+                read.at_end.add(name)
+                read.ends[name] = end if until is None else min(end, until[name])
         elif code in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
             raise StateError(
                 "records of the delay topic were deleted before the bridge had read them",
