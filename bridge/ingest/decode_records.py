@@ -1,5 +1,5 @@
-"""A record of a delay topic -> the columns of an entry, in Python: what decode.py says in Catalyst columns, for the plain
-reader (plain_reader.py). A property test holds both equal, to the last byte of every column.
+"""A record of a delay topic -> the columns of an entry, in Python: what decode.py says in Catalyst columns, for the
+plain reader (plain_reader.py). A property test holds both equal, to the last byte of every column.
 
 Whatever a record holds, nothing raises.
 """
@@ -66,7 +66,7 @@ def _entry(record: Record, p: DecodeParameters) -> tuple[Any, ...]:
             key = found[dialect.key]
         headers = _added(dialect, record, found) + headers
         found = _first(headers)
-    times = [name for name in _TIMES if name in found]
+    times: list[str] = [name for name in _TIMES if name in found]
     delay = _delay(record.ts, found, times, p)
     is_cancel = h.CANCEL in found
     identity = _id(found.get(h.CANCEL if is_cancel else h.ID))
@@ -157,9 +157,9 @@ def _reason(
         return RejectReason.TOO_MANY_HEADERS
     if p.payload_bytes_max and payload > p.payload_bytes_max:
         return RejectReason.PAYLOAD_TOO_LARGE
-    if is_timer and p.roll_bytes_max and delay > p.roll_window_ms:
-        if payload + _header_bytes(headers) + _HEADER_BYTES * len(headers) > p.roll_bytes_max:
-            return RejectReason.TOO_LARGE_TO_ROLL
+    size = payload + _header_bytes(headers) + _HEADER_BYTES * len(headers)
+    if is_timer and p.roll_bytes_max and delay > p.roll_window_ms and size > p.roll_bytes_max:
+        return RejectReason.TOO_LARGE_TO_ROLL
     if p.dialect != NATIVE and p.header_bytes_max and _header_bytes(record.headers) > p.header_bytes_max:
         return RejectReason.HEADERS_TOO_LARGE
     return None

@@ -1,7 +1,7 @@
 """Frames: decoded rows that Spark's tasks send through a socket (java/FrameWriter.java), taken in as Arrow batches.
 
-A Unix domain socket where Spark runs beside the bridge; TCP where its executors run elsewhere. A connection has to begin
-with the token, which only the tasks of this run know: frames of an earlier run find another socket, or none.
+A Unix domain socket where Spark runs beside the bridge; TCP where its executors run elsewhere. A connection has to
+begin with the token, which only the tasks of this run know: frames of an earlier run find another socket, or none.
 
 The socket is the flow control. A frame is taken in before the next one is read, so what is in memory is one frame for
 each connection, of 1 MiB and one record, and the kernel's buffers.
@@ -49,6 +49,7 @@ class FrameReceiver:
         self._lock = threading.Lock()
         self._connections: set[socket.socket] = set()
         self._closed = False
+        self._directory: tempfile.TemporaryDirectory[str] | None = None
         self.token = secrets.token_hex(16)
 
     def __enter__(self) -> Self:
@@ -58,7 +59,6 @@ class FrameReceiver:
             self._listener = socket.socket(socket.AF_UNIX)
             self._listener.bind(self.address)
         else:
-            self._directory = None
             self._listener = socket.create_server((self._host, 0))
             self.address = "{}:{}".format(*self._listener.getsockname())
         self._listener.listen()
@@ -66,15 +66,18 @@ class FrameReceiver:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close all connections: a task that still writes fails."""
+        self.close()
+        self._listener.close()
+        if self._directory is not None:
+            self._directory.cleanup()
+
+    def close(self) -> None:
+        """Close all connections: a task that still writes fails. Any thread, any number of times."""
         with self._lock:
             self._closed = True
             for each in (self._listener, *self._connections):
                 with suppress(OSError):
                     each.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        if self._directory is not None:
-            self._directory.cleanup()
 
     def _accept(self) -> None:
         while True:

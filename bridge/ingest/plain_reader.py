@@ -6,17 +6,17 @@ query's: `read_committed`, exact offsets, order within a partition, the same ent
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import pyarrow as pa
-from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Consumer, KafkaError, Message, TopicPartition
 
-from bridge.errors import EnvironmentFailure, StateError
+from bridge.errors import EnvironmentFailure
 from bridge.ingest.decode_records import Record, decode_records
 from bridge.kafka.construction import made
-from bridge.kafka.errors import kafka_error
+from bridge.kafka.errors import records_gone
 from bridge.wire.decode_epochs import DecodeEpochs
 from bridge.wire.received import headers_of
 from timerstore.rows.sources import SourceName
@@ -71,7 +71,7 @@ class PlainReader:
         first = self._consumer.poll(POLL_S)
         messages = [] if first is None else [first, *self._consumer.consume(RECORDS_MAX - 1, timeout=0)]
         records: list[Record] = []
-        read = Read(entries=_NOTHING)
+        read = Read(entries=NOTHING)
         for message in messages:
             name = (message.topic() or "", message.partition() or 0)
             error = message.error()
@@ -96,9 +96,7 @@ class PlainReader:
         """Leave the brokers."""
         self._consumer.close()
 
-    def _judge(
-        self, error: KafkaError, name: SourceName, message: Message, read: Read, until: Offsets | None
-    ) -> None:
+    def _judge(self, error: KafkaError, name: SourceName, message: Message, read: Read, until: Offsets | None) -> None:
         code = error.code()
         if code == KafkaError._PARTITION_EOF:
             if name not in self._unreadable:
@@ -106,14 +104,7 @@ class PlainReader:
                 read.at_end.add(name)
                 read.ends[name] = end if until is None else min(end, until[name])
         elif code in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
-            raise StateError(
-                "records of the delay topic were deleted before the bridge had read them",
-                hint="Raise the delay topic's retention, then choose where to go on with `delay-bridge reset-offsets`.",
-                topic=name[0],
-                partition=name[1],
-                reason=error.str(),
-                code="DB-4011",
-            )
+            raise records_gone(topic=name[0], partition=name[1], reason=error.str())
         elif error.fatal():
             raise EnvironmentFailure(
                 "the consumer of the delay topics has failed",
@@ -139,10 +130,10 @@ def _record(message: Message) -> Record | None:
         offset=message.offset() or 0,
         ts=max(ts, 0),
         by_broker=kind == TIMESTAMP_LOG_APPEND_TIME,
-        key=message.key(),  # type: ignore[arg-type]  # bytes, without a deserializer
-        value=message.value(),  # type: ignore[arg-type]
+        key=message.key(),
+        value=message.value(),
         headers=headers,
     )
 
 
-_NOTHING: Final = decode_records([], {})
+NOTHING: Final = decode_records([], {})

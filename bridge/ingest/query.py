@@ -75,7 +75,8 @@ class Query:
         writer = frame.writeStream.outputMode("update").trigger(realTime=BATCH)  # type: ignore[call-overload]
         writer = writer.option("checkpointLocation", str(directory)).queryName("ingest")
         writer._jwrite.foreach(self._writer(frame))
-        return writer.start()
+        started: StreamingQuery = writer.start()
+        return started
 
     def _writer(self, frame: DataFrame) -> Any:
         jvm = self._session._jvm

@@ -1,6 +1,6 @@
 """The sink of the ingest query, the only Java there is, compiled against the jars inside PySpark.
 
-    python -m bridge.install.frame_writer install [--into DIR]     beside the connector's jars (`make install`, and images)
+python -m bridge.install.frame_writer install [--into DIR]     beside the connector's jars (`make install`, and images)
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from typing import Final
 
 from confluent_kafka import KafkaError, KafkaException
 
-from bridge.errors import FencedError
+from bridge.errors import FencedError, StateError
 from bridge.wire.reasons import RejectReason
 
 
@@ -201,6 +201,16 @@ def fenced(error: KafkaError) -> FencedError:
         hint="If that was not meant: give every instance its own bridge.instance.",
         reason=error.str(),
         code="DB-5001",
+    )
+
+
+def records_gone(**fields: object) -> StateError:
+    """The error for a delay topic whose log begins behind what was read of it."""
+    return StateError(
+        "records of the delay topic were deleted before the bridge had read them",
+        hint="Raise the delay topic's retention, then choose where to go on with `delay-bridge reset-offsets`.",
+        code="DB-4011",
+        **fields,
     )
 
 

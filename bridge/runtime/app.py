@@ -1,7 +1,7 @@
 """The composition root: what the bridge is made of, in which order it starts, and how it ends.
 
-    checks -> management port -> Spark and group membership -> pipeline -> ready        SIGTERM, SIGINT, a fatal error
-    -> stop
+    checks -> management port -> group membership -> pipeline -> ready -> SIGTERM, SIGINT, a fatal error -> stop
+                                 Spark's JVM  ..........  starts meanwhile
 
 One thread, the main one, makes and stops pipelines. The others tell it what has happened through a queue of events;
 signals come that way too.
@@ -15,11 +15,13 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
 import structlog
+from pyspark.sql import SparkSession
 
 from bridge.checks.run import require, run_checks
 from bridge.delivery.dispatcher import Dispatcher
@@ -50,6 +52,7 @@ from timerstore.clock import Clock, SystemClock
 from timerstore.rows.sources import SourceName
 
 LOOK_INTERVAL_S: Final = 1.0
+CONNECTING_INTERVAL_S: Final = 0.05
 STOP_S_MAX: Final = 9.0
 """After this the process ends as it is: whatever it was at can be cut off at any point."""
 LEAVE_S_MAX: Final = 15.0
@@ -180,6 +183,7 @@ class Application:
         now_s = self._clock.monotonic_s()
         return {
             "main": lambda: self._hearts.has_beaten("main", now_s),
+            "ingest": lambda: self._hearts.has_beaten("ingest", now_s),
             "dispatcher": lambda: dispatcher is None or dispatcher.is_renewed,
             "targets": lambda: self._hearts.has_beaten("targets", now_s),
         }
@@ -287,19 +291,17 @@ class Application:
             beat=self._hearts.watch("dispatcher", dispatcher_s(settings.budgets)),
             repair=repair,
         )
-        if before is None:
-            self._health.enter("starting-spark", reasons=("starting Spark",))
-        # Spark takes some seconds: the group is joined meanwhile. The producer is opened (and a predecessor of this
-        # name fenced) with the membership, not before it: an instance that cannot join must not fence.
+        # The producer is opened (and a predecessor of this name fenced) with the membership, not before it: an instance
+        # that cannot join must not fence.
         ownership.start()
         dispatcher.start()
-        session = spark.start(settings, connector.jars()) if before is None else before.spark
-        StopSignals.install()
+        cluster = Cluster(settings)
+        session = self._start_spark(cluster) if before is None else before.spark
         self._health.enter("joining", reasons=("waiting for partitions",))
         return PipelineContext(
             settings=settings,
             clock=self._clock,
-            cluster=Cluster(settings),
+            cluster=cluster,
             spark=session,
             ownership=ownership,
             dispatcher=dispatcher,
@@ -309,6 +311,12 @@ class Application:
             on_fatal=self.on_fatal,
             on_rebuild=lambda: self._events.put(Rebuild()),
         )
+
+    def _start_spark(self, cluster: Cluster) -> Future[SparkSession]:
+        """Begin to start Spark's JVM, which takes seconds: nothing waits for it but the query."""
+        settings, jars = self._settings, connector.jars()
+        partitions = sum(topic.partitions for topic in cluster.topics(sorted(settings.delay_topics)).values())
+        return spark.SessionStart(lambda: spark.start(settings, jars, partitions), self.on_fatal).session
 
     def _serve(self, context: PipelineContext) -> Settings | None:
         """Until a signal, or until there are new credentials: these. Raises BridgeError for what is fatal."""
@@ -342,7 +350,8 @@ class Application:
         """The next event; a run of changes counts as one. None when there was nothing for a while."""
         self._beat()
         try:
-            event: Event = self._events.get(timeout=LOOK_INTERVAL_S)
+            connecting = self._health.phase.name == "connecting"
+            event: Event = self._events.get(timeout=CONNECTING_INTERVAL_S if connecting else LOOK_INTERVAL_S)
         except queue.Empty:
             return None
         while isinstance(event, Changed) and not self._events.empty():
@@ -364,7 +373,6 @@ class Application:
             return  # out of date already
         if pipeline.start():
             self._health.enter("connecting", reasons=("waiting for the producer",))
-            context.dispatcher.wait_open(LOOK_INTERVAL_S)
             self._look(context)
 
     def _stop_pipeline(self) -> None:
@@ -388,8 +396,9 @@ class Application:
         self._beat()
         pipeline.look_at_retention(self._lag)
         phase = self._health.phase.name
-        if phase == "connecting" and context.dispatcher.wait_open(0):
-            log.info("ready", partitions=len(pipeline.store.next_offsets()), pending=pipeline.store.stats().pending)
+        if phase == "connecting" and context.dispatcher.wait_open(0) and pipeline.is_reading():
+            pending = pipeline.store.stats().pending
+            log.info("ready", partitions=len(pipeline.store.next_offsets()), pending=pending, reader=pipeline.reader)
             phase = "running"
         if phase == "running":
             impediments = pipeline.impediments()

@@ -4,7 +4,7 @@ dispatcher.
     plan        the committed (O, P), first commits where they are due, and decode epochs: start/first_commits.py
     open        the index of store.directory
     catch up    read from where the index ends up to O; nothing is dispatched before (invariant I6)
-    run         query, maintenance, dispatcher
+    run         ingest, maintenance, dispatcher; Spark's session may still be starting
 
 When the assignment changes, or a segment is found damaged, the pipeline is stopped and a new one is made.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,16 +21,18 @@ import structlog
 from pyspark.sql import SparkSession
 
 from bridge.delivery.dispatcher import Dispatcher
-from bridge.errors import BridgeError
-from bridge.ingest.batch_size import BatchLimits
-from bridge.ingest.query import Ingest, Restart
-from bridge.ingest.sample import sampled_record_bytes
+from bridge.errors import BridgeError, EnvironmentFailure
+from bridge.ingest.frames import FrameReceiver
+from bridge.ingest.ingest import Ingest
+from bridge.ingest.plain_reader import PlainReader
+from bridge.ingest.query import Query
 from bridge.kafka.admin import Cluster
 from bridge.kafka.membership import Ownership
 from bridge.runtime.gauges import Lag
 from bridge.runtime.maintenance_thread import MaintenanceThread
-from bridge.settings.clients import java
+from bridge.settings.clients import java, librdkafka
 from bridge.settings.model import Settings
+from bridge.spark.session import slots
 from bridge.start.facts import gather, plan_start
 from bridge.start.first_commits import StartFacts, StartPlan
 from bridge.start.index import as_bridge_errors, find_index, open_index
@@ -64,7 +67,7 @@ class PipelineContext:
     settings: Settings
     clock: Clock
     cluster: Cluster
-    spark: SparkSession
+    spark: Future[SparkSession]
     ownership: Ownership
     dispatcher: Dispatcher
     metrics: Metrics
@@ -117,15 +120,16 @@ class Pipeline:
         store.start_at(start, {name: plan.log_marks[name].end for name in start})
         self._maintenance = self._make_maintenance(store)
         self._maintenance.start()
-        ingest = self._ingest = self._make_ingest(store, plan, start)
+        ingest = self._ingest = self._make_ingest(store, plan)
+        if self._cancelled.is_set():
+            return False
         with LongWork(
             "catching-up", "records up to the committed offsets", health=context.health, clock=context.clock
         ) as work:
-            ingest.warm_up(plan.committed)
-            offsets = ingest.catch_up(start, plan.committed, work.report)
+            ingest.start()
+            ingest.catch_up(work.report)
         if self._cancelled.is_set():
             return False
-        ingest.start(offsets)
         context.dispatcher.resume(store, plan.states, self._revocations)
         return not self._cancelled.is_set()
 
@@ -166,7 +170,16 @@ class Pipeline:
     def clock_jumped(self, jump_ms: int) -> None:
         """The wall clock jumped (negative: back)."""
         if jump_ms < 0 and self._ingest is not None:
-            self._ingest.restart(Restart.CLOCK_JUMPED)
+            self._ingest.restart("clock-jumped")  # Spark waits by the wall clock, for one that was set back
+
+    def is_reading(self) -> bool:
+        """Whether a record that is sent now is read at once."""
+        return self._ingest is not None and self._ingest.is_reading()
+
+    @property
+    def reader(self) -> str:
+        """`spark` or `plain`."""
+        return "plain" if self._ingest is None else self._ingest.reader
 
     def problems(self) -> list[str]:
         """What has ended that should run, in words."""
@@ -185,6 +198,8 @@ class Pipeline:
         """Look, from time to time, whether the topic keeps what is pending."""
         if self.retention is not None and self.store is not None:
             ingested = self.store.next_offsets()
+            if self._ingest is not None:
+                self._ingest.note_log_ends({name: mark.end for name, mark in lag.marks(ingested).items()})
             self.retention.refresh(self._context.cluster, self.store, lag.marks(ingested), lag.behind_s(ingested))
 
     def alarms(self) -> tuple[str, ...]:
@@ -240,24 +255,40 @@ class Pipeline:
             on_corrupt=context.on_rebuild, on_fatal=context.on_fatal, beat=context.hearts.watch(MAINTENANCE, SPARK_S),
         )  # fmt: skip
 
-    def _make_ingest(self, store: TimerStore, plan: StartPlan, start: Mapping[SourceName, int]) -> Ingest:
-        context = self._context
-        settings = context.settings
+    def _make_ingest(self, store: TimerStore, plan: StartPlan) -> Ingest:
+        context, settings = self._context, self._context.settings
+        all_epochs = {name: state.epochs for name, state in plan.states.items()}
+
+        def make_query(session: SparkSession, receiver: FrameReceiver) -> Query:
+            _must_have_slots(session, len(all_epochs))
+            prefix = f"{settings.group_id}-spark"
+            return Query(session, java(settings), prefix, all_epochs, receiver.address, receiver.token)
+
         return Ingest(
-            spark=context.spark,
-            kafka_options=java(settings),
-            group_prefix=f"{settings.group_id}-spark",
+            session=context.spark,
+            make_query=make_query,
+            make_reader=lambda: PlainReader(librdkafka(settings, "reader"), f"{settings.group_id}-reader", all_epochs),
             store=store,
-            all_epochs={name: state.epochs for name, state in plan.states.items()},
-            limits=BatchLimits(
-                records=settings.ingest.batch_records,
-                bytes=settings.ingest.batch_bytes,
-                trigger_ms=settings.ingest.trigger,
-            ),
-            mean_bytes=sampled_record_bytes(settings, start, context.clock),
+            committed=plan.committed,
+            log_starts=lambda: {
+                name: mark.start for name, mark in context.cluster.watermarks(sorted(all_epochs)).items()
+            },
+            all_epochs=all_epochs,
+            executor_host=settings.spark.executor_host,
             clock=context.clock,
             metrics=context.metrics,
             on_fatal=context.on_fatal,
             beat=context.hearts.watch(INGEST, CALLS_S),
             beat_query=context.hearts.watch(QUERY, SPARK_S),
+        )
+
+
+def _must_have_slots(session: SparkSession, partitions: int) -> None:
+    if slots(session) < partitions:
+        raise EnvironmentFailure(
+            "Spark has fewer slots than partitions: those without one would never be read",
+            hint="Restart the bridge if partitions were added; elsewhere give Spark more cores (spark.cores.max).",
+            slots=slots(session),
+            partitions=partitions,
+            code="DB-3025",
         )

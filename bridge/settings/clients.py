@@ -13,7 +13,7 @@ from bridge.settings.java import translate
 from bridge.settings.model import Settings, plain
 from bridge.settings.time_budgets import MESSAGE_MARGIN_MS, TRANSACTION_TIMEOUT_MS
 
-Role = Literal["consumer", "producer", "admin"]
+Role = Literal["consumer", "reader", "producer", "admin"]
 
 HEADER_ALLOWANCE_BYTES: Final = 64 << 10  # what a dead letter may be larger than the record it is about
 PRODUCER_QUEUE_KIB: Final = 64 << 10  # bounds the memory of records on their way to the brokers
@@ -35,6 +35,12 @@ _CONSUMER: Final[Mapping[str, str]] = {
     "queued.max.messages.kbytes": "1024",  # this consumer never fetches
     "allow.auto.create.topics": "false",
 }
+_READER: Final[Mapping[str, str]] = {
+    "allow.auto.create.topics": "false",
+    # As a Java consumer's: what waits for its next fetch waits for no more than this.
+    "fetch.wait.max.ms": "500",
+    "fetch.error.backoff.ms": "100",
+}
 _PRODUCER: Final[Mapping[str, str]] = {
     "partitioner": "murmur2_random",  # as the Java client's: equal keys meet in the partition where others put them
     # A transaction ends with a flush, which does not wait for this. It keeps the records of a transaction that stays
@@ -53,11 +59,12 @@ _PRODUCER: Final[Mapping[str, str]] = {
     # Compression is left to the user: at usual rates a batch holds few records, and a topic may re-compress anyway.
 }
 _JAVA: Final[Mapping[str, str]] = {
-    "max.poll.records": "20000",
-    "fetch.max.wait.ms": "50",
-    "max.partition.fetch.bytes": str(1 << 20),
-    "fetch.max.bytes": str(4 << 20),
-    "receive.buffer.bytes": str(1 << 20),
+    # By task, and there is one for each partition: this many records, and these bytes, are in memory at once. What is
+    # small as it was compressed may be large.
+    "max.poll.records": "500",
+    "max.partition.fetch.bytes": str(256 << 10),
+    "fetch.max.bytes": str(256 << 10),
+    "fetch.max.wait.ms": "5000",  # an idle partition asks this rarely; a record does not wait for it
 }
 
 
@@ -69,6 +76,8 @@ def librdkafka(settings: Settings, role: Role) -> dict[str, str | int | float | 
         return {**base, **_consumer(settings, common)}
     if role == "producer":
         return {**base, **_producer(settings, common)}
+    if role == "reader":
+        return {**base, **_READER, **common}
     return {**base, **_UNANSWERED, **common}
 
 

@@ -259,18 +259,11 @@ class ReadyRows(Section):
     bytes: Annotated[int, size("64KiB", "64GiB")] = parse_bytes("256MiB")
 
 
-class Ingest(Section):
-    """The micro-batches in which delay topics are read."""
-
-    trigger: Annotated[int, duration("0ms", "1m")] = 300
-    batch_records: int = Field(default=64_000, ge=1, le=10_000_000)
-    batch_bytes: Annotated[int, size("64KiB", "4GiB")] = parse_bytes("32MiB")
-
-
 class Spark(Section):
     """The Spark session."""
 
-    master: str = Field(default="local[2]", min_length=1)
+    master: str = Field(default="local", min_length=1)
+    executor_host: str | None = Field(default=None, min_length=1)
     driver_memory: Annotated[int, size("256MiB", "1TiB")] = parse_bytes("512MiB")
     conf: dict[str, Property] = Field(default_factory=dict)
 
@@ -334,7 +327,6 @@ class Settings(Section):
     overdue: Overdue = Field(default_factory=Overdue)
     store: Store = Field(default_factory=Store)
     ready_rows: ReadyRows = Field(default_factory=ReadyRows)
-    ingest: Ingest = Field(default_factory=Ingest)
     spark: Spark = Field(default_factory=Spark)
     http: Http = Field(default_factory=Http)
     tracing: Tracing = Field(default_factory=Tracing)

@@ -7,7 +7,8 @@ from typing import Any, Final
 
 from pyspark.errors import PySparkException
 
-from bridge.errors import BridgeError, EnvironmentFailure, InternalError, StateError
+from bridge.errors import BridgeError, EnvironmentFailure, InternalError
+from bridge.kafka.errors import records_gone
 from timerstore.rows.sources import SourceName
 
 Offsets = Mapping[SourceName, int]
@@ -45,12 +46,7 @@ def named_failure(what: str, error: Exception, records: str = "") -> BridgeError
     text = str(error)
     lost = ("OffsetOutOfRange", "KAFKA_DATA_LOSS", "data may have been lost", "OFFSET_OUT_OF_RANGE")
     if any(sign in text for sign in lost):
-        return StateError(
-            "records of the delay topic were deleted before the bridge had read them",
-            hint="Raise the delay topic's retention, then choose where to go on with `delay-bridge reset-offsets`.",
-            reason=_reason(text),
-            code="DB-4011",
-        )
+        return records_gone(reason=_reason(text))
     if isinstance(error, ConnectionError) or any(sign in text for sign in _JVM_GONE):
         return EnvironmentFailure(
             "Spark's Java process has ended",

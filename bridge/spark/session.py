@@ -10,17 +10,20 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
 import pyspark
 from pyspark.sql import SparkSession
 
-from bridge.errors import EnvironmentFailure
+from bridge.errors import BridgeError, EnvironmentFailure
 from bridge.settings.model import Settings, plain
 
+LOG_LEVEL: Final = "ERROR"
 JVM_OPTIONS: Final = " ".join(
     (
         # A young generation that holds what a micro-batch leaves behind: a smaller one passes it on to the old one, a
@@ -72,7 +75,7 @@ DEFAULTS: Final = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.maxResultSize": "1g",
-    "spark.cleaner.periodicGC.interval": "30s",
+    "spark.cleaner.periodicGC.interval": "30min",
 }
 
 REQUIRED: Final = {
@@ -81,6 +84,7 @@ REQUIRED: Final = {
     "spark.sql.redaction.options.regex": "(?i)url|secret|password|token|jaas|keystore",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.ansi.enabled": "true",
+    "spark.task.maxFailures": "1",
     # The query's log is not our recovery point: no CRC files for it; and no process for the mode of each file.
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
@@ -90,24 +94,56 @@ REQUIRED: Final = {
 }
 
 
-TASK_ATTEMPTS: Final = 4
-"""As a cluster's by default (spark.task.maxFailures)."""
+def with_slots(master: str, partitions: int) -> str:
+    """`local`, `local[N]` or `local[*]` with a slot for each partition and one for batch jobs, and one attempt for each
+    task; another master as it is.
 
-
-def with_attempts(master: str) -> str:
-    """`local`, `local[N]` or `local[*]` with tasks that are tried again; another master, or one that says how often, as
-    it is.
-
-    Spark's local mode gives up at a task's first failure. One is not the brokers' fault: the consumer's poll lasts for
-    120 s of the wall clock, so a clock that is set forward ends it with nothing read. A second attempt gets a new
-    consumer; tasks of the bridge only read.
+    A task of real-time mode keeps its slot, and one that finds none is never run, without an error. (Slots are threads,
+    not cores.) A task that is tried again sends its whole batch again: the query is rather started anew.
     """
-    local = re.fullmatch(r"local(?:\[(\d+|\*)\])?", master.replace(" ", ""))
-    return f"local[{local[1] or 1},{TASK_ATTEMPTS}]" if local else master
+    local = re.fullmatch(r"local(?:\[(\d+|\*)(?:,\d+)?\])?", master.replace(" ", ""))
+    if local is None:
+        return master
+    wanted = int(local[1]) if local[1] and local[1] != "*" else 1
+    return f"local[{max(wanted, partitions + 1)},1]"
 
 
-def start(settings: Settings, jars: Sequence[Path]) -> SparkSession:
-    """The process's session with the Kafka connector's jars. Raises EnvironmentFailure when Java does not start."""
+def slots(session: SparkSession) -> int:
+    """How many tasks run at a time."""
+    return int(session.sparkContext.defaultParallelism)
+
+
+@contextmanager
+def quiet(session: SparkSession) -> Iterator[None]:
+    """Without Spark's log of errors: a query that is stopped tells a hundred lines of interrupted tasks."""
+    session.sparkContext.setLogLevel("OFF")
+    try:
+        yield
+    finally:
+        session.sparkContext.setLogLevel(LOG_LEVEL)
+
+
+class SessionStart:
+    """The session, made on a thread of its own: delivery does not wait for it."""
+
+    def __init__(self, make: Callable[[], SparkSession], on_failure: Callable[[BridgeError], None]) -> None:
+        """`make` raises BridgeError, which is told to `on_failure` and by `session`."""
+        self._make = make
+        self._on_failure = on_failure
+        self.session: Future[SparkSession] = Future()
+        threading.Thread(target=self._run, name="spark-start", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self.session.set_result(self._make())
+        except BridgeError as error:
+            self.session.set_exception(error)
+            self._on_failure(error)
+
+
+def start(settings: Settings, jars: Sequence[Path], partitions: int = 1) -> SparkSession:
+    """The process's session with the Kafka connector's jars, and slots for so many partitions. Raises
+    EnvironmentFailure when Java does not start, or a slot is missing."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ.setdefault("MALLOC_ARENA_MAX", "2")  # of the JVM that is about to start: fewer, fuller heaps of glibc
     if settings.spark.master.startswith("local"):
@@ -123,7 +159,7 @@ def start(settings: Settings, jars: Sequence[Path]) -> SparkSession:
     archived = [] if before else _archived(jars)
     options = " ".join((JVM_OPTIONS, *archived, user.pop("spark.driver.extraJavaOptions", ""))).strip()
     builder = SparkSession.builder.appName(f"delay-bridge {settings.bridge.id}")
-    builder = builder.master(with_attempts(settings.spark.master))
+    builder = builder.master(with_slots(settings.spark.master, partitions))
     builder = builder.config("spark.driver.memory", heap).config("spark.driver.extraJavaOptions", options)
     builder = builder.config("spark.driver.extraClassPath", os.pathsep.join(class_path))
     if not settings.spark.master.startswith("local"):
@@ -138,7 +174,7 @@ def start(settings: Settings, jars: Sequence[Path]) -> SparkSession:
             hint="Java 17 must be installed; look at the lines above for Java's reason.",
             code="DB-3015",
         ) from error
-    session.sparkContext.setLogLevel("ERROR")
+    session.sparkContext.setLogLevel(LOG_LEVEL)
     return session
 
 
@@ -161,6 +197,6 @@ def _archived(jars: Sequence[Path]) -> list[str]:
 def stop() -> None:
     """End the process's session, if there is one, and its JVM with it. One that has died says so where it was used."""
     with suppress(Exception):
-        session = SparkSession.getActiveSession()
+        session = SparkSession._instantiatedSession
         if session is not None:
             session.stop()

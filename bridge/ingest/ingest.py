@@ -1,0 +1,449 @@
+"""Ingest: the delay topics into the store, by Spark's query, and by a plain reader for as long as that does not serve.
+
+    thread   query     session | plan | up to the committed O (batch job) | stream --------------------------> stream
+             ingest    plain reader ------------------------------------------->|  asks for ends  |  plain reader ...
+
+Both readers start where the store stands and hand over by overlap: what comes twice is known by its offset and dropped,
+so the plain reader goes on until the query has come as far as it had when the query began to send. A query that fails
+is started anew the same way. Up to the committed O nothing is read beyond it: nothing may be dispatched before
+(invariant I6), and what lies beyond could not be flushed, so that one partition's rows would fill the memory for
+another's.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import CancelledError, Future
+from concurrent.futures import TimeoutError as NotYet
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import structlog
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from bridge.errors import BridgeError, EnvironmentFailure, InternalError
+from bridge.ingest.finish import Finish
+from bridge.ingest.frames import FrameReceiver
+from bridge.ingest.plain_reader import NOTHING, PlainReader
+from bridge.ingest.query import Query, scratch_directory
+from bridge.kafka.errors import records_gone
+from bridge.spark.errors import failures_named, named_failure
+from bridge.spark.session import quiet
+from bridge.telemetry.heartbeats import Beat, unwatched
+from bridge.telemetry.metrics import Metrics
+from bridge.wire.decode_epochs import DecodeEpochs
+from timerstore.clock import Clock
+from timerstore.errors import Closed
+from timerstore.rows.sources import SourceName
+from timerstore.store import TimerStore
+
+log = structlog.get_logger("bridge.ingest.ingest")
+
+Offsets = Mapping[SourceName, int]
+
+LOOK_S: Final = 0.2
+SETTLE_S: Final = 1.0
+"""After the first task of a query has begun, before the plain reader may end: the others follow, and fetch first."""
+QUIET_S: Final = 5.0
+"""A partition whose end lies further, and from which nothing has come for so long, is asked for its end."""
+ANSWER_S: Final = 3.0
+STARVED_MAX: Final = 3
+"""Times that a partition is found to have records which the query does not send, before it is started anew."""
+FAILURES_MAX: Final = 5
+"""Of queries, one after the other, without a record between them."""
+PAUSE_S_MAX: Final = 16.0
+JOB_RECORDS_MIN: Final = 50_000
+"""Fewer are left to the plain reader, which has them within two seconds."""
+
+
+class Ingest:
+    """See the module. `start` once; `stop` ends it; a failure is told to `on_fatal` once."""
+
+    def __init__(
+        self,
+        *,
+        session: Future[SparkSession],
+        make_query: Callable[[SparkSession, FrameReceiver], Query],
+        make_reader: Callable[[], PlainReader],
+        store: TimerStore,
+        committed: Offsets,
+        log_starts: Callable[[], Offsets],
+        all_epochs: Mapping[SourceName, DecodeEpochs],
+        executor_host: str | None,
+        clock: Clock,
+        metrics: Metrics,
+        on_fatal: Callable[[BridgeError], None],
+        beat: Beat = unwatched,
+        beat_query: Beat = unwatched,
+    ) -> None:
+        """`committed` are the committed O of every owned partition, `log_starts` looks up where their logs begin.
+        `executor_host` is this machine's address for executors elsewhere. `beat` is the plain reader's thread's,
+        `beat_query` the query's.
+        """
+        self._session = session
+        self._make_query = make_query
+        self._make_reader = make_reader
+        self._store = store
+        self._committed = committed
+        self._log_starts = log_starts
+        self._finish = Finish(all_epochs)
+        self._executor_host = executor_host
+        self._clock = clock
+        self._metrics = metrics
+        self._on_fatal = on_fatal
+        self._beat = beat
+        self._beat_query = beat_query
+        self._stopping = threading.Event()
+        self._taken = threading.Event()
+        self._taking = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        self._receiver: FrameReceiver | None = None
+        self._query_serves = threading.Event()
+        self._restart: str | None = None
+        self._failure: BridgeError | None = None
+        self._opened_s: float | None = None
+        self._query_start: Offsets = {}
+        self._sent: dict[SourceName, int] = {}
+        """How far the query of now has come."""
+        self._read_to: dict[SourceName, int] = {}
+        """Behind the last record that the plain reader has read."""
+        self._plain_rests = threading.Event()
+        self._heard: set[SourceName] = set()
+        self._log_ends: Offsets = {}
+
+    # ---- from other threads
+
+    @property
+    def reader(self) -> str:
+        """Which reader serves: `spark` or `plain`."""
+        return "spark" if self._query_serves.is_set() else "plain"
+
+    def is_reading(self) -> bool:
+        """Whether every partition is being read: what is sent to it from now on comes at once."""
+        return self._query_serves.is_set() or self._heard >= self._committed.keys()
+
+    def restart(self, reason: str) -> None:
+        """Have the query end, and start again where the store stands."""
+        self._restart = reason
+
+    def note_log_ends(self, ends: Offsets) -> None:
+        """Where the logs end, as far as known."""
+        self._log_ends = ends
+
+    # ---- life
+
+    def start(self) -> None:
+        """Begin to read where the store stands."""
+        for name, run in (("ingest", self._run_reader), ("query", self._run_queries)):
+            thread = threading.Thread(target=self._guarded, args=(run,), name=name, daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def catch_up(self, progress: Callable[[int, int], None]) -> None:
+        """Return when everything up to the committed offsets is in the store, or when this is being stopped.
+        `progress(done, total)` counts offsets."""
+        begun = self._store.next_offsets()
+        total = sum(max(0, end - begun[name]) for name, end in self._committed.items())
+        while not (self._stopping.is_set() or self._store.is_caught_up()):
+            at = self._store.next_offsets()
+            progress(total - sum(max(0, end - at[name]) for name, end in self._committed.items()), total)
+            self._taken.wait(LOOK_S)
+            self._taken.clear()
+
+    def cancel(self) -> None:
+        """Let everything end soon; failures from now on are consequences, and not reported."""
+        self._stopping.set()
+        self._taken.set()
+        receiver = self._receiver
+        if receiver is not None:
+            receiver.close()
+
+    def stop(self, timeout_s: float = 8.0) -> None:
+        """End both readers. The store's intake must be closed first: one of them may wait for room."""
+        self.cancel()
+        deadline_s = self._clock.monotonic_s() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0.1, deadline_s - self._clock.monotonic_s()))
+
+    def _guarded(self, run: Callable[[], None]) -> None:
+        try:
+            run()
+        except Closed:
+            if not self._stopping.is_set():
+                self._fail(InternalError("the store is closed", hint="Please report this.", code="DB-7001"))
+        except BridgeError as error:
+            self._fail(error)
+        except Exception as error:  # noqa: BLE001 - the application must know that nothing is read any more
+            bug = InternalError(f"ingest failed: {error!r}", hint="Please report this with the log.", code="DB-7001")
+            bug.__cause__ = error
+            self._fail(bug)
+
+    def _fail(self, error: BridgeError) -> None:
+        if not self._stopping.is_set():
+            self._stopping.set()
+            self._on_fatal(error)
+
+    # ---- into the store
+
+    def _take(self, entries: pa.Table, ends: Offsets) -> None:
+        """Any reader's thread. Blocks while the store has no room."""
+        finished = self._finish(entries)
+        began_s = self._clock.monotonic_s()
+        with self._taking:
+            before = self._store.next_offsets()
+            self._store.append(finished, ends, self._clock.now_ms())
+            self._count(entries, before)
+        if len(entries):
+            self._metrics.observe_batch(self._clock.monotonic_s() - began_s)
+        self._taken.set()
+
+    def _count(self, entries: pa.Table, before: Offsets) -> None:
+        """Tell the metrics how many records of each topic were new."""
+        for (topic, partition), offsets in by_source(entries):
+            new = int(np.count_nonzero(offsets >= before[topic, partition]))
+            if new:
+                self._metrics.ingested(topic, new)
+
+    # ---- the plain reader
+
+    def _run_reader(self) -> None:
+        reader = self._make_reader()
+        try:
+            while not self._stopping.is_set():
+                if self._query_serves.is_set():
+                    self._stand_by(reader)
+                elif self._plain_rests.is_set():
+                    self._beat()
+                    self._stopping.wait(LOOK_S)
+                else:
+                    self._read(reader)
+        finally:
+            reader.close()
+
+    def _read(self, reader: PlainReader) -> None:
+        """Read until the query serves; up to the committed offsets first."""
+        until: Offsets | None = self._committed
+        while until is not None and not self._store.is_caught_up():
+            behind = {name: at for name, at in self._store.next_offsets().items() if at < self._committed[name]}
+            reader.assign(behind)
+            while not (self._store.is_caught_up() or self._is_relieved()):
+                self._read_once(reader, until)
+            if self._is_relieved():
+                return
+        reader.assign(self._store.next_offsets())
+        self._heard.clear()
+        while not self._is_relieved():
+            self._read_once(reader, None)
+
+    def _is_relieved(self) -> bool:
+        return self._query_serves.is_set() or self._plain_rests.is_set() or self._stopping.is_set()
+
+    def _read_once(self, reader: PlainReader, until: Offsets | None) -> None:
+        self._beat()
+        if not self._store.has_room():
+            self._stopping.wait(LOOK_S)
+            return
+        read = reader.poll(until)
+        if read.ends:
+            self._take(read.entries, read.ends)
+            self._read_to |= {name: int(offsets[-1]) + 1 for name, offsets in by_source(read.entries)}
+            if until is None:
+                self._heard.update(read.ends)
+
+    def _stand_by(self, reader: PlainReader) -> None:
+        """While the query serves: tell the store where quiet partitions end. Behind the last record may lie transaction
+        markers and aborted records, of which the query says nothing."""
+        reader.assign({})
+        starved: dict[SourceName, int] = {}
+        while not self._is_relieved_of_standing_by(QUIET_S):
+            quiet_at = self._store.next_offsets()
+            if self._is_relieved_of_standing_by(QUIET_S):
+                return
+            at = {name: end for name, end in self._store.next_offsets().items() if quiet_at[name] == end}
+            behind = {name: end for name, end in at.items() if self._log_ends.get(name, end) > end}
+            starved = {name: times for name, times in starved.items() if name in behind}
+            if behind and self._store.has_room():
+                for name in self._ask(reader, behind):
+                    starved[name] = starved.get(name, 0) + 1
+            if max(starved.values(), default=0) >= STARVED_MAX:
+                log.warning("query-starves", partitions=[f"{topic}/{p}" for topic, p in starved])
+                self.restart("partitions-starve")
+                starved = {}
+
+    def _is_relieved_of_standing_by(self, wait_s: float) -> bool:
+        """Wait, and say whether the plain reader is wanted again, or nobody any more."""
+        deadline_s = self._clock.monotonic_s() + wait_s
+        while self._query_serves.is_set() and not self._stopping.is_set():
+            self._beat()
+            left_s = deadline_s - self._clock.monotonic_s()
+            if left_s <= 0:
+                return False
+            self._stopping.wait(min(LOOK_S, left_s))
+        return True
+
+    def _ask(self, reader: PlainReader, at: Offsets) -> set[SourceName]:
+        """Take in the ends of those partitions that hold no record from there on; returns the others."""
+        reader.assign(at)
+        ends: dict[SourceName, int] = {}
+        filled: set[SourceName] = set()
+        deadline_s = self._clock.monotonic_s() + ANSWER_S
+        while len(ends.keys() | filled) < len(at) and self._clock.monotonic_s() < deadline_s:
+            self._beat()
+            read = reader.poll()
+            filled |= {name for name, _ in by_source(read.entries)}
+            ends |= {name: read.ends[name] for name in read.at_end}
+        reader.assign({})
+        known = {name: end for name, end in ends.items() if name not in filled}
+        if known:
+            self._take(NOTHING, known)
+        return filled
+
+    # ---- the query
+
+    def _run_queries(self) -> None:
+        failures = 0
+        session = self._await_session()
+        while session is not None and not self._stopping.is_set():
+            self._restart = None
+            try:
+                self._run_query(session)
+            except EnvironmentFailure as error:
+                failures = 1 if self._query_has_sent() else failures + 1
+                if self._stopping.is_set() or error.code == "DB-3016" or failures > FAILURES_MAX:
+                    raise
+                pause_s = min(PAUSE_S_MAX, 2.0 ** (failures - 1))
+                log.warning("query-failed", reason=str(error), failures=failures, pause_s=pause_s)
+                self._wait(pause_s)
+            else:
+                failures = 0
+                if not self._stopping.is_set():
+                    log.info("query-restarted", reason=self._restart)
+
+    def _query_has_sent(self) -> bool:
+        return self._opened_s is not None and any(self._sent[name] > at for name, at in self._query_start.items())
+
+    def _await_session(self) -> SparkSession | None:
+        """None when this is being stopped. Spark's own failure has been told already."""
+        while not self._stopping.is_set():
+            self._beat_query()
+            try:
+                return self._session.result(timeout=LOOK_S)
+            except NotYet:
+                continue
+            except (BridgeError, CancelledError):
+                return None
+        return None
+
+    def _wait(self, seconds: float) -> None:
+        deadline_s = self._clock.monotonic_s() + seconds
+        while not self._stopping.wait(LOOK_S) and self._clock.monotonic_s() < deadline_s:
+            self._beat_query()
+
+    def _run_query(self, session: SparkSession) -> None:
+        """One query, until it fails, is stopped, or is to be restarted."""
+        self._failure = None
+        self._query_start = dict(self._store.next_offsets())
+        self._sent = dict(self._query_start)
+        receiver = FrameReceiver(self._take_frame, self._on_open, self._on_take_failure, self._executor_host)
+        try:
+            with (
+                scratch_directory() as directory,
+                receiver,
+                failures_named("read the delay topics", self._stopping.is_set),
+            ):
+                self._receiver = receiver
+                if not self._stopping.is_set():
+                    self._stream(session, self._make_query(session, receiver), directory)
+        except BridgeError:
+            self._raise_failure()  # what Spark says follows from it
+            raise
+        self._raise_failure()
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _stream(self, session: SparkSession, query: Query, directory: Path) -> None:
+        self._beat_query()
+        query.warm_up(self._store.next_offsets())
+        self._read_up_to_committed(query)
+        while not (self._store.is_caught_up() or self._stopping.wait(LOOK_S)):
+            self._beat_query()
+        offsets = self._store.next_offsets()
+        self._must_be_there(offsets)
+        self._opened_s, self._query_start, self._sent = None, offsets, dict(offsets)
+        streaming = query.start(offsets, directory)
+        try:
+            self._serve(streaming)
+        finally:
+            self._query_serves.clear()
+            with quiet(session):
+                streaming.stop()
+
+    def _read_up_to_committed(self, query: Query) -> None:
+        """By a batch job, which ends, and reads all partitions at once; a little is left to the plain reader."""
+        start = self._store.next_offsets()
+        end = {name: max(at, self._committed[name]) for name, at in start.items()}
+        if sum(end[name] - at for name, at in start.items()) < JOB_RECORDS_MIN:
+            return
+        self._plain_rests.set()  # alone it is faster
+        try:
+            query.read(start, end)
+            if self._failure is None:
+                self._take(NOTHING, end)
+        finally:
+            self._plain_rests.clear()
+
+    def _must_be_there(self, offsets: Offsets) -> None:
+        """Where the log starts later the source would be silent, or go round for ever."""
+        for name, log_start in self._log_starts().items():
+            if log_start > offsets[name]:
+                raise records_gone(topic=name[0], partition=name[1], wanted=offsets[name], log_start=log_start)
+
+    def _serve(self, streaming: StreamingQuery) -> None:
+        """Watch the query; relieve the plain reader when it has come as far."""
+        relief: Offsets | None = None
+        began_s = self._clock.monotonic_s()
+        while not (self._stopping.is_set() or self._restart is not None or self._failure is not None):
+            self._beat_query()
+            if not self._query_serves.is_set() and self._opened_s is not None:
+                now_s = self._clock.monotonic_s()
+                if relief is None and now_s - self._opened_s > SETTLE_S:
+                    relief = {name: end for name, end in self._read_to.items() if end > self._query_start[name]}
+                if relief is not None and all(self._sent[name] >= end for name, end in relief.items()):
+                    self._query_serves.set()
+                    log.info("query-serves", seconds=round(now_s - began_s, 1))
+            if streaming.awaitTermination(LOOK_S if self._query_serves.is_set() else LOOK_S / 4):  # type: ignore[arg-type]
+                return
+
+    def _on_open(self) -> None:
+        if self._opened_s is None:
+            self._opened_s = self._clock.monotonic_s()
+
+    def _take_frame(self, frame: pa.Table) -> None:
+        ends = {name: int(offsets[-1]) + 1 for name, offsets in by_source(frame)}
+        while not (self._store.has_room() or self._stopping.wait(LOOK_S)):
+            self._beat_query()
+        self._take(frame, ends)
+        for name, end in ends.items():
+            self._sent[name] = max(self._sent[name], end)
+
+    def _on_take_failure(self, error: Exception) -> None:
+        """No later frame may be stored: the offsets of this one would be skipped."""
+        if not self._stopping.is_set():
+            self._failure = named_failure("take in frames", error)
+
+
+def by_source(entries: pa.Table) -> list[tuple[SourceName, np.ndarray[tuple[int], np.dtype[np.int64]]]]:
+    """The offsets of each partition that is there, in the order of its rows."""
+    if not len(entries):
+        return []
+    topic = entries.column("topic").combine_chunks().dictionary_encode()
+    names = topic.dictionary.to_pylist()
+    keys = topic.indices.to_numpy().astype(np.int64) << 32 | entries.column("partition").to_numpy()
+    offset = entries.column("offset").to_numpy()
+    return [((names[key >> 32], key & 0xFFFFFFFF), offset[keys == key]) for key in np.unique(keys).tolist()]
