@@ -64,8 +64,11 @@ class Query:
         """Send [start, end) of every partition, and return when all of it is taken in."""
         reader = self._session.read.format("kafka").options(**self._options).option("assign", _assignment(start))
         reader = reader.option("startingOffsets", _json_offsets(start)).option("endingOffsets", _json_offsets(end))
-        frame = decode(reader.load(), self._all_epochs)
-        frame._jdf.foreachPartition(self._writer(frame))
+        self.send(decode(reader.load(), self._all_epochs))
+
+    def send(self, entries: DataFrame) -> None:
+        """Send entries, and return when they are taken in."""
+        entries._jdf.foreachPartition(self._writer(entries))
 
     def start(self, offsets: Offsets, directory: Path) -> StreamingQuery:
         """Send everything from these offsets on; `directory` is for Spark's checkpoint."""

@@ -20,35 +20,37 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-import pyarrow as pa
 from pyspark import SparkContext
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from bridge.errors import BridgeError, EnvironmentFailure
 from bridge.ingest.decode import decode
+from bridge.ingest.frames import FrameReceiver
+from bridge.ingest.query import Query
 from bridge.install import connector
+from bridge.settings.clients import java
 from bridge.settings.model import Settings
 from bridge.spark import session as spark
 from bridge.start.roll_window import TopicLimits, decode_parameters
 from bridge.wire.decode_epochs import DecodeEpoch, DecodeEpochs
 
-BATCHES: Final = 4
-"""Micro-batches until planning and running one loads nothing new."""
+RECORDS_MADE: Final = 10_000
+QUERY_S: Final = 10.0
 DEADLINE_S: Final = 120.0
 NO_BROKER: Final = "127.0.0.1:1"
 """Where no broker listens: Spark's Kafka source is loaded, tries, and gives up."""
 TOPIC: Final = "delay"
 RECORDS: Final = (
     "CAST('k' AS BINARY) AS key",
-    "CAST(CAST(value AS STRING) AS BINARY) AS value",
+    "CAST(CAST(id AS STRING) AS BINARY) AS value",
     f"'{TOPIC}' AS topic",
     "0 AS partition",
-    "value AS offset",
-    "timestamp",
+    "id AS offset",
+    "current_timestamp() AS timestamp",
     "0 AS timestampType",
     "array(named_struct('key', 'delay-for', 'value', CAST('5s' AS BINARY))) AS headers",
 )
-"""Of numbers and times, what the Kafka source would give."""
+"""Of numbers, what the Kafka source would give."""
 
 
 def install(jars: Sequence[Path]) -> Path:
@@ -81,62 +83,40 @@ def install(jars: Sequence[Path]) -> Path:
 
 
 def _exercise(session: SparkSession, settings: Settings) -> None:
-    """What happens from a start to the first delivery."""
+    """What happens from a start to the first record: a job, and the query, which finds no broker."""
     epochs: DecodeEpochs = (DecodeEpoch(offset=0, parameters=decode_parameters(settings, TOPIC, TopicLimits())),)
-    all_epochs = {(TOPIC, 0): epochs}
-    numbers = session.readStream.format("rate").option("rowsPerSecond", 20).load()
-    _stream(decode(numbers.selectExpr(*RECORDS), all_epochs))
-    source = {
-        "kafka.bootstrap.servers": NO_BROKER,
-        "kafka.default.api.timeout.ms": "300",
-        "kafka.request.timeout.ms": "200",
-        "assign": f'{{"{TOPIC}":[0]}}',
-        "startingOffsets": f'{{"{TOPIC}":{{"0":0}}}}',
-        "includeHeaders": "true",
-    }
-    ends = {"endingOffsets": source["startingOffsets"]}
-    with suppress(Exception):  # no broker answers
-        decode(session.read.format("kafka").options(**source, **ends).load(), all_epochs).toArrow()
-    with suppress(Exception):
-        _stream(decode(session.readStream.format("kafka").options(**source).load(), all_epochs))
+    all_epochs, start = {(TOPIC, 0): epochs}, {(TOPIC, 0): 0}
+    opened = threading.Event()
+    options = java(settings) | {"kafka.default.api.timeout.ms": "300", "kafka.request.timeout.ms": "200"}
+    with (
+        FrameReceiver(lambda _: None, opened.set, lambda _: None) as receiver,
+        tempfile.TemporaryDirectory() as directory,
+    ):
+        query = Query(session, options, "classes", all_epochs, receiver.address, receiver.token)
+        query.send(decode(session.range(RECORDS_MADE).selectExpr(*RECORDS), all_epochs))
+        with suppress(Exception):  # no broker answers
+            query.read(start, start)
+        opened.clear()
+        with suppress(Exception):
+            streaming = query.start(start, Path(directory))
+            opened.wait(QUERY_S)
+            streaming.stop()
     _consume(session)
-
-
-def _stream(frame: DataFrame) -> pa.Table:
-    """Micro-batches of a query, as many as it takes; returns the last one. Raises what ends the query."""
-    batches: list[pa.Table] = []
-    enough = threading.Event()
-
-    def each(batch: DataFrame, _number: int) -> None:
-        batches.append(batch.toArrow())
-        if len(batches) >= BATCHES and batches[-1].num_rows:
-            enough.set()
-
-    with tempfile.TemporaryDirectory() as directory:
-        writer = frame.writeStream.foreachBatch(each).option("checkpointLocation", directory)
-        query = writer.trigger(processingTime="300 milliseconds").start()
-        try:
-            for _ in range(int(DEADLINE_S)):
-                if enough.is_set() or query.awaitTermination(1):
-                    break
-        finally:
-            query.stop()
-    return batches[-1]
 
 
 def _consume(session: SparkSession) -> None:
     """The consumer that Spark's tasks read with."""
-    java: Any = session._jvm
-    properties = java.java.util.Properties()
+    jvm: Any = session._jvm
+    properties = jvm.java.util.Properties()
     deserializer = "org.apache.kafka.common.serialization.ByteArrayDeserializer"
     properties.put("bootstrap.servers", NO_BROKER)
     properties.put("key.deserializer", deserializer)
     properties.put("value.deserializer", deserializer)
-    consumer = java.org.apache.kafka.clients.consumer.KafkaConsumer(properties)
-    partitions = java.java.util.ArrayList()
-    partitions.add(java.org.apache.kafka.common.TopicPartition(TOPIC, 0))
+    consumer = jvm.org.apache.kafka.clients.consumer.KafkaConsumer(properties)
+    partitions = jvm.java.util.ArrayList()
+    partitions.add(jvm.org.apache.kafka.common.TopicPartition(TOPIC, 0))
     consumer.assign(partitions)
-    consumer.poll(java.java.time.Duration.ofMillis(300))
+    consumer.poll(jvm.java.time.Duration.ofMillis(300))
     consumer.close()
 
 
