@@ -53,6 +53,8 @@ QUIET_S: Final = 5.0
 ANSWER_S: Final = 3.0
 STARVED_MAX: Final = 3
 """Times that a partition is found to have records which the query does not send, before it is started anew."""
+ENDING: Final = frozenset({"DB-3016", "DB-3025"})
+"""Failures that another query would not mend: Java has ended, or has too few slots."""
 FAILURES_MAX: Final = 5
 """Of queries, one after the other, without a record between them."""
 PAUSE_S_MAX: Final = 16.0
@@ -313,7 +315,7 @@ class Ingest:
                 self._run_query(session)
             except EnvironmentFailure as error:
                 failures = 1 if self._query_has_sent() else failures + 1
-                if self._stopping.is_set() or error.code == "DB-3016" or failures > FAILURES_MAX:
+                if self._stopping.is_set() or error.code in ENDING or failures > FAILURES_MAX:
                     raise
                 pause_s = min(PAUSE_S_MAX, 2.0 ** (failures - 1))
                 log.warning("query-failed", reason=str(error), failures=failures, pause_s=pause_s)

@@ -94,8 +94,12 @@ REQUIRED: Final = {
 }
 
 
+SPARE_SLOTS: Final = 16
+"""For partitions that are added while the bridge runs, and for batch jobs. An unused slot costs nothing."""
+
+
 def with_slots(master: str, partitions: int) -> str:
-    """`local`, `local[N]` or `local[*]` with a slot for each partition and one for batch jobs, and one attempt for each
+    """`local`, `local[N]` or `local[*]` with a slot for each partition and some to spare, and one attempt for each
     task; another master as it is.
 
     A task of real-time mode keeps its slot, and one that finds none is never run, without an error. (Slots are threads,
@@ -105,7 +109,7 @@ def with_slots(master: str, partitions: int) -> str:
     if local is None:
         return master
     wanted = int(local[1]) if local[1] and local[1] != "*" else 1
-    return f"local[{max(wanted, partitions + 1)},1]"
+    return f"local[{max(wanted, partitions + SPARE_SLOTS)},1]"
 
 
 def slots(session: SparkSession) -> int:
@@ -131,7 +135,8 @@ class SessionStart:
         self._make = make
         self._on_failure = on_failure
         self.session: Future[SparkSession] = Future()
-        threading.Thread(target=self._run, name="spark-start", daemon=True).start()
+        self.thread = threading.Thread(target=self._run, name="spark-start", daemon=True)
+        self.thread.start()
 
     def _run(self) -> None:
         try:

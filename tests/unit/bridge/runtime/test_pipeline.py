@@ -10,7 +10,6 @@ from unittest import mock
 import pytest
 
 from bridge.errors import EnvironmentFailure, StateError
-from bridge.ingest.query import Restart
 from bridge.kafka.admin import ClusterDescription, Topic, Watermarks
 from bridge.runtime import pipeline as module
 from bridge.runtime.app import Application
@@ -99,7 +98,7 @@ class Bench:
         """Where reading begins."""
         self.rig.store.close()
         assert self.pipeline.start()
-        return dict(self.ingest.catch_up.call_args.args[0])
+        return self.store.next_offsets()
 
     @property
     def ingest(self) -> mock.Mock:
@@ -118,7 +117,6 @@ class Bench:
 def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither a query nor maintenance: what they would be told is looked at."""
     monkeypatch.setattr(module, "Ingest", mock.Mock(side_effect=lambda **_: mock.Mock()))
-    monkeypatch.setattr(module, "sampled_record_bytes", lambda *_: 400.0)
     monkeypatch.setattr(module, "MaintenanceThread", mock.Mock(side_effect=lambda **_: mock.Mock()))
 
 
@@ -217,16 +215,14 @@ def test_what_was_given_up_on_another_machine_is_given_up_here_too(rig: Rig) -> 
 
 
 def test_nothing_is_delivered_before_ingest_has_read_up_to_the_committed_offsets(rig: Rig) -> None:
-    """Then the query goes on from there, and the dispatcher gets the store with the committed states."""
+    """Then the dispatcher gets the store with the committed states."""
     rig.produce(FAR_MS)
     rig.committed[ORDERS] = (3, rig.committed[ORDERS][1])
     bench = Bench(rig)
     bench.stand_in.marks[ORDERS] = Watermarks(start=0, end=3)
     assert bench.start() == {ORDERS: 2, BILLS: 2}
-    calls = bench.ingest.method_calls
-    assert [call[0] for call in calls] == ["warm_up", "catch_up", "start"]
-    assert calls[1].args[1] == {ORDERS: 3, BILLS: 2}
-    assert calls[2].args == (bench.ingest.catch_up.return_value,)
+    assert [call[0] for call in bench.ingest.method_calls] == ["start", "catch_up"]
+    assert module.Ingest.call_args.kwargs["committed"] == {ORDERS: 3, BILLS: 2}  # type: ignore[attr-defined]
     [resumed] = bench.dispatcher.resume.call_args_list
     assert resumed.args[0] is bench.store
     assert {name: state.offset for name, state in resumed.args[1].items()} == {ORDERS: 3, BILLS: 2}
@@ -234,14 +230,14 @@ def test_nothing_is_delivered_before_ingest_has_read_up_to_the_committed_offsets
 
 
 def test_a_start_that_is_cancelled_delivers_nothing(rig: Rig) -> None:
-    """The assignment has changed while it caught up: neither query nor dispatcher are started."""
+    """The assignment has changed while it caught up: the dispatcher is not started."""
     bench = Bench(rig)
     rig.store.close()
     with mock.patch.object(module, "LongWork") as work:
         work.return_value.__exit__.side_effect = lambda *_: bench.pipeline.cancel()
         assert not bench.pipeline.start()
-    assert not bench.ingest.start.called and not bench.dispatcher.resume.called
-    assert bench.ingest.cancel.called
+    assert not bench.dispatcher.resume.called
+    assert not bench.ingest.start.called
     assert bench.pipeline.stop()
 
 
@@ -251,7 +247,7 @@ def test_only_a_clock_that_was_set_back_restarts_the_query(rig: Rig) -> None:
     bench.pipeline.clock_jumped(5_000)
     assert not bench.ingest.restart.called
     bench.pipeline.clock_jumped(-5_000)
-    bench.ingest.restart.assert_called_once_with(Restart.CLOCK_JUMPED)
+    bench.ingest.restart.assert_called_once_with("clock-jumped")
     assert bench.pipeline.stop()
 
 

@@ -9,19 +9,20 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, cast
+from unittest import mock
 
 import pytest
 
 from bridge.delivery.dispatcher import Dispatcher
 from bridge.delivery.states import AT_REST
 from bridge.delivery.targets.cache import Targets
-from bridge.ingest import query as ingest
-from bridge.ingest.batch_size import BatchLimits
-from bridge.ingest.query import Ingest
+from bridge.ingest.ingest import Ingest
+from bridge.ingest.plain_reader import NOTHING, Read
 from bridge.kafka import membership as ownership
 from bridge.kafka.membership import Membership, Ownership
 from bridge.runtime import pipeline
@@ -36,7 +37,6 @@ from bridge.telemetry.heartbeats import CALLS_S, LOOK_S, SPARK_S, START_S, Heart
 from bridge.telemetry.http import ManagementServer
 from bridge.telemetry.metrics import Metrics, StoreSnapshot
 from bridge.telemetry.progress_bar import LongWork
-from bridge.wire.decode_epochs import DecodeEpoch, DecodeParameters
 from dev.harness.waiting import wait_until
 from tests.broker.rig import Listener, Tally
 from tests.manual_clock import ManualClock
@@ -281,63 +281,49 @@ def dispatcher_at_the_client(bench: Bench, _: Path) -> Iterator[Case]:
     dispatcher.stop(SEEN_S)
 
 
-def ingesting(bench: Bench, query: object, has_room: Callable[[], bool] = lambda: True) -> Ingest:
-    store: Any = SimpleNamespace(next_offsets=dict, has_room=has_room)
-    parameters = DecodeParameters(max_delay_ms=1_000, roll_window_ms=1_000, has_default_target=False)
-    made = Ingest(
-        spark=None,  # type: ignore[arg-type]  # the query is there already
-        kafka_options={},
-        group_prefix="",
+def ingesting(bench: Bench, make_query: Callable[..., Any], poll: Callable[..., Any], *, room: bool = True) -> Ingest:
+    """With a session that is there already, and a store that has caught up unless it has no room."""
+    store: Any = SimpleNamespace(next_offsets=dict, has_room=lambda: room, is_caught_up=lambda: room)
+    session: Future[Any] = Future()
+    session.set_result(mock.Mock())
+    return Ingest(
+        session=session,
+        make_query=make_query,
+        make_reader=lambda: SimpleNamespace(assign=lambda _: None, poll=poll, close=lambda: None),  # type: ignore[arg-type, return-value]
         store=store,
-        all_epochs={("delay", 0): (DecodeEpoch(offset=0, parameters=parameters),)},
-        limits=BatchLimits(records=1, bytes=1, trigger_ms=1),
-        mean_bytes=1,
+        committed={},
+        log_starts=dict,
+        all_epochs={},
+        executor_host=None,
         clock=bench.clock,
         metrics=Metrics(),
         on_fatal=fatal,
         beat=bench.hearts.watch("ingest", CALLS_S),
         beat_query=bench.hearts.watch("query", SPARK_S),
     )
-    made._start_query = lambda *_: query  # type: ignore[assignment, method-assign]
-    return made
 
 
 @contextmanager
-def ingest_query(bench: Bench, _: Path) -> Iterator[Case]:
-    """Asks a JVM that does not answer."""
+def plain_reader(bench: Bench, _: Path) -> Iterator[Case]:
+    """Polls a client that does not come back."""
     never = threading.Event()
-    query = SimpleNamespace(
-        status={"isTriggerActive": False},
-        awaitTermination=lambda _: bench.gate() or never.wait(0.02),
-        stop=lambda: None,
-    )
-    made = ingesting(bench, query)
-    made.start({("delay", 0): 0})
+    query = SimpleNamespace(awaitTermination=lambda _: never.wait(0.02), stop=lambda: None)
+    ready = SimpleNamespace(warm_up=lambda _: None, start=lambda *_: query)
+    poll = lambda _: bench.gate() or never.wait(0.02) or Read(entries=NOTHING)  # noqa: E731
+    made = ingesting(bench, lambda *_: ready, poll)
+    made.start()
     yield Case(bench)
     made.stop(SEEN_S)
 
 
 @contextmanager
 def query(bench: Bench, _: Path) -> Iterator[Case]:
-    """A trigger that does not end, while the thread that looks after the query is well."""
-    never, gate = threading.Event(), bench.gate
-
-    class Query:
-        stop = staticmethod(lambda: None)
-        looks = 0
-
-        @property
-        def status(self) -> dict[str, bool]:
-            self.looks += not gate.is_open
-            if self.looks > 1:  # one round later its last sign of life is behind it
-                gate.waiting.set()
-            return {"isTriggerActive": not gate.is_open}
-
-        def awaitTermination(self, _: float) -> bool:
-            return never.wait(0.02)
-
-    made = ingesting(bench, Query())
-    made.start({("delay", 0): 0})
+    """Asks a JVM that does not answer."""
+    never = threading.Event()
+    query = SimpleNamespace(awaitTermination=lambda _: bench.gate() or never.wait(0.02), stop=lambda: None)
+    ready = SimpleNamespace(warm_up=lambda _: None, start=lambda *_: query)
+    made = ingesting(bench, lambda *_: ready, lambda _: never.wait(0.02) or Read(entries=NOTHING))
+    made.start()
     yield Case(bench)
     made.stop(SEEN_S)
 
@@ -442,7 +428,7 @@ CASES: Final[tuple[tuple[str, Callable[[Bench, Path], AbstractContextManager[Cas
     ("ownership", group_member),
     ("dispatcher", dispatcher_at_the_store),
     ("dispatcher", dispatcher_at_the_client),
-    ("ingest", ingest_query),
+    ("ingest", plain_reader),
     ("query", query),
     ("maintenance", maintenance),
     ("targets", targets),
@@ -488,37 +474,24 @@ def test_every_thread_that_is_watched_is_among_them() -> None:
 
 
 def test_a_store_that_is_full_is_waited_for(bench: Bench) -> None:
-    """For any time; but a thread that does not come back although there is room is not."""
-    has_room, stored = threading.Event(), threading.Event()
-    made = ingesting(bench, None, has_room.is_set)
-    made._storing = threading.Thread(target=stored.wait, args=(5 * SEEN_S,), daemon=True)
-    made._storing.start()
-    waiting = threading.Thread(target=made._await_stored, daemon=True)
-    waiting.start()
+    """For any time: a disk may be full for hours. Both readers show that they are there, and so does the main thread,
+    which waits for them while the index catches up."""
+    never, told = threading.Event(), threading.Event()
+    query = SimpleNamespace(awaitTermination=lambda _: never.wait(0.02), stop=lambda: None)
+    ready = SimpleNamespace(warm_up=lambda _: None, start=lambda *_: query)
+    made = ingesting(bench, lambda *_: ready, lambda _: Read(entries=NOTHING), room=False)
+    made.start()
+    catching_up = threading.Thread(target=made.catch_up, args=(lambda *_: told.set(),), daemon=True)
+    catching_up.start()
     for _ in range(2):
         wait_until(lambda: bench.hearts.ages().keys() == {"ingest", "query"}, SEEN_S, "both have begun")
         bench.clock.advance(int(1_000 * SPARK_S))
+        told.clear()
         wait_until(lambda: bench.silent_s("query") == bench.silent_s("ingest") == 0, SEEN_S, "both show life")
-    has_room.set()
-    bench.clock.advance(int(2_000 * SPARK_S))
-    assert len(bench.hearts.problems()) == 2
-    stored.set()
-    waiting.join(SEEN_S)
-    assert not waiting.is_alive()
-
-
-def test_a_store_that_is_full_is_waited_for_while_catching_up(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk may be full for hours: the main thread, which reads then, goes on to show that it is there."""
-    monkeypatch.setattr(ingest, "ROOM_LOOK_S", 0.001)
-    rooms = iter([False, False, False, True])
-    stored: list[object] = []
-    told: list[tuple[int, int]] = []
-    made = ingesting(bench, None, lambda: next(rooms))
-    made._batch_frame = lambda *_: SimpleNamespace(toArrow=lambda: "table")  # type: ignore[assignment, method-assign]
-    made._store_batch = lambda table, *_: stored.append((table, len(told)))  # type: ignore[method-assign]
-    source = ("delay", 0)
-    assert made.catch_up({source: 0}, {source: 1}, lambda *done: told.append(done)) == {source: 1}
-    assert stored == [("table", 3)] and told == [(0, 1), (0, 1), (0, 1), (1, 1)]
+        assert told.wait(SEEN_S)
+    made.stop(SEEN_S)
+    catching_up.join(SEEN_S)
+    assert not catching_up.is_alive()
 
 
 def test_a_flush_has_the_time_that_a_slow_disk_needs(bench: Bench) -> None:

@@ -1,0 +1,160 @@
+"""bridge.ingest.frames: who may send frames, and what becomes of them. The other side is a socket of the test's."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from bridge.ingest import frames as module
+from bridge.ingest.decode_records import Record, decode_records
+from bridge.ingest.frames import FrameReceiver
+from bridge.wire.decode_epochs import DecodeEpoch, DecodeParameters
+from dev.harness.waiting import wait_until
+
+SEEN_S = 10
+EPOCHS = (
+    DecodeEpoch(
+        offset=0, parameters=DecodeParameters(max_delay_ms=10**9, roll_window_ms=10**9, has_default_target=True)
+    ),
+)
+
+
+def entries(first: int, end: int) -> pa.Table:
+    headers: list[tuple[str, bytes | None]] = [("delay-for", b"1s"), ("x", None)]
+    records = [Record("delay", 0, offset, 0, True, b"k", None, headers) for offset in range(first, end)]
+    return decode_records(records, {("delay", 0): EPOCHS})
+
+
+def frame(table: pa.Table) -> bytes:
+    """As FrameWriter.java sends it."""
+    [batch] = table.combine_chunks().to_batches()
+    body = batch.serialize().to_pybytes()
+    return struct.pack(">i", len(body)) + body
+
+
+LAST = struct.pack(">i", 0)
+
+
+class Bench:
+    def __init__(self, host: str | None = None) -> None:
+        self.taken: list[pa.Table] = []
+        self.opened = 0
+        self.failures: list[Exception] = []
+        self.refuses: Exception | None = None
+        self.receiver = FrameReceiver(self.take, self.open, self.failures.append, host)
+
+    def take(self, table: pa.Table) -> None:
+        if self.refuses is not None:
+            raise self.refuses
+        self.taken.append(table)
+
+    def open(self) -> None:
+        self.opened += 1
+
+    def connect(self, token: str | None = None) -> socket.socket:
+        address = self.receiver.address
+        if address.startswith("/"):
+            connection = socket.socket(socket.AF_UNIX)
+            connection.connect(address)
+        else:
+            host, _, port = address.rpartition(":")
+            connection = socket.create_connection((host, int(port)))
+        connection.settimeout(SEEN_S)
+        connection.sendall(f"{self.receiver.token if token is None else token}\n".encode())
+        return connection
+
+
+@pytest.fixture(params=[None, "127.0.0.1"], ids=["unix", "tcp"])
+def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
+    made = Bench(request.param)
+    with made.receiver:
+        yield made
+
+
+def test_frames_are_taken_in_their_order_and_then_the_connection_is_closed(bench: Bench) -> None:
+    """That is what the last task waits for: all of its rows are taken in."""
+    with bench.connect() as connection:
+        connection.sendall(frame(entries(0, 3)) + frame(entries(3, 4))[:50])
+        wait_until(lambda: bench.taken, SEEN_S, "a whole frame is taken, whatever follows")
+        connection.sendall(frame(entries(3, 4))[50:] + LAST)
+        assert connection.recv(1) == b""
+    assert [table.column("offset").to_pylist() for table in bench.taken] == [[0, 1, 2], [3]]
+    assert bench.taken[1].equals(entries(3, 4)) and bench.opened == 1 and not bench.failures
+
+
+@pytest.mark.parametrize("token", ["", "wrong", "0" * 32])
+def test_a_stranger_is_turned_away(bench: Bench, token: str) -> None:
+    with bench.connect(token) as connection:
+        connection.sendall(b"\0" * 64)
+        assert closed(connection)
+    assert not bench.taken and not bench.opened and not bench.failures
+
+
+def test_a_frame_that_is_not_taken_ends_the_connection(bench: Bench) -> None:
+    """What follows it must not be stored."""
+    bench.refuses = RuntimeError("no")
+    with bench.connect() as connection:
+        connection.sendall(frame(entries(0, 1)))
+        assert closed(connection)
+    assert bench.failures == [bench.refuses]
+
+
+def test_a_task_that_dies_in_a_frame_leaves_what_was_whole(bench: Bench) -> None:
+    with bench.connect() as connection:
+        connection.sendall(frame(entries(0, 1)) + frame(entries(1, 9))[:-1])
+    wait_until(lambda: bench.opened and not bench.receiver._connections, SEEN_S, "the connection is gone")
+    assert [len(table) for table in bench.taken] == [1] and not bench.failures
+
+
+def test_a_close_ends_what_still_sends(bench: Bench) -> None:
+    with bench.connect() as connection:
+        wait_until(lambda: bench.opened, SEEN_S, "it is open")
+        bench.receiver.close()
+        assert closed(connection)
+
+
+def test_one_that_says_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TOKEN_S", 0.05)
+    made = Bench()
+    with made.receiver, socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(made.receiver.address)
+        connection.settimeout(SEEN_S)
+        assert closed(connection)
+    assert not Path(made.receiver.address).exists()
+
+
+def test_a_reader_that_is_slow_holds_the_sender_up(bench: Bench) -> None:
+    """The socket is the flow control: what is not taken stays on the other side."""
+    gate, sent = threading.Event(), 0
+    take = bench.take
+
+    def wait(table: pa.Table) -> None:
+        gate.wait(SEEN_S)
+        take(table)
+
+    bench.receiver._take = wait
+    piece = frame(entries(0, 2_000))
+    with bench.connect() as connection:
+        connection.settimeout(0.2)
+        with suppress(TimeoutError):
+            while sent * len(piece) < 64 << 20:
+                connection.sendall(piece)
+                sent += 1
+        assert sent * len(piece) < 64 << 20
+        gate.set()
+        wait_until(lambda: len(bench.taken) >= sent, SEEN_S, "all of it is taken")
+
+
+def closed(connection: socket.socket) -> bool:
+    """Whether the other side has closed it."""
+    try:
+        return connection.recv(1) == b""
+    except ConnectionError:
+        return True

@@ -1,0 +1,391 @@
+"""bridge.ingest.ingest: which reader reads when, and what ends ingest. Both readers and the store are stand-ins."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import nullcontext
+from typing import Any
+from unittest import mock
+
+import pyarrow as pa
+import pytest
+
+from bridge.errors import BridgeError, EnvironmentFailure, InternalError, StateError
+from bridge.ingest import ingest as module
+from bridge.ingest.decode_records import Record, decode_records
+from bridge.ingest.ingest import FAILURES_MAX, Ingest
+from bridge.ingest.plain_reader import Read
+from bridge.wire.decode_epochs import DecodeEpoch, DecodeParameters
+from dev.harness.waiting import wait_until
+from tests.manual_clock import ManualClock
+from timerstore.errors import Closed, Misuse
+from timerstore.rows.sources import SourceName
+
+A: SourceName = ("delay", 0)
+B: SourceName = ("delay", 1)
+SEEN_S = 10
+PARAMETERS = DecodeParameters(max_delay_ms=10**9, roll_window_ms=10**9, has_default_target=True)
+EPOCHS = dict.fromkeys((A, B), (DecodeEpoch(offset=0, parameters=PARAMETERS),))
+
+
+def entries(name: SourceName, first: int, end: int) -> pa.Table:
+    """The entries of the records [first, end)."""
+    headers: list[tuple[str, bytes | None]] = [("delay-for", b"1s")]
+    return decode_records([Record(*name, offset, 0, True, None, None, headers) for offset in range(first, end)], EPOCHS)
+
+
+class Store:
+    """Keeps each record once, as the real one does; `refuses` is raised by the next append."""
+
+    def __init__(self, committed: Mapping[SourceName, int]) -> None:
+        self.committed = committed
+        self.ends = dict.fromkeys(committed, 0)
+        self.held: dict[SourceName, list[int]] = {name: [] for name in committed}
+        self.refuses: Exception | None = None
+        self.room = True
+        self.lock = threading.Lock()
+
+    def next_offsets(self) -> dict[SourceName, int]:
+        with self.lock:
+            return dict(self.ends)
+
+    def append(self, rows: pa.Table, ends: Mapping[SourceName, int], _: int) -> int:
+        if self.refuses is not None:
+            raise self.refuses
+        with self.lock:
+            for name, offsets in module.by_source(rows):
+                self.held[name] += [o for o in offsets.tolist() if o >= self.ends[name]]
+            for name, end in ends.items():
+                self.ends[name] = max(self.ends[name], end)
+        return 0
+
+    def has_room(self) -> bool:
+        return self.room
+
+    def is_caught_up(self) -> bool:
+        with self.lock:
+            return all(self.ends[name] >= end for name, end in self.committed.items())
+
+
+class Plain:
+    """A plain reader that reads what the test puts into `log`, the ends of the partitions."""
+
+    def __init__(self) -> None:
+        self.log = {A: 0, B: 0}
+        self.markers: dict[SourceName, int] = {}
+        self.at: dict[SourceName, int] = {}
+        self.untils: list[Mapping[SourceName, int] | None] = []
+        self.closed = False
+        self.wakes = threading.Event()
+
+    def assign(self, offsets: Mapping[SourceName, int]) -> None:
+        self.at = dict(offsets)
+
+    def poll(self, until: Mapping[SourceName, int] | None = None) -> Read:
+        self.untils.append(until)
+        read, tables = Read(entries=module.NOTHING), []
+        for name, at in self.at.items():
+            end = self.log[name] if until is None else min(self.log[name], until[name])
+            if at < end:
+                tables.append(entries(name, at, end))
+            else:
+                read.at_end.add(name)
+                end = max(end, self.markers.get(name, 0))
+            read.ends[name] = self.at[name] = max(at, end)
+        if tables:
+            read.entries = pa.concat_tables(tables)
+        else:
+            self.wakes.wait(0.01)
+        return read
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Stream:
+    """One run of the query. `send` has it send rows, `fail` ends it with an error of Spark's."""
+
+    def __init__(self, bench: Bench, offsets: Mapping[SourceName, int]) -> None:
+        self.bench, self.offsets = bench, dict(offsets)
+        self.stopped = threading.Event()
+        self.error: Exception | None = None
+
+    def opens(self) -> None:
+        """The tasks run, and have had the time to settle."""
+        self.bench.ingest._on_open()
+        self.bench.clock.advance(int(module.SETTLE_S * 1000) + 100)
+
+    def send(self, name: SourceName, first: int, end: int) -> None:
+        self.bench.receive(entries(name, first, end))
+
+    def awaitTermination(self, _: float) -> bool:
+        if self.error is not None:
+            raise self.error
+        self.stopped.wait(0.01)
+        return False
+
+    def stop(self) -> None:
+        self.stopped.set()
+
+
+class Bench:
+    """Ingest between stand-ins. `streams` are the queries in the order of their starts, `jobs` the batch jobs."""
+
+    def __init__(self, committed: Mapping[SourceName, int] | None = None) -> None:
+        self.store = Store(committed or {A: 0, B: 0})
+        self.plain = Plain()
+        self.streams: queue.SimpleQueue[Stream] = queue.SimpleQueue()
+        self.jobs: list[tuple[dict[SourceName, int], dict[SourceName, int]]] = []
+        self.log_starts: dict[SourceName, int] = {}
+        self.failures: list[BridgeError] = []
+        self.clock = ManualClock()
+        self.session: Future[Any] = Future()
+        self.metrics = mock.Mock()
+        self.fails_at_once: Exception | None = None
+        self.ingest = Ingest(
+            session=self.session,
+            make_query=self.make_query,
+            make_reader=lambda: self.plain,  # type: ignore[arg-type, return-value]
+            store=self.store,  # type: ignore[arg-type]
+            committed=self.store.committed,
+            log_starts=lambda: self.log_starts,
+            all_epochs=EPOCHS,
+            executor_host=None,
+            clock=self.clock,
+            metrics=self.metrics,
+            on_fatal=self.failures.append,
+        )
+
+    def make_query(self, _: Any, receiver: Any) -> Any:
+        if self.fails_at_once is not None:
+            raise self.fails_at_once
+        self.receiver = receiver
+        query = mock.Mock()
+        query.read.side_effect = self.job
+        query.start.side_effect = lambda offsets, _: self.start(offsets)
+        return query
+
+    def job(self, start: Mapping[SourceName, int], end: Mapping[SourceName, int]) -> None:
+        """A batch job: the plain reader rests meanwhile."""
+        self.jobs.append((dict(start), dict(end)))
+        for name in start:
+            if start[name] < end[name]:
+                self.receive(entries(name, start[name], end[name]))
+
+    def start(self, offsets: Mapping[SourceName, int]) -> Stream:
+        stream = Stream(self, offsets)
+        self.streams.put(stream)
+        return stream
+
+    def receive(self, frame: pa.Table) -> None:
+        """As a connection's thread does."""
+        try:
+            self.ingest._take_frame(frame)
+        except Exception as error:  # noqa: BLE001 - as FrameReceiver
+            self.ingest._on_take_failure(error)
+
+    def next_stream(self) -> Stream:
+        return self.streams.get(timeout=SEEN_S)
+
+    def begin(self) -> None:
+        self.session.set_result(mock.Mock())
+        self.ingest.start()
+
+    def reads(self, name: SourceName, end: int) -> None:
+        """The plain reader reads up to `end`."""
+        self.plain.log[name] = end
+        wait_until(lambda: self.store.ends[name] >= end, SEEN_S, "the plain reader reads")
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Bench]]:
+    monkeypatch.setattr(module, "LOOK_S", 0.01)
+    monkeypatch.setattr(module, "quiet", lambda _: nullcontext())
+    benches: list[Bench] = []
+
+    def make(committed: Mapping[SourceName, int] | None = None) -> Bench:
+        benches.append(Bench(committed))
+        return benches[-1]
+
+    yield make
+    for bench in benches:
+        bench.ingest.stop()
+        assert all(not thread.is_alive() for thread in bench.ingest._threads)
+
+
+def test_the_plain_reader_reads_until_the_query_has_come_as_far(made: Callable[..., Bench]) -> None:
+    """Nothing is missing between the two, and nothing is there twice; the end behind the last record is not waited
+    for, since the query never tells it."""
+    bench = made()
+    bench.ingest.start()
+    bench.reads(A, 5)
+    wait_until(bench.ingest.is_reading, SEEN_S, "each partition is read")
+    assert bench.ingest.reader == "plain"
+    bench.session.set_result(mock.Mock())
+    stream = bench.next_stream()
+    assert stream.offsets == {A: 5, B: 0}
+    bench.reads(A, 8)
+    bench.plain.markers[A] = 9
+    wait_until(lambda: bench.store.ends[A] == 9, SEEN_S, "the marker")
+    stream.opens()
+    stream.send(A, 5, 7)
+    assert bench.ingest.reader == "plain", "record 7 is still missing"
+    stream.send(A, 7, 8)
+    wait_until(lambda: bench.ingest.reader == "spark", SEEN_S, "the query serves")
+    stream.send(A, 9, 12)
+    assert bench.store.held[A] == [*range(8), 9, 10, 11]
+    counted = [call.args for call in bench.metrics.ingested.call_args_list]
+    assert sum(count for _, count in counted) == 11
+
+
+def test_on_a_quiet_topic_the_query_serves_as_soon_as_its_tasks_run(made: Callable[..., Bench]) -> None:
+    bench = made()
+    bench.begin()
+    bench.next_stream().opens()
+    wait_until(lambda: bench.ingest.reader == "spark", SEEN_S, "the query serves")
+
+
+def test_up_to_the_committed_offsets_nothing_is_read_beyond_them(made: Callable[..., Bench]) -> None:
+    """One partition's rows must not fill the memory while another is behind. The query starts when all are there."""
+    bench = made({A: 3, B: 2})
+    bench.plain.log = {A: 9, B: 0}
+    bench.begin()
+    wait_until(lambda: bench.store.ends[A] == 3, SEEN_S, "A is read")
+    assert bench.streams.empty() and bench.plain.untils[-1] == {A: 3, B: 2}
+    caught_up = threading.Thread(target=bench.ingest.catch_up, args=(lambda *_: None,))
+    caught_up.start()
+    bench.plain.log[B] = 2
+    assert min(bench.next_stream().offsets.values()) >= 2
+    caught_up.join(SEEN_S)
+    assert not caught_up.is_alive()
+    wait_until(lambda: bench.store.ends[A] == 9, SEEN_S, "the rest of A")
+
+
+def test_a_long_way_to_the_committed_offsets_is_read_by_a_job(
+    made: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plain reader rests meanwhile, and the ends are exact, whatever lies behind the last record."""
+    monkeypatch.setattr(module, "JOB_RECORDS_MIN", 10)
+    bench = made({A: 30, B: 0})
+    bench.begin()
+    stream = bench.next_stream()
+    assert bench.jobs == [({A: 0, B: 0}, {A: 30, B: 0})]
+    assert stream.offsets == {A: 30, B: 0} and bench.store.held[A] == list(range(30))
+
+
+def test_a_query_that_fails_is_started_anew_and_the_plain_reader_reads_meanwhile(made: Callable[..., Bench]) -> None:
+    bench = made()
+    bench.begin()
+    first = bench.next_stream()
+    first.opens()
+    wait_until(lambda: bench.ingest.reader == "spark", SEEN_S, "the query serves")
+    first.error = Py4JSaid("a task failed")
+    wait_until(lambda: bench.ingest.reader == "plain", SEEN_S, "the plain reader reads")
+    bench.reads(B, 4)
+    bench.clock.advance(60_000)
+    assert bench.next_stream().offsets == {A: 0, B: 4}
+    assert first.stopped.is_set() and not bench.failures
+
+
+def test_a_query_that_never_comes_up_ends_the_process(made: Callable[..., Bench]) -> None:
+    """So does one whose Java has ended, at once."""
+    bench = made()
+    bench.fails_at_once = EnvironmentFailure("Spark cannot read", hint="", code="DB-3017")
+    made_before = mock.Mock(wraps=bench.make_query)
+    bench.ingest._make_query = made_before
+    bench.begin()
+
+    def ended() -> bool:
+        bench.clock.advance(20_000)
+        return bool(bench.failures)
+
+    wait_until(ended, SEEN_S, "it ends")
+    assert made_before.call_count == FAILURES_MAX + 1
+    gone = made()
+    gone.fails_at_once = EnvironmentFailure("Java has ended", hint="", code="DB-3016")
+    gone.begin()
+    wait_until(lambda: gone.failures, SEEN_S, "it ends")
+    assert gone.failures[0].code == "DB-3016"
+
+
+def test_a_frame_that_cannot_be_stored_ends_ingest(made: Callable[..., Bench]) -> None:
+    """What follows it must not be stored either: its offsets would be skipped."""
+    bench = made()
+    bench.begin()
+    stream = bench.next_stream()
+    bench.store.refuses = Misuse("no", code="DB-7003")
+    stream.send(A, 0, 1)
+    wait_until(lambda: bench.failures, SEEN_S, "it ends")
+    assert isinstance(bench.failures[0], InternalError)
+
+
+def test_a_log_that_begins_later_is_found_before_the_query_would_spin_on_it(made: Callable[..., Bench]) -> None:
+    bench = made()
+    bench.log_starts = {A: 7}
+    bench.begin()
+    wait_until(lambda: bench.failures, SEEN_S, "it ends")
+    [failure] = bench.failures
+    assert isinstance(failure, StateError) and failure.code == "DB-4011" and failure.fields["log_start"] == 7
+
+
+def test_a_restart_begins_where_the_store_stands(made: Callable[..., Bench]) -> None:
+    """A clock that was set back: Spark waits by it. What the old query still sends is known by its offsets."""
+    bench = made()
+    bench.begin()
+    first = bench.next_stream()
+    first.send(A, 0, 4)
+    bench.ingest.restart("clock-jumped")
+    second = bench.next_stream()
+    assert second.offsets[A] == 4
+    first.send(A, 2, 6)
+    second.send(A, 4, 7)
+    assert bench.store.held[A] == list(range(7)) and not bench.failures
+
+
+def test_quiet_partitions_are_asked_where_they_end(made: Callable[..., Bench]) -> None:
+    """Behind the last record lie markers, of which the query says nothing. A partition with records that the query
+    does not send starves: it is started anew."""
+    bench = made()
+    bench.begin()
+    first = bench.next_stream()
+    first.opens()
+    wait_until(lambda: bench.ingest.reader == "spark", SEEN_S, "the query serves")
+    bench.plain.markers[A] = 3
+    bench.ingest.note_log_ends({A: 3, B: 0})
+
+    def told() -> bool:
+        bench.clock.advance(1_000)
+        return bench.store.ends[A] == 3
+
+    wait_until(told, SEEN_S, "the end is told")
+    bench.plain.log[B] = 2
+    bench.ingest.note_log_ends({A: 3, B: 2})
+
+    def again() -> bool:
+        bench.clock.advance(1_000)
+        return not bench.streams.empty()
+
+    wait_until(again, SEEN_S, "the query is started anew")
+    assert bench.store.held[B] in ([], [0, 1]), "asking stores nothing"
+
+
+def test_a_stop_ends_both_readers_whatever_they_wait_for(made: Callable[..., Bench]) -> None:
+    """A session that does not come, and a store without room."""
+    bench = made()
+    bench.store.room = False
+    bench.plain.log[A] = 5
+    bench.ingest.start()
+    wait_until(lambda: bench.plain.at, SEEN_S, "it reads")
+    bench.store.refuses = Closed("closed")
+    bench.ingest.stop()
+    assert bench.plain.closed and not bench.failures and bench.store.held[A] == []
+
+
+class Py4JSaid(Exception):
+    """An error that comes out of the JVM."""
+
+
+Py4JSaid.__name__ = "Py4JJavaError"
