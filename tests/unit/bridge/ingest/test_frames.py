@@ -35,7 +35,7 @@ def entries(first: int, end: int) -> pa.Table:
 def frame(table: pa.Table) -> bytes:
     """As FrameWriter.java sends it."""
     [batch] = table.combine_chunks().to_batches()
-    body = batch.serialize().to_pybytes()
+    body: bytes = batch.serialize().to_pybytes()
     return struct.pack(">i", len(body)) + body
 
 

@@ -17,7 +17,7 @@ from bridge.errors import BridgeError, EnvironmentFailure, InternalError, StateE
 from bridge.ingest import ingest as module
 from bridge.ingest.decode_records import Record, decode_records
 from bridge.ingest.ingest import FAILURES_MAX, Ingest
-from bridge.ingest.plain_reader import Read
+from bridge.ingest.plain_reader import NOTHING, Read
 from bridge.wire.decode_epochs import DecodeEpoch, DecodeParameters
 from dev.harness.waiting import wait_until
 from tests.manual_clock import ManualClock
@@ -86,7 +86,7 @@ class Plain:
 
     def poll(self, until: Mapping[SourceName, int] | None = None) -> Read:
         self.untils.append(until)
-        read, tables = Read(entries=module.NOTHING), []
+        read, tables = Read(entries=NOTHING), []
         for name, at in self.at.items():
             end = self.log[name] if until is None else min(self.log[name], until[name])
             if at < end:
