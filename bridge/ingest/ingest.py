@@ -53,11 +53,11 @@ QUIET_S: Final = 5.0
 ANSWER_S: Final = 3.0
 STARVED_MAX: Final = 3
 """Times that a partition is found to have records which the query does not send, before it is started anew."""
-ENDING: Final = frozenset({"DB-3016", "DB-3025"})
-"""Failures that another query would not mend: Java has ended, or has too few slots."""
+JAVA_ENDED: Final = "DB-3016"
 FAILURES_MAX: Final = 5
 """Of queries, one after the other, without a record between them."""
 PAUSE_S_MAX: Final = 16.0
+SLOTS_S: Final = 120.0
 JOB_RECORDS_MIN: Final = 50_000
 """Fewer are left to the plain reader, which has them within two seconds."""
 
@@ -315,7 +315,7 @@ class Ingest:
                 self._run_query(session)
             except EnvironmentFailure as error:
                 failures = 1 if self._query_has_sent() else failures + 1
-                if self._stopping.is_set() or error.code in ENDING or failures > FAILURES_MAX:
+                if self._stopping.is_set() or error.code == JAVA_ENDED or failures > FAILURES_MAX:
                     raise
                 pause_s = min(PAUSE_S_MAX, 2.0 ** (failures - 1))
                 log.warning("query-failed", reason=str(error), failures=failures, pause_s=pause_s)
@@ -370,7 +370,7 @@ class Ingest:
             raise self._failure
 
     def _stream(self, session: SparkSession, query: Query, directory: Path) -> None:
-        self._beat_query()
+        self._await_slots(query)
         query.warm_up(self._store.next_offsets())
         self._read_up_to_committed(query)
         while not (self._store.is_caught_up() or self._stopping.wait(LOOK_S)):
@@ -385,6 +385,21 @@ class Ingest:
             self._query_serves.clear()
             with quiet(session):
                 streaming.stop()
+
+    def _await_slots(self, query: Query) -> None:
+        """A cluster's executors come one after the other; partitions may have been added since the session began."""
+        deadline_s = self._clock.monotonic_s() + SLOTS_S
+        while query.slots() < len(self._committed) and not self._stopping.wait(LOOK_S):
+            self._beat_query()
+            if self._clock.monotonic_s() > deadline_s:
+                raise EnvironmentFailure(
+                    "Spark has fewer slots than there are partitions: some would never be read",
+                    hint="Give Spark's executors more cores; in the sidecar, restart the bridge if partitions were "
+                    "added.",
+                    slots=query.slots(),
+                    partitions=len(self._committed),
+                    code="DB-3025",
+                )
 
     def _read_up_to_committed(self, query: Query) -> None:
         """By a batch job, which ends, and reads all partitions at once; a little is left to the plain reader."""

@@ -56,6 +56,10 @@ class Query:
         self._all_epochs = all_epochs
         self._address, self._token = address, token
 
+    def slots(self) -> int:
+        """How many tasks run at a time. A task of the query keeps its slot, and there is one for each partition."""
+        return int(self._session.sparkContext.defaultParallelism)
+
     def warm_up(self, offsets: Offsets) -> None:
         """Compile the plan and load its classes on nothing, so that the first record does not wait for it."""
         self.read(offsets, offsets)

@@ -21,7 +21,7 @@ import structlog
 from pyspark.sql import SparkSession
 
 from bridge.delivery.dispatcher import Dispatcher
-from bridge.errors import BridgeError, EnvironmentFailure
+from bridge.errors import BridgeError
 from bridge.ingest.frames import FrameReceiver
 from bridge.ingest.ingest import Ingest
 from bridge.ingest.plain_reader import PlainReader
@@ -32,7 +32,6 @@ from bridge.runtime.gauges import Lag
 from bridge.runtime.maintenance_thread import MaintenanceThread
 from bridge.settings.clients import java, librdkafka
 from bridge.settings.model import Settings
-from bridge.spark.session import slots
 from bridge.start.facts import gather, plan_start
 from bridge.start.first_commits import StartFacts, StartPlan
 from bridge.start.index import as_bridge_errors, find_index, open_index
@@ -260,7 +259,6 @@ class Pipeline:
         all_epochs = {name: state.epochs for name, state in plan.states.items()}
 
         def make_query(session: SparkSession, receiver: FrameReceiver) -> Query:
-            _must_have_slots(session, len(all_epochs))
             prefix = f"{settings.group_id}-spark"
             return Query(session, java(settings), prefix, all_epochs, receiver.address, receiver.token)
 
@@ -280,15 +278,4 @@ class Pipeline:
             on_fatal=context.on_fatal,
             beat=context.hearts.watch(INGEST, CALLS_S),
             beat_query=context.hearts.watch(QUERY, SPARK_S),
-        )
-
-
-def _must_have_slots(session: SparkSession, partitions: int) -> None:
-    if slots(session) < partitions:
-        raise EnvironmentFailure(
-            "Spark has fewer slots than partitions: those without one would never be read",
-            hint="Restart the bridge if partitions were added; elsewhere give Spark more cores (spark.cores.max).",
-            slots=slots(session),
-            partitions=partitions,
-            code="DB-3025",
         )

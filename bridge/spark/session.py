@@ -112,11 +112,6 @@ def with_slots(master: str, partitions: int) -> str:
     return f"local[{max(wanted, partitions + SPARE_SLOTS)},1]"
 
 
-def slots(session: SparkSession) -> int:
-    """How many tasks run at a time."""
-    return int(session.sparkContext.defaultParallelism)
-
-
 @contextmanager
 def quiet(session: SparkSession) -> Iterator[None]:
     """Without Spark's log of errors: a query that is stopped tells a hundred lines of interrupted tasks."""
@@ -169,6 +164,9 @@ def start(settings: Settings, jars: Sequence[Path], partitions: int = 1) -> Spar
     builder = builder.config("spark.driver.extraClassPath", os.pathsep.join(class_path))
     if not settings.spark.master.startswith("local"):
         builder = builder.config("spark.jars", ",".join(str(jar) for jar in jars))
+        if settings.spark.executor_host is not None:
+            builder = builder.config("spark.driver.host", settings.spark.executor_host)
+            builder = builder.config("spark.driver.bindAddress", settings.spark.executor_host)
     for name, value in (DEFAULTS | user | REQUIRED).items():
         builder = builder.config(name, value)
     try:

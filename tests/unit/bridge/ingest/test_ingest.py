@@ -144,6 +144,7 @@ class Bench:
         self.clock = ManualClock()
         self.session: Future[Any] = Future()
         self.metrics = mock.Mock()
+        self.slots = 2
         self.fails_at_once: Exception | None = None
         self.ingest = Ingest(
             session=self.session,
@@ -164,6 +165,7 @@ class Bench:
             raise self.fails_at_once
         self.receiver = receiver
         query = mock.Mock()
+        query.slots.side_effect = lambda: self.slots
         query.read.side_effect = self.job
         query.start.side_effect = lambda offsets, _: self.start(offsets)
         return query
@@ -329,6 +331,27 @@ def test_a_log_that_begins_later_is_found_before_the_query_would_spin_on_it(made
     wait_until(lambda: bench.failures, SEEN_S, "it ends")
     [failure] = bench.failures
     assert isinstance(failure, StateError) and failure.code == "DB-4011" and failure.fields["log_start"] == 7
+
+
+def test_too_few_slots_are_waited_for_and_then_told(made: Callable[..., Bench]) -> None:
+    """A partition without one would never be read. Executors come one after the other."""
+    bench = made()
+    bench.slots = 1
+    bench.begin()
+    bench.reads(A, 3)
+    assert bench.streams.empty()
+    bench.slots = 2
+    assert bench.next_stream().offsets[A] == 3
+    short = made()
+    short.slots = 1
+    short.begin()
+
+    def ended() -> bool:
+        short.clock.advance(20_000)
+        return bool(short.failures)
+
+    wait_until(ended, SEEN_S, "it ends")
+    assert short.failures[0].code == "DB-3025" and short.failures[0].fields["slots"] == 1
 
 
 def test_a_restart_begins_where_the_store_stands(made: Callable[..., Bench]) -> None:

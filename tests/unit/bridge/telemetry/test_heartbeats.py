@@ -308,7 +308,7 @@ def plain_reader(bench: Bench, _: Path) -> Iterator[Case]:
     """Polls a client that does not come back."""
     never = threading.Event()
     query = SimpleNamespace(awaitTermination=lambda _: never.wait(0.02), stop=lambda: None)
-    ready = SimpleNamespace(warm_up=lambda _: None, start=lambda *_: query)
+    ready = SimpleNamespace(slots=lambda: 1, warm_up=lambda _: None, start=lambda *_: query)
     poll = lambda _: bench.gate() or never.wait(0.02) or Read(entries=NOTHING)  # noqa: E731
     made = ingesting(bench, lambda *_: ready, poll)
     made.start()
@@ -321,7 +321,7 @@ def query(bench: Bench, _: Path) -> Iterator[Case]:
     """Asks a JVM that does not answer."""
     never = threading.Event()
     query = SimpleNamespace(awaitTermination=lambda _: bench.gate() or never.wait(0.02), stop=lambda: None)
-    ready = SimpleNamespace(warm_up=lambda _: None, start=lambda *_: query)
+    ready = SimpleNamespace(slots=lambda: 1, warm_up=lambda _: None, start=lambda *_: query)
     made = ingesting(bench, lambda *_: ready, lambda _: never.wait(0.02) or Read(entries=NOTHING))
     made.start()
     yield Case(bench)
@@ -478,7 +478,7 @@ def test_a_store_that_is_full_is_waited_for(bench: Bench) -> None:
     which waits for them while the index catches up."""
     never, told = threading.Event(), threading.Event()
     query = SimpleNamespace(awaitTermination=lambda _: never.wait(0.02), stop=lambda: None)
-    ready = SimpleNamespace(warm_up=lambda _: None, start=lambda *_: query)
+    ready = SimpleNamespace(slots=lambda: 1, warm_up=lambda _: None, start=lambda *_: query)
     made = ingesting(bench, lambda *_: ready, lambda _: Read(entries=NOTHING), room=False)
     made.start()
     catching_up = threading.Thread(target=made.catch_up, args=(lambda *_: told.set(),), daemon=True)
