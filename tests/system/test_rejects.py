@@ -143,7 +143,8 @@ def mark() -> bytes:
 
 def test_names_that_our_client_would_cut_reach_no_target(site: Site) -> None:
     """A header's name with NUL is another name where it would arrive: the message is a dead letter when it is due, and
-    the letter of a reject has the name whole."""
+    the letter of a reject has the name whole. (Where Spark reads; the plain reader's client cuts it, too.)"""
+    wait_until(lambda: site.bridge.events("query-serves"), ARRIVED_S_MAX, "Spark reads")
     target, delay = site.topics.create("never"), site.delay[NATIVE]
     timer, reject, fine = mark(), mark(), mark()
     to = f"delay-topic:{target}"
