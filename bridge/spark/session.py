@@ -21,7 +21,9 @@ import pyspark
 from pyspark.sql import SparkSession
 
 from bridge.errors import BridgeError, EnvironmentFailure
+from bridge.settings.clients import java
 from bridge.settings.model import Settings, plain
+from bridge.spark.errors import named_failure
 
 LOG_LEVEL: Final = "ERROR"
 JVM_OPTIONS: Final = " ".join(
@@ -136,9 +138,10 @@ class SessionStart:
     def _run(self) -> None:
         try:
             self.session.set_result(self._make())
-        except BridgeError as error:
-            self.session.set_exception(error)
-            self._on_failure(error)
+        except Exception as error:  # noqa: BLE001 - told to the application
+            failure = named_failure("start", error)
+            self.session.set_exception(failure)
+            self._on_failure(failure)
 
 
 def start(settings: Settings, jars: Sequence[Path], partitions: int = 1) -> SparkSession:
@@ -157,7 +160,9 @@ def start(settings: Settings, jars: Sequence[Path], partitions: int = 1) -> Spar
     before = user.pop("spark.driver.extraClassPath", None)
     class_path = [*map(str, jars), *([before] if before else map(str, shipped()))]
     archived = [] if before else _archived(jars)
-    options = " ".join((JVM_OPTIONS, *archived, user.pop("spark.driver.extraJavaOptions", ""))).strip()
+    options = " ".join(
+        (JVM_OPTIONS, *archived, *_allowed_urls(settings), user.pop("spark.driver.extraJavaOptions", ""))
+    ).strip()
     builder = SparkSession.builder.appName(f"delay-bridge {settings.bridge.id}")
     builder = builder.master(with_slots(settings.spark.master, partitions))
     builder = builder.config("spark.driver.memory", heap).config("spark.driver.extraJavaOptions", options)
@@ -179,6 +184,12 @@ def start(settings: Settings, jars: Sequence[Path], partitions: int = 1) -> Spar
         ) from error
     session.sparkContext.setLogLevel(LOG_LEVEL)
     return session
+
+
+def _allowed_urls(settings: Settings) -> list[str]:
+    """Kafka's Java client asks a token endpoint only if a property of the JVM names it (CVE-2025-27817)."""
+    url = java(settings).get("kafka.sasl.oauthbearer.token.endpoint.url")
+    return [] if url is None else [f'"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={url}"']
 
 
 def archive(jars: Sequence[Path]) -> Path:
