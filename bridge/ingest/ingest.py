@@ -442,7 +442,11 @@ class Ingest:
             self._opened_s = self._clock.monotonic_s()
 
     def _take_frame(self, frame: pa.Table) -> None:
-        ends = {name: int(offsets[-1]) + 1 for name, offsets in by_source(frame)}
+        stretches = by_source(frame)
+        ends = {name: int(offsets[-1]) + 1 for name, offsets in stretches}
+        if any(offsets[0] < self._sent[name] for name, offsets in stretches):
+            # A cluster has lost an executor, and runs its tasks again from where they began, half an hour ago perhaps.
+            self.restart("replayed")
         while not (self._store.has_room() or self._stopping.wait(LOOK_S)):
             self._beat_query()
         self._take(frame, ends)

@@ -53,5 +53,5 @@ def test_a_worker_that_is_killed_loses_nothing(broker: Broker, topics: Topics, t
             reader.wait_for(COUNT, DEADLINE_S)
             bridge.wait_idle(DEADLINE_S)
             assert_each_once((int(record.value or b"") for record in reader.to_end()), COUNT)
-            assert bridge.events("query-failed")
+            assert bridge.events("query-restarted") or bridge.events("query-failed")
             assert bridge.stop() == 0

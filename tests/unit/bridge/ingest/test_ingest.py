@@ -333,6 +333,17 @@ def test_a_log_that_begins_later_is_found_before_the_query_would_spin_on_it(made
     assert isinstance(failure, StateError) and failure.code == "DB-4011" and failure.fields["log_start"] == 7
 
 
+def test_a_task_that_is_run_again_has_the_query_started_anew(made: Callable[..., Bench]) -> None:
+    """A cluster that has lost an executor would send all of its batch once more; what came twice is there once."""
+    bench = made()
+    bench.begin()
+    first = bench.next_stream()
+    first.send(A, 0, 4)
+    first.send(A, 0, 3)
+    assert bench.next_stream().offsets[A] == 4
+    assert bench.store.held[A] == list(range(4)) and not bench.failures
+
+
 def test_too_few_slots_are_waited_for_and_then_told(made: Callable[..., Bench]) -> None:
     """A partition without one would never be read. Executors come one after the other."""
     bench = made()
@@ -363,7 +374,6 @@ def test_a_restart_begins_where_the_store_stands(made: Callable[..., Bench]) -> 
     bench.ingest.restart("clock-jumped")
     second = bench.next_stream()
     assert second.offsets[A] == 4
-    first.send(A, 2, 6)
     second.send(A, 4, 7)
     assert bench.store.held[A] == list(range(7)) and not bench.failures
 
