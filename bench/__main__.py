@@ -2,7 +2,8 @@
 on such a machine.
 
 make bench                              everything but `pending` (some ten minutes)
-make bench BENCH_ARGS="--only burst"    one scenario: burst, rate, idle, restart, outage, stopped-target, killed-target
+make bench BENCH_ARGS="--only burst"    one scenario: on-time, on-time-short, kills (cold, from the first second on),
+                                        burst, rate, idle, restart, outage, stopped-target, killed-target (warm)
 make bench BENCH_ARGS="--only pending"  ten million pending, a million of them cancelled (ten minutes, 8 GB of disk)
 make bench BENCH_ARGS="--messages 200000"   a smaller burst
 """
@@ -14,16 +15,14 @@ import json
 import subprocess
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
-
-from rich.console import Console
-from rich.table import Table
 
 from bench import dead_target
 from bench.bridge import Bridge, bridge_on_broker, run
 from bench.load import VALUE_BYTES
+from bench.on_time import kills, on_time
+from bench.report import Report, mib, tell
 
 WARM_SECONDS = 30
 WARM_RATE = 2_000
@@ -31,27 +30,6 @@ IDLE_SECONDS = 20
 LEAD_MS = 30_000
 OUTAGES = 4
 CLIENT_DEFAULTS = {"metadata.recovery.strategy": "rebootstrap", "reconnect.backoff.max.ms": "10000"}
-
-
-@dataclass(slots=True)
-class Report:
-    """Lines of the table: scenario, figure, value, and what it is compared with."""
-
-    lines: list[tuple[str, str, str, str]] = field(default_factory=list)
-
-    def add(self, scenario: str, figure: str, value: str, compared: str = "") -> None:
-        """One line, shown at once as well."""
-        self.lines.append((scenario, figure, value, compared))
-        Console(stderr=True).print(f"{scenario}: {figure} {value}  [{compared}]", highlight=False, markup=False)
-
-    def print(self) -> None:
-        """The table."""
-        table = Table(title="delay bridge, measured")
-        for column in ("scenario", "figure", "here", "bar (prototype; RocketMQ 5.5)"):
-            table.add_column(column)
-        for line in self.lines:
-            table.add_row(*line)
-        Console(width=150).print(table)
 
 
 def main() -> None:
@@ -310,22 +288,11 @@ def pause(seconds: float) -> None:
     threading.Event().wait(seconds)
 
 
-def mib(size: int) -> str:
-    """A size in MiB."""
-    return f"{size / (1 << 20):,.0f} MiB"
-
-
-def tell(figures: dict[str, float]) -> str:
-    """Percentiles in ms."""
-    return (
-        f"{figures['p50']:.0f} / {figures['p99']:.0f} / {figures['p999']:.0f} ms (max {figures['max']:.0f})"
-        if figures
-        else "nothing came"
-    )
-
-
 SCENARIOS: dict[str, Callable[[Bridge, argparse.Namespace, Report], None]] = {
     "idle": idle,
+    "on-time": partial(on_time, delay_ms=(1_000, 5_000), rate=10_000),
+    "on-time-short": partial(on_time, delay_ms=(100, 300), rate=1_000),
+    "kills": kills,
     "burst": burst,
     "rate": rate,
     "restart": restart,

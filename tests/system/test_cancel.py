@@ -165,7 +165,7 @@ def test_a_cancel_survives_restarts_and_the_loss_of_the_directory(site: Site) ->
     site.wait_cancelled(cancelled + 1)
     assert bridge.stop() == 0
     bridge.start()
-    wait_until(lambda: bridge.metrics()["pending_messages"] <= 1, READ_S_MAX, "the cancel is in the index, or read again")
+    wait_until(lambda: bridge.metrics()["pending_messages"] <= 1, READ_S_MAX, "the cancel is known")
     bridge.kill()
     bridge.wait_no_orphans()
     shutil.rmtree(bridge.data)

@@ -1,0 +1,108 @@
+"""On time from the first second: lateness from `ready` on, cold and warm apart, and what a kill costs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+from confluent_kafka import Consumer
+
+from bench.bridge import Bridge, run
+from bench.load import DELAY_TOPIC
+from bench.receive import percentiles
+from bench.report import Report, tell
+
+EDGES_S: Final = (0, 5, 30, 60, 120, 150)
+"""Of the windows of due times, from `ready` on; the last half minute is warm."""
+KILLS: Final = 5
+BETWEEN_KILLS_S: Final = 6
+FAR_MS: Final = 600_000
+
+
+def on_time(
+    bridge: Bridge, arguments: argparse.Namespace, report: Report, *, delay_ms: tuple[int, int], rate: int
+) -> None:
+    """A bridge that was never warm, under load from `ready` on, beside a plain consumer of the delay topic."""
+    scenario = f"{rate:,}/s, delays of {delay_ms[0]} to {delay_ms[1]} ms"
+    report.add(scenario, "process start to ready", f"{bridge.timed_start():.1f} s")
+    ready_ms, count = bridge.clock.now_ms(), rate * EDGES_S[-1]
+    windows: list[str] = []
+    for start_s, end_s in pairwise(EDGES_S):
+        windows += [f"{start_s}-{end_s} s", str(ready_ms + start_s * 1000), str(ready_ms + end_s * 1000)]
+    reader = run(bridge, "receive", "--messages", str(count), "--seconds", str(EDGES_S[-1] + 60), "--windows", *windows)
+    low, high = map(str, delay_ms)
+    with plain_consumer(bridge) as arrived_ms:
+        load = run(bridge, "load", "--messages", str(count), "--rate", str(rate), "--delay", low, high)
+        share = usage_between(bridge, ready_ms + EDGES_S[-2] * 1000, ready_ms + EDGES_S[-1] * 1000)
+        load.wait()
+    got: dict[str, Any] = json.loads(reader.communicate()[0])
+    for window, found in got["windows"].items():
+        report.add(scenario, f"{window} after ready: late p50 / p99 / p99.9", tell(found["stamped_ms"]))
+    for window, found in got["windows"].items():
+        report.add(scenario, f"{window} after ready: arrival - due p50 / p99 / p99.9", tell(found["arrived_ms"]))
+    exact = f"{got['received']:,} / {got['doubled']} / {got['early']}"
+    report.add(scenario, "received / doubled / early", exact, f"{count:,} / 0 / 0")
+    report.add(scenario, "CPU in the last half minute", f"{100 * share:.0f} % of a core")
+    report.add(scenario, "RSS", f"{bridge.rss_bytes() >> 20} MiB")
+    bound = tell(percentiles(np.array(arrived_ms)))
+    report.add(scenario, "append to a plain consumer of the delay topic p50 / p99 / p99.9", bound)
+    for event in bridge.events("query-serves"):
+        report.add(scenario, "Spark's query serves", f"{event['seconds']} s after its start")
+
+
+def kills(bridge: Bridge, arguments: argparse.Namespace, report: Report) -> None:
+    """SIGKILL some seconds after each start: to the next delivery of what was pending then."""
+    bridge.start()
+    run(bridge, "load", "--messages", str(arguments.messages), "--due", str(bridge.clock.now_ms() + FAR_MS)).wait()
+    bridge.wait(lambda: bridge.metric("segments") > 0, 120, "a flush")
+    seconds: list[float] = []
+    for _ in range(KILLS):
+        run(bridge, "load", "--messages", "3000", "--rate", "3000", "--delay", "1000", "30000").wait()
+        bridge.kill()
+        began_s = bridge.clock.monotonic_s()
+        bridge.start()
+        bridge.wait(lambda: bridge.metric("records_delivered_total") >= 1, 60, "the first delivery")
+        seconds.append(bridge.clock.monotonic_s() - began_s)
+        until_s = bridge.clock.monotonic_s() + BETWEEN_KILLS_S
+        bridge.wait(lambda: bridge.clock.monotonic_s() >= until_s, 60, "the next kill")  # noqa: B023
+    found = " / ".join(f"{each:.1f}" for each in sorted(seconds))
+    report.add("kills", f"{arguments.messages:,} pending, SIGKILL to the next delivery", f"{found} s", "<= 5 s")
+
+
+def usage_between(bridge: Bridge, start_ms: int, end_ms: int) -> float:
+    """CPU seconds a second between two times (epoch ms)."""
+    bridge.wait(lambda: bridge.clock.now_ms() >= start_ms, 1_000, "the load is warm")
+    before = bridge.usage()
+    bridge.wait(lambda: bridge.clock.now_ms() >= end_ms, 1_000, "the load is over")
+    return (bridge.usage().cpu_s - before.cpu_s) / (end_ms - start_ms) * 1000
+
+
+@contextmanager
+def plain_consumer(bridge: Bridge) -> Iterator[list[int]]:
+    """Arrival minus the record's timestamp, ms, of a consumer in this process: no reader can be faster."""
+    group = f"bound-{bridge.clock.now_ms()}"
+    consumer = Consumer({"bootstrap.servers": bridge.bootstrap, "group.id": group, "auto.offset.reset": "latest"})
+    consumer.subscribe([DELAY_TOPIC])
+    found: list[int] = []
+    closed = threading.Event()
+
+    def read() -> None:
+        while not closed.is_set():
+            message = consumer.poll(0.1)
+            if message is not None and message.error() is None:
+                found.append(bridge.clock.now_ms() - message.timestamp()[1])
+
+    thread = threading.Thread(target=read, name="plain-consumer")
+    thread.start()
+    try:
+        yield found
+    finally:
+        closed.set()
+        thread.join()
+        consumer.close()
