@@ -8,7 +8,7 @@ ARG BASE=python:3.11-slim-bookworm
 
 FROM ${BASE} AS build
 RUN apt-get update \
- && apt-get install --yes --no-install-recommends maven openjdk-17-jre-headless \
+ && apt-get install --yes --no-install-recommends maven openjdk-17-jdk-headless \
  && apt-get clean && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
 RUN python3 -m venv /opt/delay-bridge
@@ -27,7 +27,8 @@ RUN python -m bridge.install.connector install --into /opt/delay-bridge/share/de
 COPY pyproject.toml README.md LICENSE ./
 COPY bridge ./bridge
 COPY timerstore ./timerstore
-RUN pip install --quiet --no-deps --no-build-isolation .
+RUN pip install --quiet --no-deps --no-build-isolation . \
+ && python -m bridge.install.frame_writer install --into /opt/delay-bridge/share/delay-bridge/jars
 # What a running bridge never opens: half of Spark, other tests and headers, and the installers themselves.
 COPY release/leave-out.sh release/unused-jars.txt ./release/
 RUN packages=$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \

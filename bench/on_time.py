@@ -25,9 +25,7 @@ BETWEEN_KILLS_S: Final = 6
 FAR_MS: Final = 600_000
 
 
-def on_time(
-    bridge: Bridge, arguments: argparse.Namespace, report: Report, *, delay_ms: tuple[int, int], rate: int
-) -> None:
+def on_time(bridge: Bridge, _: argparse.Namespace, report: Report, *, delay_ms: tuple[int, int], rate: int) -> None:
     """A bridge that was never warm, under load from `ready` on, beside a plain consumer of the delay topic."""
     scenario = f"{rate:,}/s, delays of {delay_ms[0]} to {delay_ms[1]} ms"
     report.add(scenario, "process start to ready", f"{bridge.timed_start():.1f} s")

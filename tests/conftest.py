@@ -11,12 +11,12 @@ import pytest
 import structlog
 
 from dev.harness.kafka import Topics
-from tests.profiles import IS_NIGHTLY
+from tests.profiles import EXAMPLES, IS_NIGHTLY
 from tests.spark_session import spark  # noqa: F401
 from tests.system.broker import Broker, start_broker
 
 # Machines are shared: an example that takes long says nothing about the code.
-hypothesis.settings.register_profile("tests", deadline=None)
+hypothesis.settings.register_profile("tests", deadline=None, max_examples=EXAMPLES)
 hypothesis.settings.load_profile("tests")
 
 NEEDS: Final = {"broker": "broker", "spark": "jvm"}

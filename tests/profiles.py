@@ -1,4 +1,4 @@
-"""How many examples the machines try: HYPOTHESIS_PROFILE is `check` (a few), `ci` (the default) or `nightly`."""
+"""How many examples properties and machines try; HYPOTHESIS_PROFILE is `check`, `ci` (the default) or `nightly`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from hypothesis import HealthCheck, settings
 PROFILE: Final = os.environ.get("HYPOTHESIS_PROFILE", "ci")
 IS_NIGHTLY: Final = PROFILE == "nightly"
 """Whether tests marked `nightly` run, and others go on for longer."""
+EXAMPLES: Final = 40 if PROFILE == "check" else 100
+"""Of a property that does not say how many."""
 
 
 def of_a_machine(*, check: int, ci: int, nightly: int, steps: int) -> settings:

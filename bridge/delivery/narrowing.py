@@ -62,6 +62,10 @@ REFUSALS_S: Final = 10.0
 after TRIPPED_AFTER times as many the target is left alone for a while.
 """
 TRIPPED_AFTER: Final = 6
+LARGE_REFUSALS_MAX: Final = 3
+"""As REFUSALS_MAX, for records that may be too large, since compressing may not be enough. Such a record is a batch of
+its own, so that no abort is spent on finding it among others, and the cause is known to be its size.
+"""
 LEARNED_MAX: Final = 8
 """After so many aborts without a commit, each of which taught something, the next attempt has fewer rows as well: what
 comes in meanwhile may be as bad as what was found.
@@ -282,7 +286,7 @@ class Narrowing:
         if topic in self._delay_topics or topic in self._dead_letter_topics:
             return
         count = self._count_refusal(topic, failure)
-        if count >= REFUSALS_MAX and self._may_be_wary(topic, failure):
+        if count >= LARGE_REFUSALS_MAX and self._may_be_wary(topic, failure):
             lessons.blamed[topic, LARGE] = failure
         elif count >= TRIPPED_AFTER * REFUSALS_MAX:
             lessons.blamed[topic, EVERY] = failure

@@ -61,7 +61,10 @@ class PlainReader:
     def assign(self, offsets: Offsets) -> None:
         """Read on from here; nothing where there are none."""
         self._unreadable.clear()
-        self._consumer.assign([TopicPartition(*name, offset) for name, offset in sorted(offsets.items())])
+        partitions = [TopicPartition(*name, offset) for name, offset in sorted(offsets.items())]
+        self._consumer.assign(partitions)
+        if partitions:
+            self._consumer.resume(partitions)  # an assignment ends no pause
 
     def poll(self, until: Offsets | None = None) -> Read:
         """What has come, within POLL_S. `until` are exclusive ends at which partitions are left for now.

@@ -41,6 +41,8 @@ CONNECTION_S: Final = 10.0
 CONNECTIONS_MAX: Final = 32  # a management port; more at once is a mistake or an attack
 THREADS_MAX: Final = 4 * CONNECTIONS_MAX
 """Of requests; a thread whose connection was cut off ends soon, unless it hangs, as all of them do with the store."""
+STOP_LOOK_S: Final = 0.1
+"""How often it is looked whether to stop: half of it is what the end of the process waits for, on average."""
 BACKLOG: Final = 256
 """Connections that wait to be accepted: one that finds no place there is tried again by its client after a second."""
 
@@ -142,7 +144,9 @@ class ManagementServer:
                 hint="Choose another http.port, or 0 for a free one",
                 code="DB-3029",
             ) from None
-        self._thread = threading.Thread(target=self._server.serve_forever, name="http", daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(STOP_LOOK_S,), name="http", daemon=True
+        )
 
     @property
     def port(self) -> int:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
-from bridge.ingest.sample import sampled_record_bytes
 from bridge.wire.received import FRAMING_BYTES, UNREADABLE_BYTES, headers_of, record_bytes
 from dev.harness.kafka import Topics
-from tests.broker.rig import DEADLINE_S, settings_for
+from tests.broker.rig import DEADLINE_S
 from tests.paths import ROOT
 from tests.system.broker import Broker
 from tests.system.raw import RawRecord, produce_raw
-from timerstore.clock import SystemClock
 
 RECORDS = [
     RawRecord(value=b"v", key=b"k", headers=[(b"a", None), (b"", b"12")]),
@@ -52,17 +50,3 @@ def test_nothing_asks_the_client_for_headers_but_in_one_place() -> None:
     sources = [path for package in ("bridge", "timerstore") for path in (ROOT / package).glob("**/*.py")]
     assert len(sources) > 100
     assert not [path for path in sources if ".headers()" in path.read_text(encoding="utf-8")]
-
-
-CALLS = 100
-"""After some, the interpreter has specialised what is called."""
-
-
-@pytest.mark.system
-def test_a_start_samples_whatever_is_in_the_delay_topic(broker: Broker, topics: Topics) -> None:
-    """Else a single record would keep the bridge from every start."""
-    topic = topics.delay()
-    for _ in range(CALLS):
-        produce_raw(broker.bootstrap, topic, 0, RECORDS)
-    found = sampled_record_bytes(settings_for(broker.bootstrap, topic), {(topic, 0): 0}, SystemClock())
-    assert found > UNREADABLE_BYTES / 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from functools import cache
 
 from tests.paths import ROOT
@@ -20,14 +19,17 @@ def parse(module: str) -> ast.Module:
     return ast.parse((ROOT / module).read_text(encoding="utf-8"), module)
 
 
-def imports(module: str) -> Iterator[str]:
+@cache
+def imports(module: str) -> tuple[str, ...]:
     """Dotted names that a module imports, `from x import y` as x.y, those that only a type checker sees too."""
+    found: list[str] = []
     stack: list[ast.AST] = [parse(module)]
     while stack:
         node = stack.pop()
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{module}: a relative import"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            found += [f"{node.module}.{alias.name}" for alias in node.names]
         stack.extend(ast.iter_child_nodes(node))
+    return tuple(found)

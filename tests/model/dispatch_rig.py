@@ -11,7 +11,7 @@ import math
 import shutil
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -419,13 +419,17 @@ class DispatchRig:
 
     # -- the judge
 
-    def is_finished(self, row: Row, state: CommittedState) -> bool:
-        """Invariant I1."""
-        steps = [(state.offset, state.position), *((end, (at, *row.source, o)) for end, at, o in state.frozen)]
-        return any(
-            row.offset < end and (row.at == AT_MIN or (position is not None and row.position <= position))
-            for end, position in steps
-        )
+    def finished_under(self, name: SourceName, state: CommittedState) -> Iterator[tuple[Row, bool]]:
+        """The rows of a source, and whether each is finished: invariant I1."""
+        steps = [(state.offset, state.position), *((end, (at, *name, o)) for end, at, o in state.frozen)]
+        for row in self._decoded(name):
+            offset, position = row.offset, row.position
+            for end, last in steps:
+                if offset < end and (row.at == AT_MIN or (last is not None and position <= last)):
+                    yield row, True
+                    break
+            else:
+                yield row, False
 
     def judge_offsets(self, names: Collection[SourceName]) -> None:
         """When offsets join a transaction. (It may be committed after a revocation: a reader then waits for that.)"""
@@ -436,10 +440,10 @@ class DispatchRig:
         news: dict[tuple[SourceName, int, bool], Row] = {}
         for name, (offset, metadata) in transaction.offsets.items():
             state = decode_metadata(name, offset, metadata)
-            for row in self._decoded(name):
+            for row, is_finished in self.finished_under(name, state):
                 if (name, row.offset) in self.finished:
-                    assert self.is_finished(row, state), f"the committed state goes back: {row}"
-                elif self.is_finished(row, state):
+                    assert is_finished, f"the committed state goes back: {row}"
+                elif is_finished:
                     self.finished.add((name, row.offset))
                     news[name, row.offset if row.kind is Kind.CANCEL else row.origin, row.kind is Kind.CANCEL] = row
         outputs: defaultdict[tuple[SourceName, int, bool], list[Record]] = defaultdict(list)

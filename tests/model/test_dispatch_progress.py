@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError
 
+from bridge.delivery.plan.partitioner import murmur2
 from bridge.delivery.targets.target import Target
 from bridge.wire import headers as h
-from tests.model.dispatch_rig import DELAY, OF_A_TOPIC, DispatchRig, ScriptedLookUp
+from tests.model.dispatch_rig import DELAY, LETTERS, OF_A_TOPIC, DispatchRig, ScriptedLookUp
 from tests.model.scripted_kafka import PLACE_CODES, Fault
 from tests.profiles import PROFILE
 
@@ -160,6 +162,31 @@ def test_good_records_for_a_target_that_refuses_others_are_delivered(rig: Dispat
         rig.timer(i % 3, 5, "bills", key=None if i % 2 else b"k")
     deliver_all(rig, 3_000)
     assert (rig.delivered["bills"], rig.ends["dead"]) == (500, 500)
+
+
+@pytest.mark.parametrize("step", ["report", "silence"])
+def test_a_dead_letter_that_has_no_other_place_holds_up_its_own_source_alone(
+    rig: DispatchRig, monkeypatch: Any, step: str
+) -> None:
+    """One partition of the dead-letter topic takes nothing, and the record for it is too large to be put off in the
+    delay topic: its source waits for that partition, what lies in others is delivered."""
+    look = ScriptedLookUp._target
+
+    def smaller(look_up: ScriptedLookUp, name: str) -> Target:
+        return replace(look(look_up, name), bytes_max=1_000 if name == DELAY else None)
+
+    monkeypatch.setattr(ScriptedLookUp, "_target", smaller)
+    rig.kafka.partitions[LETTERS], rig.kafka.logs[LETTERS, 1] = 2, []
+    rig.kafka.inject(Fault(step=step, code=KafkaError.NOT_ENOUGH_REPLICAS, topic=LETTERS, partition=1))
+    key = next(key for key in map(str.encode, "abcdefgh") if (murmur2(key) & 0x7FFFFFFF) % 2)
+    rig.produce(0, key=key, value=bytes(990))
+    for i in range(5):
+        rig.timer(1 + i % 2, i, "orders")
+    assert deliver(rig, 5) <= ABORTS_MAX
+    deliver_all(rig, but=0)
+    rig.kafka.faults.clear()
+    deliver_all(rig)
+    assert rig.ends["dead"] == 1
 
 
 def test_a_clock_that_is_set_back_too_often_is_told_and_counted(rig: DispatchRig) -> None:

@@ -31,8 +31,13 @@ BATCH_BYTES_MAX: Final = 4 << 20
 """Payload bytes that exist as Python objects at one time."""
 BATCH_ROWS_MAX: Final = 5_000
 """Small enough that the client's own thread starts sending while the rest is still being converted."""
+BATCH_BYTES: Final = 61
+"""Of a batch, beside its records."""
 RECORD_OVERHEAD_BYTES: Final = 130
 """Of a batch that holds one record (61 + up to 21 bytes), and of our two headers' framing, at most."""
+BATCHED_BYTES: Final = 27 + (1 + len(h.ORIGIN) + 2) + (1 + len(h.DUE) + 1)
+"""Of a delivery among others, at most, beside key, value, own headers and the text of our two: lengths of record, key
+and value (5 each), attributes (1), differences of timestamp (5) and offset (3), number of headers (3)."""
 
 DELIVERED: Final = ("key", "value", "origin", "due", "target_partition")
 """What a delivery is made of, beside its headers."""
@@ -146,6 +151,7 @@ class SourceColumns:
         self.defaults: list[str | None] = [default_targets.get(topic) for topic, _ in sources]
         self.default_column = pa.array(self.defaults, type=pa.string())
         self.prefixes = pa.array([f"{topic}/{partition}/" for topic, partition in sources], type=pa.string())
+        self.prefix_bytes: Int64s = integers(pc.binary_length(self.prefixes), 0).astype(np.int64)
         # Twice: in the origin header, and in a copy's or dead letter's headers.
         self.name_bytes: Int64s = np.array([2 * len(topic) + 60 for topic, _ in sources], dtype=np.int64)
 
@@ -187,7 +193,22 @@ class DueRows:
     @cached_property
     def sizes(self) -> Int64s:
         """Size of each record when it is delivered, int64[n]: an upper bound, as if it were alone in its batch."""
-        total = self.columns.name_bytes[self.source] + RECORD_OVERHEAD_BYTES
+        result: Int64s = self._own_bytes + self.columns.name_bytes[self.source] + RECORD_OVERHEAD_BYTES
+        return result
+
+    def batched_sizes(self, ids: Ids) -> Int64s:
+        """What each delivery adds to a batch, int64[m]: an upper bound, and nearer than `sizes`, which small records
+        exceed several times.
+        """
+        total = self._own_bytes[ids] + BATCHED_BYTES + self.columns.prefix_bytes[self.source[ids]]
+        for name in ("origin", "due"):
+            total += integers(pc.binary_length(pc.cast(self.payload.column(name).take(pa.array(ids)), _STRING)), 0)
+        return total
+
+    @cached_property
+    def _own_bytes(self) -> Int64s:
+        """Of key, value and stored headers, with the headers' framing."""
+        total: Int64s = np.zeros(len(self), dtype=np.int64)
         for name in ("key", "value"):
             total += integers(pc.binary_length(self.payload.column(name)), 0)
         if len(self._header_keys):
@@ -216,7 +237,11 @@ class DueRows:
         """These rows as deliveries, bounded in rows and bytes; in chunks of `chunk_bytes`, each is sent alone."""
         everything = len(mine.ids) == len(self)
         columns = self.payload.select(DELIVERED)
-        for chunk in chunks(self.sizes[mine.ids], mine.chunk_bytes):
+        if mine.chunk_bytes is None:
+            pieces = chunks(self.sizes[mine.ids])
+        else:
+            pieces = chunks(self.batched_sizes(mine.ids), mine.chunk_bytes - BATCH_BYTES)
+        for chunk in pieces:
             ids = mine.ids[chunk]
             payload = columns.slice(chunk.start, len(ids)) if everything else columns.take(pa.array(ids))
             batch = Batch(

@@ -214,7 +214,6 @@ class OwnTopics:
         size = len(rows.sources)
         self.is_down: Bools = np.zeros(size, dtype=np.bool_)
         """Whether a source's own partition takes nothing now; bool by index, as the others."""
-        self._has_letters: Bools = np.ones(size, dtype=np.bool_)
         self._takes_letters: Bools = np.ones(size, dtype=np.bool_)
         self._copy_bytes_max: Int64s = np.zeros(size, dtype=np.int64)
         sources = np.unique(rows.source).tolist()
@@ -224,7 +223,6 @@ class OwnTopics:
             name, partition = rows.sources.name(source)
             topic, letters = known[name], known[letter_topics[name]]
             self.is_down[source] = topic.is_down(partition)
-            self._has_letters[source] = letters.refusal is None or letters.is_unanswered
             self._takes_letters[source] = letters.is_well or letters.is_unanswered
             is_lasting = topic.refusal is not None and topic.refusal.reason in _LASTING
             self._copy_bytes_max[source] = 0 if is_lasting else limits.record_bytes(topic)
@@ -258,7 +256,8 @@ class OwnTopics:
         for source in np.unique(rows.source[fates.ids(Fate.ROLL, Fate.RETRY, Fate.HOLD)]).tolist():
             places.setdefault(source, set()).add(rows.sources.name(source))
         dead = rows.source[fates.ids(Fate.LETTER)]
-        for source in np.unique(dead[~self._has_letters[dead]]).tolist():
+        # Which partition of its topic a letter goes to, the client decides: one that takes nothing may be it.
+        for source in np.unique(dead[~self._takes_letters[dead]]).tolist():
             places.setdefault(source, set()).add((self._letter_topics[rows.sources.name(source)[0]], EVERY))
         for source, wanted in places.items():
             down = next(((topic, number) for topic, number in wanted if self._known[topic].is_down(number)), None)

@@ -13,12 +13,11 @@ from typing import Final
 
 import numpy as np
 
-from bridge.delivery.plan.due_rows import Batch, DueRows, TargetRows
+from bridge.delivery.plan.due_rows import BATCH_BYTES, Batch, DueRows, TargetRows
 from bridge.delivery.targets.target import Target
 from bridge.wire.headers import HeaderList
 from timerstore.rows.position import Bools, Int64s
 
-BATCH_BYTES: Final = 61
 _FIXED_BYTES: Final = 3
 """Attributes, and the record's own differences of timestamp and offset: nought in a batch of one."""
 

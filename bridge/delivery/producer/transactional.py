@@ -145,12 +145,13 @@ class TransactionalWriter(Sender):
             raise Broken(Failure.of(kafka_error(exception))) from None
 
     def send(self, batch: Batch, *, first_id: int = 0, careful: bool = False) -> int:
-        """Hand a batch to the client. Careful: with a report for every record, waited for. Raises Aborted, Broken."""
-        accepted = self._produce(batch, first_id, reported=careful)
-        if careful:
+        """Hand a batch to the client. Careful, and for one that is sent alone: with a report for every record, waited
+        for. Raises Aborted, Broken.
+        """
+        is_awaited = careful or batch.alone
+        accepted = self._produce(batch, first_id, reported=is_awaited)
+        if is_awaited:
             self._await_reports(was_alone=len(batch) == 1)
-        elif batch.alone:
-            self._serve(self._client().flush, self._budgets.full_s)
         self._serve(self._client().poll, 0)
         return accepted
 

@@ -133,7 +133,7 @@ def test_the_configuration_in_the_snapshot_is_the_bridges(tmp_path: Path) -> Non
     """Every key that the chart itself sets exists, and large numbers are still whole ones."""
     settings = configuration(next(m for m in snapshots() if "bridge.yaml" in m.get("data", {})), tmp_path)
     assert settings.bridge.id == "bridge-of-orders"
-    assert (settings.ready_rows.bytes, settings.ingest.batch_records) == (268_435_456, 1_000_000)
+    assert (settings.ready_rows.bytes, settings.spark.driver_memory) == (268_435_456, 1 << 30)
     assert list(settings.delay_topics) == ["orders.delay"]
 
 

@@ -10,6 +10,7 @@ import pytest
 from confluent_kafka import KafkaError
 
 from bridge.delivery.narrowing import (
+    LARGE_REFUSALS_MAX,
     PASSING_STRIKES_MAX,
     REFUSALS_MAX,
     REFUSALS_S,
@@ -233,12 +234,15 @@ def test_a_target_that_refuses_sizes_too_often_is_left_alone_with_large_records(
 ) -> None:
     """Compressed, only the broker can tell whether a record fits; what fits in any case goes on."""
     brokers.topics["t"] = WELL
-    for key in range(REFUSALS_MAX):
+    for key in range(LARGE_REFUSALS_MAX):
+        assert targets.resolve(["t"])["t"].is_well
         found.learn({key: failed("t", 0, KafkaError(KafkaError.MSG_SIZE_TOO_LARGE))}, was_alone=True)
     target = targets.resolve(["t"])["t"]
     assert target.is_wary and target.refusal is None and not target.down
     assert targets._breakers.due(1e9) == [("t", LARGE)]
-    found.learn(several([KafkaError.MSG_SIZE_TOO_LARGE] * 2), was_alone=False)
+    for _ in range(REFUSALS_MAX - LARGE_REFUSALS_MAX):
+        assert not found.findings.put_off
+        found.learn(several([KafkaError.MSG_SIZE_TOO_LARGE] * 2), was_alone=False)
     assert set(found.findings.put_off) == {0, 1}, "what is refused all the same is not large"
 
 

@@ -23,25 +23,33 @@ def complete(version: str) -> tuple[str, ...]:
     return (
         f"spark-sql-kafka-0-10_2.13-{version}.jar",
         f"spark-token-provider-kafka-0-10_2.13-{version}.jar",
-        "kafka-clients-3.9.0.jar",
+        "kafka-clients-3.9.2.jar",
         "commons-pool2-2.12.0.jar",
         "hadoop-bare-naked-local-fs-0.1.0.jar",
     )
 
 
 def test_the_environments_own_jars_are_found() -> None:
-    """`make install` has put the connector beside the environment."""
-    assert {connector.artifact(jar) for jar in connector.jars()} == set(connector.NEEDED)
+    """`make install` has put the connector beside the environment, and the query's sink."""
+    assert {connector.artifact(jar) for jar in connector.jars()} == {*connector.NEEDED, connector.FRAME_WRITER}
 
 
 def test_a_named_directory_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """DELAY_BRIDGE_JARS names another directory, as in images."""
-    put(tmp_path, *complete(pyspark.__version__))
+    put(tmp_path, *complete(pyspark.__version__), connector.FRAME_WRITER)
     monkeypatch.setenv(connector.JARS_VARIABLE, str(tmp_path))
     assert {jar.parent for jar in connector.jars()} == {tmp_path}
 
 
-@pytest.mark.parametrize("names", [(), complete(pyspark.__version__)[:4], complete("3.0.0")])
+@pytest.mark.parametrize(
+    "names",
+    [
+        (),
+        complete(pyspark.__version__)[:4],
+        complete(pyspark.__version__),
+        (*complete("3.0.0"), connector.FRAME_WRITER),
+    ],
+)
 def test_an_incomplete_or_foreign_directory_is_refused(
     names: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

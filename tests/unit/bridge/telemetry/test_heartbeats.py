@@ -21,6 +21,7 @@ import pytest
 from bridge.delivery.dispatcher import Dispatcher
 from bridge.delivery.states import AT_REST
 from bridge.delivery.targets.cache import Targets
+from bridge.delivery.targets.target import LookUp
 from bridge.ingest.ingest import Ingest
 from bridge.ingest.plain_reader import NOTHING, Read
 from bridge.kafka import membership as ownership
@@ -45,6 +46,18 @@ from tests.unit.bridge.telemetry.test_http import ask
 
 SEEN_S: Final = 20.0
 """How long a thread of a busy machine may take until it comes round."""
+LOOK_SOON_S: Final = 0.02
+"""In place of the intervals at which threads come round by themselves."""
+INTERVALS: Final = (
+    "bridge.runtime.app.LOOK_INTERVAL_S",
+    "bridge.runtime.clock_jumps.LOOK_S",
+    "bridge.runtime.credentials.LOOK_INTERVAL_S",
+    "bridge.runtime.maintenance_thread.IDLE_WAIT_S",
+    "bridge.delivery.targets.cache.LOOK_INTERVAL_S",
+    "bridge.ingest.query.ROOM_LOOK_S",
+    "bridge.ingest.query.QUERY_LOOK_S",
+    "bridge.telemetry.http.STOP_LOOK_S",
+)
 
 
 class Gate:
@@ -101,7 +114,9 @@ class Bench:
 
 
 @pytest.fixture
-def bench() -> Iterator[Bench]:
+def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    for interval in INTERVALS:
+        monkeypatch.setattr(interval, LOOK_SOON_S)
     bench = Bench()
     with bench.server:
         yield bench
@@ -359,8 +374,14 @@ def maintenance(bench: Bench, _: Path) -> Iterator[Case]:
 @contextmanager
 def targets(bench: Bench, _: Path) -> Iterator[Case]:
     """Looks a topic up, and no broker answers, not even that it will not."""
-    look_up: Any = lambda _: bench.gate() or {}  # noqa: E731 - a look-up is called, and has methods that are not
-    made = Targets(look_up, bench.clock, bench.hearts.watch("targets", CALLS_S))
+
+    class Silent:
+        is_answered = staticmethod(lambda _: True)
+
+        def __call__(self, _: object) -> Any:
+            return bench.gate() or {}
+
+    made = Targets(cast(LookUp, Silent()), bench.clock, bench.hearts.watch("targets", CALLS_S))
     made.start()
     yield Case(bench, lambda: made.request_refresh(["orders"]))
     made.stop()
@@ -417,10 +438,8 @@ def credentials(bench: Bench, directory: Path) -> Iterator[Case]:
         on_renewed=lambda _: None,
         beat=bench.hearts.watch("credentials", CALLS_S),
     )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bridge.runtime.credentials.LOOK_INTERVAL_S", 0.02)
-        with made:
-            yield Pipe(bench, password)
+    with made:
+        yield Pipe(bench, password)
 
 
 CASES: Final[tuple[tuple[str, Callable[[Bench, Path], AbstractContextManager[Case]]], ...]] = (

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import Any
 
-from bridge.delivery.plan.record_size import record_bytes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bridge.delivery.plan.due_rows import BATCH_BYTES, DueRows, SourceColumns, TargetRows
+from bridge.delivery.plan.record_size import _field, _varint, record_bytes
 from bridge.wire.headers import HeaderList
+from tests.entries import rows_of, timer
+from timerstore.rows.sources import Sources
 
 
 @pytest.mark.parametrize(
@@ -24,3 +32,53 @@ from bridge.wire.headers import HeaderList
 def test_a_record_alone_in_its_batch(key: bytes | None, value: bytes | None, headers: HeaderList, size: int) -> None:
     """Lengths are zigzag varints; null is the length -1."""
     assert record_bytes(key, value, headers) == size
+
+
+def batch_bytes(keys: list[bytes | None], values: list[bytes | None], headers: list[HeaderList], ms: int) -> int:
+    """Of records that were made `ms` after each other, in one batch."""
+    total = BATCH_BYTES
+    for i, (key, value, own) in enumerate(zip(keys, values, headers, strict=True)):
+        body = 1 + _varint(i * ms) + _varint(i) + _field(key) + _field(value) + _varint(len(own))
+        body += sum(_field(n.encode()) + _field(t.encode() if isinstance(t, str) else t) for n, t in own)
+        total += _varint(body) + body
+    return total
+
+
+ENTRIES = st.lists(
+    st.tuples(
+        st.integers(0, 2**63 - 1),
+        st.integers(0, 2**42),
+        st.none() | st.binary(max_size=300),
+        st.none() | st.binary(max_size=3_000),
+        st.lists(st.tuples(st.text("aä", max_size=9), st.none() | st.binary(max_size=200)), max_size=4),
+    ),
+    min_size=1,
+    max_size=60,
+)
+
+
+@given(ENTRIES, st.sampled_from([0, 1, 60_000]), st.integers(500, 20_000), st.sampled_from(["d", "d" * 249]))
+def test_what_is_sent_together_fits_into_a_batch(
+    entries: list[tuple[Any, ...]], ms: int, bytes_max: int, topic: str
+) -> None:
+    """To a topic that takes less than the client puts together: no chunk of more than one record is larger, and
+    what is counted for a record is at most some bytes of framing more than it has."""
+    source = Sources([(topic, 12)])
+    rows = DueRows(
+        rows_of(
+            [
+                (due, 0, offset, timer(topic, 12, offset, due, "t", key=key, value=value, headers=own))
+                for offset, due, key, value, own in entries
+            ]
+        ),
+        SourceColumns(source, {topic: None}),
+    )
+    ids = np.arange(len(entries))
+    batches = list(rows.batches(TargetRows(topic="t", ids=ids, chunk_bytes=bytes_max)))
+    assert np.concatenate([batch.ids for batch in batches]).tolist() == ids.tolist()
+    for batch in batches:
+        headers = list(batch.all_headers())
+        size = batch_bytes(batch.keys, batch.values, headers, ms)
+        assert batch.alone and (len(batch) == 1 or size <= bytes_max)
+        bound = int(rows.batched_sizes(batch.ids).sum()) + BATCH_BYTES
+        assert size <= bound <= size + 35 * len(batch) + 20 * sum(map(len, headers))

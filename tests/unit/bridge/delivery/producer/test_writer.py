@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -207,6 +208,15 @@ def test_careful_sending_names_all_that_failed_and_is_sure_only_of_one_that_was_
     with pytest.raises(Aborted) as aborted:
         told.writer.send(batch(b"b"), careful=True)
     assert aborted.value.was_alone
+
+
+def test_what_is_sent_alone_is_named_though_nothing_has_failed_before(told: Told) -> None:
+    """Its fate is waited for in any case: the first abort tells which record it was."""
+    told.producer.failing = {b"b"}
+    assert told.writer.send(replace(batch(b"a"), alone=True)) == 1
+    with pytest.raises(Aborted) as aborted:
+        told.writer.send(replace(batch(b"b"), alone=True))
+    assert list(aborted.value.failed) == [10] and aborted.value.was_alone
 
 
 @pytest.mark.parametrize(

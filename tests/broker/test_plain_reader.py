@@ -1,0 +1,151 @@
+"""bridge.ingest.plain_reader on a broker: what it hands out, and where it says that partitions end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer, TopicPartition
+
+from bridge.errors import StateError
+from bridge.ingest.ingest import by_source
+from bridge.ingest.plain_reader import PlainReader
+from bridge.settings.clients import librdkafka
+from bridge.wire.decode_epochs import DecodeEpoch, DecodeParameters
+from dev.harness.kafka import Outgoing, Topics, produce
+from dev.harness.waiting import wait_until
+from tests.broker.rig import DEADLINE_S, settings_for
+from tests.system.broker import Broker
+from tests.system.raw import RawRecord, produce_raw
+from timerstore.rows.sources import SourceName
+
+pytestmark = pytest.mark.system
+
+PARAMETERS = DecodeParameters(max_delay_ms=10**9, roll_window_ms=10**9, has_default_target=True)
+HEADERS: list[tuple[str, bytes | None]] = [("delay-for", b"1h")]
+SENT: Any = HEADERS
+"""As the client takes them."""
+
+
+class Reading:
+    """A reader, and everything that it has handed out."""
+
+    def __init__(self, broker: Broker, topic: str, partitions: int) -> None:
+        self.names: list[SourceName] = [(topic, partition) for partition in range(partitions)]
+        all_epochs = dict.fromkeys(self.names, (DecodeEpoch(offset=0, parameters=PARAMETERS),))
+        settings = settings_for(broker.bootstrap, topic)
+        self.reader = PlainReader(librdkafka(settings, "reader"), f"{topic}-reader", all_epochs)
+        self.offsets: dict[SourceName, list[int]] = {name: [] for name in self.names}
+        self.ends: dict[SourceName, int] = {}
+        self.at_end: set[SourceName] = set()
+
+    def until(self, condition: Callable[[], object], until: Mapping[SourceName, int] | None = None) -> None:
+        """Poll until it is so."""
+
+        def met() -> object:
+            read = self.reader.poll(until)
+            for name, offsets in by_source(read.entries):
+                self.offsets[name] += offsets.tolist()
+            self.ends |= read.ends
+            self.at_end |= read.at_end
+            return condition()
+
+        wait_until(met, DEADLINE_S, lambda: f"{self.offsets} {self.ends}")
+
+
+@pytest.fixture
+def reading(broker: Broker) -> Iterator[Callable[..., Reading]]:
+    made: list[Reading] = []
+
+    def make(topic: str, partitions: int = 1) -> Reading:
+        made.append(Reading(broker, topic, partitions))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.reader.close()
+
+
+def test_committed_records_in_their_order_and_the_end_behind_markers(
+    broker: Broker, topics: Topics, reading: Callable[..., Reading]
+) -> None:
+    """Aborted records are not there, the end lies behind the last marker, and an open transaction holds back what
+    follows it."""
+    topic = topics.delay()
+    name = (topic, 0)
+    producer = Producer({"bootstrap.servers": broker.bootstrap, "transactional.id": topic})
+    producer.init_transactions(DEADLINE_S)
+    for is_kept in (True, False):
+        producer.begin_transaction()
+        for _ in range(3):
+            producer.produce(topic, b"v", headers=SENT)
+        producer.flush(DEADLINE_S)
+        (producer.commit_transaction if is_kept else producer.abort_transaction)(DEADLINE_S)
+    mine = reading(topic)
+    mine.reader.assign({name: 0})
+    mine.until(lambda: name in mine.at_end)
+    assert mine.offsets[name] == [0, 1, 2] and mine.ends[name] == 8, "three, a marker, three, a marker"
+    producer.begin_transaction()
+    producer.produce(topic, b"v", headers=SENT)
+    producer.flush(DEADLINE_S)
+    produce(broker.bootstrap, [Outgoing(topic=topic, value=b"v", headers=HEADERS)])
+    mine.at_end.clear()
+    mine.reader.assign({name: 8})
+    mine.until(lambda: name in mine.at_end)
+    assert mine.offsets[name] == [0, 1, 2] and mine.ends[name] == 8
+    producer.commit_transaction(DEADLINE_S)
+    mine.until(lambda: mine.ends[name] == 11)
+    assert mine.offsets[name] == [0, 1, 2, 8, 9]
+
+
+def test_nothing_is_handed_out_beyond_an_end_that_is_asked_for(
+    broker: Broker, topics: Topics, reading: Callable[..., Reading]
+) -> None:
+    """Then the next assignment goes on from there."""
+    topic = topics.delay(partitions=2)
+    for partition, count in enumerate((5_000, 3)):
+        produce(
+            broker.bootstrap,
+            [Outgoing(topic=topic, partition=partition, value=b"v", headers=HEADERS) for _ in range(count)],
+        )
+    mine = reading(topic, 2)
+    a, b = mine.names
+    until = {a: 10, b: 3}
+    mine.reader.assign({a: 0, b: 0})
+    mine.until(lambda: mine.ends == until, until)
+    assert mine.offsets == {a: list(range(10)), b: [0, 1, 2]}
+    mine.reader.assign(mine.ends)
+    mine.until(lambda: mine.ends == {a: 5_000, b: 3} and mine.at_end == {a, b})
+    assert mine.offsets == {a: list(range(5_000)), b: [0, 1, 2]}
+
+
+def test_records_that_are_gone_are_told(broker: Broker, topics: Topics, reading: Callable[..., Reading]) -> None:
+    """Not passed over: they may have been messages."""
+    topic = topics.delay()
+    produce(broker.bootstrap, [Outgoing(topic=topic, value=b"v", headers=HEADERS) for _ in range(10)])
+    for deleted in topics.admin.delete_records([TopicPartition(topic, 0, 5)]).values():
+        deleted.result(DEADLINE_S)
+    mine = reading(topic)
+    mine.reader.assign({(topic, 0): 0})
+    with pytest.raises(StateError, match="deleted before") as raised:
+        mine.until(lambda: False)
+    assert raised.value.code == "DB-4011"
+
+
+def test_what_this_client_cannot_read_is_left_to_spark(
+    broker: Broker, topics: Topics, reading: Callable[..., Reading]
+) -> None:
+    """A header's name that is no UTF-8: neither this record nor what follows in its partition is handed out, and no
+    end is told beyond it."""
+    topic = topics.delay(partitions=2)
+    good = RawRecord(value=b"v", headers=[(b"delay-for", b"1h")])
+    produce_raw(broker.bootstrap, topic, 0, [good, RawRecord(value=b"v", headers=[(b"\xff\xfe", b"1")]), good])
+    produce_raw(broker.bootstrap, topic, 1, [good])
+    mine = reading(topic, 2)
+    a, b = mine.names
+    mine.reader.assign({a: 0, b: 0})
+    mine.until(lambda: mine.ends.get(a) == 1 and b in mine.at_end)
+    for _ in range(3):
+        mine.until(lambda: True)
+    assert mine.offsets == {a: [0], b: [0]} and mine.ends == {a: 1, b: 1}
