@@ -1,5 +1,5 @@
-"""Decoding on Spark: examples by table, and agreement with the pure readers of headers.py on whatever Hypothesis thinks
-of.
+"""Decoding, on Spark and in Python: examples by table, and agreement with each other and with the pure readers of
+headers.py on whatever Hypothesis thinks of.
 
 A Spark job costs tenths of a second whatever its size, so each test decodes all its examples in one.
 """
@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 
 from bridge.ingest.decode import AT_MIN, decode
-from bridge.ingest.finish import ControlHeaders, HeaderLimits
 from bridge.wire import headers as h
 from bridge.wire.decode_epochs import DEFAULT_LEVELS_MS, DecodeEpoch, DecodeEpochs, DecodeParameters
 from bridge.wire.headers import Headers
 from bridge.wire.reasons import RejectReason
+from tests.spark.engines import decoded_by_both
 from timerstore.rows.entry import ENTRY
 
 TS = 1_800_000_000_000
@@ -62,9 +62,8 @@ def table(spark: SparkSession, rows: Sequence[Row]) -> DataFrame:
 def decoded(
     spark: SparkSession, rows: Sequence[Row], all_epochs: Mapping[tuple[str, int], DecodeEpochs] = ONE
 ) -> list[Row]:
-    """The entries of the records, in order."""
-    entries = HeaderLimits(all_epochs).applied(decode(table(spark, rows), all_epochs).toArrow())
-    entries = ControlHeaders(all_epochs).taken_out(entries)
+    """The entries of the records, in order, of which both engines make the same."""
+    entries = decoded_by_both(table(spark, rows), rows, all_epochs)
     assert entries.schema.names == ENTRY.names
     assert entries.cast(ENTRY).num_rows == len(rows)
     assert [field.type for field in entries.schema if not pa.types.is_list(field.type)] == [

@@ -1,4 +1,4 @@
-"""Records of other schedulers' producers, decoded on Spark."""
+"""Records of other schedulers' producers, decoded on Spark and in Python."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from bridge.delivery.plan.dead_letters import dead_letters, held, is_held
 from bridge.delivery.plan.due_rows import DueRows, SourceColumns
-from bridge.ingest.decode import decode
-from bridge.ingest.finish import ControlHeaders, HeaderLimits
 from bridge.wire.decode_epochs import DecodeEpoch, DecodeEpochs
 from bridge.wire.dialects import DIALECTS, NATIVE
 from bridge.wire.reasons import RejectReason
 from tests.entries import rows_of
+from tests.spark.engines import decoded_by_both
 from tests.spark.test_decode import COPY, PARAMETERS, TS, record, table
 from timerstore.rows.entry import Kind
 from timerstore.rows.sources import Sources
@@ -35,11 +36,8 @@ def decoded(
     spark: SparkSession, rows: list[dict[str, Any]], all_epochs: Mapping[tuple[str, int], DecodeEpochs] = ALL_EPOCHS
 ) -> list[dict[str, Any]]:
     """The entries, their headers as pairs."""
-    entries = HeaderLimits(all_epochs).applied(decode(table(spark, rows), all_epochs).toArrow())
-    return [
-        {**row, "headers": [(h["key"], h["value"]) for h in row["headers"] or []]}
-        for row in ControlHeaders(all_epochs).taken_out(entries).to_pylist()
-    ]
+    entries = decoded_by_both(table(spark, rows), rows, all_epochs).to_pylist()
+    return [{**row, "headers": [(h["key"], h["value"]) for h in row["headers"] or []]} for row in entries]
 
 
 TIMERS: list[tuple[str, Some, dict[str, Any]]] = [
@@ -193,3 +191,43 @@ def test_no_dialect_shares_a_header_with_another(name: str) -> None:
     others = {header for other, dialect in DIALECTS.items() if other != name for header in dialect.names}
     assert not others & set(DIALECTS[name].names)
     assert not any(header.startswith("delay-") for header in DIALECTS[name].names)
+
+
+_NAMES = sorted({name for dialect in DIALECTS.values() for name in dialect.names} | {"delay-for", "delay-id", "own"})
+_VALUES = st.one_of(
+    st.none(),
+    st.integers(-5, 2 * TS).map(lambda number: str(number).encode()),
+    st.integers(0, 10**10).map(lambda number: f" {number}\n".encode()),
+    st.sampled_from([b"", b"cancel", b" cancel", b"t", b"1s", b"\xff", str(TS + 5).encode(), str(AT).encode()]),
+)
+_EPOCHS: DecodeEpochs = tuple(
+    DecodeEpoch(offset=100 * number, parameters=replace(LIMITED, dialect=name, has_default_target=True))
+    for number, name in enumerate((NATIVE, *DIALECTS))
+)
+
+
+@settings(
+    max_examples=8, deadline=None, phases=(Phase.explicit, Phase.generate), suppress_health_check=list(HealthCheck)
+)
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.tuples(st.sampled_from(_NAMES), _VALUES), max_size=5),
+            st.integers(0, 100 * len(_EPOCHS) + 50),
+            st.none() | st.binary(max_size=3),
+            st.none() | st.binary(max_size=3),
+            st.booleans(),
+        ),
+        min_size=60,
+        max_size=120,
+    )
+)
+def test_both_engines_agree_on_whatever_a_dialect_may_be_written_like(
+    spark: SparkSession, drawn: list[tuple[list[tuple[str, bytes | None]], int, bytes | None, bytes | None, bool]]
+) -> None:
+    """All dialects, each in its epoch of one partition, and copies among them."""
+    rows = []
+    for headers, offset, key, value, is_copy in drawn:
+        copy = [("delay-copy-origin", b"0"), *((n, str(v).encode()) for n, v in COPY[1:])] if is_copy else []
+        rows.append(record(*copy, *headers, topic="mixed", offset=offset, key=key, value=value))
+    assert len(decoded(spark, rows, {("mixed", 0): _EPOCHS})) == len(rows)
