@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import queue
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -79,7 +80,7 @@ class Query:
     def hand_over(self, table: pa.Table, end: int) -> None:
         """As Spark does: the log of offsets first, then the batch."""
         text = "\n".join(("v1", "{}", json.dumps({"delay": {"0": end}})))
-        if self._directory.is_dir():  # else the query has ended
+        with suppress(FileNotFoundError):  # the query has ended, or does so meanwhile
             (self._directory / "offsets").mkdir(exist_ok=True)
             (self._directory / "offsets" / str(self._batches)).write_text(text)
         self._take(SimpleNamespace(toArrow=lambda: table), self._batches)
