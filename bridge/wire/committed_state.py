@@ -22,7 +22,7 @@ Pure: no IO, no clock.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -114,6 +114,11 @@ class CommittedState:
     def metadata(self) -> str:
         """The text for Kafka; raises StateError when it is longer than Kafka takes."""
         return encode(self)
+
+
+def are_same_progress(states: Mapping[SourceName, CommittedState], others: Mapping[SourceName, CommittedState]) -> bool:
+    """Whether they say the same of every partition that is in both."""
+    return all(states[name].is_same_progress(others[name]) for name in states.keys() & others.keys())
 
 
 def encode(state: CommittedState) -> str:

@@ -11,6 +11,7 @@ from confluent_kafka import KafkaError
 
 from bridge.delivery.plan.partitioner import murmur2
 from bridge.delivery.targets.target import Target
+from bridge.errors import InternalError
 from bridge.wire import headers as h
 from tests.model.dispatch_rig import DELAY, LETTERS, OF_A_TOPIC, DispatchRig, ScriptedLookUp
 from tests.model.scripted_kafka import PLACE_CODES, Fault
@@ -163,6 +164,17 @@ def test_good_records_for_a_target_that_refuses_others_are_delivered(rig: Dispat
         rig.timer(i % 3, 5, "bills", key=None if i % 2 else b"k")
     deliver_all(rig, 3_000)
     assert (rig.delivered["bills"], rig.ends["dead"]) == (500, 500)
+
+
+def test_a_store_on_states_from_before_the_last_commit_is_refused(rig: DispatchRig) -> None:
+    """They were read while a transaction was open that has been committed since: all of it would be delivered again."""
+    before = rig.read_committed(rig.owned)
+    rig.timer(0, 0, "orders")
+    deliver_all(rig)
+    rig.dispatcher.quiesce()
+    rig.store.close()
+    with pytest.raises(InternalError, match="behind the last commit"):
+        rig.open_store(before)
 
 
 @pytest.mark.parametrize("step", ["report", "silence"])
