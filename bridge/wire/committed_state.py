@@ -169,7 +169,7 @@ def decode_metadata(source: SourceName, offset: int, metadata: str | None) -> Co
         return _decode_fields(source, offset, fields)
     except NewerFormat as newer:
         raise _newer(source, newer) from newer
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise _unreadable(source, error) from error
 
 
