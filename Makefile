@@ -79,10 +79,11 @@ PARALLEL := --numprocesses 3 --dist loadfile
 test: install
 	$(BIN)/python -m pytest $(PARALLEL) $(PYTEST_ARGS)
 
-# Tests are marked by what they need (tests/conftest.py); properties and machines try few examples here.
-# What pytest makes of 200 files is kept for the next run, where an environment says otherwise too: each process saves 4 s.
+# Tests are marked by what they need (tests/conftest.py); properties and machines try few examples here. They keep two
+# cores busy: a third process takes longer. What pytest makes of 200 files is kept for the next run, where an environment
+# says otherwise too: each process saves 4 s.
 check: lint
-	HYPOTHESIS_PROFILE=check PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest $(PARALLEL) -m "not (system or broker or jvm)" $(PYTEST_ARGS)
+	HYPOTHESIS_PROFILE=check PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m "not (system or broker or jvm)" $(PYTEST_ARGS)
 
 nightly: install
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest --numprocesses 2 tests/model $(PYTEST_ARGS)

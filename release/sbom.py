@@ -53,11 +53,12 @@ class Coordinates(NamedTuple):
 
 
 def jars(spark: Path, connector: Path) -> list[Path]:
-    """The jars in the image: PySpark's but for those it leaves out, and the connector's."""
+    """The jars in the image that others made: PySpark's but for those it leaves out, and the connector's."""
     patterns = [f"{pattern}.jar" for pattern in lines(UNUSED)]
     found = {jar.relative_to(spark).as_posix(): jar for jar in spark.rglob("*.jar")}
     kept = [jar for name, jar in found.items() if not any(fnmatch(name, pattern) for pattern in patterns)]
-    return sorted([*kept, *connector.glob("*.jar")], key=lambda jar: jar.name)
+    others = [jar for jar in connector.glob("*.jar") if not jar.name.startswith("delay-bridge-")]
+    return sorted([*kept, *others], key=lambda jar: jar.name)
 
 
 def jar_component(jar: Path) -> Component:

@@ -12,6 +12,8 @@ IS_NIGHTLY: Final = PROFILE == "nightly"
 """Whether tests marked `nightly` run, and others go on for longer."""
 EXAMPLES: Final = 40 if PROFILE == "check" else 100
 """Of a property that does not say how many."""
+HUNDREDS: Final = 30 if PROFILE == "check" else 100
+"""Of messages, in a test whose promise holds for any number of them."""
 
 
 def of_a_machine(*, check: int, ci: int, nightly: int, steps: int) -> settings:

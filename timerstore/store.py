@@ -2,7 +2,7 @@
 
 Four threads meet here, each with a few methods:
 
-    ingest       append            a micro-batch goes in; blocks while there is no room (the flow control)
+    ingest       append            a batch goes in; blocks while there is no room (the flow control)
     dispatcher   begin, wait       what is due comes out, with the (O, P) that finishes it
     maintenance  wheel.*           the next window is loaded (timer_wheel.py)
                  maintenance.*     flush, reclaim, compaction (maintenance.py)
@@ -98,7 +98,7 @@ class TimerStore:
     # ---- ingest
 
     def append(self, entries: pa.Table, ends: Mapping[SourceName, int], now_ms: int) -> int:
-        """Take in a micro-batch; see `Ingest.append`."""
+        """Take in a batch; see `Ingest.append`."""
         return self._ingest.append(entries, ends, now_ms)
 
     def has_room(self) -> bool:

@@ -42,7 +42,7 @@ from bridge.kafka.errors import Fault, Meaning, fenced
 from bridge.kafka.membership import Membership
 from bridge.settings.time_budgets import USUAL, TimeBudgets
 from bridge.telemetry.metrics import Metrics
-from bridge.wire.committed_state import CommittedState
+from bridge.wire.committed_state import CommittedState, are_same_progress
 from timerstore.clock import Clock
 from timerstore.operations.transaction import Rows
 from timerstore.rows.sources import SourceName
@@ -142,11 +142,15 @@ class Dispatcher:
         """Deliver from `store`, which was opened on `states`, read when there had been `revocations` (of `Membership`).
 
         Only while held. With the same store as before, a transaction whose outcome is unknown is resolved first.
+        Raises InternalError for states from before the last commit: what that has delivered would be delivered again.
         """
         with self._life.changed:
             if self._thread is not None and not (self._life.is_asked(Request.HOLD) and self.state in AT_REST):
                 raise bug("the dispatcher is running", code="DB-7002")
             if store is not self._store:
+                is_known = revocations == self._revocations and self._unanswered is None  # nothing else commits for us
+                if is_known and not are_same_progress(self._states, states):
+                    raise bug("the store lies behind the last commit", code="DB-7002")
                 self._store, self._unanswered = store, None
                 self._states = dict(states)
                 self._narrowing.clear()

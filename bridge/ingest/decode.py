@@ -7,7 +7,7 @@ of the moment.
 
 How it is fast. Each `select` is a stage whose columns are used more than once in the next, so that the optimizer keeps
 the stages apart and computes nothing twice. Headers are looked up by `array_position`, and nowhere is a lambda: it
-would keep its stage out of whole-stage code, and each task of each micro-batch would generate code anew. What would
+would keep its stage out of whole-stage code, and be interpreted for each record. What would
 need one, taking the control headers out of a record's own, is done in Arrow (`own_headers`), as is what would have to
 copy every header to measure it (`header_limits`). Groups of stages become methods of their own (`_bounded`), short
 enough for HotSpot to compile. Cheap patterns stand before expensive ones.

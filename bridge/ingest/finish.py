@@ -1,8 +1,7 @@
 """The second half of decoding, in Arrow: what Catalyst would do with a lambda or a copy of every header.
 
-A lambda keeps its whole stage out of generated code, and every task of every micro-batch then pays for generating what
-is left. Here each step is a few vector operations, and nothing at all for records that carry control headers only
-(`decode` leaves their `headers` null). In this order:
+A lambda keeps its whole stage out of generated code. Here each step is a few vector operations, and nothing at all for
+records that carry control headers only (`decode` leaves their `headers` null). In this order:
 
 1. Originals whose headers are larger than `limits.header_bytes` become rejects, with all their headers. Those of a
    dialect are left to `decode`: their headers as they were are gone when they arrive here.
@@ -182,7 +181,7 @@ def _are_in(names: pa.Array, wanted: pa.Array) -> Bools:
 
 
 def with_cancels(entries: pa.Table) -> pa.Table:
-    """A micro-batch of `entry.ENTRY` rows, and a row of kind CANCEL for every timer that replaces without a key.
+    """A batch of `entry.ENTRY` rows, and a row of kind CANCEL for every timer that replaces without a key.
 
     The new row has the timer's offset; it covers what has an origin below that, hence never the timer itself.
     """

@@ -398,7 +398,7 @@ class Ingest:
                     "added.",
                     slots=query.slots(),
                     partitions=len(self._committed),
-                    code="DB-3025",
+                    code="DB-3030",
                 )
 
     def _read_up_to_committed(self, query: Query) -> None:

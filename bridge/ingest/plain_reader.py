@@ -113,7 +113,7 @@ class PlainReader:
                 "the consumer of the delay topics has failed",
                 hint="Check the brokers, and the log above.",
                 reason=error.str(),
-                code="DB-3022",
+                code="DB-3031",
             )
 
     def _leave(self, name: SourceName) -> None:

@@ -31,7 +31,7 @@ NEEDED: Final = (
     f"spark-token-provider-kafka-0-10_{SCALA}",
     "kafka-clients",
     "commons-pool2",
-    # Hadoop's local file system, without its native library, runs `chmod` for each file: twice a micro-batch.
+    # Hadoop's local file system, without its native library, runs `chmod` for each file that it writes.
     "hadoop-bare-naked-local-fs",
 )
 FRAME_WRITER: Final = "delay-bridge-frames.jar"

@@ -37,7 +37,7 @@ def install(into: Path) -> Path:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise EnvironmentFailure(
-                f"{SOURCE.name} does not compile", hint=done.stderr[-2000:], version=pyspark.__version__, code="DB-3023"
+                f"{SOURCE.name} does not compile", hint=done.stderr[-2000:], version=pyspark.__version__, code="DB-3032"
             )
         made = into / f".{jar.name}.{os.getpid()}"
         with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -52,7 +52,7 @@ def _javac() -> str:
     found = str(Path(home, "bin", "javac")) if home else shutil.which("javac")
     if found is None or shutil.which(found) is None:
         raise EnvironmentFailure(
-            "there is no Java compiler", hint="Install a JDK 17 (Debian: openjdk-17-jdk-headless).", code="DB-3024"
+            "there is no Java compiler", hint="Install a JDK 17 (Debian: openjdk-17-jdk-headless).", code="DB-3033"
         )
     return found
 

@@ -243,11 +243,12 @@ class Ownership:
     def _committed(self, partitions: list[TopicPartition], timeout_s: float) -> list[TopicPartition]:
         return self._client().committed(partitions, timeout=timeout_s)
 
-    def commit_states(self, states: Mapping[SourceName, CommittedState]) -> None:
-        """Commit states outside of a transaction: first use. As `commit_offsets`."""
-        self.commit_offsets(
-            [TopicPartition(*name, state.offset, state.metadata()) for name, state in sorted(states.items())]
-        )
+    def commit_states(self, states: Mapping[SourceName, CommittedState], owned: frozenset[SourceName]) -> bool:
+        """Commit states outside of a transaction: first use. As `commit_offsets`; nothing is committed when exactly
+        `owned` is not ours any more (another instance may have begun). Returns whether it was.
+        """
+        offsets = [TopicPartition(*name, state.offset, state.metadata()) for name, state in sorted(states.items())]
+        return self._commit(offsets, lambda: self._owned == owned)
 
     def commit_offsets(self, offsets: Sequence[TopicPartition]) -> None:
         """Commit outside of a transaction, as a member of the group. One request, which the broker stores as a whole.
@@ -255,8 +256,19 @@ class Ownership:
         Raises FencedError when we are no member any more, EnvironmentFailure when it cannot be done; after the latter
         it may have happened.
         """
+        self._commit(offsets, lambda: True)
+
+    def _commit(self, offsets: Sequence[TopicPartition], may_be_made: Callable[[], bool]) -> bool:
+        """`may_be_made` is asked by the polling thread: no partition comes or goes from then on until it is made."""
+
+        def commit() -> bool:
+            if not may_be_made():
+                return False
+            self._commit_offsets(list(offsets))
+            return True
+
         try:
-            self._mailbox.call(lambda: self._commit_offsets(list(offsets)), COMMIT_TIMEOUT_S)
+            return self._mailbox.call(commit, COMMIT_TIMEOUT_S)
         except Unanswered as unanswered:
             raise EnvironmentFailure(
                 "cannot commit the offsets",

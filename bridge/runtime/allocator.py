@@ -2,7 +2,7 @@
 
 By default each thread may have an arena of its own, and what is freed is kept: the size from which an array is mapped
 by itself, and goes back when it is freed, rises to that of the largest one there was, up to 32 MiB. What lies between
-the pieces of micro-batches then stays resident for good: some 150 MiB of it with ten million pending (bench, pending).
+the pieces of batches then stays resident for good: some 150 MiB of it with ten million pending (bench, pending).
 """
 
 from __future__ import annotations

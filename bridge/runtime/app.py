@@ -372,7 +372,7 @@ class Application:
         if not self._events.empty():
             return  # out of date already
         if pipeline.start():
-            self._health.enter("connecting", reasons=("waiting for the producer",))
+            self._health.enter("connecting", reasons=("waiting for the producer and for all partitions",))
             self._look(context)
 
     def _stop_pipeline(self) -> None:

@@ -28,15 +28,14 @@ from bridge.spark.errors import named_failure
 LOG_LEVEL: Final = "ERROR"
 JVM_OPTIONS: Final = " ".join(
     (
-        # A young generation that holds what a micro-batch leaves behind: a smaller one passes it on to the old one, a
-        # larger one costs memory.
+        # A young generation that holds what is on its way: a smaller one passes it on, a larger one costs memory.
         "-XX:+UseSerialGC -Xmn120m -Xss4m",
         # The heap begins where load will have it, and shrinks to what lives when there is none: by default it would
         # begin at a 64th of the machine's memory, and keep more than half of itself free.
         "-XX:InitialHeapSize=256m -XX:MinHeapSize=128m -XX:MinHeapFreeRatio=20 -XX:MaxHeapFreeRatio=40",
         # What the compiler has used is given back. (The first Java 17 do not know the option.)
         "-XX:+IgnoreUnrecognizedVMOptions -XX:TrimNativeHeapInterval=10000",
-        # One task at a time makes Arrow's batches: one arena for them is enough.
+        # One connection makes Arrow's batches: one arena for them is enough.
         "-Dio.netty.allocator.numDirectArenas=1 -Dio.netty.allocator.numHeapArenas=0",
         "-XX:+ExitOnOutOfMemoryError",
     )
@@ -47,22 +46,7 @@ DEFAULTS: Final = {
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.shuffle.partitions": "2",
-    # For each micro-batch, Spark plans anew. What it need not do: tell a UI about it, and try what never applies here.
     "spark.sql.ui.explainMode": "simple",
-    "spark.sql.optimizer.excludedRules": ",".join(
-        f"org.apache.spark.sql.{rule}"
-        for rule in (
-            "catalyst.optimizer.FoldablePropagation",
-            "catalyst.optimizer.MergeScalarSubqueries",
-            "catalyst.optimizer.OptimizeCsvJsonExprs",
-            "catalyst.optimizer.OptimizeOneRowRelationSubquery",
-            "catalyst.optimizer.RemoveRedundantAliases",
-            "catalyst.optimizer.SimplifyBinaryComparison",
-            "catalyst.optimizer.SimplifyConditionals",
-            "execution.datasources.PruneFileSourcePartitions",
-            "execution.datasources.SchemaPruning",
-        )
-    ),
     "spark.sql.streaming.metricsEnabled": "false",
     "spark.sql.streaming.numRecentProgressUpdates": "2",
     "spark.sql.streaming.minBatchesToRetain": "2",

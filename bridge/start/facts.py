@@ -38,10 +38,10 @@ def plan_start(
         decision = decide(gather())
         if isinstance(decision, StartPlan):
             return decision
-        mine = decision.of_owner(owned)
-        for states in mine:
-            group.commit_states(states)
-        if not mine and clock.monotonic_s() > deadline_s:
+        made = [group.commit_states(states, owned) for states in decision.of_owner(owned)]
+        if made and all(made):
+            continue
+        if not made and clock.monotonic_s() > deadline_s:
             raise EnvironmentFailure(
                 "another instance did not make the first commits of a delay topic",
                 hint="The instance that owns the topic's partition 0 makes them: look into its log.",
@@ -49,8 +49,7 @@ def plan_start(
                 waited_s=timeout_s,
                 code="DB-3010",
             )
-        if not mine:
-            group.wait(LOOK_S)
+        group.wait(LOOK_S)
     return None
 
 

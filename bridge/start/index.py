@@ -41,10 +41,8 @@ def find_index(settings: Settings, cluster: Cluster, now_ms: int) -> Found:
     """Lock store.directory, and read its checkpoint. Raises EnvironmentFailure, StateError."""
     topic_ids = cluster.topic_ids(sorted(settings.delay_topics))
     identity = Identity(cluster_id=cluster.describe().cluster_id, topic_ids=topic_ids)
-    directory = settings.store.directory
-    directory.mkdir(parents=True, exist_ok=True)
     with as_bridge_errors():
-        found = recovery.find(directory, identity, now_ms)
+        found = recovery.find(settings.store.directory, identity, now_ms)
     for report in found.reports:
         log.error("checkpoint-corrupt", report=report)
     return found

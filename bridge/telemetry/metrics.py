@@ -132,7 +132,7 @@ class Metrics:
         self._window = self._duration("window", "Loading one window from the TimerLog into memory.")
         self._compaction = self._duration("compaction", "Rewriting one window of segments that become one.")
         self._transaction = self._duration("transaction", "One transaction, from its first record to its commit.")
-        self._batch = self._duration("ingest_batch", "One micro-batch of a delay topic, from Kafka into the store.")
+        self._batch = self._duration("ingest_batch", "Entries of delay topics that came together, into the store.")
 
     def bind(self, snapshot: Callable[[], StoreSnapshot]) -> None:
         """From now on the gauges are read from here: the store is opened later than the port."""
@@ -196,7 +196,7 @@ class Metrics:
         self._compaction.observe(seconds)
 
     def observe_batch(self, seconds: float) -> None:
-        """A micro-batch was taken in."""
+        """A frame, or what the plain reader has read at once, was taken in."""
         self._batch.observe(seconds)
 
     def _counter(self, name: str, text: str, *labels: str, known: Iterable[str] = ()) -> Counter:

@@ -22,7 +22,7 @@ Pure: no IO, no clock.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -116,6 +116,11 @@ class CommittedState:
         return encode(self)
 
 
+def are_same_progress(states: Mapping[SourceName, CommittedState], others: Mapping[SourceName, CommittedState]) -> bool:
+    """Whether they say the same of every partition that is in both."""
+    return all(states[name].is_same_progress(others[name]) for name in states.keys() & others.keys())
+
+
 def encode(state: CommittedState) -> str:
     """A state's metadata. Raises StateError when it is too long (epochs after very many changes)."""
     p = state.position
@@ -164,7 +169,7 @@ def decode_metadata(source: SourceName, offset: int, metadata: str | None) -> Co
         return _decode_fields(source, offset, fields)
     except NewerFormat as newer:
         raise _newer(source, newer) from newer
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise _unreadable(source, error) from error
 
 

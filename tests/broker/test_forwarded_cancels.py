@@ -41,7 +41,7 @@ def due_rows(*entries: dict[str, Any]) -> DueRows:
 
 
 def table(*entries: dict[str, Any]) -> pa.Table:
-    """Entries as a micro-batch has them."""
+    """Entries as a batch has them."""
     rows = [{**e, "headers": [{"key": k, "value": v} for k, v in e["headers"]]} for e in entries]
     return pa.Table.from_pylist(rows, schema=ENTRY)
 

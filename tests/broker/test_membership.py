@@ -96,8 +96,21 @@ def test_a_second_instance_of_the_same_name_fences_the_first(broker: Broker, top
             assert other.fatal == []
             with pytest.raises((FencedError, EnvironmentFailure)):
                 first.commit_states(
-                    {(delay, 0): initial_state(offset=0, topic_id="x", partitions=1, parameters=PARAMETERS)}
+                    {(delay, 0): initial_state(offset=0, topic_id="x", partitions=1, parameters=PARAMETERS)},
+                    frozenset({(delay, 0), (delay, 1)}),
                 )
+
+
+def test_first_commits_for_another_assignment_are_not_made(broker: Broker, topics: Topics) -> None:
+    """They were decided on before partitions came or went: another instance may have committed progress since."""
+    delay = topics.delay(partitions=2)
+    first = initial_state(offset=0, topic_id="x", partitions=2, parameters=PARAMETERS)
+    with member(settings_for(broker.bootstrap, delay)) as (ownership, _):
+        wait_owned(ownership, 2)
+        assert not ownership.commit_states({(delay, 0): first}, frozenset({(delay, 0)}))
+        assert ownership.read_committed_states([(delay, 0)]) == {(delay, 0): None}
+        assert ownership.commit_states({(delay, 0): first}, ownership.assignment())
+        assert ownership.read_committed_states([(delay, 0)]) == {(delay, 0): first}
 
 
 @pytest.mark.parametrize("strategy", ["roundrobin", "cooperative-sticky"])
@@ -234,7 +247,7 @@ def test_resetting_to_committed_gives_up_only_what_is_gone(broker: Broker, topic
         wait_owned(ownership, 2)
         states = settled(ownership, settings)
         done = {name: replace(state, offset=3, position=(7, delay, 0, 2)) for name, state in states.items()}
-        ownership.commit_states(done)
+        assert ownership.commit_states(done, frozenset(done))
     [future] = topics.admin.delete_records([TopicPartition(delay, 0, 5)]).values()
     future.result(DEADLINE_S)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -16,21 +17,24 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public, but
 
 from bridge.delivery.plan.backoff import RetryPolicy
 from bridge.delivery.plan.record_size import record_bytes
+from bridge.settings.clients import HEADER_ALLOWANCE_BYTES
 from bridge.wire import headers as h
 from dev.harness.kafka import Topics, read_committed
 from dev.harness.waiting import wait_until
 from tests.broker.rig import DEADLINE_S, Rig
 from tests.entries import reject, timer
 from tests.system.broker import Broker
+from timerstore.rows.entry import Kind
+from timerstore.rows.position import AT_MIN
 
 pytestmark = pytest.mark.system
 
 ABORTS_MAX = 10
 
 
-def delay_topic(topics: Topics, partitions: int = 1, **config: str) -> str:
+def delay_topic(topics: Topics, partitions: int = 1, config: Mapping[str, str] | None = None) -> str:
     """A delay topic with its dead-letter topic."""
-    name = topics.delay(partitions=partitions, config=config)
+    name = topics.delay(partitions=partitions, config=dict(config or {}))
     dead = NewTopic(f"{name}.dlt", num_partitions=1, replication_factor=1)
     topics.admin.create_topics([dead])[f"{name}.dlt"].result(DEADLINE_S)
     return name
@@ -154,3 +158,48 @@ def test_a_dead_letter_without_a_topic_holds_its_own_partition_only(broker: Brok
         wait_until(lambda: sum(rig.tally.by_reason.values()) == 1, 2 * DEADLINE_S, "the letter is written")
     [letter] = read_committed(broker.bootstrap, f"{delay}.dlt")
     assert letter.value == bytes(500)
+
+
+def test_letters_that_together_are_more_than_a_batch_of_their_topic_cost_no_abort(
+    broker: Broker, topics: Topics
+) -> None:
+    """The client would send them as one batch. They go out in parts, before what is due for a target."""
+    delay, target = delay_topic(topics, config={"max.message.bytes": "20000"}), topics.create()
+    reconfigure(topics, f"{delay}.dlt", "max.message.bytes", str(20_000 + HEADER_ALLOWANCE_BYTES))
+    with Rig(broker.bootstrap, delay) as rig:
+        rejects = [reject(delay, 0, i, rig.clock.now_ms(), "no-time", value=os.urandom(1_000)) for i in range(3_000)]
+        rig.add([*rejects, due(rig, len(rejects), target)])
+        rig.start()
+        rig.wait_delivered()
+        assert (rig.tally.aborted, rig.tally.by_reason) == (0, {"no-time": len(rejects)})
+
+
+def test_letters_that_are_larger_than_their_topic_takes_cost_no_abort(broker: Broker, topics: Topics) -> None:
+    """They are put off in the delay topic where that takes them, and are cut where it does not; the others are written
+    whole, and what is due for a target is delivered."""
+    delay, target = delay_topic(topics, config={"max.message.bytes": "40000"}), topics.create()
+    reconfigure(topics, f"{delay}.dlt", "max.message.bytes", "10000")
+    with Rig(broker.bootstrap, delay) as rig:
+        sizes = [100, 20_000, 39_000] * 100
+        now_ms = rig.clock.now_ms()
+        rejects = [reject(delay, 0, i, now_ms, "no-time", value=bytes(size)) for i, size in enumerate(sizes)]
+        rig.add([*rejects, due(rig, len(rejects), target)])
+        rig.start()
+        rig.wait_delivered()
+        assert (rig.tally.aborted, rig.tally.by_reason) == (0, {"no-time": 200})
+        assert rig.tally.by_retry == {"dead-letter-topic": 100}
+    letters = read_committed(broker.bootstrap, f"{delay}.dlt")
+    assert sorted(len(letter.value or b"") for letter in letters) == [0] * 100 + [100] * 100
+
+
+def test_cancels_that_together_are_more_than_a_batch_of_the_delay_topic_cost_no_abort(
+    broker: Broker, topics: Topics
+) -> None:
+    """Those without a key are sent on in parts."""
+    delay, target = delay_topic(topics, partitions=2, config={"max.message.bytes": "20000"}), topics.create()
+    with Rig(broker.bootstrap, delay) as rig:
+        cancels = [timer(delay, 0, i, 0, None, kind=int(Kind.CANCEL), id=f"id-{i}", key=None) for i in range(5_000)]
+        rig.add([*({**each, "at": AT_MIN} for each in cancels), due(rig, len(cancels), target)])
+        rig.start()
+        rig.wait_delivered()
+        assert (rig.tally.aborted, rig.tally.forwarded) == (0, len(cancels))

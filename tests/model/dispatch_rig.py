@@ -285,9 +285,10 @@ class DispatchRig:
         self._refreshed_s = self.clock.monotonic_s()
         self.open_store()
 
-    def open_store(self) -> None:
-        """Another store, for the partitions that are ours now; the dispatcher goes on."""
-        states = {name: decode_metadata(name, *self.kafka.offsets[name]) for name in self.owned}
+    def open_store(self, states: Mapping[SourceName, CommittedState] | None = None) -> None:
+        """Another store, for the partitions that are ours now (on these states: None: Kafka's); the dispatcher goes
+        on."""
+        states = states or {name: decode_metadata(name, *self.kafka.offsets[name]) for name in self.owned}
         store = SteppedStore.open(
             recovery.find(self.directory / "store", IDENTITY, self.clock.now_ms()),
             partitions=SOURCES,
@@ -346,7 +347,7 @@ class DispatchRig:
             partitions=frozenset(self.owned), revocations=self.revocations, metadata=self.kafka.generation
         )
 
-    def read_committed(self, names: Collection[SourceName]) -> Mapping[SourceName, CommittedState | None]:
+    def read_committed(self, names: Collection[SourceName]) -> Mapping[SourceName, CommittedState]:
         if self.kafka.are_pending(list(names)):
             raise EnvironmentFailure("offsets are pending", hint="Scripted.")
         return {name: decode_metadata(name, *self.kafka.offsets[name]) for name in names}

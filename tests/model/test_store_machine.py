@@ -277,7 +277,7 @@ class StoreMachine(RuleBasedStateMachine):
         return self.store.has_room() and any(self.ingested[name] < len(self.log[name]) for name in self.owned)
 
     def ingest(self, upto: int, replay: int) -> None:
-        """A micro-batch of every partition; sometimes it begins with records that were seen before."""
+        """A batch of every partition; sometimes it begins with records that were seen before."""
         if not self.store.has_room():
             return
         batch: list[Record] = []

@@ -62,7 +62,7 @@ def site(broker: Broker, topics: Topics, tmp_path_factory: pytest.TempPathFactor
         target = topics.create("warm")
         headers = [("delay-for", b"0"), ("delay-topic", target.encode())]
         produce(broker.bootstrap, [Outgoing(topic=delay, headers=headers)])
-        # The first micro-batch takes its time, and the short topic keeps nothing for that long on a busy machine.
+        # A start takes its time, and the short topic keeps nothing for that long on a busy machine.
         site.receive(target, 1)
         yield site
 

@@ -1,4 +1,4 @@
-"""Cancels: what a micro-batch cancels, and which timers are cancelled already (invariant I7).
+"""Cancels: what a batch cancels, and which timers are cancelled already (invariant I7).
 
 A cancel, or a timer that replaces, read at offset c leaves a tombstone (its id, c), whether or not it is finished
 itself. A timer of the same source and id is *covered* when its origin offset is below c. Covered timers stay where they

@@ -1,4 +1,4 @@
-"""Ingest: a micro-batch goes into the store; the flow control of the stream."""
+"""Ingest: a batch goes into the store; the flow control of the stream."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Ingest:
         self._one_at_a_time = threading.Lock()
 
     def append(self, entries: pa.Table, ends: Mapping[SourceName, int], now_ms: int) -> int:
-        """Take in a micro-batch of `entry.ENTRY` rows, read at `now_ms`; `ends` are the exclusive end offsets it
+        """Take in a batch of `entry.ENTRY` rows, read at `now_ms`; `ends` are the exclusive end offsets it
         reaches, by source.
 
         Blocks while there is no room. Rows below the next expected offset (a batch seen before) and finished ones are

@@ -25,7 +25,7 @@ every row has exactly one at any time.
     forwarded      NOTHING       a cancel without a key, not forwarded yet          FORWARD
     rolls          ROLL          a copy is not possible                             LETTER    too-large
     given_up       RETRY         no attempt is left, or a copy is not possible      LETTER    the same
-    letters_down   LETTER        its dead-letter topic fails, a copy is possible:
+    letters_down   LETTER        its topic fails, or it is too large for it; a copy is possible:
                                  a timer                                            RETRY     dead-letter-topic
                                  a record that decoding rejected                    HOLD      dead-letter-topic
 
@@ -46,7 +46,7 @@ import numpy.typing as npt
 
 from bridge.delivery.plan.backoff import RetryPolicy
 from bridge.delivery.plan.copies import copies, copy_sizes
-from bridge.delivery.plan.dead_letters import is_held, reason_of
+from bridge.delivery.plan.dead_letters import DETAIL_CHARS_MAX, dead_letters, is_held, reason_of
 from bridge.delivery.plan.due_rows import DueRows, Ids, TargetRows
 from bridge.delivery.plan.forwarded_cancels import Forwards
 from bridge.delivery.plan.overdue import BURST_MS
@@ -91,6 +91,8 @@ _LASTING: Final = frozenset({RejectReason.TARGET_DENIED, RejectReason.UNKNOWN_TA
 """A delay topic that takes no copies for one of these will not in a minute: dead letters in place of retries."""
 _SLACK_BYTES: Final = 1_000
 """What the upper bounds are beyond the size itself, at most (but for names and ids, which are short)."""
+_LETTER_BYTES: Final = 4 * DETAIL_CHARS_MAX + 1_000
+"""What a dead letter may be larger than the copy of its record: the reason in words, and the names of its headers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,14 +218,20 @@ class OwnTopics:
         """Whether a source's own partition takes nothing now; bool by index, as the others."""
         self._takes_letters: Bools = np.ones(size, dtype=np.bool_)
         self._copy_bytes_max: Int64s = np.zeros(size, dtype=np.int64)
+        self._letter_bytes_max: Int64s = np.zeros(size, dtype=np.int64)
         sources = np.unique(rows.source).tolist()
         self.chunk_bytes = limits.chunk_bytes(known[rows.sources.name(source)[0]] for source in sources)
         """Bytes of the largest batch that the delay topics take, where that is less than the producer's."""
+        self.letters_chunk_bytes = limits.chunk_bytes(
+            known[letter_topics[rows.sources.name(source)[0]]] for source in sources
+        )
+        """Of the dead-letter topics."""
         for source in sources:
             name, partition = rows.sources.name(source)
             topic, letters = known[name], known[letter_topics[name]]
             self.is_down[source] = topic.is_down(partition)
             self._takes_letters[source] = letters.is_well or letters.is_unanswered
+            self._letter_bytes_max[source] = limits.record_bytes(letters)
             is_lasting = topic.refusal is not None and topic.refusal.reason in _LASTING
             self._copy_bytes_max[source] = 0 if is_lasting else limits.record_bytes(topic)
 
@@ -240,10 +248,28 @@ class OwnTopics:
             fits[near] = exact[ids[near]] <= room[near]
         return fits & ~_named(rows.keys[ids], self._findings.no_copy)
 
-    def takes_letters(self, ids: Ids) -> Bools:
-        """Which of the rows can become dead letters; bool[m]."""
-        taken: Bools = self._takes_letters[self._rows.source[ids]]
+    def takes_letters(self, ids: Ids, refused: Mapping[int, Refusal]) -> Bools:
+        """Which of the rows can become dead letters, those that are `refused` for that; bool[m]."""
+        taken: Bools = self._takes_letters[self._rows.source[ids]] & self.letters_fit(ids, refused)
         return taken & ~_named(self._rows.keys[ids], self._findings.no_letter)
+
+    def letters_fit(self, ids: Ids, refused: Mapping[int, Refusal]) -> Bools:
+        """Which of the rows' dead letters are no larger than their topic takes; bool[m]."""
+        rows, room = self._rows, self._letter_bytes_max[self._rows.source[ids]]
+        fits: Bools = copy_sizes(rows, ids) + _LETTER_BYTES <= room
+        if not fits.all():
+            near = ids[~fits]
+            exact = exact_bytes(dead_letters(rows, near, refused, self._letter_topics), len(rows))
+            fits[~fits] = exact[near] <= room[~fits]
+        return fits
+
+    def small_letter_topics(self, fates: Fates) -> set[str]:
+        """Dead-letter topics that are too small for some of the letters, as far as is known."""
+        ids = fates.ids(Fate.LETTER)
+        large = ids[~self.letters_fit(ids, fates.refused(ids))]
+        return {
+            self._letter_topics[self._rows.sources.name(s)[0]] for s in np.unique(self._rows.source[large]).tolist()
+        }
 
     def unwritable(self, fates: Fates, forwards: Forwards) -> dict[int, Unwritable]:
         """Sources of rows that need a partition which takes nothing now, by index, and what they wait for."""
@@ -394,7 +420,7 @@ def given_up(rows: DueRows, fates: Fates, own: OwnTopics, policy: RetryPolicy) -
 def letters_down(rows: DueRows, fates: Fates, own: OwnTopics) -> Fates:
     """Dead letters whose topic fails are tried again later, where that is possible."""
     ids = fates.ids(Fate.LETTER)
-    ids = ids[~own.takes_letters(ids)]
+    ids = ids[~own.takes_letters(ids, fates.refused(ids))]
     ids = ids[own.copyable(ids)]
     is_timer = rows.kind[ids] == Kind.TIMER
     return fates.put(ids[is_timer], Fate.RETRY, [LETTERS_FAIL]).put(ids[~is_timer], Fate.HOLD, [LETTERS_FAIL])
@@ -410,10 +436,13 @@ def timed(rows: DueRows, fates: Fates, policy: RetryPolicy, now_ms: int) -> Fate
     return replace(fates, at_ms=at_ms)
 
 
-def cut(rows: DueRows, fates: Fates, findings: Findings) -> frozenset[int]:
-    """Rows whose dead letters fit nowhere whole."""
+def cut(rows: DueRows, fates: Fates, own: OwnTopics | None, findings: Findings) -> frozenset[int]:
+    """Rows whose dead letters fit nowhere whole (`own` None: as far as an abort has shown)."""
     dead = fates.ids(Fate.LETTER)
-    return frozenset(dead[_named(rows.keys[dead], findings.cut)].tolist())
+    is_cut = _named(rows.keys[dead], findings.cut)
+    if own is not None:
+        is_cut |= ~own.letters_fit(dead, fates.refused(dead))
+    return frozenset(dead[is_cut].tolist())
 
 
 def _plain(reason: RejectReason) -> Refusal:

@@ -1,7 +1,7 @@
 """Plans what becomes of the rows that are due: asks what they need, and has the passes of `fates` decide.
 
 A target of which some rows seem wrong (a partition number or a record that is too large) is looked up again before that
-is believed: it may have grown since.
+is believed: it may have grown since. So is a dead-letter topic, each time: what is cut is not made whole again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bridge.delivery.plan.fates import Fate, Fates, Findings, OwnTopics, Unplann
 from bridge.delivery.plan.forwarded_cancels import Forwards
 from bridge.delivery.plan.overdue import CatchUp, OverduePolicy
 from bridge.delivery.plan.partitioner import PARTITIONER
-from bridge.delivery.plan.record_size import SizeLimits
+from bridge.delivery.plan.record_size import SizeLimits, parted
 from bridge.delivery.plan.spans import Delivery, OpenTelemetry
 from bridge.delivery.targets.cache import Targets
 from bridge.delivery.targets.target import Target
@@ -61,6 +61,8 @@ class Plan:
     """Rows whose dead letters are cut, since they fit nowhere whole."""
     chunk_bytes: int | None
     """Bytes of the largest batch that the delay topics take, where that is less than the producer's."""
+    letters_chunk_bytes: int | None
+    """Of the dead-letter topics."""
     records: int
     bytes: int
     counts: Counts
@@ -91,10 +93,11 @@ class Plan:
         failed = fates.count_attempts(ids)
         yield from copies(rows, ids, failed=failed, at_ms=fates.at_ms[ids], chunk_bytes=chunk_bytes)
         ids = fates.ids(Fate.HOLD)
-        yield from held(rows, ids, self.letter_topics, fates.at_ms[ids], _report_plain)
+        yield from parted(held(rows, ids, self.letter_topics, fates.at_ms[ids], _report_plain), chunk_bytes)
         ids = fates.ids(Fate.LETTER)
-        yield from dead_letters(rows, ids, fates.refused(ids), self.letter_topics, self.cut, _report_plain)
-        yield from self.forwards.batches()
+        letters = dead_letters(rows, ids, fates.refused(ids), self.letter_topics, self.cut, _report_plain)
+        yield from parted(letters, self.letters_chunk_bytes)
+        yield from parted(self.forwards.batches(), chunk_bytes)
 
 
 class Planner:
@@ -159,23 +162,30 @@ class Planner:
         forwards = Forwards(rows, self._targets.count_partitions)
         if len(forwards.ids):
             fates = fates.put(forwards.ids, Fate.FORWARD)
-        chunk_bytes = None
+        cut: frozenset[int] = frozenset()
+        chunk_bytes = letters_chunk_bytes = None
         if not fates.are_plain:
             fates = passes.rolls(rows, fates, own())
             fates = passes.given_up(rows, fates, own(), self._retry)
+            is_told = True
+            if small := own().small_letter_topics(fates):
+                is_told = self._targets.look_again(small) is not None
+                own.cache_clear()
             fates = passes.letters_down(rows, fates, own())
             fates = passes.timed(rows, fates, self._retry, now_ms)
             if unwritable := own().unwritable(fates, forwards):
                 raise Unplannable(unwritable)
-            chunk_bytes = own().chunk_bytes
+            cut = passes.cut(rows, fates, own() if is_told else None, findings)
+            chunk_bytes, letters_chunk_bytes = own().chunk_bytes, own().letters_chunk_bytes
         return Plan(
             rows=rows,
             fates=fates,
             deliveries=deliveries,
             forwards=forwards,
             letter_topics=self._letter_topics,
-            cut=passes.cut(rows, fates, findings) if findings.cut else frozenset(),
+            cut=cut,
             chunk_bytes=chunk_bytes,
+            letters_chunk_bytes=letters_chunk_bytes,
             records=len(rows) - len(fates.ids(Fate.NOTHING, Fate.FORWARD)) + forwards.records,
             bytes=int(rows.sizes.sum()) + forwards.bytes,
             counts=_counts(rows, fates, deliveries, forwards),

@@ -7,19 +7,21 @@ that record alone (format 2: 61 bytes, then lengths as zigzag varints).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
-from bridge.delivery.plan.due_rows import BATCH_BYTES, Batch, DueRows, TargetRows
+from bridge.delivery.plan.due_rows import BATCH_BYTES, Batch, DueRows, TargetRows, chunks
 from bridge.delivery.targets.target import Target
 from bridge.wire.headers import HeaderList
 from timerstore.rows.position import Bools, Int64s
 
 _FIXED_BYTES: Final = 3
 """Attributes, and the record's own differences of timestamp and offset: nought in a batch of one."""
+_MORE_BYTES: Final = 6
+"""What those differences take more, at most, in a larger one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +58,19 @@ def exact_bytes(batches: Iterable[Batch], size: int) -> Int64s:
         ):
             result[row] = record_bytes(key, value, headers)
     return result
+
+
+def parted(batches: Iterable[Batch], chunk_bytes: int | None) -> Iterator[Batch]:
+    """The batches in parts of no more than `chunk_bytes` (one record at least), each sent alone; None: as they are."""
+    if chunk_bytes is None:
+        yield from batches
+        return
+    for batch in batches:
+        records = zip(batch.keys, batch.values, batch.all_headers(), strict=True)
+        sizes = np.array([record_bytes(*record) for record in records], dtype=np.int64) - BATCH_BYTES + _MORE_BYTES
+        for chunk in chunks(sizes, chunk_bytes - BATCH_BYTES):
+            unreadable = {} if chunk.start else batch.unreadable  # counted once
+            yield replace(batch.part(chunk.start, chunk.stop), alone=True, unreadable=unreadable)
 
 
 def larger(rows: DueRows, name: str, mine: Bools, limit: int) -> Bools:

@@ -35,7 +35,6 @@ import structlog
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from bridge.delivery.producer.transaction_markers import MarkerRepair, Outcome
-from bridge.errors import EnvironmentFailure
 from bridge.kafka.errors import Fault, fault_of, is_denied, is_fatal, kafka_error
 
 CALL_S: Final = 5.0
@@ -224,9 +223,9 @@ class ProducerPool:
                 faults = pooled.faults if left else []
                 try:
                     producer, error = self._attempt(pooled, left, faults, closed)
-                except EnvironmentFailure as failure:
-                    log.warning("transactional-id-not-ready", id=pooled.name, reason=str(failure))
-                    self._leave_as(pooled, _State.UNMADE, closed)  # it raises again for what takes it next
+                except Exception as failure:  # noqa: BLE001 - it is raised again for what takes the id next
+                    log.warning("transactional-id-not-ready", id=pooled.name, reason=str(failure) or repr(failure))
+                    self._leave_as(pooled, _State.UNMADE, closed)
                     return
             if producer is not None:
                 with self._changed:

@@ -47,7 +47,7 @@ def test_a_java_process_that_has_ended_is_no_bug_and_says_what_it_was_reading() 
     begins = {("delay", 0): 17, ("delay", 1): 5, ("other", 0): 3}
     records = ranges(begins, {("delay", 0): 31, ("delay", 1): 5, ("other", 0): 4})
     for error in (ConnectionRefusedError(111, "Connection refused"), Py4JError("Answer from Java side is empty")):
-        failure = named_failure("take in a micro-batch", error, records)
+        failure = named_failure("take in frames", error, records)
         assert isinstance(failure, EnvironmentFailure)
         assert "delay/0 from 17 to 30, other/0 from 3 to 3" in str(failure)
         assert "spark.driver_memory" in str(failure)

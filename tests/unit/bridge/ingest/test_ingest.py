@@ -362,7 +362,7 @@ def test_too_few_slots_are_waited_for_and_then_told(made: Callable[..., Bench]) 
         return bool(short.failures)
 
     wait_until(ended, SEEN_S, "it ends")
-    assert short.failures[0].code == "DB-3025" and short.failures[0].fields["slots"] == 1
+    assert short.failures[0].code == "DB-3030" and short.failures[0].fields["slots"] == 1
 
 
 def test_a_restart_begins_where_the_store_stands(made: Callable[..., Bench]) -> None:

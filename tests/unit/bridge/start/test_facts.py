@@ -29,6 +29,8 @@ class Group:
         self.requests: list[set[SourceName]] = []
         self.others = dict(others or {})
         self.clock = ManualClock()
+        self.revoked: frozenset[SourceName] | None = None
+        """What is left when a revocation comes just before a commit."""
 
     def assignment(self) -> frozenset[SourceName]:
         return self.owned
@@ -40,9 +42,13 @@ class Group:
     ) -> dict[SourceName, CommittedState | None]:
         return {name: self.commits.get(name) for name in partitions}
 
-    def commit_states(self, states: Mapping[SourceName, CommittedState]) -> None:
+    def commit_states(self, states: Mapping[SourceName, CommittedState], owned: frozenset[SourceName]) -> bool:
         self.requests.append(set(states))
-        self.commits.update(states)
+        if self.revoked is not None:
+            self.owned = self.revoked
+        if self.owned == owned:
+            self.commits.update(states)
+        return self.owned == owned
 
     def wait(self, timeout_s: float) -> None:
         self.clock.advance(int(timeout_s * 1000))
@@ -82,3 +88,11 @@ def test_waiting_for_the_first_commits_has_a_limit() -> None:
 def test_a_change_of_assignment_ends_the_planning() -> None:
     """What was read for other partitions is of no use."""
     assert Group({("d", 1)}).plan(topic((0, 5), (0, 0)), owned={("d", 0)}) is None
+
+
+def test_a_change_of_assignment_before_the_first_commits_leaves_them_to_the_new_owner() -> None:
+    """It may have committed progress by now, which they would undo."""
+    group = Group({("d", 0)})
+    group.revoked = frozenset({("d", 1)})
+    assert group.plan(topic((0, 5), (0, 0))) is None
+    assert (len(group.requests), group.commits) == (1, {})

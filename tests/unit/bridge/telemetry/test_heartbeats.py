@@ -54,8 +54,7 @@ INTERVALS: Final = (
     "bridge.runtime.credentials.LOOK_INTERVAL_S",
     "bridge.runtime.maintenance_thread.IDLE_WAIT_S",
     "bridge.delivery.targets.cache.LOOK_INTERVAL_S",
-    "bridge.ingest.query.ROOM_LOOK_S",
-    "bridge.ingest.query.QUERY_LOOK_S",
+    "bridge.ingest.ingest.LOOK_S",
     "bridge.telemetry.http.STOP_LOOK_S",
 )
 

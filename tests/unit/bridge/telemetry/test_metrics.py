@@ -116,7 +116,7 @@ def test_the_first_of_a_kind_is_an_increase() -> None:
 
 
 def test_durations() -> None:
-    """Flush, window, transaction and micro-batch, in seconds."""
+    """Flush, window, transaction and ingest, in seconds."""
     metrics = Metrics()
     observers = {
         "flush": metrics.observe_flush,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -95,6 +96,7 @@ def test_decode_epochs_that_do_not_fit_are_refused_before_kafka_refuses_them() -
         (None, "not written by the bridge"),
         ("somebody's note", "cannot be read"),
         ("[1]", "cannot be read"),
+        ("[" * 4_000, "cannot be read"),
         ('"v"', "cannot be read"),
         ('{"v":1}', "cannot be read"),
         ('{"v":1,"x":0}', "cannot be read"),
@@ -113,6 +115,7 @@ def test_metadata_of_others_is_refused(metadata: str | None, message: str) -> No
     ("field", "value"),
     [
         ("n", 0),
+        ("n", math.inf),
         ("p", [1, "t", -1, 0]),
         ("p", [AT_MIN, "t", 0, 0]),
         ("p", [1]),

@@ -517,6 +517,17 @@ class TestSpare:
         taken = pool.take()
         assert taken is not None and taken.producer is None
 
+    def test_a_spare_that_cannot_be_made_for_whatever_reason_is_left_to_what_takes_it_next(self) -> None:
+        """The thread that was to make it ready ends; the id is not lost with it, or delivery would wait for ever."""
+
+        def fail(_name: str, _faults: list[KafkaError]) -> Producer:
+            raise BufferError("Local: Queue full")
+
+        pool = ProducerPool(["x"], fail, lambda run: run())
+        pool.prepare()
+        taken = pool.take()
+        assert taken is not None and taken.producer is None
+
     def test_a_call_that_does_not_return_is_watched(self, ready: Told, monkeypatch: pytest.MonkeyPatch) -> None:
         """Offsets are not taken while the id is held up: the look at the targets meanwhile may end that."""
         released, told = threading.Event(), []
