@@ -58,8 +58,7 @@ NOTHING_S: Final = 0.01
 IDLE_COMMIT_S: Final = 1.0
 LOOK_AGAIN_S: Final = 1.0
 """The longest sleep: ingest of what is far away moves O without waking this thread, and a stepped wall clock must be
-noticed.
-"""
+noticed."""
 CATCH_UP_WAIT_S: Final = 0.25
 BACKOFF_S: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0)
 FENCED_AGAIN_S: Final = 60.0
@@ -155,6 +154,7 @@ class Dispatcher:
                 self._states = dict(states)
                 self._narrowing.clear()
                 self._held_sources.clear()
+            self._metrics.partitions_held(len(self._held_sources.now()))
             self._revocations = revocations
             self._life.resume()
 
@@ -169,7 +169,9 @@ class Dispatcher:
         with self._life.changed:
             if self._thread is None or self._thread is threading.current_thread():
                 return True
-            return self._life.wait_for(AT_REST, timeout_s) and self._unanswered is None
+            is_at_rest = self._life.wait_for(AT_REST, timeout_s)
+            self._metrics.partitions_held(0)  # until `resume`: they may be another instance's from here on
+            return is_at_rest and self._unanswered is None
 
     def renew_producer(self) -> None:
         """Have the producer made anew between two transactions: its timers stand still after a jump of the clock."""
@@ -442,8 +444,7 @@ class Dispatcher:
 
     def _after_break(self, broken: Broken, transaction: OpenTransaction | None = None) -> Event:
         """The producer is gone: the next step makes another. Raises FencedError when it was fenced twice within a
-        minute, and the age of the transaction does not explain it.
-        """
+        minute, and the age of the transaction does not explain it."""
         failure, now_s, is_indefinite = broken.failure, self._clock.monotonic_s(), isinstance(broken, Indefinite)
         log.warning("producer-lost", code=failure.code, reason=failure.detail, is_indefinite=is_indefinite)
         self._metrics.producer_rebuilt()

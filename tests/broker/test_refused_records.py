@@ -14,6 +14,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public, but
     NewTopic,
     ResourceType,
 )
+from structlog.testing import capture_logs
 
 from bridge.delivery.plan.backoff import RetryPolicy
 from bridge.delivery.plan.record_size import record_bytes
@@ -179,7 +180,7 @@ def test_letters_that_are_larger_than_their_topic_takes_cost_no_abort(broker: Br
     whole, and what is due for a target is delivered."""
     delay, target = delay_topic(topics, config={"max.message.bytes": "40000"}), topics.create()
     reconfigure(topics, f"{delay}.dlt", "max.message.bytes", "10000")
-    with Rig(broker.bootstrap, delay) as rig:
+    with capture_logs() as logged, Rig(broker.bootstrap, delay) as rig:
         sizes = [100, 20_000, 39_000] * 100
         now_ms = rig.clock.now_ms()
         rejects = [reject(delay, 0, i, now_ms, "no-time", value=bytes(size)) for i, size in enumerate(sizes)]
@@ -190,6 +191,7 @@ def test_letters_that_are_larger_than_their_topic_takes_cost_no_abort(broker: Br
         assert rig.tally.by_retry == {"dead-letter-topic": 100}
     letters = read_committed(broker.bootstrap, f"{delay}.dlt")
     assert sorted(len(letter.value or b"") for letter in letters) == [0] * 100 + [100] * 100
+    assert sum(each["records"] for each in logged if each["event"] == "dead-letter-cut") == 100
 
 
 def test_cancels_that_together_are_more_than_a_batch_of_the_delay_topic_cost_no_abort(

@@ -13,7 +13,7 @@ from bridge.delivery.plan.partitioner import murmur2
 from bridge.delivery.targets.target import Target
 from bridge.errors import InternalError
 from bridge.wire import headers as h
-from tests.model.dispatch_rig import DELAY, LETTERS, OF_A_TOPIC, DispatchRig, ScriptedLookUp
+from tests.model.dispatch_rig import DELAY, LETTERS, OF_A_TOPIC, SOURCES, DispatchRig, ScriptedLookUp
 from tests.model.scripted_kafka import PLACE_CODES, Fault
 from tests.profiles import HUNDREDS, PROFILE
 
@@ -164,6 +164,20 @@ def test_good_records_for_a_target_that_refuses_others_are_delivered(rig: Dispat
         rig.timer(i % 3, 5, "bills", key=None if i % 2 else b"k")
     deliver_all(rig, 3_000)
     assert (rig.delivered["bills"], rig.ends["dead"]) == (500, 500)
+
+
+def test_a_partition_that_is_held_and_moves_to_another_instance_is_counted_no_more(rig: DispatchRig) -> None:
+    """The metric, and its alert, are about what this instance has."""
+    rig.kafka.inject(Fault(step="report", code=KafkaError.NOT_ENOUGH_REPLICAS, topic=DELAY, partition=0))
+    rig.timer(0, 60_000, "orders")
+    rig.pass_ms(20_000)
+    for _ in range(30):
+        rig.step()
+    assert rig.tally.held == 1
+    rig.rebase(SOURCES[1:])
+    for _ in range(3):
+        rig.step()
+    assert rig.tally.held == 0
 
 
 def test_a_store_on_states_from_before_the_last_commit_is_refused(rig: DispatchRig) -> None:

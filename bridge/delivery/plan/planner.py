@@ -176,6 +176,10 @@ class Planner:
             if unwritable := own().unwritable(fates, forwards):
                 raise Unplannable(unwritable)
             cut = passes.cut(rows, fates, own() if is_told else None, findings)
+            if cut and not findings.cut:
+                log.warning(
+                    "dead-letter-cut", records=len(cut), reason="larger than its topic and the delay topic take"
+                )
             chunk_bytes, letters_chunk_bytes = own().chunk_bytes, own().letters_chunk_bytes
         return Plan(
             rows=rows,

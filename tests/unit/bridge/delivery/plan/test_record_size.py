@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.delivery.plan.due_rows import BATCH_BYTES, DueRows, SourceColumns, TargetRows
-from bridge.delivery.plan.record_size import _field, _varint, record_bytes
+from bridge.delivery.plan.due_rows import BATCH_BYTES, Batch, DueRows, SourceColumns, TargetRows
+from bridge.delivery.plan.record_size import _field, _varint, parted, record_bytes
 from bridge.wire.headers import HeaderList
 from tests.entries import rows_of, timer
 from timerstore.rows.sources import Sources
@@ -82,3 +82,22 @@ def test_what_is_sent_together_fits_into_a_batch(
         assert batch.alone and (len(batch) == 1 or size <= bytes_max)
         bound = int(rows.batched_sizes(batch.ids).sum()) + BATCH_BYTES
         assert size <= bound <= size + 35 * len(batch) + 20 * sum(map(len, headers))
+
+
+def test_a_batch_in_parts_is_all_of_it_in_order_and_counted_once() -> None:
+    """Each part is sent alone and fits into the topic's largest batch; one record that does not is a part by itself."""
+    sizes = [400, 400, 5_000, 10, 10, 900]
+    count = len(sizes)
+    batch = Batch(
+        topic="t",
+        ids=np.arange(count),
+        values=[bytes(size) for size in sizes],
+        keys=[None] * count,
+        headers=[[("h", b"x")] for _ in sizes],
+        unreadable={"no-time": 2},
+    )
+    parts = list(parted([batch], 1_000))
+    assert [[len(value or b"") for value in part.values] for part in parts] == [[400, 400], [5_000], [10, 10], [900]]
+    assert all(part.alone for part in parts)
+    assert [dict(part.unreadable) for part in parts] == [{"no-time": 2}, {}, {}, {}]
+    assert list(parted([batch], None)) == [batch]
