@@ -21,7 +21,8 @@ import structlog
 from pyspark.sql import SparkSession
 
 from bridge.delivery.dispatcher import Dispatcher
-from bridge.errors import BridgeError
+from bridge.delivery.states import AT_REST
+from bridge.errors import BridgeError, EnvironmentFailure
 from bridge.ingest.frames import FrameReceiver
 from bridge.ingest.ingest import Ingest
 from bridge.ingest.plain_reader import PlainReader
@@ -100,6 +101,7 @@ class Pipeline:
         answer.
         """
         context = self._context
+        self._must_be_at_rest()
         context.health.enter("reading-offsets", reasons=("reading the committed offsets",))
         found = self._found = find_index(context.settings, context.cluster, context.clock.now_ms())
         plan = self._plan(found)
@@ -206,6 +208,17 @@ class Pipeline:
         return () if self.retention is None else self.retention.alarms()
 
     # ---- parts of start
+
+    def _must_be_at_rest(self) -> None:
+        """A transaction that were committed after its states have been read would be delivered again."""
+        dispatcher, wait_s = self._context.dispatcher, self._context.settings.budgets.step_s
+        dispatcher.quiesce(wait_s)
+        if dispatcher.state not in AT_REST:
+            raise EnvironmentFailure(
+                f"the open transaction did not end within {wait_s:.0f} s",
+                hint="Check the brokers. Restart the bridge: it continues where it was.",
+                code="DB-3034",
+            )
 
     def _plan(self, found: Found) -> StartPlan | None:
         context = self._context

@@ -9,6 +9,7 @@ from unittest import mock
 
 import pytest
 
+from bridge.delivery.states import State
 from bridge.errors import EnvironmentFailure, StateError
 from bridge.kafka.admin import ClusterDescription, Topic, Watermarks
 from bridge.runtime import pipeline as module
@@ -75,7 +76,7 @@ class Bench:
         self.rig = rig
         self.stand_in = StandIn(rig)
         tree = {"store": {"directory": str(rig.directory)}}
-        self.dispatcher = mock.Mock()
+        self.dispatcher = mock.Mock(state=State.HELD)
         self.pipeline = Pipeline(
             PipelineContext(
                 settings=Settings.of(tree),
@@ -238,6 +239,19 @@ def test_a_start_that_is_cancelled_delivers_nothing(rig: Rig) -> None:
         assert not bench.pipeline.start()
     assert not bench.dispatcher.resume.called
     assert not bench.ingest.start.called
+    assert bench.pipeline.stop()
+
+
+def test_committed_states_are_read_only_when_delivery_is_at_rest(rig: Rig) -> None:
+    """A slow transaction of the pipeline before might be committed after they were read, and delivered again."""
+    bench = Bench(rig)
+    bench.dispatcher.state = State.DELIVERING
+    rig.store.close()
+    with mock.patch.object(bench.stand_in, "read_committed_states") as read:
+        with pytest.raises(EnvironmentFailure, match="did not end") as raised:
+            bench.pipeline.start()
+        assert not read.called
+    assert raised.value.code == "DB-3034" and bench.dispatcher.quiesce.called
     assert bench.pipeline.stop()
 
 
