@@ -73,7 +73,7 @@ def _replace_handlers(handler: logging.Handler, level: int) -> None:
     root.setLevel(level)
     for chatty in ("py4j", "pyspark", "urllib3"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
-    # What goes wrong in a micro-batch comes out of its query, too; here it is a traceback whenever a stop cuts one off.
+    # What goes wrong in a call to Spark is raised there; here it is a traceback whenever a stop cuts a call off.
     logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
 
 

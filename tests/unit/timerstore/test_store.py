@@ -53,7 +53,7 @@ class Background:
 
 
 def test_a_batch_seen_before_changes_nothing(tmp_path: Path) -> None:
-    """Micro-batches are replayed, whole or in part."""
+    """Batches are replayed, whole or in part."""
     rig = Rig(tmp_path)
     rig.produce(FAR_MS, NOW_MS, None)
     assert rig.ingest() == 3

@@ -78,6 +78,12 @@ def test_install_replaces_the_jars_of_another_version(tmp_path: Path, monkeypatc
     assert len(runs) == 1
 
 
+def test_another_install_keeps_the_sink(tmp_path: Path) -> None:
+    """Where the connector fits, nothing in the directory is touched: the compiled jar stays."""
+    put(tmp_path, *complete(pyspark.__version__), connector.FRAME_WRITER)
+    assert tmp_path / connector.FRAME_WRITER in connector.install(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("jar", "name"),
     [
