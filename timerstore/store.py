@@ -105,6 +105,16 @@ class TimerStore:
         """Whether `append` goes on at once."""
         return self._ingest.has_room()
 
+    def blocked_by(self) -> frozenset[SourceName]:
+        """Held sources that leave no room for what comes in: rows that wait to be output stop their O, so that nothing
+        behind can be flushed. Empty where there is room."""
+        if self.has_room():
+            return frozenset()
+        with self.state.lock:
+            resident = self.state.resident
+            waiting = resident.overtaken.first_offsets().keys()
+            return frozenset(self.sources.name(source) for source in resident.held_sources() if source in waiting)
+
     # ---- dispatcher
 
     def begin(self, *, only_output: bool = False) -> Transaction:

@@ -36,6 +36,7 @@ from bridge.kafka.membership import Ownership
 from bridge.runtime.clock_jumps import ClockJumps, Signs
 from bridge.runtime.credentials import Credentials
 from bridge.runtime.gauges import Lag, snapshot
+from bridge.runtime.left_out import LeftOut
 from bridge.runtime.pipeline import Pipeline, PipelineContext
 from bridge.runtime.stop_signals import StopSignals
 from bridge.runtime.wiring import make_dispatcher
@@ -140,6 +141,7 @@ class Application:
         self._ownership: Ownership | None = None
         self._targets: Targets | None = None
         self._lag = Lag(clock)
+        self._left_out = LeftOut(clock)
         self._tracer = OpenTelemetry(settings) if settings.tracing.endpoint is not None else None
         self._health = Health(self._problems, lambda: self._beat(START_S))
         self._metrics = Metrics(self._snapshot)
@@ -364,11 +366,12 @@ class Application:
             self._stop_pipeline()
             self._metrics.rebalanced()
         member = context.ownership.membership()
-        if not member.partitions:
+        owned = self._left_out.without(member.partitions)
+        if not owned:
             self._health.enter("joining", reasons=("no partitions are assigned to this instance",), ready=True)
             log.info("no-partitions-assigned")
             return
-        pipeline = self._pipeline = Pipeline(context, member.partitions, member.revocations)
+        pipeline = self._pipeline = Pipeline(context, owned, member.revocations)
         if not self._events.empty():
             return  # out of date already
         if pipeline.start():
@@ -395,6 +398,8 @@ class Application:
         self._lag.refresh(context.cluster, pipeline.store)
         self._beat()
         pipeline.look_at_retention(self._lag)
+        if self._left_out.look(pipeline.blocked_by(), pipeline.store.next_offsets().keys()):
+            self._events.put(Changed())
         phase = self._health.phase.name
         if phase == "connecting" and context.dispatcher.wait_open(0) and pipeline.is_reading():
             pending = pipeline.store.stats().pending
@@ -402,7 +407,7 @@ class Application:
             phase = "running"
         if phase == "running":
             impediments = pipeline.impediments()
-            alarms = (*pipeline.alarms(), *self._credentials.alarms())
+            alarms = (*pipeline.alarms(), *self._credentials.alarms(), *self._left_out.alarms())
             self._health.enter("running", ready=not impediments, reasons=(*impediments, *alarms))
 
     def _shut_down(self) -> None:

@@ -182,6 +182,10 @@ class Pipeline:
         """`spark` or `plain`."""
         return "plain" if self._ingest is None else self._ingest.reader
 
+    def blocked_by(self) -> frozenset[SourceName]:
+        """Partitions that take nothing, and for which no room is left for all others."""
+        return frozenset() if self.store is None else self.store.blocked_by()
+
     def problems(self) -> list[str]:
         """What has ended that should run, in words."""
         found = []

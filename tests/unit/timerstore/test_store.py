@@ -625,6 +625,37 @@ def test_what_came_in_many_batches_and_is_due_next_is_put_together(tmp_path: Pat
     assert (resident.ready.bytes, len(resident.chunks)) == (0, 0)
 
 
+def test_a_held_source_that_leaves_no_room_is_named(tmp_path: Path) -> None:
+    """A reject of it waits to be written, and its O with it: what follows cannot be flushed. A store that is opened
+    without that source has room, and later delivers what the other has missed."""
+    limits = Limits(flush_bytes=50_000, flush_interval_ms=1_000)
+    rig = Rig(tmp_path, sources=(ORDERS, BILLS), limits=limits)
+    rig.load()
+    rig.store.hold([rig.store.sources.index(*ORDERS)])
+    rig.produce(None)
+    now_ms = NOW_MS
+    while rig.store.has_room():
+        assert not rig.store.blocked_by()
+        now_ms += 10
+        rig.produce(*[now_ms + 3_600_000] * 20)
+        rig.ingest()
+        rig.load(now_ms)
+        rig.deliver(now_ms)
+        rig.store.maintenance.flush(now_ms)
+    assert rig.store.blocked_by() == {ORDERS}
+    both, rig.committed = rig.committed, {BILLS: rig.committed[BILLS]}
+    rig.reopen()
+    assert rig.store.has_room() and not rig.store.blocked_by()
+    rig.produce(now_ms, source=BILLS)
+    rig.ingest()
+    rig.finish(now_ms + 1)
+    rig.committed = {**both, **rig.committed}
+    rig.reopen()
+    rig.ingest()
+    rig.finish(now_ms + 7_200_000)
+    rig.assert_each_delivered_once()
+
+
 @pytest.mark.parametrize("is_held_first", [True, False])
 def test_what_is_late_for_the_others_only_does_not_stop_a_held_source(tmp_path: Path, is_held_first: bool) -> None:
     """It is above the P of its own source, so O passes it: else nothing of that source could be flushed, its rows

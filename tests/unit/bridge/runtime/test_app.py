@@ -59,7 +59,8 @@ class Bench:
         monkeypatch.setattr(module, "Pipeline", self.make)
         monkeypatch.setattr(module, "LOOK_INTERVAL_S", 0.01)
         monkeypatch.setattr(Application, "_watch_the_end", lambda _: None)
-        self.application = Application(SETTINGS, ManualClock(), lambda: SETTINGS, lambda _: None)
+        self.clock = ManualClock()
+        self.application = Application(SETTINGS, self.clock, lambda: SETTINGS, lambda _: None)
         self.thread = threading.Thread(target=self.run, daemon=True)
         self.thread.start()
         wait_until(lambda: self.application._health.phase.name == "joining", SEEN_S)
@@ -84,6 +85,7 @@ class Bench:
         made.store.next_offsets.return_value = dict.fromkeys(owned, 0)
         made.store.stats.return_value = SimpleNamespace(pending=0)
         made.is_reading.return_value, made.reader = True, "plain"
+        made.blocked_by.return_value = frozenset()
         made.impediments.return_value = made.alarms.return_value = made.problems.return_value = ()
         made.start.side_effect = lambda: self.note("pipeline starts")
         made.stop.side_effect = lambda *_: self.note("pipeline stops") and self.stops
@@ -157,6 +159,19 @@ def test_without_partitions_there_is_no_pipeline_and_the_instance_is_ready(bench
     bench.application.on_revoked(frozenset({A}), lost=True)
     bench.is_in("joining", 1)
     assert bench.application._health.phase.ready
+
+
+def test_a_partition_that_leaves_no_room_is_left_out_for_a_while(bench: Bench) -> None:
+    """The others go on without it; a minute later it is tried again."""
+    bench.assign(A, B)
+    bench.is_in("running", 1)
+    bench.made[0].blocked_by.return_value = frozenset({B})
+    bench.is_in("running", 2)
+    assert bench.made[1].owned == {A}
+    wait_until(lambda: any("delay/1" in reason for reason in bench.application._health.phase.reasons), SEEN_S)
+    bench.clock.advance(60_000)
+    bench.is_in("running", 3)
+    assert bench.made[2].owned == {A, B}
 
 
 def test_damage_makes_a_pipeline_anew_of_the_same_partitions(bench: Bench) -> None:
