@@ -77,7 +77,8 @@ class OwnershipListener(Protocol):
     """
 
     def on_assigned(self, partitions: frozenset[SourceName]) -> None:
-        """The full assignment, after partitions were added or taken away; not when nothing is left."""
+        """The full assignment, after partitions were added or taken away; empty when nothing is left. `membership` has
+        it by now."""
         ...
 
     def on_revoked(self, partitions: frozenset[SourceName], *, lost: bool) -> None:
@@ -346,7 +347,7 @@ class Ownership:
             self._metadata = metadata
             self._partitions = self._owned
             news = (self._owned, self._revocations)
-        if self._owned and news != self._told:
+        if news != self._told and (self._owned or self._told[0]):
             self._told = news
             self._listener.on_assigned(self._owned)
 
