@@ -160,6 +160,8 @@ def test_a_clock_that_is_set_back_while_clients_connect_stops_delivery_for_secon
             headers = [("delay-until", b"%d" % clock.now_ms()), ("delay-topic", target.encode())]
             produce(broker.bootstrap, [Outgoing(topic=delay, value=sent[-1], headers=headers)])
             wait_until(is_decided, DEADLINE_S, lambda: f"{sent[-1]!r}, or the end; log:\n{bridge.tail()}")
+            is_back = partial(lambda n: len(bridge.events("clock-jumped")) > n or not bridge.running, told + 1)
+            wait_until(is_back, DEADLINE_S, "the jump back is told")
         if not bridge.running:
             assert bridge.wait_end(0) == 3
             assert "Kafka clients have not returned since the clock was set back" in bridge.last_words()
