@@ -53,7 +53,8 @@ class PlainReader:
     def __init__(
         self, properties: Mapping[str, Any], group: str, all_epochs: Mapping[SourceName, DecodeEpochs]
     ) -> None:
-        """`group` is a name that no group has: nothing is committed under it. Raises EnvironmentFailure."""
+        """`group` is one that the bridge has rights on: it is neither joined, nor is anything committed. Raises
+        EnvironmentFailure."""
         self._all_epochs = all_epochs
         self._consumer = made("for reading", lambda: Consumer({**properties, **FORCED, "group.id": group}))
         self._unreadable: set[SourceName] = set()

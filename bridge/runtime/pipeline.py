@@ -282,7 +282,7 @@ class Pipeline:
         return Ingest(
             session=context.spark,
             make_query=make_query,
-            make_reader=lambda: PlainReader(librdkafka(settings, "reader"), f"{settings.group_id}-reader", all_epochs),
+            make_reader=lambda: PlainReader(librdkafka(settings, "reader"), settings.group_id, all_epochs),
             store=store,
             committed=plan.committed,
             log_starts=lambda: {
