@@ -31,7 +31,7 @@ from bridge.ingest.frames import FrameReceiver
 from bridge.ingest.plain_reader import NOTHING, PlainReader
 from bridge.ingest.query import Query, scratch_directory
 from bridge.kafka.errors import records_gone
-from bridge.spark.errors import failures_named, named_failure
+from bridge.spark.errors import failures_named, named_failure, ranges
 from bridge.spark.session import quiet
 from bridge.telemetry.heartbeats import Beat, unwatched
 from bridge.telemetry.metrics import Metrics
@@ -351,12 +351,12 @@ class Ingest:
         self._query_start = dict(self._store.next_offsets())
         self._sent = dict(self._query_start)
         receiver = FrameReceiver(self._take_frame, self._on_open, self._on_take_failure, self._executor_host)
+        # One of the records that were not sent yet may be too large for the JVM: the operator must learn where it is.
+        failures = failures_named(
+            "read the delay topics", self._stopping.is_set, lambda: ranges(self._sent, self._log_ends)
+        )
         try:
-            with (
-                scratch_directory() as directory,
-                receiver,
-                failures_named("read the delay topics", self._stopping.is_set),
-            ):
+            with scratch_directory() as directory, receiver, failures:
                 self._receiver = receiver
                 if not self._stopping.is_set():
                     self._stream(session, self._make_query(session, receiver), directory)
