@@ -37,11 +37,8 @@ class SparkCluster:
     def __enter__(self) -> Self:
         self._launch("master.Master", "--host", HOST, "--port", str(self._port), "--webui-port", str(self._ui))
         wait_until(self._listens, START_S_MAX, "the master listens")
-        for number in range(self._count):
-            work = self._directory / f"worker-{number}"
-            [ui] = free_ports(1)
-            options = ["--host", HOST, "--cores", str(self._cores), "--memory", "2g", "--work-dir", str(work)]
-            self._launch("worker.Worker", *options, "--webui-port", str(ui), self.master)
+        for _ in range(self._count):
+            self.add_worker()
         return self
 
     def __exit__(
@@ -49,6 +46,13 @@ class SparkCluster:
     ) -> None:
         for process in reversed(self._processes):
             self._kill(process)
+
+    def add_worker(self) -> None:
+        """One more; it gets work when the master knows it."""
+        work = self._directory / f"worker-{len(self._processes)}"
+        [ui] = free_ports(1)
+        options = ["--host", HOST, "--cores", str(self._cores), "--memory", "2g", "--work-dir", str(work)]
+        self._launch("worker.Worker", *options, "--webui-port", str(ui), self.master)
 
     def kill_worker(self, number: int) -> int:
         """SIGKILL to a worker and its executors; returns how many of those there were."""
