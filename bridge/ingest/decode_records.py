@@ -27,6 +27,7 @@ _HEADER_BYTES: Final = 10
 _HASH_SEED: Final = 42
 """Of Spark's xxhash64."""
 _TIMES: Final = (h.UNTIL, h.FOR, h.LEVEL, h.CANCEL)
+_NUMBERED: Final = (h.PARTITION, *h.COPY)
 _CONTROL: Final = frozenset(h.CONTROL)
 _STRIPPED: Final = frozenset(h.STRIPPED)
 
@@ -71,7 +72,7 @@ def _entry(record: Record, p: DecodeParameters) -> tuple[Any, ...]:
     is_cancel = h.CANCEL in found
     identity = _id(found.get(h.CANCEL if is_cancel else h.ID))
     replaces = (_text(found.get(h.REPLACE)) or "").lower()
-    numbers = {name: _number(_text(found.get(name))) for name in (h.PARTITION, *h.COPY)}
+    numbers = {name: _number(_text(found[name])) for name in _NUMBERED if name in found}
     reason = _reason(record, p, headers, found, times, delay, identity, replaces, numbers, key)
     kind = Kind.REJECT if reason is not None else Kind.CANCEL if is_cancel else Kind.TIMER
     own: Headers | None = headers or None
@@ -80,14 +81,14 @@ def _entry(record: Record, p: DecodeParameters) -> tuple[Any, ...]:
     if kind == Kind.TIMER:
         assert delay is not None
         due = record.ts + delay
-        at = _at(record, delay, p, numbers[h.COPY_AT])
+        at = _at(record, delay, p, numbers.get(h.COPY_AT))
         target = _text(found.get(h.TOPIC))
-        partition = numbers[h.PARTITION]
-        if len(headers) <= sum(name in found for name in _STRIPPED):
-            own = None
+        partition = numbers.get(h.PARTITION)
+        if len(found) == len(headers) and found.keys() <= _STRIPPED:
+            own = None  # as decode.py's: of headers that are there twice, ControlHeaders leaves an empty list
         if is_copy:
-            origin = numbers[h.COPY_ORIGIN] or 0
-            attempt, rolls = numbers[h.COPY_ATTEMPT] or 0, numbers[h.COPY_ROLLS] or 0
+            origin = numbers.get(h.COPY_ORIGIN) or 0
+            attempt, rolls = numbers.get(h.COPY_ATTEMPT) or 0, numbers.get(h.COPY_ROLLS) or 0
     elif kind == Kind.REJECT:
         own, key = record.headers or None, record.key
     return (
@@ -126,10 +127,9 @@ def _reason(
 ) -> RejectReason | None:
     """The first reason, in the order of `RejectReason`, that applies."""
     is_copy, is_timer = h.COPY_ORIGIN in found, h.CANCEL not in found
-    payload = len(key or b"") + len(record.value or b"")
     if not record.by_broker:
         return RejectReason.CREATE_TIME
-    if sum(name in _CONTROL for name, _ in headers) > sum(name in found for name in _CONTROL):
+    if len(found) < len(headers) and _is_control_twice(headers):
         return RejectReason.DUPLICATE_HEADER
     if is_copy and not _is_good_copy(record.offset, found, times, delay, numbers, p):
         return RejectReason.BAD_COPY
@@ -145,7 +145,7 @@ def _reason(
         return RejectReason.NO_TARGET
     if is_timer and h.TOPIC in found and not re.fullmatch(h.TOPIC_PATTERN, _text(found[h.TOPIC]) or ""):
         return RejectReason.BAD_TARGET
-    if is_timer and h.PARTITION in found and not 0 <= _or(numbers[h.PARTITION], -1) < 2**31:
+    if is_timer and h.PARTITION in found and not 0 <= _or(numbers.get(h.PARTITION), -1) < 2**31:
         return RejectReason.BAD_PARTITION
     if (h.ID in found or not is_timer) and not 1 <= len(identity or "") <= h.ID_LENGTH_MAX:
         return RejectReason.BAD_ID
@@ -155,14 +155,21 @@ def _reason(
         return None  # of the bridge's own: its original was within the limits
     if p.headers_max and len(record.headers) > p.headers_max:
         return RejectReason.TOO_MANY_HEADERS
+    payload = len(key or b"") + len(record.value or b"")
     if p.payload_bytes_max and payload > p.payload_bytes_max:
         return RejectReason.PAYLOAD_TOO_LARGE
-    size = payload + _header_bytes(headers) + _HEADER_BYTES * len(headers)
-    if is_timer and p.roll_bytes_max and delay > p.roll_window_ms and size > p.roll_bytes_max:
-        return RejectReason.TOO_LARGE_TO_ROLL
+    if is_timer and p.roll_bytes_max and delay > p.roll_window_ms:
+        size = payload + _header_bytes(headers) + _HEADER_BYTES * len(headers)
+        if size > p.roll_bytes_max:
+            return RejectReason.TOO_LARGE_TO_ROLL
     if p.dialect != NATIVE and p.header_bytes_max and _header_bytes(record.headers) > p.header_bytes_max:
         return RejectReason.HEADERS_TOO_LARGE
     return None
+
+
+def _is_control_twice(headers: Headers) -> bool:
+    control = [name for name, _ in headers if name in _CONTROL]
+    return len(set(control)) < len(control)
 
 
 def _is_good_copy(
@@ -176,12 +183,12 @@ def _is_good_copy(
     return (
         not times
         and h.REPLACE not in found
-        and _or(numbers[h.COPY_ORIGIN], offset) < offset
+        and _or(numbers.get(h.COPY_ORIGIN), offset) < offset
         and delay is not None
         and delay <= p.longest_copy_ms
-        and _or(numbers[h.COPY_ROLLS], _SMALLINT_MAX + 1) <= _SMALLINT_MAX
-        and _or(numbers[h.COPY_ATTEMPT], _SMALLINT_MAX + 1) <= _SMALLINT_MAX
-        and (h.COPY_AT not in found or numbers[h.COPY_AT] is not None)
+        and _or(numbers.get(h.COPY_ROLLS), _SMALLINT_MAX + 1) <= _SMALLINT_MAX
+        and _or(numbers.get(h.COPY_ATTEMPT), _SMALLINT_MAX + 1) <= _SMALLINT_MAX
+        and (h.COPY_AT not in found or numbers.get(h.COPY_AT) is not None)
     )
 
 

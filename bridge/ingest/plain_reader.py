@@ -132,7 +132,7 @@ def _record(message: Message) -> Record | None:
         topic=message.topic() or "",
         partition=message.partition() or 0,
         offset=message.offset() or 0,
-        ts=max(ts, 0),
+        ts=ts,
         by_broker=kind == TIMESTAMP_LOG_APPEND_TIME,
         key=message.key(),
         value=message.value(),
