@@ -27,7 +27,7 @@ _HEADER_BYTES: Final = 10
 _HASH_SEED: Final = 42
 """Of Spark's xxhash64."""
 _TIMES: Final = (h.UNTIL, h.FOR, h.LEVEL, h.CANCEL)
-_NUMBERED: Final = (h.PARTITION, *h.COPY)
+_NUMBERED: Final[tuple[str, ...]] = (h.PARTITION, *h.COPY)
 _CONTROL: Final = frozenset(h.CONTROL)
 _STRIPPED: Final = frozenset(h.STRIPPED)
 

@@ -58,10 +58,12 @@ class PlainReader:
         self._all_epochs = all_epochs
         self._consumer = made("for reading", lambda: Consumer({**properties, **FORCED, "group.id": group}))
         self._unreadable: set[SourceName] = set()
+        self._paused: set[SourceName] = set()
 
     def assign(self, offsets: Offsets) -> None:
         """Read on from here; nothing where there are none."""
         self._unreadable.clear()
+        self._paused.clear()
         partitions = [TopicPartition(*name, offset) for name, offset in sorted(offsets.items())]
         self._consumer.assign(partitions)
         if partitions:
@@ -91,7 +93,7 @@ class PlainReader:
                     read.at_end.discard(name)
             elif name not in self._unreadable and until is not None:
                 read.ends[name] = until[name]  # whatever lies between the last record and this one is no record
-                self._consumer.pause([TopicPartition(*name)])
+                self._pause(name)
         if records:
             read.entries = decode_records(records, self._all_epochs)
         return read
@@ -105,8 +107,9 @@ class PlainReader:
         if code == KafkaError._PARTITION_EOF:
             if name not in self._unreadable:
                 end = message.offset() or 0
-                read.at_end.add(name)
                 read.ends[name] = end if until is None else min(end, until[name])
+                if read.ends[name] == end:
+                    read.at_end.add(name)
         elif code in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
             raise records_gone(topic=name[0], partition=name[1], reason=error.str())
         elif error.fatal():
@@ -120,7 +123,13 @@ class PlainReader:
     def _leave(self, name: SourceName) -> None:
         """This record's headers cannot be read with this client: Spark reads it, and what follows."""
         self._unreadable.add(name)
-        self._consumer.pause([TopicPartition(*name)])
+        self._pause(name)
+
+    def _pause(self, name: SourceName) -> None:
+        """Once: what had been fetched already still comes, thousands of records perhaps."""
+        if name not in self._paused:
+            self._paused.add(name)
+            self._consumer.pause([TopicPartition(*name)])
 
 
 def _record(message: Message) -> Record | None:

@@ -39,6 +39,7 @@ class Reading:
         self.offsets: dict[SourceName, list[int]] = {name: [] for name in self.names}
         self.ends: dict[SourceName, int] = {}
         self.at_end: set[SourceName] = set()
+        self.entries: list[dict[str, Any]] = []
 
     def until(self, condition: Callable[[], object], until: Mapping[SourceName, int] | None = None) -> None:
         """Poll until it is so."""
@@ -47,6 +48,7 @@ class Reading:
             read = self.reader.poll(until)
             for name, offsets in by_source(read.entries):
                 self.offsets[name] += offsets.tolist()
+            self.entries += read.entries.to_pylist()
             self.ends |= read.ends
             self.at_end |= read.at_end
             return condition()
@@ -149,3 +151,16 @@ def test_what_this_client_cannot_read_is_left_to_spark(
     for _ in range(3):
         mine.until(lambda: True)
     assert mine.offsets == {a: [0], b: [0]} and mine.ends == {a: 1, b: 1}
+
+
+def test_a_record_without_a_timestamp_is_refused_with_the_one_that_spark_reads(
+    broker: Broker, topics: Topics, reading: Callable[..., Reading]
+) -> None:
+    """-1, which only a topic takes that keeps its producers' timestamps."""
+    topic = topics.delay(config={"message.timestamp.type": "CreateTime", "retention.ms": "-1"})
+    produce_raw(broker.bootstrap, topic, 0, [RawRecord(value=b"v", headers=[(b"delay-for", b"1h")])], ts_ms=-1)
+    mine = reading(topic)
+    mine.reader.assign({(topic, 0): 0})
+    mine.until(lambda: (topic, 0) in mine.at_end)
+    (entry,) = mine.entries
+    assert (entry["reason"], entry["ts"], entry["due"]) == ("create-time", -1, -1)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -17,101 +18,45 @@ from bridge.delivery.plan.due_rows import DueRows, SourceColumns
 from bridge.wire.decode_epochs import DecodeEpoch, DecodeEpochs
 from bridge.wire.dialects import DIALECTS, NATIVE
 from bridge.wire.reasons import RejectReason
+from tests.decode_examples import (
+    AT,
+    COPY,
+    DIALECT_EPOCHS,
+    DIALECT_REJECTS,
+    DIALECT_TIMERS,
+    LIMITED,
+    PARAMETERS,
+    TS,
+    Some,
+    record,
+)
 from tests.entries import rows_of
 from tests.spark.engines import decoded_by_both
-from tests.spark.test_decode import COPY, PARAMETERS, TS, record, table
+from tests.spark.test_decode import table
 from timerstore.rows.entry import Kind
 from timerstore.rows.sources import Sources
 
-LIMITED = replace(PARAMETERS, headers_max=9, header_bytes_max=1_000)
-ALL_EPOCHS: dict[tuple[str, int], DecodeEpochs] = {
-    (name, 0): (DecodeEpoch(offset=0, parameters=replace(LIMITED, dialect=name, has_default_target=True)),)
-    for name in (NATIVE, *DIALECTS)
-}
-AT = (TS + 60_000) // 1000
-Some = Sequence[tuple[str, str | bytes | None]]
-
 
 def decoded(
-    spark: SparkSession, rows: list[dict[str, Any]], all_epochs: Mapping[tuple[str, int], DecodeEpochs] = ALL_EPOCHS
+    spark: SparkSession, rows: list[dict[str, Any]], all_epochs: Mapping[tuple[str, int], DecodeEpochs] = DIALECT_EPOCHS
 ) -> list[dict[str, Any]]:
     """The entries, their headers as pairs."""
     entries = decoded_by_both(table(spark, rows), rows, all_epochs).to_pylist()
     return [{**row, "headers": [(h["key"], h["value"]) for h in row["headers"] or []]} for row in entries]
 
 
-TIMERS: list[tuple[str, Some, dict[str, Any]]] = [
-    (
-        "etf1",
-        [("scheduler-epoch", str(AT)), ("scheduler-target-topic", "t"), ("scheduler-target-key", "tk"), ("own", "1")],
-        {"due": AT * 1000, "target": "t", "key": b"tk", "id": "k", "replace": True, "headers": [("own", b"1")]},
-    ),
-    ("etf1", [("scheduler-epoch", str(AT))], {"due": AT * 1000, "target": None, "key": b"k", "id": "k"}),
-    ("etf1", [("delay-for", "5s")], {"due": TS + 5_000, "key": b"k", "id": None, "replace": False}),
-    (
-        "karafka",
-        [
-            ("schedule_schema_version", "1.0.0"),
-            ("schedule_target_epoch", str(AT)),
-            ("schedule_source_type", "schedule"),
-            ("schedule_target_topic", "t"),
-            ("schedule_target_key", "tk"),
-            ("schedule_target_partition", "3"),
-        ],
-        {
-            "due": AT * 1000,
-            "target": "t",
-            "key": b"tk",
-            "id": "k",
-            "replace": True,
-            "target_partition": 3,
-            "headers": [],
-        },
-    ),
-    (
-        "rocketmq",
-        [("TIMER_DELAY_SEC", "9"), ("TIMER_DELAY_MS", "5"), ("REAL_TOPIC", "t")],
-        {"due": TS + 9_000, "target": "t"},
-    ),
-    ("rocketmq", [("TIMER_DELAY_MS", "5"), ("TIMER_DELIVER_MS", "7")], {"due": TS + 5}),
-    ("rocketmq", [("TIMER_DELIVER_MS", str(TS + 7)), ("__STARTDELIVERTIME", "1")], {"due": TS + 7}),
-    ("rocketmq", [("__STARTDELIVERTIME", str(TS + 8))], {"due": TS + 8, "id": None}),
-    ("rocketmq", [("DELAY", "2")], {"due": TS + 5_000}),
-    ("wushilin", [("publish-after-ts", str(TS + 11))], {"due": TS + 11, "target": None}),
-    ("cesium", [("cesium-delay-by", "12")], {"due": TS + 12}),
-    ("cesium", [("cesium-delay-until", str(TS + 13))], {"due": TS + 13}),
-    ("rabbitmq", [("x-delay", "14"), ("x-other", "o")], {"due": TS + 14, "headers": [("x-other", b"o")]}),
-    ("native", [("x-delay", "14"), ("delay-for", "1s")], {"due": TS + 1_000, "headers": [("x-delay", b"14")]}),
-]
-
-REJECTS: list[tuple[str, Some, str]] = [
-    ("etf1", [("scheduler-epoch", "soon"), ("scheduler-target-key", "tk")], "bad-until"),
-    ("etf1", [("scheduler-epoch", str(AT * 1000))], "bad-until"),
-    ("etf1", [("scheduler-target-topic", "t")], "no-time"),
-    ("etf1", [("scheduler-epoch", str(AT)), ("scheduler-target-topic", "a/b")], "bad-target"),
-    ("karafka", [("schedule_target_epoch", "")], "bad-until"),
-    ("rocketmq", [("TIMER_DELAY_SEC", "x"), ("TIMER_DELAY_MS", "5")], "bad-for"),
-    ("rocketmq", [("DELAY", "0")], "bad-level"),
-    ("wushilin", [("publish-after-ts", str(AT))], "bad-until"),
-    ("wushilin", [("publish-after-ts", str(TS)), ("delay-until", str(TS))], "duplicate-header"),
-    ("cesium", [("cesium-delay-by", "12"), ("cesium-delay-until", str(TS + 13))], "two-times"),
-    ("rabbitmq", [("x-delay", "-1")], "bad-for"),
-    ("native", [("x-delay", "14")], "no-time"),
-]
-
-
 def test_every_dialect_says_what_its_scheduler_would_have_done(spark: SparkSession) -> None:
     """Time with its unit, target, key and id of each; its headers are gone, others stay, and native ones work too."""
-    rows = [record(*headers, topic=topic) for topic, headers, _ in TIMERS]
-    for row, (topic, headers, expected) in zip(decoded(spark, rows), TIMERS, strict=True):
+    rows = [record(*headers, topic=topic) for topic, headers, _ in DIALECT_TIMERS]
+    for row, (topic, headers, expected) in zip(decoded(spark, rows), DIALECT_TIMERS, strict=True):
         assert row["kind"] == Kind.TIMER, (topic, headers, row["reason"])
         assert {name: row[name] for name in expected} == expected, (topic, headers)
 
 
 def test_what_a_dialect_does_not_understand_stays_byte_for_byte(spark: SparkSession) -> None:
     """A reject has its reason, and key, value and headers as they came."""
-    rows = [record(*headers, topic=topic) for topic, headers, _ in REJECTS]
-    for source, row, (topic, headers, reason) in zip(rows, decoded(spark, rows), REJECTS, strict=True):
+    rows = [record(*headers, topic=topic) for topic, headers, _ in DIALECT_REJECTS]
+    for source, row, (topic, headers, reason) in zip(rows, decoded(spark, rows), DIALECT_REJECTS, strict=True):
         assert (row["kind"], row["reason"]) == (Kind.REJECT, reason), (topic, headers)
         assert (row["key"], row["value"], row["headers"]) == (source["key"], source["value"], source["headers"])
 
@@ -174,7 +119,7 @@ def taken(spark: SparkSession, row: dict[str, Any]) -> DueRows:
 
 def test_a_dialect_holds_from_its_decode_epoch_on(spark: SparkSession) -> None:
     """A topic that gets a dialect, and loses it again: records of before and after keep headers of those names."""
-    native, foreign = (ALL_EPOCHS[name, 0][0].parameters for name in (NATIVE, "rabbitmq"))
+    native, foreign = (DIALECT_EPOCHS[name, 0][0].parameters for name in (NATIVE, "rabbitmq"))
     epochs = tuple(DecodeEpoch(offset=o, parameters=p) for o, p in ((0, native), (100, foreign), (200, native)))
     headers = [("x-delay", "5"), ("x", "1")]
     rows = [record(*headers, ("delay-for", "9"), topic="t", offset=offset) for offset in (99, 200)]
@@ -200,9 +145,12 @@ _VALUES = st.one_of(
     st.integers(0, 10**10).map(lambda number: f" {number}\n".encode()),
     st.sampled_from([b"", b"cancel", b" cancel", b"t", b"1s", b"\xff", str(TS + 5).encode(), str(AT).encode()]),
 )
+TIGHT = replace(
+    PARAMETERS, headers_max=3, header_bytes_max=60, payload_bytes_max=4, roll_bytes_max=90, roll_window_ms=1_000
+)
 _EPOCHS: DecodeEpochs = tuple(
-    DecodeEpoch(offset=100 * number, parameters=replace(LIMITED, dialect=name, has_default_target=True))
-    for number, name in enumerate((NATIVE, *DIALECTS))
+    DecodeEpoch(offset=100 * number, parameters=replace(limits, dialect=name, has_default_target=True))
+    for number, (limits, name) in enumerate(product((LIMITED, TIGHT), (NATIVE, *DIALECTS)))
 )
 
 
@@ -225,7 +173,7 @@ _EPOCHS: DecodeEpochs = tuple(
 def test_both_engines_agree_on_whatever_a_dialect_may_be_written_like(
     spark: SparkSession, drawn: list[tuple[list[tuple[str, bytes | None]], int, bytes | None, bytes | None, bool]]
 ) -> None:
-    """All dialects, each in its epoch of one partition, and copies among them."""
+    """All dialects, each in its epochs of one partition, with wide limits and tight ones, and copies among them."""
     rows = []
     for headers, offset, key, value, is_copy in drawn:
         copy = [("delay-copy-origin", b"0"), *((n, str(v).encode()) for n, v in COPY[1:])] if is_copy else []

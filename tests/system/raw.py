@@ -24,9 +24,11 @@ class RawRecord:
     headers: Sequence[tuple[bytes, bytes | None]] = ()
 
 
-def produce_raw(bootstrap: str, topic: str, partition: int, records: Sequence[RawRecord]) -> int:
-    """Write the records as one batch; returns the first one's offset. Raises AssertionError if they are refused."""
-    batch = _batch(records)
+def produce_raw(bootstrap: str, topic: str, partition: int, records: Sequence[RawRecord], ts_ms: int = 0) -> int:
+    """Write the records as one batch, all with that timestamp; returns the first one's offset.
+
+    Raises AssertionError if they are refused."""
+    batch = _batch(records, ts_ms)
     name = topic.encode()
     body = struct.pack(">hhii", -1, -1, TIMEOUT_S * 1_000, 1) + struct.pack(">h", len(name)) + name
     body += struct.pack(">iii", 1, partition, len(batch)) + batch
@@ -40,10 +42,10 @@ def produce_raw(bootstrap: str, topic: str, partition: int, records: Sequence[Ra
     return int(offset)
 
 
-def _batch(records: Sequence[RawRecord]) -> bytes:
+def _batch(records: Sequence[RawRecord], ts_ms: int) -> bytes:
     listed = b"".join(_record(i, record) for i, record in enumerate(records))
     last = len(records) - 1
-    checked = struct.pack(">hiqqqhii", 0, last, 0, 0, -1, -1, -1, len(records)) + listed
+    checked = struct.pack(">hiqqqhii", 0, last, ts_ms, ts_ms, -1, -1, -1, len(records)) + listed
     return struct.pack(">qiibI", 0, 4 + 1 + 4 + len(checked), -1, 2, _crc32c(checked)) + checked
 
 
