@@ -205,7 +205,9 @@ def main(bench: Bench, _: Path) -> Iterator[Case]:
     application = Application(settings, bench.clock, lambda: settings, lambda _: None)
     bench.hearts = application._hearts
     store = SimpleNamespace(next_offsets=dict)
-    pipeline: Any = SimpleNamespace(store=store, look_at_retention=lambda _: None, cancel=lambda: None)
+    pipeline: Any = SimpleNamespace(
+        store=store, look_at_retention=lambda _: None, cancel=lambda: None, blocked_by=frozenset
+    )
     application._pipeline = pipeline
     around: Any = SimpleNamespace(cluster=SimpleNamespace(watermarks=lambda _: bench.gate() or {}))
     thread = threading.Thread(target=application._serve, args=(around,), daemon=True)
