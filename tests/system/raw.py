@@ -11,7 +11,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from dev.harness.waiting import wait_until
+
 TIMEOUT_S: Final = 30
+NOT_LEADER: Final = 6
 _CASTAGNOLI: Final = 0x82F63B78
 
 
@@ -34,12 +37,17 @@ def produce_raw(bootstrap: str, topic: str, partition: int, records: Sequence[Ra
     body += struct.pack(">iii", 1, partition, len(batch)) + batch
     request = struct.pack(">hhih", 0, 3, 1, -1) + body
     host, port = bootstrap.rsplit(":", 1)
-    with socket.create_connection((host, int(port)), TIMEOUT_S) as connection, connection.makefile("rb") as answers:
-        connection.sendall(struct.pack(">i", len(request)) + request)
-        answer = answers.read(struct.unpack(">i", answers.read(4))[0])
-    error, offset = struct.unpack_from(">hq", answer, 4 + 4 + 2 + len(name) + 4 + 4)
+
+    def answered() -> tuple[int, int] | None:
+        with socket.create_connection((host, int(port)), TIMEOUT_S) as connection, connection.makefile("rb") as answers:
+            connection.sendall(struct.pack(">i", len(request)) + request)
+            answer = answers.read(struct.unpack(">i", answers.read(4))[0])
+        error, offset = struct.unpack_from(">hq", answer, 4 + 4 + 2 + len(name) + 4 + 4)
+        return None if error == NOT_LEADER else (error, offset)
+
+    error, offset = wait_until(answered, TIMEOUT_S, "the partition of a new topic has a leader")
     assert error == 0, f"refused with error {error}"
-    return int(offset)
+    return offset
 
 
 def _batch(records: Sequence[RawRecord], ts_ms: int) -> bytes:
