@@ -45,7 +45,9 @@ def produce_raw(bootstrap: str, topic: str, partition: int, records: Sequence[Ra
         error, offset = struct.unpack_from(">hq", answer, 4 + 4 + 2 + len(name) + 4 + 4)
         return None if error == NOT_LEADER else (error, offset)
 
-    error, offset = wait_until(answered, TIMEOUT_S, "the partition of a new topic has a leader")
+    found = wait_until(answered, TIMEOUT_S, "the partition of a new topic has a leader")
+    assert found is not None
+    error, offset = found
     assert error == 0, f"refused with error {error}"
     return offset
 
