@@ -26,6 +26,7 @@ from timerstore.rows.entry import ENTRY
 
 TOKEN_S: Final = 10.0
 """A connection that has not sent its token by then is closed."""
+STORED: Final = b"\1"
 _LENGTH: Final = struct.Struct(">i")
 
 
@@ -93,31 +94,36 @@ class FrameReceiver:
             threading.Thread(target=self._serve, args=(connection,), name="frames", daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
-        """Take in all frames of a connection; the other side waits until it is closed here."""
-        try:
-            with connection:
+        """Take in all frames of a connection, and say so: the other side waits for that, and a connection that ends
+        without it has failed."""
+        with connection:
+            try:
                 connection.settimeout(TOKEN_S)
                 line = _exactly(connection, len(self.token) + 1)
                 if line is None or not hmac.compare_digest(bytes(line), f"{self.token}\n".encode()):
                     return
                 connection.settimeout(None)
                 self._on_open()
-                while (frame := self._next(connection)) is not None:
+                while len(frame := self._next(connection)):
                     self._take(frame)
-        except OSError:
-            pass  # the task has ended: Spark says why
-        except Exception as error:  # noqa: BLE001 - handed on
-            self._on_failure(error)
-        finally:
-            with self._lock:
-                self._connections.discard(connection)
+                connection.sendall(STORED)
+            except OSError:
+                pass  # the task has ended, or fails now: Spark says why
+            except Exception as error:  # noqa: BLE001 - handed on, before the task can see it
+                self._on_failure(error)
+            finally:
+                with self._lock:
+                    self._connections.discard(connection)
 
-    def _next(self, connection: socket.socket) -> pa.Table | None:
+    def _next(self, connection: socket.socket) -> pa.Table:
+        """The next frame; an empty one after the last. Raises OSError where the connection ends before that."""
         head = _exactly(connection, _LENGTH.size)
-        length = 0 if head is None else _LENGTH.unpack(head)[0]
-        body = _exactly(connection, length) if length else None
+        length = -1 if head is None else _LENGTH.unpack(head)[0]
+        if length == 0:
+            return ENTRY.empty_table()
+        body = None if head is None else _exactly(connection, length)
         if body is None:
-            return None
+            raise ConnectionResetError("the task has ended in the middle of its frames")
         return pa.Table.from_batches([pa.ipc.read_record_batch(pa.py_buffer(body), ENTRY)])
 
 

@@ -277,7 +277,7 @@ class Ingest:
                 starved = {}
 
     def _is_relieved_of_standing_by(self, wait_s: float) -> bool:
-        """Wait, and say whether the plain reader is wanted again, or nobody any more."""
+        """Wait; True as soon as the plain reader has to read again, or ingest is being stopped."""
         deadline_s = self._clock.monotonic_s() + wait_s
         while self._query_serves.is_set() and not self._stopping.is_set():
             self._beat()

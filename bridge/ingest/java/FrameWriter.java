@@ -44,8 +44,8 @@ import org.apache.spark.sql.util.ArrowUtils;
  * Kafka consumer stops fetching. What is in memory is one frame and the socket's buffer.
  *
  * <p>A connection begins with the token and a newline, each frame with its length (int32, big-endian); a length of 0 is
- * the last one's. Rows of a partition come in the order of their offsets. When the last open task closes, it waits until
- * the bridge has closed the connection, which it does once it has stored all: Spark may count a batch as done only then.
+ * the last one's. Rows of a partition come in the order of their offsets. When the last open task closes, it waits for
+ * the byte that the bridge answers once it has stored all: Spark may count a batch as done only then.
  */
 public final class FrameWriter extends ForeachWriter<Row> implements ForeachPartitionFunction<Row> {
   private static final int ROWS_MAX = 4096;
@@ -205,9 +205,8 @@ public final class FrameWriter extends ForeachWriter<Row> implements ForeachPart
         }
         if (complete) {
           write(ByteBuffer.wrap(new byte[4]));
-          ByteBuffer nothing = ByteBuffer.allocate(1);
-          if (channel.read(nothing) >= 0) {
-            throw new IOException("the bridge answered where it should only close");
+          if (channel.read(ByteBuffer.allocate(1)) != 1) {
+            throw new IOException("the connection ended before the bridge had stored all");
           }
         }
       } finally {

@@ -14,7 +14,7 @@ import pytest
 
 from bridge.ingest import frames as module
 from bridge.ingest.decode_records import Record, decode_records
-from bridge.ingest.frames import FrameReceiver
+from bridge.ingest.frames import STORED, FrameReceiver
 from bridge.wire.decode_epochs import DecodeEpoch, DecodeParameters
 from dev.harness.waiting import wait_until
 
@@ -78,13 +78,13 @@ def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
         yield made
 
 
-def test_frames_are_taken_in_their_order_and_then_the_connection_is_closed(bench: Bench) -> None:
-    """That is what the last task waits for: all of its rows are taken in."""
+def test_frames_are_taken_in_their_order_and_then_acknowledged(bench: Bench) -> None:
+    """What the last task waits for: all of its rows are taken in."""
     with bench.connect() as connection:
         connection.sendall(frame(entries(0, 3)) + frame(entries(3, 4))[:50])
         wait_until(lambda: bench.taken, SEEN_S, "a whole frame is taken, whatever follows")
         connection.sendall(frame(entries(3, 4))[50:] + LAST)
-        assert connection.recv(1) == b""
+        assert connection.recv(1) == STORED and connection.recv(1) == b""
     assert [table.column("offset").to_pylist() for table in bench.taken] == [[0, 1, 2], [3]]
     assert bench.taken[1].equals(entries(3, 4)) and bench.opened == 1 and not bench.failures
 
@@ -101,8 +101,8 @@ def test_a_frame_that_is_not_taken_ends_the_connection(bench: Bench) -> None:
     """What follows it must not be stored."""
     bench.refuses = RuntimeError("no")
     with bench.connect() as connection:
-        connection.sendall(frame(entries(0, 1)))
-        assert closed(connection)
+        connection.sendall(frame(entries(0, 1)) + LAST)
+        assert closed(connection), "without an acknowledgement: Spark must not count the batch as done"
     assert bench.failures == [bench.refuses]
 
 
