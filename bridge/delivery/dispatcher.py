@@ -2,16 +2,18 @@
 
 One transaction (invariant I1: output is exactly what becomes finished), and what a crash right after each step costs:
 
-    1. take         due rows leave the store, on loan                    nothing: they are pending
+    1. take         rows leave the store, on loan                        nothing: they are pending
     2. plan         targets, sizes and permissions are looked at         nothing
-    3. produce      records go out, invisible to read_committed          the successor's init_transactions aborts them
+    3. produce      records go out, each when it is due, invisible to    the successor's init_transactions aborts them
+                    read_committed
     4. offsets      O, P and the group metadata join the transaction     as 3
     5. commit       the brokers decide                                   the committed (O, P) tell which way
     6. acknowledge  the store forgets the rows                           a start drops what is finished under (O, P)
 
 A transaction stays open for at most the commit interval while more falls due within it, since a commit costs several
-times what one record does; a backlog is taken in large transactions. Without anything due the thread sleeps in the
-store; O follows ingest about once a second.
+times what one record does; a backlog is taken in large transactions. What falls due within the interval is taken and
+planned at once, since a take costs several times what a row does; a record is handed to the client when it is due, not
+before (I4). Without anything due the thread sleeps in the store; O follows ingest about once a second.
 
 An abort puts all rows back, and the next attempt is narrower: without the record, the target or the source that caused
 it, or with fewer rows, until something can be committed (narrowing.py). So whatever a broker answers, what can be
@@ -31,6 +33,8 @@ from confluent_kafka import TopicPartition
 from bridge.delivery.held_sources import HeldSources
 from bridge.delivery.narrowing import REMEDIES, Narrowing
 from bridge.delivery.open_transaction import OpenTransaction, bug
+from bridge.delivery.plan.departures import Departures
+from bridge.delivery.plan.due_rows import Batch
 from bridge.delivery.plan.fates import Unplannable, Unwritable
 from bridge.delivery.plan.planner import Plan, Planner
 from bridge.delivery.producer.writer import Aborted, Broken, Cause, Failure, Indefinite, NotReady, Writer
@@ -51,9 +55,9 @@ from timerstore.store import TimerStore
 PIECE_ROWS: Final = 5_000
 PIECE_BYTES: Final = 16 << 20
 TRANSACTION_BYTES_MAX: Final = 64 << 20
-GATHER_S: Final = 0.002
-"""The shortest time between two takes of a transaction: a millisecond's rows at a time cost more in overhead than in
-work. Half of it is added to the usual lateness."""
+GATHER_S: Final = 0.003
+"""The shortest wait within a transaction: waking for a millisecond's records at a time costs more than the records do.
+Half of it is added to the usual lateness."""
 NOTHING_S: Final = 0.01
 IDLE_COMMIT_S: Final = 1.0
 LOOK_AGAIN_S: Final = 1.0
@@ -323,51 +327,73 @@ class Dispatcher:
         """Take, plan and produce until it is time to commit."""
         while True:
             self._beat()
-            now_ms = self._clock.now_ms()
-            bound_ms = self._narrowing.until_ms
-            transaction.until_ms = now_ms if bound_ms is None else min(now_ms, bound_ms)
+            left_ms = self._left_ms(transaction)
+            transaction.until_ms = self._take_until_ms(left_ms)
             room = self._piece_rows(transaction)
             rows = transaction.loan.take(transaction.until_ms, room)
             if len(rows):
-                self._produce(transaction, self._plan(store, rows, now_ms))
+                self._produce(store, transaction, self._plan(store, rows, transaction.until_ms))
             open_s = self._clock.monotonic_s() - transaction.opened_s
             is_full = transaction.rows >= self._narrowing.rows or transaction.bytes >= TRANSACTION_BYTES_MAX
             if is_full or open_s >= self._budgets.fill_s or self._life.is_asked(Request.HOLD, Request.STOP):
                 return
             if len(rows) >= room:
                 continue  # a backlog
-            if not transaction.rows or bound_ms is not None or open_s >= self._commit_interval_s:
+            left_ms = self._left_ms(transaction)
+            if not transaction.rows or self._narrowing.until_ms is not None or left_ms <= 0:
                 return
             wakeup_ms, now_ms = store.next_wakeup_ms(), self._clock.now_ms()
-            if wakeup_ms is None or (wakeup_ms - now_ms) / 1000 > self._commit_interval_s - open_s:
+            if wakeup_ms is None or wakeup_ms - now_ms > left_ms:
                 return
             store.wait(max((wakeup_ms - now_ms) / 1000, GATHER_S))
+
+    def _left_ms(self, transaction: OpenTransaction) -> int:
+        """How much of the commit interval is left."""
+        return int(1000 * (self._commit_interval_s - (self._clock.monotonic_s() - transaction.opened_s)))
+
+    def _take_until_ms(self, left_ms: int) -> int:
+        """What may be taken: what is due, and what falls due before the commit, unless an abort has taught caution."""
+        now_ms, bound_ms = self._clock.now_ms(), self._narrowing.until_ms
+        if bound_ms is not None:
+            return min(now_ms, bound_ms)
+        return now_ms if self._narrowing.is_careful else now_ms + max(0, left_ms)
 
     def _piece_rows(self, transaction: OpenTransaction) -> int:
         """How many rows to take next: bounded in rows, and by what rows weighed lately in bytes."""
         return max(1, min(PIECE_ROWS, self._narrowing.rows - transaction.rows, int(PIECE_BYTES / self._row_bytes)))
 
-    def _plan(self, store: TimerStore, rows: Rows, now_ms: int) -> Plan:
-        plan = self._planner.plan(rows, store.sources, now_ms, self._narrowing.findings)
+    def _plan(self, store: TimerStore, rows: Rows, until_ms: int) -> Plan:
+        plan = self._planner.plan(rows, store.sources, until_ms, self._narrowing.findings)
         self._row_bytes += 0.5 * (max(1.0, plan.bytes / len(rows)) - self._row_bytes)
-        if len(plan.due) and int(plan.due.max()) > self._clock.now_ms():
-            # I4: the wall clock was set back since the rows were taken. They are not due any more.
-            raise Aborted(Cause.CLOCK_SET_BACK, CLOCK_SET_BACK)
         return plan
 
-    def _produce(self, transaction: OpenTransaction, plan: Plan) -> None:
+    def _produce(self, store: TimerStore, transaction: OpenTransaction, plan: Plan) -> None:
+        """Hand all of a plan to the client, each record when it is due and each batch in its order."""
         if plan.records and not transaction.begun:
             self._writer.begin()
             transaction.begun = True
-        first = transaction.add(plan)
+        first, departures = transaction.add(plan), Departures(plan)
+        while True:
+            now_ms = self._clock.now_ms()
+            for part in departures.until(now_ms):
+                self._send(transaction, part, plan, first)
+            next_ms = departures.next_ms()
+            if next_ms is None:
+                break
+            if next_ms - now_ms > 1000 * self._commit_interval_s:
+                # I4: the wall clock was set back since the rows were taken. They are not due any more.
+                raise Aborted(Cause.CLOCK_SET_BACK, CLOCK_SET_BACK)
+            self._beat()
+            store.wait(max((next_ms - now_ms) / 1000, GATHER_S))
+        transaction.produced(plan, departures.lateness_ms(), now_ms)
+
+    def _send(self, transaction: OpenTransaction, batch: Batch, plan: Plan, first: int) -> None:
+        transaction.counts.are_unreadable(batch.unreadable)
         careful = self._narrowing.is_careful
-        for batch in plan.batches():
-            transaction.counts.are_unreadable(batch.unreadable)
-            for part in self._narrowing.split(batch, plan.keys[batch.ids]) if careful else (batch,):
-                self._beat()
-                transaction.sent.append(part.sent(first))
-                transaction.accepted += self._writer.send(part, first_id=first, careful=careful)
-        transaction.produced(plan, self._clock.now_ms())
+        for part in self._narrowing.split(batch, plan.keys[batch.ids]) if careful else (batch,):
+            self._beat()
+            transaction.sent.append(part.sent(first))
+            transaction.accepted += self._writer.send(part, first_id=first, careful=careful)
 
     # -- ending a transaction
 

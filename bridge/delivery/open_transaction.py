@@ -62,12 +62,12 @@ class OpenTransaction:
         self.counts += plan.counts
         return first
 
-    def produced(self, plan: Plan, now_ms: int) -> None:
-        """The plan's records were handed to the client."""
+    def produced(self, plan: Plan, lateness_ms: Int64s, now_ms: int) -> None:
+        """The plan's records were handed to the client, the last of them now; `lateness_ms` is of what it delivers."""
         for topic, target in plan.targets.items():
             if topic not in self.targets or self.targets[topic].takes_less_than(target):
                 self.targets[topic] = target
-        self.counts.lateness_ms.append(now_ms - plan.due)
+        self.counts.lateness_ms.append(lateness_ms)
         if plan.traced:
             self.traced.append((now_ms, plan.traced))
 

@@ -65,28 +65,28 @@ class Transaction:
         self._offsets = state.resident.offset.copy()
         self._delivered: list[tuple[Int64s, pa.RecordBatch]] = []
 
-    def take(self, now_ms: int, max_rows: int) -> Rows:
-        """Up to about `max_rows` rows that are due at `now_ms`, overtaken ones first. An empty answer means that
-        nothing is due, or nothing but a great many cancelled rows.
+    def take(self, until_ms: int, max_rows: int) -> Rows:
+        """Up to about `max_rows` rows that are due at `until_ms`, overtaken ones first. An empty answer means that
+        nothing is due then, or nothing but a great many cancelled rows. (Nothing may be output before it is due.)
 
         (A source's share of overtaken rows is at least one row, so a hundred sources may exceed a limit of ten.)
         """
         for _ in range(CANCELLED_TAKES_MAX):
-            rows, is_end = self._take(now_ms, max_rows)
+            rows, is_end = self._take(until_ms, max_rows)
             if is_end or len(rows):
                 break
         return rows
 
-    def _take(self, now_ms: int, max_rows: int) -> tuple[Rows, bool]:
+    def _take(self, until_ms: int, max_rows: int) -> tuple[Rows, bool]:
         """One take; and whether nothing was due."""
         with self._state.lock:
             loan = self._open_loan()
             resident = self._state.resident
             resident.overtake(resident.ready.pop_until(loan.position))
-            bound = min(end_of(now_ms), resident.frontier)
+            bound = min(end_of(until_ms), resident.frontier)
             # A flood of overtaken rows leaves half of the room to what is due on time, if there is so much of it.
             on_time = resident.ready.count_until(bound)
-            overtaken = resident.overtaken.take(now_ms, max(max_rows - on_time, (max_rows + 1) // 2), resident.held)
+            overtaken = resident.overtaken.take(until_ms, max(max_rows - on_time, (max_rows + 1) // 2), resident.held)
             # O' of every source: in front of its first overtaken row that is left, else the end of what is ingested.
             np.copyto(self._offsets, resident.offsets_reachable(), where=resident.owned)
             due = resident.ready.pop_until(bound, max(0, max_rows - len(overtaken)))
@@ -101,7 +101,7 @@ class Transaction:
             if not covered.all():
                 resident.overtake(due[~covered])
                 due = due[covered]
-            resident.gather_near(due, min(end_of(now_ms + GATHERED_AHEAD_MS), resident.frontier))
+            resident.gather_near(due, min(end_of(until_ms + GATHERED_AHEAD_MS), resident.frontier))
             rows = concat([overtaken, due])
             loan.taken.append(rows)
             payloads = resident.chunks.payloads(rows.chunk)

@@ -112,9 +112,11 @@ class Batch:
 
     def part(self, start: int, end: int) -> Batch:
         """The rows from `start` to before `end`."""
+        if start == 0 and end == len(self):
+            return self
         columns = {name: getattr(self, name) for name in _COLUMNS}
         parts: dict[str, Any] = {name: each[start:end] for name, each in columns.items() if each is not None}
-        return replace(self, **parts)
+        return replace(self, **parts, unreadable={} if start else self.unreadable)  # counted once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

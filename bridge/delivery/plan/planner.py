@@ -74,11 +74,6 @@ class Plan:
         """The rows' (source, offset), packed as in the store; int64[n]."""
         return self.rows.keys
 
-    @property
-    def due(self) -> Int64s:
-        """Due times of the rows that are delivered; int64[]."""
-        return self.rows.due[self.fates.ids(Fate.DELIVER)]
-
     def batches(self) -> Iterator[Batch]:
         """All that is written, some megabytes at a time."""
         rows, fates, chunk_bytes = self.rows, self.fates, self.chunk_bytes

@@ -69,8 +69,7 @@ def parted(batches: Iterable[Batch], chunk_bytes: int | None) -> Iterator[Batch]
         records = zip(batch.keys, batch.values, batch.all_headers(), strict=True)
         sizes = np.array([record_bytes(*record) for record in records], dtype=np.int64) - BATCH_BYTES + _MORE_BYTES
         for chunk in chunks(sizes, chunk_bytes - BATCH_BYTES):
-            unreadable = {} if chunk.start else batch.unreadable  # counted once
-            yield replace(batch.part(chunk.start, chunk.stop), alone=True, unreadable=unreadable)
+            yield replace(batch.part(chunk.start, chunk.stop), alone=True)
 
 
 def larger(rows: DueRows, name: str, mine: Bools, limit: int) -> Bools:

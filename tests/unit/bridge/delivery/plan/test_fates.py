@@ -436,4 +436,4 @@ def test_every_row_has_one_fate_and_is_written_as_often_as_that_says(
     assert counts.retried.total() == fates.count(Fate.RETRY) + fates.count(Fate.HOLD)
     delivered = {row for batch in batches if batch.origins is not None for row in batch.ids.tolist()}
     assert delivered == {row for row, fate in enumerate(fates) if fate is Fate.DELIVER}
-    assert (plan.due <= NOW).all()
+    assert (plan.rows.due[plan.fates.ids(Fate.DELIVER)] <= NOW).all()

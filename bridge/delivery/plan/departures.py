@@ -1,0 +1,53 @@
+"""When each record of a plan is handed to the client: rows are taken for a whole commit interval; none leaves early.
+
+Rows are in the order of position, so the times of departure rise from row to row, and whatever goes to one topic stays
+in that order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+
+import numpy as np
+
+from bridge.delivery.plan.due_rows import Batch
+from bridge.delivery.plan.fates import Fate
+from bridge.delivery.plan.planner import Plan
+from timerstore.rows.position import Int64s
+
+
+class Departures:
+    """The batches of a plan, as they fall due. For one thread, and one go."""
+
+    def __init__(self, plan: Plan) -> None:
+        rows, self._delivered = plan.rows, plan.fates.ids(Fate.DELIVER)
+        at_ms = rows.at.copy()
+        at_ms[self._delivered] = np.maximum(at_ms, rows.due)[self._delivered]
+        # A row that P had passed may be due later than the next one, by less than a commit interval.
+        self._at_ms: Int64s = np.maximum.accumulate(at_ms)
+        self._sent_ms: Int64s = np.zeros(len(rows), dtype=np.int64)
+        self._due = rows.due
+        self._fresh = plan.batches()
+        self._waiting: list[tuple[Batch, int]] = []
+        """Batches of which rows are left, and from where on."""
+
+    def until(self, now_ms: int) -> Iterator[Batch]:
+        """What is due and was not handed out before; to be asked for anew until `next_ms` is None."""
+        waiting, self._waiting = self._waiting, []
+        # What is all due is converted a batch at a time.
+        for batch, start in chain(waiting, ((batch, 0) for batch in self._fresh)):
+            end = int(np.searchsorted(self._at_ms[batch.ids], now_ms, side="right"))
+            if end > start:
+                self._sent_ms[batch.ids[start:end]] = now_ms
+                yield batch.part(start, end)
+            if end < len(batch):
+                self._waiting.append((batch, max(start, end)))
+
+    def next_ms(self) -> int | None:
+        """When the next one is due; None: all have left."""
+        return min((int(self._at_ms[batch.ids[start]]) for batch, start in self._waiting), default=None)
+
+    def lateness_ms(self) -> Int64s:
+        """Of the deliveries, once all have left: from due to handed to the client, int64[]."""
+        return self._sent_ms[self._delivered] - self._due[self._delivered]
