@@ -26,6 +26,8 @@ from bridge.settings.model import Settings, plain
 from bridge.spark.errors import named_failure
 
 LOG_LEVEL: Final = "ERROR"
+NICE: Final = 10
+"""Of the JVM: where processors are short, delivery and the plain reader go before its start and its compiler."""
 JVM_OPTIONS: Final = " ".join(
     (
         # A young generation that holds what is on its way: a smaller one passes it on, a larger one costs memory.
@@ -120,6 +122,7 @@ class SessionStart:
         self.thread.start()
 
     def _run(self) -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)  # of this thread, and of what it starts
         try:
             self.session.set_result(self._make())
         except Exception as error:  # noqa: BLE001 - told to the application

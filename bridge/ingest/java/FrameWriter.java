@@ -39,8 +39,9 @@ import org.apache.spark.sql.util.ArrowUtils;
 /**
  * The sink of the ingest query: decoded rows leave Spark as Arrow record batches, frames, through a socket to the bridge.
  *
- * <p>All tasks of a JVM write through one connection. A frame is sent when it is full, or shortly after its first row.
- * The socket is the flow control: where the bridge does not read, a write blocks, so does {@link #process}, and Spark's
+ * <p>All tasks of a JVM write through one connection. A frame is sent when it is full, shortly after a row that is due
+ * soon, or some time after its first row: taking in a frame costs the bridge as much as a hundred rows, and no row that
+ * is due later comes too late for it. The socket is the flow control: where the bridge does not read, a write blocks, so does {@link #process}, and Spark's
  * Kafka consumer stops fetching. What is in memory is one frame and the socket's buffer.
  *
  * <p>A connection begins with the token and a newline, each frame with its length (int32, big-endian); a length of 0 is
@@ -50,8 +51,10 @@ import org.apache.spark.sql.util.ArrowUtils;
 public final class FrameWriter extends ForeachWriter<Row> implements ForeachPartitionFunction<Row> {
   private static final int ROWS_MAX = 4096;
   private static final int BYTES_MAX = 1 << 20;
-  private static final long INTERVAL_NANOS = 10_000_000; // between two frames that are not full
-  private static final long GATHER_NANOS = 1_000_000; // after the first row, where none was sent lately
+  private static final long LATEST_NANOS = 40_000_000; // after the first row
+  private static final long SOON_MS = 80; // a row that is due within that does not wait so long
+  private static final long INTERVAL_NANOS = 10_000_000; // but until so long after the last frame
+  private static final long GATHER_NANOS = 1_000_000; // where none was sent lately
   private static final Map<String, Connection> CONNECTIONS = new ConcurrentHashMap<>();
 
   private final String address;
@@ -144,11 +147,12 @@ public final class FrameWriter extends ForeachWriter<Row> implements ForeachPart
     private final VectorSchemaRoot root;
     private final StructType type;
     private final Setter[] setters;
+    private final int at;
     private int users;
     // Guarded by this.
     private int rows;
     private long bytes;
-    private long firstNanos;
+    private long dueNanos;
     private long sentNanos = System.nanoTime() - INTERVAL_NANOS;
     private IOException failure;
     private boolean ended;
@@ -157,6 +161,7 @@ public final class FrameWriter extends ForeachWriter<Row> implements ForeachPart
       type = (StructType) StructType.fromJson(schema);
       root = VectorSchemaRoot.create(ArrowUtils.toArrowSchema(type, "UTC", true, false), allocator);
       root.allocateNew();
+      at = type.fieldIndex("at");
       setters = new Setter[type.length()];
       for (int i = 0; i < setters.length; i++) {
         setters[i] = setter(root.getVector(i), i);
@@ -183,8 +188,14 @@ public final class FrameWriter extends ForeachWriter<Row> implements ForeachPart
       for (Setter setter : setters) {
         bytes += setter.set(rows, row);
       }
-      if (rows++ == 0) {
-        firstNanos = System.nanoTime();
+      long now = System.nanoTime();
+      boolean first = rows++ == 0;
+      long due = first ? now + LATEST_NANOS : dueNanos;
+      if (row.getLong(at) < System.currentTimeMillis() + SOON_MS) {
+        due = Math.min(due, Math.max(now + GATHER_NANOS, sentNanos + INTERVAL_NANOS));
+      }
+      if (first || due < dueNanos) {
+        dueNanos = due;
         notifyAll();
       }
       if (rows >= ROWS_MAX || bytes >= BYTES_MAX) {
@@ -232,8 +243,7 @@ public final class FrameWriter extends ForeachWriter<Row> implements ForeachPart
             wait();
             continue;
           }
-          long due = Math.max(firstNanos + GATHER_NANOS, sentNanos + INTERVAL_NANOS);
-          long left = due - System.nanoTime();
+          long left = dueNanos - System.nanoTime();
           if (left > 0) {
             wait(left / 1_000_000, (int) (left % 1_000_000));
           } else {
