@@ -9,6 +9,7 @@ signals come that way too.
 
 from __future__ import annotations
 
+import gc
 import os
 import queue
 import signal
@@ -222,6 +223,7 @@ class Application:
     def run(self) -> None:
         """Start, wait, stop. Raises BridgeError for what is fatal."""
         sys.setswitchinterval(SWITCH_INTERVAL_S)
+        gc.freeze()  # modules stay: a full collection would look at them for 40 ms, and no thread runs meanwhile
         settings = self._settings
         self._health.enter("checking", reasons=("brokers, topics, Java",))
         with (
@@ -408,7 +410,8 @@ class Application:
         if phase == "running":
             impediments = pipeline.impediments()
             alarms = (*pipeline.alarms(), *self._credentials.alarms(), *self._left_out.alarms())
-            self._health.enter("running", ready=not impediments, reasons=(*impediments, *alarms))
+            reasons = (*impediments, *alarms)
+            self._health.enter("running", ready=not impediments, reasons=reasons, reader=pipeline.reader)
 
     def _shut_down(self) -> None:
         """End everything in order, within `STOP_S_MAX`."""

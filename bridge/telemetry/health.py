@@ -17,6 +17,7 @@ class Phase:
     ready: bool = False
     reasons: tuple[str, ...] = ()
     progress: float | None = None  # 0..1 of long work, where its end is known
+    reader: str | None = None  # which one serves while running: `spark` or `plain`
 
 
 class Health:
@@ -33,12 +34,18 @@ class Health:
         self._on_enter = on_enter
 
     def enter(
-        self, name: str, *, ready: bool = False, reasons: tuple[str, ...] = (), progress: float | None = None
+        self,
+        name: str,
+        *,
+        ready: bool = False,
+        reasons: tuple[str, ...] = (),
+        progress: float | None = None,
+        reader: str | None = None,
     ) -> None:
         """The bridge is in this phase from now on."""
         self._on_enter()
         with self._lock:
-            self._phase = Phase(name=name, ready=ready, reasons=reasons, progress=progress)
+            self._phase = Phase(name=name, ready=ready, reasons=reasons, progress=progress, reader=reader)
 
     @property
     def phase(self) -> Phase:

@@ -291,6 +291,8 @@ class _Handler(BaseHTTPRequestHandler):
         body: dict[str, object] = {"ready": phase.ready, "phase": phase.name, "reasons": list(phase.reasons)}
         if phase.progress is not None:
             body["progress"] = round(phase.progress, 3)
+        if phase.reader is not None:
+            body["reader"] = phase.reader
         self._json(HTTPStatus.OK if phase.ready else HTTPStatus.SERVICE_UNAVAILABLE, body)
 
     def _metrics(self) -> None:

@@ -92,6 +92,8 @@ def test_readyz_says_phase_progress_and_reasons(bench: Bench) -> None:
     assert (status, body["phase"], body["progress"], body["reasons"]) == (503, "recovering", 0.25, ["reading delay[0]"])
     bench.health.enter("delivering", ready=True)
     assert bench.json("/readyz") == (200, {"ready": True, "phase": "delivering", "reasons": []})
+    bench.health.enter("running", ready=True, reader="plain")
+    assert bench.json("/readyz") == (200, {"ready": True, "phase": "running", "reasons": [], "reader": "plain"})
 
 
 def test_livez_fails_only_when_a_restart_helps(bench: Bench) -> None:
