@@ -2,7 +2,7 @@
 on such a machine.
 
 make bench                              everything but `pending` (some ten minutes)
-make bench BENCH_ARGS="--only burst"    one scenario: on-time, on-time-short, kills (cold, from the first second on),
+make bench BENCH_ARGS="--only burst"    one scenario: on-time, on-time-short, kills, rolling (from the first second on),
                                         burst, rate, idle, restart, outage, stopped-target, killed-target (warm)
 make bench BENCH_ARGS="--only pending"  ten million pending, a million of them cancelled (ten minutes, 8 GB of disk)
 make bench BENCH_ARGS="--messages 200000"   a smaller burst
@@ -13,19 +13,16 @@ from __future__ import annotations
 import argparse
 import json
 import subprocess
-import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from bench import dead_target
-from bench.bridge import Bridge, bridge_on_broker, run
+from bench.bridge import WARMED, Bridge, bridge_on_broker, pause, run, warm_up
 from bench.load import VALUE_BYTES
-from bench.on_time import kills, on_time
+from bench.on_time import kills, on_time, rolling
 from bench.report import Report, mib, tell
 
-WARM_SECONDS = 30
-WARM_RATE = 2_000
 IDLE_SECONDS = 20
 LEAD_MS = 30_000
 OUTAGES = 4
@@ -79,7 +76,7 @@ def burst(bridge: Bridge, arguments: argparse.Namespace, report: Report) -> None
     report.add("burst", f"{count:,} due at one instant delivered", f"{seconds:.1f} s", "<= 8 s (5.7 s; 14.1 s)")
     report.add("burst", "delivery rate", f"{count / seconds:,.0f}/s", ">= 150,000/s (; 54-72k/s)")
     report.add("burst", "peak RSS", mib(bridge.peak_bytes), "<= 1,536 MiB (2.9 GiB)")
-    got = receive(bridge, first + count + WARM_SECONDS * WARM_RATE, 120)
+    got = receive(bridge, first + count + WARMED, 120)
     report.add(
         "burst", "received / doubled / early", f"{got['received']:,} / {got['doubled']} / {got['early']}", "all / 0 / 0"
     )
@@ -102,7 +99,7 @@ def rate(bridge: Bridge, arguments: argparse.Namespace, report: Report) -> None:
     """Lateness at 1k/s and 10k/s, delays of 1 to 5 s, consumers of both isolation levels in processes of their own."""
     bridge.start()
     warm_up(bridge)
-    sent = WARM_SECONDS * WARM_RATE
+    sent = WARMED
     for per_second in (1_000, 10_000):
         count = per_second * arguments.seconds
         sent += count
@@ -250,27 +247,6 @@ def pending(bridge: Bridge, arguments: argparse.Namespace, report: Report) -> No
     report.add(name, "pending after it", f"{bridge.metric('pending_messages'):,.0f}", f"about {left:,.0f}")
 
 
-def warm_up(bridge: Bridge) -> None:
-    """Half a minute of load, delivered before anything is measured: the JVM's compiler has done its work then."""
-    count = WARM_SECONDS * WARM_RATE
-    run(
-        bridge,
-        "load",
-        "--messages",
-        str(count),
-        "--rate",
-        str(WARM_RATE),
-        "--delay",
-        "100",
-        "2000",
-    ).wait()
-    bridge.wait(
-        lambda: bridge.metric("pending_messages") == 0 and bridge.metric("records_delivered_total") >= count,
-        60,
-        "the warm-up",
-    )
-
-
 def receive(bridge: Bridge, count: int, seconds: int) -> dict[str, Any]:
     """Read the targets to the end."""
     return result(run(bridge, "receive", "--messages", str(count), "--seconds", str(seconds)))
@@ -283,16 +259,12 @@ def result(reader: subprocess.Popen[str]) -> dict[str, Any]:
     return found
 
 
-def pause(seconds: float) -> None:
-    """Let time pass: what is measured here is a stretch of it."""
-    threading.Event().wait(seconds)
-
-
 SCENARIOS: dict[str, Callable[[Bridge, argparse.Namespace, Report], None]] = {
     "idle": idle,
     "on-time": partial(on_time, delay_ms=(1_000, 5_000), rate=10_000),
     "on-time-short": partial(on_time, delay_ms=(100, 300), rate=1_000),
     "kills": kills,
+    "rolling": rolling,
     "burst": burst,
     "rate": rate,
     "restart": restart,

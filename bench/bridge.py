@@ -20,14 +20,18 @@ from timerstore.clock import SystemClock
 
 SAMPLE_S: Final = 0.2
 PARTITIONS: Final = 4
+WARM_S: Final = 30
+WARM_RATE: Final = 2_000
+WARMED: Final = WARM_S * WARM_RATE
+"""Messages of `warm_up`."""
 
 
 class Bridge(BridgeProcess):
     """One bridge: `start`, measure, `kill` or `stop`; its broker, and a clock to measure by."""
 
-    def __init__(self, broker: EmbeddedBroker, directory: Path) -> None:
+    def __init__(self, broker: EmbeddedBroker, directory: Path, instance: str = "a") -> None:
         config = {"delay_topics": {DELAY_TOPIC: {"partitions": PARTITIONS}}}
-        super().__init__(directory, broker.bootstrap, DELAY_TOPIC, id="bench", config=config)
+        super().__init__(directory, broker.bootstrap, DELAY_TOPIC, id="bench", instance=instance, config=config)
         self.broker = broker
         self.clock = SystemClock()
         self.peak_bytes = 0
@@ -81,3 +85,19 @@ def run(bridge: Bridge, module: str, *arguments: str) -> subprocess.Popen[str]:
     """`load` or `receive`, as a process of its own; what it prints is piped."""
     command = [sys.executable, "-m", f"bench.{module}", "--bootstrap", bridge.bootstrap, *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def warm_up(bridge: Bridge) -> None:
+    """Half a minute of load, delivered before anything is measured: the compilers of broker and bridge have done most
+    of their work then."""
+    run(bridge, "load", "--messages", str(WARMED), "--rate", str(WARM_RATE), "--delay", "100", "2000").wait()
+    bridge.wait(
+        lambda: bridge.metric("pending_messages") == 0 and bridge.metric("records_delivered_total") >= WARMED,
+        60,
+        "the warm-up",
+    )
+
+
+def pause(seconds: float) -> None:
+    """Let time pass: what is measured here is a stretch of it."""
+    threading.Event().wait(seconds)

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 from confluent_kafka import Consumer
 
-from bench.bridge import Bridge, run
+from bench.bridge import WARMED, Bridge, pause, run, warm_up
 from bench.load import DELAY_TOPIC
 from bench.receive import percentiles
 from bench.report import Report, tell
@@ -23,17 +23,27 @@ EDGES_S: Final = (0, 5, 30, 60, 120, 150)
 KILLS: Final = 5
 BETWEEN_KILLS_S: Final = 6
 FAR_MS: Final = 600_000
+FETCHED: Final = 1_000
+ROLLING_RATE: Final = 500
+SETTLED_S: Final = 45
+AWAY_S: Final = 2
 
 
 def on_time(bridge: Bridge, _: argparse.Namespace, report: Report, *, delay_ms: tuple[int, int], rate: int) -> None:
-    """A bridge that was never warm, under load from `ready` on, beside a plain consumer of the delay topic."""
+    """A bridge that has just started, under load from `ready` on, beside a plain consumer of the delay topic; the
+    broker is warm, as the cluster that a bridge is started beside."""
     scenario = f"{rate:,}/s, delays of {delay_ms[0]} to {delay_ms[1]} ms"
+    bridge.start()
+    warm_up(bridge)
+    bridge.stop()
     report.add(scenario, "process start to ready", f"{bridge.timed_start():.1f} s")
     ready_ms, count = bridge.clock.now_ms(), rate * EDGES_S[-1]
     windows: list[str] = []
     for start_s, end_s in pairwise(EDGES_S):
         windows += [f"{start_s}-{end_s} s", str(ready_ms + start_s * 1000), str(ready_ms + end_s * 1000)]
-    reader = run(bridge, "receive", "--messages", str(count), "--seconds", str(EDGES_S[-1] + 60), "--windows", *windows)
+    reader = run(
+        bridge, "receive", "--messages", str(WARMED + count), "--seconds", str(EDGES_S[-1] + 60), "--windows", *windows
+    )
     low, high = map(str, delay_ms)
     with plain_consumer(bridge) as arrived_ms:
         load = run(bridge, "load", "--messages", str(count), "--rate", str(rate), "--delay", low, high)
@@ -45,7 +55,7 @@ def on_time(bridge: Bridge, _: argparse.Namespace, report: Report, *, delay_ms: 
     for window, found in got["windows"].items():
         report.add(scenario, f"{window} after ready: arrival - due p50 / p99 / p99.9", tell(found["arrived_ms"]))
     exact = f"{got['received']:,} / {got['doubled']} / {got['early']}"
-    report.add(scenario, "received / doubled / early", exact, f"{count:,} / 0 / 0")
+    report.add(scenario, "received / doubled / early", exact, f"{WARMED + count:,} / 0 / 0")
     report.add(scenario, "CPU in the last half minute", f"{100 * share:.0f} % of a core")
     report.add(scenario, "RSS", f"{bridge.rss_bytes() >> 20} MiB")
     bound = tell(percentiles(np.array(arrived_ms)))
@@ -73,6 +83,47 @@ def kills(bridge: Bridge, arguments: argparse.Namespace, report: Report) -> None
     report.add("kills", f"{arguments.messages:,} pending, SIGKILL to the next delivery", f"{found} s", "<= 5 s")
 
 
+def rolling(bridge: Bridge, _arguments: argparse.Namespace, report: Report) -> None:
+    """Two instances under load: a second one joins, then each is restarted. How late messages are meanwhile, beside the
+    same load before."""
+    second = Bridge(bridge.broker, bridge.directory / "second", instance="b")
+    low, high = "1000", "3000"
+    marks: list[tuple[str, int]] = []
+
+    def during(what: str) -> None:
+        marks.append((what, bridge.clock.now_ms()))
+
+    with second:
+        bridge.start()
+        warm_up(bridge)
+        count = ROLLING_RATE * 4 * SETTLED_S
+        load = run(bridge, "load", "--messages", str(count), "--rate", str(ROLLING_RATE), "--delay", low, high)
+        during("one instance")
+        pause(SETTLED_S)
+        during("a second one joins")
+        second.start()
+        pause(SETTLED_S)
+        for one, name in ((bridge, "the first"), (second, "the second")):
+            during(f"{name} is restarted")
+            one.stop()
+            pause(AWAY_S)
+            one.start()
+            pause(SETTLED_S)
+        load.wait()
+        for one in (bridge, second):
+            one.wait(lambda: one.metric("pending_messages") == 0, 60, "the rest")  # noqa: B023
+    windows: list[str] = []
+    for (what, start_ms), (_, end_ms) in pairwise([*marks, ("", bridge.clock.now_ms())]):
+        windows += [what, str(start_ms), str(end_ms)]
+    sent = WARMED + count
+    reader = run(bridge, "receive", "--messages", str(sent), "--seconds", "60", "--windows", *windows)
+    got: dict[str, Any] = json.loads(reader.communicate()[0])
+    for what, found in got["windows"].items():
+        report.add("two instances", f"{what}: late p50 / p99 / p99.9", tell(found["stamped_ms"]), "max <= 8,000 ms")
+    exact = f"{got['received']:,} / {got['doubled']} / {got['early']}"
+    report.add("two instances", "received / doubled / early", exact, f"{sent:,} / 0 / 0")
+
+
 def usage_between(bridge: Bridge, start_ms: int, end_ms: int) -> float:
     """CPU seconds a second between two times (epoch ms)."""
     bridge.wait(lambda: bridge.clock.now_ms() >= start_ms, 1_000, "the load is warm")
@@ -83,7 +134,7 @@ def usage_between(bridge: Bridge, start_ms: int, end_ms: int) -> float:
 
 @contextmanager
 def plain_consumer(bridge: Bridge) -> Iterator[list[int]]:
-    """Arrival minus the record's timestamp, ms, of a consumer in this process: no reader can be faster."""
+    """Arrival minus the record's timestamp, ms, of a consumer in this process: the lower bound of what is possible."""
     group = f"bound-{bridge.clock.now_ms()}"
     consumer = Consumer({"bootstrap.servers": bridge.bootstrap, "group.id": group, "auto.offset.reset": "latest"})
     consumer.subscribe([DELAY_TOPIC])
@@ -92,9 +143,9 @@ def plain_consumer(bridge: Bridge) -> Iterator[list[int]]:
 
     def read() -> None:
         while not closed.is_set():
-            message = consumer.poll(0.1)
-            if message is not None and message.error() is None:
-                found.append(bridge.clock.now_ms() - message.timestamp()[1])
+            messages = consumer.consume(FETCHED, 0.002)
+            now_ms = bridge.clock.now_ms()
+            found.extend(now_ms - each.timestamp()[1] for each in messages if each.error() is None)
 
     thread = threading.Thread(target=read, name="plain-consumer")
     thread.start()
