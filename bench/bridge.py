@@ -82,9 +82,9 @@ def bridge_on_broker() -> Iterator[Bridge]:
 
 
 def run(bridge: Bridge, module: str, *arguments: str) -> subprocess.Popen[str]:
-    """`load` or `receive`, as a process of its own; what it prints is piped."""
+    """`load` or `receive`, as a process of its own; its standard input and what it prints are piped."""
     command = [sys.executable, "-m", f"bench.{module}", "--bootstrap", bridge.bootstrap, *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 def warm_up(bridge: Bridge) -> None:

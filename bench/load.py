@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import math
 import random
+import sys
 
 from confluent_kafka import Producer
 
@@ -35,6 +36,7 @@ def main() -> None:
     parser.add_argument("--mixed", action="store_true")
     parser.add_argument("--ids", type=int, default=0)
     parser.add_argument("--cancel", action="store_true")
+    parser.add_argument("--wait", action="store_true", help="for a line on standard input, ready to send")
     arguments = parser.parse_args()
     producer = Producer(
         {
@@ -56,6 +58,9 @@ def main() -> None:
         )
         for i in range(arguments.messages)
     )
+    if arguments.wait:
+        producer.list_topics()
+        sys.stdin.readline()
     send(producer, records, per_second=arguments.rate)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -30,6 +31,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--skip-due-before", type=int, default=0)
     parser.add_argument("--windows", nargs="+", default=(), help="name, first and last due time (epoch ms), and again")
+    parser.add_argument("--wait", action="store_true", help="for a line on standard input: the windows, as JSON")
     parser.add_argument("--targets", nargs="+", default=TARGETS)
     arguments = parser.parse_args()
     clock = SystemClock()
@@ -64,6 +66,7 @@ def main() -> None:
             stamped.append(message.timestamp()[1])
             arrived.append(now_ms)
     consumer.close()
+    windows = json.loads(sys.stdin.readline()) if arguments.wait else arguments.windows
     dues = np.array(due)
     steady = dues >= arguments.skip_due_before
     print(
@@ -80,7 +83,7 @@ def main() -> None:
                         "stamped_ms": percentiles((np.array(stamped) - dues)[(dues >= int(start)) & (dues < int(end))]),
                         "arrived_ms": percentiles((np.array(arrived) - dues)[(dues >= int(start)) & (dues < int(end))]),
                     }
-                    for name, start, end in batched(arguments.windows)
+                    for name, start, end in batched(windows)
                 },
             }
         )

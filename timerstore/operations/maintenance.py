@@ -44,20 +44,26 @@ class Maintenance:
         """By name of a segment: how many timers had been cancelled when it was counted, and how many of it were."""
 
     def flush_due(self, now_ms: int) -> bool:
-        """Whether a flush is worth while: the memtable is full, or the interval is over, and O_c can move; or there are
-        too many tombstones in memory."""
+        """Whether a flush is worth while: the memtable is full, the interval is over, or a restart would read much
+        again, and O_c can move; or there are too many tombstones in memory."""
         state = self._state
         with state.lock:
             if state.cancels.tombstones.memory_rows >= state.limits.tombstone_rows or self._lets_go(now_ms):
                 return True
-            covered = state.resident.covered()
+            covered, limits = state.resident.covered(), state.limits
             known = state.checkpoint.offsets
-            if all(known.get(state.sources.name(source)) == covered[source] for source in state.resident.committed):
+            names = {source: state.sources.name(source) for source in state.resident.committed}
+            if all(known.get(name) == covered[source] for source, name in names.items()):
                 return False
             if self._flushed_ms is None:
                 self._flushed_ms = now_ms
-            is_aged = not 0 <= now_ms - self._flushed_ms < state.limits.flush_interval_ms
-            return is_aged or state.resident.memtable_bytes >= state.limits.flush_bytes
+            since_ms = now_ms - self._flushed_ms
+            records = sum(int(covered[source]) - known.get(name, 0) for source, name in names.items())
+            return (
+                not 0 <= since_ms < limits.flush_interval_ms
+                or (records >= limits.flush_records and since_ms >= limits.flush_pause_ms)
+                or state.resident.memtable_bytes >= limits.flush_bytes
+            )
 
     def flush(self, now_ms: int) -> Flushed:
         """Make every row below a committed O durable, and every tombstone, and move O_c there.

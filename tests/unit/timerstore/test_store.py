@@ -579,6 +579,23 @@ def test_a_flush_is_due_by_size_or_by_age_and_only_when_something_moves(tmp_path
     assert maintenance.flush_due(NOW_MS + 1_001)
 
 
+def test_a_flush_is_due_sooner_when_a_restart_would_read_much_again(tmp_path: Path) -> None:
+    """Also of records that are delivered by now: not memory counts, but what lies between O_c and O."""
+    rig = Rig(tmp_path, limits=Limits(flush_records=30, flush_pause_ms=5_000))
+    maintenance = rig.store.maintenance
+    maintenance.flush(NOW_MS)
+    for count, since_ms, is_due in ((29, 50_000, False), (1, 4_999, False), (0, 5_000, True)):
+        rig.produce(*[FAR_MS] * count)
+        rig.ingest()
+        rig.deliver()
+        assert maintenance.flush_due(NOW_MS + since_ms) is is_due
+    maintenance.flush(NOW_MS + 5_000)
+    rig.produce(FAR_MS)
+    rig.ingest()
+    rig.deliver()
+    assert not maintenance.flush_due(NOW_MS + 15_000)
+
+
 def test_what_came_near_before_the_flush_does_not_keep_its_batch_in_memory(tmp_path: Path) -> None:
     """Of each batch one message is in the ready rows when the others go to disk: only that one stays."""
     rig = Rig(tmp_path, limits=Limits(flush_bytes=1 << 20, horizon_ms=60_000, repacked_bytes=1))
