@@ -11,9 +11,9 @@ One transaction (invariant I1: output is exactly what becomes finished), and wha
     6. acknowledge  the store forgets the rows                           a start drops what is finished under (O, P)
 
 A transaction stays open for at most the commit interval while more falls due within it, since a commit costs several
-times what one record does; a backlog is taken in large transactions. What falls due within the interval is taken and
-planned at once, since a take costs several times what a row does; a record is handed to the client when it is due, not
-before (I4). Without anything due the thread sleeps in the store; O follows ingest about once a second.
+times what one record does; a backlog is taken in large transactions. What falls due within the next 20 ms of it is
+taken and planned at once, since a take costs several times what a row does; a record is handed to the client when it is
+due, not before (I4). Without anything due the thread sleeps in the store; O follows ingest about once a second.
 
 An abort puts all rows back, and the next attempt is narrower: without the record, the target or the source that caused
 it, or with fewer rows, until something can be committed (narrowing.py). So whatever a broker answers, what can be
@@ -58,6 +58,9 @@ TRANSACTION_BYTES_MAX: Final = 64 << 20
 GATHER_S: Final = 0.003
 """The shortest wait within a transaction: waking for a millisecond's records at a time costs more than the records do.
 Half of it is added to the usual lateness."""
+AHEAD_MS: Final = 20
+"""How far ahead rows are taken. A request of another thread waits so long at most, and a cancel that is read within it
+comes too late."""
 NOTHING_S: Final = 0.01
 IDLE_COMMIT_S: Final = 1.0
 LOOK_AGAIN_S: Final = 1.0
@@ -356,7 +359,7 @@ class Dispatcher:
         now_ms, bound_ms = self._clock.now_ms(), self._narrowing.until_ms
         if bound_ms is not None:
             return min(now_ms, bound_ms)
-        return now_ms if self._narrowing.is_careful else now_ms + max(0, left_ms)
+        return now_ms if self._narrowing.is_careful else now_ms + max(0, min(left_ms, AHEAD_MS))
 
     def _piece_rows(self, transaction: OpenTransaction) -> int:
         """How many rows to take next: bounded in rows, and by what rows weighed lately in bytes."""
@@ -380,7 +383,7 @@ class Dispatcher:
             next_ms = departures.next_ms()
             if next_ms is None:
                 break
-            if next_ms - now_ms > 1000 * self._commit_interval_s:
+            if next_ms - now_ms > AHEAD_MS:
                 # I4: the wall clock was set back since the rows were taken. They are not due any more.
                 raise Aborted(Cause.CLOCK_SET_BACK, CLOCK_SET_BACK)
             self._beat()
