@@ -1,4 +1,4 @@
-"""When each record of a plan is handed to the client: rows are taken for a whole commit interval; none leaves early.
+"""When each record of a plan is handed to the client: rows are taken some ms ahead, and none leaves early.
 
 Rows are in the order of position, so the times of departure rise from row to row, and whatever goes to one topic stays
 in that order.
@@ -7,7 +7,7 @@ in that order.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import chain
+from typing import Final
 
 import numpy as np
 
@@ -15,6 +15,10 @@ from bridge.delivery.plan.due_rows import Batch
 from bridge.delivery.plan.fates import Fate
 from bridge.delivery.plan.planner import Plan
 from timerstore.rows.position import Int64s
+
+WAITING_BYTES_MAX: Final = 16 << 20
+"""So much may wait as arguments of `produce`. Of large records that came all at once, the rest is converted when these
+have left, and is late by some ms."""
 
 
 class Departures:
@@ -29,20 +33,29 @@ class Departures:
         self._sent_ms: Int64s = np.zeros(len(rows), dtype=np.int64)
         self._due = rows.due
         self._fresh = plan.batches()
+        self._sizes = rows.sizes
         self._waiting: list[tuple[Batch, int]] = []
         """Batches of which rows are left, and from where on."""
+        self._bytes = 0
+        """Of the rows that wait."""
 
     def until(self, now_ms: int) -> Iterator[Batch]:
         """What is due and was not handed out before; to be asked for anew until `next_ms` is None."""
-        waiting, self._waiting = self._waiting, []
+        waiting, self._waiting, self._bytes = self._waiting, [], 0
+        for batch, start in waiting:
+            yield from self._due_of(batch, start, now_ms)
         # What is all due is converted a batch at a time.
-        for batch, start in chain(waiting, ((batch, 0) for batch in self._fresh)):
-            end = int(np.searchsorted(self._at_ms[batch.ids], now_ms, side="right"))
-            if end > start:
-                self._sent_ms[batch.ids[start:end]] = now_ms
-                yield batch.part(start, end)
-            if end < len(batch):
-                self._waiting.append((batch, max(start, end)))
+        while self._bytes < WAITING_BYTES_MAX and (fresh := next(self._fresh, None)) is not None:
+            yield from self._due_of(fresh, 0, now_ms)
+
+    def _due_of(self, batch: Batch, start: int, now_ms: int) -> Iterator[Batch]:
+        end = max(start, int(np.searchsorted(self._at_ms[batch.ids], now_ms, side="right")))
+        if end > start:
+            self._sent_ms[batch.ids[start:end]] = now_ms
+            yield batch.part(start, end)
+        if end < len(batch):
+            self._waiting.append((batch, end))
+            self._bytes += int(self._sizes[batch.ids[end:]].sum())
 
     def next_ms(self) -> int | None:
         """When the next one is due; None: all have left."""

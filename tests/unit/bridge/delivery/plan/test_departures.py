@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any, cast
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given
 
+import bridge.delivery.plan.departures as departures_module
 from bridge.delivery.plan.backoff import RetryPolicy
 from bridge.delivery.plan.departures import Departures
 from bridge.delivery.plan.planner import Plan, Planner
@@ -55,6 +57,18 @@ def test_each_record_leaves_when_it_is_due() -> None:
     assert left(departures, NOW + 10) == [("orders", [5])]
     assert departures.next_ms() is None
     assert departures.lateness_ms().tolist() == [5, 0, 0, 1]
+
+
+def test_what_waits_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large records are converted when those before them have left, and all leave in the end."""
+    monkeypatch.setattr(departures_module, "WAITING_BYTES_MAX", 1)
+    departures = Departures(planned(*(timer("delay", 0, i, NOW + i, "abc"[i % 3]) for i in range(6))))
+    assert left(departures, NOW) == [("a", [0])]
+    assert left(departures, NOW + 1) == []
+    assert departures.next_ms() == NOW + 3
+    assert left(departures, NOW + 3) == [("a", [3]), ("b", [1])]
+    assert left(departures, NOW + 20) == [("b", [4]), ("c", [2, 5])]
+    assert departures.next_ms() is None
 
 
 @given(
