@@ -11,9 +11,8 @@ One transaction (invariant I1: output is exactly what becomes finished), and wha
     6. acknowledge  the store forgets the rows                           a start drops what is finished under (O, P)
 
 A transaction stays open for at most the commit interval while more falls due within it, since a commit costs several
-times what one record does; a backlog is taken in large transactions. What falls due within the next 20 ms of it is
-taken and planned at once, since a take costs several times what a row does; a record is handed to the client when it is
-due, not before (I4). Without anything due the thread sleeps in the store; O follows ingest about once a second.
+times what one record does; a backlog is taken in large transactions (filling.py). Without anything due the thread
+sleeps in the store; O follows ingest about once a second.
 
 An abort puts all rows back, and the next attempt is narrower: without the record, the target or the source that caused
 it, or with fewer rows, until something can be committed (narrowing.py). So whatever a broker answers, what can be
@@ -30,13 +29,12 @@ from typing import Final
 import structlog
 from confluent_kafka import TopicPartition
 
+from bridge.delivery.filling import Filling
 from bridge.delivery.held_sources import HeldSources
 from bridge.delivery.narrowing import REMEDIES, Narrowing
 from bridge.delivery.open_transaction import OpenTransaction, bug
-from bridge.delivery.plan.departures import Departures
-from bridge.delivery.plan.due_rows import Batch
 from bridge.delivery.plan.fates import Unplannable, Unwritable
-from bridge.delivery.plan.planner import Plan, Planner
+from bridge.delivery.plan.planner import Planner
 from bridge.delivery.producer.writer import Aborted, Broken, Cause, Failure, Indefinite, NotReady, Writer
 from bridge.delivery.states import AT_REST, AT_WORK, Event, Lifecycle, Request, State
 from bridge.delivery.targets.cache import Targets
@@ -48,19 +46,9 @@ from bridge.settings.time_budgets import USUAL, TimeBudgets
 from bridge.telemetry.metrics import Metrics
 from bridge.wire.committed_state import CommittedState, are_same_progress
 from timerstore.clock import Clock
-from timerstore.operations.transaction import Rows
 from timerstore.rows.sources import SourceName
 from timerstore.store import TimerStore
 
-PIECE_ROWS: Final = 5_000
-PIECE_BYTES: Final = 16 << 20
-TRANSACTION_BYTES_MAX: Final = 64 << 20
-GATHER_S: Final = 0.003
-"""The shortest wait within a transaction: waking for a millisecond's records at a time costs more than the records do.
-Half of it is added to the usual lateness."""
-AHEAD_MS: Final = 20
-"""How far ahead rows are taken. A request of another thread waits so long at most, and a cancel that is read within it
-comes too late."""
 NOTHING_S: Final = 0.01
 IDLE_COMMIT_S: Final = 1.0
 LOOK_AGAIN_S: Final = 1.0
@@ -70,7 +58,6 @@ CATCH_UP_WAIT_S: Final = 0.25
 BACKOFF_S: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0)
 FENCED_AGAIN_S: Final = 60.0
 
-CLOCK_SET_BACK: Final = Failure(Meaning(Fault.UNKNOWN), "the clock was set back")
 COMMIT_NOT_MADE: Final = Failure(Meaning(Fault.BROKERS), "the commit was not made")
 
 log = structlog.get_logger("bridge.delivery.dispatcher")
@@ -108,7 +95,6 @@ class Dispatcher:
         self._clock = clock
         self._metrics = metrics
         self._on_fatal = on_fatal
-        self._commit_interval_s = commit_interval_ms / 1000
         self._budgets = budgets
         self._beat = beat
 
@@ -123,12 +109,15 @@ class Dispatcher:
         """A transaction whose commit got no answer: RESOLVING asks what it came to."""
         topics = planner.delay_topics, planner.dead_letter_topics
         self._narrowing = Narrowing(targets, *topics, clock, transaction_rows)
+        self._filling = Filling(
+            writer, planner, self._narrowing, clock, budgets, commit_interval_ms,
+            is_to_end=lambda: self._life.is_asked(Request.HOLD, Request.STOP), beat=beat,
+        )  # fmt: skip
         self._held_sources = HeldSources(targets, clock)
         self._is_out_of_steps = False
         self._failures = 0
         self._fenced_s: float | None = None
         self._committed_s = 0.0
-        self._row_bytes = 1_000.0
         self._stall_watch = StallWatch(targets, clock)
 
     # -- control: any thread
@@ -300,7 +289,7 @@ class Dispatcher:
         self._stall_watch.begin()
         event = None
         try:
-            self._fill(store, transaction)
+            self._filling.fill(store, transaction)
             self._commit(store, transaction)
         except Aborted as aborted:
             event = self._after_abort(transaction, aborted)
@@ -323,80 +312,6 @@ class Dispatcher:
             self._give_up(transaction)
             raise
         return event
-
-    # -- filling a transaction
-
-    def _fill(self, store: TimerStore, transaction: OpenTransaction) -> None:
-        """Take, plan and produce until it is time to commit."""
-        while True:
-            self._beat()
-            left_ms = self._left_ms(transaction)
-            transaction.until_ms = self._take_until_ms(left_ms)
-            room = self._piece_rows(transaction)
-            rows = transaction.loan.take(transaction.until_ms, room)
-            if len(rows):
-                self._produce(store, transaction, self._plan(store, rows, transaction.until_ms))
-            open_s = self._clock.monotonic_s() - transaction.opened_s
-            is_full = transaction.rows >= self._narrowing.rows or transaction.bytes >= TRANSACTION_BYTES_MAX
-            if is_full or open_s >= self._budgets.fill_s or self._life.is_asked(Request.HOLD, Request.STOP):
-                return
-            if len(rows) >= room:
-                continue  # a backlog
-            left_ms = self._left_ms(transaction)
-            if not transaction.rows or self._narrowing.until_ms is not None or left_ms <= 0:
-                return
-            wakeup_ms, now_ms = store.next_wakeup_ms(), self._clock.now_ms()
-            if wakeup_ms is None or wakeup_ms - now_ms > left_ms:
-                return
-            store.wait(max((wakeup_ms - now_ms) / 1000, GATHER_S))
-
-    def _left_ms(self, transaction: OpenTransaction) -> int:
-        """How much of the commit interval is left."""
-        return int(1000 * (self._commit_interval_s - (self._clock.monotonic_s() - transaction.opened_s)))
-
-    def _take_until_ms(self, left_ms: int) -> int:
-        """What may be taken: what is due, and what falls due before the commit, unless an abort has taught caution."""
-        now_ms, bound_ms = self._clock.now_ms(), self._narrowing.until_ms
-        if bound_ms is not None:
-            return min(now_ms, bound_ms)
-        return now_ms if self._narrowing.is_careful else now_ms + max(0, min(left_ms, AHEAD_MS))
-
-    def _piece_rows(self, transaction: OpenTransaction) -> int:
-        """How many rows to take next: bounded in rows, and by what rows weighed lately in bytes."""
-        return max(1, min(PIECE_ROWS, self._narrowing.rows - transaction.rows, int(PIECE_BYTES / self._row_bytes)))
-
-    def _plan(self, store: TimerStore, rows: Rows, until_ms: int) -> Plan:
-        plan = self._planner.plan(rows, store.sources, until_ms, self._narrowing.findings)
-        self._row_bytes += 0.5 * (max(1.0, plan.bytes / len(rows)) - self._row_bytes)
-        return plan
-
-    def _produce(self, store: TimerStore, transaction: OpenTransaction, plan: Plan) -> None:
-        """Hand all of a plan to the client, each record when it is due and each batch in its order."""
-        if plan.records and not transaction.begun:
-            self._writer.begin()
-            transaction.begun = True
-        first, departures = transaction.add(plan), Departures(plan)
-        while True:
-            now_ms = self._clock.now_ms()
-            for part in departures.until(now_ms):
-                self._send(transaction, part, plan, first)
-            next_ms = departures.next_ms()
-            if next_ms is None:
-                break
-            if next_ms - now_ms > AHEAD_MS:
-                # I4: the wall clock was set back since the rows were taken. They are not due any more.
-                raise Aborted(Cause.CLOCK_SET_BACK, CLOCK_SET_BACK)
-            self._beat()
-            store.wait(max((next_ms - now_ms) / 1000, GATHER_S))
-        transaction.produced(plan, departures.lateness_ms(), now_ms)
-
-    def _send(self, transaction: OpenTransaction, batch: Batch, plan: Plan, first: int) -> None:
-        transaction.counts.are_unreadable(batch.unreadable)
-        careful = self._narrowing.is_careful
-        for part in self._narrowing.split(batch, plan.keys[batch.ids]) if careful else (batch,):
-            self._beat()
-            transaction.sent.append(part.sent(first))
-            transaction.accepted += self._writer.send(part, first_id=first, careful=careful)
 
     # -- ending a transaction
 
