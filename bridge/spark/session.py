@@ -126,7 +126,8 @@ class SessionStart:
         self.thread.start()
 
     def _run(self) -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)  # of this thread, and of what it starts
+        with suppress(OSError):  # it is nicer already, or no Linux, where this is for a thread and what it starts
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
         try:
             self.session.set_result(self._make())
         except Exception as error:  # noqa: BLE001 - told to the application
