@@ -1,10 +1,11 @@
 """Measure the bridge on this machine, and print a table beside what RocketMQ 5.5 and a prototype of this design did
 on such a machine.
 
-make bench                              everything but `pending` (some ten minutes)
+make bench                              everything but `pending` and `soak` (half an hour)
 make bench BENCH_ARGS="--only burst"    one scenario: on-time, on-time-short, kills, rolling (from the first second on),
                                         burst, rate, idle, restart, outage, stopped-target, killed-target (warm)
 make bench BENCH_ARGS="--only pending"  ten million pending, a million of them cancelled (ten minutes, 8 GB of disk)
+make bench BENCH_ARGS="--only soak"     an hour at 2,000/s with broker restarts (5 GB of disk)
 make bench BENCH_ARGS="--messages 200000"   a smaller burst
 """
 
@@ -22,6 +23,7 @@ from bench.bridge import WARMED, Bridge, bridge_on_broker, pause, run, warm_up
 from bench.load import VALUE_BYTES
 from bench.on_time import kills, on_time, rolling
 from bench.report import Report, mib, tell
+from bench.soak import soak
 
 IDLE_SECONDS = 20
 LEAD_MS = 30_000
@@ -35,9 +37,10 @@ def main() -> None:
     parser.add_argument("--only", choices=sorted(SCENARIOS), action="append")
     parser.add_argument("--messages", type=int, default=1_000_000, help="of the burst and of the restart")
     parser.add_argument("--seconds", type=int, default=30, help="of each rate")
+    parser.add_argument("--minutes", type=int, default=60, help="of the soak")
     arguments = parser.parse_args()
     report = Report()
-    for name in arguments.only or [name for name in SCENARIOS if name != "pending"]:
+    for name in arguments.only or [name for name in SCENARIOS if name not in ("pending", "soak")]:
         with bridge_on_broker() as bridge:
             SCENARIOS[name](bridge, arguments, report)
     report.print()
@@ -272,6 +275,7 @@ SCENARIOS: dict[str, Callable[[Bridge, argparse.Namespace, Report], None]] = {
     "stopped-target": dead,
     "killed-target": partial(dead, killed=True),
     "pending": pending,
+    "soak": soak,
 }
 
 if __name__ == "__main__":

@@ -42,7 +42,8 @@ def main() -> None:
         {
             "bootstrap.servers": arguments.bootstrap,
             "linger.ms": 5,
-            "acks": "all",
+            "enable.idempotence": True,
+            "log_level": 0,
             "queue.buffering.max.messages": 200_000,
             "batch.size": 500_000,
         }

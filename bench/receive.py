@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from confluent_kafka import Consumer
+from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
 from bench.load import TARGETS
 from timerstore.clock import SystemClock
@@ -41,13 +41,17 @@ def main() -> None:
         {
             "bootstrap.servers": arguments.bootstrap,
             "group.id": f"bench-{arguments.isolation}-{clock.now_ms()}",
-            "auto.offset.reset": "earliest",
             "isolation.level": arguments.isolation,
             "fetch.wait.max.ms": 10,
             "enable.auto.commit": False,
+            "log_level": 0,
         }
     )
-    consumer.subscribe(list(arguments.targets))
+    # Not as a member of a group: one that is evicted while the broker is away would read everything again.
+    topics = consumer.list_topics().topics
+    consumer.assign(
+        [TopicPartition(name, each, OFFSET_BEGINNING) for name in arguments.targets for each in topics[name].partitions]
+    )
     origins: set[bytes] = set()
     stamped: list[int] = []
     arrived: list[int] = []
