@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from enum import Enum
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -32,7 +33,7 @@ from bridge.commands.arrivals import Arrivals
 from bridge.delivery.producer.transaction_markers import Outcome
 from bridge.errors import BridgeError, ConfigurationError, EnvironmentFailure, InternalError
 from bridge.runtime import allocator
-from bridge.settings.load import load, reader
+from bridge.settings.load import load
 from bridge.settings.model import Settings, plain
 from bridge.settings.secrets import Redactor
 from bridge.telemetry import logs
@@ -75,20 +76,14 @@ class Due(Enum):
 @app.command()
 def run(config: ConfigOption = None) -> None:
     """Run the bridge until SIGTERM or SIGINT."""
-    with _failures_as_one_line() as known:
+    with _failures_as_one_line() as redact:
         allocator.restrain()
-        read = reader(config, os.environ)
-        settings = read()
-        secrets = set(settings.secrets())
+        settings = load(config, os.environ)
+        redact.add(settings.secrets())
+        logs.configure(format=settings.logs.format, level=settings.logs.level, redact=redact)
         from bridge.runtime import app as application  # Spark takes a second to import, and no other command needs it
 
-        def conceal(renewed: Settings) -> None:
-            secrets.update(renewed.secrets())
-            known.redact = Redactor(secrets)
-            logs.configure(format=settings.logs.format, level=settings.logs.level, secrets=secrets)
-
-        conceal(settings)
-        raise typer.Exit(application.run(settings, read, conceal))
+        application.run(settings, partial(load, config, dict(os.environ)), redact)
 
 
 @app.command()
@@ -97,12 +92,12 @@ def check(
     timeout: Annotated[float, typer.Option(help="Seconds to wait for the brokers' answers.", min=0.1)] = 10.0,
 ) -> None:
     """Check brokers, topics, rights, disk and Java, and print the remedies. Exit status 1 if a check fails."""
-    with _failures_as_one_line() as known:
-        settings = _settings(config, known)
+    with _failures_as_one_line() as redact:
+        settings = _settings(config, redact)
         from bridge.checks.run import run_checks
 
         findings = run_checks(settings, timeout_s=timeout)
-        _print_findings(findings, Redactor(settings.secrets()))
+        _print_findings(findings, redact)
         raise typer.Exit(any(finding.status == "failed" for finding in findings))
 
 
@@ -117,8 +112,8 @@ def reset_offsets(
     earliest: deliver every record that the topics still hold, even those delivered before. latest: deliver none of
     them. committed: deliver those that are still pending, and give up only the records that are gone from the topics.
     """
-    with _failures_as_one_line() as known:
-        settings = _settings(config, known)
+    with _failures_as_one_line() as redact:
+        settings = _settings(config, redact)
         unknown = set(topic or ()) - settings.delay_topics.keys()
         if unknown:
             raise ConfigurationError(
@@ -156,8 +151,8 @@ def resolve(
     aborted: its messages are delivered, even if they were delivered before. committed: they are not, even if some never
     were. Where the brokers know the outcome, theirs is used.
     """
-    with _failures_as_one_line() as known:
-        settings = _settings(config, known)
+    with _failures_as_one_line() as redact:
+        settings = _settings(config, redact)
         from bridge.install import connector
         from bridge.spark import session as spark
         from bridge.spark.transactions import coordinator
@@ -194,8 +189,8 @@ def redrive(
 
     A record that was rejected for a bad header needs --due now or --set-header, or it would be rejected again.
     """
-    with _failures_as_one_line() as known:
-        settings = _settings(config, known)
+    with _failures_as_one_line() as redact:
+        settings = _settings(config, redact)
         if unknown := set(topic or ()) - settings.delay_topics.keys():
             raise ConfigurationError(
                 f"not a delay topic: {', '.join(sorted(unknown))}", hint="Name one of delay_topics.", code="DB-1001"
@@ -246,8 +241,8 @@ def send(
     config: ConfigOption = None,
 ) -> None:
     """Send messages to be delivered later."""
-    with _failures_as_one_line() as known:
-        settings = _settings(config, known)
+    with _failures_as_one_line() as redact:
+        settings = _settings(config, redact)
         if value is not None and file is not None:
             raise ConfigurationError("both a message and --file are given", hint="Give one of them.", code="DB-1003")
         send_at, send_after = _read(parse_until, at, "--at"), _after(after)
@@ -296,8 +291,8 @@ def cancel(
     config: ConfigOption = None,
 ) -> None:
     """Cancel a pending message. An id that is unknown, or already delivered, is not an error."""
-    with _failures_as_one_line() as known:
-        settings = _settings(config, known)
+    with _failures_as_one_line() as redact:
+        settings = _settings(config, redact)
         client = DelayClient(_producer(settings, bootstrap), delay_topic or _only_delay_topic(settings))
         try:
             client.cancel(id, key)
@@ -312,8 +307,8 @@ def cancel(
 @app.command("config")
 def show_config(config: ConfigOption = None) -> None:
     """Print the effective configuration, without secrets."""
-    with _failures_as_one_line() as known:
-        settings = _settings(config, known)
+    with _failures_as_one_line() as redact:
+        settings = _settings(config, redact)
         typer.echo(yaml.safe_dump(settings.masked(), sort_keys=False, allow_unicode=True), nl=False)
 
 
@@ -338,20 +333,15 @@ def _say(text: str, *, err: bool = False) -> None:
 # --- failures --------------------------------------------------------------------------------------------------------
 
 
-class _Known:
-    """The redactor of the one line; it knows the secrets as soon as the settings are read."""
-
-    redact = Redactor()
-
-
 @contextmanager
-def _failures_as_one_line() -> Iterator[_Known]:
-    known = _Known()
+def _failures_as_one_line() -> Iterator[Redactor]:
+    """The redactor of the one line is to be told the secrets as soon as the settings are read."""
+    redact = Redactor()
     logs.configure(level="warning", stream=sys.stderr)  # until the settings are read
     try:
-        yield known
+        yield redact
     except BridgeError as error:
-        _say(f"delay-bridge: {known.redact(str(error))}", err=True)
+        _say(f"delay-bridge: {redact(str(error))}", err=True)
         raise typer.Exit(error.exit_code) from None
     except (typer.Exit, typer.Abort):
         raise
@@ -364,14 +354,14 @@ def _failures_as_one_line() -> Iterator[_Known]:
             hint="This is a bug: please report it with the log.",
             code="DB-7001",
         )
-        _say(f"delay-bridge: {known.redact(str(wrapped))}", err=True)
+        _say(f"delay-bridge: {redact(str(wrapped))}", err=True)
         raise typer.Exit(wrapped.exit_code) from None
 
 
-def _settings(config: Path | None, known: _Known) -> Settings:
+def _settings(config: Path | None, redact: Redactor) -> Settings:
     settings = load(config, os.environ)
-    known.redact = Redactor(settings.secrets())
-    logs.configure(level="warning", secrets=settings.secrets(), stream=sys.stderr)
+    redact.add(settings.secrets())
+    logs.configure(level="warning", redact=redact, stream=sys.stderr)
     return settings
 
 

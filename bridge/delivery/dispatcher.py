@@ -36,7 +36,7 @@ from bridge.delivery.open_transaction import OpenTransaction, bug
 from bridge.delivery.plan.fates import Unplannable, Unwritable
 from bridge.delivery.plan.planner import Planner
 from bridge.delivery.producer.writer import Aborted, Broken, Cause, Failure, Indefinite, NotReady, Writer
-from bridge.delivery.states import AT_REST, AT_WORK, Event, Lifecycle, Request, State
+from bridge.delivery.states import AT_REST, Event, Lifecycle, Request, State
 from bridge.delivery.targets.cache import Targets
 from bridge.delivery.targets.stall import StallWatch
 from bridge.errors import BridgeError, EnvironmentFailure, InternalError, StateError
@@ -169,17 +169,6 @@ class Dispatcher:
             self._metrics.partitions_held(0)  # until `resume`: they may be another instance's from here on
             return is_at_rest and self._unanswered is None
 
-    def renew_producer(self) -> None:
-        """Have the producer made anew between two transactions: its timers stand still after a jump of the clock."""
-        self._ask(Request.RENEW)
-
-    @property
-    def is_renewed(self) -> bool:
-        """Whether that has been done, or can wait until there is something to deliver."""
-        if self._thread is None or self.state in (State.HELD, State.ENDED):
-            return True
-        return self.state in AT_WORK and not self._life.is_asked(Request.RENEW)
-
     def stop(self, timeout_s: float = 10.0) -> bool:
         """Quiesce and end the thread. Returns whether it ended in time."""
         self._ask(Request.STOP)
@@ -225,9 +214,6 @@ class Dispatcher:
             self._life.advance(event)
 
     def _open(self) -> Event | None:
-        if self._life.granted(Request.RENEW):
-            self._writer.close()
-            self._metrics.producer_rebuilt()
         try:
             self._writer.open()
         except NotReady as waits:

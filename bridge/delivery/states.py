@@ -57,8 +57,6 @@ class Request(Enum):
 
     HOLD = "hold"
     """Until `Lifecycle.resume`. The thread makes this request itself when its assignment is out of date."""
-    RENEW = "renew"
-    """Make the producer anew."""
     STOP = "stop"
 
 
@@ -134,9 +132,7 @@ class Lifecycle:
         """The event that the requests lead to in this state."""
         if Request.HOLD in self._requests:
             return Event.HOLD if self.state in AT_WORK else None
-        if self.state is State.HELD:
-            return Event.RESUMED
-        return Event.PRODUCER_LOST if Request.RENEW in self._requests and self.state in AT_WORK else None
+        return Event.RESUMED if self.state is State.HELD else None
 
     def advance(self, event: Event) -> None:
         """Go to the next state. Raises InternalError where the table has none."""
@@ -150,13 +146,6 @@ class Lifecycle:
                 )
             self.state = TRANSITIONS[self.state][event]
             self.changed.notify_all()
-
-    def granted(self, request: Request) -> bool:
-        """Whether that was asked for; from now on it is not."""
-        with self.changed:
-            was_asked = request in self._requests
-            self._requests.discard(request)
-            return was_asked
 
     def pause(self, seconds: float) -> None:
         """Wait, but not once the thread is to stop, or to be held (which does not hurry the making of a producer)."""

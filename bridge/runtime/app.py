@@ -2,6 +2,8 @@
 
     checks -> management port -> group membership -> pipeline -> ready -> SIGTERM, SIGINT, a fatal error -> stop
                                  Spark's JVM  ..........  starts meanwhile
+                                                                       -> new credentials, a clock that was set back
+                                                                                      -> stop, and restart in place
 
 One thread, the main one, makes and stops pipelines. The others tell it what has happened through a queue of events;
 signals come that way too.
@@ -12,10 +14,9 @@ from __future__ import annotations
 import gc
 import os
 import queue
-import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -34,11 +35,12 @@ from bridge.errors import BridgeError, EnvironmentFailure
 from bridge.install import connector
 from bridge.kafka.admin import Cluster
 from bridge.kafka.membership import Ownership
-from bridge.runtime.clock_jumps import ClockJumps, Signs
+from bridge.runtime.clock_jumps import ClockJumps
 from bridge.runtime.credentials import Credentials
 from bridge.runtime.gauges import Lag, snapshot
 from bridge.runtime.left_out import LeftOut
 from bridge.runtime.pipeline import Pipeline, PipelineContext
+from bridge.runtime.restart import Restart
 from bridge.runtime.stop_signals import StopSignals
 from bridge.runtime.wiring import make_dispatcher
 from bridge.settings.clients import java, librdkafka
@@ -57,8 +59,11 @@ LOOK_INTERVAL_S: Final = 1.0
 CONNECTING_INTERVAL_S: Final = 0.05
 STOP_S_MAX: Final = 9.0
 """After this the process ends as it is: whatever it was at can be cut off at any point."""
-LEAVE_S_MAX: Final = 15.0
-"""How long each client has to end its work when all are replaced."""
+SET_BACK_MS: Final = 20_000
+"""A clock that is set back by more makes clients wait too long; a wait that is longer by less is left to end."""
+CLOCK: Final = "clock-set-back"
+CREDENTIALS: Final = "credentials-replaced"
+"""Reasons for a restart in place."""
 SWITCH_INTERVAL_S: Final = 0.001
 """How long a thread may keep the interpreter from the dispatcher."""
 
@@ -67,9 +72,7 @@ log = structlog.get_logger("bridge.runtime.app")
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """A signal came."""
-
-    signal_name: str
+    """A signal came, or the process is to restart in place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,32 +86,25 @@ class Rebuild:
 
 
 @dataclass(frozen=True, slots=True)
-class Renewed:
-    """Credentials were replaced, and work."""
-
-    settings: Settings
-
-
-@dataclass(frozen=True, slots=True)
 class Fatal:
     """A part of the bridge cannot continue."""
 
     error: BridgeError
 
 
-Event = Stop | Changed | Rebuild | Renewed | Fatal
+Event = Stop | Changed | Rebuild | Fatal
 """What the main thread is told by others."""
 
 
-def run(settings: Settings, read: Callable[[], Settings], conceal: Callable[[Settings], None]) -> int:
-    """Run the bridge until a signal; returns the exit status 0. Raises BridgeError when it cannot continue.
+def run(settings: Settings, read: Callable[[], Settings], redact: Redactor) -> None:
+    """Run the bridge until a signal. Raises BridgeError when it cannot continue.
 
-    `read` reads the settings' secrets again; `conceal` is told of new ones before they are used.
+    `read` reads the settings again; `redact` learns their secrets before they are used.
     """
-    application = Application(settings, SystemClock(), read, conceal)
+    clock = SystemClock()
+    application = Application(settings, clock, read, redact, Restart(clock))
     with StopSignals(application.on_signal):
         application.run()
-    return 0
 
 
 class Application:
@@ -119,22 +115,26 @@ class Application:
         settings: Settings,
         clock: Clock,
         read: Callable[[], Settings],
-        conceal: Callable[[Settings], None],
+        redact: Redactor,
+        restart: Restart,
     ) -> None:
         self._settings = settings
         self._clock = clock
-        self._conceal = conceal
+        self._redact = redact
+        self._restart = restart
         self._hearts = Heartbeats(clock)
         self._beat = self._hearts.watch("main", CALLS_S)
         self._credentials = Credentials(
             settings,
             read=read,
             verify=self._connect,
-            on_renewed=self._on_renewed,
+            on_replaced=lambda: self._ask_for_restart(CREDENTIALS),
+            rest_s=restart.wait_s(),
             beat=self._hearts.watch("credentials", CALLS_S),
         )
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._stopping = False
+        self._restarts_for: str | None = None
         self._failure: BridgeError | None = None
         self._watchdog: threading.Timer | None = None
         self._pipeline: Pipeline | None = None
@@ -149,12 +149,10 @@ class Application:
 
     # ---- from other threads, and signals
 
-    def on_signal(self, number: signal.Signals) -> None:
+    def on_signal(self) -> None:
         """SIGTERM or SIGINT: end in order, and in any case end."""
-        self._stopping = True
-        self._watch_the_end()
-        self._events.put(Stop(number.name))
-        self._cancel_start()
+        self._restarts_for = None
+        self._stop()
 
     def on_assigned(self, partitions: frozenset[SourceName]) -> None:  # noqa: ARG002 - a listener
         """The membership has new partitions."""
@@ -170,48 +168,46 @@ class Application:
 
     def on_fatal(self, error: BridgeError) -> None:
         """A thread cannot continue."""
+        if not self._stopping and self._failure is None:
+            self._failure = error
         self._cancel_start()
         self._events.put(Fatal(error))
 
-    def _on_clock_jump(self, jump_ms: int) -> Signs:
-        """Have producer and query replaced. The store needs nothing, as the dispatcher compares the time with P; the
-        group's consumer wakes ten times a second, when its metadata is looked at."""
+    def _on_clock_jump(self, jump_ms: int) -> None:
+        """Clients wait by the wall clock. The store needs nothing, as the dispatcher compares the time with P."""
         log.warning("clock-jumped", jump_ms=jump_ms)
         self._metrics.clock_jumped(jump_ms)
-        dispatcher, pipeline = self._dispatcher, self._pipeline
-        if dispatcher is not None:
-            dispatcher.renew_producer()
-        if pipeline is not None:
-            pipeline.clock_jumped(jump_ms)
-        now_s = self._clock.monotonic_s()
-        return {
-            "main": lambda: self._hearts.has_beaten("main", now_s),
-            "ingest": lambda: self._hearts.has_beaten("ingest", now_s),
-            "dispatcher": lambda: dispatcher is None or dispatcher.is_renewed,
-            "targets": lambda: self._hearts.has_beaten("targets", now_s),
-        }
+        if jump_ms < -SET_BACK_MS:
+            self._ask_for_restart(CLOCK)
 
-    def _on_stall(self, threads: Sequence[str]) -> None:
-        """The clock was set back, and these threads have been in a client's call since."""
-        if not self._stopping:
-            self._failure = EnvironmentFailure(
-                "Kafka clients have not returned since the clock was set back",
-                hint="They wait by the wall clock. Restart the bridge: it continues where it was.",
-                threads=", ".join(threads),
-                code="DB-3012",
+    def _ask_for_restart(self, reason: str) -> None:
+        """Have the process end in order and execute itself anew, unless it ends anyway."""
+        if self._stopping or self._failure is not None:
+            return
+        if self._restart.wait_s() > 0:
+            self.on_fatal(
+                EnvironmentFailure(
+                    "the wall clock was set back within a minute of a restart in place",
+                    hint="Repair the time synchronisation. Started again, the bridge continues where it was.",
+                    code="DB-3012",
+                )
             )
-            self.on_fatal(self._failure)
-            self._watch_the_end()  # it may be the main thread
+            self._watch_the_end()  # the main thread may be in a wait by that clock
+            return
+        self._restarts_for = reason
+        self._stop()
+
+    def _stop(self) -> None:
+        self._stopping = True
+        self._watch_the_end()
+        self._events.put(Stop())
+        self._cancel_start()
 
     def _connect(self, settings: Settings) -> None:
         """Connect with these credentials, as each client would. Raises BridgeError."""
-        self._conceal(settings)
+        self._redact.add(settings.secrets())
         java(settings)
         Cluster(settings).describe()
-
-    def _on_renewed(self, settings: Settings) -> None:
-        self._cancel_start()
-        self._events.put(Renewed(settings))
 
     def _cancel_start(self) -> None:
         pipeline = self._pipeline
@@ -221,7 +217,12 @@ class Application:
     # ---- the main thread
 
     def run(self) -> None:
-        """Start, wait, stop. Raises BridgeError for what is fatal."""
+        """Start, wait, stop; return, or restart in place. Raises BridgeError for what is fatal."""
+        self._restart.await_children()
+        if self._restart.reason:
+            log.info("restarted-in-place", reason=self._restart.reason)
+        if self._restart.reason == CLOCK:
+            self._metrics.clock_jumped(-SET_BACK_MS)  # the process before could not be asked for it any more
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         gc.freeze()  # modules stay: a full collection would look at them for 40 ms, and no thread runs meanwhile
         settings = self._settings
@@ -234,17 +235,14 @@ class Application:
                 registry=self._metrics.registry,
                 protection=Protection.of(settings.http),
             ) as server,
-            ClockJumps(self._clock, self._on_clock_jump, self._on_stall, self._hearts.watch("clock-jumps", LOOK_S)),
+            ClockJumps(self._clock, self._on_clock_jump, self._hearts.watch("clock-jumps", LOOK_S)),
         ):
             log.info("management-port", host=settings.http.host, port=server.port)
-            findings = run_checks(settings, create=True)
-            for finding in findings:
-                if finding.status == "warning":
-                    log.warning("check", name=finding.name, detail=finding.detail, remedy=finding.remedy)
-            require(findings)
             try:
+                self._check()
                 if not self._stopping:
-                    self._run_pipelines()
+                    with self._credentials:
+                        self._serve(self._join())
             except BridgeError as error:
                 if not self._stopping:
                     self._failure = error
@@ -255,20 +253,19 @@ class Application:
                     raise
             finally:
                 self._shut_down()
+        if self._restarts_for is not None:
+            self._restart.execute(self._restarts_for)
 
-    def _run_pipelines(self) -> None:
-        """One round for each set of credentials."""
-        with self._credentials:
-            context: PipelineContext | None = None
-            while not self._stopping:
-                context = self._join(context)
-                renewed = self._serve(context)
-                if renewed is not None:
-                    self._leave(context)
-                    self._settings = renewed
+    def _check(self) -> None:
+        """Raises BridgeError where what the bridge needs is not there."""
+        findings = run_checks(self._settings, create=True)
+        for finding in findings:
+            if finding.status == "warning":
+                log.warning("check", name=finding.name, detail=finding.detail, remedy=finding.remedy)
+        require(findings)
 
-    def _join(self, before: PipelineContext | None) -> PipelineContext:
-        """Make the clients; Spark is the one from `before`."""
+    def _join(self) -> PipelineContext:
+        """Make the clients, and begin to start Spark."""
         settings = self._settings
         repair = MarkerRepair(settings, coordinator(settings))
         ownership = self._ownership = Ownership(
@@ -300,7 +297,7 @@ class Application:
         ownership.start()
         dispatcher.start()
         cluster = Cluster(settings)
-        session = self._start_spark(cluster) if before is None else before.spark
+        session = self._start_spark(cluster)
         self._health.enter("joining", reasons=("waiting for partitions",))
         return PipelineContext(
             settings=settings,
@@ -322,33 +319,16 @@ class Application:
         partitions = sum(topic.partitions for topic in cluster.topics(sorted(settings.delay_topics)).values())
         return spark.SessionStart(lambda: spark.start(settings, jars, partitions), self.on_fatal).session
 
-    def _serve(self, context: PipelineContext) -> Settings | None:
-        """Until a signal, or until there are new credentials: these. Raises BridgeError for what is fatal."""
+    def _serve(self, context: PipelineContext) -> None:
+        """Until the process is to stop. Raises BridgeError for what is fatal."""
         while not self._stopping:
             event = self._next_event()
             if isinstance(event, Fatal):
                 raise event.error
-            if isinstance(event, Renewed):
-                return event.settings
             if isinstance(event, Changed | Rebuild):
                 self._rebase(context)
             elif event is None:
                 self._look(context)
-        return None
-
-    def _leave(self, context: PipelineContext) -> None:
-        """End all clients. As after a restart of the process, a static member gets its partitions again, and the next
-        producer ends what this one left open."""
-        self._stop_pipeline()
-        self._hearts.forget("dispatcher", "targets", "ownership")
-        if not context.dispatcher.stop(timeout_s=LEAVE_S_MAX):
-            raise EnvironmentFailure(
-                f"could not stop delivery within {LEAVE_S_MAX:.0f} s to use the new credentials",
-                hint="The brokers do not answer. Restart the bridge: it continues where it was.",
-                code="DB-3018",
-            )
-        context.ownership.stop(timeout_s=LEAVE_S_MAX)
-        log.info("clients-replaced", reason="credentials were replaced")
 
     def _next_event(self) -> Event | None:
         """The next event; a run of changes counts as one. None when there was nothing for a while."""
@@ -438,12 +418,17 @@ class Application:
             self._watchdog.start()
 
     def _end_now(self) -> None:
-        """The end took too long: Spark is starting, or a broker does not answer. Nothing is lost by outcome here."""
+        """The end took too long: Spark is starting, or a broker does not answer. Nothing is lost by that."""
         failure = self._failure
         log.warning("stopped-without-waiting", waited_s=STOP_S_MAX)
+        if self._restarts_for is not None:
+            try:
+                self._restart.execute(self._restarts_for)
+            except EnvironmentFailure as error:
+                failure = error
         with suppress(OSError):
             if failure is not None:
-                print(f"delay-bridge: {Redactor(self._settings.secrets())(str(failure))}", file=sys.stderr, flush=True)
+                print(f"delay-bridge: {self._redact(str(failure))}", file=sys.stderr, flush=True)
             sys.stdout.flush()
         os._exit(0 if failure is None else failure.exit_code)
 

@@ -1,9 +1,10 @@
 """Certificates, keys and passwords that are replaced while the bridge runs.
 
 Kafka's clients read them when they are made, and never again: connections that are open stay open, but once the old
-certificate has expired no new one comes about. So the files are looked at every few seconds. When what they hold has
-changed and is still the same at the next look (key and certificate are replaced one after the other), a connection is
-made with it. Only if that works are the bridge's clients replaced; else the old ones continue, and /readyz says why.
+certificate has expired no new one comes about. So the configuration is read again every few seconds, as a start would
+read it. When the client properties or the files that they name have changed and are still the same at the next look
+(key and certificate are replaced one after the other), a connection is made with them. Only if that works does the
+bridge restart in place (restart.py); else the old ones stay in force, and /readyz says why.
 """
 
 from __future__ import annotations
@@ -38,18 +39,17 @@ class Credentials:
         *,
         read: Callable[[], Settings],
         verify: Callable[[Settings], object],
-        on_renewed: Callable[[Settings], None],
+        on_replaced: Callable[[], None],
+        rest_s: float = 0.0,
         beat: Beat = unwatched,
     ) -> None:
-        """`settings` are in force. `read` reads them again, with the files that values come from; `verify` raises
-        BridgeError when the brokers refuse them; `on_renewed` gets settings that are new, and work.
-
-        Both may raise BridgeError, and are called by the thread.
+        """`settings` are in force. `read` reads them again; `verify` raises BridgeError when the brokers refuse them;
+        `on_replaced` is called when they are new, and work, but not for the first `rest_s`.
         """
-        self._settings = settings
         self._read = read
         self._verify = verify
-        self._on_renewed = on_renewed
+        self._on_replaced = on_replaced
+        self._rest_s = rest_s
         self._beat = beat
         self._in_force = fingerprint(settings)
         self._seen = self._in_force
@@ -75,7 +75,7 @@ class Credentials:
     def look(self) -> bool:
         """Look once; whether something has changed that may not be complete yet."""
         try:
-            fresh = self._settings.renewed(self._read())
+            fresh = self._read()
             seen = fingerprint(fresh)
             if seen == self._in_force:
                 self._seen, self._refused = seen, None
@@ -84,15 +84,15 @@ class Credentials:
                 self._seen = seen
                 return True
             self._verify(fresh)
-            self._on_renewed(fresh)
         except (BridgeError, OSError) as error:
             self._refuse(str(error))
             return False
         except Exception as error:  # noqa: BLE001 - whatever it is: the files must be looked at again
             self._refuse(f"reading them failed: {type(error).__name__}", error)
             return False
-        self._settings, self._in_force, self._refused = fresh, seen, None
+        self._in_force, self._refused = seen, None
         log.info("credentials-replaced")
+        self._on_replaced()
         return False
 
     def _refuse(self, reason: str, bug: Exception | None = None) -> None:
@@ -102,7 +102,7 @@ class Credentials:
         self._refused = reason
 
     def _run(self) -> None:
-        wait_s = LOOK_INTERVAL_S
+        wait_s = max(LOOK_INTERVAL_S, self._rest_s)
         while not self._stopped.wait(wait_s):
             self._beat()
             wait_s = STABLE_S if self.look() else LOOK_INTERVAL_S

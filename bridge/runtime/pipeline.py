@@ -168,11 +168,6 @@ class Pipeline:
             self._found = None
         return True
 
-    def clock_jumped(self, jump_ms: int) -> None:
-        """The wall clock jumped (negative: back)."""
-        if jump_ms < 0 and self._ingest is not None:
-            self._ingest.restart("clock-jumped")  # Spark waits by the wall clock, for one that was set back
-
     def is_reading(self) -> bool:
         """Whether a record that is sent now is read at once."""
         return self._ingest is not None and self._ingest.is_reading()

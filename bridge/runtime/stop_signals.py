@@ -19,7 +19,7 @@ NUMBERS: Final = (signal.SIGTERM, signal.SIGINT)
 class StopSignals:
     """A context in which `on_signal` is called for each signal that asks to stop. To be entered in the main thread."""
 
-    def __init__(self, on_signal: Callable[[signal.Signals], None]) -> None:
+    def __init__(self, on_signal: Callable[[], None]) -> None:
         self._on_signal = on_signal
         self._reader, self._writer = socket.socketpair()
         self._writer.setblocking(False)
@@ -27,6 +27,7 @@ class StopSignals:
     def __enter__(self) -> Self:
         signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         self.install()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, NUMBERS)  # after a restart in place they are blocked until now
         threading.Thread(target=self._run, name="signals", daemon=True).start()
         return self
 
@@ -44,5 +45,5 @@ class StopSignals:
     def _run(self) -> None:
         while number := self._reader.recv(1):
             if number[0] in NUMBERS:
-                self._on_signal(signal.Signals(number[0]))
+                self._on_signal()
         self._reader.close()

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, get_args, get_origin
 
@@ -39,24 +39,13 @@ def load(path: Path | None, env: Mapping[str, str]) -> Settings:
 
     Raises ConfigurationError in one line for anything that is not understood.
     """
-    return reader(path, env)()
-
-
-def reader(path: Path | None, env: Mapping[str, str]) -> Callable[[], Settings]:
-    """As `load`, but only the YAML file and the environment are read now: each call reads anew the files that values
-    come from. Both raise ConfigurationError."""
     tree = read_yaml(path) if path is not None else {}
     for keys, value in sorted(from_environment(tree, env), key=lambda item: len(item[0])):
         _put(tree, keys, value)
     _refuse_unknown(tree)
-    fixed = dict(env)
-
-    def read() -> Settings:
-        from_files: dict[Path_, str] = {}
-        resolved = _resolve(tree, (), fixed, from_files)
-        return Settings.of(resolved, from_files)
-
-    return read
+    from_files: dict[Path_, str] = {}
+    resolved = _resolve(tree, (), env, from_files)
+    return Settings.of(resolved, from_files)
 
 
 def read_yaml(path: Path) -> Tree:

@@ -387,12 +387,6 @@ class Settings(Section):
                 )
         return self
 
-    def renewed(self, fresh: Settings) -> Settings:
-        """These settings with the client properties of `fresh`: of the same configuration, its files read again."""
-        renewed = self.model_copy(update={"kafka": fresh.kafka})
-        renewed._from_files = {**self._from_files, **fresh._from_files}
-        return renewed
-
     @property
     def group_id(self) -> str:
         """The consumer group, under whose name Kafka keeps what is finished."""

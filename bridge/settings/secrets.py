@@ -95,8 +95,14 @@ class Redactor:
     """Replaces known secret values by a mask in any text."""
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
-        known = {part for secret in secrets for part in (secret, *secret.splitlines())}
-        by_length = sorted((s for s in known if len(s.strip()) >= _REDACT_LENGTH_MIN), key=len, reverse=True)
+        self._known: set[str] = set()
+        self._pattern: re.Pattern[str] | None = None
+        self.add(secrets)
+
+    def add(self, secrets: Iterable[str]) -> None:
+        """Replace these, too, from now on."""
+        self._known |= {part for secret in secrets for part in (secret, *secret.splitlines())}
+        by_length = sorted((s for s in self._known if len(s.strip()) >= _REDACT_LENGTH_MIN), key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, by_length))) if by_length else None
 
     def __call__(self, text: str) -> str:

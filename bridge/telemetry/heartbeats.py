@@ -90,11 +90,6 @@ class Heartbeats:
         for thread in threads:
             self._hearts.pop(thread, None)
 
-    def has_beaten(self, thread: str, since_s: float) -> bool:
-        """Whether it has done so after that time of the monotonic clock, or is not there."""
-        heart = self._hearts.get(thread)
-        return heart is None or heart.last is None or heart.last[0] > since_s
-
     def ages(self) -> dict[str, tuple[float, float]]:
         """By thread: seconds since its last beat, and how many there may be."""
         now_s = self._clock.monotonic_s()

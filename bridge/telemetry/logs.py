@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterable
 from typing import Any, Final, TextIO
 
 import structlog
@@ -27,11 +26,11 @@ _LEVELS: Final = {"debug": logging.DEBUG, "info": logging.INFO, "warning": loggi
 
 
 def configure(
-    *, format: str = "auto", level: str = "info", secrets: Iterable[str] = (), stream: TextIO | None = None
+    *, format: str = "auto", level: str = "info", redact: Redactor | None = None, stream: TextIO | None = None
 ) -> None:
     """Set up structlog and the standard library's logging for this process.
 
-    `format`: `json`, `console`, or `auto` (console on a terminal). `secrets`: values to mask wherever they occur.
+    `format`: `json`, `console`, or `auto` (console on a terminal). `redact` masks secrets wherever they occur.
     """
     out = stream or sys.stdout
     console = format == "console" or (format == "auto" and out.isatty())
@@ -47,7 +46,7 @@ def configure(
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.StackInfoRenderer(),
     ]
-    tail: list[Processor] = [structlog.processors.format_exc_info, Masking(secrets)]
+    tail: list[Processor] = [structlog.processors.format_exc_info, Masking(redact or Redactor())]
     tail += [escape, renderer] if console else [renderer]
     structlog.configure(
         processors=[structlog.stdlib.filter_by_level, *shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
@@ -91,8 +90,8 @@ def escape(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
 class Masking:
     """A processor, last before rendering: masks by key, by value, and omits what may be a record's content."""
 
-    def __init__(self, secrets: Iterable[str] = ()) -> None:
-        self._redact = Redactor(secrets)
+    def __init__(self, redact: Redactor) -> None:
+        self._redact = redact
 
     def __call__(self, _logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
         return {name: self._masked(name, value) for name, value in event.items()}

@@ -272,7 +272,8 @@ class BridgeProcess:
 
     def http(self, path: str) -> tuple[int, str]:
         """Status and body of a request to the management port; status 0 when nothing listens."""
-        if self._port is None:
+        is_known = self._port is not None
+        if not is_known:
             started = self.events("management-port")
             if not started:
                 return 0, ""
@@ -284,7 +285,8 @@ class BridgeProcess:
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
         except OSError:
-            return 0, ""
+            self._port = None  # after a restart in place it is another
+            return self.http(path) if is_known else (0, "")
 
     def metrics(self) -> dict[str, float]:
         """All samples, as Prometheus writes them but without the prefix: `pending_messages`,

@@ -183,7 +183,13 @@ def test_replaced_credentials_are_taken_over_and_nothing_is_lost(
     secure.add_user(USER, NEW_PASSWORD)
     (bridge.config_file.parent / "password").write_text(NEW_PASSWORD)
     certificate.write_bytes(new)
+    pid = bridge.pid
     wait_until(lambda: len(bridge.events("ready")) == 2, RENEWED_S_MAX, lambda: bridge.tail())
+    assert bridge.running and bridge.pid == pid
+    assert [event["reason"] for event in bridge.events("restarted-in-place")] == ["credentials-replaced"]
+    wait_until(
+        lambda: len(bridge.processes()) == 2, RENEWED_S_MAX, lambda: f"a JVM, and one only: {bridge.processes()}"
+    )
     with Reader(secure.bootstrap, [TARGET], client=secure.admin_properties) as reader:
 
         def arrived() -> list[str]:

@@ -61,13 +61,9 @@ def test_work_goes_on_only_after_an_unanswered_commit_is_resolved() -> None:
     (State.OPENING, Request.HOLD, State.OPENING),
     (State.RESOLVING, Request.HOLD, State.HELD),
     (State.DELIVERING, Request.HOLD, State.HELD),
-    (State.OPENING, Request.RENEW, State.OPENING),
-    (State.RESOLVING, Request.RENEW, State.OPENING),
-    (State.DELIVERING, Request.RENEW, State.OPENING),
-    (State.HELD, Request.RENEW, State.OPENING),
 ])  # fmt: skip
 def test_requests_are_obeyed_between_two_steps(state: State, request_: Request, then: State) -> None:
-    """Not before: until then the state is what it was. A producer is renewed when it is needed again."""
+    """Not before: until then the state is what it was."""
     life = in_state(state)
     life.ask(request_)
     assert life.state is state
@@ -83,17 +79,8 @@ def test_a_thread_that_is_to_stop_takes_no_further_step(state: State) -> None:
     """Whatever else it was asked for."""
     life = in_state(state)
     life.ask(Request.HOLD)
-    life.ask(Request.RENEW)
     life.ask(Request.STOP)
     assert not life.obey(lambda: None)
-
-
-def test_a_renewal_is_granted_once() -> None:
-    """Else the producer would be made anew for ever."""
-    life = in_state(State.DELIVERING)
-    life.ask(Request.RENEW)
-    assert life.obey(lambda: None)
-    assert life.granted(Request.RENEW) and not life.granted(Request.RENEW)
 
 
 def test_a_held_thread_waits_shows_that_it_is_alive_and_goes_on() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -16,6 +15,7 @@ from bridge.kafka.membership import Membership
 from bridge.runtime import app as module
 from bridge.runtime.app import Application
 from bridge.settings.model import Settings
+from bridge.settings.secrets import Redactor
 from dev.harness.waiting import wait_until
 from tests.manual_clock import ManualClock
 from timerstore.rows.sources import SourceName
@@ -23,7 +23,6 @@ from timerstore.rows.sources import SourceName
 A, B = ("delay", 0), ("delay", 1)
 SEEN_S = 10
 SETTINGS = Settings.of({"kafka": {"common": {"bootstrap.servers": "127.0.0.1:1"}}})
-RENEWED = Settings.of({"kafka": {"common": {"bootstrap.servers": "127.0.0.1:2"}}})
 
 
 class Bench:
@@ -60,7 +59,10 @@ class Bench:
         monkeypatch.setattr(module, "LOOK_INTERVAL_S", 0.01)
         monkeypatch.setattr(Application, "_watch_the_end", lambda _: None)
         self.clock = ManualClock()
-        self.application = Application(SETTINGS, self.clock, lambda: SETTINGS, lambda _: None)
+        self.restart = mock.Mock(reason="")
+        self.restart.wait_s.return_value = 0.0
+        self.restart.execute.side_effect = lambda _: self.order.append("restart")
+        self.application = Application(SETTINGS, self.clock, lambda: SETTINGS, Redactor(), self.restart)
         self.thread = threading.Thread(target=self.run, daemon=True)
         self.thread.start()
         wait_until(lambda: self.application._health.phase.name == "joining", SEEN_S)
@@ -124,7 +126,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     bench = Bench(monkeypatch)
     yield bench
     bench.stops = True
-    bench.application.on_signal(signal.SIGTERM)
+    bench.application.on_signal()
     bench.end()
 
 
@@ -195,33 +197,70 @@ def test_a_start_that_is_out_of_date_already_is_not_made(bench: Bench) -> None:
     assert not bench.made[1].start.called and bench.made[2].owned == {A, B}
 
 
-def test_new_credentials_make_all_clients_anew_but_not_spark(bench: Bench) -> None:
-    """Pipeline, dispatcher and membership end in this order, and begin again with the new settings."""
+def test_new_credentials_end_everything_in_order_and_restart_in_place(bench: Bench) -> None:
+    """As a signal does, and then the process is replaced."""
     bench.assign(A)
     bench.is_in("running", 1)
-    bench.application._on_renewed(RENEWED)
-    wait_until(lambda: bench.clients == [SETTINGS, RENEWED], SEEN_S)
+    bench.application._ask_for_restart(module.CREDENTIALS)
+    assert bench.end() is None
+    assert bench.order[3:] == ["pipeline stops", "dispatcher stops", "ownership stops", "spark stops", "restart"]
+    bench.restart.execute.assert_called_once_with("credentials-replaced")
+
+
+@pytest.mark.parametrize(("jump_ms", "restarts"), [(-20_001, True), (-20_000, False), (3_600_000, False)])
+def test_a_clock_that_is_set_back_restarts_in_place(bench: Bench, jump_ms: int, restarts: bool) -> None:
+    """Clients wait longer by as much; not by much is left to heal, and forward nothing waits."""
     bench.assign(A)
-    bench.is_in("running", 2)
-    assert bench.made[1].context.settings is RENEWED
-    assert bench.spark.SessionStart.call_count == 1
-    assert bench.order[3:8] == [
-        "pipeline stops", "dispatcher stops", "ownership stops", "ownership starts", "dispatcher starts"
-    ]  # fmt: skip
+    bench.is_in("running", 1)
+    bench.application._on_clock_jump(jump_ms)
+    if not restarts:
+        bench.application.on_signal()
+    bench.end()
+    assert bench.restart.execute.called == restarts
 
 
-def test_clients_that_do_not_end_end_the_process(bench: Bench) -> None:
-    """With two of them, something might be done twice."""
-    bench.dispatcher.stop.side_effect = lambda **_: False
-    bench.application._on_renewed(RENEWED)
+def test_a_clock_that_is_set_back_again_and_again_ends_the_process(bench: Bench) -> None:
+    """One restart a minute."""
+    bench.restart.wait_s.return_value = 1.0
+    bench.application._on_clock_jump(-3_600_000)
     error = bench.end()
-    assert isinstance(error, EnvironmentFailure) and error.code == "DB-3018"
+    assert isinstance(error, EnvironmentFailure) and error.code == "DB-3012"
+    assert not bench.restart.execute.called
+
+
+def test_an_end_that_was_asked_for_goes_before_a_restart(bench: Bench) -> None:
+    """By a signal, whichever comes first, or by a failure before it."""
+
+    def stops(**_: float) -> bool:
+        bench.application.on_signal()
+        return True
+
+    bench.dispatcher.stop.side_effect = stops
+    bench.application._ask_for_restart(module.CLOCK)
+    bench.end()
+    assert not bench.restart.execute.called
+
+
+def test_a_failure_goes_before_a_restart(bench: Bench) -> None:
+    """Another instance took over: it must not be driven out again."""
+    bench.application.on_fatal(FencedError("another instance took over", hint="Stop one."))
+    bench.application._ask_for_restart(module.CREDENTIALS)
+    assert isinstance(bench.end(), FencedError)
+    assert not bench.restart.execute.called
+
+
+def test_an_end_that_takes_too_long_is_cut_off_and_restarts_all_the_same(bench: Bench) -> None:
+    """A client may wait by the clock that was set back."""
+    bench.restart.execute.side_effect = SystemExit
+    bench.application._restarts_for = module.CLOCK
+    with pytest.raises(SystemExit):
+        bench.application._end_now()
 
 
 def test_a_signal_ends_everything_in_order(bench: Bench) -> None:
     bench.assign(A)
     bench.is_in("running", 1)
-    bench.application.on_signal(signal.SIGTERM)
+    bench.application.on_signal()
     assert bench.end() is None
     assert bench.order[3:] == ["pipeline stops", "dispatcher stops", "ownership stops", "spark stops"]
 

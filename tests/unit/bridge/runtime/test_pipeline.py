@@ -15,7 +15,9 @@ from bridge.kafka.admin import ClusterDescription, Topic, Watermarks
 from bridge.runtime import pipeline as module
 from bridge.runtime.app import Application
 from bridge.runtime.pipeline import Pipeline, PipelineContext
+from bridge.runtime.restart import Restart
 from bridge.settings.model import Settings
+from bridge.settings.secrets import Redactor
 from bridge.telemetry.health import Health
 from bridge.wire.committed_state import CommittedState, initial_state
 from bridge.wire.decode_epochs import DecodeParameters
@@ -255,16 +257,6 @@ def test_committed_states_are_read_only_when_delivery_is_at_rest(rig: Rig) -> No
     assert bench.pipeline.stop()
 
 
-def test_only_a_clock_that_was_set_back_restarts_the_query(rig: Rig) -> None:
-    bench = Bench(rig)
-    bench.start()
-    bench.pipeline.clock_jumped(5_000)
-    assert not bench.ingest.restart.called
-    bench.pipeline.clock_jumped(-5_000)
-    bench.ingest.restart.assert_called_once_with("clock-jumped")
-    assert bench.pipeline.stop()
-
-
 def test_the_checkpoint_is_read_once(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under the directory's lock, and handed on as a value: a start sets a file aside once, or not at all."""
     read = mock.Mock(side_effect=checkpoint.read)
@@ -297,7 +289,7 @@ def test_a_rebalance_waits_for_a_slow_disk_as_long_as_the_group_does(
     assert settings.budgets.poll_interval_s == expected_s
     maintenance = mock.Mock()
     maintenance.stop.side_effect = lambda timeout_s: timeout_s >= 40
-    application = Application(settings, ManualClock(), lambda: settings, lambda _: None)
+    application = Application(settings, ManualClock(), lambda: settings, Redactor(), Restart(ManualClock()))
     pipeline = application._pipeline = Bench(rig).pipeline
     pipeline._maintenance = maintenance
     application._stop_pipeline()

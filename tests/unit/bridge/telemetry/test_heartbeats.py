@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, cast
@@ -19,7 +20,7 @@ from unittest import mock
 import pytest
 
 from bridge.delivery.dispatcher import Dispatcher
-from bridge.delivery.states import AT_REST
+from bridge.delivery.states import AT_REST, Event
 from bridge.delivery.targets.cache import Targets
 from bridge.delivery.targets.target import LookUp
 from bridge.ingest.ingest import Ingest
@@ -31,8 +32,10 @@ from bridge.runtime.app import Application
 from bridge.runtime.clock_jumps import ClockJumps
 from bridge.runtime.credentials import Credentials
 from bridge.runtime.maintenance_thread import MaintenanceThread
-from bridge.settings.load import reader
+from bridge.runtime.restart import Restart
+from bridge.settings.load import load
 from bridge.settings.model import Settings
+from bridge.settings.secrets import Redactor
 from bridge.telemetry.health import Health
 from bridge.telemetry.heartbeats import CALLS_S, LOOK_S, SPARK_S, START_S, Heartbeats
 from bridge.telemetry.http import ManagementServer
@@ -158,18 +161,6 @@ def test_a_heart_of_the_same_name_takes_the_place_of_the_old_one(bench: Bench) -
     assert bench.hearts.problems() == ["thread ingest has stood still for 11 s"]
 
 
-def test_whether_a_thread_has_shown_life_since_a_moment(bench: Bench) -> None:
-    """What is not there cannot be waited for."""
-    beat = bench.hearts.watch("main", 10)
-    assert bench.hearts.has_beaten("main", 0) and bench.hearts.has_beaten("nobody", 0)
-    beat()
-    now_s = bench.clock.monotonic_s()
-    assert not bench.hearts.has_beaten("main", now_s)
-    bench.clock.advance(1)
-    beat()
-    assert bench.hearts.has_beaten("main", now_s)
-
-
 # --- the threads -----------------------------------------------------------------------------------------------------
 
 
@@ -202,7 +193,7 @@ def fatal(error: BaseException) -> None:
 def main(bench: Bench, _: Path) -> Iterator[Case]:
     """Asks brokers that do not answer for the ends of the logs."""
     settings = Settings.of({})
-    application = Application(settings, bench.clock, lambda: settings, lambda _: None)
+    application = Application(settings, bench.clock, lambda: settings, Redactor(), Restart(bench.clock))
     bench.hearts = application._hearts
     store = SimpleNamespace(next_offsets=dict)
     pipeline: Any = SimpleNamespace(
@@ -293,7 +284,7 @@ def dispatcher_at_the_store(bench: Bench, _: Path) -> Iterator[Case]:
 def dispatcher_at_the_client(bench: Bench, _: Path) -> Iterator[Case]:
     """Opens a producer, and the client does not come back."""
     dispatcher = dispatching(bench, opens=bench.gate, waits=lambda: None)
-    yield Case(bench, dispatcher.renew_producer)
+    yield Case(bench, lambda: dispatcher._life.advance(Event.PRODUCER_LOST))
     dispatcher.stop(SEEN_S)
 
 
@@ -391,9 +382,7 @@ def targets(bench: Bench, _: Path) -> Iterator[Case]:
 @contextmanager
 def clock_jumps(bench: Bench, _: Path) -> Iterator[Case]:
     """Tells another thread of a jump, and does not get through."""
-    tells = ClockJumps(
-        bench.clock, lambda _: bench.gate() or {}, lambda _: None, bench.hearts.watch("clock-jumps", LOOK_S)
-    )
+    tells = ClockJumps(bench.clock, lambda _: bench.gate(), bench.hearts.watch("clock-jumps", LOOK_S))
     with tells:
         yield Case(bench, lambda: bench.clock.step_wall(-3_600_000))
 
@@ -431,12 +420,12 @@ def credentials(bench: Bench, directory: Path) -> Iterator[Case]:
     password, config = directory / "password", directory / "bridge.yaml"
     password.write_text("secret")
     config.write_text(f"kafka: {{common: {{sasl.password_file: {password}}}}}")
-    read = reader(config, {})
+    read = partial(load, config, {})
     made = Credentials(
         read(),
         read=read,
         verify=lambda _: None,
-        on_renewed=lambda _: None,
+        on_replaced=lambda: None,
         beat=bench.hearts.watch("credentials", CALLS_S),
     )
     with made:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import structlog
 
-from bridge.settings.secrets import MASK
+from bridge.settings.secrets import MASK, Redactor
 from bridge.telemetry import logs
 
 CANARY = "canary-51d0"
@@ -58,7 +58,7 @@ def test_the_level_is_a_threshold() -> None:
 def test_secrets_and_payloads_never_appear(format: str) -> None:
     """Not by key, not inside a text, not nested, not in an exception, not as bytes."""
     out = io.StringIO()
-    logs.configure(format=format, stream=out, secrets=[CANARY])
+    logs.configure(format=format, stream=out, redact=Redactor([CANARY]))
     log = structlog.get_logger("bridge.x")
     log.info("a", password="pw-" + CANARY, text=f"login with {CANARY} failed", nested={"deep": [CANARY], "token": "t0"})
     log.info("b", value=f"body {CANARY}", raw=CANARY.encode(), headers=[("h", b"x")], error=ValueError(CANARY))
