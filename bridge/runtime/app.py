@@ -19,7 +19,8 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from enum import Enum
 from typing import Final
 
 import structlog
@@ -35,7 +36,7 @@ from bridge.errors import BridgeError, EnvironmentFailure
 from bridge.install import connector
 from bridge.kafka.admin import Cluster
 from bridge.kafka.membership import Ownership
-from bridge.runtime.clock_jumps import ClockJumps
+from bridge.runtime import credentials
 from bridge.runtime.credentials import Credentials
 from bridge.runtime.gauges import Lag, snapshot
 from bridge.runtime.left_out import LeftOut
@@ -49,10 +50,10 @@ from bridge.settings.secrets import Redactor
 from bridge.spark import session as spark
 from bridge.spark.transactions import coordinator
 from bridge.telemetry.health import Health
-from bridge.telemetry.heartbeats import CALLS_S, LOOK_S, START_S, Heartbeats, dispatcher_s
+from bridge.telemetry.heartbeats import CALLS_S, LOOK_S, START_S, Heartbeats, Repeating, dispatcher_s
 from bridge.telemetry.http import ManagementServer, Protection
 from bridge.telemetry.metrics import Metrics, StoreSnapshot
-from timerstore.clock import Clock, SystemClock
+from timerstore.clock import Clock, ClockWatch, SystemClock
 from timerstore.rows.sources import SourceName
 
 LOOK_INTERVAL_S: Final = 1.0
@@ -70,30 +71,11 @@ SWITCH_INTERVAL_S: Final = 0.001
 log = structlog.get_logger("bridge.runtime.app")
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """A signal came, or the process is to restart in place."""
+class Notice(Enum):
+    """What the main thread is told by others, beside errors."""
 
-
-@dataclass(frozen=True, slots=True)
-class Changed:
-    """The assignment changed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rebuild:
-    """The index was found damaged."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fatal:
-    """A part of the bridge cannot continue."""
-
-    error: BridgeError
-
-
-Event = Stop | Changed | Rebuild | Fatal
-"""What the main thread is told by others."""
+    STOP = "a signal came, or the process is to restart in place"
+    REBASE = "the assignment changed, or the index was found damaged"
 
 
 def run(settings: Settings, read: Callable[[], Settings], redact: Redactor) -> None:
@@ -122,6 +104,7 @@ class Application:
         self._clock = clock
         self._redact = redact
         self._restart = restart
+        self._clock_watch = ClockWatch(clock)
         self._hearts = Heartbeats(clock)
         self._beat = self._hearts.watch("main", CALLS_S)
         self._credentials = Credentials(
@@ -129,10 +112,8 @@ class Application:
             read=read,
             verify=self._connect,
             on_replaced=lambda: self._ask_for_restart(CREDENTIALS),
-            rest_s=restart.wait_s(),
-            beat=self._hearts.watch("credentials", CALLS_S),
         )
-        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[Notice | BridgeError] = queue.SimpleQueue()
         self._stopping = False
         self._restarts_for: str | None = None
         self._failure: BridgeError | None = None
@@ -157,28 +138,31 @@ class Application:
     def on_assigned(self, partitions: frozenset[SourceName]) -> None:  # noqa: ARG002 - a listener
         """The membership has new partitions."""
         self._cancel_start()
-        self._events.put(Changed())
+        self._events.put(Notice.REBASE)
 
     def on_revoked(self, partitions: frozenset[SourceName], *, lost: bool) -> None:
         """The membership loses partitions: return only when no transaction is open."""
         self._cancel_start()
         if self._dispatcher is not None and not self._dispatcher.quiesce():
             log.warning("revoked-with-a-transaction-open", partitions=len(partitions), lost=lost)
-        self._events.put(Changed())
+        self._events.put(Notice.REBASE)
 
     def on_fatal(self, error: BridgeError) -> None:
         """A thread cannot continue."""
         if not self._stopping and self._failure is None:
             self._failure = error
         self._cancel_start()
-        self._events.put(Fatal(error))
+        self._events.put(error)
 
-    def _on_clock_jump(self, jump_ms: int) -> None:
-        """Clients wait by the wall clock. The store needs nothing, as the dispatcher compares the time with P."""
-        log.warning("clock-jumped", jump_ms=jump_ms)
-        self._metrics.clock_jumped(jump_ms)
+    def _look_at_clock(self) -> float:
+        """On a thread of its own: the others may wait by the wall clock. The store needs nothing after a jump, as the
+        dispatcher compares the time with P."""
+        if jump_ms := self._clock_watch.jump_ms():
+            log.warning("clock-jumped", jump_ms=jump_ms)
+            self._metrics.clock_jumped(jump_ms)
         if jump_ms < -SET_BACK_MS:
             self._ask_for_restart(CLOCK)
+        return LOOK_INTERVAL_S
 
     def _ask_for_restart(self, reason: str) -> None:
         """Have the process end in order and execute itself anew, unless it ends anyway."""
@@ -200,7 +184,7 @@ class Application:
     def _stop(self) -> None:
         self._stopping = True
         self._watch_the_end()
-        self._events.put(Stop())
+        self._events.put(Notice.STOP)
         self._cancel_start()
 
     def _connect(self, settings: Settings) -> None:
@@ -226,6 +210,7 @@ class Application:
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         gc.freeze()  # modules stay: a full collection would look at them for 40 ms, and no thread runs meanwhile
         settings = self._settings
+        beat, rest_s = self._hearts.watch("credentials", CALLS_S), max(credentials.LOOK_S, self._restart.wait_s())
         self._health.enter("checking", reasons=("brokers, topics, Java",))
         with (
             ManagementServer(
@@ -235,13 +220,13 @@ class Application:
                 registry=self._metrics.registry,
                 protection=Protection.of(settings.http),
             ) as server,
-            ClockJumps(self._clock, self._on_clock_jump, self._hearts.watch("clock-jumps", LOOK_S)),
+            Repeating("clock-jumps", self._look_at_clock, self._hearts.watch("clock-jumps", LOOK_S), LOOK_INTERVAL_S),
         ):
             log.info("management-port", host=settings.http.host, port=server.port)
             try:
                 self._check()
                 if not self._stopping:
-                    with self._credentials:
+                    with Repeating("credentials", self._credentials.look, beat, rest_s):
                         self._serve(self._join())
             except BridgeError as error:
                 if not self._stopping:
@@ -310,7 +295,7 @@ class Application:
             health=self._health,
             hearts=self._hearts,
             on_fatal=self.on_fatal,
-            on_rebuild=lambda: self._events.put(Rebuild()),
+            on_rebuild=lambda: self._events.put(Notice.REBASE),
         )
 
     def _start_spark(self, cluster: Cluster) -> Future[SparkSession]:
@@ -323,22 +308,22 @@ class Application:
         """Until the process is to stop. Raises BridgeError for what is fatal."""
         while not self._stopping:
             event = self._next_event()
-            if isinstance(event, Fatal):
-                raise event.error
-            if isinstance(event, Changed | Rebuild):
+            if isinstance(event, BridgeError):
+                raise event
+            if event is Notice.REBASE:
                 self._rebase(context)
             elif event is None:
                 self._look(context)
 
-    def _next_event(self) -> Event | None:
-        """The next event; a run of changes counts as one. None when there was nothing for a while."""
+    def _next_event(self) -> Notice | BridgeError | None:
+        """None when there was nothing for a while. A run of changes counts as one."""
         self._beat()
+        connecting = self._health.phase.name == "connecting"
         try:
-            connecting = self._health.phase.name == "connecting"
-            event: Event = self._events.get(timeout=CONNECTING_INTERVAL_S if connecting else LOOK_INTERVAL_S)
+            event = self._events.get(timeout=CONNECTING_INTERVAL_S if connecting else LOOK_INTERVAL_S)
         except queue.Empty:
             return None
-        while isinstance(event, Changed) and not self._events.empty():
+        while event is Notice.REBASE and not self._events.empty():
             event = self._events.get()
         return event
 
@@ -381,7 +366,7 @@ class Application:
         self._beat()
         pipeline.look_at_retention(self._lag)
         if self._left_out.look(pipeline.blocked_by(), pipeline.store.next_offsets().keys()):
-            self._events.put(Changed())
+            self._events.put(Notice.REBASE)
         phase = self._health.phase.name
         if phase == "connecting" and context.dispatcher.wait_open(0) and pipeline.is_reading():
             pending = pipeline.store.stats().pending

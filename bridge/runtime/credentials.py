@@ -10,19 +10,16 @@ bridge restart in place (restart.py); else the old ones stay in force, and /read
 from __future__ import annotations
 
 import hashlib
-import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 import structlog
 
 from bridge.errors import BridgeError
 from bridge.settings.model import Settings, plain
-from bridge.telemetry.heartbeats import Beat, unwatched
 
-LOOK_INTERVAL_S: Final = 10.0
+LOOK_S: Final = 10.0
 STABLE_S: Final = 2.0
 """How long files must stay as they are before they are believed to be complete."""
 _FILES: Final = (".location", ".keytab")
@@ -31,7 +28,7 @@ log = structlog.get_logger("bridge.runtime.credentials")
 
 
 class Credentials:
-    """Looks at the files in a thread of its own, while it is entered."""
+    """Looks when it is told to, by one thread."""
 
     def __init__(
         self,
@@ -40,31 +37,14 @@ class Credentials:
         read: Callable[[], Settings],
         verify: Callable[[Settings], object],
         on_replaced: Callable[[], None],
-        rest_s: float = 0.0,
-        beat: Beat = unwatched,
     ) -> None:
         """`settings` are in force. `read` reads them again; `verify` raises BridgeError when the brokers refuse them;
-        `on_replaced` is called when they are new, and work, but not for the first `rest_s`.
-        """
+        `on_replaced` is called when they are new, and work."""
         self._read = read
         self._verify = verify
         self._on_replaced = on_replaced
-        self._rest_s = rest_s
-        self._beat = beat
-        self._in_force = fingerprint(settings)
-        self._seen = self._in_force
+        self._in_force = self._seen = fingerprint(settings)
         self._refused: str | None = None
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="credentials", daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stopped.set()
 
     def alarms(self) -> tuple[str, ...]:
         """What an operator should know although delivery continues."""
@@ -72,40 +52,32 @@ class Credentials:
             return ()
         return (f"the new credentials cannot be used, the old ones stay in force: {self._refused}",)
 
-    def look(self) -> bool:
-        """Look once; whether something has changed that may not be complete yet."""
+    def look(self) -> float:
+        """Look once; returns in how many seconds to look again. What has just changed may not be complete yet."""
         try:
             fresh = self._read()
             seen = fingerprint(fresh)
             if seen == self._in_force:
                 self._seen, self._refused = seen, None
-                return False
-            if seen != self._seen:
+            elif seen != self._seen:
                 self._seen = seen
-                return True
-            self._verify(fresh)
+                return STABLE_S
+            else:
+                self._verify(fresh)
+                self._in_force, self._refused = seen, None
+                log.info("credentials-replaced")
+                self._on_replaced()
         except (BridgeError, OSError) as error:
             self._refuse(str(error))
-            return False
         except Exception as error:  # noqa: BLE001 - whatever it is: the files must be looked at again
             self._refuse(f"reading them failed: {type(error).__name__}", error)
-            return False
-        self._in_force, self._refused = seen, None
-        log.info("credentials-replaced")
-        self._on_replaced()
-        return False
+        return LOOK_S
 
     def _refuse(self, reason: str, bug: Exception | None = None) -> None:
         if reason != self._refused:
             hint = "The old ones stay in force. Correct the files."
             log.error("credentials-not-usable", reason=reason, hint=hint, exc_info=bug)
         self._refused = reason
-
-    def _run(self) -> None:
-        wait_s = max(LOOK_INTERVAL_S, self._rest_s)
-        while not self._stopped.wait(wait_s):
-            self._beat()
-            wait_s = STABLE_S if self.look() else LOOK_INTERVAL_S
 
 
 def fingerprint(settings: Settings) -> bytes:

@@ -16,7 +16,8 @@ from __future__ import annotations
 import sys
 import threading
 import traceback
-from typing import Final, Protocol
+from collections.abc import Callable
+from typing import Final, Protocol, Self
 
 import structlog
 
@@ -110,3 +111,26 @@ class Heartbeats:
         frame = None if heart is None or heart.ident is None else sys._current_frames().get(heart.ident)
         calls = [] if frame is None else traceback.extract_stack(frame)[-FRAMES:]
         return [f"{call.filename.rpartition('/')[2]}:{call.lineno} {call.name}" for call in calls]
+
+
+class Repeating:
+    """Calls `look` again and again, on a thread of its own, while it is entered; it returns the seconds in between."""
+
+    def __init__(self, name: str, look: Callable[[], float], beat: Beat, wait_s: float) -> None:
+        """It begins after `wait_s`."""
+        self._look = look
+        self._beat = beat
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(wait_s,), name=name, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closed.set()
+
+    def _run(self, wait_s: float) -> None:
+        while not self._closed.wait(wait_s):
+            self._beat()
+            wait_s = self._look()

@@ -44,7 +44,7 @@ class Bench:
         )
         self.spark = mock.Mock()
         self.spark.stop.side_effect = lambda: self.order.append("spark stops")
-        for name in ("ManagementServer", "ClockJumps", "Credentials", "OpenTelemetry"):
+        for name in ("ManagementServer", "Repeating", "Credentials", "OpenTelemetry"):
             monkeypatch.setattr(module, name, mock.MagicMock())
         module.Credentials.return_value.alarms.return_value = ()  # type: ignore[attr-defined]
         for name in ("MarkerRepair", "TargetLookUp", "Targets", "Cluster", "Lag", "connector", "coordinator"):
@@ -212,7 +212,9 @@ def test_a_clock_that_is_set_back_restarts_in_place(bench: Bench, jump_ms: int, 
     """Clients wait longer by as much; not by much is left to heal, and forward nothing waits."""
     bench.assign(A)
     bench.is_in("running", 1)
-    bench.application._on_clock_jump(jump_ms)
+    bench.clock.step_wall(jump_ms)
+    bench.application._look_at_clock()
+    bench.application._look_at_clock()
     if not restarts:
         bench.application.on_signal()
     bench.end()
@@ -222,7 +224,8 @@ def test_a_clock_that_is_set_back_restarts_in_place(bench: Bench, jump_ms: int, 
 def test_a_clock_that_is_set_back_again_and_again_ends_the_process(bench: Bench) -> None:
     """One restart a minute."""
     bench.restart.wait_s.return_value = 1.0
-    bench.application._on_clock_jump(-3_600_000)
+    bench.clock.step_wall(-3_600_000)
+    bench.application._look_at_clock()
     error = bench.end()
     assert isinstance(error, EnvironmentFailure) and error.code == "DB-3012"
     assert not bench.restart.execute.called

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,11 +17,10 @@ from bridge.commands.arrivals import Arrivals
 from bridge.delivery.targets.look_up import TargetLookUp
 from bridge.errors import EnvironmentFailure
 from bridge.kafka.admin import Cluster, api_versions
-from bridge.runtime.credentials import Credentials
+from bridge.runtime.credentials import LOOK_S, STABLE_S, Credentials
 from bridge.settings.clients import librdkafka
 from bridge.settings.load import load
 from bridge.settings.model import Settings, plain
-from dev.harness.waiting import wait_until
 from tests.system.secure import Authority
 from timerstore.clock import SystemClock
 
@@ -66,7 +64,7 @@ def test_nothing_happens_while_nothing_changes(site: Site) -> None:
     """No connection is made to find that out."""
     credentials = site.credentials()
     site.write("ca.pem", "authority")
-    assert [credentials.look() for _ in range(3)] == [False] * 3
+    assert [credentials.look() for _ in range(3)] == [LOOK_S] * 3
     assert (site.replaced, site.verified, credentials.alarms()) == ([], [], ())
 
 
@@ -75,14 +73,14 @@ def test_what_is_replaced_is_tried_and_taken_over_once_it_has_settled(site: Site
     """Key and certificate are replaced one after the other: what has just changed is looked at again first."""
     credentials = site.credentials()
     site.write(name, "half of it")
-    assert credentials.look()
+    assert credentials.look() == STABLE_S
     site.write(name, "second")
-    assert credentials.look()
+    assert credentials.look() == STABLE_S
     assert not site.verified
-    assert not credentials.look()
+    assert credentials.look() == LOOK_S
     assert len(site.replaced) == 1
     assert plain(site.verified[0].kafka.common["sasl.password"]) == ("second" if name == "password" else "first")
-    assert not credentials.look()
+    assert credentials.look() == LOOK_S
     assert len(site.replaced) == 1
 
 
@@ -106,10 +104,10 @@ def test_a_file_that_is_missing_for_a_moment_does_no_harm(site: Site) -> None:
     """It is an alarm until it is back."""
     credentials = site.credentials()
     (site.directory / "password").unlink()
-    assert not credentials.look()
+    assert credentials.look() == LOOK_S
     assert "cannot read" in credentials.alarms()[0]
     site.write("password", "first")
-    assert not credentials.look()
+    assert credentials.look() == LOOK_S
     assert (site.replaced, credentials.alarms()) == ([], ())
 
 
@@ -131,14 +129,14 @@ def test_a_key_and_its_certificate_may_be_replaced_seconds_apart(tmp_path: Path)
         settings, read=lambda: settings, verify=Cluster, on_replaced=lambda: replaced.append(True)
     )
     new_key.replace(key)
-    assert credentials.look(), "something has changed, and may not be complete"
+    assert credentials.look() == STABLE_S, "something has changed, and may not be complete"
     for _ in range(3):
-        assert not credentials.look()
+        assert credentials.look() == LOOK_S
         (alarm,) = credentials.alarms()
         assert "a Kafka client cannot be made" in alarm and "key" in alarm
     new_certificate.replace(certificate)
-    assert credentials.look()
-    assert not credentials.look()
+    assert credentials.look() == STABLE_S
+    assert credentials.look() == LOOK_S
     assert (len(replaced), credentials.alarms()) == (1, ())
 
 
@@ -173,48 +171,31 @@ def test_a_certificate_that_cannot_be_used_is_the_environments_failure(tmp_path:
         assert refused.value.exit_code == 3
 
 
-def test_the_thread_survives_whatever_is_raised(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whatever_is_raised_is_told_and_ends_nothing(site: Site) -> None:
     """It is seen while it lasts, without what the exception says, and the files are looked at again."""
-    monkeypatch.setattr("bridge.runtime.credentials.LOOK_INTERVAL_S", 0.01)
-    monkeypatch.setattr("bridge.runtime.credentials.STABLE_S", 0.01)
-    settings = site.read()
-    failing = threading.Event()
-    failing.set()
+    failing = True
 
     def reads() -> Settings:
-        if failing.is_set():
+        if failing:
             raise RuntimeError("canary")
         return site.read()
 
     credentials = Credentials(
-        settings, read=reads, verify=lambda _: None, on_replaced=lambda: site.replaced.append(True)
+        site.read(), read=reads, verify=lambda _: None, on_replaced=lambda: site.replaced.append(True)
     )
-    with credentials:
-        wait_until(credentials.alarms, 10, "it is told")
-        assert "RuntimeError" in credentials.alarms()[0] and "canary" not in credentials.alarms()[0]
-        site.write("password", "second")
-        failing.clear()
-        wait_until(lambda: site.replaced and not credentials.alarms(), 10, "it is taken over")
+    credentials.look()
+    assert "RuntimeError" in credentials.alarms()[0] and "canary" not in credentials.alarms()[0]
+    site.write("password", "second")
+    failing = False
+    credentials.look()
+    credentials.look()
+    assert (len(site.replaced), credentials.alarms()) == (1, ())
 
 
 def test_what_the_next_start_would_refuse_is_told_before(site: Site) -> None:
     """The configuration is read as a start would read it: a restart in place must not end in status 2."""
     credentials = site.credentials()
     (site.directory / "bridge.yaml").write_text("brigde: {id: orders}")
-    assert not credentials.look()
+    assert credentials.look() == LOOK_S
     assert "unknown key brigde" in credentials.alarms()[0]
     assert site.replaced == []
-
-
-def test_a_process_that_has_just_restarted_looks_later(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may not restart again yet."""
-    monkeypatch.setattr("bridge.runtime.credentials.LOOK_INTERVAL_S", 0.01)
-    monkeypatch.setattr("bridge.runtime.credentials.STABLE_S", 0.01)
-    read = threading.Event()
-
-    def reads() -> Settings:
-        read.set()
-        return site.read()
-
-    with Credentials(site.read(), read=reads, verify=lambda _: None, on_replaced=lambda: None, rest_s=60):
-        assert not read.wait(0.1)

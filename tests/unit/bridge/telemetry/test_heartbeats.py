@@ -29,7 +29,6 @@ from bridge.kafka import membership as ownership
 from bridge.kafka.membership import Membership, Ownership
 from bridge.runtime import pipeline
 from bridge.runtime.app import Application
-from bridge.runtime.clock_jumps import ClockJumps
 from bridge.runtime.credentials import Credentials
 from bridge.runtime.maintenance_thread import MaintenanceThread
 from bridge.runtime.restart import Restart
@@ -37,7 +36,7 @@ from bridge.settings.load import load
 from bridge.settings.model import Settings
 from bridge.settings.secrets import Redactor
 from bridge.telemetry.health import Health
-from bridge.telemetry.heartbeats import CALLS_S, LOOK_S, SPARK_S, START_S, Heartbeats
+from bridge.telemetry.heartbeats import CALLS_S, LOOK_S, SPARK_S, START_S, Heartbeats, Repeating
 from bridge.telemetry.http import ManagementServer
 from bridge.telemetry.metrics import Metrics, StoreSnapshot
 from bridge.telemetry.progress_bar import LongWork
@@ -46,6 +45,7 @@ from tests.broker.rig import Listener, Tally
 from tests.manual_clock import ManualClock
 from tests.paths import ROOT
 from tests.unit.bridge.telemetry.test_http import ask
+from timerstore.clock import ClockWatch
 
 SEEN_S: Final = 20.0
 """How long a thread of a busy machine may take until it comes round."""
@@ -53,8 +53,6 @@ LOOK_SOON_S: Final = 0.02
 """In place of the intervals at which threads come round by themselves."""
 INTERVALS: Final = (
     "bridge.runtime.app.LOOK_INTERVAL_S",
-    "bridge.runtime.clock_jumps.LOOK_S",
-    "bridge.runtime.credentials.LOOK_INTERVAL_S",
     "bridge.runtime.maintenance_thread.IDLE_WAIT_S",
     "bridge.delivery.targets.cache.LOOK_INTERVAL_S",
     "bridge.ingest.ingest.LOOK_S",
@@ -382,8 +380,14 @@ def targets(bench: Bench, _: Path) -> Iterator[Case]:
 @contextmanager
 def clock_jumps(bench: Bench, _: Path) -> Iterator[Case]:
     """Tells another thread of a jump, and does not get through."""
-    tells = ClockJumps(bench.clock, lambda _: bench.gate(), bench.hearts.watch("clock-jumps", LOOK_S))
-    with tells:
+    watch = ClockWatch(bench.clock)
+
+    def look() -> float:
+        if watch.jump_ms():
+            bench.gate()
+        return 0.02
+
+    with Repeating("clock-jumps", look, bench.hearts.watch("clock-jumps", LOOK_S), 0.02):
         yield Case(bench, lambda: bench.clock.step_wall(-3_600_000))
 
 
@@ -426,9 +430,13 @@ def credentials(bench: Bench, directory: Path) -> Iterator[Case]:
         read=read,
         verify=lambda _: None,
         on_replaced=lambda: None,
-        beat=bench.hearts.watch("credentials", CALLS_S),
     )
-    with made:
+
+    def look() -> float:
+        made.look()
+        return 0.02
+
+    with Repeating("credentials", look, bench.hearts.watch("credentials", CALLS_S), 0.02):
         yield Pipe(bench, password)
 
 
