@@ -200,7 +200,7 @@ class Ingest:
             self._store.append(finished, ends, self._clock.now_ms())
             self._count(entries, before)
         if len(entries):
-            self._metrics.observe_batch(self._clock.monotonic_s() - began_s)
+            self._metrics.batch.observe(self._clock.monotonic_s() - began_s)
         self._taken.set()
 
     def _count(self, entries: pa.Table, before: Offsets) -> None:

@@ -331,7 +331,7 @@ class Application:
         """Stop the pipeline there is, and start one for what is owned now."""
         if self._pipeline is not None:
             self._stop_pipeline()
-            self._metrics.rebalanced()
+            self._metrics.rebalances.inc()
         member = context.ownership.membership()
         owned = self._left_out.without(member.partitions)
         if not owned:

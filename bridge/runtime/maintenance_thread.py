@@ -163,7 +163,7 @@ class MaintenanceThread:
             self._compact_s = began_s + COMPACT_AGAIN_S
             return
         if window is not None:
-            self._metrics.observe_compaction(self._clock.monotonic_s() - began_s)
+            self._metrics.compaction.observe(self._clock.monotonic_s() - began_s)
             return
         left = self._store.stats().segments
         if left != segments:
@@ -177,7 +177,7 @@ class MaintenanceThread:
             return False
         began_s = self._clock.monotonic_s()
         admitted = self._store.wheel.admit(window, read_window(window, self._store.sources))
-        self._metrics.observe_window(self._clock.monotonic_s() - began_s)
+        self._metrics.window.observe(self._clock.monotonic_s() - began_s)
         log.debug("window-loaded", segments=len(window.segments), until_ms=window.upper.at_ms, admitted=admitted)
         return True
 
@@ -186,7 +186,7 @@ class MaintenanceThread:
         began_s = self._clock.monotonic_s()
         flushed = self._store.maintenance.flush(self._clock.now_ms())
         if flushed.rows:
-            self._metrics.observe_flush(self._clock.monotonic_s() - began_s)
+            self._metrics.flush.observe(self._clock.monotonic_s() - began_s)
             log.debug("segment-written", rows=flushed.rows, bytes=flushed.bytes)
 
     def _note_full(self, full: DiskFull) -> None:

@@ -22,8 +22,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import TracebackType
-from typing import Any, ClassVar, Final, Self
+from typing import Any, Final, Self
 
 import structlog
 from prometheus_client import CollectorRegistry
@@ -47,24 +46,21 @@ BACKLOG: Final = 256
 """Connections that wait to be accepted: one that finds no place there is tried again by its client after a second."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
     """Certificate chain and key, PEM files; `context` has what they held when they last changed."""
 
-    chain: Path
-    key: Path
-    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
-    _loaded: list[tuple[tuple[int, int], ssl.SSLContext]] = field(default_factory=list, repr=False)
-
-    def __post_init__(self) -> None:
+    def __init__(self, chain: Path, key: Path) -> None:
+        self._chain = chain
+        self._key = key
+        self._lock = threading.Lock()
         try:
             self._load()
         except (OSError, ssl.SSLError) as error:
             raise ConfigurationError(
                 f"http.certificate_file, http.key_file: cannot be used: {error.strerror or 'not PEM'}",
                 hint="Give a PEM chain, and its key without a password.",
-                certificate=self.chain,
-                key=self.key,
+                certificate=chain,
+                key=key,
                 code="DB-2025",
             ) from None
 
@@ -72,22 +68,22 @@ class Certificate:
         """For one new connection. Files that are just being replaced leave the old certificate in force."""
         with self._lock:
             try:
-                if self._loaded[0][0] != self._changed():
+                if self._loaded != self._changed():
                     self._load()
-                    log.info("certificate-replaced", certificate=str(self.chain))
+                    log.info("certificate-replaced", certificate=str(self._chain))
             except (OSError, ssl.SSLError) as error:
                 log.warning("certificate-not-replaced", reason=str(error))
-            return self._loaded[0][1]
+            return self._context
 
     def _load(self) -> None:
         changed = self._changed()
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.load_cert_chain(self.chain, self.key)
-        self._loaded[:] = [(changed, context)]
+        context.load_cert_chain(self._chain, self._key)
+        self._loaded, self._context = changed, context
 
     def _changed(self) -> tuple[int, int]:
-        return self.chain.stat().st_mtime_ns, self.key.stat().st_mtime_ns
+        return self._chain.stat().st_mtime_ns, self._key.stat().st_mtime_ns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +99,7 @@ class Protection:
         """As configured. Raises ConfigurationError for files that cannot be used."""
         certificate, password = None, None
         if settings.certificate_file is not None and settings.key_file is not None:
-            certificate = Certificate(chain=settings.certificate_file, key=settings.key_file)
+            certificate = Certificate(settings.certificate_file, settings.key_file)
         if settings.password_file is not None:
             password = read_secret_file(str(settings.password_file), "http.password_file")
         return cls(certificate=certificate, user=settings.user, password=password)
@@ -121,8 +117,12 @@ class Protection:
         return scheme.lower() == "basic" and hmac.compare_digest(given, f"{self.user}:{self.password}".encode())
 
 
-class ManagementServer:
+class ManagementServer(ThreadingHTTPServer):
     """Serves the probes and metrics on threads of its own. Port 0 takes a free one; `port` tells which."""
+
+    daemon_threads = True
+    block_on_close = False  # a client that keeps its connection open must not hold up the stop
+    request_queue_size = BACKLOG
 
     def __init__(
         self,
@@ -134,24 +134,27 @@ class ManagementServer:
         protection: Protection | None = None,
         clock: Clock | None = None,
     ) -> None:
-        protection = protection or Protection()
-        handler = type("BoundHandler", (_Handler,), {"health": health, "registry": registry, "protection": protection})
+        self.health = health
+        self.registry = registry
+        self.protection = protection or Protection()
+        self._clock = clock or SystemClock()
+        self._lock = threading.Lock()
+        self._open: dict[socket.socket, float] = {}
+        self._running = 0
         try:
-            self._server = _Server((host, port), handler, protection, clock or SystemClock())
+            super().__init__((host, port), _Handler)
         except OSError as error:
             raise EnvironmentFailure(
                 f"cannot listen on {host}:{port}: {error.strerror}",
                 hint="Choose another http.port, or 0 for a free one",
                 code="DB-3029",
             ) from None
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(STOP_LOOK_S,), name="http", daemon=True
-        )
+        self._thread = threading.Thread(target=self.serve_forever, args=(STOP_LOOK_S,), name="http", daemon=True)
 
     @property
     def port(self) -> int:
         """The port that is listened on."""
-        return int(self._server.server_address[1])
+        return int(self.server_address[1])
 
     def start(self) -> Self:
         """Begin to serve."""
@@ -161,99 +164,74 @@ class ManagementServer:
     def stop(self) -> None:
         """Stop serving and free the port; requests under way are cut off."""
         if self._thread.is_alive():
-            self._server.shutdown()
+            self.shutdown()
             self._thread.join()
-        self._server.server_close()
+        self.server_close()
+        for connection in list(self._open):
+            self._cut_off(connection)
 
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    block_on_close = False  # a client that keeps its connection open must not hold up the stop
-    request_queue_size = BACKLOG
-
-    def __init__(
-        self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler], protection: Protection, clock: Clock
-    ) -> None:
-        self._protection = protection
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._open: dict[int, tuple[float, socket.socket]] = {}
-        self._count = self._running = 0
-        super().__init__(address, handler)
+    # ---- by the base class
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Take a connection up, in place of the oldest one if there are too many."""
         if self._running >= THREADS_MAX:
             self.shutdown_request(request)
             return
-        cut = request.dup()  # the same connection, also when TLS has made another socket of `request`
+        connection = request.dup()  # the same one, also when TLS has made another socket of `request`
         with self._lock:
-            self._count += 1
             self._running += 1
             oldest = next(iter(self._open)) if len(self._open) >= CONNECTIONS_MAX else None
-            self._open[self._count] = (self._clock.monotonic_s(), cut)
-            number = self._count
+            self._open[connection] = self._clock.monotonic_s()
         if oldest is not None:
             self._cut_off(oldest)
-        thread = threading.Thread(
-            target=self._process, args=(number, request, client_address), name="http-request", daemon=True
-        )
+        work = (connection, request, client_address)
         try:
-            thread.start()
+            threading.Thread(target=self._process, args=work, name="http-request", daemon=True).start()
         except RuntimeError:  # the machine has no more of them; the base class ends the connection
-            self._forget(number)
+            self._forget(connection)
             raise
 
     def service_actions(self) -> None:
         """Called at least twice a second by the accepting thread: no connection is older than CONNECTION_S."""
         now_s = self._clock.monotonic_s()
         with self._lock:
-            old = [number for number, (since_s, _) in self._open.items() if now_s - since_s >= CONNECTION_S]
-        for number in old:
-            self._cut_off(number)
+            old = [connection for connection, since_s in self._open.items() if now_s - since_s >= CONNECTION_S]
+        for connection in old:
+            self._cut_off(connection)
 
-    def server_close(self) -> None:
-        """Free the port, and cut off what is under way."""
-        super().server_close()
-        for number in list(self._open):
-            self._cut_off(number)
-
-    def _process(self, number: int, request: Any, client_address: Any) -> None:
+    def _process(self, connection: socket.socket, request: Any, client_address: Any) -> None:
         try:
             self.process_request_thread(request, client_address)
         finally:
-            self._forget(number)
+            self._forget(connection)
 
-    def _forget(self, number: int) -> None:
+    def _forget(self, connection: socket.socket) -> None:
         """Its thread has ended."""
-        self._cut_off(number)
+        self._cut_off(connection)
         with self._lock:
             self._running -= 1
 
-    def _cut_off(self, number: int) -> None:
+    def _cut_off(self, connection: socket.socket) -> None:
         """End whatever its thread waits for on this connection."""
         with self._lock:
-            _, connection = self._open.pop(number, (0.0, None))
-        if connection is not None:
-            with suppress(OSError):  # the client may have left
-                connection.shutdown(socket.SHUT_RDWR)
-            connection.close()
+            if self._open.pop(connection, None) is None:
+                return
+        with suppress(OSError):  # the client may have left
+            connection.shutdown(socket.SHUT_RDWR)
+        connection.close()
 
     def finish_request(self, request: Any, client_address: Any) -> None:
         """On the request's own thread: a client that does not shake hands holds up no other."""
-        certificate = self._protection.certificate
-        if certificate is None:
+        if self.protection.certificate is None:
             super().finish_request(request, client_address)
             return
-        with certificate.context().wrap_socket(request, server_side=True) as secured:
+        with self.protection.certificate.context().wrap_socket(request, server_side=True) as secured:
             super().finish_request(secured, client_address)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - the base class's signature
@@ -262,9 +240,7 @@ class _Server(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    health: ClassVar[Health]
-    registry: ClassVar[CollectorRegistry]
-    protection: ClassVar[Protection]
+    server: ManagementServer
     server_version = "delay-bridge"
     sys_version = ""
 
@@ -282,12 +258,12 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def _livez(self) -> None:
-        problems = self.health.problems()
+        problems = self.server.health.problems()
         status = HTTPStatus.SERVICE_UNAVAILABLE if problems else HTTPStatus.OK
         self._json(status, {"alive": not problems, "reasons": problems})
 
     def _readyz(self) -> None:
-        phase = self.health.phase
+        phase = self.server.health.phase
         body: dict[str, object] = {"ready": phase.ready, "phase": phase.name, "reasons": list(phase.reasons)}
         if phase.progress is not None:
             body["progress"] = round(phase.progress, 3)
@@ -296,11 +272,11 @@ class _Handler(BaseHTTPRequestHandler):
         self._json(HTTPStatus.OK if phase.ready else HTTPStatus.SERVICE_UNAVAILABLE, body)
 
     def _metrics(self) -> None:
-        if not self.protection.permits(self.headers.get("Authorization")):
+        if not self.server.protection.permits(self.headers.get("Authorization")):
             self._answer(HTTPStatus.UNAUTHORIZED, "text/plain; charset=utf-8", b"authentication required\n")
             return
         encode, content_type = choose_encoder(self.headers.get("Accept", ""))
-        self._answer(HTTPStatus.OK, content_type, encode(self.registry))
+        self._answer(HTTPStatus.OK, content_type, encode(self.server.registry))
 
     def _json(self, status: HTTPStatus, body: object) -> None:
         self._answer(status, "application/json", json.dumps(body).encode() + b"\n")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -72,9 +72,8 @@ class Metrics:
 
     def __init__(self, snapshot: Callable[[], StoreSnapshot] = StoreSnapshot) -> None:
         self.registry = CollectorRegistry(auto_describe=True)
-        self._gauges = _Gauges(snapshot)
         self._lateness = _Lateness()
-        self.registry.register(self._gauges)
+        self.registry.register(_Gauges(snapshot))
         self.registry.register(self._lateness)
         # Of Python alone: the JVM is a process of its own. Its start time tells restarts.
         ProcessCollector(registry=self.registry)
@@ -112,7 +111,7 @@ class Metrics:
         self._rebuilt = self._counter(
             "producer_rebuilds", "Producers replaced because the outcome of a commit was unknown."
         )
-        self._rebalances = self._counter("rebalances", "Restarts of the pipeline for new partitions.")
+        self.rebalances = self._counter("rebalances", "Restarts of the pipeline for new partitions.")
         self._clock_jumps = self._counter(
             "clock_jumps",
             "Jumps of the wall clock by a second or more. Messages follow the new time.",
@@ -128,15 +127,11 @@ class Metrics:
             "Their messages wait; check the brokers and the dead-letter topics."
         )
         self._held = Gauge("delay_bridge_partitions_held", text, registry=self.registry)
-        self._flush = self._duration("flush", "Writing one segment of the TimerLog.")
-        self._window = self._duration("window", "Loading one window from the TimerLog into memory.")
-        self._compaction = self._duration("compaction", "Rewriting one window of segments that become one.")
+        self.flush = self._duration("flush", "Writing one segment of the TimerLog.")
+        self.window = self._duration("window", "Loading one window from the TimerLog into memory.")
+        self.compaction = self._duration("compaction", "Rewriting one window of segments that become one.")
         self._transaction = self._duration("transaction", "One transaction, from its first record to its commit.")
-        self._batch = self._duration("ingest_batch", "Entries of delay topics that came together, into the store.")
-
-    def bind(self, snapshot: Callable[[], StoreSnapshot]) -> None:
-        """From now on the gauges are read from here: the store is opened later than the port."""
-        self._gauges.snapshot = snapshot
+        self.batch = self._duration("ingest_batch", "Entries of delay topics that came together, into the store.")
 
     def ingested(self, topic: str, rows: int) -> None:
         """`rows` records of delay topic `topic` were read."""
@@ -175,29 +170,9 @@ class Metrics:
         """The producer was dropped and made anew."""
         self._rebuilt.inc()
 
-    def rebalanced(self) -> None:
-        """The owned partitions changed."""
-        self._rebalances.inc()
-
     def clock_jumped(self, jump_ms: int) -> None:
         """The wall clock jumped, forward or (negative) back."""
         self._clock_jumps.labels("forward" if jump_ms > 0 else "back").inc()
-
-    def observe_flush(self, seconds: float) -> None:
-        """A segment was written."""
-        self._flush.observe(seconds)
-
-    def observe_window(self, seconds: float) -> None:
-        """A window was loaded."""
-        self._window.observe(seconds)
-
-    def observe_compaction(self, seconds: float) -> None:
-        """A window of a compaction was written."""
-        self._compaction.observe(seconds)
-
-    def observe_batch(self, seconds: float) -> None:
-        """A frame, or what the plain reader has read at once, was taken in."""
-        self._batch.observe(seconds)
 
     def _counter(self, name: str, text: str, *labels: str, known: Iterable[str] = ()) -> Counter:
         """`known` values of the one label are there from the start, with 0: Prometheus takes a series that begins with
@@ -246,76 +221,66 @@ class _Lateness(Collector):
 
 class _Gauges(Collector):
     def __init__(self, snapshot: Callable[[], StoreSnapshot]) -> None:
-        self.snapshot = snapshot
+        self._snapshot = snapshot
 
     def collect(self) -> Iterator[Metric]:
-        now = self.snapshot()
+        now = self._snapshot()
         yield _gauge("pending_messages", "Messages that wait for their due time.", now.pending_total)
-        by_topic = [((topic,), n) for topic, n in now.pending_by_topic.items()]
-        yield _labelled(
-            "pending_messages_by_topic",
-            "Waiting messages by target topic: the hundred largest, and (other).",
-            ["topic"],
-            by_topic,
-        )
-        by_time = [((name,), n) for name, n in zip(TIME_TO_GO, now.pending_by_time_to_go, strict=True)]
+        text = "Waiting messages by target topic: the hundred largest, and (other)."
+        yield _gauge("pending_messages_by_topic", text, now.pending_by_topic, "topic")
         text = (
             "Waiting messages by the time until they are delivered or, with delays beyond roll.window, written again: "
             "up to the label, beyond the one before it."
         )
-        yield _labelled("pending_messages_by_time_to_go", text, ["within"], by_time)
+        by_time = dict(zip(TIME_TO_GO, now.pending_by_time_to_go, strict=True))
+        yield _gauge("pending_messages_by_time_to_go", text, by_time, "within")
         text = (
             "How long the oldest message that is due waits already: since then, or since it was written if that is "
             "later. Rises when targets or brokers do not take writes."
         )
         yield _gauge("oldest_overdue_seconds", text, now.oldest_overdue_s)
         text = "Records of a delay topic that are not read yet. Rises when ingest is slower than producers, or stopped."
-        lag = [((topic, str(partition)), n) for (topic, partition), n in now.consumer_lag.items()]
-        yield _labelled("consumer_lag_records", text, ["topic", "partition"], lag)
+        yield _gauge("consumer_lag_records", text, now.consumer_lag, "topic", "partition")
         text = (
             "Partitions of targets that take nothing now: their messages are retried, then dead letters. "
             "unknown-target: create the topic; target-denied: grant WRITE; target-unavailable: look at its brokers. "
             "Topics that no broker has told of count together, as (unknown)."
         )
-        failing = list(now.failing.items())
-        yield _labelled("target_partitions_failing", text, ["topic", "reason"], failing)
+        yield _gauge("target_partitions_failing", text, now.failing, "topic", "reason")
         text = (
             "By how much a delay topic keeps its records longer than they are needed: retention less roll window, lag "
             "and lateness. Below 0 pending messages may be deleted: raise retention.ms, or lower roll.window."
         )
-        headroom = [((topic,), seconds) for topic, seconds in now.retention_headroom_s.items()]
-        yield _labelled("retention_headroom_seconds", text, ["topic"], headroom)
+        yield _gauge("retention_headroom_seconds", text, now.retention_headroom_s, "topic")
         text = (
             "Partitions of a delay topic in which Kafka has deleted records of pending messages: these are delivered "
             "from store.directory alone. Must stay 0; raise retention.ms, and do not lose the directory."
         )
-        trimmed = [((topic,), count) for topic, count in now.trimmed_partitions.items()]
-        yield _labelled("trimmed_partitions", text, ["topic"], trimmed)
+        yield _gauge("trimmed_partitions", text, now.trimmed_partitions, "topic")
         text = "Time since the last heartbeat of a thread. Beyond thread_heartbeat_budget_seconds it hangs: restart."
-        beats = list(now.heartbeats.items())
-        ages = [((thread,), age_s) for thread, (age_s, _) in beats]
-        yield _labelled("thread_heartbeat_age_seconds", text, ["thread"], ages)
+        ages = {thread: age_s for thread, (age_s, _) in now.heartbeats.items()}
+        yield _gauge("thread_heartbeat_age_seconds", text, ages, "thread")
         text = "Longest time between two heartbeats of a thread; longer during long operations."
-        budgets = [((thread,), budget_s) for thread, (_, budget_s) in beats]
-        yield _labelled("thread_heartbeat_budget_seconds", text, ["thread"], budgets)
+        budgets = {thread: budget_s for thread, (_, budget_s) in now.heartbeats.items()}
+        yield _gauge("thread_heartbeat_budget_seconds", text, budgets, "thread")
         yield _gauge("ready_messages", "Messages in memory, ready for delivery.", now.ready_rows)
         text = "Memory of the messages that are ready to go; limited by ready_rows.bytes."
         yield _gauge("ready_rows_bytes", text, now.ready_rows_bytes)
         yield _gauge("segments", "Segments of the TimerLog on disk.", now.segments)
         yield _gauge("segment_bytes", "Size of the segments on disk.", now.segment_bytes)
         text = "1 while a segment waits for room on the disk: delivery goes on, ingest stops when memory is full."
-        yield _gauge("disk_full", text, int(now.disk_full))
+        yield _gauge("disk_full", text, now.disk_full)
         text = (
             "1 while replaced certificates or passwords cannot be used: the old ones stay in force until they expire."
         )
-        yield _gauge("credentials_refused", text, int(now.credentials_refused))
+        yield _gauge("credentials_refused", text, now.credentials_refused)
         if now.disk_free_bytes is not None and now.disk_bytes is not None:
             text = "Room on the file system of store.directory. When it is full, ingest waits; delivery goes on."
             yield _gauge("disk_free_bytes", text, now.disk_free_bytes)
             yield _gauge("disk_size_bytes", "Size of the file system of store.directory.", now.disk_bytes)
         text = "Pending messages that a cancel or replace has finished."
         yield CounterMetricFamily("delay_bridge_records_cancelled", text, value=now.cancelled_total)
-        text = "Cancels that are remembered, in case that what they name comes by once more."
+        text = "Cancels still held because a copy of the cancelled message may yet be read."
         yield _gauge("tombstone_records", text, now.tombstones)
         if now.checkpoint_age_s is not None:
             text = "Age of the local checkpoint: what a restart reads again. Normally about store.flush_interval."
@@ -325,12 +290,9 @@ class _Gauges(Collector):
         return []
 
 
-def _gauge(name: str, text: str, value: float) -> Metric:
-    return GaugeMetricFamily(f"delay_bridge_{name}", text, value=value)
-
-
-def _labelled(name: str, text: str, labels: list[str], values: Iterable[tuple[tuple[str, ...], float]]) -> Metric:
+def _gauge(name: str, text: str, value: float | Mapping[Any, float], *labels: str) -> Metric:
+    """`value` by the value of its label, or by a tuple of those of its labels."""
     family = GaugeMetricFamily(f"delay_bridge_{name}", text, labels=labels)
-    for key, value in values:
-        family.add_metric(list(key), value)
+    for key, number in value.items() if isinstance(value, Mapping) else (((), value),):
+        family.add_metric([str(part) for part in (key if isinstance(key, tuple) else (key,))], number)
     return family

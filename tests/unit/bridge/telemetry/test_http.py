@@ -11,7 +11,7 @@ import socket
 import ssl
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, Self
 from unittest import mock
@@ -54,7 +54,8 @@ class Bench:
     def __init__(self) -> None:
         self.dead: list[str] = []
         self.health = Health(lambda: self.dead)
-        self.metrics = Metrics()
+        self.snapshot: Callable[[], StoreSnapshot] = StoreSnapshot
+        self.metrics = Metrics(lambda: self.snapshot())
         self.clock = ManualClock()
         self.server = ManagementServer(
             "127.0.0.1", 0, health=self.health, registry=self.metrics.registry, clock=self.clock
@@ -210,7 +211,7 @@ def test_requests_that_hang_are_no_more_than_a_limit(bench: Bench, few_threads: 
         gate.wait(60)
         return StoreSnapshot()
 
-    bench.metrics.bind(snapshot)
+    bench.snapshot = snapshot
     address = ("127.0.0.1", bench.server.port)
     asking: list[socket.socket] = []
 
@@ -252,7 +253,7 @@ def test_threads_that_cannot_be_started_are_not_counted_for_ever(
         patch.setattr(bridge.telemetry.http, "log", mock.Mock())  # else most of the test's time goes into tracebacks
         for _ in range(few_threads):
             assert not is_answered(bench)
-    assert len(refused) == few_threads and not bench.server._server._open
+    assert len(refused) == few_threads and not bench.server._open
     assert is_answered(bench)
 
 

@@ -70,13 +70,6 @@ def test_pending_messages_are_told_of_a_hundred_topics_and_of_the_others_togethe
     assert largest({"orders": 1}) == {"orders": 1}
 
 
-def test_the_snapshot_can_be_bound_later() -> None:
-    """The port is open before the store is."""
-    metrics = Metrics()
-    metrics.bind(lambda: StoreSnapshot(pending_total=3))
-    assert value(metrics, "pending_messages") == 3
-
-
 def test_a_snapshot_with_the_wrong_number_of_buckets_is_refused() -> None:
     """A count under a wrong label would be a lie that nobody notices."""
     with pytest.raises(ValueError, match="buckets"):
@@ -93,7 +86,7 @@ def test_counters() -> None:
     metrics.committed(Counts(delivered=Counter(orders=1)), 0.1)
     metrics.transaction_aborted()
     metrics.producer_rebuilt()
-    metrics.rebalanced()
+    metrics.rebalances.inc()
     assert value(metrics, "records_ingested_total", topic="delay") == 10
     assert value(metrics, "records_rejected_total", reason="no-time") == 2
     assert value(metrics, "records_delivered_total", topic="orders") == 8
@@ -119,10 +112,10 @@ def test_durations() -> None:
     """Flush, window, transaction and ingest, in seconds."""
     metrics = Metrics()
     observers = {
-        "flush": metrics.observe_flush,
-        "window": metrics.observe_window,
+        "flush": metrics.flush.observe,
+        "window": metrics.window.observe,
         "transaction": lambda seconds: metrics.committed(Counts(), seconds),
-        "ingest_batch": metrics.observe_batch,
+        "ingest_batch": metrics.batch.observe,
     }
     for name, observe in observers.items():
         observe(0.25)
