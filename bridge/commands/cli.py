@@ -34,7 +34,7 @@ from bridge.delivery.producer.transaction_markers import Outcome
 from bridge.errors import BridgeError, ConfigurationError, EnvironmentFailure, InternalError
 from bridge.runtime import allocator
 from bridge.settings.load import load
-from bridge.settings.model import Settings, plain
+from bridge.settings.model import Settings
 from bridge.settings.secrets import Redactor
 from bridge.telemetry import logs
 from bridge.wire.headers import parse_duration, parse_until
@@ -427,16 +427,16 @@ def _arrivals(settings: Settings, delay_topic: str, topic: str | None, bootstrap
     target = topic or (mapped.target if mapped is not None else None)
     if target is None:
         raise ConfigurationError("--wait needs to know the real topic", hint="Name it with --to.", code="DB-1003")
-    common = {name: plain(value) for name, value in settings.kafka.common.items()}
     # A group that the bridge's user may name anyway; it is never joined.
-    properties = {**common, "group.id": settings.group_id} | ({"bootstrap.servers": bootstrap} if bootstrap else {})
+    properties = settings.kafka.properties("common") | {"group.id": settings.group_id}
+    properties |= {"bootstrap.servers": bootstrap} if bootstrap else {}
     dead_letters = [settings.dead_letter_topic(delay_topic)] if mapped is not None else []
     return Arrivals(properties, [target], SystemClock(), dead_letters)
 
 
 def _producer(settings: Settings, bootstrap: str | None) -> dict[str, Any]:
     """The configuration's security and brokers; what belongs to the bridge's own producer stays out."""
-    properties = {name: plain(v) for m in (settings.kafka.common, settings.kafka.producer) for name, v in m.items()}
+    properties: dict[str, Any] = settings.kafka.properties("common", "producer")
     properties.pop("transaction.timeout.ms", None)
     return properties | ({"bootstrap.servers": bootstrap} if bootstrap else {})
 

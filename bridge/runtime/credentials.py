@@ -17,7 +17,7 @@ from typing import Final
 import structlog
 
 from bridge.errors import BridgeError
-from bridge.settings.model import Settings, plain
+from bridge.settings.model import PARTS, Settings
 
 LOOK_S: Final = 10.0
 STABLE_S: Final = 2.0
@@ -83,8 +83,8 @@ class Credentials:
 def fingerprint(settings: Settings) -> bytes:
     """Of all client properties, and of the files that they name."""
     digest = hashlib.sha256()
-    for part in (settings.kafka.common, settings.kafka.consumer, settings.kafka.producer):
-        for name, value in sorted((name, plain(value)) for name, value in part.items()):
+    for part in PARTS:
+        for name, value in sorted(settings.kafka.properties(part).items()):
             digest.update(repr((name, value)).encode())
             if name.endswith(_FILES) and (path := Path(value)).is_file():
                 digest.update(path.read_bytes())

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Final, Literal
 
 from bridge.settings.java import translate
-from bridge.settings.model import Settings, plain
+from bridge.settings.model import Settings
 from bridge.settings.time_budgets import MESSAGE_MARGIN_MS, TRANSACTION_TIMEOUT_MS
 
 Role = Literal["consumer", "reader", "producer", "admin"]
@@ -24,11 +24,9 @@ _COMMON: Final[Mapping[str, str]] = {
     # As in the Java client. By default up to 10 s pass before a broker that is back is noticed.
     "reconnect.backoff.max.ms": "1000",
 }
-_UNANSWERED: Final[Mapping[str, str]] = {
-    # A node that hangs and keeps its connections gets no more questions after this; by default after a minute. (For
-    # transactions the client takes what fits their time-out.)
-    "socket.timeout.ms": "10000",
-}
+# A node that hangs and keeps its connections gets no more questions after this; by default after a minute. (For
+# transactions the client takes what fits their time-out.)
+_UNANSWERED: Final[Mapping[str, str]] = {"socket.timeout.ms": "10000"}
 _CONSUMER: Final[Mapping[str, str]] = {
     # Eager: a change of assignment stops, re-bases and starts the pipeline in any case. Spreads several topics evenly.
     "partition.assignment.strategy": "roundrobin",
@@ -71,14 +69,11 @@ _JAVA: Final[Mapping[str, str]] = {
 def librdkafka(settings: Settings, role: Role) -> dict[str, str | int | float | bool]:
     """Properties of a confluent-kafka client. Holds secrets: never print it."""
     base = {"client.id": settings.group_instance_id, **_COMMON}
-    common = {name: plain(value) for name, value in settings.kafka.common.items()}
     if role == "consumer":
-        return {**base, **_consumer(settings, common)}
+        return {**base, **_consumer(settings)}
     if role == "producer":
-        return {**base, **_producer(settings, common)}
-    if role == "reader":
-        return {**base, **_READER, **common}
-    return {**base, **_UNANSWERED, **common}
+        return {**base, **_producer(settings)}
+    return {**base, **(_READER if role == "reader" else _UNANSWERED), **settings.kafka.properties("common")}
 
 
 def java(settings: Settings) -> dict[str, str]:
@@ -86,18 +81,16 @@ def java(settings: Settings) -> dict[str, str]:
 
     Raises ConfigurationError for what the Java client cannot do.
     """
-    user = {n: plain(v) for part in (settings.kafka.common, settings.kafka.consumer) for n, v in part.items()}
+    user = translate(settings.kafka.properties("common", "consumer"))
     # Rolls and retries of an aborted transaction must not be seen; Spark's default is read_uncommitted.
-    properties = {**_JAVA, **translate(user), "isolation.level": "read_committed"}
+    properties = {**_JAVA, **user, "isolation.level": "read_committed"}
     return {f"kafka.{name}": value for name, value in properties.items()}
 
 
-def _consumer(settings: Settings, common: Mapping[str, str]) -> dict[str, str]:
-    user = {name: plain(value) for name, value in settings.kafka.consumer.items()}
+def _consumer(settings: Settings) -> dict[str, str]:
     properties = {
         **_CONSUMER,
-        **common,
-        **user,
+        **settings.kafka.properties("common", "consumer"),
         "group.id": settings.group_id,
         "group.instance.id": settings.group_instance_id,
         "session.timeout.ms": str(settings.delivery.session_timeout),
@@ -113,12 +106,11 @@ def _consumer(settings: Settings, common: Mapping[str, str]) -> dict[str, str]:
     return properties
 
 
-def _producer(settings: Settings, common: Mapping[str, str]) -> dict[str, str]:
-    user = {name: plain(value) for name, value in settings.kafka.producer.items()}
+def _producer(settings: Settings) -> dict[str, str]:
     # Twice, because a transaction's acknowledged records leave the queue only when their reports are polled.
     queued = {"queue.buffering.max.messages": str(max(100_000, 2 * settings.delivery.transaction_rows))}
     promised = {"enable.idempotence": "true", "acks": "all"}
-    properties = {**_PRODUCER, **queued, **common, **user, **promised}
+    properties = {**_PRODUCER, **queued, **settings.kafka.properties("common", "producer"), **promised}
     if settings.delivery.mode == "at-least-once":
         return {**_UNANSWERED, **properties}
     properties.setdefault("transaction.timeout.ms", str(TRANSACTION_TIMEOUT_MS))

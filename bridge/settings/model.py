@@ -30,7 +30,7 @@ from pydantic import (
 )
 
 from bridge.errors import ConfigurationError
-from bridge.settings import librdkafka
+from bridge.settings.librdkafka import problems
 from bridge.settings.quantity import AUTO, duration, duration_or_auto, per_second, size
 from bridge.settings.secrets import MASK, Redactor, is_secret_key, mask
 from bridge.settings.time_budgets import POLL_INTERVAL_MS, TimeBudgets
@@ -100,6 +100,8 @@ def _property_text(value: object) -> object:
 
 Property = Annotated[str | SecretStr, BeforeValidator(_property_text)]
 Properties = dict[str, str | SecretStr]
+Part = Literal["common", "consumer", "producer"]
+PARTS: Final[tuple[Part, ...]] = ("common", "consumer", "producer")
 Name = Annotated[str, AfterValidator(_legal_name)]
 Pattern = Annotated[str, AfterValidator(_pattern)]
 
@@ -147,9 +149,7 @@ class Kafka(Section):
 
     @model_validator(mode="after")
     def _known_to_librdkafka(self) -> Self:
-        found = [
-            p for part in ("common", "consumer", "producer") for p in _refused(getattr(self, part), f"kafka.{part}")
-        ]
+        found = [problem for part in PARTS for problem in problems(self.properties(part), f"kafka.{part}")]
         if found:
             raise ValueError("; ".join(found))
         return self
@@ -158,6 +158,10 @@ class Kafka(Section):
     def bootstrap_servers(self) -> str:
         """Where the cluster is; goes into every message about it."""
         return plain(self.common["bootstrap.servers"])
+
+    def properties(self, *parts: Part) -> dict[str, str]:
+        """Of these parts together, the last one wins. Holds secrets: never print it."""
+        return {name: plain(value) for part in parts for name, value in getattr(self, part).items()}
 
 
 class DelayTopic(Section):
@@ -405,11 +409,9 @@ class Settings(Section):
     @property
     def budgets(self) -> TimeBudgets:
         """What delivery has time for. Raises ConfigurationError where these settings do not go together."""
-        common = {name: plain(value) for name, value in self.kafka.common.items()}
-        producer = {name: plain(value) for name, value in self.kafka.producer.items()}
-        consumer = {**common, **{name: plain(value) for name, value in self.kafka.consumer.items()}}
+        consumer = self.kafka.properties("common", "consumer")
         return TimeBudgets.of(
-            {**common, **producer} if self.delivery.mode == "exactly-once" else {},
+            self.kafka.properties("common", "producer") if self.delivery.mode == "exactly-once" else {},
             commit_interval_ms=self.delivery.commit_interval,
             poll_interval_ms=int(consumer.get("max.poll.interval.ms", POLL_INTERVAL_MS)),
         )
@@ -466,10 +468,6 @@ def plain(value: str | SecretStr) -> str:
 def _wrapped(properties: Properties) -> Properties:
     """What looks like a secret is kept as one, so that not even the map itself prints it."""
     return {k: SecretStr(v) if isinstance(v, str) and is_secret_key(k) else v for k, v in properties.items()}
-
-
-def _refused(properties: Mapping[str, str | SecretStr], path: str) -> list[str]:
-    return librdkafka.problems({name: plain(value) for name, value in properties.items()}, path)
 
 
 def _sentence(location: tuple[int | str, ...], message: str) -> str:

@@ -6,7 +6,7 @@ import pytest
 
 from bridge.errors import ConfigurationError
 from bridge.settings.model import Settings
-from bridge.settings.time_budgets import RELATIONS, TRANSACTION_TIMEOUT_MS_MIN, TimeBudgets
+from bridge.settings.time_budgets import LOOK_UP_REQUESTS, RELATIONS, TRANSACTION_TIMEOUT_MS_MIN, TimeBudgets
 
 BASE = {"bootstrap.servers": "localhost:1"}
 
@@ -18,6 +18,12 @@ def test_every_relation_holds_whatever_the_transaction_time_out(transaction_ms: 
     budgets = TimeBudgets.of(producer, commit_interval_ms=20, poll_interval_ms=3 * transaction_ms)
     assert all(relation.holds(budgets) for relation in RELATIONS)
     assert budgets.fill_s < budgets.transaction_s / 2 and not budgets.is_timed_out(budgets.send_s)
+    assert budgets.fill_s < budgets.send_s < budgets.acknowledge_s < budgets.transaction_s
+    assert budgets.full_s < budgets.send_s, "a full queue is noticed before sending must be over"
+    assert budgets.send_s + budgets.stalled_s <= budgets.transaction_s, "and a stall before the transaction is"
+    assert LOOK_UP_REQUESTS * budgets.look_up_s < budgets.transaction_s / 2
+    assert budgets.call_s < budgets.unanswered_s < budgets.step_s
+    assert budgets.step_s > budgets.transaction_s and budgets.pending_s > budgets.transaction_s
 
 
 @pytest.mark.parametrize(
