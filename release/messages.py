@@ -42,7 +42,6 @@ AROUND: Final = {
 VALUES: Final = (
     "bridge/wire/headers.py",
     "bridge/settings/librdkafka.py",
-    "bridge/settings/quantity.py",
     "bridge/settings/model.py",
     "bridge/settings/units.py",
 )

@@ -31,10 +31,9 @@ from pydantic import (
 
 from bridge.errors import ConfigurationError
 from bridge.settings.librdkafka import problems
-from bridge.settings.quantity import AUTO, duration, duration_or_auto, per_second, size
 from bridge.settings.secrets import MASK, Redactor, is_secret_key, mask
 from bridge.settings.time_budgets import POLL_INTERVAL_MS, TimeBudgets
-from bridge.settings.units import parse_bytes, parse_duration_ms
+from bridge.settings.units import AUTO, duration, parse_bytes, parse_duration_ms, per_second, size
 
 DEFAULT_LEVELS: Final = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 DEAD_LETTER_SUFFIX: Final = ".dlt"
@@ -213,7 +212,7 @@ class Limits(Section):
 class Roll(Section):
     """How long a record of the delay topic waits before it is written again."""
 
-    window: Annotated[int, duration_or_auto("1s", "3650d")] = AUTO
+    window: Annotated[int, duration("1s", "3650d", auto=True)] = AUTO
 
 
 class Retry(Section):

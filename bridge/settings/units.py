@@ -1,4 +1,4 @@
-"""Durations and sizes as people write them, and back. Pure.
+"""Durations, sizes and rates as people write them, and settings that are written so. Pure.
 
 A duration is `20ms`, `60s`, `1h30m` or `3650d`, in memory an int of milliseconds; a size is `512KiB`, `128MiB` or a
 bare number of bytes, in memory an int of bytes. A bare number is not a duration: taking seconds for milliseconds is how
@@ -8,7 +8,15 @@ delays get lost.
 from __future__ import annotations
 
 import re
-from typing import Final
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic_core import CoreSchema, core_schema
+
+AUTO: Final = 0
+"""`auto`, where a setting may be that instead of a number of milliseconds."""
 
 _MS_PER_UNIT: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _BYTES_PER_UNIT: Final = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40,
@@ -28,10 +36,7 @@ def parse_duration_ms(text: str) -> int:
 
 def format_duration_ms(ms: int) -> str:
     """The shortest exact text in one unit: 60000 -> `1m`, 1500 -> `1500ms`."""
-    for unit in ("d", "h", "m", "s"):
-        if ms and ms % _MS_PER_UNIT[unit] == 0:
-            return f"{ms // _MS_PER_UNIT[unit]}{unit}"
-    return f"{ms}ms"
+    return _shortest(ms, {unit: _MS_PER_UNIT[unit] for unit in ("d", "h", "m", "s")}, "ms")
 
 
 def parse_bytes(text: str) -> int:
@@ -44,10 +49,12 @@ def parse_bytes(text: str) -> int:
 
 def format_bytes(size: int) -> str:
     """The shortest exact text in one binary unit: 134217728 -> `128MiB`."""
-    for unit in ("TiB", "GiB", "MiB", "KiB"):
-        if size and size % _BYTES_PER_UNIT[unit] == 0:
-            return f"{size // _BYTES_PER_UNIT[unit]}{unit}"
-    return f"{size}B"
+    return _shortest(size, {unit: _BYTES_PER_UNIT[unit] for unit in ("TiB", "GiB", "MiB", "KiB")}, "B")
+
+
+def _shortest(number: int, units: dict[str, int], smallest: str) -> str:
+    fitting = (f"{number // size}{unit}" for unit, size in units.items() if number and number % size == 0)
+    return next(fitting, f"{number}{smallest}")
 
 
 def parse_rate(text: str) -> int:
@@ -61,3 +68,55 @@ def parse_rate(text: str) -> int:
 def format_rate(rate: int) -> str:
     """The inverse of `parse_rate`."""
     return f"{rate}/s" if rate else "0"
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """Metadata of an int field that is written with a unit: how it is read, its limits, how it is shown."""
+
+    least: str
+    most: str
+    read: Callable[[str], int]
+    show: Callable[[int], str]
+    bare: bool
+    pattern: str
+    auto: bool = False
+    """Whether `auto` may stand for it; in memory that is `AUTO`."""
+
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        shown = core_schema.plain_serializer_function_ser_schema(self._show, when_used="json")
+        return core_schema.no_info_plain_validator_function(self._validate, serialization=shown)
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        text = {"type": "string", "pattern": self.pattern}
+        return {"anyOf": [{"type": "integer", "minimum": 0}, text]} if self.bare else text
+
+    def _show(self, value: int) -> str:
+        return "auto" if self.auto and value == AUTO else self.show(value)
+
+    def _validate(self, value: object) -> int:
+        if self.auto and value == "auto":
+            return AUTO
+        if isinstance(value, bool) or not isinstance(value, int | str) or (isinstance(value, int) and not self.bare):
+            raise ValueError(f"{value!r} has no unit; write it as {self.least} or {self.most}")
+        number = self.read(str(value))
+        if not self.read(self.least) <= number <= self.read(self.most):
+            raise ValueError(f"{value} is outside of {self.least} to {self.most}")
+        return number
+
+
+def duration(least: str, most: str, *, auto: bool = False) -> Quantity:
+    """A duration between these; with `auto`, or `auto`."""
+    pattern = r"( *[0-9]+(ms|s|m|h|d))+"
+    pattern = f"^(auto|{pattern})$" if auto else f"^{pattern}$"
+    return Quantity(least, most, parse_duration_ms, format_duration_ms, False, pattern, auto)
+
+
+def size(least: str, most: str) -> Quantity:
+    """A size between these."""
+    return Quantity(least, most, parse_bytes, format_bytes, True, r"^[0-9]+ *(B|[KMGT]iB|[kKMGT]B)?$")
+
+
+def per_second(least: str, most: str) -> Quantity:
+    """A number a second between these."""
+    return Quantity(least, most, parse_rate, format_rate, True, r"^[0-9]+(/s)?$")

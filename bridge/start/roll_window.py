@@ -19,8 +19,7 @@ from bridge.errors import ConfigurationError, EnvironmentFailure
 from bridge.kafka.admin import Cluster
 from bridge.settings.clients import librdkafka
 from bridge.settings.model import Settings
-from bridge.settings.quantity import AUTO
-from bridge.settings.units import format_duration_ms
+from bridge.settings.units import AUTO, format_duration_ms
 from bridge.wire.decode_epochs import DecodeParameters
 
 ROLL_WINDOW_MS_MAX: Final = 7 * 86_400_000
