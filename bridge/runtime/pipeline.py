@@ -38,10 +38,9 @@ from bridge.start.first_commits import StartFacts, StartPlan
 from bridge.start.index import as_bridge_errors, find_index, open_index
 from bridge.start.retention import RetentionGuard, must_hold_what_is_pending
 from bridge.start.roll_window import decode_parameters, limits_of
-from bridge.telemetry.health import Health
+from bridge.telemetry.health import Health, LongWork
 from bridge.telemetry.heartbeats import CALLS_S, SPARK_S, Heartbeats
 from bridge.telemetry.metrics import Metrics
-from bridge.telemetry.progress_bar import LongWork
 from timerstore.clock import Clock
 from timerstore.errors import TimerStoreError
 from timerstore.operations import recovery
@@ -124,11 +123,9 @@ class Pipeline:
         ingest = self._ingest = self._make_ingest(store, plan)
         if self._cancelled.is_set():
             return False
-        with LongWork(
-            "catching-up", "records up to the committed offsets", health=context.health, clock=context.clock
-        ) as work:
-            ingest.start()
-            ingest.catch_up(work.report)
+        work = LongWork(context.health, context.clock, "catching-up", "records up to the committed offsets")
+        ingest.start()
+        ingest.catch_up(work.report)
         if self._cancelled.is_set():
             return False
         context.dispatcher.resume(store, plan.states, self._revocations)
@@ -244,8 +241,8 @@ class Pipeline:
             with as_bridge_errors():
                 found = recovery.give_up(found, now_ms)
         self._found = None  # from here on the lock is the store's, opened or not
-        with LongWork("recovering", "segments opened", health=context.health, clock=context.clock) as work:
-            return open_index(found, plan, context.settings, partitions, now_ms, work.report)
+        work = LongWork(context.health, context.clock, "recovering", "segments opened")
+        return open_index(found, plan, context.settings, partitions, now_ms, work.report)
 
     def _ingest_start(self, plan: StartPlan, store: TimerStore) -> Mapping[SourceName, int]:
         """Where ingest begins. Raises StateError where something may have been lost."""

@@ -4,9 +4,17 @@ into `Health`; the management port (http.py) only reads it.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from timerstore.clock import Clock
+
+LOG_INTERVAL_S: Final = 5.0
+
+log = structlog.get_logger("bridge.telemetry.health")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,16 +29,13 @@ class Phase:
 
 
 class Health:
-    """The state behind the probes; safe to use from any thread.
+    """The state behind the probes; safe to use from any thread."""
 
-    `alive` says whether every thread that must run does run, in words: what has died or hangs, empty if nothing.
-    `on_enter` is called with every phase, and every report of progress.
-    """
-
-    def __init__(self, alive: Callable[[], list[str]] = list, on_enter: Callable[[], None] = lambda: None) -> None:
-        self._lock = threading.Lock()
-        self._phase = Phase(name="starting", reasons=("starting",))
-        self._alive = alive
+    def __init__(self, problems: Callable[[], list[str]] = list, on_enter: Callable[[], None] = lambda: None) -> None:
+        """`problems` says in words what makes a restart necessary: what has died or hangs. `on_enter` is called with
+        every phase, and every report of progress."""
+        self.phase = Phase(name="starting", reasons=("starting",))
+        self.problems = problems
         self._on_enter = on_enter
 
     def enter(
@@ -44,15 +49,25 @@ class Health:
     ) -> None:
         """The bridge is in this phase from now on."""
         self._on_enter()
-        with self._lock:
-            self._phase = Phase(name=name, ready=ready, reasons=reasons, progress=progress, reader=reader)
+        self.phase = Phase(name=name, ready=ready, reasons=reasons, progress=progress, reader=reader)
 
-    @property
-    def phase(self) -> Phase:
-        """The current phase."""
-        with self._lock:
-            return self._phase
 
-    def problems(self) -> list[str]:
-        """What makes a restart necessary; empty while the process is alive."""
-        return self._alive()
+class LongWork:
+    """A phase with progress: /readyz tells it, and the log every few seconds. `report` may be called at any rate."""
+
+    def __init__(self, health: Health, clock: Clock, phase: str, what: str) -> None:
+        """`what` is counted."""
+        self._phase = phase
+        self._what = what
+        self._health = health
+        self._clock = clock
+        self._logged_s = self._began_s = clock.monotonic_s()
+        health.enter(phase, reasons=(what,))
+
+    def report(self, done: int, total: int) -> None:
+        """`done` of `total` are through."""
+        self._health.enter(self._phase, reasons=(self._what,), progress=done / total if total else 1.0)
+        now_s = self._clock.monotonic_s()
+        if now_s - self._logged_s >= LOG_INTERVAL_S:
+            self._logged_s = now_s
+            log.info("progress", phase=self._phase, done=done, total=total, seconds=round(now_s - self._began_s, 1))

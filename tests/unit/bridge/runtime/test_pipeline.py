@@ -236,8 +236,12 @@ def test_a_start_that_is_cancelled_delivers_nothing(rig: Rig) -> None:
     """The assignment has changed while it caught up: the dispatcher is not started."""
     bench = Bench(rig)
     rig.store.close()
-    with mock.patch.object(module, "LongWork") as work:
-        work.return_value.__exit__.side_effect = lambda *_: bench.pipeline.cancel()
+
+    def begin(*_: object) -> mock.Mock:
+        bench.pipeline.cancel()
+        return mock.Mock()
+
+    with mock.patch.object(module, "LongWork", begin):
         assert not bench.pipeline.start()
     assert not bench.dispatcher.resume.called
     assert not bench.ingest.start.called

@@ -35,11 +35,10 @@ from bridge.runtime.restart import Restart
 from bridge.settings.load import load
 from bridge.settings.model import Settings
 from bridge.settings.secrets import Redactor
-from bridge.telemetry.health import Health
+from bridge.telemetry.health import Health, LongWork
 from bridge.telemetry.heartbeats import CALLS_S, LOOK_S, SPARK_S, START_S, Heartbeats, Repeating
 from bridge.telemetry.http import ManagementServer
 from bridge.telemetry.metrics import Metrics, StoreSnapshot
-from bridge.telemetry.progress_bar import LongWork
 from dev.harness.waiting import wait_until
 from tests.broker.rig import Listener, Tally
 from tests.manual_clock import ManualClock
@@ -541,8 +540,8 @@ def test_long_work_of_the_start_shows_life_with_its_progress(bench: Bench) -> No
     """A rebuild may take hours: each report of it counts."""
     beat = bench.hearts.watch("main", CALLS_S)
     health = Health(on_enter=lambda: beat(START_S))
-    with LongWork("catching-up", "records", health=health, clock=bench.clock) as work:
-        for done in range(50):
-            bench.clock.advance(int(1_000 * START_S))
-            assert bench.hearts.problems() == []
-            work.report(done, 50)
+    work = LongWork(health, bench.clock, "catching-up", "records")
+    for done in range(50):
+        bench.clock.advance(int(1_000 * START_S))
+        assert bench.hearts.problems() == []
+        work.report(done, 50)

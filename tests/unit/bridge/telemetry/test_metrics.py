@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -111,7 +112,7 @@ def test_the_first_of_a_kind_is_an_increase() -> None:
 def test_durations() -> None:
     """Flush, window, transaction and ingest, in seconds."""
     metrics = Metrics()
-    observers = {
+    observers: dict[str, Callable[[float], None]] = {
         "flush": metrics.flush.observe,
         "window": metrics.window.observe,
         "transaction": lambda seconds: metrics.committed(Counts(), seconds),
