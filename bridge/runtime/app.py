@@ -42,8 +42,8 @@ from bridge.runtime.gauges import Lag, snapshot
 from bridge.runtime.left_out import LeftOut
 from bridge.runtime.pipeline import Pipeline, PipelineContext
 from bridge.runtime.restart import Restart
-from bridge.runtime.stop_signals import StopSignals
-from bridge.runtime.wiring import make_dispatcher
+from bridge.runtime.stop_signals import stop_signals
+from bridge.runtime.wiring import make_planner, make_writer
 from bridge.settings.clients import java, librdkafka
 from bridge.settings.model import Settings
 from bridge.settings.secrets import Redactor
@@ -85,7 +85,7 @@ def run(settings: Settings, read: Callable[[], Settings], redact: Redactor) -> N
     """
     clock = SystemClock()
     application = Application(settings, clock, read, redact, Restart(clock))
-    with StopSignals(application.on_signal):
+    with stop_signals(application.on_signal):
         application.run()
 
 
@@ -93,12 +93,7 @@ class Application:
     """See the module. It is the membership's listener: its `on_` methods are called on that thread."""
 
     def __init__(
-        self,
-        settings: Settings,
-        clock: Clock,
-        read: Callable[[], Settings],
-        redact: Redactor,
-        restart: Restart,
+        self, settings: Settings, clock: Clock, read: Callable[[], Settings], redact: Redactor, restart: Restart
     ) -> None:
         self._settings = settings
         self._clock = clock
@@ -108,10 +103,7 @@ class Application:
         self._hearts = Heartbeats(clock)
         self._beat = self._hearts.watch("main", CALLS_S)
         self._credentials = Credentials(
-            settings,
-            read=read,
-            verify=self._connect,
-            on_replaced=lambda: self._ask_for_restart(CREDENTIALS),
+            settings, read=read, verify=self._connect, on_replaced=lambda: self._ask_for_restart(CREDENTIALS)
         )
         self._events: queue.SimpleQueue[Notice | BridgeError] = queue.SimpleQueue()
         self._stopping = False
@@ -233,9 +225,6 @@ class Application:
                     self._failure = error
                     raise
                 log.warning("failed-while-stopping", reason=str(error))
-            except KeyboardInterrupt:
-                if not self._stopping:  # else it is from Spark's handler of SIGINT, before ours was installed again
-                    raise
             finally:
                 self._shut_down()
         if self._restarts_for is not None:
@@ -266,16 +255,19 @@ class Application:
         )
         look_up = TargetLookUp(librdkafka(settings, "admin"), settings.budgets.look_up_s)
         targets = self._targets = Targets(look_up, self._clock, self._hearts.watch("targets", CALLS_S))
-        dispatcher = self._dispatcher = make_dispatcher(
-            settings,
-            ownership,
-            targets,
-            self._tracer,
+        dispatcher = self._dispatcher = Dispatcher(
+            writer=make_writer(settings, ownership, self._clock, repair),
+            planner=make_planner(settings, targets, self._tracer),
+            targets=targets,
+            membership=ownership.membership,
+            read_committed=ownership.read_committed_states,
             clock=self._clock,
             metrics=self._metrics,
             on_fatal=self.on_fatal,
+            commit_interval_ms=settings.delivery.commit_interval,
+            transaction_rows=settings.delivery.transaction_rows,
+            budgets=settings.budgets,
             beat=self._hearts.watch("dispatcher", dispatcher_s(settings.budgets)),
-            repair=repair,
         )
         # The producer is opened (and a predecessor of this name fenced) with the membership, not before it: an instance
         # that cannot join must not fence.

@@ -172,6 +172,7 @@ class MaintenanceThread:
             self._compact_s = began_s + COMPACT_INTERVAL_S
 
     def _load_window(self) -> bool:
+        """Load what is due next; whether there was something to load."""
         window = self._store.wheel.next_window(self._clock.now_ms())
         if window is None:
             return False

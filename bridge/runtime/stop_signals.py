@@ -10,40 +10,32 @@ from __future__ import annotations
 import signal
 import socket
 import threading
-from collections.abc import Callable
-from typing import Final, Self
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
 
 NUMBERS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
-class StopSignals:
-    """A context in which `on_signal` is called for each signal that asks to stop. To be entered in the main thread."""
-
-    def __init__(self, on_signal: Callable[[], None]) -> None:
-        self._on_signal = on_signal
-        self._reader, self._writer = socket.socketpair()
-        self._writer.setblocking(False)
-
-    def __enter__(self) -> Self:
-        signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
-        self.install()
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, NUMBERS)  # after a restart in place they are blocked until now
-        threading.Thread(target=self._run, name="signals", daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        # The handlers stay: another signal must not cut the end of the process short.
+@contextmanager
+def stop_signals(on_signal: Callable[[], None]) -> Iterator[None]:
+    """Meanwhile `on_signal` is called for each signal that asks to stop. To be entered in the main thread."""
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    for number in NUMBERS:
+        signal.signal(number, lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, NUMBERS)  # after a restart in place they are blocked until now
+    threading.Thread(target=_answer, args=(reader, on_signal), name="signals", daemon=True).start()
+    try:
+        yield
+    finally:  # the handlers stay: another signal must not cut the end of the process short
         signal.set_wakeup_fd(-1)
-        self._writer.close()
+        writer.close()
 
-    @staticmethod
-    def install() -> None:
-        """Take the signals; once more after Spark has started, which takes SIGINT for itself."""
-        for number in NUMBERS:
-            signal.signal(number, lambda *_: None)
 
-    def _run(self) -> None:
-        while number := self._reader.recv(1):
+def _answer(reader: socket.socket, on_signal: Callable[[], None]) -> None:
+    with reader:
+        while number := reader.recv(1):
             if number[0] in NUMBERS:
-                self._on_signal()
-        self._reader.close()
+                on_signal()

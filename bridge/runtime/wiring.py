@@ -1,10 +1,7 @@
-"""The dispatcher with all its parts, as the settings say."""
+"""The dispatcher's parts, as the settings say."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from bridge.delivery.dispatcher import Dispatcher
 from bridge.delivery.plan.backoff import RetryPolicy
 from bridge.delivery.plan.overdue import OverduePolicy
 from bridge.delivery.plan.planner import Planner
@@ -15,44 +12,14 @@ from bridge.delivery.producer.transaction_markers import MarkerRepair
 from bridge.delivery.producer.transactional import TransactionalWriter
 from bridge.delivery.producer.writer import Writer
 from bridge.delivery.targets.cache import Targets
-from bridge.errors import BridgeError
 from bridge.kafka.membership import Ownership
 from bridge.settings.clients import librdkafka
 from bridge.settings.model import Settings
-from bridge.telemetry.metrics import Metrics
 from timerstore.clock import Clock
 
 
-def make_dispatcher(
-    settings: Settings,
-    ownership: Ownership,
-    targets: Targets,
-    tracer: OpenTelemetry | None,
-    *,
-    clock: Clock,
-    metrics: Metrics,
-    on_fatal: Callable[[BridgeError], None],
-    repair: MarkerRepair,
-    beat: Callable[[], None],
-) -> Dispatcher:
-    """A dispatcher that delivers as a member of the group; `beat` is its thread's."""
-    return Dispatcher(
-        writer=_writer(settings, ownership, clock, repair),
-        planner=_planner(settings, targets, tracer),
-        targets=targets,
-        membership=ownership.membership,
-        read_committed=lambda partitions: ownership.read_committed_states(partitions),
-        clock=clock,
-        metrics=metrics,
-        on_fatal=on_fatal,
-        commit_interval_ms=settings.delivery.commit_interval,
-        transaction_rows=settings.delivery.transaction_rows,
-        budgets=settings.budgets,
-        beat=beat,
-    )
-
-
-def _planner(settings: Settings, targets: Targets, tracer: OpenTelemetry | None) -> Planner:
+def make_planner(settings: Settings, targets: Targets, tracer: OpenTelemetry | None) -> Planner:
+    """What becomes of each due row."""
     properties = librdkafka(settings, "producer")
     return Planner(
         targets=targets,
@@ -78,7 +45,8 @@ def _planner(settings: Settings, targets: Targets, tracer: OpenTelemetry | None)
     )
 
 
-def _writer(settings: Settings, ownership: Ownership, clock: Clock, repair: MarkerRepair) -> Writer:
+def make_writer(settings: Settings, ownership: Ownership, clock: Clock, repair: MarkerRepair) -> Writer:
+    """What writes to Kafka, as a member of the group."""
     properties = librdkafka(settings, "producer")
     if settings.delivery.mode == "at-least-once":
         return AcknowledgedWriter(properties, clock, ownership.commit_offsets, budgets=settings.budgets)

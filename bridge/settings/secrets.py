@@ -23,6 +23,7 @@ SECRET_FILE_BYTES_MAX: Final = 1 << 20  # a path to something huge is a mistake,
 
 _SECRET_KEY: Final = re.compile(r"password|secret|key|token|jaas", re.IGNORECASE)
 _REFERENCE: Final = re.compile(r"\$\$\{|\$\{(file|env):([^}]*)\}")
+_SECRET_SHOWN: Final = str(SecretStr("x"))
 _REDACT_LENGTH_MIN: Final = 4  # a shorter secret would blot out half of every message
 
 
@@ -35,11 +36,7 @@ def mask(tree: Any) -> Any:
     """`tree` with the values of all keys masked that look like secrets, or that are kept as secrets."""
     if not isinstance(tree, dict):
         return tree
-    return {k: MASK if is_secret_key(k) or _is_masked(v) else mask(v) for k, v in tree.items()}
-
-
-def _is_masked(value: object) -> bool:
-    return isinstance(value, str) and value == str(SecretStr("x"))
+    return {k: MASK if is_secret_key(k) or v == _SECRET_SHOWN else mask(v) for k, v in tree.items()}
 
 
 def read_secret_file(path: str, where: str) -> str:

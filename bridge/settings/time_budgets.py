@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from bridge.errors import ConfigurationError
 
@@ -129,8 +129,7 @@ class TimeBudgets:
 USUAL: Final = TimeBudgets()
 
 
-@dataclass(frozen=True, slots=True)
-class Relation:
+class Relation(NamedTuple):
     """`text` says with the names of settings what has to hold."""
 
     name: str
@@ -138,7 +137,7 @@ class Relation:
     holds: Callable[[TimeBudgets], bool]
 
 
-RELATIONS: Final[tuple[Relation, ...]] = (
+RELATIONS: Final = (
     Relation(
         "transaction-is-long-enough",
         f"kafka.producer.transaction.timeout.ms is at least {TRANSACTION_TIMEOUT_MS_MIN}",

@@ -17,6 +17,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final, Protocol, Self
 
 import structlog
@@ -60,16 +61,10 @@ def unwatched(within_s: float | None = None) -> None:
     """A `Beat` that nothing listens to."""
 
 
+@dataclass(slots=True)
 class _Heart:
-    def __init__(self, budget_s: float, clock: Clock) -> None:
-        self.ident: int | None = None
-        self._budget_s = budget_s
-        self._clock = clock
-        self.last: tuple[float, float] | None = None
-
-    def __call__(self, within_s: float | None = None) -> None:
-        self.ident = threading.get_ident()
-        self.last = (self._clock.monotonic_s(), within_s or self._budget_s)
+    ident: int | None = None
+    last: tuple[float, float] | None = None
 
 
 class Heartbeats:
@@ -83,8 +78,13 @@ class Heartbeats:
     def watch(self, thread: str, budget_s: float) -> Beat:
         """What `thread` is to call. From the first time on it must do so every `budget_s`. One of that name that was
         watched before is forgotten."""
-        heart = self._hearts[thread] = _Heart(budget_s, self._clock)
-        return heart
+        heart = self._hearts[thread] = _Heart()
+
+        def beat(within_s: float | None = None) -> None:
+            heart.ident = threading.get_ident()
+            heart.last = (self._clock.monotonic_s(), within_s or budget_s)
+
+        return beat
 
     def forget(self, *threads: str) -> None:
         """They have ended, or are about to."""

@@ -35,7 +35,6 @@ class Bench:
         self.stops = True
         self.on_made: Callable[[], None] = lambda: None
         self.raised: BridgeError | None = None
-        self.clients: list[Settings] = []
         self.dispatcher = self.part("dispatcher")
         self.dispatcher.wait_open.return_value = True
         self.ownership = self.part("ownership")
@@ -52,9 +51,10 @@ class Bench:
         module.Cluster.return_value.topics.return_value = {}  # type: ignore[attr-defined]
         monkeypatch.setattr(module, "run_checks", lambda *_, **__: [])
         monkeypatch.setattr(module, "Ownership", mock.Mock(return_value=self.ownership))
-        monkeypatch.setattr(module, "make_dispatcher", self.make_dispatcher)
+        monkeypatch.setattr(module, "make_planner", mock.Mock())
+        monkeypatch.setattr(module, "make_writer", mock.Mock())
+        monkeypatch.setattr(module, "Dispatcher", mock.Mock(return_value=self.dispatcher))
         monkeypatch.setattr(module, "spark", self.spark)
-        monkeypatch.setattr(module, "StopSignals", mock.Mock())
         monkeypatch.setattr(module, "Pipeline", self.make)
         monkeypatch.setattr(module, "LOOK_INTERVAL_S", 0.01)
         monkeypatch.setattr(Application, "_watch_the_end", lambda _: None)
@@ -76,10 +76,6 @@ class Bench:
     def note(self, what: str) -> bool:
         self.order.append(what)
         return True
-
-    def make_dispatcher(self, settings: Settings, *_: Any, **__: Any) -> mock.Mock:
-        self.clients.append(settings)
-        return self.dispatcher
 
     def make(self, context: Any, owned: frozenset[SourceName], _: int) -> mock.Mock:
         """A pipeline that starts at once."""

@@ -18,7 +18,7 @@ from tests.paths import ROOT
 PROGRAM = """
 import os, signal, socket, subprocess, sys, threading
 from bridge.runtime.restart import Restart
-from bridge.runtime.stop_signals import StopSignals
+from bridge.runtime.stop_signals import stop_signals
 from timerstore.clock import SystemClock
 restart = Restart(SystemClock())
 child = None if restart.reason else subprocess.Popen(["cat"], stdin=subprocess.PIPE)
@@ -32,7 +32,7 @@ if restart.reason:
     except ChildProcessError:
         left = [os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")]
         print("no children", sum("socket:" in name for name in left), flush=True)
-    with StopSignals(told.set):
+    with stop_signals(told.set):
         print("signal" if told.wait(10) else "none", flush=True)
 else:
     leaked = socket.socket()
