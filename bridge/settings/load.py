@@ -42,7 +42,7 @@ def load(path: Path | None, env: Mapping[str, str]) -> Settings:
     tree = read_yaml(path) if path is not None else {}
     for keys, value in sorted(from_environment(tree, env), key=lambda item: len(item[0])):
         _put(tree, keys, value)
-    _refuse_unknown(tree)
+    _refuse_unknown(tree, Settings, [])
     from_files: dict[Path_, str] = {}
     resolved = _resolve(tree, (), env, from_files)
     return Settings.of(resolved, from_files)
@@ -122,11 +122,9 @@ def _from_variable(name: str, text: str, tree: Tree) -> tuple[Path_, Any]:
 
 def _topic(segment: str, tree: Tree) -> str:
     known = tree.get("delay_topics")
-    wanted = _folded(segment)
-    names = (
-        [n for n in known if _folded(str(n)) == wanted] if isinstance(known, dict) else ["delay"] * (wanted == "delay")
-    )
-    return names[0] if len(names) == 1 else segment
+    names = [str(name) for name in (known if isinstance(known, dict) else ["delay"])]
+    meant = [name for name in names if _folded(name) == _folded(segment)]
+    return meant[0] if len(meant) == 1 else segment
 
 
 def _folded(name: str) -> str:
@@ -183,11 +181,7 @@ def _as_tree(tree: Tree, part: str, path: Path_) -> Tree:
 # --- unknown keys ----------------------------------------------------------------------------------------------------
 
 
-def _refuse_unknown(tree: Tree) -> None:
-    _walk(tree, Settings, [])
-
-
-def _walk(tree: Tree, shape: object, path: list[str]) -> None:
+def _refuse_unknown(tree: Tree, shape: object, path: list[str]) -> None:
     fields = _fields(shape)
     for key, value in list(tree.items()):
         here = [*path, str(key)]
@@ -203,7 +197,7 @@ def _walk(tree: Tree, shape: object, path: list[str]) -> None:
                 f"{'.'.join(here)} must be a mapping of keys to values", hint=_EXPLAINED, code="DB-2004"
             )
         if _fields(inner) is not None or _is_map_of_sections(inner):
-            _walk(value, inner, here)
+            _refuse_unknown(value, inner, here)
 
 
 def _unknown(path: list[str], key: str, siblings: list[str], origin: str) -> ConfigurationError:
@@ -245,11 +239,7 @@ def _is_map_of_sections(shape: object) -> bool:
 def _resolve(value: Any, path: Path_, env: Mapping[str, str], from_files: dict[Path_, str]) -> Any:
     """`value` with all references replaced; what is secret is noted in `from_files`, or wrapped inside client maps."""
     if isinstance(value, dict) and path in _PROPERTY_MAPS:
-        return {
-            name: inner
-            for key, raw in value.items()
-            for name, inner in _resolve_property(path, str(key), raw, value, env)
-        }
+        return dict(_resolve_property(path, str(key), raw, value, env) for key, raw in value.items())
     if isinstance(value, dict):
         return {key: _resolve(inner, (*path, str(key)), env, from_files) for key, inner in value.items()}
     if isinstance(value, list):
@@ -262,18 +252,14 @@ def _resolve(value: Any, path: Path_, env: Mapping[str, str], from_files: dict[P
     return text
 
 
-def _resolve_property(
-    path: Path_, key: str, raw: Any, siblings: Tree, env: Mapping[str, str]
-) -> Iterator[tuple[str, Any]]:
+def _resolve_property(path: Path_, key: str, raw: Any, siblings: Tree, env: Mapping[str, str]) -> tuple[str, Any]:
     where = ".".join((*path, key))
     if not isinstance(raw, str):
-        yield key, raw
-        return
+        return key, raw
     text, secret = interpolate(raw, where, env)
     if not key.endswith(_FILE_SUFFIX):
-        yield key, SecretStr(text) if secret else text
-        return
+        return key, SecretStr(text) if secret else text
     name = key.removesuffix(_FILE_SUFFIX)
     if name in siblings:
         raise ConfigurationError(f"{where} and {name} are both set", hint="Keep one of them.", code="DB-2008")
-    yield name, SecretStr(read_secret_file(text, where))
+    return name, SecretStr(read_secret_file(text, where))

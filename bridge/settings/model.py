@@ -1,7 +1,7 @@
 """Every setting of the bridge, once: name, default, unit and limits. `config/bridge.yaml` says why each default is so.
 
 Durations are written `20ms`, `60s`, `1h30m`, `3650d` and are ints of milliseconds in here; sizes are written `128MiB`
-and are ints of bytes. `bridge.configuration.load` reads YAML and the environment; `Settings.of` takes a tree of plain
+and are ints of bytes. `load` reads YAML and the environment; `Settings.of` takes a tree of plain
 values, as YAML yields it. Nothing here changes after construction, and nothing printed from here shows a secret.
 """
 
@@ -360,9 +360,8 @@ class Settings(Section):
     @field_validator("delay_topics")
     @classmethod
     def _dead_letter_names(cls, value: dict[str, DelayTopic]) -> dict[str, DelayTopic]:
-        named = {
-            n: t.model_copy(update={"dead_letter": t.dead_letter or n + DEAD_LETTER_SUFFIX}) for n, t in value.items()
-        }
+        suffixed = {name: topic.dead_letter or name + DEAD_LETTER_SUFFIX for name, topic in value.items()}
+        named = {name: topic.model_copy(update={"dead_letter": suffixed[name]}) for name, topic in value.items()}
         for name, topic in named.items():
             if topic.dead_letter in named:
                 raise ValueError(

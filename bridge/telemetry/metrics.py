@@ -215,9 +215,6 @@ class _Lateness(Collector):
         family.add_metric([], list(zip(self._LABELS, cumulative, strict=True)), sum_value=total_ms / 1000)
         return [family]
 
-    def describe(self) -> Iterable[Metric]:
-        return [HistogramMetricFamily("delay_bridge_lateness_seconds", "")]
-
 
 class _Gauges(Collector):
     def __init__(self, snapshot: Callable[[], StoreSnapshot]) -> None:
@@ -287,6 +284,7 @@ class _Gauges(Collector):
             yield _gauge("checkpoint_age_seconds", text, now.checkpoint_age_s)
 
     def describe(self) -> Iterable[Metric]:
+        """None: a registration must not ask for a snapshot."""
         return []
 
 
