@@ -1,8 +1,8 @@
-"""glibc's allocator, told what this process is: it lives for weeks, and works in pieces of megabytes.
+"""Settings of glibc's allocator for a process that lives for weeks and works in pieces of megabytes.
 
-By default each thread may have an arena of its own, and what is freed is kept: the size from which an array is mapped
-by itself, and goes back when it is freed, rises to that of the largest one there was, up to 32 MiB. What lies between
-the pieces of batches then stays resident for good: some 150 MiB of it with ten million pending (bench, pending).
+By default each thread may get an arena, and freed memory is kept: the size from which an array is mapped on its own,
+and unmapped when it is freed, grows to that of the largest one so far, up to 32 MiB. What lies between the pieces of
+batches then stays resident: some 150 MiB with ten million pending messages (bench, pending).
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ _OPTIONS: Final[Mapping[str, tuple[int, int]]] = {
 
 
 def restrain(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """Have this process give memory back, as these variables would; call it before there are threads. What the
-    environment says of it stays. Returns what was set: nothing where the allocator is another one.
-    """
+    """Make this process give memory back, as these variables would; to be called before there are threads. A variable
+    that is set wins. Returns what was set: nothing with another allocator."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None or "GLIBC_TUNABLES" in environment:
         return []

@@ -1,12 +1,9 @@
 """The composition root: what the bridge is made of, in which order it starts, and how it ends.
 
     checks -> management port -> group membership -> pipeline -> ready -> SIGTERM, SIGINT, a fatal error -> stop
-                                 Spark's JVM  ..........  starts meanwhile
-                                                                       -> new credentials, a clock that was set back
-                                                                                      -> stop, and restart in place
+                                 Spark's JVM starts meanwhile          -> new credentials, clock set back -> restart
 
-One thread, the main one, makes and stops pipelines. The others tell it what has happened through a queue of events;
-signals come that way too.
+The main thread makes and stops pipelines. Other threads, and signals, reach it through a queue.
 """
 
 from __future__ import annotations

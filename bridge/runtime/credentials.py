@@ -1,10 +1,10 @@
 """Certificates, keys and passwords that are replaced while the bridge runs.
 
-Kafka's clients read them when they are made, and never again: connections that are open stay open, but once the old
-certificate has expired no new one comes about. So the configuration is read again every few seconds, as a start would
-read it. When the client properties or the files that they name have changed and are still the same at the next look
-(key and certificate are replaced one after the other), a connection is made with them. Only if that works does the
-bridge restart in place (restart.py); else the old ones stay in force, and /readyz says why.
+Kafka's clients read them only when they are made: open connections outlive an expired certificate, but no new one
+succeeds. So the configuration is read again every few seconds, as a start would read it. When the client properties or
+the files they name have changed, and are the same at the next look (key and certificate are replaced one after the
+other), a connection is made with them. Only if it succeeds does the bridge restart in place (restart.py); otherwise the
+old ones stay in force, and /readyz says why.
 """
 
 from __future__ import annotations

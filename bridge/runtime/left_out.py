@@ -1,8 +1,8 @@
-"""Partitions that are left out for a while, as if another instance had them, so that they hold up no other.
+"""Partitions that are left out for a while, as if another instance owned them, so that they hold up no others.
 
-A partition of a delay topic that takes nothing keeps its own P (`TimerStore.hold`). Where rows of it wait that are
-output by offset (rejects, cancels to be forwarded), its O stands still, too, and nothing behind can be flushed: in the
-end it leaves no room for the others. Then the pipeline is made again without it, and later with it.
+A partition of a delay topic that accepts no writes keeps its own P (`TimerStore.hold`). If it has pending rows that
+are output by offset (rejects, cancels to be forwarded), its O stands still, too, and nothing behind it can be flushed,
+until it leaves no room for others. Then the pipeline is made again without it, and later with it.
 """
 
 from __future__ import annotations

@@ -96,9 +96,7 @@ class Pipeline:
     def start(self) -> bool:
         """Bring the pipeline up; False when it was cancelled, or its assignment is out of date already.
 
-        Raises StateError where going on would lose or repeat something, EnvironmentFailure where something does not
-        answer.
-        """
+        Raises StateError where going on would lose or repeat messages, EnvironmentFailure for missing answers."""
         context = self._context
         self._must_be_at_rest()
         context.health.enter("reading-offsets", reasons=("reading the committed offsets",))
@@ -140,11 +138,9 @@ class Pipeline:
             self.store.close_intake()
 
     def stop(self, patience_s: float = END_S_MAX) -> bool:
-        """Stop the query, park the dispatcher, flush, and unlock the directory. `patience_s` is how long maintenance
-        may take to end its piece of work: a disk may be slow.
-
-        False when it does not end: the directory then stays locked until the process ends.
-        """
+        """Stop the query, hold the dispatcher, flush, and unlock the directory. Maintenance has `patience_s` to end its
+        piece of work, as a disk may be slow; else returns False, and the directory stays locked as long as the process
+        lives."""
         self.cancel()
         self._context.dispatcher.quiesce(timeout_s=3.0)
         if self._ingest is not None:

@@ -1,9 +1,9 @@
-"""A restart in place: the process ends in order, and then executes itself anew under the same process id, so that what
-supervises it sees no end.
+"""A restart in place: the process stops in order, then executes itself anew under the same process id, so that a
+supervisor sees no end.
 
-Kafka's clients read certificates and passwords only when they are made, and wait by the wall clock: once it was set
-back, a wait lasts longer by as much, and cannot be interrupted. So new credentials and a clock that was set back need
-new clients. A start takes two seconds, and is the one way there is to make them.
+Kafka's clients read certificates and passwords only when they are made. They also wait by the wall clock: when it is
+set back, a wait gets longer by as much, and nothing can interrupt it. Both need new clients, and a start, which takes
+two seconds, is the only way to make them.
 """
 
 from __future__ import annotations
@@ -54,9 +54,8 @@ class Restart:
                     pause.wait(0.05)
 
     def execute(self, reason: str) -> NoReturn:
-        """Replace the process, by any of its threads. Of its files only the standard streams stay open. SIGTERM and
-        SIGINT stay pending until the next process takes them. Raises EnvironmentFailure.
-        """
+        """Replace the process; any thread may call it. Only the standard streams stay open; a SIGTERM or SIGINT stays
+        pending until the next process takes it. Raises EnvironmentFailure."""
         log.info("restarting-in-place", reason=reason)
         for descriptor in Path("/dev/fd").iterdir():
             with suppress(OSError):  # one of them is closed by now: that of the listing

@@ -1,8 +1,8 @@
 """SIGTERM and SIGINT, answered on a thread of their own.
 
-A handler runs in the main thread, between any two of its steps: it must not take a lock that may be held there, and it
-does not run while that thread waits inside a client library. So the handlers do nothing. The interpreter
-writes the signal's number into a socket as soon as it comes, and the thread reads it there.
+A Python handler runs in the main thread between any two of its steps: it must not take a lock that may be held there,
+and does not run while that thread waits inside a client library. So the handlers do nothing. The interpreter writes the
+signal's number to a socket at once, and the thread reads it there.
 """
 
 from __future__ import annotations

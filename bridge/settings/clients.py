@@ -1,7 +1,7 @@
 """Properties of every Kafka client of the bridge: librdkafka's and the Java client's, from one configuration.
 
-The user's properties go between: they override the defaults here, and what the promises rest on overrides them (the
-settings have refused those names already).
+The user's properties override the defaults here. The properties that the bridge's promises rest on override the user's,
+whose settings may not name them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Translation of librdkafka's property names into the Java client's, for Spark's Kafka source.
 
-One configuration serves both clients. A property that the Java client cannot honour
-is refused, never dropped silently: a restriction that only one of two clients honours is none.
+One configuration serves both clients. What the Java client cannot honour is refused, never dropped silently: a
+restriction that only one client honours is none.
 """
 
 from __future__ import annotations

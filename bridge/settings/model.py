@@ -1,8 +1,8 @@
 """Every setting of the bridge, once: name, default, unit and limits. `config/bridge.yaml` says why each default is so.
 
-Durations are written `20ms`, `60s`, `1h30m`, `3650d` and are ints of milliseconds in here; sizes are written `128MiB`
-and are ints of bytes. `load` reads YAML and the environment; `Settings.of` takes a tree of plain
-values, as YAML yields it. Nothing here changes after construction, and nothing printed from here shows a secret.
+Durations are written `20ms`, `60s`, `1h30m`, `3650d`, and are ints of milliseconds in memory; sizes are written
+`128MiB`, and are ints of bytes. `load` reads YAML and the environment; `Settings.of` takes a tree of plain values. All
+settings are frozen, and printing them shows no secret.
 """
 
 from __future__ import annotations

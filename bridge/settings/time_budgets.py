@@ -33,6 +33,16 @@ ABORT_S: Final = 20.0
 """The brokers look every 10 s (transaction.abort.timed.out.transaction.cleanup.interval.ms) what is older than T."""
 
 
+class _Share:
+    """Of T; read from the class, of one second."""
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+
+    def __get__(self, budgets: TimeBudgets | None, _: type[TimeBudgets]) -> float:
+        return self._share * (1.0 if budgets is None else budgets.transaction_s)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeBudgets:
     """Seconds; `transaction_s` is T."""
@@ -44,50 +54,24 @@ class TimeBudgets:
     commit_interval_s: float = 0.02
     poll_interval_s: float = POLL_INTERVAL_MS / 1000
 
-    @property
-    def fill_s(self) -> float:
-        """Nothing is taken into a transaction that is open for longer."""
-        return self.transaction_s / 3
-
-    @property
-    def send_s(self) -> float:
-        """The client has taken every record by then, or the transaction is given up."""
-        return 0.6 * self.transaction_s
-
-    @property
-    def acknowledge_s(self) -> float:
-        """Every record is acknowledged by then, or the transaction is given up."""
-        return 0.9 * self.transaction_s
-
-    @property
-    def full_s(self) -> float:
-        """How long the client's queue may stay full without taking anything."""
-        return 0.3 * self.transaction_s
-
-    @property
-    def stalled_s(self) -> float:
-        """Nothing is acknowledged for so long: the partitions that have not acknowledged are to blame."""
-        return 0.4 * self.transaction_s
-
-    @property
-    def look_up_s(self) -> float:
-        """One of the LOOK_UP_REQUESTS of a look at targets; a transaction may be open meanwhile."""
-        return 0.15 * self.transaction_s
-
-    @property
-    def call_s(self) -> float:
-        """One call of the client; a retriable time-out is repeated until the deadline of the whole step."""
-        return 0.5 * self.transaction_s
-
-    @property
-    def unanswered_s(self) -> float:
-        """When a call that ignores its time-out is left behind, with the producer."""
-        return 0.6 * self.transaction_s
-
-    @property
-    def step_s(self) -> float:
-        """Sending offsets, committing, aborting: after T the brokers have decided anyway."""
-        return 1.5 * self.transaction_s
+    fill_s = _Share(1 / 3)
+    """Nothing is taken into a transaction that is open for longer."""
+    send_s = _Share(0.6)
+    """The client has taken every record by then, or the transaction is given up."""
+    acknowledge_s = _Share(0.9)
+    """Every record is acknowledged by then, or the transaction is given up."""
+    full_s = _Share(0.3)
+    """How long the client's queue may stay full without taking anything."""
+    stalled_s = _Share(0.4)
+    """Nothing is acknowledged for so long: the partitions that have not acknowledged are to blame."""
+    look_up_s = _Share(0.15)
+    """One of the LOOK_UP_REQUESTS of a look at targets; a transaction may be open meanwhile."""
+    call_s = _Share(0.5)
+    """One call of the client; a retriable time-out is repeated until the deadline of the whole step."""
+    unanswered_s = _Share(0.6)
+    """When a call that ignores its time-out is left behind, with the producer."""
+    step_s = _Share(1.5)
+    """Sending offsets, committing, aborting: after T the brokers have decided anyway."""
 
     @property
     def pending_s(self) -> float:

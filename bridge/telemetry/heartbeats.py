@@ -1,14 +1,12 @@
-"""Which threads stand still. A thread that has ended tells the main thread; one that hangs tells nothing.
+"""Which threads hang. A thread that has ended tells the main thread; one that hangs tells nothing.
 
-Every thread that lives long says again and again that it is there (it *beats*), and within which time it will do so
-again. /livez fails and names the thread when that time is over, and the metrics say how far each is; the process itself
-goes on, since a thread that has come back is as good as new.
+Each long-lived thread *beats*: it shows that it is alive, and says by when it will beat again. When that time is over,
+/livez fails and names the thread; the metrics have the age of each beat. The process itself goes on, since a thread
+that comes back is as good as new.
 
-The times are longer than what a thread may rightly wait for. They follow from the time-outs of its calls, and work that
-takes long beats in its loops. A thread whose wait may take any time (a due message, room in the store,
-brokers that are down) wakes up now and then, and beats.
-
-The thread of the management port has no heart: where it stands still no probe is answered.
+Each budget is longer than any legitimate wait: it follows from the time-outs of the thread's calls. Long work beats in
+its loops, and an unbounded wait (for a due message, room in the store, brokers that are down) is interrupted to beat.
+The thread of the management port needs no heartbeat: while it hangs, no probe is answered.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The management port: /livez, /readyz and /metrics, without secrets. TLS and a password are optional, both from files.
 
-A certificate that is replaced serves new connections from then on, without a restart. The password guards /metrics
-alone: a probe has no place for one, and its answer tells nothing worth guarding.
+A replaced certificate serves new connections without a restart. The password guards /metrics only: probes cannot send
+one, and their answers need no guard.
 
-Probes are answered whatever else is connected: a connection has a few seconds for everything, from its handshake to the
-last byte of the answer, and when there are too many the oldest is cut off for the newest.
+Slow clients do not keep probes from an answer: a connection has a few seconds for everything, from its handshake to the
+last byte, and when there are too many the oldest is cut off.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Logging: structured events with stable names, as JSON lines or for a terminal, never with payloads or secrets.
 
-Call `configure` once, first thing. Modules get their logger by `structlog.get_logger("bridge.<module>")` and log an
-event name with the values as keywords: `log.info("segment_written", rows=n, bytes=m)`. Everything goes to standard
-output: what other libraries write to standard error cannot break a line of ours.
+Call `configure` once, first thing. A module gets its logger by `structlog.get_logger("bridge.<module>")` and logs an
+event with values as keywords: `log.info("segment-written", rows=n, bytes=m)`. Everything goes to standard output, so
+that nothing other libraries write to standard error breaks a line.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Everything that the bridge exposes to Prometheus, on a registry of its own.
 
-Counters and histograms are fed by the parts of the bridge as things happen. Gauges are not kept at all: they are read
-from a snapshot of the store when Prometheus asks, so that they cannot drift from what is true.
+Counters and histograms are fed as things happen. Gauges are not kept: each scrape reads them from a snapshot of the
+store, so that they cannot drift from the truth.
 """
 
 from __future__ import annotations
