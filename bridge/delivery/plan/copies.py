@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bridge.delivery.plan.due_rows import Batch, DueRows, Ids, chunks, integers
+from bridge.delivery.plan.due_rows import Batch, DueRows, Ids, Record, batches_by_topic, chunks, integers
 from bridge.wire import headers as h
 from timerstore.rows.position import Int64s
 
@@ -24,26 +24,19 @@ _FRAMING_BYTES: Final = 260
 
 
 def copies(
-    rows: DueRows,
-    ids: Ids,
-    *,
-    rolled: int = 0,
-    failed: Int64s | None = None,
-    at_ms: Int64s | None = None,
-    chunk_bytes: int | None = None,
+    rows: DueRows, ids: Ids, *, rolled: int = 0, failed: Int64s | None = None, at_ms: Int64s | None = None
 ) -> Iterator[Batch]:
     """Copies of the rows `ids`, with `rolled` more rolls and `failed` int64[m] more attempts (None: with none), to come
-    up at `at_ms` int64[m] (None: when they are due, or have to roll again). With `chunk_bytes`, in chunks of no more
-    than that, each sent alone.
+    up at `at_ms` int64[m] (None: when they are due, or have to roll again).
     """
-    for chunk in chunks(copy_sizes(rows, ids) if chunk_bytes else rows.sizes[ids], chunk_bytes):
+    for chunk in chunks(rows.sizes[ids]):
         chosen = ids[chunk]
         names = ("value", "key", "target", "target_partition", "id", "origin", "due", "rolls", "attempt")
         column = {name: rows.column(name, chosen) for name in names}
         sources = rows.source[chosen].tolist()
         when = [None] * len(chosen) if at_ms is None else at_ms[chunk].tolist()
         more = [0] * len(chosen) if failed is None else failed[chunk].tolist()
-        headers = []
+        records: list[Record] = []
         for i, own in enumerate(rows.headers(chosen).lists()):
             control = h.copy_headers(
                 origin=column["origin"][i],
@@ -55,32 +48,8 @@ def copies(
                 partition=column["target_partition"][i],
                 id=column["id"][i],
             )
-            headers.append([*own, *control])
-        yield from to_sources(rows, chosen, column["value"], column["key"], headers, alone=chunk_bytes is not None)
-
-
-def to_sources(
-    rows: DueRows,
-    ids: Ids,
-    values: list[bytes | None],
-    keys: list[bytes | None],
-    headers: list[h.HeaderList],
-    *,
-    alone: bool,
-) -> Iterator[Batch]:
-    """Records for the partitions that the rows `ids` came from, one batch for each delay topic."""
-    by_topic = [rows.sources.name(source) for source in rows.source[ids].tolist()]
-    for topic in dict.fromkeys(name for name, _ in by_topic):
-        mine = [i for i, (name, _) in enumerate(by_topic) if name == topic]
-        yield Batch(
-            topic=topic,
-            ids=ids[mine],
-            values=[values[i] for i in mine],
-            keys=[keys[i] for i in mine],
-            headers=[headers[i] for i in mine],
-            partitions=[by_topic[i][1] for i in mine],
-            alone=alone,
-        )
+            records.append((column["value"][i], column["key"][i], [*own, *control]))
+        yield from batches_by_topic(chosen, *rows.places(chosen), records)
 
 
 def copy_sizes(rows: DueRows, ids: Ids) -> Int64s:

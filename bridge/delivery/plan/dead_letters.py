@@ -21,12 +21,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from bridge.delivery.plan.copies import to_sources
-from bridge.delivery.plan.due_rows import Batch, DueRows, Ids, chunks
+from bridge.delivery.plan.due_rows import Batch, DueRows, Ids, Record, batches_by_topic, chunks
 from bridge.kafka.errors import Refusal
 from bridge.wire import headers as h
 from bridge.wire.dialects import DIALECTS
-from bridge.wire.headers import HeaderList, Headers, Where
+from bridge.wire.headers import Headers, Where
 from bridge.wire.reasons import RejectReason
 from timerstore.rows.entry import Kind
 from timerstore.rows.position import Bools, Int64s
@@ -36,9 +35,6 @@ CUT_BYTES: Final = 64 << 10
 CUT_HEADERS: Final = 1_000
 _REASONS: Final = {str(reason): reason for reason in RejectReason}
 _COLUMNS: Final = ("kind", "origin", "ts", "due", "reason", "target", "target_partition", "id", "attempt")
-
-Letter = tuple[bytes | None, bytes | None, HeaderList]
-"""Value, key and headers."""
 
 Report = Callable[[Where, str], None]
 """Is called for each plain letter: of which record it is, and what went wrong."""
@@ -64,17 +60,9 @@ def dead_letters(
     for chunk in chunks(rows.sizes[ids]):
         chosen = ids[chunk]
         letters, unreadable = _letters(rows, chosen, refused, cut, report)
-        topics = _topics(rows, chosen, topic_of)
-        for topic in dict.fromkeys(topics):
-            mine = [i for i, name in enumerate(topics) if name == topic]
-            yield Batch(
-                topic=topic,
-                ids=chosen[mine],
-                values=[letters[i][0] for i in mine],
-                keys=[letters[i][1] for i in mine],
-                headers=[letters[i][2] for i in mine],
-                unreadable=Counter(unreadable[row] for row in chosen[mine].tolist() if row in unreadable),
-            )
+        for batch in batches_by_topic(chosen, _topics(rows, chosen, topic_of), None, letters):
+            batch.unreadable = Counter(unreadable[row] for row in batch.ids.tolist() if row in unreadable)
+            yield batch
 
 
 def held(
@@ -85,41 +73,37 @@ def held(
         chosen = ids[chunk]
         letters, _ = _letters(rows, chosen, {}, (), report)
         columns = rows.column("origin", chosen), rows.column("ts", chosen), _topics(rows, chosen, topic_of)
-        headers: list[HeaderList] = [
-            [
-                *hold([(name, _bytes(value)) for name, value in complete]),
-                *h.copy_headers(origin=origin, due_ms=ts_ms, rolls=0, attempt=1, target=topic, at_ms=at),
-            ]
-            for (_, _, complete), origin, ts_ms, topic, at in zip(letters, *columns, at_ms[chunk].tolist(), strict=True)
-        ]
-        values, keys = [value for value, _, _ in letters], [key for _, key, _ in letters]
-        yield from to_sources(rows, chosen, values, keys, headers, alone=False)
+        records: list[Record] = []
+        for (value, key, letter), origin, ts, topic, at in zip(letters, *columns, at_ms[chunk].tolist(), strict=True):
+            control = h.copy_headers(origin=origin, due_ms=ts, rolls=0, attempt=1, target=topic, at_ms=at)
+            records.append((value, key, [*hold(letter), *control]))
+        yield from batches_by_topic(chosen, *rows.places(chosen), records)
 
 
 def is_held(rows: DueRows, ids: Ids) -> Bools:
     """Which of the timers are held dead letters: copies that agree with where they are; bool[m]."""
-    columns = rows.source[ids], rows.offset[ids], rows.column("origin", ids), rows.column("due", ids), _own(rows, ids)
+    columns = rows.source[ids], rows.offset[ids], rows.column("origin", ids), rows.column("due", ids)
     return np.array(
         [
             origin < offset and release(own, _origin(rows, source, origin, due_ms)) is not None
-            for source, offset, origin, due_ms, own in zip(*columns, strict=True)
+            for source, offset, origin, due_ms, own in zip(*columns, rows.headers(ids).lists(), strict=True)
         ],
         dtype=np.bool_,
     )
 
 
-def reason_of(headers: HeaderList) -> str:
+def reason_of(headers: Headers) -> str:
     """The reason that a held letter gives."""
     return _text(dict(headers).get(h.REASON))
 
 
 def _topics(rows: DueRows, ids: Ids, topic_of: Mapping[str, str]) -> list[str]:
-    return [topic_of[rows.sources.name(source)[0]] for source in rows.source[ids].tolist()]
+    return [topic_of[topic] for topic in rows.places(ids)[0]]
 
 
 def _letters(
     rows: DueRows, ids: Ids, refused: Mapping[int, Refusal], cut: Collection[int], report: Report
-) -> tuple[list[Letter], dict[int, str]]:
+) -> tuple[list[Record], dict[int, str]]:
     """The letters of the rows; and of those that are plain ones, by row, the reason that each would have had. Which row
     it is that cannot be made into a letter, only one at a time can tell.
     """
@@ -131,7 +115,7 @@ def _letters(
         if len(ids) == 1:
             letter, reason = _plain(rows, int(ids[0]), error, refused, report)
             return [letter], {int(ids[0]): reason}
-    letters: list[Letter] = []
+    letters: list[Record] = []
     unreadable: dict[int, str] = {}
     for i in range(len(ids)):
         mine, plain = _letters(rows, ids[i : i + 1], refused, cut, report)
@@ -140,39 +124,42 @@ def _letters(
     return letters, unreadable
 
 
-def _complete(rows: DueRows, ids: Ids, refused: Mapping[int, Refusal], cut: Collection[int]) -> list[Letter]:
-    columns = {name: rows.column(name, ids) for name in _COLUMNS}
-    values, keys, own = rows.column("value", ids), rows.column("key", ids), _own(rows, ids)
-    letters: list[Letter] = []
-    for i, row in enumerate(ids.tolist()):
-        headers = _headers(rows, row, own[i], {name: column[i] for name, column in columns.items()}, refused.get(row))
-        letter = (values[i], keys[i], headers)
-        letters.append(_cut(*letter) if row in cut else letter)
-    return letters
+def _complete(rows: DueRows, ids: Ids, refused: Mapping[int, Refusal], cut: Collection[int]) -> list[Record]:
+    columns = {name: rows.column(name, ids) for name in (*_COLUMNS, "value", "key")}
+    return [
+        _letter(rows, row, own, {name: cells[i] for name, cells in columns.items()}, refused.get(row), row in cut)
+        for i, (row, own) in enumerate(zip(ids.tolist(), rows.headers(ids).lists(), strict=True))
+    ]
 
 
-def _headers(rows: DueRows, row: int, own: Headers, cells: Mapping[str, Any], refusal: Refusal | None) -> HeaderList:
-    """The headers of one letter."""
-    source, origin = int(rows.source[row]), int(cells["origin"])
-    where = Where(*rows.sources.name(source), int(rows.offset[row]), origin, int(cells["ts"]))
+def _letter(
+    rows: DueRows, row: int, own: Headers, cells: Mapping[str, Any], refusal: Refusal | None, is_cut: bool
+) -> Record:
+    source = int(rows.source[row])
+    where = Where(*rows.sources.name(source), int(rows.offset[row]), cells["origin"], cells["ts"])
+    attempts = 0
     if refusal is not None:
-        own, detail = [*own, *_control_headers(cells)], refusal.detail[:DETAIL_CHARS_MAX]
-        return list(h.dead_letter_headers(own, refusal.reason, detail, where, cells["attempt"] + 1))
-    if cells["kind"] == Kind.TIMER:
-        where = _origin(rows, source, origin, int(cells["due"]))
-        released = release(own, where)
-        if released is None:
-            raise ValueError("neither refused nor held")
-        own, reason = released
+        own, reason, detail = [*own, *_control_headers(cells)], refusal.reason, refusal.detail
+        attempts = cells["attempt"] + 1
     else:
-        reason = _REASONS[cells["reason"]]
-    detail = reject_detail(reason, own, where.ts_ms)[:DETAIL_CHARS_MAX]
-    return list(h.dead_letter_headers(own, reason, detail, where))
+        if cells["kind"] == Kind.TIMER:
+            where = _origin(rows, source, where.origin, cells["due"])
+            released = release(own, where)
+            if released is None:
+                raise ValueError("neither refused nor held")
+            own, reason = released
+        else:
+            reason = _REASONS[cells["reason"]]
+        detail = reject_detail(reason, own, where.ts_ms)
+    value, key, omitted = cells["value"], cells["key"], Headers()
+    if is_cut:
+        value, key, own, omitted = _cut(value, key, own)
+    return value, key, h.dead_letter_headers(own, reason, detail[:DETAIL_CHARS_MAX], where, attempts) + omitted
 
 
 def _plain(
     rows: DueRows, row: int, error: Exception, refused: Mapping[int, Refusal], report: Report
-) -> tuple[Letter, str]:
+) -> tuple[Record, str]:
     """The letter of a row of which none can be made: what can be read of it, and what went wrong; and the reason that
     it would have had.
     """
@@ -185,12 +172,12 @@ def _plain(
     detail = f"{type(error).__name__}: {error}"[:DETAIL_CHARS_MAX]
     where = Where(topic, partition, offset, cell("origin", offset), cell("ts", 0))
     report(where, detail)
-    own: Headers = _readable(lambda: _own(rows, ids)[0], [])
+    own: Headers = _readable(lambda: rows.headers(ids).lists()[0], [])
     if row in refused and cell("kind", None) == Kind.TIMER:
         own = [*own, *_control_headers({name: cell(name, None) for name in _COLUMNS})]
     headers = h.dead_letter_headers(own, RejectReason.UNREADABLE, detail, where)
     reason = str(refused[row].reason) if row in refused else cell("reason", "")
-    return (cell("value", None), cell("key", None), list(headers)), reason
+    return (cell("value", None), cell("key", None), headers), reason
 
 
 def _readable(read: Callable[[], Any], default: Any) -> Any:
@@ -202,31 +189,21 @@ def _readable(read: Callable[[], Any], default: Any) -> Any:
         return default
 
 
-def _own(rows: DueRows, ids: Ids) -> list[Headers]:
-    return [[(name, _bytes(value)) for name, value in own] for own in rows.headers(ids).lists()]
-
-
 def _origin(rows: DueRows, source: int, origin: int, ts_ms: int) -> Where:
     """The record of a held letter: the due time of the copy is the timestamp that the record had."""
     return Where(*rows.sources.name(source), origin, origin, ts_ms)
 
 
-def _cut(value: bytes | None, key: bytes | None, headers: HeaderList) -> Letter:
-    """What of a dead letter fits into any topic."""
-    names = [name for name, _ in headers]
-    end = len(names) - 1 - names[::-1].index(h.REASON) if h.REASON in names else len(headers)
-    header_bytes = sum(len(name.encode()) + len(_bytes(text) or b"") for name, text in headers[:end])
+def _cut(value: bytes | None, key: bytes | None, own: Headers) -> tuple[bytes | None, bytes | None, Headers, Headers]:
+    """Value, key and headers of a record as they fit into any topic, and the header that says what is missing."""
     omitted = {"value": len(value or b"")}
     if len(key or b"") > CUT_BYTES:
         omitted["key"], key = len(key or b""), None
-    if header_bytes > CUT_BYTES or end > CUT_HEADERS:
-        omitted[f"{end} headers"], headers = header_bytes, headers[end:]
+    size = sum(len(name.encode()) + len(text or b"") for name, text in own)
+    if size > CUT_BYTES or len(own) > CUT_HEADERS:
+        omitted[f"{len(own)} headers"], own = size, []
     text = ", ".join(f"{what} ({size} bytes)" for what, size in omitted.items())
-    return None, key, [*headers, (h.OMITTED, text.encode())]
-
-
-def _bytes(value: str | bytes | None) -> bytes | None:
-    return value.encode() if isinstance(value, str) else value
+    return None, key, own, [(h.OMITTED, text.encode())]
 
 
 def _control_headers(row: Mapping[str, object]) -> Headers:
@@ -235,39 +212,33 @@ def _control_headers(row: Mapping[str, object]) -> Headers:
     return [(header, str(row[name]).encode()) for header, name in names if row[name] is not None]
 
 
-# -- held --------------------------------------------------------------------------------------------------------------
-
-
-def hold(headers: Headers) -> Headers:
+def hold(letter: Headers) -> Headers:
     """The headers of a dead letter for a copy of it: those that decoding would read are renamed."""
-    held: Headers = [(h.HELD, None)]
-    for name, value in headers:
-        held.append((h.HELD_PREFIX + name if name in h.STRIPPED or name.startswith(h.HELD) else name, value))
-    return held
+    renamed = [
+        (h.HELD_PREFIX + name if name in h.STRIPPED or name.startswith(h.HELD) else name, value)
+        for name, value in letter
+    ]
+    return [(h.HELD, None), *renamed]
 
 
 def release(headers: Headers, where: Where) -> tuple[Headers, RejectReason] | None:
     """The record's headers and the reason, of what `hold` wrote; None: it did not write this, since it contradicts
     `where`, what the bridge knows of the record.
     """
-    if not headers or headers[0] != (h.HELD, None):
+    if headers[:1] != [(h.HELD, None)]:
         return None
     letter = [(name.removeprefix(h.HELD_PREFIX), value) for name, value in headers[1:]]
-    names = [name for name, _ in letter]
-    if h.REASON not in names:
+    end = max((i for i, (name, _) in enumerate(letter) if name == h.REASON), default=None)
+    if end is None:
         return None
-    end = len(names) - 1 - names[::-1].index(h.REASON)
     reason = _REASONS.get(_text(letter[end][1]))
     if reason is None or not set(h.provenance(where)) <= set(letter[end:]):
         return None
     return [(h.unescaped(name), value) for name, value in letter[:end]], reason
 
 
-def _text(value: str | bytes | None) -> str:
-    return value if isinstance(value, str) else (value or b"").decode("utf-8", "replace")
-
-
-# -- what exactly is wrong ---------------------------------------------------------------------------------------------
+def _text(value: bytes | None) -> str:
+    return (value or b"").decode("utf-8", "replace")
 
 
 _READERS: Final[dict[RejectReason, tuple[str, Callable[[str], object]]]] = {

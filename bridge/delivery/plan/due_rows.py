@@ -7,7 +7,7 @@ records is not in memory twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import repeat
@@ -19,13 +19,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bridge.wire import headers as h
-from bridge.wire.headers import HeaderList
+from bridge.wire.headers import Headers
 from timerstore.operations.transaction import Rows
 from timerstore.rows.position import Bools, Int64s, pack
 from timerstore.rows.sources import Sources
 
 Ids = npt.NDArray[np.intp]
 """Indices of some rows, in the order of position."""
+Record = tuple[bytes | None, bytes | None, Headers]
+"""Value, key and headers."""
 
 BATCH_BYTES_MAX: Final = 4 << 20
 """Payload bytes that exist as Python objects at one time."""
@@ -54,14 +56,14 @@ class OwnHeaders:
     """Headers of n records: those of record i are pairs[starts[i]:ends[i]]. Not a list each: tens of thousands of lists
     that live for a moment keep the garbage collector busier than the client."""
 
-    pairs: HeaderList
+    pairs: Headers
     starts: list[int]
     ends: list[int]
 
     def __getitem__(self, records: slice) -> OwnHeaders:
         return OwnHeaders(self.pairs, self.starts[records], self.ends[records])
 
-    def lists(self) -> list[HeaderList]:
+    def lists(self) -> list[Headers]:
         """A list for each record."""
         return [self.pairs[a:b] for a, b in zip(self.starts, self.ends, strict=True)]
 
@@ -81,7 +83,7 @@ class Batch:
     keys: list[bytes | None]
     origins: list[str] | None = None
     dues: list[str] | None = None
-    headers: list[HeaderList] | None = None
+    headers: list[Headers] | None = None
     own: OwnHeaders | None = None
     partitions: list[int] | None = None
     alone: bool = False
@@ -186,6 +188,11 @@ class DueRows:
         """A payload column, or some rows of it, as Python objects."""
         column = self.payload.column(name)
         return _objects(column if ids is None else column.take(pa.array(ids)))
+
+    def places(self, ids: Ids) -> tuple[list[str], list[int]]:
+        """Topics and partitions that the rows came from."""
+        names = [self.sources.name(source) for source in self.source[ids].tolist()]
+        return [topic for topic, _ in names], [partition for _, partition in names]
 
     def keyless(self) -> Bools:
         """Which of the rows have no key, bool[n]."""
@@ -296,6 +303,24 @@ class DueRows:
     def _origins(self, origin: pa.Array, ids: Ids) -> list[str]:
         prefix = self.columns.prefixes.take(pa.array(self.source[ids]))
         return _objects(pc.binary_join_element_wise(prefix, pc.cast(origin, _STRING), _EMPTY))
+
+
+def batches_by_topic(
+    ids: Ids, topics: Sequence[str], partitions: Sequence[int] | None, records: Sequence[Record]
+) -> Iterator[Batch]:
+    """Records of the rows `ids`, each for its topic and, unless that is left to the partitioner, its partition; a batch
+    for each topic.
+    """
+    for topic in dict.fromkeys(topics):
+        mine = [i for i, name in enumerate(topics) if name == topic]
+        yield Batch(
+            topic=topic,
+            ids=ids[mine],
+            values=[records[i][0] for i in mine],
+            keys=[records[i][1] for i in mine],
+            headers=[records[i][2] for i in mine],
+            partitions=None if partitions is None else [partitions[i] for i in mine],
+        )
 
 
 def chunks(sizes: Int64s, bytes_max: int | None = None) -> Iterator[slice]:

@@ -212,7 +212,7 @@ class OwnTopics:
         self._rows = rows
         self._findings = findings
         self._known = known
-        self._letter_topics = letter_topics
+        self.letter_topics = letter_topics
         size = len(rows.sources)
         self.is_down: Bools = np.zeros(size, dtype=np.bool_)
         """Whether a source's own partition takes nothing now; bool by index, as the others."""
@@ -259,17 +259,15 @@ class OwnTopics:
         fits: Bools = copy_sizes(rows, ids) + _LETTER_BYTES <= room
         if not fits.all():
             near = ids[~fits]
-            exact = exact_bytes(dead_letters(rows, near, refused, self._letter_topics), len(rows))
+            exact = exact_bytes(dead_letters(rows, near, refused, self.letter_topics), len(rows))
             fits[~fits] = exact[near] <= room[~fits]
         return fits
 
     def small_letter_topics(self, fates: Fates) -> set[str]:
         """Dead-letter topics that are too small for some of the letters, as far as is known."""
         ids = fates.ids(Fate.LETTER)
-        large = ids[~self.letters_fit(ids, fates.refused(ids))]
-        return {
-            self._letter_topics[self._rows.sources.name(s)[0]] for s in np.unique(self._rows.source[large]).tolist()
-        }
+        topics, _ = self._rows.places(ids[~self.letters_fit(ids, fates.refused(ids))])
+        return {self.letter_topics[topic] for topic in topics}
 
     def unwritable(self, fates: Fates, forwards: Forwards) -> dict[int, Unwritable]:
         """Sources of rows that need a partition which takes nothing now, by index, and what they wait for."""
@@ -284,7 +282,7 @@ class OwnTopics:
         dead = rows.source[fates.ids(Fate.LETTER)]
         # Which partition of its topic a letter goes to, the client decides: one that takes nothing may be it.
         for source in np.unique(dead[~self._takes_letters[dead]]).tolist():
-            places.setdefault(source, set()).add((self._letter_topics[rows.sources.name(source)[0]], EVERY))
+            places.setdefault(source, set()).add((self.letter_topics[rows.sources.name(source)[0]], EVERY))
         for source, wanted in places.items():
             down = next(((topic, number) for topic, number in wanted if self._known[topic].is_down(number)), None)
             if down is not None:
@@ -347,7 +345,7 @@ def forbidden(rows: DueRows, fates: Fates, mine: Bools, name: str, letter_topics
     if name in letter_topics.values():
         ids = np.flatnonzero(mine & fates.are(Fate.DELIVER))
         ids = ids[is_held(rows, ids)]
-        own = [letter_topics[rows.sources.name(source)[0]] == name for source in rows.source[ids].tolist()]
+        own = [letter_topics[topic] == name for topic in rows.places(ids)[0]]
         fates = fates.put(ids[np.array(own, dtype=np.bool_)], Fate.LETTER)
     refusal = Refusal(RejectReason.FORBIDDEN_TARGET, f"{name}: {RejectReason.FORBIDDEN_TARGET.explanation}")
     return fates.instead(mine, Fate.LETTER, refusal)

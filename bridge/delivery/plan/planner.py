@@ -45,29 +45,25 @@ log = structlog.get_logger("bridge.delivery.plan.planner")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Plan:
-    """The rows of one `take`, and what becomes of them.
-
-    `deliveries` are the rows with the fate DELIVER, by target; `records` is how many records `batches` holds, `bytes`
-    all that is sent; `targets` is what is known of the topics that get any of it; `traced` the messages that get a
-    span.
-    """
+    """The rows of one `take`, and what becomes of them."""
 
     rows: DueRows
     fates: Fates
     deliveries: Sequence[TargetRows]
+    """The rows with the fate DELIVER, by target."""
     forwards: Forwards
-    letter_topics: Mapping[str, str]
+    own: OwnTopics | None
+    """What the bridge's own topics take; None: they get nothing."""
     cut: frozenset[int]
     """Rows whose dead letters are cut, since they fit nowhere whole."""
-    chunk_bytes: int | None
-    """Bytes of the largest batch that the delay topics take, where that is less than the producer's."""
-    letters_chunk_bytes: int | None
-    """Of the dead-letter topics."""
     records: int
+    """How many `batches` holds."""
     bytes: int
     counts: Counts
     targets: Mapping[str, Target]
+    """What is known of the topics that get any of it."""
     traced: Sequence[Delivery]
+    """The messages that get a span."""
 
     @property
     def keys(self) -> Int64s:
@@ -76,23 +72,23 @@ class Plan:
 
     def batches(self) -> Iterator[Batch]:
         """All that is written, some megabytes at a time."""
-        rows, fates, chunk_bytes = self.rows, self.fates, self.chunk_bytes
         for mine in self.deliveries:
-            yield from rows.batches(mine)
-        if fates.are_plain:
-            return
-        yield from copies(rows, fates.ids(Fate.ROLL), rolled=1, chunk_bytes=chunk_bytes)
-        ids = fates.ids(Fate.DEFER)
-        yield from copies(rows, ids, at_ms=fates.at_ms[ids], chunk_bytes=chunk_bytes)
-        ids = fates.ids(Fate.RETRY)
-        failed = fates.count_attempts(ids)
-        yield from copies(rows, ids, failed=failed, at_ms=fates.at_ms[ids], chunk_bytes=chunk_bytes)
-        ids = fates.ids(Fate.HOLD)
-        yield from parted(held(rows, ids, self.letter_topics, fates.at_ms[ids], _report_plain), chunk_bytes)
-        ids = fates.ids(Fate.LETTER)
-        letters = dead_letters(rows, ids, fates.refused(ids), self.letter_topics, self.cut, _report_plain)
-        yield from parted(letters, self.letters_chunk_bytes)
-        yield from parted(self.forwards.batches(), chunk_bytes)
+            yield from self.rows.batches(mine)
+        if self.own is not None:
+            yield from parted(self._to_delay_topics(self.own.letter_topics), self.own.chunk_bytes)
+            dead = self.fates.ids(Fate.LETTER)
+            refused = self.fates.refused(dead)
+            letters = dead_letters(self.rows, dead, refused, self.own.letter_topics, self.cut, _report_plain)
+            yield from parted(letters, self.own.letters_chunk_bytes)
+
+    def _to_delay_topics(self, letter_topics: Mapping[str, str]) -> Iterator[Batch]:
+        rows, fates = self.rows, self.fates
+        roll, defer, retry, hold = map(fates.ids, (Fate.ROLL, Fate.DEFER, Fate.RETRY, Fate.HOLD))
+        yield from copies(rows, roll, rolled=1)
+        yield from copies(rows, defer, at_ms=fates.at_ms[defer])
+        yield from copies(rows, retry, failed=fates.count_attempts(retry), at_ms=fates.at_ms[retry])
+        yield from held(rows, hold, letter_topics, fates.at_ms[hold], _report_plain)
+        yield from self.forwards.batches()
 
 
 class Planner:
@@ -158,7 +154,6 @@ class Planner:
         if len(forwards.ids):
             fates = fates.put(forwards.ids, Fate.FORWARD)
         cut: frozenset[int] = frozenset()
-        chunk_bytes = letters_chunk_bytes = None
         if not fates.are_plain:
             fates = passes.rolls(rows, fates, own())
             fates = passes.given_up(rows, fates, own(), self._retry)
@@ -172,19 +167,15 @@ class Planner:
                 raise Unplannable(unwritable)
             cut = passes.cut(rows, fates, own() if is_told else None, findings)
             if cut and not findings.cut:
-                log.warning(
-                    "dead-letter-cut", records=len(cut), reason="larger than its topic and the delay topic take"
-                )
-            chunk_bytes, letters_chunk_bytes = own().chunk_bytes, own().letters_chunk_bytes
+                reason = "larger than its topic and the delay topic take"
+                log.warning("dead-letter-cut", records=len(cut), reason=reason)
         return Plan(
             rows=rows,
             fates=fates,
             deliveries=deliveries,
             forwards=forwards,
-            letter_topics=self._letter_topics,
+            own=None if fates.are_plain else own(),
             cut=cut,
-            chunk_bytes=chunk_bytes,
-            letters_chunk_bytes=letters_chunk_bytes,
             records=len(rows) - len(fates.ids(Fate.NOTHING, Fate.FORWARD)) + forwards.records,
             bytes=int(rows.sizes.sum()) + forwards.bytes,
             counts=_counts(rows, fates, deliveries, forwards),
@@ -236,7 +227,7 @@ class Planner:
 
     def _own_topics(self, rows: DueRows, findings: Findings, known: dict[str, Target]) -> OwnTopics:
         """What the bridge's own topics take of these rows; added to `known`."""
-        used = {name for name, _ in map(rows.sources.name, np.unique(rows.source).tolist())}
+        used = {rows.sources.name(source)[0] for source in np.unique(rows.source).tolist()}
         known.update(self._targets.resolve([*used, *(self._letter_topics[name] for name in used)]))
         return OwnTopics(rows, known, self._letter_topics, findings, self._limits)
 

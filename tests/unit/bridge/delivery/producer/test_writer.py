@@ -20,7 +20,7 @@ from bridge.delivery.producer.transactional import TransactionalWriter
 from bridge.delivery.producer.writer import Aborted, Broken, Cause, Failure, Indefinite, NotReady
 from bridge.errors import EnvironmentFailure, FencedError
 from bridge.settings.time_budgets import TimeBudgets
-from bridge.wire.headers import HeaderList
+from bridge.wire.headers import Headers
 from dev.harness.waiting import wait_until
 from tests.manual_clock import ManualClock
 
@@ -155,7 +155,7 @@ class Told:
 
 def batch(*values: bytes, own: bool = False) -> Batch:
     n = len(values)
-    headers: list[HeaderList] | None = [[("h", b"1")] for _ in values] if own else None
+    headers: list[Headers] | None = [[("h", b"1")] for _ in values] if own else None
     texts = [str(i) for i in range(n)]
     keys: list[bytes | None] = [None] * n
     return Batch(
