@@ -34,9 +34,7 @@ class RetryPolicy:
         return over
 
     def waits_ms(self, failures: Int64s, keys: Int64s) -> Int64s:
-        """How long to wait after each message's last failure; `failures` int64[n] count from 1, `keys` int64[n] name
-        the records.
-        """
+        """Waits after the last of `failures` int64[n], which count from 1; `keys` int64[n] name the records."""
         doublings = np.clip(failures - 1, 0, _DOUBLINGS_MAX).astype(np.int64)
         full = np.minimum(np.left_shift(np.int64(self.backoff_ms), doublings), self.backoff_max_ms)
         spread = (_mixed(keys) % (full // 4 + 1).astype(np.uint64)).astype(np.int64)

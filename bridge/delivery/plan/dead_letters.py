@@ -1,16 +1,15 @@
 """Dead letters: records that cannot be delivered, byte for byte, with the reason and the origin.
 
-A record that decoding rejected still has all its headers. A timer that is rejected at dispatch (its target is missing,
-forbidden, too small...) lost its control headers when it was decoded; they are written anew, with the due time in its
-absolute form, so that the dead letter can be put back into the delay topic and is the same timer again.
+A record that decoding rejected still has all its headers. A timer that is rejected at dispatch lost its control headers
+when it was decoded; they are written anew, with the due time in its absolute form, so that the dead letter can be put
+back into the delay topic and is the same timer again.
 
-Where a dead-letter topic does not take records for now, a timer is retried like any other failure, and a record that
-decoding rejected is *held*: it waits in the delay topic as a copy whose target is the dead-letter topic, with all the
-headers that it will have there; those that decoding would read are renamed. Any producer can write such a copy. So
-nothing of a held letter is believed but the record's own headers and the code of the reason; the rest is written anew.
+Where a dead-letter topic fails for now, a timer is retried, and a record that decoding rejected is *held*: it waits in
+the delay topic as a copy whose target is the dead-letter topic, with all the headers of its letter; those that decoding
+would read are renamed. Any producer can write such a copy. So nothing of a held letter is believed but the record's own
+headers and the code of the reason; the rest is written anew.
 
-Where a letter cannot be made of a record, that record becomes a plain one with what can be read of it; the others are
-not affected.
+A record of which no letter can be made becomes a plain one with what can be read of it; the others are not affected.
 """
 
 from __future__ import annotations
@@ -104,8 +103,8 @@ def _topics(rows: DueRows, ids: Ids, topic_of: Mapping[str, str]) -> list[str]:
 def _letters(
     rows: DueRows, ids: Ids, refused: Mapping[int, Refusal], cut: Collection[int], report: Report
 ) -> tuple[list[Record], dict[int, str]]:
-    """The letters of the rows; and of those that are plain ones, by row, the reason that each would have had. Which row
-    it is that cannot be made into a letter, only one at a time can tell.
+    """The letters of the rows; and of the plain ones, by row, the reason that each would have had. Where one cannot be
+    made, they are made one at a time.
     """
     try:
         return _complete(rows, ids, refused, cut), {}
@@ -160,9 +159,7 @@ def _letter(
 def _plain(
     rows: DueRows, row: int, error: Exception, refused: Mapping[int, Refusal], report: Report
 ) -> tuple[Record, str]:
-    """The letter of a row of which none can be made: what can be read of it, and what went wrong; and the reason that
-    it would have had.
-    """
+    """A plain letter: what can be read of the row, and what went wrong; and the reason that it would have had."""
     ids = np.array([row], dtype=np.intp)
     (topic, partition), offset = rows.sources.name(int(rows.source[row])), int(rows.offset[row])
 
@@ -199,7 +196,7 @@ def _cut(value: bytes | None, key: bytes | None, own: Headers) -> tuple[bytes | 
     omitted = {"value": len(value or b"")}
     if len(key or b"") > CUT_BYTES:
         omitted["key"], key = len(key or b""), None
-    size = sum(len(name.encode()) + len(text or b"") for name, text in own)
+    size = _header_bytes(own)
     if size > CUT_BYTES or len(own) > CUT_HEADERS:
         omitted[f"{len(own)} headers"], own = size, []
     text = ", ".join(f"{what} ({size} bytes)" for what, size in omitted.items())
@@ -254,43 +251,45 @@ _READERS: Final[dict[RejectReason, tuple[str, Callable[[str], object]]]] = {
 _SECONDS_DIGITS_MAX: Final = 12
 """With three more a number has as many digits as it may have."""
 _IN_SECONDS: Final = {name: seconds for dialect in DIALECTS.values() for name, _, seconds in dialect.times}
-_NATIVE: Final = {
-    name: native
-    for dialect in DIALECTS.values()
-    for name, native in [*((name, native) for name, native, _ in dialect.times), *dialect.renamed.items()]
+_NATIVE: Final = {name: native for dialect in DIALECTS.values() for name, native, _ in dialect.times} | {
+    name: native for dialect in DIALECTS.values() for name, native in dialect.renamed.items()
 }
 """The native header that a dialect's header stands for. No two dialects share a header."""
 
 
 def reject_detail(reason: RejectReason, headers: Headers, ts_ms: int) -> str:
-    """The reason's explanation, and where it is about one header, what exactly is wrong with its value."""
+    """The reason's explanation, and what exactly is wrong."""
     if reason is RejectReason.DUPLICATE_HEADER:
         names = [name for name, _ in headers]
-        twice = [name for name in h.CONTROL if names.count(name) > 1]
-        return f"{reason.explanation} {', '.join(twice)}".rstrip()
-    if reason is RejectReason.TOO_MANY_HEADERS:
-        return f"{reason.explanation} It has {len(headers)}."
-    if reason is RejectReason.HEADERS_TOO_LARGE:
-        return f"{reason.explanation} {sum(len(name.encode()) + len(value or b'') for name, value in headers)} bytes."
-    return next((f"{reason.explanation} {what}" for what in _complaints(reason, headers, ts_ms)), reason.explanation)
+        what = ", ".join(name for name in h.CONTROL if names.count(name) > 1)
+    elif reason is RejectReason.TOO_MANY_HEADERS:
+        what = f"It has {len(headers)}."
+    elif reason is RejectReason.HEADERS_TOO_LARGE:
+        what = f"{_header_bytes(headers)} bytes."
+    else:
+        what = _complaint(reason, headers, ts_ms)
+    return f"{reason.explanation} {what}".rstrip()
 
 
-def _complaints(reason: RejectReason, headers: Headers, ts_ms: int) -> Iterator[str]:
-    """What is wrong with the headers that a reason may be about: the native one first, then those of dialects."""
+def _complaint(reason: RejectReason, headers: Headers, ts_ms: int) -> str:
+    """What is wrong with a header that the reason may be about: the native one first, then those of dialects."""
     if reason not in _READERS:
-        return
+        return ""
     native, read = _READERS[reason]
     about = [(name, value) for name, value in headers if native in (name, _NATIVE.get(name))]
     for name, value in sorted(about, key=lambda header: header[0] != native):
         try:
             text = h.text_of(value)[: 2 * h.TIME_LENGTH_MAX]
-            if _IN_SECONDS.get(name):
-                text = _milliseconds(text)
-            result = read(text)
+            result = read(_milliseconds(text) if _IN_SECONDS.get(name) else text)
             if reason is RejectReason.BAD_UNTIL and isinstance(result, int):
                 h.check_until(result, ts_ms)
         except ValueError as error:
-            yield f"{name}: {error}"
+            return f"{name}: {error}"
+    return ""
+
+
+def _header_bytes(headers: Headers) -> int:
+    return sum(len(name.encode()) + len(value or b"") for name, value in headers)
 
 
 def _milliseconds(text: str) -> str:

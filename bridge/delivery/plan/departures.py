@@ -17,12 +17,11 @@ from bridge.delivery.plan.planner import Plan
 from timerstore.rows.position import Int64s
 
 WAITING_BYTES_MAX: Final = 16 << 20
-"""So much may wait as arguments of `produce`. Of large records that came all at once, the rest is converted when these
-have left, and is late by some ms."""
+"""So much may wait as arguments of `produce`. The rest is converted when these have left, and is late by some ms."""
 
 
 class Departures:
-    """The batches of a plan, as they fall due. For one thread, and one go."""
+    """The batches of one plan, as they fall due. One thread."""
 
     def __init__(self, plan: Plan) -> None:
         rows, self._delivered = plan.rows, plan.fates.ids(Fate.DELIVER)
@@ -35,16 +34,15 @@ class Departures:
         self._fresh = plan.batches()
         self._sizes = rows.sizes
         self._waiting: list[tuple[Batch, int]] = []
-        """Batches of which rows are left, and from where on."""
+        """Batches, and from which row on they wait."""
         self._bytes = 0
         """Of the rows that wait."""
 
     def until(self, now_ms: int) -> Iterator[Batch]:
-        """What is due and was not handed out before; to be asked for anew until `next_ms` is None."""
+        """What has fallen due since the last call; call it until `next_ms` is None."""
         waiting, self._waiting, self._bytes = self._waiting, [], 0
         for batch, start in waiting:
             yield from self._due_of(batch, start, now_ms)
-        # What is all due is converted a batch at a time.
         while self._bytes < WAITING_BYTES_MAX and (fresh := next(self._fresh, None)) is not None:
             yield from self._due_of(fresh, 0, now_ms)
 

@@ -41,11 +41,8 @@ BATCHED_BYTES: Final = 27 + (1 + len(h.ORIGIN) + 2) + (1 + len(h.DUE) + 1)
 """Of a delivery among others, at most, beside key, value, own headers and the text of our two: lengths of record, key
 and value (5 each), attributes (1), differences of timestamp (5) and offset (3), number of headers (3)."""
 
-DELIVERED: Final = ("key", "value", "origin", "due", "target_partition")
-"""What a delivery is made of, beside its headers."""
-
-_COLUMNS: Final = ("ids", "values", "keys", "origins", "dues", "headers", "own", "partitions")
-"""Those of a batch."""
+_DELIVERED: Final = ("key", "value", "origin", "due")
+_BATCH_COLUMNS: Final = ("ids", "values", "keys", "origins", "dues", "headers", "own", "partitions")
 _STRING: Final = pa.string()
 _EMPTY: Final = pa.scalar("")
 _ZERO: Final = np.zeros(1, dtype=np.int64)
@@ -53,8 +50,9 @@ _ZERO: Final = np.zeros(1, dtype=np.int64)
 
 @dataclass(slots=True)
 class OwnHeaders:
-    """Headers of n records: those of record i are pairs[starts[i]:ends[i]]. Not a list each: tens of thousands of lists
-    that live for a moment keep the garbage collector busier than the client."""
+    """Headers of n records: those of record i are pairs[starts[i]:ends[i]]. Tens of thousands of short-lived lists
+    would keep the garbage collector busier than the client.
+    """
 
     pairs: Headers
     starts: list[int]
@@ -64,17 +62,15 @@ class OwnHeaders:
         return OwnHeaders(self.pairs, self.starts[records], self.ends[records])
 
     def lists(self) -> list[Headers]:
-        """A list for each record."""
         return [self.pairs[a:b] for a, b in zip(self.starts, self.ends, strict=True)]
 
 
 @dataclass(slots=True, kw_only=True)
 class Batch:
-    """Arguments for as many produce calls as `values` has: to `topic`, each list n long.
+    """Arguments of n produce calls to `topic`, each list n long; `ids` int64[n] are the rows among those taken.
 
     Either `origins` and `dues` (text of the two delivered headers), after the records' `own` ones if there are any, or
-    complete `headers`.
-    `partitions` None: the partitioner's choice. `ids` int64[n] name the rows within what was taken.
+    complete `headers`. `partitions` None: the partitioner's choice.
     """
 
     topic: str
@@ -98,32 +94,29 @@ class Batch:
         """Each record's headers, made one at a time: see `OwnHeaders`."""
         if self.headers is not None:
             return self.headers
-        delivered = (
-            zip(repeat(h.ORIGIN), self.origins or (), strict=False),
-            zip(repeat(h.DUE), self.dues or (), strict=False),
-        )
+        origins = zip(repeat(h.ORIGIN), self.origins or (), strict=False)
+        dues = zip(repeat(h.DUE), self.dues or (), strict=False)
         if self.own is None:
-            return map(list, zip(*delivered, strict=True))
+            return map(list, zip(origins, dues, strict=True))
         pairs = self.own.pairs
-        bounds = zip(self.own.starts, self.own.ends, *delivered, strict=True)
+        bounds = zip(self.own.starts, self.own.ends, origins, dues, strict=True)
         return ([*pairs[start:end], origin, due] for start, end, origin, due in bounds)
 
     def sent(self, first: int) -> Sent:
-        """What to remember of it once it is on its way, its rows being numbered from `first` in the transaction."""
+        """Where it goes, its rows being numbered from `first` in the transaction."""
         return Sent(first=first, topic=self.topic, ids=self.ids, partitions=self.partitions)
 
     def part(self, start: int, end: int) -> Batch:
-        """The rows from `start` to before `end`."""
         if start == 0 and end == len(self):
             return self
-        columns = {name: getattr(self, name) for name in _COLUMNS}
+        columns = {name: getattr(self, name) for name in _BATCH_COLUMNS}
         parts: dict[str, Any] = {name: each[start:end] for name, each in columns.items() if each is not None}
         return replace(self, **parts, unreadable={} if start else self.unreadable)  # counted once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
-    """Where a batch went: row `first` + i of the transaction for each i of `ids`; `partitions` as in `Batch`."""
+    """Where a batch went: the rows `first` + `ids` of the transaction; `partitions` as in `Batch`."""
 
     first: int
     topic: str
@@ -144,11 +137,11 @@ class TargetRows:
     partitions: npt.NDArray[np.int32] | None = None
     """Partition of each, -1: the partitioner's choice. None: what the rows say."""
     chunk_bytes: int | None = None
-    """Bytes of the largest batch that the topic takes, where that is less than the client's."""
+    """See `SizeLimits.chunk_bytes`."""
 
 
 class SourceColumns:
-    """What is needed of the sources, as columns; made once for a store, since each takes tens of microseconds."""
+    """What is needed of a store's sources, as columns; made once, since each takes tens of microseconds."""
 
     def __init__(self, sources: Sources, default_targets: Mapping[str, str | None]) -> None:
         self.sources = sources
@@ -161,7 +154,7 @@ class SourceColumns:
 
 
 class DueRows:
-    """Rows as handed out by the store, with what delivery needs to know of each of them in vectors of n."""
+    """Rows as handed out by the store, with what delivery needs to know of them in vectors of n."""
 
     def __init__(self, rows: Rows, columns: SourceColumns) -> None:
         payload = rows.payload
@@ -201,14 +194,12 @@ class DueRows:
 
     @cached_property
     def sizes(self) -> Int64s:
-        """Size of each record when it is delivered, int64[n]: an upper bound, as if it were alone in its batch."""
+        """Size of each delivery, int64[n]: an upper bound, as if it were alone in its batch."""
         result: Int64s = self._own_bytes + self.columns.name_bytes[self.source] + RECORD_OVERHEAD_BYTES
         return result
 
     def batched_sizes(self, ids: Ids) -> Int64s:
-        """What each delivery adds to a batch, int64[m]: an upper bound, and nearer than `sizes`, which small records
-        exceed several times.
-        """
+        """What each delivery adds to a batch, int64[m]: an upper bound, for small records far below `sizes`."""
         total = self._own_bytes[ids] + BATCHED_BYTES + self.columns.prefix_bytes[self.source[ids]]
         for name in ("origin", "due"):
             total += integers(pc.binary_length(pc.cast(self.payload.column(name).take(pa.array(ids)), _STRING)), 0)
@@ -245,7 +236,7 @@ class DueRows:
     def batches(self, mine: TargetRows) -> Iterator[Batch]:
         """These rows as deliveries, bounded in rows and bytes; in chunks of `chunk_bytes`, each is sent alone."""
         everything = len(mine.ids) == len(self)
-        columns = self.payload.select(DELIVERED)
+        columns = self.payload.select(_DELIVERED)
         if mine.chunk_bytes is None:
             pieces = chunks(self.sizes[mine.ids])
         else:
@@ -253,6 +244,7 @@ class DueRows:
         for chunk in pieces:
             ids = mine.ids[chunk]
             payload = columns.slice(chunk.start, len(ids)) if everything else columns.take(pa.array(ids))
+            own = self.headers(ids)
             batch = Batch(
                 topic=mine.topic,
                 ids=ids,
@@ -260,10 +252,9 @@ class DueRows:
                 keys=_objects(payload.column("key")),
                 origins=self._origins(payload.column("origin"), ids),
                 dues=_objects(pc.cast(payload.column("due"), _STRING)),
+                own=own if own.pairs else None,
                 alone=mine.chunk_bytes is not None,
             )
-            own = self.headers(ids)
-            batch.own = own if own.pairs else None
             if mine.partitions is not None:
                 batch.partitions = mine.partitions[chunk].tolist()
             elif self.partition is not None:
@@ -286,8 +277,8 @@ class DueRows:
         return rows, self._header_values.take(pa.array(found))
 
     def misnamed(self) -> Bools | None:
-        """Which rows have a header whose name holds NUL: the client would cut it there, and what is left could be a
-        control header. None: no row has.
+        """Which rows have a header whose name holds NUL; None: no row has. The client would cut the name there, and
+        what is left could be a control header.
         """
         found = pc.match_substring(self._header_keys, "\0")
         if not pc.any(found).as_py():
@@ -308,9 +299,7 @@ class DueRows:
 def batches_by_topic(
     ids: Ids, topics: Sequence[str], partitions: Sequence[int] | None, records: Sequence[Record]
 ) -> Iterator[Batch]:
-    """Records of the rows `ids`, each for its topic and, unless that is left to the partitioner, its partition; a batch
-    for each topic.
-    """
+    """Records of the rows `ids`, one batch for each topic. `partitions` None: the partitioner's choice."""
     for topic in dict.fromkeys(topics):
         mine = [i for i, name in enumerate(topics) if name == topic]
         yield Batch(
@@ -323,14 +312,12 @@ def batches_by_topic(
         )
 
 
-def chunks(sizes: Int64s, bytes_max: int | None = None) -> Iterator[slice]:
-    """Cut rows of `sizes` int64[m] into slices of at most BATCH_ROWS_MAX rows and `bytes_max` bytes (one row at least;
-    None: BATCH_BYTES_MAX).
-    """
+def chunks(sizes: Int64s, bytes_max: int = BATCH_BYTES_MAX) -> Iterator[slice]:
+    """Cut rows of `sizes` int64[m] into slices of at most BATCH_ROWS_MAX rows and `bytes_max` bytes, or of one row."""
     running = np.cumsum(sizes)
     start, before = 0, 0
     while start < len(sizes):
-        end = int(np.searchsorted(running, before + (bytes_max or BATCH_BYTES_MAX), side="right"))
+        end = int(np.searchsorted(running, before + bytes_max, side="right"))
         end = min(max(end, start + 1), start + BATCH_ROWS_MAX)
         yield slice(start, end)
         start, before = end, int(running[end - 1])

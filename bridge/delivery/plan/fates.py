@@ -64,21 +64,14 @@ from timerstore.rows.position import Bools, Int64s
 class Fate(IntEnum):
     """What becomes of a due row."""
 
-    NOTHING = 0
-    """Finished without output."""
+    NOTHING = 0  # finished without output
     DELIVER = 1
-    ROLL = 2
-    """Copied into its own partition: its due time is beyond the roll window."""
-    DEFER = 3
-    """Copied with a slot of its own: the bridge catches up."""
-    RETRY = 4
-    """Copied with a later time: what it needs fails for now."""
-    LETTER = 5
-    """Written to the dead-letter topic."""
-    HOLD = 6
-    """Copied as the dead letter that it is to become: the dead-letter topic fails for now."""
-    FORWARD = 7
-    """Written to the other partitions of its topic."""
+    ROLL = 2  # copied into its own partition: its due time is beyond the roll window
+    DEFER = 3  # copied with a slot of its own: the bridge catches up
+    RETRY = 4  # copied with a later time: what it needs fails for now
+    LETTER = 5  # written to the dead-letter topic
+    HOLD = 6  # copied as the dead letter that it is to become: the dead-letter topic fails for now
+    FORWARD = 7  # written to the other partitions of its topic
 
 
 OWN: Final = -1
@@ -88,25 +81,23 @@ LETTERS_FAIL: Final = -2
 DEAD_LETTER_TOPIC: Final = "dead-letter-topic"
 """The reason of a retry whose dead letter cannot be written; it never becomes that of a dead letter."""
 _LASTING: Final = frozenset({RejectReason.TARGET_DENIED, RejectReason.UNKNOWN_TARGET})
-"""A delay topic that takes no copies for one of these will not in a minute: dead letters in place of retries."""
-_SLACK_BYTES: Final = 1_000
-"""What the upper bounds are beyond the size itself, at most (but for names and ids, which are short)."""
+"""A delay topic that takes no copies for one of these will not soon: dead letters in place of retries."""
 _LETTER_BYTES: Final = 4 * DETAIL_CHARS_MAX + 1_000
-"""What a dead letter may be larger than the copy of its record: the reason in words, and the names of its headers."""
+"""By how much a dead letter may exceed the copy of its record: the reason in words, and the names of its headers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What aborts have taught of single records, by packed (source, offset): those that their target rejects, those
-    whose dead letter is rejected, those whose copy is, those of which no dead letter fits unless it is cut, and those
-    that are put off, since one of them spoils transactions.
-    """
+    """What aborts have taught of single records, by packed (source, offset)."""
 
     rejected: dict[int, Refusal] = field(default_factory=dict)
+    """Their targets reject them."""
     no_letter: set[int] = field(default_factory=set)
     no_copy: set[int] = field(default_factory=set)
     cut: set[int] = field(default_factory=set)
+    """Their dead letters fit only if cut."""
     put_off: dict[int, Refusal] = field(default_factory=dict)
+    """One of these spoils transactions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,13 +148,12 @@ class Fates:
 
     def put(self, ids: Ids, fate: Fate, reasons: Sequence[Refusal | int] | None = None) -> Fates:
         """The rows `ids` have another fate, for one reason or each for its own; None: for the reason that they had."""
-        fates, codes, refusals = self.fate.copy(), self.reason.copy(), self.refusals
+        fates, codes = self.fate.copy(), self.reason.copy()
+        known = {refusal: code for code, refusal in enumerate(self.refusals)}
         fates[ids] = fate
         if reasons is not None:
-            known = {refusal: code for code, refusal in enumerate(refusals)}
             codes[ids] = [r if isinstance(r, int) else known.setdefault(r, len(known)) for r in reasons]
-            refusals = tuple(known)
-        return replace(self, fate=fates, reason=codes, refusals=refusals)
+        return replace(self, fate=fates, reason=codes, refusals=tuple(known))
 
     def refused(self, ids: Ids) -> dict[int, Refusal]:
         """Why, by row, of those of the rows that have no reason of their own."""
@@ -171,7 +161,7 @@ class Fates:
         return {row: self.refusals[code] for row, code in codes if code >= 0}
 
     def count_attempts(self, ids: Ids) -> Int64s:
-        """By how many attempts each of these retries has more behind it; int64[m]."""
+        """How many attempts each of these retries adds; int64[m]."""
         # The last two stand for LETTERS_FAIL and OWN.
         counts = np.array([*(refusal.counts for refusal in self.refusals), True, True], dtype=np.int64)
         result: Int64s = counts[self.reason[ids]]
@@ -179,21 +169,18 @@ class Fates:
 
     def retried(self) -> Counter[str]:
         """Rows that are put off, by reason."""
-        codes = Counter(self.reason[self.ids(Fate.RETRY, Fate.HOLD)].tolist())
-        counts: Counter[str] = Counter()
-        for code, count in codes.items():
-            counts[DEAD_LETTER_TOPIC if code == LETTERS_FAIL else str(self.refusals[code].reason)] += count
-        return counts
+        codes = self.reason[self.ids(Fate.RETRY, Fate.HOLD)].tolist()
+        return Counter(DEAD_LETTER_TOPIC if c == LETTERS_FAIL else str(self.refusals[c].reason) for c in codes)
 
     def rejected(self, rows: DueRows) -> Counter[str]:
         """Dead letters by reason; one that was held is counted when it is held no longer."""
         dead = self.ids(Fate.LETTER)
         counts = Counter(str(refusal.reason) for refusal in self.refused(dead).values())
         own = dead[self.reason[dead] == OWN]
-        is_timer = rows.kind[own] == Kind.TIMER
-        counts.update(rows.column("reason", own[~is_timer]))
-        if is_timer.any():
-            counts.update(reason_of(headers) for headers in rows.headers(own[is_timer]).lists())
+        was_held = rows.kind[own] == Kind.TIMER
+        counts.update(rows.column("reason", own[~was_held]))
+        if was_held.any():
+            counts.update(reason_of(headers) for headers in rows.headers(own[was_held]).lists())
         return counts
 
 
@@ -219,15 +206,12 @@ class OwnTopics:
         self._takes_letters: Bools = np.ones(size, dtype=np.bool_)
         self._copy_bytes_max: Int64s = np.zeros(size, dtype=np.int64)
         self._letter_bytes_max: Int64s = np.zeros(size, dtype=np.int64)
-        sources = np.unique(rows.source).tolist()
-        self.chunk_bytes = limits.chunk_bytes(known[rows.sources.name(source)[0]] for source in sources)
-        """Bytes of the largest batch that the delay topics take, where that is less than the producer's."""
-        self.letters_chunk_bytes = limits.chunk_bytes(
-            known[letter_topics[rows.sources.name(source)[0]]] for source in sources
-        )
+        sources = {source: rows.sources.name(source) for source in np.unique(rows.source).tolist()}
+        self.chunk_bytes = limits.chunk_bytes(known[name] for name, _ in sources.values())
+        """Of the delay topics; see `SizeLimits.chunk_bytes`."""
+        self.letters_chunk_bytes = limits.chunk_bytes(known[letter_topics[name]] for name, _ in sources.values())
         """Of the dead-letter topics."""
-        for source in sources:
-            name, partition = rows.sources.name(source)
+        for source, (name, partition) in sources.items():
             topic, letters = known[name], known[letter_topics[name]]
             self.is_down[source] = topic.is_down(partition)
             self._takes_letters[source] = letters.is_well or letters.is_unanswered
@@ -242,14 +226,14 @@ class OwnTopics:
         needed = copy_sizes(rows, ids) + np.where(is_timer, 0, HEADER_ALLOWANCE_BYTES // 8)
         room = self._copy_bytes_max[rows.source[ids]]
         fits: Bools = needed <= room
-        near = ~fits & is_timer & (rows.sizes[ids] - _SLACK_BYTES <= room)
+        near = ~fits & is_timer & (room > 0)
         if near.any():
             exact = exact_bytes(copies(rows, ids[near], at_ms=rows.due[ids[near]]), len(rows))
             fits[near] = exact[ids[near]] <= room[near]
         return fits & ~_named(rows.keys[ids], self._findings.no_copy)
 
     def takes_letters(self, ids: Ids, refused: Mapping[int, Refusal]) -> Bools:
-        """Which of the rows can become dead letters, those that are `refused` for that; bool[m]."""
+        """Which of the rows can become dead letters (`refused`: why, by row); bool[m]."""
         taken: Bools = self._takes_letters[self._rows.source[ids]] & self.letters_fit(ids, refused)
         return taken & ~_named(self._rows.keys[ids], self._findings.no_letter)
 
@@ -272,10 +256,7 @@ class OwnTopics:
     def unwritable(self, fates: Fates, forwards: Forwards) -> dict[int, Unwritable]:
         """Sources of rows that need a partition which takes nothing now, by index, and what they wait for."""
         rows = self._rows
-        found = {
-            source: Unwritable(refusal=Refusal(RejectReason.TARGET_UNAVAILABLE, text))
-            for source, text in forwards.unknown.items()
-        }
+        found = {source: _unavailable(text) for source, text in forwards.unknown.items()}
         places = forwards.places()
         for source in np.unique(rows.source[fates.ids(Fate.ROLL, Fate.RETRY, Fate.HOLD)]).tolist():
             places.setdefault(source, set()).add(rows.sources.name(source))
@@ -284,11 +265,14 @@ class OwnTopics:
         for source in np.unique(dead[~self._takes_letters[dead]]).tolist():
             places.setdefault(source, set()).add((self.letter_topics[rows.sources.name(source)[0]], EVERY))
         for source, wanted in places.items():
-            down = next(((topic, number) for topic, number in wanted if self._known[topic].is_down(number)), None)
+            down = next((f"{topic}-{number}" for topic, number in wanted if self._known[topic].is_down(number)), None)
             if down is not None:
-                refusal = Refusal(RejectReason.TARGET_UNAVAILABLE, f"{down[0]}-{down[1]} takes nothing now")
-                found[source] = Unwritable(refusal=refusal, places=frozenset(wanted))
+                found[source] = _unavailable(f"{down} takes nothing now", wanted)
         return found
+
+
+def _unavailable(detail: str, places: Collection[tuple[str, int]] = ()) -> Unwritable:
+    return Unwritable(refusal=Refusal(RejectReason.TARGET_UNAVAILABLE, detail), places=frozenset(places))
 
 
 # -- the passes --------------------------------------------------------------------------------------------------------
@@ -304,8 +288,7 @@ def by_kind(rows: DueRows, now_ms: int) -> Fates:
 
 def misnamed(rows: DueRows, fates: Fates) -> Fates:
     """Nothing is written whose header names the client would cut."""
-    hit = rows.misnamed()
-    if hit is None:
+    if (hit := rows.misnamed()) is None:
         return fates
     refusal = _plain(RejectReason.BAD_HEADER_NAME)
     return fates.instead(hit, Fate.LETTER, refusal).instead(hit, Fate.LETTER, refusal, was=Fate.ROLL)
@@ -339,8 +322,8 @@ def without_target(fates: Fates, rows: Bools) -> Fates:
 
 
 def forbidden(rows: DueRows, fates: Fates, mine: Bools, name: str, letter_topics: Mapping[str, str]) -> Fates:
-    """`mine` bool[n] are for the target `name`, which is not allowed; to a dead-letter topic (`letter_topics`: by delay
-    topic) only the dead letters may go that were held.
+    """`mine` bool[n] are for the target `name`, which is not allowed; only a dead letter that was held may go to its
+    dead-letter topic (`letter_topics`: by delay topic).
     """
     if name in letter_topics.values():
         ids = np.flatnonzero(mine & fates.are(Fate.DELIVER))
@@ -352,10 +335,8 @@ def forbidden(rows: DueRows, fates: Fates, mine: Bools, name: str, letter_topics
 
 
 def fitting(rows: DueRows, fates: Fates, mine: Bools, name: str, target: Target, limits: SizeLimits) -> Fates:
-    """What of `mine` bool[n] the target `name` cannot take for its partition, its size, or its missing key. The same
-    object where all of it fits.
-
-    Such records are not retried: what is wrong is most likely the message, and its sender should know now.
+    """What of `mine` bool[n] the target `name` cannot take for its partition, its size, or its missing key; the same
+    object where all of it fits. It is not retried: most likely the message is wrong, and its sender should know now.
     """
     if target.refusal is not None and not target.partitions:
         return fates
@@ -378,9 +359,7 @@ def fitting(rows: DueRows, fates: Fates, mine: Bools, name: str, target: Target,
 def reachable(
     rows: DueRows, fates: Fates, mine: Bools, name: str, target: Target, partitioner: str
 ) -> tuple[Fates, TargetRows]:
-    """What of `mine` bool[n] goes to the target `name` now: all of it, unless the target or some of its partitions take
-    nothing.
-    """
+    """What of `mine` bool[n] goes to the target `name` now, of which all or some partitions may take nothing."""
     if target.refusal is not None:
         fates = fates.instead(mine, Fate.RETRY, target.refusal)
     ids = np.flatnonzero(mine & fates.are(Fate.DELIVER))

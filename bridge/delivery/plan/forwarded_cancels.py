@@ -1,19 +1,19 @@
 """Cancels without a key: the messages that they name may be in any partition, so they are forwarded to all the others.
 
-A producer sends a cancel with the key of its target, and the partitioner brings both together. Without a key they need
-not meet. The store applies the cancel in its own partition; the transaction that finishes it then writes it to every
-other partition of the delay topic, with a header that says that it need not go any further.
+With the key of its target, a cancel reaches the same partition. Without a key it need not: the store applies it in its
+own partition, and the transaction that finishes it writes it to every other partition of the delay topic, with a header
+that ends the forwarding.
 
 A timer without a key that replaces another is two entries from the beginning: itself, due when it is due, and a cancel
 at the same offset, which is due at once. So what it replaces in other partitions is cancelled before it is due.
 
-The number of partitions is asked for when a cancel is forwarded, since some may have been added that this bridge does
-not read yet, and producers may know of them earlier than its group does. What a cancel covers was written before it,
-hence to a partition that existed when it was read, and so is in the answer; in a partition that is added after the
-answer, everything is later than the cancel. (A broker may itself lag behind the controller, by milliseconds.)
+The number of partitions is looked up when a cancel is forwarded: producers may know of a new partition earlier than the
+bridge's group does. What a cancel covers was written before it, hence to a partition that existed when it was read, and
+is in the answer; in a partition added after the answer, everything is later than the cancel. (A broker may itself lag
+behind the controller, by milliseconds.)
 
 Kafka promises no order across partitions: a record without a key and with the same id that is sent *while* a cancel is
-being forwarded (some tenths of a second) may be cancelled by it. With a key nothing of this applies.
+being forwarded (some tenths of a second) may be cancelled by it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Final
 
 import numpy as np
 
-from bridge.delivery.plan.due_rows import Batch, DueRows, Ids, chunks
+from bridge.delivery.plan.due_rows import Batch, DueRows, Ids, Record, batches_by_topic, chunks
 from bridge.errors import EnvironmentFailure
 from bridge.wire import headers as h
 from timerstore.rows.entry import Kind
@@ -70,25 +70,20 @@ class Forwards:
     def batches(self) -> Iterator[Batch]:
         """The cancels for every partition but their own."""
         rows = self._rows
-        for topic, partitions in self._partitions.items():
-            partition_of = np.array([partition if name == topic else -1 for name, partition in rows.sources])
-            here = partition_of[rows.source[self.ids]]
-            for partition in range(partitions):
-                is_other = (here >= 0) & (here != partition)
-                ids, came_to = self.ids[is_other], here[is_other]
-                for chunk in chunks(rows.sizes[ids]):
-                    chosen = ids[chunk]
-                    places = zip(came_to[chunk].tolist(), rows.offset[chosen].tolist(), strict=True)
-                    origins = [h.origin_text(topic, own, offset) for own, offset in places]
-                    cancelled = zip(rows.column("id", chosen), origins, strict=True)
-                    yield Batch(
-                        topic=topic,
-                        ids=chosen,
-                        values=[None] * len(chosen),
-                        keys=[None] * len(chosen),
-                        headers=[list(h.cancel_headers(id, forwarded=origin)) for id, origin in cancelled],
-                        partitions=[partition] * len(chosen),
-                    )
+        for chunk in chunks(rows.sizes[self.ids]):
+            chosen = self.ids[chunk]
+            topics, partitions = rows.places(chosen)
+            origins = map(h.origin_text, topics, partitions, rows.offset[chosen].tolist())
+            cancelled = zip(rows.column("id", chosen), origins, strict=True)
+            records: list[Record] = [
+                (None, None, list(h.cancel_headers(id, forwarded=origin))) for id, origin in cancelled
+            ]
+            counts = [self._partitions.get(topic, 0) for topic in topics]
+            for partition in range(max(counts)):
+                mine = [i for i, own in enumerate(partitions) if partition != own and partition < counts[i]]
+                yield from batches_by_topic(
+                    chosen[mine], [topics[i] for i in mine], [partition] * len(mine), [records[i] for i in mine]
+                )
 
 
 def _keyless_cancels(rows: DueRows) -> Ids:

@@ -3,10 +3,9 @@
 How long a message has waited is counted from its effective time, or from when it was written if that is later: a
 message sent with a due time in the past is not overdue, nor is a retry.
 
-After a downtime the position must pass everything that is overdue before it comes to what is due now, so what exceeds
-the catch-up rate cannot stay where it is: it is written back into the delay topic, each message with a time slot of its
-own, as many slots a second as the rate says. That is done once for each message and downtime, whatever the rate: in its
-slot a message is on time. Nothing else is rewritten, and what is due now waits for this sweep only.
+After a downtime the position must pass everything that is overdue before it comes to what is due now. What exceeds the
+catch-up rate is therefore written back into the delay topic, each message with a time slot of its own, as many slots a
+second as the rate says: once for each message and downtime, since in its slot a message is on time.
 
     rate 1000/s, 5,000 overdue at 12:00:00      1,000 at once, the others in slots up to 12:00:05, a millisecond apart
 """

@@ -1,7 +1,7 @@
 """Which partition of a target a record goes to, where some of them take nothing now. Pure.
 
-Usually this is left to the client's partitioner. When a partition is down it has to be known beforehand: a record whose
-key belongs there waits, the others are delivered, and a record without a key goes to a partition that is up.
+Usually the client's partitioner decides. While a partition is down, a record whose key belongs there waits, and one
+without a key goes to a partition that is up.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from timerstore.rows.position import Bools
 
 PARTITIONER: Final = "murmur2_random"
-"""The bridge's default, and the one that is known here; with another one the partition of a key is not known."""
+"""The bridge's default. With any other, the partition of a key is not known here."""
 
 
 def place(

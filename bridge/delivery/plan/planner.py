@@ -107,8 +107,8 @@ class Planner:
         partitioner: str = PARTITIONER,
         tracer: OpenTelemetry | None = None,
     ) -> None:
-        """`permitted` is the allow-list; dead-letter topics are refused here, whatever it says. By delay topic: default
-        target, dead-letter topic. `partitioner` is the producer's, by its name.
+        """`permitted` is the allow-list; the bridge's own topics are refused here, whatever it says. By delay topic:
+        `default_targets`, `dead_letter_topics`. `partitioner` names the producer's.
         """
         self.delay_topics = frozenset(default_targets)
         self.dead_letter_topics = frozenset(dead_letter_topics.values())
@@ -131,15 +131,15 @@ class Planner:
         self._catch_up.begin()
 
     def committed(self, traced: Sequence[tuple[int, Sequence[Delivery]]], now_ms: int) -> None:
-        """It was committed; `traced` are its messages that get a span, and when they were produced (ms)."""
+        """It was committed; `traced`: when some messages were produced (ms), and those of them that get a span."""
         self._catch_up.commit()
         if self._tracer is not None:
             for produced_ms, deliveries in traced:
                 self._tracer.delivered(deliveries, produced_ms, now_ms)
 
     def plan(self, taken: Rows, sources: Sources, now_ms: int, findings: Findings = NOTHING) -> Plan:
-        """What becomes of the rows taken at `now_ms`. `findings` are what aborts have taught. Raises Unplannable with
-        the sources that must be held, since nothing takes what must be written for them.
+        """What becomes of the rows taken at `now_ms`, after what aborts have taught (`findings`). Raises Unplannable
+        with the sources that must be held, since nothing takes what must be written for them.
         """
         if self._columns is None or self._columns.sources is not sources:
             self._columns = SourceColumns(sources, self._default_targets)

@@ -42,8 +42,7 @@ class SizeLimits:
 
     def chunk_bytes(self, targets: Iterable[Target]) -> int | None:
         """Bytes of the largest batch that all of them take, where that is less than the producer's; None: it is not.
-
-        (Compressed, more would fit: how much, only the broker can tell.)
+        Compressed, more would fit, but only the broker can tell how much.
         """
         least = min((t.bytes_max for t in targets if t.bytes_max is not None), default=self.batch_bytes_max)
         return least if least < self.batch_bytes_max else None
@@ -53,11 +52,12 @@ def exact_bytes(batches: Iterable[Batch], size: int) -> Int64s:
     """The records' sizes by row, int64[size]; 0 for rows that no batch has."""
     result: Int64s = np.zeros(size, dtype=np.int64)
     for batch in batches:
-        for row, value, key, headers in zip(
-            batch.ids.tolist(), batch.values, batch.keys, batch.all_headers(), strict=True
-        ):
-            result[row] = record_bytes(key, value, headers)
+        result[batch.ids] = _record_sizes(batch)
     return result
+
+
+def _record_sizes(batch: Batch) -> list[int]:
+    return [record_bytes(*record) for record in zip(batch.keys, batch.values, batch.all_headers(), strict=True)]
 
 
 def parted(batches: Iterable[Batch], chunk_bytes: int | None) -> Iterator[Batch]:
@@ -66,14 +66,13 @@ def parted(batches: Iterable[Batch], chunk_bytes: int | None) -> Iterator[Batch]
         yield from batches
         return
     for batch in batches:
-        records = zip(batch.keys, batch.values, batch.all_headers(), strict=True)
-        sizes = np.array([record_bytes(*record) for record in records], dtype=np.int64) - BATCH_BYTES + _MORE_BYTES
+        sizes = np.array(_record_sizes(batch), dtype=np.int64) - BATCH_BYTES + _MORE_BYTES
         for chunk in chunks(sizes, chunk_bytes - BATCH_BYTES):
             yield replace(batch.part(chunk.start, chunk.stop), alone=True)
 
 
 def larger(rows: DueRows, name: str, mine: Bools, limit: int) -> Bools:
-    """Which of `mine` bool[n] are larger than that when they are delivered: to the byte, where the bound says so."""
+    """Which deliveries of `mine` bool[n] exceed `limit` bytes: exact where the upper bound does."""
     large: Bools = mine & (rows.sizes > limit)
     if large.any():
         large &= exact_bytes(rows.batches(TargetRows(topic=name, ids=np.flatnonzero(large))), len(rows)) > limit

@@ -1,8 +1,8 @@
 """Delivery spans: where a message carries a `traceparent`, its trace goes on with a span that links to its producer's.
 
-OpenTelemetry is an extra (`pip install delay-bridge[bridge,otel]`) and off unless `tracing.endpoint` is set. What it
-costs is bounded: one comparison of a column for a take without the header, and Python only for the messages that are
-chosen, at most `tracing.rate` a second. A span exists once its transaction is committed, so an abort leaves none.
+OpenTelemetry is an extra (`pip install delay-bridge[bridge,otel]`) and off unless `tracing.endpoint` is set. Its cost
+is bounded: a take without the header costs one comparison of a column, and only the messages that are chosen, at most
+`tracing.rate` a second, cost Python. A span exists once its transaction is committed, so an abort leaves none.
 
 Names follow OpenTelemetry's semantic conventions for messaging; what they do not name begins with `delay_bridge.`.
 """
@@ -31,7 +31,7 @@ _SAMPLED: Final = "^00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f][13579bdf]$"
 """W3C Trace Context, version 00, of a trace that its producer records."""
 _NO_ID: Final = "^00-(?:0{32}|[0-9a-f]{32}-0{16})-"
 _RANDOM: Final = (19, 35)
-"""Place of the lower 64 bits of the trace id, by which OpenTelemetry's samplers choose."""
+"""The lower 64 bits of the trace id, by which OpenTelemetry's samplers choose."""
 EXPORT_TIMEOUT_S: Final = 5
 SHUTDOWN_MS_MAX: Final = 1_000
 
@@ -52,9 +52,7 @@ class Sampler:
     """Chooses the messages that get a span. One thread."""
 
     def __init__(self, *, ratio: float, rate: int) -> None:
-        """`ratio` 0 to 1 of the traces, the same ones wherever OpenTelemetry chooses by ratio; at most `rate`
-        messages a second.
-        """
+        """`ratio` 0 to 1 of the traces, as OpenTelemetry's samplers choose them; `rate`: messages a second, at most."""
         self._below = f"{int(ratio * 2**64):016x}" if ratio < 1 else None
         self._rate = rate
         self._second = 0
@@ -80,14 +78,12 @@ class Sampler:
         ids, first = ids[: self._left], first[: self._left]
         self._left -= len(ids)
         names, codes = rows.targets
-        columns = zip(
-            texts.take(pa.array(first)).to_pylist(),
-            (names[code] for code in codes[ids].tolist()),
-            rows.origins(ids),
-            rows.due[ids].tolist(),
-            strict=True,
-        )
-        return [Delivery(traceparent=t, target=to, origin=o, due_ms=due) for t, to, o, due in columns]
+        targets = [names[code] for code in codes[ids].tolist()]
+        columns = texts.take(pa.array(first)).to_pylist(), targets, rows.origins(ids), rows.due[ids].tolist()
+        return [
+            Delivery(traceparent=text, target=target, origin=origin, due_ms=due_ms)
+            for text, target, origin, due_ms in zip(*columns, strict=True)
+        ]
 
 
 class OpenTelemetry:
