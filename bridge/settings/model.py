@@ -97,8 +97,13 @@ def _property_text(value: object) -> object:
     return str(value) if isinstance(value, int | float) else value
 
 
+def _wrapped(properties: dict[str, str | SecretStr]) -> dict[str, str | SecretStr]:
+    """What looks like a secret is kept as one, so that not even the map itself prints it."""
+    return {k: SecretStr(v) if isinstance(v, str) and is_secret_key(k) else v for k, v in properties.items()}
+
+
 Property = Annotated[str | SecretStr, BeforeValidator(_property_text)]
-Properties = dict[str, str | SecretStr]
+Properties = Annotated[dict[str, Property], AfterValidator(_wrapped)]
 Part = Literal["common", "consumer", "producer"]
 PARTS: Final[tuple[Part, ...]] = ("common", "consumer", "producer")
 Name = Annotated[str, AfterValidator(_legal_name)]
@@ -132,14 +137,9 @@ class Bridge(Section):
 class Kafka(Section):
     """Client properties by librdkafka's names: for all clients, and on top for those that consume or produce."""
 
-    common: dict[str, Property] = Field(default_factory=dict, validate_default=True)
-    consumer: dict[str, Property] = Field(default_factory=dict)
-    producer: dict[str, Property] = Field(default_factory=dict)
-
-    @field_validator("common", "consumer", "producer")
-    @classmethod
-    def _secrets_wrapped(cls, value: Properties) -> Properties:
-        return _wrapped(value)
+    common: Properties = Field(default_factory=dict, validate_default=True)
+    consumer: Properties = Field(default_factory=dict)
+    producer: Properties = Field(default_factory=dict)
 
     @field_validator("common")
     @classmethod
@@ -268,7 +268,7 @@ class Spark(Section):
     master: str = Field(default="local", min_length=1)
     executor_host: str | None = Field(default=None, min_length=1)
     driver_memory: Annotated[int, size("256MiB", "1TiB")] = parse_bytes("512MiB")
-    conf: dict[str, Property] = Field(default_factory=dict)
+    conf: Properties = Field(default_factory=dict)
 
     @field_validator("conf")
     @classmethod
@@ -278,7 +278,7 @@ class Spark(Section):
                 raise ValueError(f"spark.conf.{name} cannot be set: {SPARK_OWNED[name]}")
             if not name.startswith("spark."):
                 raise ValueError(f"spark.conf.{name} is not a key of Spark; did you mean spark.conf.spark.{name}?")
-        return _wrapped(value)
+        return value
 
 
 class Http(Section):
@@ -461,11 +461,6 @@ class Settings(Section):
 def plain(value: str | SecretStr) -> str:
     """The value itself, for the client that needs it; never for printing."""
     return value.get_secret_value() if isinstance(value, SecretStr) else value
-
-
-def _wrapped(properties: Properties) -> Properties:
-    """What looks like a secret is kept as one, so that not even the map itself prints it."""
-    return {k: SecretStr(v) if isinstance(v, str) and is_secret_key(k) else v for k, v in properties.items()}
 
 
 def _sentence(location: tuple[int | str, ...], message: str) -> str:
