@@ -21,8 +21,11 @@ from bench.report import Report, tell
 
 EDGES_S: Final = (0, 5, 30, 60, 120, 150)
 """Of the windows of due times, from `ready` on; the last half minute is warm."""
-KILLS: Final = 5
+KILLS: Final = 20
+KILLS_RATE: Final = 500
 BETWEEN_KILLS_S: Final = 6
+CYCLE_S: Final = 3
+"""A start, and the first delivery after it: the load lasts for so long."""
 FAR_MS: Final = 600_000
 FETCHED: Final = 1_000
 ROLLING_RATE: Final = 500
@@ -69,22 +72,39 @@ def on_time(bridge: Bridge, _: argparse.Namespace, report: Report, *, delay_ms: 
 
 
 def kills(bridge: Bridge, arguments: argparse.Namespace, report: Report) -> None:
-    """SIGKILL some seconds after each start: to the next delivery of what was pending then."""
+    """SIGKILL some seconds after each start, under load, with a million in the index: to the next delivery of what was
+    pending then, and of what is sent after it and due in a second."""
     bridge.start()
     run(bridge, "load", "--messages", str(arguments.messages), "--due", str(bridge.clock.now_ms() + FAR_MS)).wait()
     bridge.wait(lambda: bridge.metric("pending_messages") >= arguments.messages, 120, "ingest")
     pause(SETTLED_S)  # it is in the index then
-    seconds: list[float] = []
+    count = KILLS_RATE * KILLS * (BETWEEN_KILLS_S + CYCLE_S)
+    reader = run(bridge, "receive", "--messages", str(count), "--seconds", str(FAR_MS // 1000 - 120), "--wait")
+    load = run(bridge, "load", "--messages", str(count), "--rate", str(KILLS_RATE), "--delay", "999", "1001")
+    pause(BETWEEN_KILLS_S)
+    pending_s: list[float] = []
+    killed_ms: list[int] = []
     for _ in range(KILLS):
-        run(bridge, "load", "--messages", "3000", "--rate", "3000", "--delay", "1000", "30000").wait()
         bridge.kill()
+        killed_ms.append(bridge.clock.now_ms())
         began_s = bridge.clock.monotonic_s()
         bridge.start()
         bridge.wait(lambda: bridge.metric("records_delivered_total") >= 1, 60, "the first delivery")
-        seconds.append(bridge.clock.monotonic_s() - began_s)
+        pending_s.append(bridge.clock.monotonic_s() - began_s)
         pause(BETWEEN_KILLS_S)
-    found = " / ".join(f"{each:.1f}" for each in sorted(seconds))
-    report.add("kills", f"{arguments.messages:,} pending, SIGKILL to the next delivery", f"{found} s", "<= 5 s")
+    load.wait()
+    windows: list[str] = []
+    for at_ms in killed_ms:
+        windows += [str(at_ms), str(at_ms + 1_000), str(at_ms + 1_100)]
+    tell_process(reader, json.dumps(windows))
+    got: dict[str, Any] = json.loads(reader.communicate()[0])
+    sent_s = [1 + found["stamped_ms"].get("max", float("nan")) / 1000 for found in got["windows"].values()]
+    for what, seconds, bar_s in (("was pending", pending_s, 5), ("is sent then, due in 1 s", sent_s, 6)):
+        spread = " / ".join(f"{each:.1f}" for each in (min(seconds), np.median(seconds), max(seconds)))
+        figure = f"{KILLS} SIGKILLs to the next delivery of what {what}: best / median / worst"
+        report.add("kills", figure, f"{spread} s", f"<= {bar_s} s")
+    exact = f"{got['received']:,} / {got['doubled']} / {got['early']}"
+    report.add("kills", "received / doubled / early", exact, f"{count:,} / 0 / 0")
 
 
 def rolling(bridge: Bridge, _arguments: argparse.Namespace, report: Report) -> None:

@@ -30,6 +30,8 @@ Half of it is added to the usual lateness."""
 AHEAD_MS: Final = 20
 """How far ahead rows are taken. A request of another thread waits so long at most, and a cancel that is read within it
 comes too late."""
+SET_BACK_MS: Final = 5 * AHEAD_MS
+"""A clock that was set back by less is waited for."""
 
 CLOCK_SET_BACK: Final = Failure(Meaning(Fault.UNKNOWN), "the clock was set back")
 
@@ -117,8 +119,8 @@ class Filling:
             next_ms = departures.next_ms()
             if next_ms is None:
                 break
-            if next_ms - now_ms > AHEAD_MS:
-                # I4: the wall clock was set back since the rows were taken. They are not due any more.
+            if next_ms - now_ms > SET_BACK_MS:
+                # The wall clock was set back since the rows were taken: they are not due for a while (I4).
                 raise Aborted(Cause.CLOCK_SET_BACK, CLOCK_SET_BACK)
             self._beat()
             store.wait(max((next_ms - now_ms) / 1000, GATHER_S))

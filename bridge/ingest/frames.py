@@ -104,26 +104,27 @@ class FrameReceiver:
                     return
                 connection.settimeout(None)
                 self._on_open()
-                while len(frame := self._next(connection)):
-                    self._take(frame)
-                connection.sendall(STORED)
-            except OSError:
-                pass  # the task has ended, or fails now: Spark says why
+                while (frame := self._next(connection)) is not None:
+                    if len(frame):
+                        self._take(frame)
+                        continue
+                    with suppress(OSError):  # the task fails then
+                        connection.sendall(STORED)
+                    return
             except Exception as error:  # noqa: BLE001 - handed on, before the task can see it
                 self._on_failure(error)
             finally:
                 with self._lock:
                     self._connections.discard(connection)
 
-    def _next(self, connection: socket.socket) -> pa.Table:
-        """The next frame; an empty one after the last. Raises OSError where the connection ends before that."""
+    def _next(self, connection: socket.socket) -> pa.Table | None:
+        """The next frame; an empty one after the last. None where the task has ended before that: Spark says why."""
         head = _exactly(connection, _LENGTH.size)
-        length = -1 if head is None else _LENGTH.unpack(head)[0]
-        if length == 0:
-            return ENTRY.empty_table()
-        body = None if head is None else _exactly(connection, length)
+        body = None if head is None else _exactly(connection, _LENGTH.unpack(head)[0])
         if body is None:
-            raise ConnectionResetError("the task has ended in the middle of its frames")
+            return None
+        if not body:
+            return ENTRY.empty_table()
         return pa.Table.from_batches([pa.ipc.read_record_batch(pa.py_buffer(body), ENTRY)])
 
 
@@ -131,9 +132,7 @@ def _exactly(connection: socket.socket, count: int) -> bytearray | None:
     """So many bytes; None where the connection ends before."""
     data = bytearray(count)
     view, got = memoryview(data), 0
-    while got < count:
-        received = connection.recv_into(view[got:])
-        if not received:
-            return None
-        got += received
-    return data
+    with suppress(OSError):
+        while got < count and (received := connection.recv_into(view[got:])):
+            got += received
+    return data if got == count else None

@@ -233,7 +233,7 @@ class Delivery(Section):
     """How the dispatcher writes."""
 
     mode: Literal["exactly-once", "at-least-once"] = "exactly-once"
-    commit_interval: Annotated[int, duration("1ms", "5s")] = 20
+    commit_interval: Annotated[int, duration("1ms", "5s")] = 40
     transaction_rows: int = Field(default=20_000, ge=1, le=1_000_000)
     session_timeout: Annotated[int, duration("1s", "30m")] = parse_duration_ms("30s")
     retry: Retry = Field(default_factory=Retry)

@@ -126,8 +126,9 @@ class SessionStart:
         self.thread.start()
 
     def _run(self) -> None:
-        with suppress(OSError):  # it is nicer already, or no Linux, where this is for a thread and what it starts
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+        with suppress(OSError):  # no Linux, where this is for a thread and what it starts
+            own = threading.get_native_id()
+            os.setpriority(os.PRIO_PROCESS, own, max(NICE, os.getpriority(os.PRIO_PROCESS, own)))
         try:
             self.session.set_result(self._make())
         except Exception as error:  # noqa: BLE001 - told to the application

@@ -29,7 +29,7 @@ from timerstore.disk.checkpoint import Identity, NamedFile
 from timerstore.errors import Corrupt, DiskFull
 from timerstore.memory.chunks import ROW_REFERENCE_BYTES, materialize
 from timerstore.memory.pending import SLOT_MS, Tally, count_in, count_targets
-from timerstore.memory.sorted_runs import RowRefs
+from timerstore.memory.sorted_runs import RowRefs, select
 from timerstore.rows.entry import SEGMENT
 from timerstore.rows.position import OFFSET_MAX, Bools, Int64s, Position, Positions, offsets_of, pack, sources_of
 from timerstore.rows.sources import SourceName, Sources
@@ -149,6 +149,15 @@ def read_rows(segment: Segment, groups: Sequence[int] | None = None, columns: Se
     with files.reading(path, pa.ArrowException), pq.ParquetFile(path, page_checksum_verification=True) as parquet:
         wanted = range(parquet.num_row_groups) if groups is None else groups
         return parquet.read_row_groups(list(wanted), columns=None if columns is None else list(columns))
+
+
+def references(segment: Segment, table: pa.Table, sources: Sources) -> RowRefs:
+    """The positions of rows that were read. Raises Corrupt when one is of no source that the footer names: checksums
+    cover the data of a page, but not its header."""
+    rows = select(table, sources)
+    if len(rows) != table.num_rows:
+        raise Corrupt(f"{segment.path.name} has rows of unknown partitions", path=str(segment.path))
+    return rows
 
 
 class Writer:

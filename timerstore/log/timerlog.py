@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from timerstore.log.segment import Segment, read_rows
-from timerstore.memory.sorted_runs import select
+from timerstore.log.segment import Segment, read_rows, references
 from timerstore.rows.entry import ENTRY
 from timerstore.rows.position import Bools, Position, Progress, at_or_below, order_by_position
 from timerstore.rows.sources import Sources
@@ -112,7 +111,7 @@ def read_window(window: Window, sources: Sources) -> pa.Table:
     for segment in window.segments:
         for group in np.flatnonzero(segment.groups_between(window.lower, window.upper)).tolist():
             table = read_rows(segment, [group])
-            rows = select(table, sources)
+            rows = references(segment, table, sources)
             inside = rows.row[rows.at_or_below(window.upper) & ~rows.at_or_below(window.lower)]
             tables.append((table if len(inside) == len(table) else table.take(pa.array(inside))).cast(ENTRY))
     return pa.concat_tables(tables)

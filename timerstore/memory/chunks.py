@@ -79,6 +79,10 @@ class Chunks:
             mask[ids[most_first[before < rows_max]]] = True
         return mask
 
+    def all(self) -> dict[int, pa.RecordBatch]:
+        """Every payload, held by the caller for as long as it needs it."""
+        return dict(self._payload)
+
     def payloads(self, chunk: npt.NDArray[np.int32]) -> dict[int, pa.RecordBatch]:
         """The payloads of all chunks that occur, held by the caller for as long as it needs them."""
         return {c: self._payload[c] for c in np.unique(chunk).tolist()}

@@ -39,6 +39,7 @@ class Maintenance:
     def __init__(self, state: StoreState) -> None:
         self._state = state
         self._flushed_ms: int | None = None
+        self._repacked_ms = 0
         self._compaction: Compaction | None = None
         self._covered: dict[str, tuple[int, int]] = {}
         """By name of a segment: how many timers had been cancelled when it was counted, and how many of it were."""
@@ -73,14 +74,16 @@ class Maintenance:
         state, resident, live = self._state, self._state.resident, self._state.cancels.tombstones
         # 1. Fix O_c at the committed O (where ingest has come so far); choose the rows below it that no segment holds.
         with state.lock:
-            covered = resident.covered()
-            rows = self._unstored(covered)
-            payloads = resident.chunks.payloads(rows.chunk)
+            covered, is_full = resident.covered(), resident.memtable_bytes >= state.limits.flush_bytes
+            runs = [*resident.ready, *resident.memtable, *resident.withheld, state.rows_on_loan()]
+            payloads = resident.chunks.all()
             # The rows of a partition and its O_c leave together: without this, the rows count no more (recovery.py).
             kept = {} if self._lets_go(now_ms) else state.checkpoint.offsets
             offsets = {**kept, **{state.sources.name(s): int(covered[s]) for s in resident.committed}}
             number = state.next_segment
             merge = self._tombstone_merge(now_ms, offsets)
+        rows = self._unstored(runs, covered)
+        payloads = {chunk: payloads[chunk] for chunk in np.unique(rows.chunk).tolist()}
         # 2. Write them as one segment, and the index beside it: temporary file, fsync, rename, fsync of the directory.
         #    A crash until here leaves files that no checkpoint names; opening removes them.
         written = segment.write(state.directory, number, state.identity, state.sources, rows.sorted(), payloads)
@@ -111,7 +114,10 @@ class Maintenance:
             if merge is not None:
                 live.stored(absorbed, merged)
             self._flushed_ms = now_ms
-            resident.repack(state.limits.repacked_bytes)
+            # It looks at every row under the lock: not again as soon as many records have been read.
+            if is_full or not 0 <= now_ms - self._repacked_ms < state.limits.flush_interval_ms:
+                self._repacked_ms = now_ms
+                resident.repack(state.limits.repacked_bytes)
             state.changed.notify_all()
         # 6. A crash before it leaves files that no checkpoint names.
         for gone in absorbed:
@@ -198,15 +204,14 @@ class Maintenance:
         state = self._state
         return now_ms - state.opened_ms >= state.limits.elsewhere_ms and bool(state.elsewhere().any())
 
-    def _unstored(self, covered: Int64s) -> RowRefs:
-        """Every row below `covered` (offsets by source), in memory or on loan, that no segment holds.
+    def _unstored(self, runs: Sequence[RowRefs], covered: Int64s) -> RowRefs:
+        """The rows of `runs` below `covered` (offsets by source) that no segment holds. Needs no lock: only a flush
+        changes what is stored.
 
         Finished rows are not in memory, and the offsets of overtaken rows are not below the committed O.
         """
         resident = self._state.resident
-        holders = (resident.ready, resident.memtable, resident.withheld)
-        rows = concat([*(holder.all() for holder in holders), self._state.rows_on_loan()])
-        return rows[~resident.is_stored(rows) & (rows.offset < covered[rows.source])]
+        return concat([run[~resident.is_stored(run) & (run.offset < covered[run.source])] for run in runs])
 
     def _tombstone_merge(self, now_ms: int, offsets: Mapping[SourceName, int]) -> TombstoneMerge | None:
         """What there is to write of tombstones; `offsets` is O_c as it will be."""

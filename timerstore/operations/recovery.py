@@ -48,7 +48,6 @@ from timerstore.limits import Limits
 from timerstore.log import segment
 from timerstore.log.segment import Segment
 from timerstore.memory.pending import Tally, tally
-from timerstore.memory.sorted_runs import select
 from timerstore.operations.state import StoreState
 from timerstore.rows.entry import payload_of
 from timerstore.rows.position import OFFSET_MAX, ORIGIN, Int64s, Progress
@@ -261,7 +260,7 @@ def _kept(
             with segment.Writer(state.directory, number, state.identity, sources) as writer:
                 for group in range(len(each.group_rows)):
                     table = segment.read_rows(each, [group])
-                    rows = select(table, sources)
+                    rows = segment.references(each, table, sources)
                     rows = rows[rows.offset < bound[rows.source]]
                     if len(rows):
                         writer.add(rows, payload_of(table).take(pa.array(rows.row)))
@@ -290,7 +289,7 @@ def _count_pending(opened: Segment, state: StoreState) -> Tally:
     if is_whole and opened.first > max(each.highest for each in committed.values()):
         return opened.timers
     table = segment.read_rows(opened, columns=["topic", "partition", "offset", "at", "target"])
-    rows = select(table, state.sources)
+    rows = segment.references(opened, table, state.sources)
     pending = rows[~state.resident.finished(rows)]
     return tally(pending.at, table.column("target").take(pa.array(pending.row)))
 

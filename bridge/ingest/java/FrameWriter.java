@@ -39,10 +39,15 @@ import org.apache.spark.sql.util.ArrowUtils;
 /**
  * The sink of the ingest query: decoded rows leave Spark as Arrow record batches, frames, through a socket to the bridge.
  *
- * <p>All tasks of a JVM write through one connection. A frame is sent when it is full, shortly after a row that is due
- * soon, or some time after its first row: taking in a frame costs the bridge as much as a hundred rows, and no row that
- * is due later comes too late for it. The socket is the flow control: where the bridge does not read, a write blocks, so does {@link #process}, and Spark's
- * Kafka consumer stops fetching. What is in memory is one frame and the socket's buffer.
+ * <p>All tasks of a JVM write through one connection. A frame is sent when it is full, or when one of its rows has waited
+ * for a part of the time that is left until it is due: a frame costs the bridge as much as a hundred rows, and rows of
+ * many small frames are slow to put together when they are due. The socket is the flow control: where the bridge does
+ * not read, a write blocks, so does {@link #process}, and Spark's Kafka consumer stops fetching. What is in memory is one
+ * frame and the socket's buffer.
+ *
+ * <p>A task that has caught up rests after the first row that it had to wait for, for a part of the time that is left
+ * until that is due: the rows that come meanwhile are one fetch, not twenty, and fetches are half of what a low rate
+ * costs the JVM.
  *
  * <p>A connection begins with the token and a newline, each frame with its length (int32, big-endian); a length of 0 is
  * the last one's. Rows of a partition come in the order of their offsets. When the last open task closes, it waits for
@@ -51,16 +56,22 @@ import org.apache.spark.sql.util.ArrowUtils;
 public final class FrameWriter extends ForeachWriter<Row> implements ForeachPartitionFunction<Row> {
   private static final int ROWS_MAX = 4096;
   private static final int BYTES_MAX = 1 << 20;
-  private static final long LATEST_NANOS = 40_000_000; // after the first row
-  private static final long SOON_MS = 80; // a row that is due within that does not wait so long
-  private static final long INTERVAL_NANOS = 10_000_000; // but until so long after the last frame
-  private static final long GATHER_NANOS = 1_000_000; // where none was sent lately
+  private static final long WAIT_SHARE = 4; // a row waits for a quarter of the time that is left until it is due,
+  private static final long LATEST_NANOS = 200_000_000; // so long at most,
+  private static final long GATHER_NANOS = 1_000_000; // so long at least,
+  private static final long INTERVAL_NANOS = 10_000_000; // and until so long after the last frame
+  private static final long WAITED_NANOS = 300_000; // between two rows of a task: it had to wait for the second one
+  private static final int CAUGHT_UP_ROWS = 100; // so many without a wait between them are a backlog
+  private static final long REST_SHARE = 8; // a rest is an eighth of the time that is left,
+  private static final long REST_MS_MAX = 50; // so long at most
   private static final Map<String, Connection> CONNECTIONS = new ConcurrentHashMap<>();
 
   private final String address;
   private final String token;
   private final String schema;
   private transient Connection connection;
+  private transient long lastNanos;
+  private transient int rowsSinceWait;
 
   /** {@code address} is a path, or {@code host:port}; {@code schema} that of the rows, as Spark's JSON. */
   public FrameWriter(String address, String token, String schema) {
@@ -82,10 +93,20 @@ public final class FrameWriter extends ForeachWriter<Row> implements ForeachPart
   @Override
   public void process(Row row) {
     try {
-      connection.add(row);
+      long leftMs = connection.add(row);
+      if (System.nanoTime() - lastNanos > WAITED_NANOS) {
+        if (rowsSinceWait < CAUGHT_UP_ROWS) {
+          Thread.sleep(Math.min(leftMs / REST_SHARE, REST_MS_MAX));
+        }
+        rowsSinceWait = 0;
+      }
     } catch (IOException e) {
       throw new IllegalStateException("the bridge does not take frames any more", e);
+    } catch (InterruptedException e) { // Spark ends the task
+      Thread.currentThread().interrupt();
     }
+    rowsSinceWait++;
+    lastNanos = System.nanoTime();
   }
 
   @Override
@@ -148,11 +169,12 @@ public final class FrameWriter extends ForeachWriter<Row> implements ForeachPart
     private final StructType type;
     private final Setter[] setters;
     private final int at;
+    private final int replace;
     private int users;
     // Guarded by this.
     private int rows;
     private long bytes;
-    private long dueNanos;
+    private long leaveNanos;
     private long sentNanos = System.nanoTime() - INTERVAL_NANOS;
     private IOException failure;
     private boolean ended;
@@ -162,6 +184,7 @@ public final class FrameWriter extends ForeachWriter<Row> implements ForeachPart
       root = VectorSchemaRoot.create(ArrowUtils.toArrowSchema(type, "UTC", true, false), allocator);
       root.allocateNew();
       at = type.fieldIndex("at");
+      replace = type.fieldIndex("replace");
       setters = new Setter[type.length()];
       for (int i = 0; i < setters.length; i++) {
         setters[i] = setter(root.getVector(i), i);
@@ -183,24 +206,25 @@ public final class FrameWriter extends ForeachWriter<Row> implements ForeachPart
       return SocketChannel.open(peer);
     }
 
-    synchronized void add(Row row) throws IOException {
+    /** Returns how many ms are left until the row is due. */
+    synchronized long add(Row row) throws IOException {
       check();
       for (Setter setter : setters) {
         bytes += setter.set(rows, row);
       }
-      long now = System.nanoTime();
-      boolean first = rows++ == 0;
-      long due = first ? now + LATEST_NANOS : dueNanos;
-      if (row.getLong(at) < System.currentTimeMillis() + SOON_MS) {
-        due = Math.min(due, Math.max(now + GATHER_NANOS, sentNanos + INTERVAL_NANOS));
-      }
-      if (first || due < dueNanos) {
-        dueNanos = due;
+      long nowMs = System.currentTimeMillis();
+      // What replaces another message acts when it is read.
+      long leftMs = !row.isNullAt(replace) && row.getBoolean(replace) ? 0 : Math.max(row.getLong(at), nowMs) - nowMs;
+      long wait = Math.min(leftMs, LATEST_NANOS / 1_000_000 * WAIT_SHARE) * 1_000_000 / WAIT_SHARE;
+      long leave = Math.max(System.nanoTime() + Math.max(wait, GATHER_NANOS), sentNanos + INTERVAL_NANOS);
+      if (rows++ == 0 || leave < leaveNanos) {
+        leaveNanos = leave;
         notifyAll();
       }
       if (rows >= ROWS_MAX || bytes >= BYTES_MAX) {
         send();
       }
+      return leftMs;
     }
 
     /** Send what is there, all of it once the bridge has stored it. */
@@ -243,7 +267,7 @@ public final class FrameWriter extends ForeachWriter<Row> implements ForeachPart
             wait();
             continue;
           }
-          long left = dueNanos - System.nanoTime();
+          long left = leaveNanos - System.nanoTime();
           if (left > 0) {
             wait(left / 1_000_000, (int) (left % 1_000_000));
           } else {
@@ -252,8 +276,8 @@ public final class FrameWriter extends ForeachWriter<Row> implements ForeachPart
         }
       } catch (IOException e) {
         failure = e;
-      } catch (InterruptedException e) {
-        failure = new IOException("interrupted", e);
+      } catch (InterruptedException | RuntimeException | Error e) {
+        failure = new IOException("frames cannot be sent", e);
       }
     }
 

@@ -158,3 +158,12 @@ def closed(connection: socket.socket) -> bool:
         return connection.recv(1) == b""
     except ConnectionError:
         return True
+
+
+def test_a_disk_that_fails_is_no_end_of_a_task(bench: Bench) -> None:
+    """An OSError of taking a frame in is told: only those of the socket are the task's."""
+    bench.refuses = OSError(28, "No space left on device")
+    with bench.connect() as connection:
+        connection.sendall(frame(entries(0, 1)) + LAST)
+        assert closed(connection)
+    assert bench.failures == [bench.refuses]

@@ -142,6 +142,16 @@ def test_a_damaged_file_is_not_opened(tmp_path: Path, place: str) -> None:
     assert caught.value.path == str(segment.path)
 
 
+def test_rows_of_no_known_partition_are_damage(tmp_path: Path) -> None:
+    """The header of a page has no checksum: where it says that a dictionary is empty, no row has a topic."""
+    segment = written(tmp_path, RECORDS[:6])
+    window = Window(lower=ORIGIN, upper=end_of(10**15), segments=(segment,))
+    assert len(read_window(window, SOURCES)) == 6
+    with pytest.raises(Corrupt, match="unknown partitions") as caught:
+        read_window(window, Sources([]))
+    assert caught.value.path == str(segment.path)
+
+
 def test_a_damaged_page_delivers_nothing_wrong(tmp_path: Path) -> None:
     """Page checksums are written and verified: a flipped byte is found, or (in a page header's statistics) changes
     nothing."""
