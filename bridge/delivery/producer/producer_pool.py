@@ -160,7 +160,10 @@ class ProducerPool:
 
     def write_owed(self, pooled: PooledProducer, producer: Producer) -> KafkaError | None:
         """After it is initialised: write that end. Returns why that failed."""
-        if self._repair is None or pooled.owed_outcome is None:
+        if self._repair is None:
+            return None
+        if pooled.owed_outcome is None:
+            self._repair.concluded(pooled.name)
             return None
         try:
             self._repair.write(pooled.name, producer, pooled.owed_outcome)
@@ -238,6 +241,8 @@ class ProducerPool:
             if error is not None and is_denied(error):
                 log.warning("transactional-id-not-ready", id=pooled.name, reason=error.str())
                 self._leave_as(pooled, _State.DENIED, closed)
+                if self._repair is not None:
+                    self._repair.concluded(pooled.name)
                 return
             closed.wait(AGAIN_S)
 

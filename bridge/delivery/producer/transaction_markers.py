@@ -82,7 +82,7 @@ class MarkerRepair:
         self._ask = ask
         self._forgotten_as = forgotten_as
         self._unrepaired: set[str] = set()
-        """Ids that are yet to be asked about, or whose end is yet to be written."""
+        """Ids that are yet to be asked about, to be initialised, or whose end is yet to be written."""
         self._forgotten: set[str] = set()
 
     def outcome_of(self, name: str) -> Outcome | None:
@@ -90,11 +90,10 @@ class MarkerRepair:
         initialised yet. Raises KafkaException when the brokers do not answer, EnvironmentFailure when they would refuse
         that.
         """
+        self._unrepaired.add(name)
         if not are_offsets_pending(self._settings):
-            self._unrepaired.discard(name)
             self._forgotten.clear()
             return None
-        self._unrepaired.add(name)
         self._must_be_allowed()
         state = self._ask(name)
         # An id that its coordinator does not know gets a new producer, which cannot end what an earlier one has open.
@@ -104,6 +103,11 @@ class MarkerRepair:
             self._forgotten.add(name)
             self._unrepaired.discard(name)
         return outcome
+
+    def concluded(self, name: str) -> None:
+        """The id is initialised, so that its last transaction has come to its end, or never will be. Until then that
+        transaction may be what is pending."""
+        self._unrepaired.discard(name)
 
     def explain(self) -> StateError | None:
         """Why offsets stay pending for longer than any transaction may take: what became of one is not known. None: for

@@ -64,7 +64,7 @@ def test_every_key_of_the_annotated_file_is_explained() -> None:
 def test_defaults_are_in_milliseconds_and_bytes() -> None:
     """What is written with a unit is an int of the base unit in memory."""
     s = Settings.of({})
-    assert (s.delivery.commit_interval, s.store.flush_interval, s.delay.max) == (20, 60_000, 3650 * 86_400_000)
+    assert (s.delivery.commit_interval, s.store.flush_interval, s.delay.max) == (40, 60_000, 3650 * 86_400_000)
     assert (s.store.flush_bytes, s.spark.driver_memory) == (128 << 20, 512 << 20)
     assert s.levels_ms[:2] == (1_000, 5_000) and s.levels_ms[-1] == 7_200_000 and len(s.levels_ms) == 18
     assert s.bridge.instance == socket.gethostname()

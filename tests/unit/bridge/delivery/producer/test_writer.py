@@ -118,6 +118,9 @@ class LostMarkers:
             raise self.unanswered.pop(0)
         return self.lost.pop(name, None)
 
+    def concluded(self, name: str) -> None:
+        assert name in self.asked
+
     def write(self, name: str, producer: Any, outcome: Outcome) -> None:
         assert producer.calls[-1] == "init"
         if self.failures:

@@ -1,0 +1,28 @@
+"""MarkerRepair: what is said to be forgotten. (Real brokers that lose a transaction's end: tests/broker.)"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import pytest
+
+from bridge.delivery.producer import transaction_markers
+from bridge.delivery.producer.transaction_markers import MarkerRepair
+from bridge.settings.model import Settings
+
+
+def test_nothing_is_forgotten_while_another_id_is_being_initialised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is pending may be of the id whose last transaction is just being ended; the spare id never had one."""
+    pending = False
+    monkeypatch.setattr(transaction_markers, "are_offsets_pending", lambda _: pending)
+    monkeypatch.setattr(MarkerRepair, "_must_be_allowed", lambda _: None)
+    repair = MarkerRepair(cast("Settings", None), {"a": "Ongoing", "a.spare": "Empty"}.__getitem__)
+    assert repair.outcome_of("a") is None
+    pending = True
+    assert repair.outcome_of("a.spare") is None
+    assert repair.explain() is None
+    repair.concluded("a")
+    explained = repair.explain()
+    assert explained is not None and (explained.code, explained.fields["ids"]) == ("DB-4007", "a.spare")
+    pending = False
+    assert repair.explain() is None
