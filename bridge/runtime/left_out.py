@@ -60,7 +60,7 @@ class LeftOut:
 
     def alarms(self) -> tuple[str, ...]:
         """In words, for /readyz."""
+        if not self._until_s:
+            return ()
         names = ", ".join(f"{topic}/{partition}" for topic, partition in sorted(self._until_s))
-        return (
-            (f"left out for a while, since they take nothing and leave no room for others: {names}",) if names else ()
-        )
+        return (f"left out for a while, since they take nothing and leave no room for others: {names}",)

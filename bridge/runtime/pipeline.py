@@ -176,10 +176,10 @@ class Pipeline:
 
     def problems(self) -> list[str]:
         """What has ended that should run, in words."""
-        found = []
-        if self._maintenance is not None and not self._maintenance.is_alive and not self._cancelled.is_set():
-            found.append("maintenance has ended")
-        return found
+        maintenance = self._maintenance
+        if maintenance is None or maintenance.is_alive or self._cancelled.is_set():
+            return []
+        return ["maintenance has ended"]
 
     def impediments(self) -> tuple[str, ...]:
         """Why ingest or delivery waits although the pipeline runs."""

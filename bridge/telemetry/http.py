@@ -245,38 +245,27 @@ class _Handler(BaseHTTPRequestHandler):
     sys_version = ""
 
     def do_GET(self) -> None:
-        path = self.path.partition("?")[0]
-        if path == "/livez":
-            self._livez()
-        elif path == "/readyz":
-            self._readyz()
-        elif path == "/metrics":
-            self._metrics()
-        else:
-            self._answer(HTTPStatus.NOT_FOUND, "text/plain; charset=utf-8", b"try /livez, /readyz or /metrics\n")
+        match self.path.partition("?")[0]:
+            case "/livez":
+                problems = self.server.health.problems()
+                status = HTTPStatus.SERVICE_UNAVAILABLE if problems else HTTPStatus.OK
+                self._json(status, {"alive": not problems, "reasons": problems})
+            case "/readyz":
+                phase = self.server.health.phase
+                status = HTTPStatus.OK if phase.ready else HTTPStatus.SERVICE_UNAVAILABLE
+                progress = None if phase.progress is None else round(phase.progress, 3)
+                body = {"ready": phase.ready, "phase": phase.name, "reasons": phase.reasons}
+                optional = {"progress": progress, "reader": phase.reader}
+                self._json(status, body | {name: value for name, value in optional.items() if value is not None})
+            case "/metrics" if self.server.protection.permits(self.headers.get("Authorization")):
+                encode, content_type = choose_encoder(self.headers.get("Accept", ""))
+                self._answer(HTTPStatus.OK, content_type, encode(self.server.registry))
+            case "/metrics":
+                self._answer(HTTPStatus.UNAUTHORIZED, "text/plain; charset=utf-8", b"authentication required\n")
+            case _:
+                self._answer(HTTPStatus.NOT_FOUND, "text/plain; charset=utf-8", b"try /livez, /readyz or /metrics\n")
 
     do_HEAD = do_GET
-
-    def _livez(self) -> None:
-        problems = self.server.health.problems()
-        status = HTTPStatus.SERVICE_UNAVAILABLE if problems else HTTPStatus.OK
-        self._json(status, {"alive": not problems, "reasons": problems})
-
-    def _readyz(self) -> None:
-        phase = self.server.health.phase
-        body: dict[str, object] = {"ready": phase.ready, "phase": phase.name, "reasons": list(phase.reasons)}
-        if phase.progress is not None:
-            body["progress"] = round(phase.progress, 3)
-        if phase.reader is not None:
-            body["reader"] = phase.reader
-        self._json(HTTPStatus.OK if phase.ready else HTTPStatus.SERVICE_UNAVAILABLE, body)
-
-    def _metrics(self) -> None:
-        if not self.server.protection.permits(self.headers.get("Authorization")):
-            self._answer(HTTPStatus.UNAUTHORIZED, "text/plain; charset=utf-8", b"authentication required\n")
-            return
-        encode, content_type = choose_encoder(self.headers.get("Accept", ""))
-        self._answer(HTTPStatus.OK, content_type, encode(self.server.registry))
 
     def _json(self, status: HTTPStatus, body: object) -> None:
         self._answer(status, "application/json", json.dumps(body).encode() + b"\n")
