@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
-from types import TracebackType
 from typing import Any, Final, Self
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
@@ -72,7 +71,7 @@ class DelayClient:
         Returns at once, waiting only where the producer's queue is full. Whether the delay topic has taken the record
         is told to `on_delivery`, or else by `flush`. Raises ValueError for what the bridge would reject.
         """
-        own = _listed(headers)
+        own = list(headers.items() if isinstance(headers, Mapping) else headers or ())
         refuse_control(name for name, _ in own)
         control = timer_headers(
             topic, at=at, after=after, id=id, replace=replace, partition=partition, now_ms=self._clock.now_ms()
@@ -115,9 +114,7 @@ class DelayClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.flush()
 
     def _produce(
@@ -143,27 +140,18 @@ class DelayClient:
             self._failures.append(error.str())
 
     def _partitions(self) -> int:
+        hint = "Check that the brokers can be reached."
         try:
-            topics = self.producer.list_topics(self.delay_topic, timeout=METADATA_TIMEOUT_S).topics
+            found = self.producer.list_topics(self.delay_topic, timeout=METADATA_TIMEOUT_S).topics[self.delay_topic]
+            if found.error is not None:
+                hint = "Check its name, and the right to describe it."
+                raise KafkaException(found.error)
         except KafkaException as failed:
-            hint = "Check that the brokers can be reached."
             raise EnvironmentFailure(
                 f"cannot look up {self.delay_topic}: {failed.args[0].str()}", hint=hint, code="DB-1006"
             ) from None
-        found = topics[self.delay_topic]
-        if found.error is not None:
-            hint = "Check its name, and the right to describe it."
-            raise EnvironmentFailure(
-                f"cannot look up {self.delay_topic}: {found.error.str()}", hint=hint, code="DB-1006"
-            )
         return len(found.partitions)
 
 
 def _made(config: Mapping[str, Any]) -> Producer:
     return made("producer", lambda: Producer({**_DEFAULTS, **config}))
-
-
-def _listed(headers: Headers | None) -> list[Header]:
-    if headers is None:
-        return []
-    return list(headers.items() if isinstance(headers, Mapping) else headers)

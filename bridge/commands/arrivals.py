@@ -1,8 +1,7 @@
 """Waits for messages that were just sent to arrive, in their real topic or in the dead-letter topic.
 
-A delivered message and a dead letter carry where the record was in the delay topic (`delay-origin`), and its sender was
-told just that place. So a sender recognises its own messages, and a repetition of one. All other records of
-these topics are passed over, even unreadable ones.
+A delivered message and a dead letter carry the place of their record in the delay topic (`delay-origin`), which the
+brokers told the sender. All other records of these topics are passed over, even unreadable ones.
 """
 
 from __future__ import annotations
@@ -10,13 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Final, Self
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from bridge.errors import EnvironmentFailure
 from bridge.kafka.construction import made
+from bridge.kafka.errors import kafka_error
 from bridge.wire.headers import DUE, NUMBER_PATTERN, ORIGIN, REASON, REASON_DETAIL
 from bridge.wire.received import headers_of
 from timerstore.clock import Clock
@@ -35,15 +34,14 @@ class Arrived:
 
 
 class Arrivals:
-    """Reads `topics` from where they end now; make it before sending. `properties`: of a consumer, with a group id.
-
-    The group is never joined and nothing is committed. Raises EnvironmentFailure for a topic that cannot be read.
-    """
+    """Reads topics from where they end now; make it before sending. The group is never joined, nothing is committed."""
 
     def __init__(
         self, properties: Mapping[str, Any], topics: Sequence[str], clock: Clock, dead_letters: Sequence[str] = ()
     ) -> None:
-        """`topics` are targets, `dead_letters` dead-letter topics."""
+        """`properties` are a consumer's, with a group id; `topics` are targets, `dead_letters` dead-letter topics.
+        Raises EnvironmentFailure for a topic that cannot be read.
+        """
         self._clock = clock
         self._dead_letters = frozenset(dead_letters)
         topics = [*topics, *dead_letters]
@@ -58,10 +56,10 @@ class Arrivals:
         try:
             self._consumer.assign([end for topic in topics for end in self._ends(topic)])
         except KafkaException as failed:
-            self.close()
+            self._consumer.close()
             hint = "Check that the topics exist, and that this user may describe and read them"
             raise EnvironmentFailure(
-                f"cannot wait on {', '.join(topics)}: {_words(failed)}", hint=hint, code="DB-1007"
+                f"cannot wait on {', '.join(topics)}: {kafka_error(failed).str()}", hint=hint, code="DB-1007"
             ) from None
 
     def wait(self, origins: Sequence[str], timeout_s: float) -> list[Arrived]:
@@ -111,17 +109,11 @@ class Arrivals:
         place = f"{message.topic()}/{message.partition()}/{message.offset()}"
         return Arrived(origin=origin, place=place, lateness_ms=message.timestamp()[1] - int(due))
 
-    def close(self) -> None:
-        """Leave."""
-        self._consumer.close()
-
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    def __exit__(self, *_: object) -> None:
+        self._consumer.close()
 
     def _ends(self, topic: str) -> list[TopicPartition]:
         found = self._consumer.list_topics(topic, timeout=REQUEST_TIMEOUT_S).topics[topic]
@@ -135,7 +127,3 @@ class Arrivals:
 
 def _text(value: bytes | None) -> str:
     return (value or b"").decode(errors="replace")
-
-
-def _words(failed: KafkaException) -> str:
-    return str(failed.args[0].str())

@@ -92,8 +92,7 @@ def check(
     timeout: Annotated[float, typer.Option(help="Seconds to wait for the brokers' answers.", min=0.1)] = 10.0,
 ) -> None:
     """Check brokers, topics, rights, disk and Java, and print the remedies. Exit status 1 if a check fails."""
-    with _failures_as_one_line() as redact:
-        settings = _settings(config, redact)
+    with _settings(config) as (settings, redact):
         from bridge.checks.run import run_checks
 
         findings = run_checks(settings, timeout_s=timeout)
@@ -112,13 +111,8 @@ def reset_offsets(
     earliest: deliver every record that the topics still hold, even those delivered before. latest: deliver none of
     them. committed: deliver those that are still pending, and give up only the records that are gone from the topics.
     """
-    with _failures_as_one_line() as redact:
-        settings = _settings(config, redact)
-        unknown = set(topic or ()) - settings.delay_topics.keys()
-        if unknown:
-            raise ConfigurationError(
-                f"not a delay topic: {', '.join(sorted(unknown))}", hint="Name one of delay_topics.", code="DB-1001"
-            )
+    with _settings(config) as (settings, _):
+        _must_be_delay_topics(topic, settings)
         from bridge.kafka.admin import Cluster
         from bridge.settings.clients import librdkafka
         from bridge.start import reset_offsets as resetting
@@ -151,8 +145,7 @@ def resolve(
     aborted: its messages are delivered, even if they were delivered before. committed: they are not, even if some never
     were. Where the brokers know the outcome, theirs is used.
     """
-    with _failures_as_one_line() as redact:
-        settings = _settings(config, redact)
+    with _settings(config) as (settings, _):
         from bridge.install import connector
         from bridge.spark import session as spark
         from bridge.spark.transactions import coordinator
@@ -189,20 +182,12 @@ def redrive(
 
     A record that was rejected for a bad header needs --due now or --set-header, or it would be rejected again.
     """
-    with _failures_as_one_line() as redact:
-        settings = _settings(config, redact)
-        if unknown := set(topic or ()) - settings.delay_topics.keys():
-            raise ConfigurationError(
-                f"not a delay topic: {', '.join(sorted(unknown))}", hint="Name one of delay_topics.", code="DB-1001"
-            )
+    with _settings(config) as (settings, _):
+        _must_be_delay_topics(topic, settings)
         if unknown := set(reason or ()) - set(RejectReason):
-            raise ConfigurationError(
-                f"not a reason: {', '.join(sorted(unknown))}",
-                hint="See docs/errors.md, which lists them.",
-                code="DB-1002",
-            )
-        from bridge.commands.redrive import lines
-        from bridge.commands.redrive import redrive as put_back
+            hint = "See docs/errors.md, which lists them."
+            raise ConfigurationError(f"not a reason: {', '.join(sorted(unknown))}", hint=hint, code="DB-1002")
+        from bridge.commands import redrive as command
         from bridge.wire.letters import Choice
 
         choice = Choice(
@@ -213,7 +198,8 @@ def redrive(
             due_now=due is Due.NOW,
             set_headers=[_header(text, "--set-header") for text in set_header or ()],
         )
-        for line in lines(put_back(settings, SystemClock(), choice, execute=execute), execute=execute):
+        report = command.redrive(settings, SystemClock(), choice, execute=execute)
+        for line in command.lines(report, execute=execute):
             _say(line)
 
 
@@ -241,17 +227,17 @@ def send(
     config: ConfigOption = None,
 ) -> None:
     """Send messages to be delivered later."""
-    with _failures_as_one_line() as redact:
-        settings = _settings(config, redact)
+    with _settings(config) as (settings, _):
         if value is not None and file is not None:
             raise ConfigurationError("both a message and --file are given", hint="Give one of them.", code="DB-1003")
-        send_at, send_after = _read(parse_until, at, "--at"), _after(after)
+        send_at, after_ms = _read(parse_until, at, "--at"), _read(parse_duration, after, "--after")
+        send_after = None if after_ms is None else timedelta(milliseconds=after_ms)
         headers = [_header(text) for text in header or ()]
         delay_topic = delay_topic or _only_delay_topic(settings)
         client = DelayClient(_producer(settings, bootstrap), delay_topic)
         arrivals = _arrivals(settings, delay_topic, topic, bootstrap) if wait is not None else None
         wait_ms = _read(parse_duration, wait, "--wait") or 0
-        sent = _Sent()
+        told: list[tuple[KafkaError | None, Message]] = []
         count = 0
         for message in _messages(value, file):
             try:
@@ -265,18 +251,17 @@ def send(
                     id=id,
                     replace=replace,
                     partition=partition,
-                    on_delivery=sent if arrivals is not None else None,
+                    on_delivery=(lambda *report: told.append(report)) if arrivals is not None else None,
                 )
             except ValueError as error:
-                raise ConfigurationError(
-                    f"invalid message: {error}", hint="See `delay-bridge send --help`.", code="DB-1003"
-                ) from None
+                hint = "See `delay-bridge send --help`."
+                raise ConfigurationError(f"invalid message: {error}", hint=hint, code="DB-1003") from None
             count += 1
         client.flush()
         _say(f"{count} message{'s' * (count != 1)} sent to {client.delay_topic}", err=True)
         if arrivals is not None:
             with arrivals:
-                for arrived in arrivals.wait(sent.origins(), wait_ms / 1000):
+                for arrived in arrivals.wait(_origins(told), wait_ms / 1000):
                     _say(f"{arrived.origin} arrived at {arrived.place}, {arrived.lateness_ms} ms late")
 
 
@@ -291,15 +276,13 @@ def cancel(
     config: ConfigOption = None,
 ) -> None:
     """Cancel a pending message. An id that is unknown, or already delivered, is not an error."""
-    with _failures_as_one_line() as redact:
-        settings = _settings(config, redact)
+    with _settings(config) as (settings, _):
         client = DelayClient(_producer(settings, bootstrap), delay_topic or _only_delay_topic(settings))
         try:
             client.cancel(id, key)
         except ValueError as error:
-            raise ConfigurationError(
-                f"invalid id: {error}", hint="Give the id that the message was sent with.", code="DB-1003"
-            ) from None
+            hint = "Give the id that the message was sent with."
+            raise ConfigurationError(f"invalid id: {error}", hint=hint, code="DB-1003") from None
         client.flush()
         _say(f"cancel of {id} sent to {client.delay_topic}", err=True)
 
@@ -307,8 +290,7 @@ def cancel(
 @app.command("config")
 def show_config(config: ConfigOption = None) -> None:
     """Print the effective configuration, without secrets."""
-    with _failures_as_one_line() as redact:
-        settings = _settings(config, redact)
+    with _settings(config) as (settings, _):
         typer.echo(yaml.safe_dump(settings.masked(), sort_keys=False, allow_unicode=True), nl=False)
 
 
@@ -358,11 +340,21 @@ def _failures_as_one_line() -> Iterator[Redactor]:
         raise typer.Exit(wrapped.exit_code) from None
 
 
-def _settings(config: Path | None, redact: Redactor) -> Settings:
-    settings = load(config, os.environ)
-    redact.add(settings.secrets())
-    logs.configure(level="warning", redact=redact, stream=sys.stderr)
-    return settings
+@contextmanager
+def _settings(config: Path | None) -> Iterator[tuple[Settings, Redactor]]:
+    """Settings and redactor of a command that logs warnings only."""
+    with _failures_as_one_line() as redact:
+        settings = load(config, os.environ)
+        redact.add(settings.secrets())
+        logs.configure(level="warning", redact=redact, stream=sys.stderr)
+        yield settings, redact
+
+
+def _must_be_delay_topics(names: Sequence[str] | None, settings: Settings) -> None:
+    if unknown := set(names or ()) - settings.delay_topics.keys():
+        raise ConfigurationError(
+            f"not a delay topic: {', '.join(sorted(unknown))}", hint="Name one of delay_topics.", code="DB-1001"
+        )
 
 
 # --- check -----------------------------------------------------------------------------------------------------------
@@ -393,32 +385,19 @@ def _messages(value: str | None, file: Path | None) -> Iterator[bytes]:
         try:
             yield file.read_bytes()
         except OSError as error:
-            raise ConfigurationError(
-                f"cannot read {file}: {error.strerror}", hint="Correct --file.", code="DB-2001"
-            ) from None
+            hint = "Correct --file."
+            raise ConfigurationError(f"cannot read {file}: {error.strerror}", hint=hint, code="DB-2001") from None
     else:
         for line in sys.stdin.buffer:
             yield line.removesuffix(b"\n").removesuffix(b"\r")
 
 
-class _Sent:
-    """Collects the brokers' answers, and the places in the delay topic that they name."""
-
-    def __init__(self) -> None:
-        self._origins: list[str] = []
-        self._failures: list[str] = []
-
-    def __call__(self, error: KafkaError | None, message: Message) -> None:
-        if error is None:
-            self._origins.append(f"{message.topic()}/{message.partition()}/{message.offset()}")
-        else:
-            self._failures.append(error.str())
-
-    def origins(self) -> list[str]:
-        """All of them. Raises EnvironmentFailure if a message was not taken."""
-        if self._failures:
-            raise EnvironmentFailure(f"not taken: {self._failures[0]}", hint="Send it again.", code="DB-1004")
-        return self._origins
+def _origins(told: Sequence[tuple[KafkaError | None, Message]]) -> list[str]:
+    """Where the delay topic has the messages that were sent. Raises EnvironmentFailure if one was not taken."""
+    for error, _ in told:
+        if error is not None:
+            raise EnvironmentFailure(f"not taken: {error.str()}", hint="Send it again.", code="DB-1004")
+    return [f"{message.topic()}/{message.partition()}/{message.offset()}" for _, message in told]
 
 
 def _arrivals(settings: Settings, delay_topic: str, topic: str | None, bootstrap: str | None) -> Arrivals:
@@ -444,9 +423,8 @@ def _producer(settings: Settings, bootstrap: str | None) -> dict[str, Any]:
 def _only_delay_topic(settings: Settings) -> str:
     names = list(settings.delay_topics)
     if len(names) > 1:
-        raise ConfigurationError(
-            f"which delay topic: {', '.join(names)}?", hint="Name one with --delay-topic.", code="DB-1001"
-        )
+        hint = "Name one with --delay-topic."
+        raise ConfigurationError(f"which delay topic: {', '.join(names)}?", hint=hint, code="DB-1001")
     return names[0]
 
 
@@ -456,20 +434,13 @@ def _read(parse: Callable[[str], int], text: str | None, option: str) -> int | N
     try:
         return parse(text)
     except ValueError as error:
-        raise ConfigurationError(
-            f"{option} is invalid: {error}", hint="See `delay-bridge send --help` for the forms.", code="DB-1003"
-        ) from None
-
-
-def _after(text: str | None) -> timedelta | None:
-    ms = _read(parse_duration, text, "--after")
-    return None if ms is None else timedelta(milliseconds=ms)
+        hint = "See `delay-bridge send --help` for the forms."
+        raise ConfigurationError(f"{option} is invalid: {error}", hint=hint, code="DB-1003") from None
 
 
 def _header(text: str, option: str = "--header") -> tuple[str, bytes]:
     name, separator, value = text.partition("=")
     if not separator or not name:
-        raise ConfigurationError(
-            f"{option} {text!r} is not NAME=VALUE", hint=f"Write {option} name=value.", code="DB-1003"
-        )
+        hint = f"Write {option} name=value."
+        raise ConfigurationError(f"{option} {text!r} is not NAME=VALUE", hint=hint, code="DB-1003")
     return name, os.fsencode(value)

@@ -100,7 +100,6 @@ class Redrive:
         into: Mapping[str, Mapping[str, int]],
         watermarks: Callable[[], Marks],
         clock: Clock,
-        make_producer: Callable[[dict[str, Any]], Producer] = Producer,
     ) -> None:
         """`consumer` and `producer` are properties, with a group and a transactional id. By dead-letter topic:
         `topic_ids`, and in `into` the delay topics that its letters may come from, with their partitions.
@@ -111,7 +110,6 @@ class Redrive:
         reading = {**config, "auto.offset.reset": "earliest", "enable.partition.eof": True, "logger": logger}
         self._consumer = made("consumer", lambda: Consumer(reading))
         self._producer_config = {**producer, "logger": logger}
-        self._make_producer = make_producer
         self._topic_ids = topic_ids
         self._into = into
         self._watermarks = watermarks
@@ -124,7 +122,10 @@ class Redrive:
         """
         report = Report()
         try:
-            producer = self._open() if execute else None
+            producer = None
+            if execute:
+                producer = Producer(self._producer_config)
+                producer.init_transactions(CALL_TIMEOUT_S)
             marks = self._watermarks()
             gone = self._gone(marks, choice)
             for batch in self._batches(marks):
@@ -141,13 +142,8 @@ class Redrive:
             self._consumer.close()
         return report
 
-    def _open(self) -> Producer:
-        producer = self._make_producer(dict(self._producer_config))
-        producer.init_transactions(CALL_TIMEOUT_S)
-        return producer
-
     def _gone(self, marks: Marks, choice: Choice) -> dict[Place, Gone]:
-        """What has gone back, as noted below the ends. Notes of no use are left out where a time to begin is chosen."""
+        """What has gone back, as noted below the ends. With `since_ms`, notes that cannot be used are left out."""
         ranges: dict[Place, list[Range]] = {place: [] for place in marks}
         for message in (message for batch in self._batches(marks) for message in batch):
             if not is_redriven(headers_of(message)):
@@ -197,12 +193,12 @@ class Redrive:
         """One transaction: records, and which letters they are. A crash leaves both or neither."""
         counted = Report()
         back = [
-            (letter, message)
+            (choice.headers(letter), letter, message)
             for message in batch
             if (letter := self._judge(message, gone[_place(message)], choice, counted)) is not None
         ]
         if producer is not None and back:
-            self._commit(producer, [(choice.headers(letter), letter, message) for letter, message in back])
+            self._commit(producer, back)
         report.add(counted)
 
     def _judge(self, message: Message, gone: Gone, choice: Choice, report: Report) -> Letter | None:
