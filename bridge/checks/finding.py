@@ -1,4 +1,4 @@
-"""What a check yields and what it looks at; the checks are in `checks`, `topic_checks` and `host_checks`."""
+"""What a check yields and what it looks at."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ Status = Literal["ok", "warning", "failed"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that was looked at. `remedy` says what to do, and is empty where all is well; `error` is what `run`
-    ends with where it is not.
-    """
+    """One thing that was looked at: what to do about it (empty where all is well), and what `run` ends with."""
 
     name: str
     status: Status
@@ -40,6 +38,11 @@ def warned(name: str, detail: str, remedy: str) -> Finding:
 def failed(name: str, detail: str, remedy: str, error: type[BridgeError] = EnvironmentFailure) -> Finding:
     """Something that refuses the start."""
     return Finding(name=name, status="failed", detail=detail, remedy=remedy, error=error)
+
+
+def expected(name: str, detail: str, is_so: bool, remedy: str) -> Finding:
+    """All is well, or the start is refused."""
+    return ok(name, detail) if is_so else failed(name, detail, remedy)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

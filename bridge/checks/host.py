@@ -96,11 +96,10 @@ def check_java(_: Context) -> Iterator[Finding]:
         yield failed("java", f"{java_path} does not run: {error}", remedy)
         return
     found = _JAVA_VERSION.search(ran.stderr + ran.stdout)
-    if found is None or int(found[1]) < JAVA_VERSION_MIN:
-        version = f"version {found[1]}" if found else "no version"
-        yield failed("java", f"{java_path}: {version}", remedy)
-    else:
+    if found is not None and int(found[1]) >= JAVA_VERSION_MIN:
         yield ok("java", f"version {found[1]}")
+    else:
+        yield failed("java", f"{java_path}: {f'version {found[1]}' if found else 'no version'}", remedy)
 
 
 def check_connector(context: Context) -> Iterator[Finding]:

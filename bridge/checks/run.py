@@ -12,7 +12,7 @@ from typing import Final
 
 from confluent_kafka import KafkaException, Producer
 
-from bridge.checks.finding import Check, Context, Finding, failed, ok, warned
+from bridge.checks.finding import Check, Context, Finding, expected, failed, ok, warned
 from bridge.checks.host import (
     check_connector,
     check_directory,
@@ -42,17 +42,15 @@ def run_checks(
 
     Without brokers, what needs them is left out: the first finding says why.
     """
-    cluster = Cluster(settings, timeout_s=timeout_s)
     context = Context(
         settings=settings,
-        cluster=cluster,
+        cluster=Cluster(settings, timeout_s=timeout_s),
         connector_jars=connector_jars or _installed_jars,
         create=create,
         timeout_s=timeout_s,
     )
-    brokers = list(check_brokers(context))
-    reached = all(finding.status != "failed" for finding in brokers)
-    findings = list(brokers)
+    findings = list(check_brokers(context))
+    reached = all(finding.status != "failed" for finding in findings)
     for check in (*(BROKER_CHECKS if reached else ()), *LOCAL_CHECKS):
         findings += _guarded(check, context)
     return findings
@@ -73,8 +71,8 @@ def _guarded(check: Check, context: Context) -> list[Finding]:
 
 
 def require(findings: Iterable[Finding]) -> None:
-    """Raise an error that names everything that failed; do nothing if all is well. Its kind is that of the failures;
-    EnvironmentFailure where they are of several, since what is in place by then may look different.
+    """Raise an error that names everything that failed, of the kind of the failures; EnvironmentFailure where they are
+    of several kinds, since mending one may change the others.
     """
     failed = [finding for finding in findings if finding.status == "failed"]
     if failed:
@@ -102,13 +100,10 @@ def check_broker_version(context: Context) -> Iterator[Finding]:
     if not versions:
         yield warned("broker version", "could not be found out", "make sure it is Kafka 2.5 or later")
         return
-    speaks = (
-        f"speaks the protocol of Kafka {known} or later" if (known := release(versions)) else "older than Kafka 2.1"
-    )
-    if versions.get(TXN_OFFSET_COMMIT, -1) >= TXN_OFFSET_COMMIT_FENCED:
-        yield ok("broker version", speaks)
-    else:
-        yield failed("broker version", speaks, "upgrade the brokers to Kafka 2.5 or later (KIP-447)")
+    known = release(versions)
+    speaks = f"speaks the protocol of Kafka {known} or later" if known else "older than Kafka 2.1"
+    fences = versions.get(TXN_OFFSET_COMMIT, -1) >= TXN_OFFSET_COMMIT_FENCED
+    yield expected("broker version", speaks, fences, "upgrade the brokers to Kafka 2.5 or later (KIP-447)")
 
 
 def check_broker_limits(context: Context) -> Iterator[Finding]:

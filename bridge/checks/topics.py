@@ -5,10 +5,11 @@ The only thing that is changed is that missing topics are made, and that only wi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Final
 
-from bridge.checks.finding import Context, Finding, failed, ok, warned
+from bridge.checks.finding import Context, Finding, expected, failed, ok, warned
 from bridge.errors import BridgeError, EnvironmentFailure
 from bridge.kafka.admin import Topic
 from bridge.settings.clients import HEADER_ALLOWANCE_BYTES
@@ -24,28 +25,14 @@ def check_delay_topics(context: Context) -> Iterator[Finding]:
     """They exist, stamp records by the broker's clock, and keep them."""
     keeps = {"retention.ms": str(retention_to_create_ms(context.settings)), "retention.bytes": "-1"}
     wanted = dict.fromkeys(context.settings.delay_topics, _CONFIG | keeps)
-    topics, missing = _present(context, wanted)
-    configs = context.cluster.topic_configs(topics)
-    for name, config in wanted.items():
-        label = f"delay topic {name}"
-        if name not in topics:
-            yield _missing(label, context, name, config, missing.get(name))
-            continue
-        yield _partitions(label, topics[name])
-        yield from _delay_topic(label, name, configs.get(name, {}), context)
+    yield from _own_topics(context, "delay topic", wanted, partial(_delay_topic, context))
 
 
-def _delay_topic(label: str, name: str, config: dict[str, str], context: Context) -> Iterator[Finding]:
+def _delay_topic(context: Context, label: str, name: str, config: dict[str, str]) -> Iterator[Finding]:
     detail = f"message.timestamp.type={config.get('message.timestamp.type', 'CreateTime')}"
-    if detail == LOG_APPEND_TIME:
-        yield ok(label, detail)
-    else:
-        yield failed(label, detail, _alter(context, name, LOG_APPEND_TIME))
+    yield expected(label, detail, detail == LOG_APPEND_TIME, _alter(context, name, LOG_APPEND_TIME))
     detail = f"cleanup.policy={config.get('cleanup.policy', 'delete')}"
-    if "compact" in detail:
-        yield failed(label, detail, _alter(context, name, "cleanup.policy=delete"))
-    else:
-        yield ok(label, detail)
+    yield expected(label, detail, "compact" not in detail, _alter(context, name, "cleanup.policy=delete"))
     yield from _retention(label, name, config, context)
 
 
@@ -84,20 +71,13 @@ def check_dead_letter_topics(context: Context) -> Iterator[Finding]:
         for target in dict.fromkeys(dead_letter.values())
     }
     wanted = {name: {**_CONFIG, "max.message.bytes": str(size)} for name, size in needed.items()}
-    topics, missing = _present(context, wanted)
-    configs = context.cluster.topic_configs(topics)
-    for name, size in needed.items():
-        label = f"dead-letter topic {name}"
-        if name not in topics:
-            yield _missing(label, context, name, wanted[name], missing.get(name))
-            continue
-        yield _partitions(label, topics[name])
-        yield from _dead_letter_topic(label, name, size, configs.get(name, {}), context)
+    yield from _own_topics(context, "dead-letter topic", wanted, partial(_dead_letter_topic, context, needed))
 
 
 def _dead_letter_topic(
-    label: str, name: str, needed: int, config: dict[str, str], context: Context
+    context: Context, sizes: Mapping[str, int], label: str, name: str, config: dict[str, str]
 ) -> Iterator[Finding]:
+    needed = sizes[name]
     limit = TopicLimits.of(config).message_bytes
     if limit >= needed:
         yield ok(label, f"max.message.bytes={limit}")
@@ -107,6 +87,24 @@ def _dead_letter_topic(
     if "compact" in (policy := config.get("cleanup.policy", "delete")):
         detail = f"cleanup.policy={policy}: records without a key are refused, others overwritten"
         yield failed(label, detail, _alter(context, name, "cleanup.policy=delete"))
+
+
+def _own_topics(
+    context: Context,
+    kind: str,
+    wanted: Mapping[str, Mapping[str, str]],
+    look: Callable[[str, str, dict[str, str]], Iterator[Finding]],
+) -> Iterator[Finding]:
+    """Topics with the configuration that is `wanted` of each; `look` is for those that exist."""
+    topics, missing = _present(context, wanted)
+    configs = context.cluster.topic_configs(topics)
+    for name, config in wanted.items():
+        label = f"{kind} {name}"
+        if name in topics:
+            yield _partitions(label, topics[name])
+            yield from look(label, name, configs.get(name, {}))
+        else:
+            yield _missing(label, context, name, config, missing.get(name))
 
 
 def check_default_targets(context: Context) -> Iterator[Finding]:
