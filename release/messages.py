@@ -132,7 +132,7 @@ def findings() -> Iterator[tuple[str, str]]:
     for module in CHECKS:
         for node in nodes(module):
             match node:
-                case ast.Call(func=ast.Name(id="warned" | "failed"), args=[_, detail, *_]):
+                case ast.Call(func=ast.Name(id="warned" | "failed" | "expected"), args=[_, detail, *_]):
                     yield from ((text, f"{module}:{node.lineno}") for text in texts(detail))
                 case (
                     ast.Assign(targets=[ast.Name(id="detail" | "speaks")], value=value)

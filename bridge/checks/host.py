@@ -99,7 +99,8 @@ def check_java(_: Context) -> Iterator[Finding]:
     if found is not None and int(found[1]) >= JAVA_VERSION_MIN:
         yield ok("java", f"version {found[1]}")
     else:
-        yield failed("java", f"{java_path}: {f'version {found[1]}' if found else 'no version'}", remedy)
+        version = f"version {found[1]}" if found else "no version"
+        yield failed("java", f"{java_path}: {version}", remedy)
 
 
 def check_connector(context: Context) -> Iterator[Finding]:

@@ -279,7 +279,7 @@ class Dispatcher:
             self._commit(store, transaction)
         except Aborted as aborted:
             event = self._after_abort(transaction, aborted)
-            self._hold_sources(store, {s: Unwritable(refusal=why) for s, why in self._narrowing.take_stuck().items()})
+            self._hold_sources(store, self._narrowing.take_stuck())
         except Unplannable as unplannable:
             event = self._give_up(transaction)
             self._hold_sources(store, unplannable.unwritable)

@@ -59,7 +59,7 @@ class HeldSources:
             wait_s = min(WAIT_S_MAX, 2 * old.wait_s) if old is not None and relapses else WAIT_S
             self._holds[source] = _Hold(now_s + wait_s, wait_s, why.places)
             topic, partition = sources.name(source)
-            log.warning("partition-held", topic=topic, partition=partition, detail=why.refusal.detail, wait_s=wait_s)
+            log.warning("partition-held", topic=topic, partition=partition, detail=why.detail, wait_s=wait_s)
 
     def release(self, sources: Sources) -> bool:
         """Release those that may go on; returns whether there are any."""

@@ -37,7 +37,7 @@ import structlog
 
 from bridge.delivery.open_transaction import FailedRecord, OpenTransaction
 from bridge.delivery.plan.due_rows import Batch
-from bridge.delivery.plan.fates import Findings
+from bridge.delivery.plan.fates import Findings, Unwritable
 from bridge.delivery.producer.writer import Aborted, Cause, Failure
 from bridge.delivery.targets.breakers import EVERY, LARGE
 from bridge.delivery.targets.cache import Targets
@@ -149,7 +149,7 @@ class Narrowing:
         """What fell due later is not in the next transaction (None: it may be). With every attempt after an abort, more
         would come that may be as bad, and none would ever be committed.
         """
-        self._stuck: dict[int, Refusal] = {}
+        self._stuck: dict[int, Unwritable] = {}
         self._rows_max = rows_max
         self._targets = targets
         self._delay_topics = delay_topics
@@ -183,7 +183,7 @@ class Narrowing:
         if rows:
             self.rows = min(self._rows_max, self.rows * WIDER)
 
-    def take_stuck(self) -> dict[int, Refusal]:
+    def take_stuck(self) -> dict[int, Unwritable]:
         """The sources of records that nothing takes, by index."""
         stuck, self._stuck = self._stuck, {}
         return stuck
@@ -347,7 +347,7 @@ class Narrowing:
         """Neither of our own topics takes a record: its dead letter is cut, or its source has to wait."""
         if key in self.findings.cut or failure.meaning.reason is not RejectReason.TOO_LARGE:
             source = int(sources_of(np.array([key], np.int64))[0]) & SOURCE_MAX
-            self._stuck[source] = Refusal(failure.meaning.reason, f"{topic}: {failure.detail}")
+            self._stuck[source] = Unwritable(detail=f"{topic}: {failure.detail}")
             return
         log.warning("dead-letter-cut", topic=topic, reason=failure.detail)
         self.findings.cut.add(key)

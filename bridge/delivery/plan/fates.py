@@ -104,7 +104,7 @@ class Findings:
 class Unwritable:
     """Why a source cannot go on: in words, and the partitions that it waits for (none: the time)."""
 
-    refusal: Refusal
+    detail: str
     places: Collection[tuple[str, int]] = ()
 
 
@@ -256,7 +256,7 @@ class OwnTopics:
     def unwritable(self, fates: Fates, forwards: Forwards) -> dict[int, Unwritable]:
         """Sources of rows that need a partition which takes nothing now, by index, and what they wait for."""
         rows = self._rows
-        found = {source: _unavailable(text) for source, text in forwards.unknown.items()}
+        found = {source: Unwritable(detail=text) for source, text in forwards.unknown.items()}
         places = forwards.places()
         for source in np.unique(rows.source[fates.ids(Fate.ROLL, Fate.RETRY, Fate.HOLD)]).tolist():
             places.setdefault(source, set()).add(rows.sources.name(source))
@@ -267,12 +267,8 @@ class OwnTopics:
         for source, wanted in places.items():
             down = next((f"{topic}-{number}" for topic, number in wanted if self._known[topic].is_down(number)), None)
             if down is not None:
-                found[source] = _unavailable(f"{down} takes nothing now", wanted)
+                found[source] = Unwritable(detail=f"{down} takes nothing now", places=frozenset(wanted))
         return found
-
-
-def _unavailable(detail: str, places: Collection[tuple[str, int]] = ()) -> Unwritable:
-    return Unwritable(refusal=Refusal(RejectReason.TARGET_UNAVAILABLE, detail), places=frozenset(places))
 
 
 # -- the passes --------------------------------------------------------------------------------------------------------

@@ -345,7 +345,7 @@ def test_a_cancel_needs_every_other_partition() -> None:
         raise EnvironmentFailure("no answer", hint="Wait.")
 
     found = own_topics(here).unwritable(fates, forwards_of(here, unknown))
-    assert {source: (set(why.places), why.refusal.detail) for source, why in found.items()} == {0: (set(), "no answer")}
+    assert {source: (set(why.places), why.detail) for source, why in found.items()} == {0: (set(), "no answer")}
 
 
 # -- all passes together -----------------------------------------------------------------------------------------------
