@@ -663,8 +663,10 @@ class StoreMachine(RuleBasedStateMachine):
             "tombstones": timerstore.cancels.tombstones,
             "checkpoint": checkpoints,
         }
+        state, resident = self.store.state, self.store.state.resident
+        runs = [*resident.ready, *resident.memtable, *resident.withheld, state.rows_on_loan()]
         fails = {
-            "segment": len(self.store.maintenance._unstored(self.store.state.resident.covered())),
+            "segment": len(self.store.maintenance._unstored(runs, resident.covered())),
             "tombstones": self.store.state.cancels.tombstones.memory_rows,
             "checkpoint": True,
         }
