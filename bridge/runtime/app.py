@@ -57,7 +57,7 @@ LOOK_INTERVAL_S: Final = 1.0
 CONNECTING_INTERVAL_S: Final = 0.05
 STOP_S_MAX: Final = 9.0
 """After this the process ends as it is: whatever it was at can be cut off at any point."""
-SET_BACK_MS: Final = 20_000
+SET_BACK_MS: Final = 5_000
 """A clock that is set back by more makes clients wait too long; a wait that is longer by less is left to end."""
 CLOCK: Final = "clock-set-back"
 CREDENTIALS: Final = "credentials-replaced"
