@@ -2,8 +2,8 @@
 on such a machine.
 
 make bench                              everything but `pending` and `soak` (half an hour)
-make bench BENCH_ARGS="--only burst"    one scenario: on-time, on-time-1k, on-time-short, kills, rolling (from the first second on),
-                                        burst, rate, idle, restart, outage, stopped-target, killed-target (warm)
+make bench BENCH_ARGS="--only burst"    one scenario: on-time, on-time-1k, on-time-short, kills, rolling (from the first
+                                        second on), burst, rate, idle, restart, outage, stopped-target, killed-target
 make bench BENCH_ARGS="--only pending"  ten million pending, a million of them cancelled (ten minutes, 8 GB of disk)
 make bench BENCH_ARGS="--only soak"     an hour at 2,000/s with broker restarts (5 GB of disk)
 make bench BENCH_ARGS="--messages 200000"   a smaller burst
