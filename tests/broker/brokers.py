@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
+from bridge.delivery.targets.look_up import TargetLookUp
 from bridge.delivery.targets.target import Leader, Target
 from bridge.errors import EnvironmentFailure
 from bridge.kafka.errors import Refusal
@@ -20,7 +22,7 @@ ON_ONE = replace(WELL, leaders={0: ONE, 1: ONE, 2: ONE})
 SILENT = Refusal(RejectReason.TARGET_UNAVAILABLE, "no answer")
 
 
-class Brokers:
+class Brokers(TargetLookUp):
     """What the brokers would say."""
 
     def __init__(self) -> None:
@@ -58,15 +60,7 @@ class Brokers:
             self.probed.append((name, partition))
             asked[name, partition] = Future()
             if (name, partition) not in self.dead:
-                asked[name, partition].set_result(None)
+                asked[name, partition].set_result(SimpleNamespace(offset=0))
             elif not self.is_hanging:
                 asked[name, partition].set_exception(ConnectionRefusedError() if self.is_refusing else TimeoutError())
         return asked
-
-    @staticmethod
-    def is_answered(answer: Future[Any]) -> bool:
-        return answer.done() and answer.exception() is None
-
-    @staticmethod
-    def is_refused(answer: Future[Any]) -> bool:
-        return answer.done() and isinstance(answer.exception(), ConnectionRefusedError)

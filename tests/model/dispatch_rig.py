@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final, cast
 
 from confluent_kafka import KafkaError, Producer
@@ -27,6 +28,7 @@ from bridge.delivery.plan.planner import Planner
 from bridge.delivery.producer.transactional import TransactionalWriter
 from bridge.delivery.states import Request
 from bridge.delivery.targets.cache import Targets
+from bridge.delivery.targets.look_up import TargetLookUp
 from bridge.delivery.targets.target import Leader, Target
 from bridge.errors import BridgeError, EnvironmentFailure, FencedError
 from bridge.kafka.errors import MEANINGS, Fault, Refusal
@@ -171,7 +173,7 @@ class _AtOnce:
         pass
 
 
-class ScriptedLookUp:
+class ScriptedLookUp(TargetLookUp):
     """What the brokers say of topics: all are there and well, but those that are `gone`. A partition that is silent
     does not answer a probe either."""
 
@@ -209,14 +211,9 @@ class ScriptedLookUp:
         for name, partition in leaders:
             silent = [f for f in self.kafka.faults if f.step == "silence" and f.topic in (None, name)]
             answers[name, partition] = Future[Any]()
-            answers[name, partition].set_result(not any(f.partition in (None, partition) for f in silent))
+            is_silent = any(f.partition in (None, partition) for f in silent)
+            answers[name, partition].set_result(SimpleNamespace(offset=-1 if is_silent else 0))
         return answers
-
-    def is_answered(self, answer: Future[Any]) -> bool | None:
-        return bool(answer.result())
-
-    def is_refused(self, answer: Future[Any]) -> bool:  # noqa: ARG002
-        return False
 
 
 class DispatchRig:

@@ -39,7 +39,7 @@ class Breakers:
         self._breakers: dict[Place, _Breaker] = {}
 
     def trip(self, key: Place, refusal: Refusal, now_s: float, open_s: float = OPEN_S) -> float:
-        """Open one for `open_s`, longer if it has failed lately. Returns for how long."""
+        """Open one for `open_s`, longer if it has failed lately. Returns for how many seconds."""
         old = self._breakers.pop(key, None)
         relapses = old is not None and now_s - old.until_s <= RELAPSE_S
         wait_s = min(OPEN_S_MAX, max(OPEN_S, 2 * old.wait_s)) if old is not None and relapses else open_s
@@ -50,8 +50,8 @@ class Breakers:
 
     def are_open(self, name: str, partition: int) -> bool:
         """Whether nothing is sent there now."""
-        keys = ((name, partition), (name, EVERY))
-        return any(key in self._breakers and self._breakers[key].is_open for key in keys)
+        found = map(self._breakers.get, ((name, partition), (name, EVERY)))
+        return any(breaker is not None and breaker.is_open for breaker in found)
 
     def due(self, now_s: float) -> list[Place]:
         """Those that may be closed, if the leader answers."""

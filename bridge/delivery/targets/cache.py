@@ -2,14 +2,12 @@
 
 One missing, forbidden or leaderless topic aborts everything in its transaction (and delays it for seconds first), so
 nothing is produced to a topic that was not seen to exist and to take records. What is known here may be outdated; then
-an abort, or a transaction that is not acknowledged (stall.py), brings it up again.
+an abort, or a transaction that is not acknowledged (stall.py), brings it up again. A circuit breaker for each partition
+(`trip`, breakers.py) does the same for a leader that looks well and does not answer (liveness.py).
 
-A circuit breaker for each partition (`trip`, breakers.py) does the same for what looks well and is not: a leader that
-does not answer (liveness.py).
-
-The thread of `start` keeps all that up to date beside delivery, for as long as it is used: a target that fails costs a
-look-up now and then, and no delivery waits for it. Nor does delivery wait for what it requests (`request_refresh`):
-while a node hangs, any question may be among those that it has taken and does not answer.
+The thread of `start` keeps all that up to date beside delivery, for as long as it is used. Delivery waits neither for a
+target that fails nor for what it requests (`request_refresh`): while a node hangs, any question may be among those that
+the node has taken and does not answer.
 """
 
 from __future__ import annotations
@@ -17,15 +15,16 @@ from __future__ import annotations
 import math
 import threading
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
 import structlog
 
 from bridge.delivery.targets.breakers import OPEN_S, Breakers
-from bridge.delivery.targets.liveness import Ping, ping_leaders, probe
-from bridge.delivery.targets.target import UNAVAILABLE, Leader, LookUp, Place, Target
+from bridge.delivery.targets.liveness import Ping, probe
+from bridge.delivery.targets.look_up import TargetLookUp
+from bridge.delivery.targets.target import UNAVAILABLE, Leader, Place, Target
 from bridge.errors import EnvironmentFailure
 from bridge.kafka.errors import Refusal
 from bridge.telemetry.heartbeats import Beat, unwatched
@@ -48,14 +47,14 @@ WARM_S: Final = 5.0
 SILENT_OPEN_S: Final = 1.0
 """How long a breaker is open after the first silence of a leader: it may have been no more than a pause."""
 TARGETS_MAX: Final = 10_000
-"""Names come from headers: there may be any number of them. (Ten thousand of 200 characters are 9 MB.)"""
+"""Names come from headers: there may be any number of them. (10,000 of 200 characters take 9 MB.)"""
 MISSING_MAX: Final = 100
-"""The thread looks up at most so many names of topics that are not known to exist. More must be made up: they wait
-until a message for them is tried again."""
+"""The thread looks up at most this many topics that are not known to exist. More must be made up: they wait until a
+message for them is tried again."""
 FAILING_MAX: Final = 100
 """Names in the metric of failing targets."""
 UNKNOWN: Final = "(unknown)"
-"""In that metric: all names that no broker knows."""
+"""The label, in that metric, of all names that no broker knows."""
 
 log = structlog.get_logger("bridge.delivery.targets.cache")
 
@@ -70,7 +69,7 @@ class _Known:
 class Targets:
     """A cache of `Target` by name with an expiry, and the circuit breakers. Any thread."""
 
-    def __init__(self, look_up: LookUp, clock: Clock, beat: Beat = unwatched) -> None:
+    def __init__(self, look_up: TargetLookUp, clock: Clock, beat: Beat = unwatched) -> None:
         """`beat` is the thread's."""
         self._look_up = look_up
         self._beat = beat
@@ -80,7 +79,7 @@ class Targets:
         self._breakers = Breakers()
         self._own: frozenset[str] = frozenset()
         self._requested: dict[str, None] = {}
-        self._ping = Ping(look_up, clock.monotonic_s(), {})
+        self._ping = Ping(clock.monotonic_s(), {})
         self._stopped = False
         self._woken = threading.Event()
         self._thread: threading.Thread | None = None
@@ -112,9 +111,8 @@ class Targets:
             self._woken.clear()
 
     def refresh(self) -> None:
-        """Look up what was requested or has expired, and whether open breakers may be closed. Without an answer of the
-        brokers what was known stays.
-        """
+        """Look up what was requested or has expired, and whether open breakers may be closed. Without an answer from
+        the brokers what was known stays."""
         now_s = self._clock.monotonic_s()
         with self._lock:
             requested, self._requested = self._requested, {}
@@ -137,9 +135,8 @@ class Targets:
     # -- for the dispatcher
 
     def resolve(self, names: Iterable[str]) -> dict[str, Target]:
-        """What each name is; asks the brokers only for names not asked for lately. A name without an answer is
-        unavailable.
-        """
+        """Each target by its name. Brokers are asked only about names not asked about lately; a name without an answer
+        is unavailable."""
         wanted, now_s = list(names), self._clock.monotonic_s()
         with self._lock:
             ask = [name for name in wanted if self._must_ask(name, now_s)]
@@ -154,7 +151,7 @@ class Targets:
             return result
 
     def renew(self, names: Collection[str]) -> dict[str, Target]:
-        """What they are by answers of the last RENEWED_FOR_S: one look-up for all."""
+        """As `resolve`, by answers of the last RENEWED_FOR_S: one look-up for all."""
         before_s = self._clock.monotonic_s() - RENEWED_FOR_S
         with self._lock:
             old = [name for name in names if name not in self._known or self._known[name].asked_s <= before_s]
@@ -175,7 +172,7 @@ class Targets:
         return frozenset(name for name in names if after[name].takes_less_than(before[name]))
 
     def request_refresh(self, names: Iterable[str]) -> None:
-        """Have the thread look these up, without waiting for it: the answer may have to come from a node that hangs."""
+        """Have the thread look these up, without waiting for it."""
         with self._lock:
             self._requested.update(dict.fromkeys(names))
         self._woken.set()
@@ -190,54 +187,56 @@ class Targets:
             )
 
     def ping_leaders(self, *, doubtful: bool) -> Ping:
-        """Ask each leader of a known partition that is not down already; `doubtful`: some of them may be dead."""
-        partition_of: dict[Leader, Place] = {}
+        """Ask each leader for a partition that is not down; `doubtful`: some leaders may be dead. A single leader is
+        not asked, since it cannot be compared."""
+        place_of: dict[Leader, Place] = {}
         with self._lock:
-            for name, known in self._known.items():
-                for partition, leader in known.target.leaders.items():
-                    if leader not in partition_of and not self._is_down(name, partition, known.target):
-                        partition_of[leader] = (name, partition)
-        return ping_leaders(self._look_up, partition_of, self._clock.monotonic_s(), doubtful=doubtful)
+            for leader, place in self._led():
+                place_of.setdefault(leader, place)
+        now_s = self._clock.monotonic_s()
+        if len(place_of) < 2:
+            return Ping(now_s, {})
+        answers = self._look_up.ask({place: leader for leader, place in place_of.items()}, doubtful=doubtful)
+        return Ping(now_s, {leader: answers[place] for leader, place in place_of.items()})
 
     def trip_leaders(self, leaders: Collection[Leader]) -> bool:
-        """Open the breakers of the partitions that these lead; returns whether there are any that were not open."""
+        """Open the breakers of the partitions that these lead; returns whether any was not open already."""
+        if not leaders:
+            return False
         with self._lock:
-            found = [
-                (name, partition)
-                for name, known in (self._known.items() if leaders else ())
-                for partition, leader in known.target.leaders.items()
-                if leader in leaders and not self._is_down(name, partition, known.target)
-            ]
+            found = [place for leader, place in self._led() if leader in leaders]
         for place in found:
-            self.trip(*place, _silent(*place), SILENT_OPEN_S)
+            self._trip_silent(place)
         return bool(found)
 
-    def _is_down(self, name: str, partition: int, target: Target) -> bool:
-        return partition in target.down or self._breakers.are_open(name, partition)
+    def _led(self) -> Iterator[tuple[Leader, Place]]:
+        """Known partitions that are not down, with their leaders. Under the lock."""
+        for name, known in self._known.items():
+            for partition, leader in known.target.leaders.items():
+                if partition not in known.target.down and not self._breakers.are_open(name, partition):
+                    yield leader, (name, partition)
+
+    def _trip_silent(self, place: Place) -> None:
+        name, partition = place
+        why = f"{name}: the leader of partition {partition} does not answer"
+        self.trip(name, partition, Refusal(UNAVAILABLE, why), SILENT_OPEN_S)
 
     def trip(self, name: str, partition: int, refusal: Refusal, open_s: float = OPEN_S) -> None:
-        """Open the breaker of a partition (or of EVERY one) for `open_s`, longer if it has failed lately: it looks
-        well, and takes nothing.
-        """
+        """Open the breaker of a partition (or of EVERY one) for `open_s`, longer if it has failed lately."""
         now_s = self._clock.monotonic_s()
         with self._lock:
             wait_s = self._breakers.trip((name, partition), refusal, now_s, open_s)
         log.warning("target-breaker-open", topic=name, partition=partition, detail=refusal.detail, wait_s=wait_s)
 
     def expire(self, name: str) -> None:
-        """Look it up at the next use: the brokers did not agree with what is known. Without an answer that stays:
-        silence about a target that was well puts nothing off.
-        """
+        """Look it up at the next use: the brokers did not agree with what is known. Without an answer that stays."""
         with self._lock:
             if name in self._known:
                 self._known[name].asked_s = -math.inf
 
-    # -- for metrics
-
     def failing(self) -> dict[tuple[str, str], int]:
-        """How many partitions take nothing now, by target and reason (of targets used lately; EVERY counts as one).
-        Targets that no broker knows are counted together, as are those beyond FAILING_MAX.
-        """
+        """How many partitions of targets used lately take nothing now, by target and reason. Targets that no broker
+        knows are counted together, as are those beyond FAILING_MAX."""
         used_s = self._clock.monotonic_s() - FAILING_FOR_S_MAX - KNOWN_FOR_S
         counts: Counter[tuple[str, str]] = Counter()
         named: set[str] = set()
@@ -253,8 +252,6 @@ class Targets:
                 reason, count = _trouble(target)
                 counts[label, str(reason)] += count
         return counts
-
-    # -- inside
 
     def _must_ask(self, name: str, now_s: float) -> bool:
         """A target that is well is used until `refresh` finds time, unless there was trouble with it."""
@@ -303,7 +300,7 @@ class Targets:
             known = {name: self._known[name].target for name, _ in places if name in self._known}
         for (name, partition), silent in probe(self._look_up, known, places).items():
             for place in silent or ():
-                self.trip(*place, _silent(*place), SILENT_OPEN_S)
+                self._trip_silent(place)
             with self._lock:
                 until_s = self._clock.monotonic_s() + FAILING_FOR_S
                 is_closed = self._breakers.decide((name, partition), is_well=silent is not None, until_s=until_s)
@@ -329,7 +326,3 @@ def _trouble(target: Target) -> tuple[RejectReason, int]:
 def _unanswered(name: str) -> Target:
     refusal = Refusal(UNAVAILABLE, f"{name}: the brokers do not say whether it exists")
     return Target(partitions=0, bytes_max=None, refusal=refusal)
-
-
-def _silent(name: str, partition: int) -> Refusal:
-    return Refusal(UNAVAILABLE, f"{name}: the leader of partition {partition} does not answer")

@@ -24,7 +24,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public, but
 from bridge.delivery.targets.target import Leader, Place, Target
 from bridge.errors import EnvironmentFailure
 from bridge.kafka.construction import made
-from bridge.kafka.errors import Refusal, is_unreadable, kafka_error
+from bridge.kafka.errors import Refusal, kafka_error
 from bridge.wire.reasons import RejectReason
 
 PROBE_TIMEOUT_S: Final = 2.0
@@ -67,9 +67,10 @@ class TargetLookUp:
         return {name: _target(name, answer, configs.get(name)) for name, answer in found.items()}
 
     def leaders(self, name: str) -> Mapping[int, Leader]:
-        """The leader of each partition of a topic now, by any broker that answers. Raises EnvironmentFailure.
+        """The leader of each partition of a topic now. Raises EnvironmentFailure.
 
-        (To describe a topic the client asks the controller, which for it is any broker with KRaft: maybe the dead one.)
+        Any broker that answers is asked. To describe a topic the client asks the controller, which with KRaft is any
+        broker for it: maybe the dead one.
         """
         found = self._metadata(name)
         nodes = {node.id: Leader(node.id, str(node.host), int(node.port)) for node in found.brokers.values()}
@@ -77,7 +78,7 @@ class TargetLookUp:
         return {number: nodes[partition.leader] for number, partition in led.items() if partition.leader in nodes}
 
     def count_partitions(self, name: str) -> int:
-        """How many partitions a topic has now, by any broker that answers. Raises EnvironmentFailure."""
+        """How many partitions a topic has now. Raises EnvironmentFailure."""
         found = self._metadata(name).topics.get(name)
         if found is None or found.error is not None:
             raise _unanswered(name, "no metadata" if found is None else found.error.str())
@@ -90,19 +91,19 @@ class TargetLookUp:
             raise _unanswered(name, kafka_error(exception).str()) from None
 
     def ask(self, leaders: Mapping[Place, Leader | None], *, doubtful: bool) -> Mapping[Place, Future[Any]]:
-        """Ask the leader of each partition for its end offset, without waiting; each by itself, since a silent one
-        would keep the answers of the others back.
+        """Ask the leader of each partition for its end offset, without waiting (`liveness.is_answered`); each by
+        itself, since a silent one would keep the answers of the others back.
 
-        `doubtful`: only those that take a connection. While a port refuses, the client tries to connect to it again and
-        again, without a pause, and takes most of a core for that.
+        `doubtful`: some may be dead, and only those that take a connection are asked. While a port refuses, the client
+        tries to connect to it again and again, without a pause, and takes most of a core for that.
         """
         asked: dict[Place, Future[Any]] = {}
         checked: dict[Leader, dict[Place, Future[Any]]] = {}
-        for key, leader in leaders.items():
+        for place, leader in leaders.items():
             if leader is None or not doubtful:
-                asked[key] = self._end_of(key)
+                asked[place] = self._end_of(place)
             else:
-                asked[key] = checked.setdefault(leader, {})[key] = Future()
+                asked[place] = checked.setdefault(leader, {})[place] = Future()
         for leader, questions in checked.items():
             threading.Thread(target=self._ask_if_there, args=(leader, questions), name="leader", daemon=True).start()
         return asked
@@ -110,39 +111,22 @@ class TargetLookUp:
     def _ask_if_there(self, leader: Leader, questions: Mapping[Place, Future[Any]]) -> None:
         try:
             socket.create_connection((leader.host, leader.port), PROBE_TIMEOUT_S).close()
-            answers = {key: self._end_of(key) for key in questions}
+            answers = {place: self._end_of(place) for place in questions}
         except Exception as error:  # noqa: BLE001 - whatever it is: there is no answer
             for question in questions.values():
                 question.set_exception(error)
             return
-        for key, question in questions.items():
+        for place, question in questions.items():
             try:
-                question.set_result(answers[key].result(2 * PROBE_TIMEOUT_S))
+                question.set_result(answers[place].result(2 * PROBE_TIMEOUT_S))
             except Exception as error:  # noqa: BLE001 - the answer may be an error
                 question.set_exception(error)
 
-    def _end_of(self, partition: Place) -> Future[Any]:
-        wanted = TopicPartition(*partition)
+    def _end_of(self, place: Place) -> Future[Any]:
+        wanted = TopicPartition(*place)
         latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
         answer: Future[Any] = self._admin.list_offsets({wanted: latest}, request_timeout=PROBE_TIMEOUT_S)[wanted]
         return answer
-
-    @staticmethod
-    def is_answered(answer: Future[Any]) -> bool | None:
-        """Whether a leader has answered by now; None: there is an answer, and it is an error. After the time-out the
-        client may give an offset that is none.
-        """
-        if not answer.done():
-            return False
-        failure = answer.exception()
-        if isinstance(failure, KafkaException) and is_unreadable(kafka_error(failure)):
-            return None
-        return failure is None and bool(answer.result().offset >= 0)
-
-    @staticmethod
-    def is_refused(answer: Future[Any]) -> bool:
-        """Whether the leader has refused the connection."""
-        return answer.done() and isinstance(answer.exception(), ConnectionRefusedError)
 
     def _result(self, name: str, future: Future[Any]) -> Any:
         """The answer, or a Refusal: the topic is missing, or may not be described."""
@@ -177,26 +161,25 @@ def _target(name: str, answer: Any, config: Any) -> Target:
     # Older brokers, and other makes, may not tell: only producing does then.
     if answer.authorized_operations and AclOperation.WRITE not in answer.authorized_operations:
         refusal = Refusal(RejectReason.TARGET_DENIED, f"{name}: no permission to WRITE to it")
-    told = config is not None and not isinstance(config, Refusal)
-    replicas_min = int(config["min.insync.replicas"].value) if told and "min.insync.replicas" in config else 1
+    told = {} if config is None or isinstance(config, Refusal) else {key: entry.value for key, entry in config.items()}
+    replicas_min = int(told.get("min.insync.replicas", 1))
     return Target(
         partitions=len(answer.partitions),
-        bytes_max=int(config["max.message.bytes"].value) if told else None,
+        bytes_max=int(told["max.message.bytes"]) if told else None,
         refusal=refusal,
-        needs_key=told and "compact" in config["cleanup.policy"].value,
+        needs_key="compact" in told.get("cleanup.policy", ""),
         down={p.id: why for p in answer.partitions if (why := _trouble(p, replicas_min))},
-        leaders={
-            p.id: Leader(p.leader.id, p.leader.host, p.leader.port)
-            for p in answer.partitions
-            if p.leader is not None and p.leader.id >= 0
-        },
+        leaders={p.id: Leader(p.leader.id, p.leader.host, p.leader.port) for p in answer.partitions if _has_leader(p)},
     )
+
+
+def _has_leader(partition: Any) -> bool:
+    return partition.leader is not None and partition.leader.id >= 0
 
 
 def _trouble(partition: Any, replicas_min: int) -> str:
     """Why a partition takes nothing now; empty: it does."""
-    leader = partition.leader
-    if leader is None or leader.id < 0:
+    if not _has_leader(partition):
         return "has no leader"
     if len(partition.isr) < min(replicas_min, len(partition.replicas)):
         return f"has {len(partition.isr)} replicas in sync and needs {replicas_min}"

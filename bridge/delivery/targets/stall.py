@@ -11,8 +11,8 @@ from bridge.delivery.targets.target import Target
 from timerstore.clock import Clock
 
 LOOK_S: Final = 0.5
-"""After so long without an acknowledgement the brokers are asked, beside it, what they know of the targets; and again
-after as long."""
+"""After this long without an acknowledgement, and again after as long, the brokers are asked about the targets, beside
+the transaction."""
 
 
 class StallWatch:
@@ -29,9 +29,8 @@ class StallWatch:
         self._refresh_s = LOOK_S
 
     def is_explained(self, stalled_s: float, believed: Mapping[str, Target]) -> bool:
-        """Nothing has been acknowledged for that long, of records for targets that were `believed` to be so; to be
-        called again and again meanwhile. Returns whether a target takes less than that by now: a leader is unresponsive
-        (its breakers are opened), or the brokers say so.
+        """Whether a target takes less by now than was `believed` when records were sent to it: a leader is unresponsive
+        (its breakers are opened), or the brokers say so. To be called again and again while nothing is acknowledged.
         """
         now_s = self._clock.monotonic_s()
         self._refresh_s = min(self._refresh_s, stalled_s + LOOK_S)  # another stall begins anew

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Final
 
 from bridge.kafka.errors import Refusal
 from bridge.wire.reasons import RejectReason
@@ -27,14 +26,15 @@ class Leader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A topic: its partition count, the largest batch it takes in bytes (None: not known), why it takes nothing from
-    the bridge at all (None: it does), which partitions take nothing now, and why, and the leader of each.
-    """
+    """A topic, as far as delivery is concerned."""
 
     partitions: int
     bytes_max: int | None
+    """The largest batch that it takes; None: not known."""
     refusal: Refusal | None = None
+    """Why it takes nothing from the bridge at all; None: it does."""
     down: Mapping[int, str] = field(default_factory=dict)
+    """The partitions that take nothing now, and why."""
     leaders: Mapping[int, Leader] = field(default_factory=dict, compare=False)
     needs_key: bool = False
     """Whether it is compacted, and takes no record without a key."""
@@ -60,27 +60,3 @@ class Target:
     def is_unanswered(self) -> bool:
         """Whether the brokers have not said anything of it."""
         return not self.partitions and self.refusal is not None and self.refusal.reason is UNAVAILABLE
-
-
-class LookUp(Protocol):
-    """`lookup.TargetLookUp`."""
-
-    def __call__(self, names: Sequence[str]) -> Mapping[str, Target]:
-        """Each topic as it is now. Raises EnvironmentFailure when the brokers do not answer."""
-
-    def leaders(self, name: str) -> Mapping[int, Leader]:
-        """The leader of each partition of a topic now. Raises EnvironmentFailure without an answer."""
-
-    def count_partitions(self, name: str) -> int:
-        """How many partitions a topic has now. Raises EnvironmentFailure without an answer."""
-
-    def ask(self, leaders: Mapping[Place, Leader | None], *, doubtful: bool) -> Mapping[Place, Future[Any]]:
-        """Ask the leader of each partition something small, without waiting. An answer may be an error; one that says
-        that there was none is not an answer. `doubtful`: some of them may be dead.
-        """
-
-    def is_answered(self, answer: Future[Any]) -> bool | None:
-        """Whether the leader has answered by now; None: there is an answer, and it is an error."""
-
-    def is_refused(self, answer: Future[Any]) -> bool:
-        """Whether the leader has refused the connection."""

@@ -22,7 +22,7 @@ import pytest
 from bridge.delivery.dispatcher import Dispatcher
 from bridge.delivery.states import AT_REST, Event
 from bridge.delivery.targets.cache import Targets
-from bridge.delivery.targets.target import LookUp
+from bridge.delivery.targets.look_up import TargetLookUp
 from bridge.ingest.ingest import Ingest
 from bridge.ingest.plain_reader import NOTHING, Read
 from bridge.kafka import membership as ownership
@@ -365,12 +365,10 @@ def targets(bench: Bench, _: Path) -> Iterator[Case]:
     """Looks a topic up, and no broker answers, not even that it will not."""
 
     class Silent:
-        is_answered = staticmethod(lambda _: True)
-
         def __call__(self, _: object) -> Any:
             return bench.gate() or {}
 
-    made = Targets(cast(LookUp, Silent()), bench.clock, bench.hearts.watch("targets", CALLS_S))
+    made = Targets(cast(TargetLookUp, Silent()), bench.clock, bench.hearts.watch("targets", CALLS_S))
     made.start()
     yield Case(bench, lambda: made.request_refresh(["orders"]))
     made.stop()

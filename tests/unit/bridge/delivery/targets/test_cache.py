@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
+from bridge.delivery.targets import liveness
 from bridge.delivery.targets.breakers import EVERY
 from bridge.delivery.targets.cache import Targets
 from bridge.delivery.targets.look_up import TargetLookUp
@@ -281,7 +282,7 @@ def test_a_leader_that_takes_no_connection_is_not_asked_anything() -> None:
     answers = look_up.ask({("t", 0): dead, ("t", 1): dead}, doubtful=True)
     for answer in answers.values():
         assert isinstance(answer.exception(5), ConnectionRefusedError)
-        assert look_up.is_answered(answer) is False
+        assert liveness.is_answered(answer) is False
 
 
 @pytest.mark.parametrize(
@@ -303,4 +304,4 @@ def test_only_an_offset_is_an_answer_of_a_leader(told: object, is_answered: bool
         answer.set_exception(told)
     elif told is not None:
         answer.set_result(told)
-    assert TargetLookUp.is_answered(answer) is is_answered
+    assert liveness.is_answered(answer) is is_answered
