@@ -35,7 +35,8 @@ from bridge.delivery.narrowing import REMEDIES, Narrowing
 from bridge.delivery.open_transaction import OpenTransaction, bug
 from bridge.delivery.plan.fates import Unplannable, Unwritable
 from bridge.delivery.plan.planner import Planner
-from bridge.delivery.producer.writer import Aborted, Broken, Cause, Failure, Indefinite, NotReady, Writer
+from bridge.delivery.producer.outcomes import Aborted, Broken, Cause, Failure, Indefinite, NotReady
+from bridge.delivery.producer.writer import Writer
 from bridge.delivery.states import AT_REST, Event, Lifecycle, Request, State
 from bridge.delivery.targets.cache import Targets
 from bridge.delivery.targets.stall import StallWatch

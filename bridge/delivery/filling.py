@@ -14,7 +14,8 @@ from bridge.delivery.open_transaction import OpenTransaction
 from bridge.delivery.plan.departures import Departures
 from bridge.delivery.plan.due_rows import Batch
 from bridge.delivery.plan.planner import Plan, Planner
-from bridge.delivery.producer.writer import Aborted, Cause, Failure, Writer
+from bridge.delivery.producer.outcomes import Aborted, Cause, Failure
+from bridge.delivery.producer.writer import Writer
 from bridge.kafka.errors import Fault, Meaning
 from bridge.settings.time_budgets import TimeBudgets
 from timerstore.clock import Clock

@@ -10,7 +10,7 @@ import numpy as np
 from bridge.delivery.plan.due_rows import Sent
 from bridge.delivery.plan.planner import Plan
 from bridge.delivery.plan.spans import Delivery
-from bridge.delivery.producer.writer import FailedRow, Failure
+from bridge.delivery.producer.outcomes import FailedRow, Failure
 from bridge.delivery.targets.target import Target
 from bridge.errors import InternalError
 from bridge.telemetry.counts import Counts

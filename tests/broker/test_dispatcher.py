@@ -14,7 +14,8 @@ from bridge.delivery.plan.backoff import RetryPolicy
 from bridge.delivery.plan.due_rows import Batch
 from bridge.delivery.plan.overdue import OverduePolicy
 from bridge.delivery.plan.record_size import SizeLimits
-from bridge.delivery.producer.writer import Aborted, Broken, FailedRow, Failure, Indefinite, OnStall, Writer
+from bridge.delivery.producer.outcomes import Aborted, Broken, FailedRow, Failure, Indefinite, OnStall
+from bridge.delivery.producer.writer import Writer
 from bridge.delivery.states import Request, State
 from bridge.errors import FencedError, InternalError
 from bridge.wire import headers as h
@@ -36,7 +37,7 @@ def delay_topic(topics: Topics, partitions: int = 1) -> str:
     return name
 
 
-class Interfering:
+class Interfering(Writer):
     """A writer that passes everything on, except where a test interferes."""
 
     def __init__(self, writer: Writer) -> None:

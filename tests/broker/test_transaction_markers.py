@@ -10,8 +10,8 @@ from typing import Any, Final
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
+from bridge.delivery.producer.outcomes import Failure, Indefinite
 from bridge.delivery.producer.transaction_markers import MarkerRepair, Outcome, are_offsets_pending
-from bridge.delivery.producer.writer import Failure, Indefinite
 from bridge.errors import EnvironmentFailure, StateError
 from bridge.settings.model import Settings
 from bridge.start.resolve import must_be_pending, resolve

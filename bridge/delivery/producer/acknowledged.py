@@ -9,16 +9,17 @@ from typing import Any
 
 from confluent_kafka import Producer, TopicPartition
 
-from bridge.delivery.plan.due_rows import Batch
-from bridge.delivery.producer.sender import Sender
-from bridge.delivery.producer.writer import NO_ANSWER, Failure, Indefinite, OnStall
+from bridge.delivery.producer.outcomes import NO_ANSWER, Failure, Indefinite, OnStall
+from bridge.delivery.producer.writer import Writer
 from bridge.errors import EnvironmentFailure
 from bridge.settings.time_budgets import USUAL, TimeBudgets
 from timerstore.clock import Clock
 
 
-class AcknowledgedWriter(Sender):
-    """See the module, and `Writer`."""
+class AcknowledgedWriter(Writer):
+    """See the module."""
+
+    is_each_reported = True
 
     def __init__(
         self,
@@ -40,16 +41,8 @@ class AcknowledgedWriter(Sender):
         self._producer = self._new(self._faults)
 
     def begin(self) -> None:
-        """Start counting. What an earlier attempt left is gone: `abort` makes a new producer."""
+        """Begin to count acknowledgements."""
         self._forget()
-
-    def send(self, batch: Batch, *, first_id: int = 0, careful: bool = False) -> int:
-        """Hand a batch to the client, a report for every record. Raises Aborted, Broken."""
-        accepted = self._produce(batch, first_id, reported=True)
-        self._serve(self._client().poll, 0)
-        if careful or batch.alone:
-            self._await_reports(was_alone=len(batch) == 1)
-        return accepted
 
     def commit(
         self,
@@ -57,7 +50,7 @@ class AcknowledgedWriter(Sender):
         group_metadata: object,  # noqa: ARG002 - for transactions
         on_stall: OnStall,
     ) -> None:
-        """Wait for the acknowledgements, then commit. Raises Aborted, Broken, Indefinite, FencedError."""
+        """Wait for the acknowledgements, then commit."""
         self._await_reports(on_stall)
         try:
             self._commit_offsets(offsets)
@@ -65,9 +58,7 @@ class AcknowledgedWriter(Sender):
             raise Indefinite(Failure(NO_ANSWER, str(failure))) from failure
 
     def abort(self) -> None:
-        """What was sent cannot be taken back; the client's queue can. A record may be repeated."""
+        """What was sent cannot be taken back, so that a record may be repeated; the client's queue can."""
         self.open()
 
-    def leave(self) -> None:
-        """As `abort`, which waits for nothing."""
-        self.open()
+    leave = abort

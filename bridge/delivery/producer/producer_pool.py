@@ -6,12 +6,13 @@ holds up the id: until the brokers have noticed (`broker.session.timeout.ms`, 9 
 partition has a leader again. Delivery goes on at once under the spare id, which is initialised beforehand and used for
 nothing else.
 
-    unmade --prepare--> recycling --(in the background)--> ready <--take, resume--> used
-      ^                     ^                                                       | |
-      |                     '-----------------------recycle-------------------------' |
-      '-----------------------------------put_back------------------------------------'
+    unmade --prepare--> recycling --(in the background)--> ready --open, next, await_ready--> used
+      ^ |                   ^                                                                | | ^
+      | |                   '--------------------------recycle-------------------------------' | |
+      | '-------------------------------------------open---------------------------------------|-'
+      '----------------------------------------------put_back----------------------------------'
 
-The id that was left comes back as soon as it is ready (`resume`). Brokers may have lost the end of its last transaction
+The id that was left comes back as soon as it is ready (`next`). Brokers may have lost the end of its last transaction
 in some partition (transaction_markers.py), and only the next end there under the same id stands in for it.
 
 Exactly-once does not rest on the id. A transaction that is left is never asked to commit, whatever becomes of its
@@ -23,33 +24,29 @@ when it starts, which ends what an earlier one of the same name left open.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 from typing import Final
-from weakref import WeakValueDictionary
 
 import structlog
 from confluent_kafka import KafkaError, KafkaException, Producer
 
+from bridge.delivery.producer.outcomes import NO_ANSWER, Broken, Failure, NotReady
 from bridge.delivery.producer.transaction_markers import MarkerRepair, Outcome
-from bridge.kafka.errors import Fault, fault_of, is_denied, is_fatal, kafka_error
+from bridge.errors import EnvironmentFailure
+from bridge.kafka.errors import Fault, fault_of, is_denied, is_fatal, is_fenced, kafka_error
+from bridge.settings.time_budgets import USUAL
 
-CALL_S: Final = 5.0
-"""One call of the client; it is repeated."""
 AGAIN_S: Final = 0.2
-"""Between two of them that failed."""
+"""Between two calls that failed."""
 ABORTS_MAX: Final = 60
-"""So often an abort is asked for; then the next `init_transactions` under that id does it."""
+"""How often an abort is asked for; then the next `init_transactions` under that id does it."""
+HELD_UP: Final = Failure(NO_ANSWER, "every transactional id is held up")
 
 log = structlog.get_logger("bridge.delivery.producer.producer_pool")
-
-_initialising: Final = WeakValueDictionary[str, threading.RLock]()
-"""Of the process, for the writer that comes after this one as well: a lock for each id that is being initialised, gone
-with its last holder."""
-_finding: Final = threading.Lock()
 
 Make = Callable[[str, list[KafkaError]], Producer]
 """A producer of that transactional id, which adds its fatal errors to the list. Raises EnvironmentFailure."""
@@ -84,7 +81,7 @@ class PooledProducer:
 
 class ProducerPool:
     """The producers of one writer; the first one is made first. Its methods are for one thread; `run` calls what it is
-    given in another one.
+    given in another one. After `close` there is no way back.
     """
 
     def __init__(
@@ -93,20 +90,51 @@ class ProducerPool:
         make: Make,
         run: Callable[[Callable[[], None]], None],
         repair: MarkerRepair | None = None,
+        call_s: float = USUAL.call_s,
     ) -> None:
-        self.make = make
-        self._repair = repair
+        """`call_s` is the time-out of one call of the client; calls are repeated."""
+        self._make = make
         self._run = run
+        self._repair = repair
+        self._call_s = call_s
         self._all = [PooledProducer(name) for name in names]
         self._changed = threading.Condition()
         self._closed = threading.Event()
 
-    def take(self) -> PooledProducer | None:
-        """One that is ready, else the first that is unmade; None if all are being recycled."""
+    def open(self) -> PooledProducer:
+        """One that is ready, else the first that is unmade: it is initialised now, and the others in the background.
+
+        Raises EnvironmentFailure when that can never work, NotReady when it may work later, Broken.
+        """
         with self._changed:
-            return self._used(
-                self._first_ready() or next((one for one in self._all if one.state is _State.UNMADE), None)
-            )
+            unmade = (one for one in self._all if one.state is _State.UNMADE)
+            pooled = self._used(self._first_ready() or next(unmade, None))
+        if pooled is None:
+            raise NotReady(HELD_UP)
+        if pooled.producer is None:
+            self._initialise(pooled)
+        self.prepare()
+        return pooled
+
+    def next(self, current: PooledProducer) -> PooledProducer:
+        """The one for the next transaction: one that comes back, if it is ready, else `current`. Reports of those that
+        are ready are let in, and those that have failed are replaced.
+        """
+        for pooled in self._all:
+            if pooled.state is _State.READY and pooled.producer is not None:
+                try:
+                    pooled.producer.poll(0)
+                except KafkaException as exception:
+                    pooled.faults.append(kafka_error(exception))
+                if pooled.faults:
+                    self.recycle(pooled)
+        with self._changed:
+            found = self._first_ready()
+            if found is None or not found.comes_back:
+                return current
+            current.state = _State.READY
+            self._used(found)
+            return found
 
     def await_ready(self, timeout_s: float) -> PooledProducer | None:
         """One that is ready, or as soon as one is; None if that takes longer, or none is on its way."""
@@ -118,15 +146,31 @@ class ProducerPool:
             self._changed.wait_for(is_decided, timeout_s)
             return self._used(self._first_ready())
 
-    def resume(self, current: PooledProducer) -> PooledProducer:
-        """The one for the next transaction: one that comes back, if it is ready, else `current`."""
+    def put_back(self, pooled: PooledProducer) -> None:
+        """It is not used any more, and its producer is of no use."""
+        left, pooled.producer, pooled.state, pooled.comes_back = pooled.producer, None, _State.UNMADE, True
+        if left is not None:
+            drop(left)
+
+    def prepare(self) -> None:
+        """Make ready what is unmade, in the background."""
+        for pooled in self._all:
+            if pooled.state is _State.UNMADE:
+                self.recycle(pooled)
+
+    def recycle(self, pooled: PooledProducer, *, is_open: bool = False) -> None:
+        """Make it ready again in the background; `is_open`: its producer has a transaction open, to be aborted."""
         with self._changed:
-            found = self._first_ready()
-            if found is None or not found.comes_back:
-                return current
-            current.state = _State.READY
-            self._used(found)
-            return found
+            left = [] if pooled.producer is None else [pooled.producer]
+            pooled.producer, pooled.state = None, _State.RECYCLING
+            pooled.comes_back |= is_open
+        self._run(partial(self._make_ready, pooled, left, is_open))
+
+    def close(self) -> None:
+        """Drop all of them, without waiting for anything."""
+        self._closed.set()
+        for pooled in self._all:
+            self.put_back(pooled)
 
     def _first_ready(self) -> PooledProducer | None:
         ready = [one for one in self._all if one.state is _State.READY and not one.faults]
@@ -138,15 +182,46 @@ class ProducerPool:
             found.state, found.comes_back = _State.USED, False
         return found
 
-    def put_back(self, pooled: PooledProducer) -> None:
-        """It is not used any more, and its producer is of no use."""
-        with self._changed:
-            left, pooled.producer, pooled.state = pooled.producer, None, _State.UNMADE
-            pooled.comes_back = True
-        if left is not None:
-            drop(left)
+    def _initialise(self, pooled: PooledProducer) -> None:
+        """Make its producer, by one call. One that needs more goes on in the background."""
+        held: list[Producer] = []
+        error = self._attempt(pooled, held, lambda: False)
+        if error is None:
+            pooled.producer = held.pop()
+            return
+        if not held:
+            self.put_back(pooled)
+            raise NotReady(Failure.of(error))
+        pooled.producer = held.pop()
+        is_lost = is_fatal(error) or is_fenced(error)
+        if is_lost or is_denied(error):
+            self.put_back(pooled)
+        else:
+            self.recycle(pooled)
+        if is_denied(error):
+            raise EnvironmentFailure(
+                "the brokers refuse transactions",
+                hint="Grant WRITE and DESCRIBE on the transactional id; check credentials, transaction.timeout.ms.",
+                reason=error.str(),
+                code="DB-3006",
+            )
+        raise Broken(Failure.of(error)) if is_lost else NotReady(Failure.of(error))
 
-    def learn_owed(self, pooled: PooledProducer) -> KafkaError | None:
+    def _attempt(
+        self, pooled: PooledProducer, held: list[Producer], may_repeat: Callable[[], bool]
+    ) -> KafkaError | None:
+        """Initialise the producer in `held`, which is made and put there first where there is none. Returns why it
+        cannot be used. Raises EnvironmentFailure.
+        """
+        if not held:
+            error = self._learn_owed(pooled)
+            if error is not None:
+                return error
+            pooled.faults = []
+            held.append(self._make(pooled.name, pooled.faults))
+        return _init(held[0], self._call_s, may_repeat) or self._write_owed(pooled, held[0])
+
+    def _learn_owed(self, pooled: PooledProducer) -> KafkaError | None:
         """Before it is initialised: learn how its last transaction ended, if that is to be written once more. Returns
         why there is no answer: then it must not be initialised yet.
         """
@@ -158,7 +233,7 @@ class ProducerPool:
             return kafka_error(exception)
         return None
 
-    def write_owed(self, pooled: PooledProducer, producer: Producer) -> KafkaError | None:
+    def _write_owed(self, pooled: PooledProducer, producer: Producer) -> KafkaError | None:
         """After it is initialised: write that end. Returns why that failed."""
         if self._repair is None:
             return None
@@ -175,102 +250,46 @@ class ProducerPool:
         pooled.owed_outcome = None
         return None
 
-    def prepare(self) -> None:
-        """Make ready what is unmade, in the background."""
-        for pooled in self._all:
-            if pooled.state is _State.UNMADE:
-                self.recycle(pooled)
-
-    def recycle(self, pooled: PooledProducer, *, is_open: bool = False) -> None:
-        """Make it ready again in the background; `is_open`: its producer has a transaction open, to be aborted."""
-        with self._changed:
-            left = [] if pooled.producer is None else [pooled.producer]
-            pooled.producer, pooled.state = None, _State.RECYCLING
-            pooled.comes_back |= is_open
-        self._run(partial(self._make_ready, pooled, left, is_open, self._closed))
-
-    def serve(self) -> None:
-        """Let the reports of the ready ones in, and replace those that have failed."""
-        for pooled in self._all:
-            if pooled.state is _State.READY and pooled.producer is not None:
-                try:
-                    pooled.producer.poll(0)
-                except KafkaException as exception:
-                    pooled.faults.append(kafka_error(exception))
-                if pooled.faults:
-                    self.recycle(pooled)
-
-    def close(self) -> None:
-        """Drop all of them, without waiting for anything."""
-        with self._changed:
-            self._closed.set()
-            self._closed = threading.Event()
-            left = [pooled.producer for pooled in self._all if pooled.producer is not None]
-            for pooled in self._all:
-                pooled.producer, pooled.state = None, _State.UNMADE
-        for producer in left:
-            drop(producer)
-
     # -- in the background
 
-    def _make_ready(self, pooled: PooledProducer, left: list[Producer], is_open: bool, closed: threading.Event) -> None:
-        """`left`: the producer there was, if any; the caller keeps no reference to it. One that could not be
+    def _make_ready(self, pooled: PooledProducer, held: list[Producer], is_open: bool) -> None:
+        """`held`: the producer there was, if any; the caller keeps no reference to it. One that could not be
         initialised in time goes on with that by itself, and would fence a second one: it is used further.
         """
-        if left and (is_open or pooled.faults):
-            if is_open:
-                _abort(left[0], closed)
-            drop(left.pop())
-        while not closed.is_set():
-            with alone(pooled.name, -1):
-                faults = pooled.faults if left else []
-                try:
-                    producer, error = self._attempt(pooled, left, faults, closed)
-                except Exception as failure:  # noqa: BLE001 - it is raised again for what takes the id next
-                    log.warning("transactional-id-not-ready", id=pooled.name, reason=str(failure) or repr(failure))
-                    self._leave_as(pooled, _State.UNMADE, closed)
-                    return
-            if producer is not None:
+        if held and is_open:
+            _abort(held[0], self._call_s, self._may_go_on)
+        if held and (is_open or pooled.faults):
+            drop(held.pop())
+        while not self._closed.is_set():
+            state = self._attempted(pooled, held)
+            if state is not _State.RECYCLING:
                 with self._changed:
-                    if not closed.is_set():
-                        pooled.producer, pooled.faults, pooled.state = producer, faults, _State.READY
-                        self._changed.notify_all()
-                        return
-                drop(producer)
+                    pooled.producer, pooled.state = held.pop() if state is _State.READY else None, state
+                    self._changed.notify_all()
                 return
-            if error is not None and is_denied(error):
-                log.warning("transactional-id-not-ready", id=pooled.name, reason=error.str())
-                self._leave_as(pooled, _State.DENIED, closed)
-                if self._repair is not None:
-                    self._repair.concluded(pooled.name)
-                return
-            closed.wait(AGAIN_S)
+            self._may_go_on()
 
-    def _attempt(
-        self,
-        pooled: PooledProducer,
-        left: list[Producer],
-        faults: list[KafkaError],
-        closed: threading.Event,
-    ) -> tuple[Producer | None, KafkaError | None]:
-        """One that is initialised, or why there is none. Raises EnvironmentFailure."""
-        if not left:
-            error = self.learn_owed(pooled)
-            if error is not None:
-                return None, error
-        producer = left.pop() if left else self.make(pooled.name, faults)
-        error = _init(producer, closed) or self.write_owed(pooled, producer)
-        if error is None and not closed.is_set():
-            return producer, None
-        drop(producer)
-        return None, error
+    def _attempted(self, pooled: PooledProducer, held: list[Producer]) -> _State:
+        """What comes of an attempt; RECYCLING: another one is made."""
+        try:
+            error = self._attempt(pooled, held, self._may_go_on)
+        except Exception as failure:  # noqa: BLE001 - it is raised again for what takes the id next
+            log.warning("transactional-id-not-ready", id=pooled.name, reason=str(failure) or repr(failure))
+            return _State.UNMADE
+        if error is None:
+            return _State.READY
+        if held:
+            drop(held.pop())
+        if not is_denied(error):
+            return _State.RECYCLING
+        log.warning("transactional-id-not-ready", id=pooled.name, reason=error.str())
+        if self._repair is not None:
+            self._repair.concluded(pooled.name)
+        return _State.DENIED
 
-    def _leave_as(self, pooled: PooledProducer, state: _State, closed: threading.Event) -> None:
-        """It has come to that, unless all were dropped meanwhile."""
-        with self._changed:
-            if not closed.is_set():
-                pooled.state = state
-                self._changed.notify_all()
+    def _may_go_on(self) -> bool:
+        """A pause; then whether to try once more."""
+        return not self._closed.wait(AGAIN_S)
 
 
 def in_thread(run: Callable[[], None]) -> None:
@@ -285,42 +304,25 @@ def drop(producer: Producer) -> None:
         producer.poll(0)
 
 
-@contextmanager
-def alone(name: str, timeout_s: float) -> Iterator[bool]:
-    """No other thread of this process initialises that transactional id meanwhile: the later of two fences the other.
-    Yields whether that came true in time.
-    """
-    with _finding:
-        lock = _initialising.setdefault(name, threading.RLock())
-    is_alone = lock.acquire(timeout=timeout_s)
-    try:
-        yield is_alone
-    finally:
-        if is_alone:
-            lock.release()
-
-
-def _abort(producer: Producer, closed: threading.Event) -> None:
+def _abort(producer: Producer, call_s: float, may_repeat: Callable[[], bool]) -> None:
     """Abort what it has open. The call that was left may still be under way in it."""
     for _ in range(ABORTS_MAX):
         try:
-            producer.abort_transaction(CALL_S)
+            producer.abort_transaction(call_s)
             return
         except KafkaException as exception:
             error = kafka_error(exception)
-        if closed.is_set() or not (error.retriable() or fault_of(error) is Fault.BUSY):
+        if not (error.retriable() or fault_of(error) is Fault.BUSY) or not may_repeat():
             return
-        closed.wait(AGAIN_S)
 
 
-def _init(producer: Producer, closed: threading.Event) -> KafkaError | None:
+def _init(producer: Producer, call_s: float, may_repeat: Callable[[], bool]) -> KafkaError | None:
     """Why it cannot be used; None: it can."""
     while True:
         try:
-            producer.init_transactions(CALL_S)
+            producer.init_transactions(call_s)
             return None
         except KafkaException as exception:
             error = kafka_error(exception)
-        if closed.is_set() or is_fatal(error) or not error.retriable():
+        if is_fatal(error) or not error.retriable() or not may_repeat():
             return error
-        closed.wait(AGAIN_S)

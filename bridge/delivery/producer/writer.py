@@ -1,177 +1,245 @@
-"""What delivery needs of a producer, and what may become of a transaction, as exceptions:
-
-    (none)      committed
-    Aborted     nothing of it will be seen once `abort` has returned; the producer goes on
-    Broken      the producer is of no use: fenced, or it cannot abort. Nothing was committed unless commit was asked for
-    Indefinite  commit was asked for and no answer came: only the committed offsets can tell
-
-These follow from the client's documentation and from experiments. An exception out of `produce` is never swallowed:
-the transaction would commit without the record.
-"""
+"""What writes to Kafka: records go in, reports come out. Both modes of delivery are made of it."""
 
 from __future__ import annotations
 
+import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
-from typing import Final, Protocol, Self
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final, NoReturn
 
-from confluent_kafka import KafkaError, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from bridge.delivery.plan.due_rows import Batch
-from bridge.kafka.errors import Fault, Meaning, Refusal, is_fenced, meaning_of
-from bridge.wire.reasons import RejectReason
+from bridge.delivery.producer.outcomes import (
+    INEXPRESSIBLE,
+    NO_ANSWER,
+    NO_PRODUCER,
+    TARGETS_WORSE,
+    UNANSWERED,
+    Aborted,
+    Broken,
+    Cause,
+    FailedRow,
+    Failure,
+    OnStall,
+)
+from bridge.delivery.producer.produce_loop import Stopped, produce_any, produce_plain
+from bridge.delivery.producer.producer_pool import drop
+from bridge.errors import EnvironmentFailure
+from bridge.kafka.calls import AbandonableCalls
+from bridge.kafka.error_log import ErrorLog
+from bridge.kafka.errors import is_fatal, is_fenced, kafka_error
+from bridge.settings.time_budgets import USUAL, TimeBudgets
+from timerstore.clock import Clock
+
+STALLED_S: Final = 0.1
+"""Without an acknowledgement for this long the targets are looked at, and again after as long. Usually it takes
+milliseconds."""
+FULL_POLL_S: Final = 0.05
+
+UNACKNOWLEDGED: Final = Failure(UNANSWERED, "not acknowledged in time")
+_PURGED: Final = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """Why a record, or a call, failed; `error` is what the client or a broker has said, if either has."""
+class Writer(ABC):
+    """See the module. For one thread."""
 
-    meaning: Meaning
-    detail: str
-    error: KafkaError | None = None
+    is_each_reported = False
+    """Whether every record gets a report; else only those that are waited for at once."""
 
-    @classmethod
-    def of(cls, error: KafkaError) -> Self:
-        """What the client or a broker has said."""
-        return cls(meaning_of(error), error.str(), error)
+    def __init__(
+        self,
+        properties: Mapping[str, Any],
+        clock: Clock,
+        make_producer: Callable[[dict[str, Any]], Producer] = Producer,
+        budgets: TimeBudgets = USUAL,
+    ) -> None:
+        """`properties` of a producer, complete; `make_producer` is for errors that no broker gives on demand."""
+        self._properties = dict(properties)
+        self._clock = clock
+        self._budgets = budgets
+        self._make_producer = make_producer
+        self._producer: Producer | None = None
+        self._trouble = ErrorLog("bridge.delivery.dispatcher", "producer-trouble", clock)
+        self._faults: list[KafkaError] = []
+        self._calls = AbandonableCalls("producer-calls")
+        self._forget()
 
-    @property
-    def code(self) -> str | None:
-        """The name of the error's code."""
-        return None if self.error is None else self.error.name()
-
-    @property
-    def fault(self) -> Fault:
-        """Whose fault it is."""
-        return self.meaning.fault
-
-    @property
-    def refusal(self) -> Refusal:
-        """What is said of a message that is not delivered for this."""
-        return Refusal(self.meaning.reason, self.detail)
-
-
-UNANSWERED: Final = Meaning(Fault.PARTITION, RejectReason.TARGET_UNAVAILABLE)
-INEXPRESSIBLE: Final = Meaning(Fault.RECORD)
-NO_ANSWER: Final = Meaning(Fault.BROKERS, passes=True)
-NO_PRODUCER: Final = Failure(Meaning(Fault.UNKNOWN), "there is no producer")
-
-
-class Cause(Enum):
-    """Why a transaction is given up. What the next attempt needs after each: `narrowing.REMEDIES`."""
-
-    REFUSED = "refused"
-    """The client or a broker has refused a record or a call."""
-    BROKERS_BUSY = "brokers busy"
-    """Brokers or the group are busy with something that passes."""
-    UNACKNOWLEDGED = "unacknowledged"
-    """Some records were not acknowledged although there was time."""
-    TOO_SLOW = "too slow"
-    """It would be open for too long."""
-    QUEUE_FULL = "queue full"
-    """The client's queue stayed full."""
-    TARGETS_WORSE = "targets worse"
-    """Targets take less than they did when it was planned."""
-    CLOCK_SET_BACK = "clock set back"
-    """What it holds is not due any more (invariant I4)."""
-    PRODUCER_LOST = "producer lost"
-    COMMIT_NOT_MADE = "commit not made"
-
-
-@dataclass(frozen=True, slots=True)
-class FailedRow:
-    """A row of a transaction that failed; `partition` is -1 where it is not known."""
-
-    failure: Failure
-    partition: int
-
-
-@dataclass(eq=False)
-class Aborted(Exception):
-    """The transaction must be given up. `failed` are the rows that failed, by number within the transaction;
-    `was_alone`: the one that failed was sent by itself, so that no other can be the reason.
-    """
-
-    cause: Cause
-    failure: Failure
-    failed: Mapping[int, FailedRow] = field(default_factory=dict)
-    was_alone: bool = False
-
-    @classmethod
-    def by(cls, failure: Failure, failed: Mapping[int, FailedRow], *, was_alone: bool = False) -> Self:
-        """Because of this failure."""
-        passes = failure.fault in (Fault.BROKERS, Fault.GROUP)
-        return cls(Cause.BROKERS_BUSY if passes else Cause.REFUSED, failure, dict(failed), was_alone)
-
-
-@dataclass(eq=False)
-class NotReady(Exception):
-    """There is no producer yet; there may be one later."""
-
-    failure: Failure
-
-
-@dataclass(eq=False)
-class Broken(Exception):
-    """The producer cannot go on."""
-
-    failure: Failure
-
-    @property
-    def fenced_by(self) -> KafkaError | None:
-        """The word of a broker that another producer has the name of this one."""
-        error = self.failure.error
-        return error if error is not None and is_fenced(error) else None
-
-
-class Indefinite(Broken):
-    """No answer to a commit."""
-
-
-TARGETS_WORSE: Final = Failure(UNANSWERED, "a target takes nothing any more")
-OnStall = Callable[[float], bool]
-"""Called with the seconds for which nothing has moved; returns whether that is because targets take less than they did:
-then nothing comes of waiting.
-"""
-
-
-class Writer(Protocol):
-    """What the dispatcher needs; `TransactionalWriter` and `AcknowledgedWriter`."""
-
+    @abstractmethod
     def open(self) -> None:
         """Make a producer, in place of the one there was, and end what that one left open.
 
         Raises EnvironmentFailure when it can never work, NotReady when it may work later, Broken.
         """
-        ...
 
+    @abstractmethod
     def begin(self) -> None:
         """Start a transaction. Raises Broken."""
-        ...
 
     def send(self, batch: Batch, *, first_id: int = 0, careful: bool = False) -> int:
-        """Hand a batch to the client; returns how many records it took. `careful`: wait until each record's fate is
-        known. Raises Aborted, Broken.
+        """Hand a batch to the client; returns how many records it took. `careful`, and a batch that is sent alone: wait
+        until each record's fate is known. Raises Aborted, Broken.
         """
-        ...
+        is_awaited = careful or batch.alone
+        accepted = self._produce(batch, first_id, reported=is_awaited or self.is_each_reported)
+        if is_awaited:
+            self._await_reports(was_alone=len(batch) == 1)
+        self._serve(self._client().poll, 0)
+        return accepted
 
+    @abstractmethod
     def commit(self, offsets: Sequence[TopicPartition], group_metadata: object, on_stall: OnStall) -> None:
-        """Commit everything sent, and the offsets, together. While nothing of it is acknowledged `on_stall` is called
-        now and then. Raises Aborted, Broken, Indefinite, FencedError.
+        """Commit everything sent, and the offsets, together. While nothing is acknowledged `on_stall` is called now and
+        then. Raises Aborted before the point of no return, Indefinite after it, Broken, FencedError.
         """
-        ...
 
+    @abstractmethod
     def abort(self) -> None:
         """Give up what was sent. Raises Broken when that cannot be done: a new producer will."""
-        ...
 
+    @abstractmethod
     def leave(self) -> None:
         """As `abort`, where a partition does not answer: without waiting for what may wait for that partition. The
         producer is another one afterwards. Raises Broken.
         """
-        ...
 
     def close(self) -> None:
         """Drop the producer without waiting for anything."""
-        ...
+        self._calls.close()
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            drop(producer)
+
+    def _new(self, faults: list[KafkaError], **more: str) -> Producer:
+        """Another producer; its fatal errors are added to `faults`. Raises EnvironmentFailure."""
+        own = {"error_cb": partial(self._on_error, faults), "logger": logging.getLogger("bridge.settings.librdkafka")}
+        try:
+            return self._make_producer({**self._properties, **more, **own})
+        except KafkaException as exception:
+            raise EnvironmentFailure(
+                "cannot make the producer",
+                hint="Look at kafka.common and kafka.producer.",
+                reason=kafka_error(exception).str(),
+                code="DB-3011",
+            ) from exception
+
+    def _client(self) -> Producer:
+        if self._producer is None:
+            raise Broken(NO_PRODUCER)
+        return self._producer
+
+    def _on_error(self, faults: list[KafkaError], error: KafkaError) -> None:
+        if is_fatal(error):
+            faults.append(error)
+        self._trouble.warn(error)
+
+    def _serve(self, call: Callable[[float], object], timeout_s: float) -> None:
+        """Let reports in. Raises Broken for a fatal error, which the client raises here, in place of `error_cb`."""
+        try:
+            call(timeout_s)
+        except KafkaException as exception:
+            raise Broken(Failure.of(kafka_error(exception))) from None
+        if self._faults:
+            raise Broken(Failure.of(self._faults[-1]))
+
+    def _forget(self) -> None:
+        """Another transaction begins."""
+        self._failed: dict[int, FailedRow] = {}
+        self._is_overdue = False
+        self._awaited = self._reported = 0
+        self._began_s = self._clock.monotonic_s()
+
+    def _produce(self, batch: Batch, first_id: int, *, reported: bool) -> int:
+        """The loop around produce; `reported`: `_report` is called with every record's number, `first_id` + its id."""
+        producer = self._client()
+        ids = [first_id + row for row in batch.ids.tolist()] if reported else None
+        done, deadline_s, is_up_to_date = 0, None, False
+        while True:
+            try:
+                if ids is None and batch.headers is None and batch.own is None and batch.partitions is None:
+                    done = produce_plain(producer.produce, batch, done)
+                else:
+                    done = produce_any(producer.produce, batch, self._report, ids, done)
+                self._awaited += done if reported else 0
+                return done
+            except Stopped as stopped:
+                done = stopped.done
+                if _is_unknown_partition(stopped.cause) and not is_up_to_date:
+                    # It may have been added since this client has looked, which it does every five minutes.
+                    is_up_to_date = True
+                    with suppress(KafkaException):  # without an answer the record is refused as it is
+                        producer.list_topics(batch.topic, self._budgets.look_up_s)
+                    continue
+                now_s = self._clock.monotonic_s()
+                if deadline_s is None or stopped.progress:
+                    deadline_s = min(now_s + self._budgets.full_s, self._began_s + self._budgets.send_s)
+                if not isinstance(stopped.cause, BufferError) or now_s > deadline_s:
+                    partition = -1 if batch.partitions is None else batch.partitions[done]
+                    self._stop(stopped.cause, first_id + int(batch.ids[done]), partition)
+                self._serve(producer.poll, FULL_POLL_S)
+
+    def _stop(self, exception: Exception, row: int, partition: int) -> NoReturn:
+        """What an exception out of produce means for the transaction; `partition` -1: the partitioner's choice."""
+        if isinstance(exception, BufferError):
+            raise Aborted(Cause.QUEUE_FULL, Failure(NO_ANSWER, "the client's queue stayed full")) from None
+        # Else it is something in the record that this client cannot express (a NUL in a header's name). One record must
+        # not stop the others.
+        failure = Failure(INEXPRESSIBLE, str(exception))
+        if isinstance(exception, KafkaException):
+            error = kafka_error(exception)
+            if is_fatal(error) or is_fenced(error):
+                raise Broken(Failure.of(error)) from None
+            failure = Failure.of(error)
+            if error.code() == KafkaError._STATE:
+                raise Aborted.by(failure, self._failed) from None  # after a failed record nothing is taken any more
+        raise Aborted.by(failure, {row: FailedRow(failure, partition)}, was_alone=True) from None
+
+    def _report(self, row: int, error: KafkaError | None, message: Message) -> None:
+        """Delivery report of one record, called from poll and flush."""
+        self._reported += 1
+        is_purged = error is not None and error.code() in _PURGED
+        if error is None or (is_purged and not self._is_overdue):
+            return
+        partition = message.partition()
+        failure = UNACKNOWLEDGED if is_purged else Failure.of(error)
+        self._failed.setdefault(row, FailedRow(failure, -1 if partition is None else partition))
+
+    def _await_reports(self, on_stall: OnStall = lambda _: False, *, was_alone: bool = False) -> None:
+        """Wait until the fate of every reported record is known, for as long as there is progress, and time. Raises
+        Aborted with the records that failed, Broken.
+        """
+        producer = self._client()
+        if self._reported < self._awaited and not self._wait(lambda: self._awaited - self._reported, on_stall):
+            self._is_overdue = True
+            producer.purge(blocking=False)
+            self._serve(producer.flush, 1.0)  # reports what is purged: that is what was not acknowledged
+        if self._failed:
+            raise Aborted.by(next(iter(self._failed.values())).failure, self._failed, was_alone=was_alone)
+        if self._reported < self._awaited:
+            raise Aborted(Cause.UNACKNOWLEDGED, UNACKNOWLEDGED)
+
+    def _wait(self, count_left: Callable[[], int], on_stall: OnStall) -> bool:
+        """Flush until nothing is left; False when nothing has moved for too long. Raises Broken, and Aborted when the
+        transaction would be open for too long.
+        """
+        producer = self._client()
+        left, moved_s = count_left(), self._clock.monotonic_s()
+        while left:
+            self._serve(producer.flush, STALLED_S)
+            before, left = left, count_left()
+            now_s = self._clock.monotonic_s()
+            if left < before:
+                moved_s = now_s
+            elif now_s - moved_s >= self._budgets.stalled_s:
+                return False
+            elif now_s - moved_s >= STALLED_S / 2 and on_stall(now_s - moved_s):
+                raise Aborted(Cause.TARGETS_WORSE, TARGETS_WORSE)
+            if left and now_s - self._began_s >= self._budgets.acknowledge_s:
+                raise Aborted(Cause.TOO_SLOW, Failure(UNANSWERED, "the transaction took too long"), dict(self._failed))
+        return True
+
+
+def _is_unknown_partition(cause: Exception) -> bool:
+    return isinstance(cause, KafkaException) and kafka_error(cause).code() == KafkaError._UNKNOWN_PARTITION

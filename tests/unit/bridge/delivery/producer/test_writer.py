@@ -14,10 +14,10 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from bridge.delivery.plan.due_rows import Batch
 from bridge.delivery.producer.acknowledged import AcknowledgedWriter
-from bridge.delivery.producer.producer_pool import ProducerPool, _initialising, alone
+from bridge.delivery.producer.outcomes import Aborted, Broken, Cause, Failure, Indefinite, NotReady
+from bridge.delivery.producer.producer_pool import ProducerPool
 from bridge.delivery.producer.transaction_markers import Outcome
 from bridge.delivery.producer.transactional import TransactionalWriter
-from bridge.delivery.producer.writer import Aborted, Broken, Cause, Failure, Indefinite, NotReady
 from bridge.errors import EnvironmentFailure, FencedError
 from bridge.settings.time_budgets import TimeBudgets
 from bridge.wire.headers import Headers
@@ -471,31 +471,6 @@ class TestSpare:
         assert made.names == ["x"]
         assert slow.calls.count("init") == 3
 
-    def test_an_id_is_initialised_by_one_at_a_time(self, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Also where the other one is of the writer before this one."""
-        monkeypatch.setattr(TimeBudgets, "call_s", 0.01)
-        taken, done = threading.Event(), threading.Event()
-
-        def hold() -> None:
-            with alone("x", -1):
-                taken.set()
-                done.wait(30)
-
-        other = threading.Thread(target=hold)
-        other.start()
-        assert taken.wait(30)
-        with pytest.raises(NotReady):
-            told.writer.open()
-        done.set()
-        other.join()
-        told.writer.open()
-
-    def test_a_lock_for_an_id_is_gone_with_its_last_holder(self) -> None:
-        """There is one for each id that is being initialised, not for each that ever was."""
-        with alone("some", -1), alone("some", -1), alone("other", -1):
-            assert {"some", "other"} <= set(_initialising)
-        assert not {"some", "other"} & set(_initialising)
-
     def test_a_spare_producer_that_fails_is_made_anew(self, ready: Told) -> None:
         """And is not used meanwhile."""
         usual, spare = ready.made
@@ -517,8 +492,8 @@ class TestSpare:
 
         pool = ProducerPool(["x"], refuse, lambda run: run())
         pool.prepare()
-        taken = pool.take()
-        assert taken is not None and taken.producer is None
+        with pytest.raises(EnvironmentFailure):
+            pool.open()
 
     def test_a_spare_that_cannot_be_made_for_whatever_reason_is_left_to_what_takes_it_next(self) -> None:
         """The thread that was to make it ready ends; the id is not lost with it, or delivery would wait for ever."""
@@ -528,8 +503,8 @@ class TestSpare:
 
         pool = ProducerPool(["x"], fail, lambda run: run())
         pool.prepare()
-        taken = pool.take()
-        assert taken is not None and taken.producer is None
+        with pytest.raises(BufferError):
+            pool.open()
 
     def test_a_call_that_does_not_return_is_watched(self, ready: Told, monkeypatch: pytest.MonkeyPatch) -> None:
         """Offsets are not taken while the id is held up: the look at the targets meanwhile may end that."""

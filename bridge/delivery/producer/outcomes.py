@@ -1,0 +1,134 @@
+"""What may become of a transaction, as exceptions:
+
+    (none)      committed
+    Aborted     nothing of it will be seen once `abort` has returned; the producer goes on
+    Broken      the producer is of no use: fenced, or it cannot abort. Nothing was committed unless commit was asked for
+    Indefinite  commit was asked for and no answer came: only the committed offsets can tell
+
+These follow from the client's documentation and from experiments. An exception out of `produce` is never swallowed:
+the transaction would commit without the record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final, Self
+
+from confluent_kafka import KafkaError
+
+from bridge.kafka.errors import Fault, Meaning, Refusal, is_fenced, meaning_of
+from bridge.wire.reasons import RejectReason
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a record, or a call, failed; `error` is what the client or a broker has said, if either has."""
+
+    meaning: Meaning
+    detail: str
+    error: KafkaError | None = None
+
+    @classmethod
+    def of(cls, error: KafkaError) -> Self:
+        """What an error of the client means."""
+        return cls(meaning_of(error), error.str(), error)
+
+    @property
+    def code(self) -> str | None:
+        """The name of the error's code."""
+        return None if self.error is None else self.error.name()
+
+    @property
+    def fault(self) -> Fault:
+        """Whose fault it is."""
+        return self.meaning.fault
+
+    @property
+    def refusal(self) -> Refusal:
+        """Why a message is not delivered after this."""
+        return Refusal(self.meaning.reason, self.detail)
+
+
+UNANSWERED: Final = Meaning(Fault.PARTITION, RejectReason.TARGET_UNAVAILABLE)
+INEXPRESSIBLE: Final = Meaning(Fault.RECORD)
+NO_ANSWER: Final = Meaning(Fault.BROKERS, passes=True)
+NO_PRODUCER: Final = Failure(Meaning(Fault.UNKNOWN), "there is no producer")
+
+
+class Cause(Enum):
+    """Why a transaction is given up. What the next attempt needs after each: `narrowing.REMEDIES`."""
+
+    REFUSED = "refused"
+    """The client or a broker has refused a record or a call."""
+    BROKERS_BUSY = "brokers busy"
+    """Brokers or the group are busy with something that passes."""
+    UNACKNOWLEDGED = "unacknowledged"
+    """Some records were not acknowledged although there was time."""
+    TOO_SLOW = "too slow"
+    """It would be open for too long."""
+    QUEUE_FULL = "queue full"
+    """The client's queue stayed full."""
+    TARGETS_WORSE = "targets worse"
+    """Targets take less than they did when it was planned."""
+    CLOCK_SET_BACK = "clock set back"
+    """What it holds is not due any more (invariant I4)."""
+    PRODUCER_LOST = "producer lost"
+    COMMIT_NOT_MADE = "commit not made"
+
+
+@dataclass(frozen=True, slots=True)
+class FailedRow:
+    """A row of a transaction that failed; `partition` is -1 where it is not known."""
+
+    failure: Failure
+    partition: int
+
+
+@dataclass(eq=False)
+class Aborted(Exception):
+    """The transaction must be given up. `failed` are the rows that failed, by number within the transaction;
+    `was_alone`: the one that failed was sent by itself, so that no other can be the reason.
+    """
+
+    cause: Cause
+    failure: Failure
+    failed: Mapping[int, FailedRow] = field(default_factory=dict)
+    was_alone: bool = False
+
+    @classmethod
+    def by(cls, failure: Failure, failed: Mapping[int, FailedRow], *, was_alone: bool = False) -> Self:
+        """Because of this failure."""
+        passes = failure.fault in (Fault.BROKERS, Fault.GROUP)
+        return cls(Cause.BROKERS_BUSY if passes else Cause.REFUSED, failure, dict(failed), was_alone)
+
+
+@dataclass(eq=False)
+class NotReady(Exception):
+    """There is no producer yet; there may be one later."""
+
+    failure: Failure
+
+
+@dataclass(eq=False)
+class Broken(Exception):
+    """The producer cannot go on."""
+
+    failure: Failure
+
+    @property
+    def fenced_by(self) -> KafkaError | None:
+        """The word of a broker that another producer has the name of this one."""
+        error = self.failure.error
+        return error if error is not None and is_fenced(error) else None
+
+
+class Indefinite(Broken):
+    """No answer to a commit."""
+
+
+TARGETS_WORSE: Final = Failure(UNANSWERED, "a target takes nothing any more")
+OnStall = Callable[[float], bool]
+"""Called with the seconds for which nothing has moved; returns whether targets take less than they did: then waiting is
+of no use."""
