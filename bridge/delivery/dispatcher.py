@@ -111,9 +111,15 @@ class Dispatcher:
         topics = planner.delay_topics, planner.dead_letter_topics
         self._narrowing = Narrowing(targets, *topics, clock, transaction_rows)
         self._filling = Filling(
-            writer, planner, self._narrowing, clock, budgets, commit_interval_ms,
-            is_to_end=lambda: self._life.is_asked(Request.HOLD, Request.STOP), beat=beat,
-        )  # fmt: skip
+            writer=writer,
+            planner=planner,
+            narrowing=self._narrowing,
+            clock=clock,
+            budgets=budgets,
+            commit_interval_ms=commit_interval_ms,
+            is_to_end=lambda: self._life.is_asked(Request.HOLD, Request.STOP),
+            beat=beat,
+        )
         self._held_sources = HeldSources(targets, clock)
         self._is_out_of_steps = False
         self._failures = 0

@@ -7,6 +7,7 @@ times what a row does; a record is handed to the client when it is due, not befo
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 from bridge.delivery.narrowing import Narrowing
@@ -37,84 +38,74 @@ SET_BACK_MS: Final = 5 * AHEAD_MS
 CLOCK_SET_BACK: Final = Failure(Meaning(Fault.UNKNOWN), "the clock was set back")
 
 
+@dataclass(slots=True, kw_only=True)
 class Filling:
     """See the module. For the dispatcher's thread."""
 
-    def __init__(
-        self,
-        writer: Writer,
-        planner: Planner,
-        narrowing: Narrowing,
-        clock: Clock,
-        budgets: TimeBudgets,
-        commit_interval_ms: int,
-        *,
-        is_to_end: Callable[[], bool],
-        beat: Callable[[], None],
-    ) -> None:
-        """`is_to_end` says whether the transaction is wanted to end soon."""
-        self._writer = writer
-        self._planner = planner
-        self._narrowing = narrowing
-        self._clock = clock
-        self._budgets = budgets
-        self._commit_interval_s = commit_interval_ms / 1000
-        self._is_to_end = is_to_end
-        self._beat = beat
-        self._row_bytes = 1_000.0
+    writer: Writer
+    planner: Planner
+    narrowing: Narrowing
+    clock: Clock
+    budgets: TimeBudgets
+    commit_interval_ms: int
+    is_to_end: Callable[[], bool]
+    """Whether another thread waits for the end of the transaction."""
+    beat: Callable[[], None]
+    row_bytes: float = 1_000.0
+    """The usual size of a row, learned from plans."""
 
     def fill(self, store: TimerStore, transaction: OpenTransaction) -> None:
         """Take, plan and produce until it is time to commit."""
         while True:
-            self._beat()
+            self.beat()
             left_ms = self._left_ms(transaction)
             transaction.until_ms = self._take_until_ms(left_ms)
             room = self._piece_rows(transaction)
             rows = transaction.loan.take(transaction.until_ms, room)
             if len(rows):
                 self._produce(store, transaction, self._plan(store, rows, transaction.until_ms))
-            open_s = self._clock.monotonic_s() - transaction.opened_s
-            is_full = transaction.rows >= self._narrowing.rows or transaction.bytes >= TRANSACTION_BYTES_MAX
-            if is_full or open_s >= self._budgets.fill_s or self._is_to_end():
+            open_s = self.clock.monotonic_s() - transaction.opened_s
+            is_full = transaction.rows >= self.narrowing.rows or transaction.bytes >= TRANSACTION_BYTES_MAX
+            if is_full or open_s >= self.budgets.fill_s or self.is_to_end():
                 return
             if len(rows) >= room:
                 continue  # a backlog
             left_ms = self._left_ms(transaction)
-            if not transaction.rows or self._narrowing.until_ms is not None or left_ms <= 0:
+            if not transaction.rows or self.narrowing.until_ms is not None or left_ms <= 0:
                 return
-            wakeup_ms, now_ms = store.next_wakeup_ms(), self._clock.now_ms()
+            wakeup_ms, now_ms = store.next_wakeup_ms(), self.clock.now_ms()
             if wakeup_ms is None or wakeup_ms - now_ms > left_ms:
                 return
             store.wait(max((wakeup_ms - now_ms) / 1000, GATHER_S))
 
     def _left_ms(self, transaction: OpenTransaction) -> int:
         """How much of the commit interval is left."""
-        return int(1000 * (self._commit_interval_s - (self._clock.monotonic_s() - transaction.opened_s)))
+        return int(self.commit_interval_ms - 1000 * (self.clock.monotonic_s() - transaction.opened_s))
 
     def _take_until_ms(self, left_ms: int) -> int:
         """What may be taken: what is due, and what falls due before the commit, unless an abort has taught caution."""
-        now_ms, bound_ms = self._clock.now_ms(), self._narrowing.until_ms
+        now_ms, bound_ms = self.clock.now_ms(), self.narrowing.until_ms
         if bound_ms is not None:
             return min(now_ms, bound_ms)
-        return now_ms if self._narrowing.is_careful else now_ms + max(0, min(left_ms, AHEAD_MS))
+        return now_ms if self.narrowing.is_careful else now_ms + max(0, min(left_ms, AHEAD_MS))
 
     def _piece_rows(self, transaction: OpenTransaction) -> int:
         """How many rows to take next: bounded in rows, and by what rows weighed lately in bytes."""
-        return max(1, min(PIECE_ROWS, self._narrowing.rows - transaction.rows, int(PIECE_BYTES / self._row_bytes)))
+        return max(1, min(PIECE_ROWS, self.narrowing.rows - transaction.rows, int(PIECE_BYTES / self.row_bytes)))
 
     def _plan(self, store: TimerStore, rows: Rows, until_ms: int) -> Plan:
-        plan = self._planner.plan(rows, store.sources, until_ms, self._narrowing.findings)
-        self._row_bytes += 0.5 * (max(1.0, plan.bytes / len(rows)) - self._row_bytes)
+        plan = self.planner.plan(rows, store.sources, until_ms, self.narrowing.findings)
+        self.row_bytes += 0.5 * (max(1.0, plan.bytes / len(rows)) - self.row_bytes)
         return plan
 
     def _produce(self, store: TimerStore, transaction: OpenTransaction, plan: Plan) -> None:
         """Hand all of a plan to the client, each record when it is due and each batch in its order."""
         if plan.records and not transaction.begun:
-            self._writer.begin()
+            self.writer.begin()
             transaction.begun = True
         first, departures = transaction.add(plan), Departures(plan)
         while True:
-            now_ms = self._clock.now_ms()
+            now_ms = self.clock.now_ms()
             for part in departures.until(now_ms):
                 self._send(transaction, part, plan, first)
             next_ms = departures.next_ms()
@@ -123,14 +114,14 @@ class Filling:
             if next_ms - now_ms > SET_BACK_MS:
                 # The wall clock was set back since the rows were taken: they are not due for a while (I4).
                 raise Aborted(Cause.CLOCK_SET_BACK, CLOCK_SET_BACK)
-            self._beat()
+            self.beat()
             store.wait(max((next_ms - now_ms) / 1000, GATHER_S))
         transaction.produced(plan, departures.lateness_ms(), now_ms)
 
     def _send(self, transaction: OpenTransaction, batch: Batch, plan: Plan, first: int) -> None:
         transaction.counts.are_unreadable(batch.unreadable)
-        careful = self._narrowing.is_careful
-        for part in self._narrowing.split(batch, plan.keys[batch.ids]) if careful else (batch,):
-            self._beat()
+        careful = self.narrowing.is_careful
+        for part in self.narrowing.split(batch, plan.keys[batch.ids]) if careful else (batch,):
+            self.beat()
             transaction.sent.append(part.sent(first))
-            transaction.accepted += self._writer.send(part, first_id=first, careful=careful)
+            transaction.accepted += self.writer.send(part, first_id=first, careful=careful)

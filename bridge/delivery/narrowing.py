@@ -28,8 +28,9 @@ two batches that were refused one after the other look like one.) Everything sta
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -50,26 +51,23 @@ GROUPS: Final = 64
 """Groups of failed records in one transaction: each costs a round trip, and all must be over before it times out."""
 REJECTED_MAX: Final = 100_000
 NARROWER: Final = 8
-"""Rows of the next attempt: one in so many. It takes five attempts from 20,000 rows to one."""
+"""What the rows of the next attempt are divided by: it takes five attempts from 20,000 rows to one."""
 WIDER: Final = 4
-"""Rows after a commit: so many times as many."""
+"""What they are multiplied by after a commit."""
 STRIKES_MAX: Final = 3
 PASSING_STRIKES_MAX: Final = 10
 """As STRIKES_MAX, where brokers are busy, or the producer has broken, and no record has failed."""
 REFUSALS_MAX: Final = 6
 REFUSALS_S: Final = 10.0
-"""So many aborts for records of one target and one code, within so many seconds, and what failed is put off;
-after TRIPPED_AFTER times as many the target is left alone for a while.
-"""
+"""After REFUSALS_MAX aborts within this time, for records of one target and one code, what failed is put off; after
+TRIPPED_AFTER times as many the target is left alone for a while."""
 TRIPPED_AFTER: Final = 6
 LARGE_REFUSALS_MAX: Final = 3
 """As REFUSALS_MAX, for records that may be too large, since compressing may not be enough. Such a record is a batch of
-its own, so that no abort is spent on finding it among others, and the cause is known to be its size.
-"""
+its own, so that no abort is spent on finding it among others."""
 LEARNED_MAX: Final = 8
-"""After so many aborts without a commit, each of which taught something, the next attempt has fewer rows as well: what
-comes in meanwhile may be as bad as what was found.
-"""
+"""After this many aborts without a commit, each of which taught something, the next attempt has fewer rows as well:
+what comes in meanwhile may be as bad."""
 
 Place = tuple[str, int]
 """A topic and a partition, or EVERY."""
@@ -87,13 +85,14 @@ class Next(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """What the next attempt needs after a cause. `passes`: most likely nothing of ours is the reason, and the producer
-    is as good as before; else nothing that fell due later is in the next attempt. `waits`: it is not made at once.
-    """
+    """What the next attempt needs after a cause."""
 
     next: Next
     passes: bool = False
+    """Most likely nothing of ours is the reason, and the producer is as good as before. Else the next attempt has
+    nothing that fell due later."""
     waits: bool = False
+    """It is not made at once."""
 
     @property
     def renews(self) -> bool:
@@ -116,16 +115,6 @@ REMEDIES: Final[Mapping[Cause, Remedy]] = {
 }
 
 
-@dataclass(slots=True)
-class _Lessons:
-    """What the failed records of one abort tell: `learned` is whether the next attempt differs."""
-
-    unclear: list[int] = field(default_factory=list)
-    put_off: Refusal | None = None
-    blamed: dict[Place, Failure] = field(default_factory=dict)
-    learned: bool = False
-
-
 class Narrowing:
     """State of the search. Records are named by packed (source, offset)."""
 
@@ -137,9 +126,7 @@ class Narrowing:
         clock: Clock,
         rows_max: int = 20_000,
     ) -> None:
-        """What the bridge's own topics do not take has to go to the other of the two, or nowhere. `rows_max` is how
-        many rows a transaction has when all is well.
-        """
+        """`rows_max` is how many rows a transaction has when all is well."""
         self.findings = Findings()
         """What is known of single records."""
         self.is_careful = False
@@ -153,7 +140,7 @@ class Narrowing:
         self._rows_max = rows_max
         self._targets = targets
         self._delay_topics = delay_topics
-        self._dead_letter_topics = dead_letter_topics
+        self._own_topics = delay_topics | dead_letter_topics
         self._clock = clock
         self._unclear: Int64s = np.empty(0, np.int64)
         """Records that failed with others; which of them is the reason is to be found out."""
@@ -175,9 +162,7 @@ class Narrowing:
         self.rows = self._rows_max
 
     def committed(self, rows: int) -> None:
-        """A transaction of so many rows went through, or had nothing to do: what was rejected was in it, and nothing
-        else has failed.
-        """
+        """A transaction of so many rows was committed, or had nothing to do: what was rejected was in it."""
         self._forget_records()
         self._strikes.clear()
         if rows:
@@ -190,16 +175,13 @@ class Narrowing:
 
     def split(self, batch: Batch, keys: Int64s) -> Iterator[Batch]:
         """The batch in parts to be sent one after the other; `keys` int64[len(batch)] are its records' names."""
-        suspected = np.isin(keys, self._unclear) if len(self._unclear) else np.zeros(len(keys), dtype=np.bool_)
+        suspected = np.isin(keys, self._unclear)
         group = max(1, len(self._unclear) // GROUPS)
-        start = 0
-        while start < len(keys):
-            same = suspected[start:] == suspected[start]
-            end = start + (len(same) if same.all() else int(np.argmin(same)))
-            if suspected[start]:
-                end = min(end, start + group)
-            yield batch.part(start, end)
-            start = end
+        borders = np.flatnonzero(suspected[1:] != suspected[:-1]) + 1
+        for start, end in pairwise([0, *borders.tolist(), len(keys)]):
+            step = group if suspected[start] else end - start
+            for first in range(start, end, step):
+                yield batch.part(first, min(first + step, end))
 
     def after(self, transaction: OpenTransaction, aborted: Aborted) -> bool:
         """Decide how the next attempt differs. Returns whether it may be made at once."""
@@ -221,21 +203,38 @@ class Narrowing:
         """Draw the conclusions from failed records, by name, in the order in which they were sent; `was_alone`: there
         is one, and it was sent by itself. Returns whether the next attempt differs.
         """
-        lessons = _Lessons()
-        for place, mine in _by_place(failed).items():
-            self._learn_of(place, mine, lessons, was_alone=was_alone)
-        lessons.learned |= self._avoid(lessons.blamed)
-        if lessons.unclear:
-            self._unclear = np.array(sorted(lessons.unclear), dtype=np.int64)
-        if lessons.put_off is not None:
-            self.findings.put_off.update(dict.fromkeys(self._unclear.tolist(), lessons.put_off))
+        blamed: dict[Place, Failure] = {}
+        unclear: list[int] = []
+        put_off: Refusal | None = None
+        learned = False
+        for (topic, partition), mine in _by_place(failed).items():
+            failure = next((each for _, each in mine if each.fault is not Fault.BYSTANDER), mine[0][1])
+            if failure.fault is Fault.RECORD:
+                learned = True
+                refused = [key for key, each in mine if each.fault is Fault.RECORD]
+                named = set(refused) if was_alone else _named(mine)
+                for key in named:
+                    self._reject(key, topic, failure)
+                if not named:  # without what is named for certain there may be nothing left to find
+                    unclear += refused
+                if was_alone or not named:
+                    put_off = self._after_refusal(topic, failure, blamed) or put_off
+            elif failure.fault in (Fault.TARGET, Fault.CLOCK, Fault.MISSING):
+                blamed[topic, EVERY] = failure
+            elif failure.fault is Fault.PARTITION or self._strike((topic, partition)):
+                blamed[topic, partition] = failure
+        learned |= self._avoid(blamed)
+        if unclear:
+            self._unclear = np.array(sorted(unclear), dtype=np.int64)
+        if put_off is not None:
+            self.findings.put_off.update(dict.fromkeys(self._unclear.tolist(), put_off))
             self._unclear = np.empty(0, np.int64)
-        if lessons.learned:
+        if learned:
             self.is_careful = True
             self._learned += 1
             if self._learned > LEARNED_MAX:
                 self.rows = max(1, self.rows // NARROWER)
-        return lessons.learned
+        return learned
 
     def narrow(self, transaction: OpenTransaction, cause: Cause, failure: Failure) -> bool:
         """Failed records tell nothing: the next attempt is careful, if that may tell more, or smaller. Returns whether
@@ -253,8 +252,6 @@ class Narrowing:
         limit = PASSING_STRIKES_MAX if remedy.passes else STRIKES_MAX
         return self._avoid({place: failure for place in transaction.places() if self._strike(place, limit)})
 
-    # -- inside
-
     def _forget_records(self) -> None:
         self.findings = Findings()
         self.is_careful = False
@@ -262,36 +259,18 @@ class Narrowing:
         self._learned = 0
         self._unclear = np.empty(0, np.int64)
 
-    def _learn_of(self, place: Place, mine: list[tuple[int, Failure]], lessons: _Lessons, *, was_alone: bool) -> None:
-        """What failed records of one partition say."""
-        failure = next((failure for _, failure in mine if failure.fault is not Fault.BYSTANDER), mine[0][1])
-        fault, (topic, _) = failure.fault, place
-        if fault is Fault.RECORD:
-            lessons.learned = True
-            refused = [key for key, each in mine if each.fault is Fault.RECORD]
-            named = set(refused) if was_alone else _named(mine)
-            for key in named:
-                self._reject(key, topic, failure)
-            # Without what is named for certain there may be nothing left to find.
-            lessons.unclear += [] if named else refused
-            if was_alone or not named:
-                self._learn_of_refusals(topic, failure, lessons)
-        elif fault in (Fault.TARGET, Fault.CLOCK, Fault.MISSING):
-            lessons.blamed[topic, EVERY] = failure
-        elif fault is Fault.PARTITION or self._strike(place):
-            lessons.blamed[place] = failure
-
-    def _learn_of_refusals(self, topic: str, failure: Failure, lessons: _Lessons) -> None:
-        """One target has had one more abort for its records. (Records for our own topics have no other place.)"""
-        if topic in self._delay_topics or topic in self._dead_letter_topics:
-            return
+    def _after_refusal(self, topic: str, failure: Failure, blamed: dict[Place, Failure]) -> Refusal | None:
+        """One target has had one more abort for its records. Returns why what failed is put off, if it is."""
+        if topic in self._own_topics:
+            return None  # records for these have no other place
         count = self._count_refusal(topic, failure)
         if count >= LARGE_REFUSALS_MAX and self._may_be_wary(topic, failure):
-            lessons.blamed[topic, LARGE] = failure
+            blamed[topic, LARGE] = failure
         elif count >= TRIPPED_AFTER * REFUSALS_MAX:
-            lessons.blamed[topic, EVERY] = failure
+            blamed[topic, EVERY] = failure
         elif count >= REFUSALS_MAX:
-            lessons.put_off = failure.refusal
+            return failure.refusal
+        return None
 
     def _may_be_wary(self, topic: str, failure: Failure) -> bool:
         """Whether it may help to leave out what may be too large: not where that is left out already."""
@@ -318,7 +297,7 @@ class Narrowing:
         """Targets, or partitions of them, take nothing. Returns whether that leads anywhere."""
         if not blamed:
             return False
-        # The brokers may be able to say it themselves, and will say when it is over; else there is the breaker.
+        # Where the brokers say it themselves, they also say when it is over; else there is the breaker.
         told = self._targets.look_again({topic for topic, _ in blamed})
         if told is None:
             return False  # it is not this target that does not answer
@@ -332,15 +311,15 @@ class Narrowing:
         if len(found.rejected) + len(found.no_letter) + len(found.no_copy) >= REJECTED_MAX:
             self._forget_records()
             found = self.findings
-        if topic in self._delay_topics or topic in self._dead_letter_topics:
-            # Rejected before, and sent there all the same: a cancel that is sent on has no other place, and what does
-            # not fit into the delay topic no other than the dead letters.
+        if topic not in self._own_topics:
+            found.rejected[key] = failure.refusal
+        else:
+            # A cancel that is sent on can only go to the delay topic, and what does not fit there only to the dead
+            # letters. So the first refusal leads to the other topic of the two, the second one nowhere.
             nowhere = key in found.no_letter or key in found.no_copy
             (found.no_copy if topic in self._delay_topics else found.no_letter).add(key)
             if nowhere:
                 self._cut_letter(key, topic, failure)
-        else:
-            found.rejected[key] = failure.refusal
         self._unclear = self._unclear[self._unclear != key]
 
     def _cut_letter(self, key: int, topic: str, failure: Failure) -> None:

@@ -60,20 +60,12 @@ class Request(Enum):
     STOP = "stop"
 
 
+_FROM_WORK: Final = {Event.HOLD: State.HELD, Event.PRODUCER_LOST: State.OPENING, Event.STOPPED: State.ENDED}
 TRANSITIONS: Final[Mapping[State, Mapping[Event, State]]] = {
     State.OPENING: {Event.OPENED: State.HELD, Event.STOPPED: State.ENDED},
     State.HELD: {Event.RESUMED: State.RESOLVING, Event.STOPPED: State.ENDED},
-    State.RESOLVING: {
-        Event.RESOLVED: State.DELIVERING,
-        Event.HOLD: State.HELD,
-        Event.PRODUCER_LOST: State.OPENING,
-        Event.STOPPED: State.ENDED,
-    },
-    State.DELIVERING: {
-        Event.HOLD: State.HELD,
-        Event.PRODUCER_LOST: State.OPENING,
-        Event.STOPPED: State.ENDED,
-    },
+    State.RESOLVING: {Event.RESOLVED: State.DELIVERING, **_FROM_WORK},
+    State.DELIVERING: _FROM_WORK,
     State.ENDED: {},
 }
 AT_REST: Final = frozenset({State.OPENING, State.HELD, State.ENDED})

@@ -13,12 +13,11 @@ from bridge.wire import headers as h
 
 
 class Stopped(Exception):
-    """Produce raised after `done` records of the batch; `progress` says whether any were taken in this go."""
+    """Produce raised after `done` records of the batch."""
 
-    def __init__(self, cause: Exception, done: int, progress: bool) -> None:
+    def __init__(self, cause: Exception, done: int) -> None:
         self.cause = cause
         self.done = done
-        self.progress = progress
 
 
 def produce_plain(produce: Callable[..., None], batch: Batch, start: int) -> int:
@@ -31,7 +30,7 @@ def produce_plain(produce: Callable[..., None], batch: Batch, start: int) -> int
         for done, (value, key, origin, due) in enumerate(zip(*rest, strict=True), start):  # noqa: B007 - read when produce raised
             produce(topic, value, key, -1, None, None, 0, [(origin_name, origin), (due_name, due)])
     except (KafkaException, BufferError, ValueError) as cause:
-        raise Stopped(cause, done, done > start) from None
+        raise Stopped(cause, done) from None
     return len(batch)
 
 
@@ -56,5 +55,5 @@ def produce_any(
             if done >= start:
                 produce(topic, value, key, partition, callback, None, 0, own)
     except (KafkaException, BufferError, ValueError) as cause:
-        raise Stopped(cause, done, done > start) from None
+        raise Stopped(cause, done) from None
     return len(batch)

@@ -48,11 +48,12 @@ PENDING_S: Final = 1.0
 ASK_S: Final = 2.0
 CALL_S: Final = 10.0
 
+CLIENT_LOG: Final = logging.getLogger("bridge.settings.librdkafka")
 log = structlog.get_logger("bridge.delivery.producer.transaction_markers")
 
 
 class Outcome(Enum):
-    """What a transaction came to."""
+    """How a transaction ended."""
 
     COMMITTED = "committed"
     ABORTED = "aborted"
@@ -75,9 +76,8 @@ class MarkerRepair:
     def __init__(
         self, settings: Settings, ask: Callable[[str], str | None], forgotten_as: Outcome | None = None
     ) -> None:
-        """`ask` gives the state of a transactional id as its coordinator knows it (transactions.py); `forgotten_as` is
-        an operator's choice for transactions of which that says nothing.
-        """
+        """`ask` gives the state of a transactional id as its coordinator knows it; `forgotten_as` is an operator's
+        choice for transactions of which that says nothing."""
         self._settings = settings
         self._ask = ask
         self._forgotten_as = forgotten_as
@@ -87,8 +87,7 @@ class MarkerRepair:
 
     def outcome_of(self, name: str) -> Outcome | None:
         """How the last transaction of that id ended, if that is known, and to be written once more. The id is not
-        initialised yet. Raises KafkaException when the brokers do not answer, EnvironmentFailure when they would refuse
-        that.
+        initialised yet. Raises KafkaException without an answer, EnvironmentFailure when brokers would refuse `write`.
         """
         self._unrepaired.add(name)
         if not are_offsets_pending(self._settings):
@@ -113,29 +112,33 @@ class MarkerRepair:
         """Why offsets stay pending for longer than any transaction may take: what became of one is not known. None: for
         another reason, or one that may pass.
         """
-        if self._unrepaired or not self._forgotten:
-            return None
         try:
-            is_pending = are_offsets_pending(self._settings)
+            is_known = self._unrepaired or not self._forgotten or not are_offsets_pending(self._settings)
         except KafkaException:
             return None
-        return _unknown(sorted(self._forgotten)) if is_pending else None
+        if is_known:
+            return None
+        return StateError(
+            "the brokers have lost the end of a transaction, and have forgotten whether it was committed",
+            hint="If another instance is down, start it first: the transaction may be its own. Else stop this one and "
+            "choose: `delay-bridge resolve --as aborted` may deliver messages twice, `--as committed` may lose some.",
+            ids=", ".join(sorted(self._forgotten)),
+            code="DB-4007",
+        )
 
     def _must_be_allowed(self) -> None:
         """Offsets that are refused in the middle of `write` would abort what is to be committed."""
         topic = self._unread()
-        admin = _admin(self._settings)
-        answers = admin.describe_topics(
+        answers = _admin(self._settings).describe_topics(
             TopicCollection([topic]), include_authorized_operations=True, request_timeout=ASK_S
         )
         try:
-            # None where the brokers do not tell.
-            is_allowed = AclOperation.READ in (answers[topic].result().authorized_operations or [AclOperation.READ])
+            allowed = answers[topic].result().authorized_operations or [AclOperation.READ]  # not all brokers tell
         except KafkaException as exception:
             if not is_unreadable(kafka_error(exception)):
                 raise
-            is_allowed = False
-        if not is_allowed:
+            allowed = []
+        if AclOperation.READ not in allowed:
             raise EnvironmentFailure(
                 "brokers have lost the end of a transaction, and this client has no right to write it again",
                 hint="Make this topic, or grant Read on it, and start again. Nothing is lost or doubled until then.",
@@ -166,23 +169,13 @@ class MarkerRepair:
         log.info("transaction-ended-again", id=name, outcome=outcome.value)
 
 
-def _unknown(ids: list[str]) -> StateError:
-    return StateError(
-        "the brokers have lost the end of a transaction, and have forgotten whether it was committed",
-        hint="If another instance is down, start it first: the transaction may be its own. Else stop this one and "
-        "choose: `delay-bridge resolve --as aborted` may deliver messages twice, `--as committed` may lose some.",
-        ids=", ".join(ids),
-        code="DB-4007",
-    )
-
-
 def are_offsets_pending(settings: Settings) -> bool:
     """Whether offsets of the group are pending, for longer than a commit takes, in whatever transaction. Raises
     KafkaException without an answer.
     """
-    # A consumer is asked, since of the admin client's time-outs one may abort the process (an assertion, seen in 2.16).
-    # It does not tell pending offsets from an answer that does not come: hence the second look, which takes any. And
-    # with many instances some partition is always about to be committed: hence the third, at each by itself.
+    # A consumer is asked, since a time-out of the admin client may abort the process (an assertion, seen in 2.16). It
+    # does not tell pending offsets from an answer that does not come: hence the second look, which takes any. And with
+    # many instances some partition is always about to be committed: hence the third, at each by itself.
     if settings.delivery.mode != "exactly-once":
         return False
     wanted = [TopicPartition(*place) for place in _partitions(settings)]
@@ -210,9 +203,7 @@ def _has_offsets(consumer: Consumer, wanted: list[TopicPartition]) -> bool:
 def _consumer(settings: Settings, isolation: str = "read_committed") -> Consumer:
     """One that is no member of the group, and gets none of its partitions."""
     no_member = {"group.instance.id": "", "group.protocol": "classic", "isolation.level": isolation}
-    return Consumer(
-        {**librdkafka(settings, "consumer"), **no_member}, logger=logging.getLogger("bridge.settings.librdkafka")
-    )
+    return Consumer({**librdkafka(settings, "consumer"), **no_member}, logger=CLIENT_LOG)
 
 
 def _partitions(settings: Settings) -> list[tuple[str, int]]:
@@ -222,4 +213,4 @@ def _partitions(settings: Settings) -> list[tuple[str, int]]:
 
 
 def _admin(settings: Settings) -> AdminClient:
-    return AdminClient(librdkafka(settings, "admin"), logger=logging.getLogger("bridge.settings.librdkafka"))
+    return AdminClient(librdkafka(settings, "admin"), logger=CLIENT_LOG)

@@ -27,8 +27,8 @@ from bridge.delivery.producer.outcomes import (
 )
 from bridge.delivery.producer.produce_loop import Stopped, produce_any, produce_plain
 from bridge.delivery.producer.producer_pool import drop
-from bridge.errors import EnvironmentFailure
 from bridge.kafka.calls import AbandonableCalls
+from bridge.kafka.construction import made
 from bridge.kafka.error_log import ErrorLog
 from bridge.kafka.errors import is_fatal, is_fenced, kafka_error
 from bridge.settings.time_budgets import USUAL, TimeBudgets
@@ -115,15 +115,7 @@ class Writer(ABC):
     def _new(self, faults: list[KafkaError], **more: str) -> Producer:
         """Another producer; its fatal errors are added to `faults`. Raises EnvironmentFailure."""
         own = {"error_cb": partial(self._on_error, faults), "logger": logging.getLogger("bridge.settings.librdkafka")}
-        try:
-            return self._make_producer({**self._properties, **more, **own})
-        except KafkaException as exception:
-            raise EnvironmentFailure(
-                "cannot make the producer",
-                hint="Look at kafka.common and kafka.producer.",
-                reason=kafka_error(exception).str(),
-                code="DB-3011",
-            ) from exception
+        return made("for delivery", lambda: self._make_producer({**self._properties, **more, **own}))
 
     def _client(self) -> Producer:
         if self._producer is None:
@@ -165,7 +157,7 @@ class Writer(ABC):
                 self._awaited += done if reported else 0
                 return done
             except Stopped as stopped:
-                done = stopped.done
+                before, done = done, stopped.done
                 if _is_unknown_partition(stopped.cause) and not is_up_to_date:
                     # It may have been added since this client has looked, which it does every five minutes.
                     is_up_to_date = True
@@ -173,7 +165,7 @@ class Writer(ABC):
                         producer.list_topics(batch.topic, self._budgets.look_up_s)
                     continue
                 now_s = self._clock.monotonic_s()
-                if deadline_s is None or stopped.progress:
+                if deadline_s is None or done > before:
                     deadline_s = min(now_s + self._budgets.full_s, self._began_s + self._budgets.send_s)
                 if not isinstance(stopped.cause, BufferError) or now_s > deadline_s:
                     partition = -1 if batch.partitions is None else batch.partitions[done]
