@@ -110,21 +110,17 @@ class Lifecycle:
         """Do what is asked for; while held, wait here. False: the thread is to end."""
         with self.changed:
             while Request.STOP not in self._requests:
-                event = self._requested()
-                if event is not None:
-                    self.advance(event)
+                is_to_hold = Request.HOLD in self._requests
+                if is_to_hold and self.state in AT_WORK:
+                    self.advance(Event.HOLD)
+                elif not is_to_hold and self.state is State.HELD:
+                    self.advance(Event.RESUMED)
                 elif self.state is not State.HELD:
                     return True
                 else:
                     beat()
                     self.changed.wait(HELD_LOOK_S)
             return False
-
-    def _requested(self) -> Event | None:
-        """The event that the requests lead to in this state."""
-        if Request.HOLD in self._requests:
-            return Event.HOLD if self.state in AT_WORK else None
-        return Event.RESUMED if self.state is State.HELD else None
 
     def advance(self, event: Event) -> None:
         """Go to the next state. Raises InternalError where the table has none."""

@@ -213,42 +213,25 @@ class ProducerPool:
         """Initialise the producer in `held`, which is made and put there first where there is none. Returns why it
         cannot be used. Raises EnvironmentFailure.
         """
-        if not held:
-            error = self._learn_owed(pooled)
-            if error is not None:
-                return error
-            pooled.faults = []
-            held.append(self._make(pooled.name, pooled.faults))
-        return _init(held[0], self._call_s, may_repeat) or self._write_owed(pooled, held[0])
-
-    def _learn_owed(self, pooled: PooledProducer) -> KafkaError | None:
-        """Before it is initialised: learn how its last transaction ended, if that is to be written once more. Returns
-        why there is no answer: then it must not be initialised yet.
-        """
-        if self._repair is None or pooled.owed_outcome is not None:
-            return None
+        repair, error = self._repair, None
         try:
-            pooled.owed_outcome = self._repair.outcome_of(pooled.name)
-        except KafkaException as exception:
-            return kafka_error(exception)
-        return None
-
-    def _write_owed(self, pooled: PooledProducer, producer: Producer) -> KafkaError | None:
-        """After it is initialised: write that end. Returns why that failed."""
-        if self._repair is None:
-            return None
-        if pooled.owed_outcome is None:
-            self._repair.concluded(pooled.name)
-            return None
-        try:
-            self._repair.write(pooled.name, producer, pooled.owed_outcome)
+            if not held:
+                if repair is not None and pooled.owed_outcome is None:
+                    pooled.owed_outcome = repair.outcome_of(pooled.name)  # initialised, it would be forgotten
+                pooled.faults = []
+                held.append(self._make(pooled.name, pooled.faults))
+            error = _repeated(held[0].init_transactions, self._call_s, may_repeat)
+            if error is None and repair is not None:
+                if pooled.owed_outcome is not None:
+                    repair.write(pooled.name, held[0], pooled.owed_outcome)
+                    pooled.comes_back |= pooled.owed_outcome is Outcome.COMMITTED
+                    pooled.owed_outcome = None
+                repair.concluded(pooled.name)
         except KafkaException as exception:
             error = kafka_error(exception)
-            log.warning("transaction-not-ended", id=pooled.name, code=error.name(), reason=error.str())
-            return error
-        pooled.comes_back |= pooled.owed_outcome is Outcome.COMMITTED
-        pooled.owed_outcome = None
-        return None
+            if pooled.owed_outcome is not None:
+                log.warning("transaction-not-ended", id=pooled.name, code=error.name(), reason=error.str())
+        return error
 
     # -- in the background
 
@@ -257,7 +240,10 @@ class ProducerPool:
         initialised in time goes on with that by itself, and would fence a second one: it is used further.
         """
         if held and is_open:
-            _abort(held[0], self._call_s, self._may_go_on)
+            more = iter(range(ABORTS_MAX))
+            _repeated(
+                held[0].abort_transaction, self._call_s, lambda: next(more, None) is not None and self._may_go_on()
+            )
         if held and (is_open or pooled.faults):
             drop(held.pop())
         while not self._closed.is_set():
@@ -304,25 +290,14 @@ def drop(producer: Producer) -> None:
         producer.poll(0)
 
 
-def _abort(producer: Producer, call_s: float, may_repeat: Callable[[], bool]) -> None:
-    """Abort what it has open. The call that was left may still be under way in it."""
-    for _ in range(ABORTS_MAX):
-        try:
-            producer.abort_transaction(call_s)
-            return
-        except KafkaException as exception:
-            error = kafka_error(exception)
-        if not (error.retriable() or fault_of(error) is Fault.BUSY) or not may_repeat():
-            return
-
-
-def _init(producer: Producer, call_s: float, may_repeat: Callable[[], bool]) -> KafkaError | None:
-    """Why it cannot be used; None: it can."""
+def _repeated(call: Callable[[float], None], call_s: float, may_repeat: Callable[[], bool]) -> KafkaError | None:
+    """Make this call until it succeeds. Returns why it does not."""
     while True:
         try:
-            producer.init_transactions(call_s)
+            call(call_s)
             return None
         except KafkaException as exception:
             error = kafka_error(exception)
-        if is_fatal(error) or not error.retriable() or not may_repeat():
+        # BUSY: the call that was left is still under way in it.
+        if is_fatal(error) or not (error.retriable() or fault_of(error) is Fault.BUSY) or not may_repeat():
             return error

@@ -1,4 +1,7 @@
-"""What writes to Kafka: records go in, reports come out. Both modes of delivery are made of it."""
+"""What writes to Kafka: records go in, reports come out. Both modes of delivery are made of it.
+
+The loops around `produce` are the hottest code of delivery.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import repeat
 from typing import Any, Final, NoReturn
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
@@ -25,13 +29,13 @@ from bridge.delivery.producer.outcomes import (
     Failure,
     OnStall,
 )
-from bridge.delivery.producer.produce_loop import Stopped, produce_any, produce_plain
 from bridge.delivery.producer.producer_pool import drop
 from bridge.kafka.calls import AbandonableCalls
 from bridge.kafka.construction import made
 from bridge.kafka.error_log import ErrorLog
 from bridge.kafka.errors import is_fatal, is_fenced, kafka_error
 from bridge.settings.time_budgets import USUAL, TimeBudgets
+from bridge.wire import headers as h
 from timerstore.clock import Clock
 
 STALLED_S: Final = 0.1
@@ -151,12 +155,12 @@ class Writer(ABC):
         while True:
             try:
                 if ids is None and batch.headers is None and batch.own is None and batch.partitions is None:
-                    done = produce_plain(producer.produce, batch, done)
+                    done = _produce_plain(producer.produce, batch, done)
                 else:
-                    done = produce_any(producer.produce, batch, self._report, ids, done)
+                    done = _produce_any(producer.produce, batch, self._report, ids, done)
                 self._awaited += done if reported else 0
                 return done
-            except Stopped as stopped:
+            except _Stopped as stopped:
                 before, done = done, stopped.done
                 if _is_unknown_partition(stopped.cause) and not is_up_to_date:
                     # It may have been added since this client has looked, which it does every five minutes.
@@ -231,6 +235,53 @@ class Writer(ABC):
             if left and now_s - self._began_s >= self._budgets.acknowledge_s:
                 raise Aborted(Cause.TOO_SLOW, Failure(UNANSWERED, "the transaction took too long"), dict(self._failed))
         return True
+
+
+class _Stopped(Exception):
+    """Produce raised after `done` records of the batch."""
+
+    def __init__(self, cause: Exception, done: int) -> None:
+        self.cause = cause
+        self.done = done
+
+
+def _produce_plain(produce: Callable[..., None], batch: Batch, start: int) -> int:
+    """The hot loop: nothing but produce. Arguments are positional because that is faster."""
+    topic, origin_name, due_name = batch.topic, h.ORIGIN, h.DUE
+    columns = (batch.values, batch.keys, batch.origins or [], batch.dues or [])
+    rest = columns if start == 0 else tuple(column[start:] for column in columns)
+    done = start
+    try:
+        for done, (value, key, origin, due) in enumerate(zip(*rest, strict=True), start):  # noqa: B007 - read when produce raised
+            produce(topic, value, key, -1, None, None, 0, [(origin_name, origin), (due_name, due)])
+    except (KafkaException, BufferError, ValueError) as cause:
+        raise _Stopped(cause, done) from None
+    return len(batch)
+
+
+def _produce_any(
+    produce: Callable[..., None],
+    batch: Batch,
+    report: Callable[[int, KafkaError | None, Message], None],
+    ids: Sequence[int] | None,
+    start: int,
+) -> int:
+    """As `_produce_plain`, with headers and partitions of each record's own, and reports that know the record where
+    there are `ids`.
+    """
+    topic = batch.topic
+    headers = batch.all_headers()
+    partitions = repeat(-1, len(batch)) if batch.partitions is None else batch.partitions
+    reports = repeat(None, len(batch)) if ids is None else [partial(report, i) for i in ids]
+    done = start
+    calls = zip(batch.values, batch.keys, partitions, reports, headers, strict=True)
+    try:
+        for done, (value, key, partition, callback, own) in enumerate(calls):
+            if done >= start:
+                produce(topic, value, key, partition, callback, None, 0, own)
+    except (KafkaException, BufferError, ValueError) as cause:
+        raise _Stopped(cause, done) from None
+    return len(batch)
 
 
 def _is_unknown_partition(cause: Exception) -> bool:

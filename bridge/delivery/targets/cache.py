@@ -87,9 +87,8 @@ class Targets:
     # -- the thread
 
     def start(self, own: Iterable[str] = ()) -> None:
-        """Keep what is known up to date from now on. `own` are the bridge's topics: known from the start, so that
-        nothing waits for that when a target fails, and there is a leader to compare others with.
-        """
+        """Keep what is known up to date from now on. `own`, the bridge's topics, are known from the start, so that
+        there is a leader to compare others with, and nothing waits for an answer when a target fails."""
         self._own = frozenset(own)
         self._thread = threading.Thread(target=self._run, name="targets", daemon=True)
         self._thread.start()
@@ -118,14 +117,14 @@ class Targets:
             requested, self._requested = self._requested, {}
             expired = [name for name, known in self._known.items() if _is_expired(known, now_s)]
             found = [name for name in expired if self._known[name].target.partitions]
-            if len(expired) - len(found) <= MISSING_MAX:
-                found = expired
-            names = dict.fromkeys([*self._own - self._known.keys(), *found])
-            expired = [*requested, *[name for name in names if name not in requested][:LOOK_UPS_MAX]]
+            if len(expired) - len(found) > MISSING_MAX:
+                expired = found
+            due = [name for name in (*self._own - self._known.keys(), *expired) if name not in requested]
+            asked = [*requested, *due[:LOOK_UPS_MAX]]
             places = self._breakers.due(now_s)
-            tripped = list({name: None for name, _ in places if name in self._known and name not in expired})
-        if expired:
-            self._learn(expired)
+            tripped = list(dict.fromkeys(name for name, _ in places if name in self._known and name not in asked))
+        if asked:
+            self._learn(asked)
         if places:
             self._find_leaders(tripped[:LOOK_UPS_MAX])
             self._close_breakers(places[:LOOK_UPS_MAX])
@@ -134,12 +133,13 @@ class Targets:
 
     # -- for the dispatcher
 
-    def resolve(self, names: Iterable[str]) -> dict[str, Target]:
-        """Each target by its name. Brokers are asked only about names not asked about lately; a name without an answer
-        is unavailable."""
+    def resolve(self, names: Iterable[str], age_s_max: float = math.inf) -> dict[str, Target]:
+        """Each target by its name. Brokers are asked only about names that are new, fail, or were asked about more than
+        `age_s_max` ago: one look-up for all. A name without an answer is unavailable.
+        """
         wanted, now_s = list(names), self._clock.monotonic_s()
         with self._lock:
-            ask = [name for name in wanted if self._must_ask(name, now_s)]
+            ask = [name for name in wanted if self._must_ask(name, now_s, age_s_max)]
         if ask:
             self._learn(ask)
         with self._lock:
@@ -150,14 +150,9 @@ class Targets:
                 result[name] = self._breakers.applied(name, known.target)
             return result
 
-    def renew(self, names: Collection[str]) -> dict[str, Target]:
-        """As `resolve`, by answers of the last RENEWED_FOR_S: one look-up for all."""
-        before_s = self._clock.monotonic_s() - RENEWED_FOR_S
-        with self._lock:
-            old = [name for name in names if name not in self._known or self._known[name].asked_s <= before_s]
-        if old:
-            self._learn(old)
-        return self.resolve(names)
+    def renew(self, names: Iterable[str]) -> dict[str, Target]:
+        """As `resolve`, where much depends on the answer."""
+        return self.resolve(names, RENEWED_FOR_S)
 
     def count_partitions(self, name: str) -> int:
         """How many partitions that topic has now, not some time ago. Raises EnvironmentFailure without an answer."""
@@ -178,7 +173,7 @@ class Targets:
         self._woken.set()
 
     def are_worse_than(self, believed: Mapping[str, Target]) -> bool:
-        """Whether one of them is known by now to take less than was believed when the records were sent."""
+        """Whether one is known by now to take less than was believed when the records were sent."""
         with self._lock:
             return any(
                 self._breakers.applied(name, self._known[name].target).takes_less_than(target)
@@ -253,12 +248,12 @@ class Targets:
                 counts[label, str(reason)] += count
         return counts
 
-    def _must_ask(self, name: str, now_s: float) -> bool:
-        """A target that is well is used until `refresh` finds time, unless there was trouble with it."""
+    def _must_ask(self, name: str, now_s: float, age_s_max: float) -> bool:
+        """A target that is well is used until `refresh` finds time, unless there was trouble with it (`expire`)."""
         known = self._known.get(name)
-        if known is None or known.asked_s == -math.inf:
+        if known is None:
             return True
-        return not known.target.is_well and now_s - known.asked_s >= FAILING_FOR_S_MAX
+        return now_s - known.asked_s >= (age_s_max if known.target.is_well else min(age_s_max, FAILING_FOR_S_MAX))
 
     def _learn(self, names: list[str]) -> bool:
         """Ask, without the lock. Returns whether there was an answer."""
