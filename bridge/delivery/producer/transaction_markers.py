@@ -129,7 +129,8 @@ class MarkerRepair:
     def _must_be_allowed(self) -> None:
         """Offsets that are refused in the middle of `write` would abort what is to be committed."""
         topic = self._unread()
-        answers = _admin(self._settings).describe_topics(
+        admin = _admin(self._settings)  # gone, it would not answer
+        answers = admin.describe_topics(
             TopicCollection([topic]), include_authorized_operations=True, request_timeout=ASK_S
         )
         try:
