@@ -1,8 +1,8 @@
 """Sources that are held: partitions of a delay topic that take nothing of what must be written there, a roll or a
 retry. Each keeps its own P and holds up no other (`TimerStore.hold`); this file decides for how long.
 
-A source is released when the places that it waits for take something again, or may do so, and it has waited for a
-second, each time twice as long up to WAIT_S_MAX: going back to the smallest P costs a look at everything since.
+A source is released when one of the places that it waits for takes records again, or may do so, and it has waited for
+a second, each time twice as long up to WAIT_S_MAX: going back to the smallest P costs a look at everything since.
 """
 
 from __future__ import annotations
@@ -74,4 +74,4 @@ class HeldSources:
 
     def _is_down(self, places: Collection[tuple[str, int]]) -> bool:
         found = self._targets.resolve({topic for topic, _ in places})
-        return any(found[topic].is_down(partition) for topic, partition in places)
+        return bool(places) and all(found[topic].is_down(partition) for topic, partition in places)

@@ -191,6 +191,21 @@ def test_a_store_on_states_from_before_the_last_commit_is_refused(rig: DispatchR
         rig.open_store(before)
 
 
+def test_a_source_without_a_dead_letter_topic_goes_on_with_copies(rig: DispatchRig) -> None:
+    """It was held while the delay topic refused copies as well. When that takes them again, nothing waits for the
+    dead-letter topic any more."""
+    rig.look_up.gone = rig.look_up.ever_gone = {"bills", LETTERS}
+    rig.kafka.inject(
+        Fault(step="report", code=KafkaError.TOPIC_AUTHORIZATION_FAILED, topic=DELAY, partition=2, times=2)
+    )
+    rig.timer(2, 0, "bills")
+    for _ in range(40):
+        rig.step()
+    rig.kafka.faults.clear()
+    rig.timer(2, 1, "orders")
+    deliver(rig, 1)
+
+
 @pytest.mark.parametrize("step", ["report", "silence"])
 def test_a_dead_letter_that_has_no_other_place_holds_up_its_own_source_alone(
     rig: DispatchRig, monkeypatch: Any, step: str

@@ -102,7 +102,7 @@ class Findings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unwritable:
-    """Why a source cannot go on: in words, and the partitions that it waits for (none: the time)."""
+    """Why a source cannot go on: in words, and the partitions that it waits for one of (none: the time)."""
 
     detail: str
     places: Collection[tuple[str, int]] = ()
@@ -265,9 +265,12 @@ class OwnTopics:
         for source in np.unique(dead[~self._takes_letters[dead]]).tolist():
             places.setdefault(source, set()).add((self.letter_topics[rows.sources.name(source)[0]], EVERY))
         for source, wanted in places.items():
-            down = next((f"{topic}-{number}" for topic, number in wanted if self._known[topic].is_down(number)), None)
-            if down is not None:
-                found[source] = Unwritable(detail=f"{down} takes nothing now", places=frozenset(wanted))
+            down = {(topic, number) for topic, number in wanted if self._known[topic].is_down(number)}
+            if down:
+                topic, number = min(down)
+                # While the source's own partition takes nothing, no copy can stand in for a dead letter.
+                own = {rows.sources.name(source)} if self.is_down[source] else set()
+                found[source] = Unwritable(detail=f"{topic}-{number} takes nothing now", places=frozenset(down | own))
         return found
 
 
