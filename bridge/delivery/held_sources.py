@@ -1,5 +1,5 @@
-"""Sources that are held: partitions of a delay topic that take nothing of what must be written there, a roll or a
-retry. Each keeps its own P and holds up no other (`TimerStore.hold`); this file decides for how long.
+"""Sources that are held: what must be written for them, a roll or a retry, is not taken. Each keeps its own P and holds
+up no other (`TimerStore.hold`); this file decides for how long.
 
 A source is released when one of the places that it waits for takes records again, or may do so, and it has waited for
 a second, each time twice as long up to WAIT_S_MAX: going back to the smallest P costs a look at everything since.
@@ -43,7 +43,7 @@ class HeldSources:
         self._holds: dict[int, _Hold] = {}
 
     def now(self) -> frozenset[int]:
-        """Those that are held."""
+        """Those that are held now."""
         return frozenset(source for source, hold in self._holds.items() if not hold.is_over)
 
     def clear(self) -> None:

@@ -28,7 +28,7 @@ from typing import Final
 from bridge.errors import InternalError
 
 HELD_LOOK_S: Final = 1.0
-"""While held, the thread shows that often that it is alive."""
+"""How often the thread shows that it is alive while it is held."""
 
 
 class State(Enum):

@@ -16,13 +16,14 @@ import math
 import threading
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from concurrent.futures import wait
 from dataclasses import dataclass, replace
 from typing import Final
 
 import structlog
 
 from bridge.delivery.targets.breakers import OPEN_S, Breakers
-from bridge.delivery.targets.liveness import Ping, probe
+from bridge.delivery.targets.liveness import Ping, is_answered
 from bridge.delivery.targets.look_up import TargetLookUp
 from bridge.delivery.targets.target import UNAVAILABLE, Leader, Place, Target
 from bridge.errors import EnvironmentFailure
@@ -44,6 +45,8 @@ LOOK_INTERVAL_S: Final = 0.5
 LOOK_UPS_MAX: Final = 100
 WARM_S: Final = 5.0
 """Between two pings of all leaders, so that the connections are there when they matter."""
+PROBE_S: Final = 2.0
+"""How long a breaker that may be closed waits for its leader."""
 SILENT_OPEN_S: Final = 1.0
 """How long a breaker is open after the first silence of a leader: it may have been no more than a pause."""
 TARGETS_MAX: Final = 10_000
@@ -290,17 +293,30 @@ class Targets:
                     known.target = replace(known.target, leaders=leaders)
 
     def _close_breakers(self, places: list[Place]) -> None:
-        """Close the breakers whose leaders answer; where some of a target do not, open those of their partitions."""
+        """Close the breakers whose leaders answer; one question to each, and one wait for all. A whole target is closed
+        when one of its leaders answers, and the breakers of its other partitions are opened.
+        """
         with self._lock:
             known = {name: self._known[name].target for name, _ in places if name in self._known}
-        for (name, partition), silent in probe(self._look_up, known, places).items():
-            for place in silent or ():
-                self._trip_silent(place)
+        parts: dict[Place, list[Place]] = {}
+        leaders: dict[Place, Leader | None] = {}
+        for name, partition in places:
+            target = known.get(name, _unanswered(name))
+            numbers = [partition] if partition >= 0 else range(target.partitions)
+            parts[name, partition] = [(name, number) for number in numbers]
+            leaders.update({(name, number): target.leaders.get(number) for number in numbers})
+        answers = self._look_up.ask(leaders, doubtful=True)
+        wait(answers.values(), PROBE_S)
+        for place, probed in parts.items():
+            silent = [each for each in probed if not is_answered(answers[each])]
+            is_well = len(silent) < len(probed) or (not probed and place[0] not in known)
+            for each in silent if is_well else ():
+                self._trip_silent(each)
             with self._lock:
                 until_s = self._clock.monotonic_s() + FAILING_FOR_S
-                is_closed = self._breakers.decide((name, partition), is_well=silent is not None, until_s=until_s)
+                is_closed = self._breakers.decide(place, is_well=is_well, until_s=until_s)
             if is_closed:
-                log.info("target-breaker-closed", topic=name, partition=partition)
+                log.info("target-breaker-closed", topic=place[0], partition=place[1])
 
 
 def _is_expired(known: _Known, now_s: float) -> bool:

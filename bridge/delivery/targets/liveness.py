@@ -7,22 +7,19 @@ long before the brokers say so.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, wait
+from collections.abc import Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Final
 
 from confluent_kafka import KafkaException
 
-from bridge.delivery.targets.look_up import TargetLookUp
-from bridge.delivery.targets.target import Leader, Place, Target
+from bridge.delivery.targets.target import Leader
 from bridge.kafka.errors import is_unreadable, kafka_error
 
 ANSWER_S: Final = 0.3
 """A leader that has not answered within this, while others have, is unresponsive; one that refuses a connection, at
 once. Usually an answer takes milliseconds."""
-PROBE_S: Final = 2.0
-"""How long a breaker that may be closed waits for its leader."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,33 +41,6 @@ class Ping:
         if now_s - self.asked_s < ANSWER_S and not all(_is_connection_refused(self.answers[each]) for each in silent):
             return frozenset()  # a slow leader may still answer; one that refuses a connection will not
         return frozenset(silent)
-
-
-def probe(
-    look_up: TargetLookUp, known: Mapping[str, Target], places: Sequence[Place]
-) -> dict[Place, list[Place] | None]:
-    """Ask the leaders of the places whose breakers may be closed; one question to each, and one wait for all.
-
-    By place: the partitions that stay open, or None where all of it does. A whole target is closed when one of its
-    leaders answers.
-    """
-    probed: dict[Place, list[Place]] = {}
-    for name, partition in places:
-        count = known[name].partitions if name in known else 0
-        probed[name, partition] = [(name, n) for n in ([partition] if partition >= 0 else range(count))]
-    leaders = {
-        (name, n): known[name].leaders.get(n) if name in known else None
-        for several in probed.values()
-        for name, n in several
-    }
-    answers = look_up.ask(leaders, doubtful=True)
-    wait(answers.values(), PROBE_S)
-    found: dict[Place, list[Place] | None] = {}
-    for place, several in probed.items():
-        silent = [each for each in several if not is_answered(answers[each])]
-        is_well = len(silent) < len(several) or (not several and place[0] not in known)
-        found[place] = silent if is_well else None
-    return found
 
 
 def is_answered(answer: Future[Any]) -> bool | None:
