@@ -15,8 +15,8 @@ ones they are (bridge/wire/letters.py). A run begins by reading those records:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
@@ -46,31 +46,7 @@ Marks = Mapping[Place, Watermarks]
 
 def redrive(settings: Settings, clock: Clock, choice: Choice, *, execute: bool) -> Report:
     """Go over the dead-letter topics of the chosen delay topics. Raises BridgeError."""
-    cluster, name = Cluster(settings), f"{settings.group_id}-redrive"
-    dead_letters = cluster.topics(
-        {settings.dead_letter_topic(topic) for topic in choice.topics or settings.delay_topics}
-    )
-    if not dead_letters:
-        raise EnvironmentFailure(
-            "there is no dead-letter topic",
-            hint="Set bridge.create_topics, and `delay-bridge run` creates it.",
-            code="DB-1010",
-        )
-    into: dict[str, dict[str, int]] = {topic: {} for topic in dead_letters}
-    for topic, found in cluster.topics(settings.delay_topics).items():
-        into.setdefault(settings.dead_letter_topic(topic), {})[topic] = found.partitions
-    run = Redrive(
-        # The group is the bridge's, which every user of its configuration may name; it is not joined.
-        consumer={**librdkafka(settings, "consumer"), "queued.max.messages.kbytes": "16384"},
-        producer={**librdkafka(settings, "producer"), "transactional.id": name},
-        topic_ids={topic: found.topic_id for topic, found in dead_letters.items()},
-        into=into,
-        watermarks=lambda: cluster.watermarks(
-            [(topic, partition) for topic, found in dead_letters.items() for partition in range(found.partitions)]
-        ),
-        clock=clock,
-    )
-    return run.run(choice, execute=execute)
+    return Redrive(settings, clock, choice).run(execute=execute)
 
 
 def lines(report: Report, *, execute: bool) -> Iterator[str]:
@@ -91,31 +67,35 @@ def lines(report: Report, *, execute: bool) -> Iterator[str]:
 class Redrive:
     """One run over dead-letter topics."""
 
-    def __init__(
-        self,
-        *,
-        consumer: Mapping[str, Any],
-        producer: Mapping[str, Any],
-        topic_ids: Mapping[str, str],
-        into: Mapping[str, Mapping[str, int]],
-        watermarks: Callable[[], Marks],
-        clock: Clock,
-    ) -> None:
-        """`consumer` and `producer` are properties, with a group and a transactional id. By dead-letter topic:
-        `topic_ids`, and in `into` the delay topics that its letters may come from, with their partitions.
-        `watermarks` looks up what the dead-letter topics hold, records of open transactions included.
-        """
+    def __init__(self, settings: Settings, clock: Clock, choice: Choice) -> None:
+        """Raises BridgeError."""
+        self._cluster, self._clock, self._choice = Cluster(settings), clock, choice
+        letter_topics = {settings.dead_letter_topic(topic) for topic in choice.topics or settings.delay_topics}
+        self._topics = self._cluster.topics(letter_topics)
+        if not self._topics:
+            raise EnvironmentFailure(
+                "there is no dead-letter topic",
+                hint="Set bridge.create_topics, and `delay-bridge run` creates it.",
+                code="DB-1010",
+            )
+        self._into: dict[str, dict[str, int]] = {topic: {} for topic in self._topics}
+        """By dead-letter topic: the delay topics that its letters may come from, with their partitions."""
+        for topic, found in self._cluster.topics(settings.delay_topics).items():
+            self._into.setdefault(settings.dead_letter_topic(topic), {})[topic] = found.partitions
         logger = logging.getLogger("bridge.settings.librdkafka")
-        config = {key: value for key, value in consumer.items() if key != "group.instance.id"}
-        reading = {**config, "auto.offset.reset": "earliest", "enable.partition.eof": True, "logger": logger}
+        # The group is the bridge's, which every user of its configuration may name; it is not joined.
+        reading = librdkafka(settings, "consumer") | {
+            "auto.offset.reset": "earliest",
+            "enable.partition.eof": True,
+            "queued.max.messages.kbytes": "16384",
+            "logger": logger,
+        }
+        reading.pop("group.instance.id", None)
         self._consumer = made("consumer", lambda: Consumer(reading))
-        self._producer_config = {**producer, "logger": logger}
-        self._topic_ids = topic_ids
-        self._into = into
-        self._watermarks = watermarks
-        self._clock = clock
+        name = f"{settings.group_id}-redrive"
+        self._producer_config = librdkafka(settings, "producer") | {"transactional.id": name, "logger": logger}
 
-    def run(self, choice: Choice, *, execute: bool) -> Report:
+    def run(self, *, execute: bool) -> Report:
         """Go over all letters that were there at the start. Without `execute` nothing is written.
 
         Raises EnvironmentFailure; StateError where it cannot be known which letters have gone back.
@@ -126,10 +106,13 @@ class Redrive:
             if execute:
                 producer = Producer(self._producer_config)
                 producer.init_transactions(CALL_TIMEOUT_S)
-            marks = self._watermarks()
-            gone = self._gone(marks, choice)
-            for batch in self._batches(marks):
-                self._put_back(producer, batch, gone, choice, report)
+            # The ends include records of open transactions.
+            marks = self._cluster.watermarks(
+                [(topic, partition) for topic, found in self._topics.items() for partition in range(found.partitions)]
+            )
+            gone = self._gone(marks)
+            for batch in batches(self._consumer, marks, self._clock):
+                self._put_back(producer, batch, gone, report)
         except KafkaException as exception:
             raise EnvironmentFailure(
                 "cannot put dead letters back",
@@ -142,66 +125,35 @@ class Redrive:
             self._consumer.close()
         return report
 
-    def _gone(self, marks: Marks, choice: Choice) -> dict[Place, Gone]:
+    def _gone(self, marks: Marks) -> dict[Place, Gone]:
         """What has gone back, as noted below the ends. With `since_ms`, notes that cannot be used are left out."""
         ranges: dict[Place, list[Range]] = {place: [] for place in marks}
-        for message in (message for batch in self._batches(marks) for message in batch):
+        for message in (message for batch in batches(self._consumer, marks, self._clock) for message in batch):
             if not is_redriven(headers_of(message)):
                 continue
             (topic, partition), where = _place(message), f"{message.topic()}/{message.partition()}/{message.offset()}"
             try:
-                ranges[topic, partition] += read_redriven(self._topic_ids[topic], message.value(), where)
+                ranges[topic, partition] += read_redriven(self._topics[topic].topic_id, message.value(), where)
             except StateError:
-                if choice.since_ms is None:
+                if self._choice.since_ms is None:
                     raise
         return {place: Gone(found) for place, found in ranges.items()}
 
-    def _batches(self, marks: Marks) -> Iterator[list[Message]]:
-        """All records between the marks, some for each transaction."""
-        ends = {place: mark.end for place, mark in marks.items() if mark.start < mark.end}
-        self._consumer.assign([TopicPartition(*place, marks[place].start) for place in ends])
-        batch: list[Message] = []
-        size, heard_s = 0, self._clock.monotonic_s()
-        while ends:
-            for message in self._consumer.consume(POLL_RECORDS, POLL_S):
-                heard_s = self._clock.monotonic_s()
-                place, offset, error = _place(message), message.offset() or 0, message.error()
-                if error is not None and error.code() != KafkaError._PARTITION_EOF:
-                    raise KafkaException(error)
-                if error is None and offset < ends.get(place, 0):
-                    batch.append(message)
-                    size += record_bytes(message)
-                # The end of what may be read is not yet the end where a transaction is open.
-                if offset + (error is None) >= ends.get(place, 0):
-                    ends.pop(place, None)
-            if self._clock.monotonic_s() - heard_s > READ_TIMEOUT_S:
-                raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "the dead-letter topics are not read"))
-            if len(batch) >= TRANSACTION_ROWS or size >= TRANSACTION_BYTES:
-                yield batch
-                batch, size, heard_s = [], 0, self._clock.monotonic_s()
-        if batch:
-            yield batch
-
     def _put_back(
-        self,
-        producer: Producer | None,
-        batch: Sequence[Message],
-        gone: Mapping[Place, Gone],
-        choice: Choice,
-        report: Report,
+        self, producer: Producer | None, batch: Sequence[Message], gone: Mapping[Place, Gone], report: Report
     ) -> None:
         """One transaction: records, and which letters they are. A crash leaves both or neither."""
         counted = Report()
         back = [
-            (choice.headers(letter), letter, message)
+            (self._choice.headers(letter), letter, message)
             for message in batch
-            if (letter := self._judge(message, gone[_place(message)], choice, counted)) is not None
+            if (letter := self._judge(message, gone[_place(message)], counted)) is not None
         ]
         if producer is not None and back:
             self._commit(producer, back)
         report.add(counted)
 
-    def _judge(self, message: Message, gone: Gone, choice: Choice, report: Report) -> Letter | None:
+    def _judge(self, message: Message, gone: Gone, report: Report) -> Letter | None:
         """The letter if it is to go back, and where it is counted if not."""
         headers = headers_of(message)
         if is_redriven(headers):
@@ -211,9 +163,9 @@ class Redrive:
             report.before += 1
         elif letter is None or not 0 <= letter.partition < self._into[topic].get(letter.topic, 0):
             report.foreign += 1
-        elif not choice.chooses(letter, message.timestamp()[1]):
+        elif not self._choice.chooses(letter, message.timestamp()[1]):
             report.left += 1
-        elif not choice.mends(letter):
+        elif not self._choice.mends(letter):
             report.broken[letter.reason, letter.target] += 1
         else:
             report.back[letter.reason, letter.target] += 1
@@ -228,13 +180,40 @@ class Redrive:
                 offsets.setdefault(_place(message), []).append(message.offset() or 0)
                 _produce(producer, letter.topic, letter.partition, message.key(), message.value(), headers)
             for (topic, partition), found in offsets.items():
-                headers, value = redriven(self._topic_ids[topic], found)
+                headers, value = redriven(self._topics[topic].topic_id, found)
                 _produce(producer, topic, partition, None, value, headers)
             producer.commit_transaction(CALL_TIMEOUT_S)
         except KafkaException as exception:
             if kafka_error(exception).txn_requires_abort():
                 producer.abort_transaction(CALL_TIMEOUT_S)
             raise
+
+
+def batches(consumer: Consumer, marks: Marks, clock: Clock) -> Iterator[list[Message]]:
+    """All records between the marks, some for each transaction."""
+    ends = {place: mark.end for place, mark in marks.items() if mark.start < mark.end}
+    consumer.assign([TopicPartition(*place, marks[place].start) for place in ends])
+    batch: list[Message] = []
+    size, heard_s = 0, clock.monotonic_s()
+    while ends:
+        for message in consumer.consume(POLL_RECORDS, POLL_S):
+            heard_s = clock.monotonic_s()
+            place, offset, error = _place(message), message.offset() or 0, message.error()
+            if error is not None and error.code() != KafkaError._PARTITION_EOF:
+                raise KafkaException(error)
+            if error is None and offset < ends.get(place, 0):
+                batch.append(message)
+                size += record_bytes(message)
+            # The end of what may be read is not yet the end where a transaction is open.
+            if offset + (error is None) >= ends.get(place, 0):
+                ends.pop(place, None)
+        if clock.monotonic_s() - heard_s > READ_TIMEOUT_S:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "the dead-letter topics are not read"))
+        if len(batch) >= TRANSACTION_ROWS or size >= TRANSACTION_BYTES:
+            yield batch
+            batch, size, heard_s = [], 0, clock.monotonic_s()
+    if batch:
+        yield batch
 
 
 def _produce(

@@ -145,10 +145,8 @@ def test_a_slow_commit_is_not_taken_for_topics_that_are_not_read() -> None:
     records = [message(offset) for offset in range(TRANSACTION_ROWS)]
     found = iter([records, [], [message(TRANSACTION_ROWS), message(TRANSACTION_ROWS + 1, ends)]])
     consumer = mock.Mock(consume=lambda *_: next(found))
-    with mock.patch.object(redrive, "Consumer", return_value=consumer):
-        run = redrive.Redrive(consumer={}, producer={}, topic_ids={}, into={}, watermarks=dict, clock=clock)
     sizes = []
-    for batch in run._batches({place: Watermarks(start=0, end=TRANSACTION_ROWS + 1)}):
+    for batch in redrive.batches(consumer, {place: Watermarks(start=0, end=TRANSACTION_ROWS + 1)}, clock):
         sizes.append(len(batch))
         clock.advance(int(1_000 * (READ_TIMEOUT_S + CALL_TIMEOUT_S)))
     assert sizes == [TRANSACTION_ROWS, 1]
