@@ -1,6 +1,6 @@
 """Filling a transaction: rows are taken and planned in pieces, and their records handed to the client.
 
-What falls due within the next 20 ms of the commit interval is taken and planned at once, since a take costs several
+What falls due within the next 40 ms of the commit interval is taken and planned at once, since a take costs several
 times what a row does; a record is handed to the client when it is due, not before (invariant I4).
 """
 
@@ -26,13 +26,13 @@ from timerstore.store import TimerStore
 PIECE_ROWS: Final = 5_000
 PIECE_BYTES: Final = 16 << 20
 TRANSACTION_BYTES_MAX: Final = 64 << 20
-GATHER_S: Final = 0.003
+GATHER_S: Final = 0.005
 """The shortest wait within a transaction: waking for a millisecond's records at a time costs more than the records do.
 Half of it is added to the usual lateness."""
-AHEAD_MS: Final = 20
+AHEAD_MS: Final = 40
 """How far ahead rows are taken. A request of another thread waits so long at most, and a cancel that is read within it
 comes too late."""
-SET_BACK_MS: Final = 5 * AHEAD_MS
+SET_BACK_MS: Final = 100
 """A clock that was set back by less is waited for."""
 
 CLOCK_SET_BACK: Final = Failure(Meaning(Fault.UNKNOWN), "the clock was set back")
