@@ -160,11 +160,6 @@ def fault_of(error: KafkaError) -> Fault:
     return meaning_of(error).fault
 
 
-def refusal_of(error: KafkaError) -> Refusal:
-    """What is said of a record, or of its target, after this error."""
-    return Refusal(meaning_of(error).reason, error.str())
-
-
 def is_denied(error: KafkaError) -> bool:
     """Whether the brokers refuse this client or what it asks for, whatever it sends."""
     return fault_of(error) in (Fault.CREDENTIALS, Fault.FORBIDDEN)
