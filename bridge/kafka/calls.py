@@ -44,7 +44,8 @@ class _Call:
         try:
             self.result = self.run()
         except Exception as error:  # noqa: BLE001 - raised again by the caller
-            self.error = error
+            # A traceback leads back here: it would keep the client alive until the garbage collector comes along.
+            self.error = error.with_traceback(None)
         self.done.set()
 
     def refuse(self) -> None:
@@ -59,7 +60,10 @@ class _Call:
             self.claim.acquire(blocking=False)
             raise Unanswered(f"no answer within {timeout_s:g} s")
         if self.error is not None:
-            raise self.error
+            try:
+                raise self.error
+            finally:
+                self.error = None  # as in `serve`
         return self.result
 
 

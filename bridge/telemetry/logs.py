@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections import Counter
 from typing import Any, Final, TextIO
 
 import structlog
@@ -22,6 +23,8 @@ _PAYLOAD_KEYS: Final = frozenset({"value", "payload", "headers", "record_key"})
 # Many lines; those of what Python and Java say are worth having.
 _TRACEBACKS: Final = frozenset({"exception", "stack"})
 _OMITTED: Final = "<omitted>"
+CLIENT_LOGGER: Final = "bridge.settings.librdkafka"
+REPEATED_AFTER_S: Final = 10.0
 _LEVELS: Final = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
@@ -74,6 +77,32 @@ def _replace_handlers(handler: logging.Handler, level: int) -> None:
         logging.getLogger(chatty).setLevel(logging.WARNING)
     # What goes wrong in a call to Spark is raised there; here it is a traceback whenever a stop cuts a call off.
     logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
+    clients = logging.getLogger(CLIENT_LOGGER)
+    clients.filters = [Repeats()]
+
+
+class Repeats(logging.Filter):
+    """A broker that is down makes twenty lines a second of each of librdkafka's clients, all alike: one in ten seconds
+    is logged, with the number of those that were left out before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._logged_s: dict[str, float] = {}
+        self._left_out: Counter[str] = Counter()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the line is to be logged."""
+        text = record.getMessage()
+        client = text.partition("]")[0]
+        if not text.startswith("FAIL "):
+            return True
+        if 0 <= record.created - self._logged_s.get(client, -REPEATED_AFTER_S) < REPEATED_AFTER_S:
+            self._left_out[client] += 1
+            return False
+        self._logged_s[client] = record.created
+        left_out = self._left_out.pop(client, 0)
+        record.msg, record.args = (f"{text} ({left_out} more left out)" if left_out else text), ()
+        return True
 
 
 def escape(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:

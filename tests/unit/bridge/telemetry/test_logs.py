@@ -37,6 +37,29 @@ def test_json_lines_have_time_level_logger_event_and_values() -> None:
     assert (second["event"], second["level"]) == ("from elsewhere", "warning")
 
 
+def test_a_client_without_brokers_is_logged_now_and_then() -> None:
+    """Twenty lines a second say no more than one in ten; other lines of it, and of other clients, are not held back."""
+    out = io.StringIO()
+    logs.configure(format="json", stream=out)
+    client = logging.getLogger(logs.CLIENT_LOGGER)
+    for second in (0, 1, 2, 11):
+        for line in (
+            "FAIL [a#consumer-1] [thrd:x]: refused",
+            "FAIL [a#producer-2] [thrd:y]: refused",
+            "GETPID [a#producer-2] no",
+        ):
+            record = client.makeRecord(client.name, logging.ERROR, "", 0, line, (), None)
+            record.created = 1_800_000_000.0 + second
+            client.handle(record)
+    events = [line["event"] for line in written(out)]
+    assert events.count("GETPID [a#producer-2] no") == 4
+    assert [event for event in events if "consumer" in event] == [
+        "FAIL [a#consumer-1] [thrd:x]: refused",
+        "FAIL [a#consumer-1] [thrd:x]: refused (2 more left out)",
+    ]
+    assert sum("FAIL [a#producer-2]" in event for event in events) == 2
+
+
 def test_auto_is_json_where_there_is_no_terminal() -> None:
     """In a container a machine reads it."""
     out = io.StringIO()
