@@ -20,8 +20,9 @@ DELAY_MS: Final = ("1000", "30000")
 AWAY_S: Final = (5, 20, 90)
 """The broker is stopped, stopped, and killed for so long: after a quarter, half, and three quarters of the run."""
 SAMPLE_S: Final = 15.0
-POINTS: Final = 60
-"""Of each drawing."""
+WINDOWS: Final = 60
+POINTS: Final = 20
+"""Of each drawing: the largest value of each stretch."""
 REST_S: Final = 120
 MIB: Final = 1 << 20
 
@@ -48,9 +49,9 @@ def soak(bridge: Bridge, arguments: argparse.Namespace, report: Report) -> None:
             report.add("soak", f"broker away from minute {outages[-1][0]:.1f} to", f"{outages[-1][1]:.1f}")
         bridge.wait(lambda: load.poll() is not None, seconds, "the load")
         bridge.wait(lambda: bridge.metric("pending_messages") == 0, REST_S, "the rest")
-    width_ms = seconds * 1000 // POINTS
+    width_ms = seconds * 1000 // WINDOWS
     windows: list[str] = []
-    for start_ms, end_ms in pairwise(range(began_ms, began_ms + (POINTS + 1) * width_ms, width_ms)):
+    for start_ms, end_ms in pairwise(range(began_ms, began_ms + (WINDOWS + 1) * width_ms, width_ms)):
         windows += [f"{(start_ms - began_ms) / 60_000:g}", str(start_ms), str(end_ms)]
     tell_process(reader, json.dumps(windows))
     got: dict[str, Any] = json.loads(reader.communicate()[0])
@@ -60,10 +61,10 @@ def soak(bridge: Bridge, arguments: argparse.Namespace, report: Report) -> None:
     for name, key in (("p50", "p50"), ("p99", "p99"), ("the latest", "max")):
         draw(f"lateness, {name}", "ms, log10", [logarithm(each.get(key, 0)) for each in late], arguments.minutes)
         quiet = sorted(each[key] for each in late if each)
-        report.add("soak", f"lateness {name}, median over {POINTS} windows", f"{quiet[len(quiet) // 2]:.0f} ms")
+        report.add("soak", f"lateness {name}, median over {WINDOWS} windows", f"{quiet[len(quiet) // 2]:.0f} ms")
     for name, column in (("Python", 0), ("JVM", 1)):
         sizes = [sample[column] for sample in samples]
-        draw(f"resident memory, {name}", "MiB", thinned(sizes), arguments.minutes)
+        draw(f"resident memory, {name}", "MiB", sizes, arguments.minutes)
         quarter = len(sizes) // 4
         figures = " / ".join(
             f"{sum(part) / len(part):,.0f}" for part in (sizes[quarter // 2 : quarter], sizes[-quarter:])
@@ -93,7 +94,7 @@ def resident(bridge: Bridge) -> Iterator[list[tuple[float, float]]]:
 
 def draw(title: str, unit: str, values: Sequence[float], minutes: int) -> None:
     """Print a chart that Mermaid draws."""
-    points = ", ".join(f"{value:.2f}" if value < 10 else f"{value:.0f}" for value in values)
+    points = ", ".join(f"{value:.1f}" if value < 10 else f"{value:.0f}" for value in thinned(values))
     print(
         f'```mermaid\nxychart-beta\n  title "{title}"\n  x-axis "minute" 0 --> {minutes}\n'
         f'  y-axis "{unit}"\n  line [{points}]\n```\n'
@@ -101,9 +102,9 @@ def draw(title: str, unit: str, values: Sequence[float], minutes: int) -> None:
 
 
 def thinned(values: Sequence[float]) -> list[float]:
-    """The largest of each of `POINTS` stretches."""
-    step = max(1, len(values) // POINTS)
-    return [max(values[start : start + step]) for start in range(0, len(values), step)]
+    """The largest of each of `POINTS` stretches, of a value or more."""
+    edges = [len(values) * point // POINTS for point in range(POINTS + 1)]
+    return [max(values[start:end]) for start, end in pairwise(edges) if end > start]
 
 
 def logarithm(value_ms: float) -> float:
