@@ -9,8 +9,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from enum import Enum
 from functools import partial
@@ -18,7 +17,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-import structlog
 import typer
 import yaml
 from confluent_kafka import KafkaError, Message
@@ -30,8 +28,9 @@ from bridge import __version__
 from bridge.checks.finding import Finding
 from bridge.client import DelayClient
 from bridge.commands.arrivals import Arrivals
+from bridge.commands.invocation import ConfigOption, failures_as_one_line, read_option, say, settings_of
 from bridge.delivery.producer.transaction_markers import Outcome
-from bridge.errors import BridgeError, ConfigurationError, EnvironmentFailure, InternalError
+from bridge.errors import ConfigurationError, EnvironmentFailure
 from bridge.runtime import allocator
 from bridge.settings.load import load
 from bridge.settings.model import Settings
@@ -42,8 +41,6 @@ from bridge.wire.printable import printable
 from bridge.wire.reasons import RejectReason
 from timerstore.clock import SystemClock
 
-log = structlog.get_logger("bridge.commands.cli")
-
 app = typer.Typer(
     name="delay-bridge",
     help="Delayed delivery for Kafka.",
@@ -52,9 +49,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,  # they print local variables, among them secrets
 )
 
-ConfigOption = Annotated[
-    Path | None, typer.Option("--config", "-c", metavar="FILE", help="YAML; DELAY_BRIDGE__* variables win over it.")
-]
 STYLES: Final = {"ok": "green", "warning": "yellow", "failed": "bold red"}
 
 
@@ -76,7 +70,7 @@ class Due(Enum):
 @app.command()
 def run(config: ConfigOption = None) -> None:
     """Run the bridge until SIGTERM or SIGINT."""
-    with _failures_as_one_line() as redact:
+    with failures_as_one_line() as redact:
         allocator.restrain()
         settings = load(config, os.environ)
         redact.add(settings.secrets())
@@ -92,7 +86,7 @@ def check(
     timeout: Annotated[float, typer.Option(help="Seconds to wait for the brokers' answers.", min=0.1)] = 10.0,
 ) -> None:
     """Check brokers, topics, rights, disk and Java, and print the remedies. Exit status 1 if a check fails."""
-    with _settings(config) as (settings, redact):
+    with settings_of(config) as (settings, redact):
         from bridge.checks.run import run_checks
 
         findings = run_checks(settings, timeout_s=timeout)
@@ -111,7 +105,7 @@ def reset_offsets(
     earliest: deliver every record that the topics still hold, even those delivered before. latest: deliver none of
     them. committed: deliver those that are still pending, and give up only the records that are gone from the topics.
     """
-    with _settings(config) as (settings, _):
+    with settings_of(config) as (settings, _):
         _must_be_delay_topics(topic, settings)
         from bridge.kafka.admin import Cluster
         from bridge.settings.clients import librdkafka
@@ -131,7 +125,7 @@ def reset_offsets(
             now_ms=SystemClock().now_ms(),
         )
         for (name, partition), state in sorted(states.items()):
-            _say(f"{name}/{partition}: from offset {state.offset}")
+            say(f"{name}/{partition}: from offset {state.offset}")
 
 
 @app.command()
@@ -145,7 +139,7 @@ def resolve(
     aborted: its messages are delivered, even if they were delivered before. committed: they are not, even if some never
     were. Where the brokers know the outcome, theirs is used.
     """
-    with _settings(config) as (settings, _):
+    with settings_of(config) as (settings, _):
         from bridge.install import connector
         from bridge.spark import session as spark
         from bridge.spark.transactions import coordinator
@@ -158,7 +152,7 @@ def resolve(
         finally:
             spark.stop()
         for name, end in done.items():
-            _say(f"{name}: the last transaction is {end.value}")
+            say(f"{name}: the last transaction is {end.value}")
 
 
 @app.command()
@@ -182,7 +176,7 @@ def redrive(
 
     A record that was rejected for a bad header needs --due now or --set-header, or it would be rejected again.
     """
-    with _settings(config) as (settings, _):
+    with settings_of(config) as (settings, _):
         _must_be_delay_topics(topic, settings)
         if unknown := set(reason or ()) - set(RejectReason):
             hint = "See docs/errors.md, which lists them."
@@ -194,13 +188,13 @@ def redrive(
             topics=topic or (),
             reasons=reason or (),
             targets=target or (),
-            since_ms=_read(parse_until, since, "--since"),
+            since_ms=read_option(parse_until, since, "--since"),
             due_now=due is Due.NOW,
             set_headers=[_header(text, "--set-header") for text in set_header or ()],
         )
         report = command.redrive(settings, SystemClock(), choice, execute=execute)
         for line in command.lines(report, execute=execute):
-            _say(line)
+            say(line)
 
 
 @app.command()
@@ -227,16 +221,16 @@ def send(
     config: ConfigOption = None,
 ) -> None:
     """Send messages to be delivered later."""
-    with _settings(config) as (settings, _):
+    with settings_of(config) as (settings, _):
         if value is not None and file is not None:
             raise ConfigurationError("both a message and --file are given", hint="Give one of them.", code="DB-1003")
-        send_at, after_ms = _read(parse_until, at, "--at"), _read(parse_duration, after, "--after")
+        send_at, after_ms = read_option(parse_until, at, "--at"), read_option(parse_duration, after, "--after")
         send_after = None if after_ms is None else timedelta(milliseconds=after_ms)
         headers = [_header(text) for text in header or ()]
         delay_topic = delay_topic or _only_delay_topic(settings)
         client = DelayClient(_producer(settings, bootstrap), delay_topic)
         arrivals = _arrivals(settings, delay_topic, topic, bootstrap) if wait is not None else None
-        wait_ms = _read(parse_duration, wait, "--wait") or 0
+        wait_ms = read_option(parse_duration, wait, "--wait") or 0
         told: list[tuple[KafkaError | None, Message]] = []
         count = 0
         for message in _messages(value, file):
@@ -258,11 +252,11 @@ def send(
                 raise ConfigurationError(f"invalid message: {error}", hint=hint, code="DB-1003") from None
             count += 1
         client.flush()
-        _say(f"{count} message{'s' * (count != 1)} sent to {client.delay_topic}", err=True)
+        say(f"{count} message{'s' * (count != 1)} sent to {client.delay_topic}", err=True)
         if arrivals is not None:
             with arrivals:
                 for arrived in arrivals.wait(_origins(told), wait_ms / 1000):
-                    _say(f"{arrived.origin} arrived at {arrived.place}, {arrived.lateness_ms} ms late")
+                    say(f"{arrived.origin} arrived at {arrived.place}, {arrived.lateness_ms} ms late")
 
 
 @app.command()
@@ -276,7 +270,7 @@ def cancel(
     config: ConfigOption = None,
 ) -> None:
     """Cancel a pending message. An id that is unknown, or already delivered, is not an error."""
-    with _settings(config) as (settings, _):
+    with settings_of(config) as (settings, _):
         client = DelayClient(_producer(settings, bootstrap), delay_topic or _only_delay_topic(settings))
         try:
             client.cancel(id, key)
@@ -284,13 +278,13 @@ def cancel(
             hint = "Give the id that the message was sent with."
             raise ConfigurationError(f"invalid id: {error}", hint=hint, code="DB-1003") from None
         client.flush()
-        _say(f"cancel of {id} sent to {client.delay_topic}", err=True)
+        say(f"cancel of {id} sent to {client.delay_topic}", err=True)
 
 
 @app.command("config")
 def show_config(config: ConfigOption = None) -> None:
     """Print the effective configuration, without secrets."""
-    with _settings(config) as (settings, _):
+    with settings_of(config) as (settings, _):
         typer.echo(yaml.safe_dump(settings.masked(), sort_keys=False, allow_unicode=True), nl=False)
 
 
@@ -305,49 +299,6 @@ def version() -> None:
 def main() -> None:
     """Entry point of `delay-bridge` and `python -m bridge`."""
     app(prog_name="delay-bridge")
-
-
-def _say(text: str, *, err: bool = False) -> None:
-    """One line. Names and reasons in it may come from records and brokers."""
-    typer.echo(printable(text), err=err)
-
-
-# --- failures --------------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _failures_as_one_line() -> Iterator[Redactor]:
-    """The redactor of the one line is to be told the secrets as soon as the settings are read."""
-    redact = Redactor()
-    logs.configure(level="warning", stream=sys.stderr)  # until the settings are read
-    try:
-        yield redact
-    except BridgeError as error:
-        _say(f"delay-bridge: {redact(str(error))}", err=True)
-        raise typer.Exit(error.exit_code) from None
-    except (typer.Exit, typer.Abort):
-        raise
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
-    except Exception as error:
-        log.exception("internal_error")  # the outermost frame: the last line sums it up
-        wrapped = InternalError(
-            f"unexpected {type(error).__name__}: {error}",
-            hint="This is a bug: please report it with the log.",
-            code="DB-7001",
-        )
-        _say(f"delay-bridge: {redact(str(wrapped))}", err=True)
-        raise typer.Exit(wrapped.exit_code) from None
-
-
-@contextmanager
-def _settings(config: Path | None) -> Iterator[tuple[Settings, Redactor]]:
-    """Settings and redactor of a command that logs warnings only."""
-    with _failures_as_one_line() as redact:
-        settings = load(config, os.environ)
-        redact.add(settings.secrets())
-        logs.configure(level="warning", redact=redact, stream=sys.stderr)
-        yield settings, redact
 
 
 def _must_be_delay_topics(names: Sequence[str] | None, settings: Settings) -> None:
@@ -365,7 +316,7 @@ def _print_findings(findings: Sequence[Finding], redact: Redactor) -> None:
     if not console.is_terminal:  # one line each, for grep
         for finding in findings:
             remedy = f" -> {redact(finding.remedy)}" if finding.remedy else ""
-            _say(f"{finding.status:8}{finding.name}: {redact(finding.detail)}{remedy}")
+            say(f"{finding.status:8}{finding.name}: {redact(finding.detail)}{remedy}")
         return
     table = Table("", "check", "found", "remedy", show_lines=False)
     for finding in findings:
@@ -426,16 +377,6 @@ def _only_delay_topic(settings: Settings) -> str:
         hint = "Name one with --delay-topic."
         raise ConfigurationError(f"which delay topic: {', '.join(names)}?", hint=hint, code="DB-1001")
     return names[0]
-
-
-def _read(parse: Callable[[str], int], text: str | None, option: str) -> int | None:
-    if text is None:
-        return None
-    try:
-        return parse(text)
-    except ValueError as error:
-        hint = "See `delay-bridge send --help` for the forms."
-        raise ConfigurationError(f"{option} is invalid: {error}", hint=hint, code="DB-1003") from None
 
 
 def _header(text: str, option: str = "--header") -> tuple[str, bytes]:

@@ -1,0 +1,77 @@
+"""What all commands share: the configuration, one line for each failure, and text that cannot steer a terminal."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import structlog
+import typer
+
+from bridge.errors import BridgeError, ConfigurationError, InternalError
+from bridge.settings.load import load
+from bridge.settings.model import Settings
+from bridge.settings.secrets import Redactor
+from bridge.telemetry import logs
+from bridge.wire.printable import printable
+
+log = structlog.get_logger("bridge.commands.invocation")
+
+ConfigOption = Annotated[
+    Path | None, typer.Option("--config", "-c", metavar="FILE", help="YAML; DELAY_BRIDGE__* variables win over it.")
+]
+
+
+def say(text: str, *, err: bool = False) -> None:
+    """One line. Names and reasons in it may come from records and brokers."""
+    typer.echo(printable(text), err=err)
+
+
+@contextmanager
+def failures_as_one_line() -> Iterator[Redactor]:
+    """The redactor of the one line is to be told the secrets as soon as the settings are read."""
+    redact = Redactor()
+    logs.configure(level="warning", stream=sys.stderr)  # until the settings are read
+    try:
+        yield redact
+    except BridgeError as error:
+        say(f"delay-bridge: {redact(str(error))}", err=True)
+        raise typer.Exit(error.exit_code) from None
+    except (typer.Exit, typer.Abort):
+        raise
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    except Exception as error:
+        log.exception("internal_error")  # the outermost frame: the last line sums it up
+        wrapped = InternalError(
+            f"unexpected {type(error).__name__}: {error}",
+            hint="This is a bug: please report it with the log.",
+            code="DB-7001",
+        )
+        say(f"delay-bridge: {redact(str(wrapped))}", err=True)
+        raise typer.Exit(wrapped.exit_code) from None
+
+
+@contextmanager
+def settings_of(config: Path | None) -> Iterator[tuple[Settings, Redactor]]:
+    """Settings and redactor of a command that logs warnings only."""
+    with failures_as_one_line() as redact:
+        settings = load(config, os.environ)
+        redact.add(settings.secrets())
+        logs.configure(level="warning", redact=redact, stream=sys.stderr)
+        yield settings, redact
+
+
+def read_option(parse: Callable[[str], int], text: str | None, option: str) -> int | None:
+    """What `parse` makes of an option's text. Raises ConfigurationError for its ValueError."""
+    if text is None:
+        return None
+    try:
+        return parse(text)
+    except ValueError as error:
+        hint = "See `delay-bridge send --help` for the forms."
+        raise ConfigurationError(f"{option} is invalid: {error}", hint=hint, code="DB-1003") from None
