@@ -61,7 +61,8 @@ public final class FrameWriter extends ForeachWriter<Row> implements ForeachPart
   private static final long GATHER_NANOS = 1_000_000; // so long at least,
   private static final long INTERVAL_NANOS = 10_000_000; // and until so long after the last frame
   private static final long WAITED_NANOS = 300_000; // between two rows of a task: it had to wait for the second one
-  private static final int CAUGHT_UP_ROWS = 100; // so many without a wait between them are a backlog
+  private static final int CAUGHT_UP_ROWS = 100; // so many without a wait between them are a backlog,
+  private static final long FRESH_MS = 250; // and so is a row whose timestamp lies further back (a wait may be the CPU's)
   private static final long REST_SHARE = 8; // a rest is an eighth of the time that is left,
   private static final long REST_MS_MAX = 50; // so long at most
   private static final Map<String, Connection> CONNECTIONS = new ConcurrentHashMap<>();
@@ -93,10 +94,10 @@ public final class FrameWriter extends ForeachWriter<Row> implements ForeachPart
   @Override
   public void process(Row row) {
     try {
-      long leftMs = connection.add(row);
+      long restMs = connection.add(row);
       if (System.nanoTime() - lastNanos > WAITED_NANOS) {
         if (rowsSinceWait < CAUGHT_UP_ROWS) {
-          Thread.sleep(Math.min(leftMs / REST_SHARE, REST_MS_MAX));
+          Thread.sleep(restMs);
         }
         rowsSinceWait = 0;
       }
@@ -169,6 +170,7 @@ public final class FrameWriter extends ForeachWriter<Row> implements ForeachPart
     private final StructType type;
     private final Setter[] setters;
     private final int at;
+    private final int ts;
     private final int replace;
     private int users;
     // Guarded by this.
@@ -184,6 +186,7 @@ public final class FrameWriter extends ForeachWriter<Row> implements ForeachPart
       root = VectorSchemaRoot.create(ArrowUtils.toArrowSchema(type, "UTC", true, false), allocator);
       root.allocateNew();
       at = type.fieldIndex("at");
+      ts = type.fieldIndex("ts");
       replace = type.fieldIndex("replace");
       setters = new Setter[type.length()];
       for (int i = 0; i < setters.length; i++) {
@@ -206,7 +209,7 @@ public final class FrameWriter extends ForeachWriter<Row> implements ForeachPart
       return SocketChannel.open(peer);
     }
 
-    /** Returns how many ms are left until the row is due. */
+    /** Returns for how many ms the row's task may rest. */
     synchronized long add(Row row) throws IOException {
       check();
       for (Setter setter : setters) {
@@ -224,7 +227,7 @@ public final class FrameWriter extends ForeachWriter<Row> implements ForeachPart
       if (rows >= ROWS_MAX || bytes >= BYTES_MAX) {
         send();
       }
-      return leftMs;
+      return nowMs - row.getLong(ts) > FRESH_MS ? 0 : Math.min(leftMs / REST_SHARE, REST_MS_MAX);
     }
 
     /** Send what is there, all of it once the bridge has stored it. */
