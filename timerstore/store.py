@@ -6,7 +6,7 @@ Four threads meet here, each with a few methods:
     dispatcher   begin, wait       what is due comes out, with the (O, P) that finishes it
     maintenance  wheel.*           the next window is loaded (timer_wheel.py)
                  maintenance.*     flush, reclaim, compaction (maintenance.py)
-    http         stats
+    http         stats, find, count_where
 
 What they share is `StoreState`, with its one lock; no IO happens under it. The store reads no clock: time is an
 argument. Every public method may be called from any thread unless it says otherwise.
@@ -24,6 +24,7 @@ import pyarrow as pa
 from timerstore.errors import Misuse
 from timerstore.limits import DEFAULTS, Limits
 from timerstore.operations import recovery, stats
+from timerstore.operations.find import SCANNED_ROWS_MAX, Count, Find, Page, Query
 from timerstore.operations.ingest import Ingest
 from timerstore.operations.maintenance import Maintenance
 from timerstore.operations.recovery import Found
@@ -31,7 +32,7 @@ from timerstore.operations.state import StoreState
 from timerstore.operations.stats import Stats
 from timerstore.operations.timer_wheel import TimerWheel
 from timerstore.operations.transaction import Transaction
-from timerstore.rows.sources import NamedState, NamedStep, SourceName
+from timerstore.rows.sources import NamedPosition, NamedState, NamedStep, SourceName
 
 
 class TimerStore:
@@ -43,6 +44,7 @@ class TimerStore:
         self.wheel = TimerWheel(state)
         self.maintenance = Maintenance(state)
         self._ingest = Ingest(state)
+        self._find = Find(state)
         self._lock_descriptor = lock_descriptor
 
     @classmethod
@@ -190,6 +192,20 @@ class TimerStore:
     def stats(self, edges_ms: Sequence[int] = ()) -> Stats:
         """A consistent look at everything; `pending_until` answers for each of `edges_ms` (epoch ms)."""
         return stats.look(self.state, edges_ms)
+
+    def find(
+        self, query: Query, now_ms: int, *, after: NamedPosition | None = None, limit: int = 100, bulky: bool = False
+    ) -> Page:
+        """The pending messages that fit, the soonest first, from behind the cursor `after` on; with their values and
+        headers if `bulky`. A page may have fewer rows than `limit` (1 to 1,000), or none, and others behind it.
+
+        Raises KeyError for a cursor of an unknown partition, Corrupt, DiskFailure.
+        """
+        return self._find.page(query, now_ms, after, limit, bulky=bulky)
+
+    def count_where(self, query: Query, now_ms: int, *, scanned_rows_max: int = SCANNED_ROWS_MAX) -> Count:
+        """How many pending messages fit; at once for all of them and for a target. Raises Corrupt, DiskFailure."""
+        return self._find.count(query, now_ms, scanned_rows_max)
 
     def waits_since_ms(self) -> int | None:
         """Since when the oldest of what is pending waits; None where nothing is pending."""

@@ -19,6 +19,7 @@ import errno
 import shutil
 import tempfile
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 import timerstore.cancels.cancels
 import timerstore.cancels.tombstones
 import timerstore.log.segment
+import timerstore.operations.find
 from tests.profiles import of_a_machine, timeout_s
 from tests.unit.timerstore.entries import Record, entries
 from timerstore.disk import checkpoint as checkpoints
@@ -44,6 +46,7 @@ from timerstore.log.timerlog import Window
 from timerstore.memory.resident import Resident
 from timerstore.memory.sorted_runs import RowRefs, concat
 from timerstore.operations import recovery
+from timerstore.operations.find import Count, PendingRow, Query
 from timerstore.operations.transaction import Transaction
 from timerstore.rows.entry import ENTRY, Kind
 from timerstore.rows.position import AT_MIN, Position
@@ -142,6 +145,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.patches = contextlib.ExitStack()
         self.patches.enter_context(mock.patch.object(timerstore.cancels.cancels, "MARGIN_MS", MARGIN_MS))
         self.patches.enter_context(mock.patch.object(timerstore.cancels.tombstones, "MERGE_STEP_ROWS", 2))
+        self.patches.enter_context(mock.patch.object(timerstore.operations.find, "SCANNED_ROWS_MAX", 6))
         self.now_ms = 1_000
         # The rows of each record, by offset.
         self.log: dict[SourceName, list[list[Record]]] = {name: [] for name in PARTITIONS}
@@ -561,6 +565,64 @@ class StoreMachine(RuleBasedStateMachine):
         """The ready rows gives rows back, as when ingest has overfilled it."""
         with self.store.state.lock:
             self.store.state.resident.retreat_frontier(rows * ROW_BYTES, self.store.state.floor())
+
+    # ---- http
+
+    @rule(
+        what=st.sampled_from(["id", "origin", "key", "target", "from", "until", "all"]),
+        nth=st.integers(0, 20),
+        limit=st.sampled_from([1, 2, 100]),
+    )
+    def ask(self, what: str, nth: int, limit: int) -> None:
+        """Pages of what fits a query are what is pending, each message once, the soonest first."""
+        timers = [row for row in self.rows() if row.kind == Kind.TIMER]
+        if not timers:
+            return
+        one = timers[nth % len(timers)]
+        origin = one.topic, one.partition, one.origin_offset
+        queries: dict[str, tuple[Query, Callable[[Record], bool]]] = {
+            "id": (Query(id=one.id or "a"), lambda row: row.id == (one.id or "a")),
+            "origin": (Query(origin=origin), lambda row: (row.topic, row.partition, row.origin_offset) == origin),
+            "key": (
+                Query(key=f"{one.partition}-{one.offset}".encode()),
+                lambda row: (row.partition, row.offset) == (one.partition, one.offset),
+            ),
+            "target": (Query(target=one.target or ""), lambda row: row.target == one.target),
+            "from": (Query(due_from_ms=one.at_ms), lambda row: row.at_ms >= one.at_ms),
+            "until": (Query(due_until_ms=one.at_ms), lambda row: row.at_ms < one.at_ms),
+            "all": (Query(), lambda row: True),
+        }
+        query, fits = queries[what]
+        found: list[PendingRow] = []
+        after = None
+        for _ in range(1_000):
+            page = self.store.find(query, self.now_ms, after=after, limit=limit, bulky=True)
+            found += page.rows
+            assert len(page.rows) <= limit
+            after = page.next
+            if after is None:
+                break
+        else:
+            raise AssertionError("no end of it")
+        places = [(row.at_ms, row.topic, row.partition, row.offset) for row in found]
+        assert places == sorted(set(places)), "twice, or not in order"
+        pending = {
+            position_of(row): row
+            for row in timers
+            if fits(row)
+            and row.offset < self.ingested.get((row.topic, row.partition), 0)
+            and not (self.finished(row) or self.covered(row))
+        }
+        assert set(places) <= pending.keys()
+        assert all(self.perhaps_covered(pending[place]) for place in pending.keys() - set(places)), "not found"
+        for row, place in zip(found, places, strict=True):
+            record = pending[place]
+            assert row.state == ("overdue" if record.at_ms <= self.now_ms else "waiting")
+            assert row.key == f"{record.partition}-{record.offset}".encode()
+            assert (row.value, row.headers, row.id) == (record.value, (("h", b"v"),), record.id)
+            assert (row.origin, row.rolls, row.target) == (record.origin_offset, record.rolls, record.target or "")
+        if what not in ("target", "all"):
+            assert self.store.count_where(query, self.now_ms) == Count(rows=len(found), is_exact=True)
 
     # ---- misfortune
 

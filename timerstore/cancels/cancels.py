@@ -98,6 +98,10 @@ class Cancels:
         mask[rows] = offset > origin[rows]
         return mask if mask.any() else None
 
+    def keys_of(self, id: str) -> Digests:
+        """What an id is known by, in every source."""
+        return self._seeds.digest_everywhere(id)
+
     # ---- ingest
 
     def known(self, segments: Sequence[SegmentIds]) -> Known:

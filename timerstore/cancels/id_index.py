@@ -1,7 +1,7 @@
 """Where the timers of an id are: what a cancel asks for, so that they leave the gauges when it is read.
 
-Delivery does not need this index: a row that is due shows its id, and a tombstone covers it or not. Only the counts of
-pending timers do, and only for timers with an id. It has two parts:
+Delivery does not need this index: a row that is due shows its id, and a tombstone covers it or not. The counts of
+pending timers do, and searches (find.py), and only for timers with an id. It has two parts:
 
     unstored   timers that no segment holds, in memory, as sorted runs; finished ones are dropped as the runs grow
     segments   beside each segment that has timers with ids, a column file sorted by key, made from the segment
@@ -209,6 +209,10 @@ class Seeds:
         """Keys of ids (no nulls) of these sources."""
         column = ids.combine_chunks() if isinstance(ids, pa.ChunkedArray) else ids
         return digest(column, self._seeds[source])
+
+    def digest_everywhere(self, id: str) -> Digests:
+        """The keys of one id, source by source."""
+        return digest(pa.array([id] * len(self._seeds)), self._seeds)
 
 
 @dataclass(slots=True)

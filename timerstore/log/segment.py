@@ -151,6 +151,26 @@ def read_rows(segment: Segment, groups: Sequence[int] | None = None, columns: Se
         return parquet.read_row_groups(list(wanted), columns=None if columns is None else list(columns))
 
 
+class Reader:
+    """An open segment that is read row group by row group; a context. Its methods raise as `read_rows`."""
+
+    def __init__(self, segment: Segment) -> None:
+        self._path = segment.path
+        with files.reading(self._path, pa.ArrowException):
+            self._parquet = pq.ParquetFile(self._path, page_checksum_verification=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._parquet.close()
+
+    def read(self, group: int, columns: Sequence[str]) -> pa.Table:
+        """Some columns of a row group; as long as it is open, the file may be removed."""
+        with files.reading(self._path, pa.ArrowException):
+            return self._parquet.read_row_group(group, columns=list(columns))
+
+
 def references(segment: Segment, table: pa.Table, sources: Sources) -> RowRefs:
     """The positions of rows that were read. Raises Corrupt when one is of no source that the footer names: checksums
     cover the data of a page, but not its header."""

@@ -1,0 +1,435 @@
+"""Find: what is pending, where it is, and in which state. For people and programs that ask; delivery does not need it.
+
+Rows come in the order of position, the soonest first, a page at a time. A cursor is the position of the last row of a
+page, so it stays valid while messages come and go:
+
+    memory     one pass over the resident rows' columns, in Arrow
+    segments   row group after row group in the order of their first positions, only the columns that the query needs;
+               the index of ids names the row groups of an id, the ranges of offsets leave out segments for an origin
+    a page     ends when the next row group begins behind its last row, or after `SCANNED_ROWS_MAX` rows
+
+A search works on a snapshot: references, immutable batches, open files. It holds the store's lock for as long as it
+takes to copy lists, and reads no more than one row group at a time.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from typing import Final, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from timerstore.cancels.tombstones import Lookup
+from timerstore.errors import Corrupt, Misuse
+from timerstore.log.segment import Reader, Segment, references
+from timerstore.memory.sorted_runs import EMPTY, RowRefs, concat
+from timerstore.operations.state import StoreState
+from timerstore.rows.entry import PAYLOAD, PAYLOAD_COLUMNS, Kind
+from timerstore.rows.position import OFFSET_MAX, ORIGIN, Bools, Int64s, Position, Positions
+from timerstore.rows.sources import NamedPosition
+
+ROWS_MAX: Final = 1_000
+"""Of a page."""
+SCANNED_ROWS_MAX: Final = 16_000_000
+"""Rows on disk that one search looks at, before it says how far it came."""
+SEARCHES_MAX: Final = 2
+"""At a time: others wait."""
+ATTEMPTS: Final = 3
+"""Segments may be gone when they are to be opened: the search begins anew."""
+
+POSITION_COLUMNS: Final = ("topic", "partition", "offset", "at")
+STATE_COLUMNS: Final = ("kind", "id", "origin", "due", "attempt")
+"""What the state of a row is told from."""
+BULKY: Final = ("value", "headers")
+
+
+class PendingState(StrEnum):
+    """The state of a pending message: the first of these that fits."""
+
+    CANCELLED = "cancelled"
+    """A cancel has been read; delivery passes it when it is due."""
+    RETRYING = "retrying"
+    """Its target did not take it; it waits for the next attempt."""
+    OVERDUE = "overdue"
+    """It should have been delivered, or rolled, by now."""
+    ROLLED = "rolled"
+    """It is due beyond the roll window: the bridge writes it once more before."""
+    WAITING = "waiting"
+    """It is delivered next."""
+
+
+STATES: Final = tuple(PendingState)
+PENDING: Final = frozenset(STATES) - {PendingState.CANCELLED}
+"""What will be delivered, as the gauges count it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Query:
+    """Which pending messages are wanted: those that fit all that is given.
+
+    `origin` is (topic, partition, offset) of the original record, and finds its copies too. `target` "" is the delay
+    topic's default target. `due_from_ms` is inclusive, `due_until_ms` exclusive.
+    """
+
+    id: str | None = None
+    origin: tuple[str, int, int] | None = None
+    key: bytes | None = None
+    target: str | None = None
+    due_from_ms: int | None = None
+    due_until_ms: int | None = None
+    states: frozenset[PendingState] = PENDING
+
+    @property
+    def is_of_target(self) -> bool:
+        """Whether it asks for nothing, or for a target only."""
+        return self == Query(target=self.target)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingRow:
+    """A pending message. Times are epoch milliseconds: `at_ms` is when the bridge acts on it next, `due_ms` when it is
+    to be delivered, `ts_ms` the timestamp of its record at (topic, partition, offset), which is the original or, when
+    it is not at `origin`, a copy. `value` is None and `headers` are empty unless they were asked for."""
+
+    topic: str
+    partition: int
+    offset: int
+    origin: int
+    at_ms: int
+    due_ms: int
+    ts_ms: int
+    state: PendingState
+    target: str
+    target_partition: int | None
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+    id: str | None
+    rolls: int
+    attempt: int
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """Rows in the order of position, and the cursor for those behind them; None: there are no more."""
+
+    rows: tuple[PendingRow, ...]
+    next: NamedPosition | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Count:
+    """How many messages fit a query; not exact: at least so many."""
+
+    rows: int
+    is_exact: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _View:
+    """A snapshot. Segments hold rows that are resident too: those at or below the frontier, unless their source is
+    held."""
+
+    runs: tuple[RowRefs, ...]
+    chunks: dict[int, pa.RecordBatch]
+    segments: tuple[Segment, ...]
+    frontier: Position
+    held: Bools
+    tombstones: Lookup
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Hits:
+    """Rows that fit, in the order of position. `chunk` and `row` of `refs` say where a payload is: in the snapshot's
+    chunks, or in the row group `-1 - chunk` of the search."""
+
+    refs: RowRefs
+    state: Int64s
+
+    def first(self, n: int) -> _Hits:
+        return _Hits(self.refs[:n], self.state[:n])
+
+    def __add__(self, other: _Hits) -> _Hits:
+        if not len(other.refs):
+            return self
+        refs, state = concat([self.refs, other.refs]), np.concatenate([self.state, other.state])
+        order = np.lexsort((refs.seq, refs.at))
+        return _Hits(refs[order], state[order])
+
+
+NO_HITS: Final = _Hits(EMPTY, np.empty(0, np.int64))
+
+
+class Find:
+    """See the module. For any thread."""
+
+    def __init__(self, state: StoreState) -> None:
+        self._state = state
+        self._turns = threading.BoundedSemaphore(SEARCHES_MAX)
+
+    def page(self, query: Query, now_ms: int, after: NamedPosition | None, limit: int, *, bulky: bool) -> Page:
+        """See `TimerStore.find`."""
+        if not 1 <= limit <= ROWS_MAX:
+            raise Misuse(f"a page has 1 to {ROWS_MAX} rows, not {limit}", code="DB-7003")
+        sources = self._state.sources
+        start = ORIGIN if after is None else sources.position(after)
+        with self._turns, self._search(query, now_ms, start, limit, SCANNED_ROWS_MAX) as search:
+            hits = search.hits.first(limit)
+            rows = tuple(search.rows(hits, bulky=bulky))
+            end = hits.refs.last() if len(search.hits.refs) > limit else search.complete_to
+        return Page(rows=rows, next=None if end is None else sources.named(end))
+
+    def count(self, query: Query, now_ms: int, scanned_rows_max: int) -> Count:
+        """See `TimerStore.count_where`."""
+        if query == Query(target=query.target):
+            with self._state.lock:
+                by_target = self._state.pending.by_target()
+            if query.target is None:
+                return Count(rows=sum(by_target.values()), is_exact=True)
+            if query.target in by_target:
+                return Count(rows=by_target[query.target], is_exact=True)
+        with self._turns, self._search(query, now_ms, ORIGIN, 0, scanned_rows_max) as search:
+            return Count(rows=search.total, is_exact=search.complete_to is None)
+
+    def _search(self, query: Query, now_ms: int, after: Position, limit: int, scanned_rows_max: int) -> _Search:
+        """A search that has run; begun anew where a segment was removed before it was opened."""
+        for attempt in range(ATTEMPTS):
+            search = _Search(self._state, self._look(), query, now_ms, after)
+            try:
+                search.run(limit, scanned_rows_max)
+            except Corrupt as error:
+                search.close()
+                with self._state.lock:
+                    is_live = error.path in [str(segment.path) for segment in self._state.timerlog]
+                if is_live or attempt == ATTEMPTS - 1:
+                    raise
+            except BaseException:
+                search.close()
+                raise
+            else:
+                break
+        return search
+
+    def _look(self) -> _View:
+        state, resident = self._state, self._state.resident
+        with state.lock:
+            runs = [run for holder in (resident.ready, resident.memtable, resident.withheld) for run in holder]
+            return _View(
+                runs=(*runs, resident.overtaken.all(), state.rows_on_loan()),
+                chunks=resident.chunks.all(),
+                segments=tuple(state.timerlog),
+                frontier=resident.frontier,
+                held=resident.held,
+                tombstones=state.cancels.tombstones.lookup(),
+            )
+
+
+class _Search:
+    """One pass over a snapshot. `hits` are the first that fit, `complete_to` the position up to which it came if it
+    did not come to the end, `total` how many fit as far as it came. A context: files stay open until it ends."""
+
+    def __init__(self, state: StoreState, view: _View, query: Query, now_ms: int, after: Position) -> None:
+        self.hits = NO_HITS
+        self.total = 0
+        self.complete_to: Position | None = None
+        self._state, self._view, self._query = state, view, query
+        self._now_ms, self._after = now_ms, after
+        self._files = ExitStack()
+        self._readers: dict[Segment, Reader] = {}
+        self._groups: list[tuple[Segment, int]] = []
+        """Row groups in which something was found."""
+        self._source = -1
+        """Of the origin that is asked for; -1: none of ours."""
+        if query.origin is not None and query.origin[:2] in state.sources:
+            self._source = state.sources.index(*query.origin[:2])
+        asked = {name for name in ("key", "target") if getattr(query, name) is not None}
+        self._columns = [name for name in PAYLOAD_COLUMNS if name in asked.union(STATE_COLUMNS)]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the files."""
+        self._files.close()
+
+    def run(self, limit: int, scanned_rows_max: int) -> None:
+        """Look for the first `limit` rows that fit, and one more; or count all (0)."""
+        self._keep(self._in_memory(), limit)
+        scanned = 0
+        for first, segment, group in self._ordered_groups():
+            if limit and len(self.hits.refs) > limit and first > self.hits.refs.last():
+                return
+            if scanned >= scanned_rows_max and first.before() > self._after:
+                self._end_before(first)
+                return
+            scanned += int(segment.group_rows[group])
+            self._keep(self._in_group(segment, group), limit)
+
+    def _end_before(self, first: Position) -> None:
+        end = first.before()
+        # A cursor names a partition that there is.
+        self.complete_to = min(end, Position(end.at_ms, len(self._state.sources) - 1, OFFSET_MAX))
+        self.hits = self.hits.first(int(np.count_nonzero(self.hits.refs.at_or_below(end))))
+
+    def _keep(self, hits: _Hits, limit: int) -> None:
+        self.total += len(hits.refs)
+        if limit:
+            self.hits = (self.hits + hits).first(limit + 1)
+
+    def rows(self, hits: _Hits, *, bulky: bool) -> Iterator[PendingRow]:
+        """The rows of hits, in their order, without those that have been finished meanwhile."""
+        names = [name for name in PAYLOAD_COLUMNS if bulky or name not in BULKY]
+        gone, sources = self._state.finished(hits.refs), self._state.sources
+        chunk = hits.refs.chunk
+        batches = {c: self._view.chunks[c] for c in np.unique(chunk[chunk >= 0]).tolist()}
+        for c in np.unique(chunk[chunk < 0]).tolist():
+            segment, group = self._groups[-1 - c]
+            batches[c] = self._reader(segment).read(group, names).combine_chunks().to_batches()[0]
+        for n in np.flatnonzero(~gone).tolist():
+            payload = batches[int(chunk[n])]
+            values = {name: payload.column(name)[int(hits.refs.row[n])].as_py() for name in names}
+            at = Position.of(int(hits.refs.at[n]), int(hits.refs.seq[n]))
+            topic, partition = sources.name(at.source)
+            yield PendingRow(
+                topic=topic,
+                partition=partition,
+                offset=at.offset,
+                origin=values["origin"],
+                at_ms=at.at_ms,
+                due_ms=values["due"],
+                ts_ms=values["ts"],
+                state=STATES[int(hits.state[n])],
+                target=values["target"] or "",
+                target_partition=values["target_partition"],
+                key=values["key"],
+                value=values.get("value"),
+                headers=tuple((each["key"], each["value"]) for each in values.get("headers") or ()),
+                id=values["id"],
+                rolls=values["rolls"],
+                attempt=values["attempt"],
+                reason=values["reason"],
+            )
+
+    # ---- memory
+
+    def _in_memory(self) -> _Hits:
+        view = self._view
+        rows = concat([run[~run.at_or_below(self._after)] for run in view.runs])
+        if not len(rows):
+            return NO_HITS
+        ids = sorted(view.chunks)
+        table = pa.Table.from_batches([view.chunks[c] for c in ids], schema=PAYLOAD).select(self._columns)
+        begins = np.zeros(ids[-1] + 1, dtype=np.int64)
+        begins[ids] = np.cumsum([0, *(view.chunks[c].num_rows for c in ids)])[:-1]
+        index = begins[rows.chunk] + rows.row
+        fits = self._fits(table)[index] & self._is_of_origin(rows)
+        rows, index = rows[fits], index[fits]
+        return self._judged(rows, table.take(pa.array(index)))
+
+    # ---- segments
+
+    def _ordered_groups(self) -> list[tuple[Position, Segment, int]]:
+        """The row groups that may have rows that fit, in the order of their first positions."""
+        found: list[tuple[Position, Segment, int]] = []
+        for segment in self._view.segments:
+            if self._query.origin is not None and segment.ends.get(self._source, 0) <= self._query.origin[2]:
+                continue  # neither the original nor a copy, which comes behind it, can be there
+            firsts = segment.fences
+            groups = np.flatnonzero(self._may_fit(segment)).tolist()
+            found += [(Position.of(int(firsts.at[g]), int(firsts.seq[g])), segment, g) for g in groups]
+        return sorted(found, key=lambda each: each[0])
+
+    def _may_fit(self, segment: Segment) -> Bools:
+        """Mask of a segment's row groups."""
+        query, fences = self._query, segment.fences
+        lasts = Positions(np.r_[fences.at[1:], segment.last.at_ms], np.r_[fences.seq[1:], segment.last.seq])
+        mask = ~lasts.at_or_below(self._after)
+        if not self._view.held.any():
+            mask &= ~lasts.at_or_below(self._view.frontier)
+        if query.due_until_ms is not None:
+            mask &= fences.at < query.due_until_ms  # nothing is due before it is acted on
+        if query.id is not None:
+            named = np.zeros(len(fences), dtype=np.bool_)
+            keys = self._state.cancels.keys_of(query.id)
+            for _, timers in segment.ids.matches(keys) if segment.ids is not None else ():
+                for at, seq in zip(timers.at.tolist(), timers.seq.tolist(), strict=True):
+                    named[np.count_nonzero(fences.at_or_below(Position.of(at, seq))) - 1] = True
+            mask &= named
+        return mask
+
+    def _in_group(self, segment: Segment, group: int) -> _Hits:
+        view = self._view
+        table = self._reader(segment).read(group, [*POSITION_COLUMNS, *self._columns])
+        refs = references(segment, table, self._state.sources)
+        is_resident = refs.at_or_below(view.frontier) & ~view.held[refs.source]
+        fits = ~is_resident & ~refs.at_or_below(self._after) & self._fits(table) & self._is_of_origin(refs)
+        if fits.any() and view.held.any():
+            fits &= ~np.isin(refs.seq, self._resident)
+        if not fits.any():
+            return NO_HITS
+        self._groups.append((segment, group))
+        chunk = np.full(len(refs), -len(self._groups), dtype=np.int32)
+        return self._judged(RowRefs(refs.at, refs.seq, chunk, refs.row)[fits], table.filter(pa.array(fits)))
+
+    @cached_property
+    def _resident(self) -> Int64s:
+        """`seq` of all rows in memory."""
+        return concat(self._view.runs).seq
+
+    def _reader(self, segment: Segment) -> Reader:
+        if segment not in self._readers:
+            self._readers[segment] = self._files.enter_context(Reader(segment))
+        return self._readers[segment]
+
+    # ---- both
+
+    def _fits(self, table: pa.Table) -> Bools:
+        """Mask of the rows of a table with the columns of `self._columns` that the query's values fit."""
+        query = self._query
+        mask = pc.equal(table["kind"], Kind.TIMER)
+        if query.id is not None:
+            mask = pc.and_(mask, pc.equal(table["id"], query.id))
+        if query.origin is not None:
+            mask = pc.and_(mask, pc.equal(table["origin"], query.origin[2]))
+        if query.key is not None:
+            mask = pc.and_(mask, pc.equal(table["key"], pa.scalar(query.key, pa.binary())))
+        if query.target is not None:
+            mask = pc.and_(mask, pc.equal(pc.fill_null(table["target"], ""), query.target))
+        if query.due_from_ms is not None:
+            mask = pc.and_(mask, pc.greater_equal(table["due"], query.due_from_ms))
+        if query.due_until_ms is not None:
+            mask = pc.and_(mask, pc.less(table["due"], query.due_until_ms))
+        fits: Bools = pc.fill_null(mask, False).to_numpy()
+        return fits
+
+    def _is_of_origin(self, rows: RowRefs) -> Bools | bool:
+        return self._query.origin is None or rows.source == self._source
+
+    def _judged(self, rows: RowRefs, table: pa.Table) -> _Hits:
+        """Those that are pending and in a wanted state; `table` has their columns, row by row."""
+        if not len(rows):
+            return NO_HITS
+        payload = table.select(self._columns).combine_chunks().to_batches()[0]
+        state = np.full(len(rows), STATES.index(PendingState.WAITING))
+        state[payload.column("due").to_numpy() > rows.at] = STATES.index(PendingState.ROLLED)
+        state[rows.at <= self._now_ms] = STATES.index(PendingState.OVERDUE)
+        state[payload.column("attempt").to_numpy() > 0] = STATES.index(PendingState.RETRYING)
+        covered = self._state.cancels.covered(self._view.tombstones, rows.source, payload)
+        if covered is not None:
+            state[covered] = STATES.index(PendingState.CANCELLED)
+        wanted = np.isin(state, [STATES.index(each) for each in self._query.states])
+        wanted &= ~self._state.finished(rows)
+        rows, state = rows[wanted], state[wanted]
+        order = np.lexsort((rows.seq, rows.at))
+        return _Hits(rows[order], state[order])
