@@ -109,7 +109,7 @@ def kills(bridge: Bridge, arguments: argparse.Namespace, report: Report) -> None
         windows += [str(at_ms), str(at_ms + 1_000), str(at_ms + 1_100)]
     tell_process(reader, json.dumps(windows))
     got: dict[str, Any] = json.loads(reader.communicate()[0])
-    sent_s = [1 + found["stamped_ms"].get("max", float("nan")) / 1000 for found in got["windows"].values()]
+    sent_s = [1 + found["stamped_ms"]["max"] / 1000 for found in got["windows"].values() if found["stamped_ms"]]
     for what, seconds, bar_s in (("was pending", pending_s, 5), ("is sent then, due in 1 s", sent_s, 6)):
         spread = " / ".join(f"{each:.1f}" for each in (min(seconds), np.median(seconds), max(seconds)))
         figure = f"{KILLS} SIGKILLs to the next delivery of what {what}: best / median / worst"
