@@ -59,7 +59,7 @@ COPY release/entrypoint.sh /usr/local/bin/entrypoint
 # Once, in place of at each start: Spark's classes in an archive that this very JVM maps, and the bytecode of all Python
 # modules that are used.
 RUN cd /tmp && /opt/delay-bridge/bin/python -m bridge.install.class_archive install \
- && /opt/delay-bridge/bin/python -c 'import bridge.runtime.app, bridge.commands.cli, urllib.request' \
+ && /opt/delay-bridge/bin/python -c 'import bridge.api.application, bridge.api.server, bridge.runtime.app, bridge.commands.cli, urllib.request' \
  && rm -rf /tmp/*
 ENV PATH=/opt/delay-bridge/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
@@ -70,7 +70,7 @@ ENV PATH=/opt/delay-bridge/bin:$PATH \
 USER 10001:10001
 WORKDIR /var/lib/delay-bridge
 VOLUME /var/lib/delay-bridge
-EXPOSE 8080
+EXPOSE 8080 8081
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=15s --timeout=6s --start-period=30s --retries=4 \
   CMD ["python", "-c", "import os, urllib.request as r; r.urlopen(os.environ['HEALTH_URL'], timeout=5)"]

@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from enum import Enum
 from typing import Final
@@ -23,6 +23,7 @@ from typing import Final
 import structlog
 from pyspark.sql import SparkSession
 
+from bridge.api.listener import Listener
 from bridge.checks.run import require, run_checks
 from bridge.delivery.dispatcher import Dispatcher
 from bridge.delivery.plan.spans import OpenTelemetry
@@ -34,6 +35,7 @@ from bridge.install import connector
 from bridge.kafka.admin import Cluster
 from bridge.kafka.membership import Ownership
 from bridge.runtime import credentials
+from bridge.runtime.answers import Answers
 from bridge.runtime.credentials import Credentials
 from bridge.runtime.gauges import Lag, snapshot
 from bridge.runtime.left_out import LeftOut
@@ -209,6 +211,7 @@ class Application:
                 registry=self._metrics.registry,
                 protection=Protection.of(settings.http),
             ) as server,
+            self._api(),
             Repeating("clock-jumps", self._look_at_clock, self._hearts.watch("clock-jumps", LOOK_S), LOOK_INTERVAL_S),
         ):
             log.info("management-port", host=settings.http.host, port=server.port)
@@ -226,6 +229,22 @@ class Application:
                 self._shut_down()
         if self._restarts_for is not None:
             self._restart.execute(self._restarts_for)
+
+    def _api(self) -> AbstractContextManager[object]:
+        """The API's listener, where it is on."""
+        http = self._settings.http
+        if http.api == "off":
+            return nullcontext()
+        answers = Answers(
+            pipeline=lambda: self._pipeline, targets=lambda: self._targets, gauges=self._snapshot,
+            health=self._health, lag=self._lag, clock=self._clock,
+        )  # fmt: skip
+        listener = Listener(
+            http.host, http.api_port, source=answers, protection=Protection.of(http),
+            show_payloads=http.show_payloads, beat=self._hearts.watch("api", LOOK_S),
+        )  # fmt: skip
+        log.info("api-port", host=http.host, port=listener.port)
+        return listener
 
     def _check(self) -> None:
         """Raises BridgeError where what the bridge needs is not there."""

@@ -282,7 +282,7 @@ class Spark(Section):
 
 
 class Http(Section):
-    """The management port: /livez, /readyz, /metrics."""
+    """The management port (/livez, /readyz, /metrics), and the API on a port of its own."""
 
     host: str = Field(default="0.0.0.0", min_length=1)  # probes and Prometheus come from outside
     port: int = Field(default=8080, ge=0, le=65_535)
@@ -290,12 +290,17 @@ class Http(Section):
     key_file: Path | None = None
     user: str | None = Field(default=None, pattern="^[^:]+$")
     password_file: Path | None = None
+    api: Literal["off", "read"] = "read"
+    api_port: int = Field(default=8081, ge=0, le=65_535)
+    show_payloads: bool = False
 
     @model_validator(mode="after")
     def _in_pairs(self) -> Self:
         for one, other in (("certificate_file", "key_file"), ("user", "password_file")):
             if (getattr(self, one) is None) != (getattr(self, other) is None):
                 raise ValueError(f"http.{one} and http.{other} go together; set both or none")
+        if self.api != "off" and self.port and self.port == self.api_port:
+            raise ValueError("http.api_port is http.port; choose another, or set http.api to off")
         return self
 
 

@@ -64,6 +64,11 @@ class Certificate:
                 code="DB-2025",
             ) from None
 
+    @property
+    def files(self) -> tuple[Path, Path]:
+        """Chain and key."""
+        return self._chain, self._key
+
     def context(self) -> ssl.SSLContext:
         """For one new connection. Files that are just being replaced leave the old certificate in force."""
         with self._lock:
@@ -105,7 +110,7 @@ class Protection:
         return cls(certificate=certificate, user=settings.user, password=password)
 
     def permits(self, authorization: str | None) -> bool:
-        """Whether a request with this Authorization header may see the metrics."""
+        """Whether a request with this Authorization header may see the metrics, or ask the API."""
         if self.user is None or self.password is None:
             return True
         scheme, _, credentials = (authorization or "").partition(" ")

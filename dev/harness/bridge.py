@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -70,7 +71,7 @@ class BridgeProcess:
             "kafka": {"common": {"bootstrap.servers": bootstrap}},
             "delay_topics": {name: {} for name in delay_topics},
             "store": {"directory": str(directory / "data")},
-            "http": {"host": "127.0.0.1", "port": 0},
+            "http": {"host": "127.0.0.1", "port": 0, "api_port": 0},
             "logs": {"format": "json"},
         }
         self.configure(config or {})
@@ -287,6 +288,16 @@ class BridgeProcess:
         except OSError:
             self._port = None  # after a restart in place it is another
             return self.http(path) if is_known else (0, "")
+
+    def api_url(self) -> str:
+        """The address of the HTTP API of this start, without a path."""
+        return f"http://127.0.0.1:{int(self.events('api-port')[-1]['port'])}"
+
+    def ask(self, path: str, **parameters: object) -> Any:
+        """What the HTTP API answers to a GET below /api/v1/. Raises HTTPError where it refuses."""
+        url = f"{self.api_url()}/api/v1/{path}?{urllib.parse.urlencode(parameters, doseq=True)}"
+        with urllib.request.urlopen(url, timeout=HTTP_S_MAX) as answer:
+            return json.loads(answer.read())
 
     def metrics(self) -> dict[str, float]:
         """All samples, as Prometheus writes them but without the prefix: `pending_messages`,

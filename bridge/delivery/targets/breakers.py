@@ -57,6 +57,14 @@ class Breakers:
         """Those that may be closed, if the leader answers."""
         return [key for key, breaker in self._breakers.items() if breaker.is_open and breaker.until_s <= now_s]
 
+    def open_until(self) -> dict[str, list[float]]:
+        """When the open ones may be closed, by topic: seconds of the clock."""
+        found: dict[str, list[float]] = {}
+        for (name, _), breaker in self._breakers.items():
+            if breaker.is_open:
+                found.setdefault(name, []).append(breaker.until_s)
+        return found
+
     def decide(self, key: Place, *, is_well: bool, until_s: float) -> bool:
         """Close one, or leave it open until then. Returns whether it was closed."""
         breaker = self._breakers.get(key)

@@ -25,7 +25,7 @@ import structlog
 from bridge.delivery.targets.breakers import OPEN_S, Breakers
 from bridge.delivery.targets.liveness import Ping, is_answered
 from bridge.delivery.targets.look_up import TargetLookUp
-from bridge.delivery.targets.target import UNAVAILABLE, Leader, Place, Target
+from bridge.delivery.targets.target import UNAVAILABLE, Leader, Place, Target, TargetReport
 from bridge.errors import EnvironmentFailure
 from bridge.kafka.errors import Refusal
 from bridge.telemetry.heartbeats import Beat, unwatched
@@ -251,6 +251,15 @@ class Targets:
                 counts[label, str(reason)] += count
         return counts
 
+    def reports(self, limit: int) -> list[TargetReport]:
+        """At most `limit` targets that are known: first those in trouble, then by name."""
+        with self._lock:
+            now_s, until_s = self._clock.monotonic_s(), self._breakers.open_until()
+            known = [(name, each.target) for name, each in self._known.items()]
+            applied = {name: self._breakers.applied(name, target) for name, target in known if name in until_s}
+        found = [_report(name, applied.get(name, target), until_s.get(name, ()), now_s) for name, target in known]
+        return sorted(found, key=lambda each: (not each.failing_partitions, each.name))[:limit]
+
     def _must_ask(self, name: str, now_s: float, age_s_max: float) -> bool:
         """A target that is well is used until `refresh` finds time, unless there was trouble with it (`expire`)."""
         known = self._known.get(name)
@@ -332,6 +341,21 @@ def _trouble(target: Target) -> tuple[RejectReason, int]:
     if target.refusal is not None:
         return target.refusal.reason, max(1, target.partitions)
     return (UNAVAILABLE, len(target.down)) if target.down else (RejectReason.TOO_LARGE, target.partitions)
+
+
+def _report(name: str, target: Target, until_s: Collection[float], now_s: float) -> TargetReport:
+    if target.is_well:
+        return TargetReport(name=name, partitions=target.partitions)
+    reason, failing = _trouble(target)
+    return TargetReport(
+        name=name,
+        partitions=target.partitions,
+        failing_partitions=failing,
+        reason=reason,
+        detail=next(iter(target.down.values()), None) if target.refusal is None else target.refusal.detail,
+        open_breakers=len(until_s),
+        retry_s=max(0.0, min(until_s) - now_s) if until_s else None,
+    )
 
 
 def _unanswered(name: str) -> Target:

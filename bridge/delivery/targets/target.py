@@ -60,3 +60,18 @@ class Target:
     def is_unanswered(self) -> bool:
         """Whether the brokers have not said anything of it."""
         return not self.partitions and self.refusal is not None and self.refusal.reason is UNAVAILABLE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetReport:
+    """A target, and what is wrong with it, for people. `failing_partitions` take nothing now, of all `partitions` (0:
+    not known); `reason` and `detail` are of the last error; `retry_s` is when its breaker may close, in seconds from
+    now (0: at the next look), None where none is open."""
+
+    name: str
+    partitions: int
+    failing_partitions: int = 0
+    reason: RejectReason | None = None
+    detail: str | None = None
+    open_breakers: int = 0
+    retry_s: float | None = None

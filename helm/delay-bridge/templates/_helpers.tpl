@@ -94,6 +94,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- if not (int $config.http.port) }}
 {{- fail "config.http.port is 0: probes need a port that is known beforehand" }}
 {{- end }}
+{{- if and (ne $config.http.api "off") (not (int $config.http.api_port)) }}
+{{- fail "config.http.api_port is 0: the service needs a port that is known beforehand; or set config.http.api to off" }}
+{{- end }}
 {{- if not (hasPrefix "/" $config.store.directory) }}
 {{- fail (printf "config.store.directory %s is not absolute: the volume is mounted there" $config.store.directory) }}
 {{- end }}

@@ -45,6 +45,7 @@ def main(image: str, network: str, user: str) -> dict[str, Any]:
             environment={
                 "DELAY_BRIDGE__KAFKA__COMMON__BOOTSTRAP_SERVERS": broker.bootstrap,
                 "DELAY_BRIDGE__HTTP__PORT": str(port),
+                "DELAY_BRIDGE__HTTP__API_PORT": "0",
                 "HEALTH_URL": f"http://127.0.0.1:{port}/livez",
             },
         )

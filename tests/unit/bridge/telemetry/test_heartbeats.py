@@ -19,6 +19,7 @@ from unittest import mock
 
 import pytest
 
+from bridge.api.listener import Listener as ApiListener
 from bridge.delivery.dispatcher import Dispatcher
 from bridge.delivery.states import AT_REST, Event
 from bridge.delivery.targets.cache import Targets
@@ -37,12 +38,13 @@ from bridge.settings.model import Settings
 from bridge.settings.secrets import Redactor
 from bridge.telemetry.health import Health, LongWork
 from bridge.telemetry.heartbeats import CALLS_S, LOOK_S, SPARK_S, START_S, Heartbeats, Repeating
-from bridge.telemetry.http import ManagementServer
+from bridge.telemetry.http import ManagementServer, Protection
 from bridge.telemetry.metrics import Metrics, StoreSnapshot
 from dev.harness.waiting import wait_until
 from tests.broker.rig import Listener, Tally
 from tests.manual_clock import ManualClock
 from tests.paths import ROOT
+from tests.unit.bridge.api.fakes import Bridge as FakeBridge
 from tests.unit.bridge.telemetry.test_http import ask
 from timerstore.clock import ClockWatch
 
@@ -51,6 +53,7 @@ SEEN_S: Final = 20.0
 LOOK_SOON_S: Final = 0.02
 """In place of the intervals at which threads come round by themselves."""
 INTERVALS: Final = (
+    "bridge.api.listener.BEAT_S",
     "bridge.runtime.app.LOOK_INTERVAL_S",
     "bridge.runtime.maintenance_thread.IDLE_WAIT_S",
     "bridge.delivery.targets.cache.LOOK_INTERVAL_S",
@@ -388,6 +391,32 @@ def clock_jumps(bench: Bench, _: Path) -> Iterator[Case]:
         yield Case(bench, lambda: bench.clock.step_wall(-3_600_000))
 
 
+@contextmanager
+def api(bench: Bench, _: Path) -> Iterator[Case]:
+    """A first client comes, and what it asks for is not answered on the listener's thread."""
+
+    class Silent(FakeBridge):
+        def pending(self) -> None:
+            bench.gate()
+
+    with ApiListener(
+        "127.0.0.1",
+        0,
+        source=Silent(),
+        protection=Protection(),
+        show_payloads=False,
+        beat=bench.hearts.watch("api", LOOK_S),
+    ) as served:
+
+        def come() -> None:
+            with suppress(OSError):  # its patience may end before the gate opens
+                ask(served.port, "/api/v1/count")
+
+        client = threading.Thread(target=come)
+        yield Case(bench, client.start)
+        client.join()
+
+
 class Pipe(Case):
     """A file becomes a pipe into which nothing is written."""
 
@@ -447,6 +476,7 @@ CASES: Final[tuple[tuple[str, Callable[[Bench, Path], AbstractContextManager[Cas
     ("maintenance", maintenance),
     ("targets", targets),
     ("clock-jumps", clock_jumps),
+    ("api", api),
     ("credentials", credentials),
 )
 

@@ -170,6 +170,24 @@ def test_a_breaker_stays_open_until_its_leader_answers_and_longer_each_time(
     assert targets.resolve(["t"])["t"].is_well, "long ago is forgotten"
 
 
+def test_reports_name_trouble_first_and_when_it_is_looked_at_again(
+    brokers: Brokers, clock: ManualClock, targets: Targets
+) -> None:
+    """An open breaker with its error and its time, a target that nobody knows, and those that are well behind them."""
+    brokers.topics.update(a=WELL, z=WELL)
+    targets.resolve(["a", "unknown", "z"])
+    targets.trip("z", 1, SILENT)
+    clock.advance(2_000)
+    missing, silent, well = sorted(targets.reports(3), key=lambda each: (each.name == "a", each.name))
+    assert [each.name for each in targets.reports(3)] == ["unknown", "z", "a"]
+    assert MISSING.refusal is not None
+    assert (missing.reason, missing.detail) == (MISSING.refusal.reason, MISSING.refusal.detail)
+    assert (silent.failing_partitions, silent.open_breakers, silent.retry_s) == (1, 1, 3.0)
+    assert (silent.reason, silent.detail) == (RejectReason.TARGET_UNAVAILABLE, "no answer")
+    assert (well.failing_partitions, well.reason, well.retry_s) == (0, None, None)
+    assert [each.name for each in targets.reports(1)] == ["unknown"]
+
+
 def test_a_breaker_for_a_whole_target_probes_all_of_it(brokers: Brokers, clock: ManualClock, targets: Targets) -> None:
     """Where the partition is not known."""
     brokers.topics["t"] = WELL

@@ -1,0 +1,112 @@
+"""The API's listener: a thread that waits for a first connection, and only then loads FastAPI and uvicorn.
+
+Most bridges are never asked, and loading them costs memory and time. uvicorn runs on this thread, and installs no
+signal handlers there.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from contextlib import suppress
+from selectors import EVENT_READ, DefaultSelector
+from typing import TYPE_CHECKING, Final, Self
+
+import structlog
+
+from bridge.api.source import Source
+from bridge.errors import EnvironmentFailure
+from bridge.telemetry.heartbeats import Beat, unwatched
+from bridge.telemetry.http import BACKLOG, Protection
+
+if TYPE_CHECKING:
+    from bridge.api.server import ApiServer
+
+BEAT_S: Final = 5.0
+"""How often the thread wakes while no client comes."""
+STOP_S: Final = 2.0
+
+log = structlog.get_logger("bridge.api.listener")
+
+
+class Listener:
+    """Serves the API while it is entered. Port 0 takes a free one; `port` tells which."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        source: Source,
+        protection: Protection,
+        show_payloads: bool,
+        beat: Beat = unwatched,
+    ) -> None:
+        """Raises EnvironmentFailure where the port cannot be listened on. A thread that ends no longer beats: /livez
+        names it then, and delivery goes on."""
+        self._source, self._protection, self._show_payloads = source, protection, show_payloads
+        self._beat = beat
+        self._stopping = False
+        self._server: ApiServer | None = None
+        try:
+            family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
+            self._socket = socket.create_server((host, port), family=family, backlog=BACKLOG)
+        except OSError as error:
+            raise EnvironmentFailure(
+                f"cannot listen on {host}:{port}: {error.strerror}",
+                hint="Choose another http.api_port, or 0 for a free one; or set http.api to off",
+                code="DB-3035",
+            ) from None
+        self._socket.setblocking(False)
+        self._wake, self._woken = socket.socketpair()
+        self._thread = threading.Thread(target=self._run, name="api", daemon=True)
+
+    @property
+    def port(self) -> int:
+        """The port that is listened on."""
+        return int(self._socket.getsockname()[1])
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether a client has come."""
+        return self._server is not None
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop, within `STOP_S`: requests under way are cut off."""
+        self._stopping = True
+        if self._server is not None:
+            self._server.should_exit = True
+        with suppress(OSError):
+            self._wake.send(b".")
+        self._thread.join(STOP_S)
+        for each in (self._socket, self._wake, self._woken):
+            each.close()
+
+    def _run(self) -> None:
+        try:
+            self._wait_for_a_client()
+            if not self._stopping:
+                self._serve()
+        except Exception:
+            log.exception("api-ended")
+
+    def _wait_for_a_client(self) -> None:
+        with DefaultSelector() as selector:
+            selector.register(self._socket, EVENT_READ)
+            selector.register(self._woken, EVENT_READ)
+            self._beat()
+            while not selector.select(BEAT_S):
+                self._beat()
+
+    def _serve(self) -> None:
+        from bridge.api.application import application
+        from bridge.api.server import ApiServer
+
+        app = application(self._source, self._protection, show_payloads=self._show_payloads)
+        self._server = ApiServer(app, self._protection.certificate, self._beat)
+        self._server.should_exit = self._stopping  # it may have been set just before
+        self._server.run([self._socket])

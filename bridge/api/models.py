@@ -1,0 +1,304 @@
+"""What is asked and answered, as the OpenAPI document shows it. Times are epoch milliseconds, or null."""
+
+from __future__ import annotations
+
+import base64
+import re
+from binascii import Error as Base64Error
+from collections.abc import Callable
+from typing import Annotated, Any, Final, Self
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from bridge.api import cursor as cursors
+from bridge.wire.headers import parse_until
+from timerstore.operations.find import PENDING, ROWS_MAX, PendingRow, PendingState, Query
+from timerstore.rows.position import OFFSET_MAX
+from timerstore.rows.sources import NamedPosition
+
+PREVIEW_BYTES_MAX: Final = 4_096
+"""Of a value or a header."""
+PARTITION_MAX: Final = 2**31 - 1
+LIMIT_DEFAULT: Final = 100
+TEXT_LENGTH_MAX: Final = 8_192
+"""Of a filter's text; a longer one does not fit into a request."""
+
+Text = Annotated[str, StringConstraints(max_length=TEXT_LENGTH_MAX)]
+
+
+class Filters(BaseModel):
+    """Which messages are wanted: those that fit all that is given."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    id: Annotated[str, StringConstraints(min_length=1, max_length=TEXT_LENGTH_MAX)] | None = Field(
+        default=None, description="The value of delay-id."
+    )
+    origin: Text | None = Field(
+        default=None, description="TOPIC/PARTITION/OFFSET of the record that was sent; finds its copies too."
+    )
+    key: Text | None = Field(default=None, description="The key, if it is text.")
+    key_base64: Text | None = Field(default=None, description="The key, if it is not.")
+    target: Text | None = Field(default=None, description="The real topic; empty: the delay topic's default.")
+    due_from: Text | None = Field(default=None, description="Due then or later: RFC 3339 with a zone, or epoch ms.")
+    due_until: Text | None = Field(default=None, description="Due before then.")
+    state: list[PendingState] = Field(
+        default=[], description="In one of these states; without any: in all but cancelled.", max_length=5
+    )
+
+    def query(self) -> Query:
+        """For the store. Raises ValueError that says which parameter is wrong, and what to write."""
+        if self.key is not None and self.key_base64 is not None:
+            raise ValueError("key and key_base64 are both given: give one of them.")
+        key = None if self.key is None else self.key.encode()
+        if self.key_base64 is not None:
+            key = _parsed("key_base64", _base64, self.key_base64)
+        return Query(
+            id=self.id,
+            origin=None if self.origin is None else _parsed("origin", _origin, self.origin),
+            key=key,
+            target=self.target,
+            due_from_ms=None if self.due_from is None else _parsed("due_from", _time, self.due_from),
+            due_until_ms=None if self.due_until is None else _parsed("due_until", _time, self.due_until),
+            states=frozenset(self.state) or PENDING,
+        )
+
+
+class PageFilters(Filters):
+    """The same, and which page of it."""
+
+    cursor: Text | None = Field(default=None, description="`next` of the page before.")
+    limit: int = Field(default=LIMIT_DEFAULT, ge=1, le=ROWS_MAX, description="Messages of a page.")
+
+    def after(self) -> NamedPosition | None:
+        """Where the page begins. Raises ValueError for what is no cursor."""
+        if self.cursor is None:
+            return None
+        try:
+            return cursors.decode(self.cursor)
+        except ValueError:
+            raise ValueError("cursor is none of ours: give `next` of the page before, unchanged.") from None
+
+
+def _parsed(name: str, parse: Callable[[str], Any], text: str) -> Any:
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}.") from None
+
+
+def _base64(text: str) -> bytes:
+    """Base64, also as URLs have it; a plus sign that arrives as a blank is one."""
+    normal = text.replace(" ", "+").replace("-", "+").replace("_", "/").rstrip("=")
+    try:
+        return base64.b64decode(normal + "=" * (-len(normal) % 4), validate=True)
+    except (Base64Error, ValueError):
+        raise ValueError("not base64; text goes into key") from None
+
+
+def _origin(text: str) -> tuple[str, int, int]:
+    match = re.fullmatch(r"([^/]+)/([0-9]{1,10})/([0-9]{1,15})", text, re.ASCII)
+    if match is None or int(match[2]) > PARTITION_MAX or int(match[3]) > OFFSET_MAX:
+        raise ValueError("write it as TOPIC/PARTITION/OFFSET, such as delay/0/42")
+    return match[1], int(match[2]), int(match[3])
+
+
+def _time(text: str) -> int:
+    """A plus sign before the zone that arrives as a blank is one."""
+    return parse_until(re.sub(r" ([0-9]{2}:[0-9]{2})$", r"+\1", text))
+
+
+class Blob(BaseModel):
+    """Bytes: `text` if they are UTF-8, else `base64`; cut where `truncated`."""
+
+    text: str | None = None
+    base64: str | None = None
+    truncated: bool = False
+
+    @classmethod
+    def of(cls, value: bytes, bytes_max: int | None = None) -> Self:
+        """Of the first `bytes_max` bytes; a character that is cut in two is left out."""
+        head = value[:bytes_max]
+        blob = cls._of_head(head, cut=len(head) < len(value))
+        if len(head) < len(value):
+            blob.truncated = True
+        return blob
+
+    @classmethod
+    def _of_head(cls, head: bytes, *, cut: bool) -> Self:
+        try:
+            return cls(text=head.decode())
+        except UnicodeDecodeError as error:
+            if cut and error.end == len(head) and error.reason == "unexpected end of data":
+                return cls(text=head[: error.start].decode())
+        return cls(base64=base64.b64encode(head).decode())
+
+
+class HeaderValue(Blob):
+    """A header; null, where it has neither `text` nor `base64`."""
+
+    name: str
+
+
+class Message(BaseModel):
+    """A pending message. `origin` is the record that was sent, (topic, partition, offset) the one that holds it now."""
+
+    topic: str
+    partition: int
+    offset: int
+    origin: str = Field(description="topic/partition/offset")
+    due: int = Field(description="When it is to be delivered.")
+    at: int = Field(description="When the bridge acts on it next; before `due` if it writes it again.")
+    ts: int = Field(description="The timestamp of the record that holds it.")
+    state: PendingState
+    target: str = Field(description="Empty: the delay topic's default.")
+    target_partition: int | None
+    key: Blob | None
+    id: str | None
+    rolls: int
+    attempts: int
+    reason: str | None = Field(description="Why the last attempt failed.")
+
+    @classmethod
+    def of(cls, row: PendingRow) -> Self:
+        """Of a row of the store."""
+        return cls(**cls._fields(row))
+
+    @staticmethod
+    def _fields(row: PendingRow) -> dict[str, Any]:
+        return {
+            "topic": row.topic,
+            "partition": row.partition,
+            "offset": row.offset,
+            "origin": f"{row.topic}/{row.partition}/{row.origin}",
+            "due": row.due_ms,
+            "at": row.at_ms,
+            "ts": row.ts_ms,
+            "state": row.state,
+            "target": row.target,
+            "target_partition": row.target_partition,
+            "key": None if row.key is None else Blob.of(row.key),
+            "id": row.id,
+            "rolls": row.rolls,
+            "attempts": row.attempt,
+            "reason": row.reason,
+        }
+
+
+class MessageDetail(Message):
+    """One message with its headers, and its value where http.show_payloads is on."""
+
+    headers: list[HeaderValue]
+    value: Blob | None = Field(description="null as well where http.show_payloads is off.")
+    value_bytes: int | None = Field(description="The size of the value; null: it has none.")
+
+    @classmethod
+    def of_all(cls, row: PendingRow, *, show_payloads: bool) -> Self:
+        """Of a row with value and headers."""
+        headers = []
+        for name, value in row.headers:
+            blob = {} if value is None else Blob.of(value, PREVIEW_BYTES_MAX).model_dump(exclude_unset=True)
+            headers.append(HeaderValue(name=name, **blob))
+        value = row.value if show_payloads else None
+        return cls(
+            **cls._fields(row),
+            headers=headers,
+            value=None if value is None else Blob.of(value, PREVIEW_BYTES_MAX),
+            value_bytes=None if row.value is None else len(row.value),
+        )
+
+
+class Messages(BaseModel):
+    """A page, what comes up first at its beginning. It may have fewer messages than its limit, or none, and others
+    behind it."""
+
+    messages: list[Message]
+    next: str | None = Field(description="The cursor of the next page; null: there are no more.")
+
+
+class Counted(BaseModel):
+    """How many messages fit; at least so many where it is not exact."""
+
+    count: int
+    exact: bool
+
+
+class TargetState(BaseModel):
+    """A target that the bridge has used, and what is wrong with it."""
+
+    name: str
+    partitions: int = Field(description="0: not known.")
+    failing_partitions: int = Field(description="Those that take nothing now.")
+    reason: str | None
+    detail: str | None = Field(description="The last error.")
+    open_breakers: int = Field(description="Partitions, or the whole topic, that are left alone for a while.")
+    retry_in_s: float | None = Field(description="Until the first of them may be tried again.")
+
+
+class TargetStates(BaseModel):
+    """Targets, those in trouble first."""
+
+    targets: list[TargetState]
+
+
+class PartitionState(BaseModel):
+    """A partition of a delay topic that this instance owns."""
+
+    topic: str
+    partition: int
+    lag: int = Field(description="Records that are not read yet.")
+    behind_s: float = Field(description="For how long the oldest of them waits.")
+
+
+class FailingTarget(BaseModel):
+    """A target, and why partitions of it take nothing now."""
+
+    name: str
+    reason: str
+    partitions: int
+
+
+class TimeToGo(BaseModel):
+    """How many messages come up within `until` (`more`: later), and not within the one before."""
+
+    until: str
+    pending: int
+
+
+class Disk(BaseModel):
+    """The volume of the index."""
+
+    bytes: int | None
+    free_bytes: int | None
+    segments: int
+    segment_bytes: int
+    full: bool
+
+
+class Summary(BaseModel):
+    """What this instance knows at once."""
+
+    now: int
+    phase: str
+    ready: bool
+    reasons: list[str]
+    reader: str | None = Field(description="Which one reads the delay topics: spark or plain.")
+    pending: int
+    overdue: int = Field(description="Whose time was over when the clock's current ten seconds began.")
+    oldest_overdue_s: float
+    next_at: int | None = Field(description="When the next message comes up, to ten seconds.")
+    by_target: dict[str, int]
+    by_time_to_go: list[TimeToGo]
+    partitions: list[PartitionState]
+    retention_headroom_s: dict[str, float]
+    disk: Disk
+    failing: list[FailingTarget]
+
+
+class ProblemDocument(BaseModel):
+    """An error (RFC 9457)."""
+
+    type: str
+    title: str
+    status: int
+    detail: str

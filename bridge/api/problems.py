@@ -1,0 +1,42 @@
+"""Errors as RFC 9457 has them: `application/problem+json` with status, title and detail."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Final
+
+from fastapi.responses import JSONResponse
+
+from bridge.telemetry.health import Phase
+
+MEDIA_TYPE: Final = "application/problem+json"
+RETRY_S: Final = 1
+
+
+class Problem(Exception):
+    """What cannot be answered, and what to do about it."""
+
+    def __init__(self, status: HTTPStatus, detail: str, **more: object) -> None:
+        """`more` are members of their own in the answer."""
+        super().__init__(detail)
+        self.status, self.detail, self.more = status, detail, more
+
+    def response(self, headers: Mapping[str, str] | None = None) -> JSONResponse:
+        """The answer."""
+        body = {"type": "about:blank", "title": self.status.phrase, "status": self.status.value, "detail": self.detail}
+        retry = {"Retry-After": str(RETRY_S)} if self.status is HTTPStatus.SERVICE_UNAVAILABLE else {}
+        return JSONResponse(body | self.more, self.status.value, {**retry, **(headers or {})}, MEDIA_TYPE)
+
+
+def not_ready(phase: Phase) -> Problem:
+    """The bridge cannot say yet what is pending, and does this instead."""
+    why = ", ".join(phase.reasons) or phase.name
+    more = {} if phase.progress is None else {"progress": round(phase.progress, 3)}
+    return Problem(
+        HTTPStatus.SERVICE_UNAVAILABLE,
+        f"This instance cannot tell what is pending now: {why}. Ask again, or ask another instance.",
+        phase=phase.name,
+        reasons=list(phase.reasons),
+        **more,
+    )

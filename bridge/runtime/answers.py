@@ -1,0 +1,72 @@
+"""What the API is told (bridge/api/source.py), from the pipeline there is at the moment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from bridge.api.source import Overview, PendingMessages
+from bridge.delivery.targets.cache import Targets
+from bridge.delivery.targets.target import TargetReport
+from bridge.runtime.gauges import Lag
+from bridge.runtime.pipeline import Pipeline
+from bridge.telemetry.health import Health, Phase
+from bridge.telemetry.metrics import StoreSnapshot
+from timerstore.clock import Clock
+from timerstore.memory.pending import SLOT_MS
+from timerstore.store import TimerStore
+
+TARGETS_MAX: Final = 1_000
+COMPLETE: Final = ("connecting", "running")
+"""Phases in which the index has all that is below O."""
+
+
+class Answers:
+    """A `Source`; any thread."""
+
+    def __init__(
+        self,
+        *,
+        pipeline: Callable[[], Pipeline | None],
+        targets: Callable[[], Targets | None],
+        gauges: Callable[[], StoreSnapshot],
+        health: Health,
+        lag: Lag,
+        clock: Clock,
+    ) -> None:
+        self._pipeline, self._targets, self._gauges = pipeline, targets, gauges
+        self._health, self._lag, self._clock = health, lag, clock
+
+    def now_ms(self) -> int:
+        """The bridge's clock."""
+        return self._clock.now_ms()
+
+    def phase(self) -> Phase:
+        """Where the bridge is."""
+        return self._health.phase
+
+    def pending(self) -> PendingMessages | None:
+        """The store, once it is complete."""
+        return self._store()
+
+    def overview(self) -> Overview | None:
+        """What the gauges show, and a little more."""
+        store, now_ms = self._store(), self._clock.now_ms()
+        if store is None:
+            return None
+        return Overview(
+            now_ms=now_ms,
+            gauges=self._gauges(),
+            overdue=store.stats([now_ms - now_ms % SLOT_MS]).pending_until[0],
+            next_at_ms=store.waits_since_ms(),
+            behind_s=self._lag.behind_s(store.next_offsets()),
+        )
+
+    def targets(self) -> list[TargetReport]:
+        """Those that were used lately."""
+        targets = self._targets()
+        return [] if targets is None else targets.reports(TARGETS_MAX)
+
+    def _store(self) -> TimerStore | None:
+        pipeline = self._pipeline()
+        return None if pipeline is None or self._health.phase.name not in COMPLETE else pipeline.store
