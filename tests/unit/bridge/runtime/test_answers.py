@@ -6,12 +6,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+from fastapi.testclient import TestClient
+
+from bridge.api.application import application
 from bridge.runtime.answers import Answers
 from bridge.runtime.gauges import Lag, snapshot
 from bridge.settings.model import Settings
 from bridge.telemetry.health import Health
+from bridge.telemetry.http import Protection
 from tests.manual_clock import ManualClock
-from tests.unit.timerstore.rig import NOW_MS, Rig
+from tests.unit.timerstore.entries import Record
+from tests.unit.timerstore.rig import NOW_MS, ORDERS, Rig
 from timerstore.operations.find import Query
 
 
@@ -56,3 +62,41 @@ def test_an_index_that_is_not_complete_tells_nothing(tmp_path: Path) -> None:
     store = answers(rig, health, clock).pending()
     assert store is not None and store.count_where(Query(), NOW_MS).rows == 1
     assert answers(rig, health, clock).targets() == []
+
+
+@pytest.mark.parametrize("is_stored", [False, True], ids=["in memory", "in a segment"])
+def test_messages_are_found_through_the_api_until_they_are_delivered(tmp_path: Path, is_stored: bool) -> None:
+    """By id, origin, key, target and time, a page at a time; one with its headers and value; then none."""
+    rig, clock, health = Rig(tmp_path), ManualClock(NOW_MS), Health()
+    rig.load()
+    for n in range(25):
+        target = "bills" if n % 5 == 0 else "orders"
+        rig.log[ORDERS].append(Record(*ORDERS, n, NOW_MS + 100_000 + n, target, b"value", f"id-{n}"))
+    rig.ingest()
+    rig.deliver()
+    if is_stored:
+        rig.store.maintenance.flush(NOW_MS)
+    health.enter("running", ready=True)
+    api = TestClient(application(answers(rig, health, clock), Protection(), show_payloads=True))
+
+    def found(**parameters: object) -> list[int]:
+        answer = api.get("/api/v1/messages", params=cast(Any, parameters))
+        assert answer.status_code == 200, answer.text
+        counted = api.get("/api/v1/count", params=cast(Any, parameters)).json()
+        offsets = [each["offset"] for each in answer.json()["messages"]]
+        assert counted == {"count": len(offsets), "exact": True}
+        return offsets
+
+    assert found(id="id-7") == found(origin="delay/0/7") == found(key="0-7") == [7]
+    assert found(target="bills") == [0, 5, 10, 15, 20]
+    assert found(due_from=NOW_MS + 100_003, due_until=NOW_MS + 100_006) == [3, 4, 5]
+    assert found(state="waiting") == list(range(25)) and found(state="retrying") == []
+    pages, cursor = [], None
+    while not pages or cursor is not None:
+        page = api.get("/api/v1/messages", params={"limit": 10} | ({} if cursor is None else {"cursor": cursor})).json()
+        pages, cursor = [*pages, *page["messages"]], page["next"]
+    assert [each["offset"] for each in pages] == list(range(25))
+    one = api.get("/api/v1/messages/delay/0/7").json()
+    assert (one["headers"], one["value"], one["id"]) == ([{"name": "h", "text": "v"}], {"text": "value"}, "id-7")
+    rig.finish(NOW_MS + 200_000)
+    assert found() == [] and api.get("/api/v1/messages/delay/0/7").status_code == 404
