@@ -1,4 +1,5 @@
-"""The command `delay-bridge`: run, check, reset-offsets, resolve, redrive, send, cancel, config, version.
+"""The command `delay-bridge`: run, check, reset-offsets, resolve, redrive, send, cancel, pending, targets, config,
+version.
 
 Every failure is one clear line on standard error and the exit status of its kind (bridge/errors.py): 2 configuration,
 3 environment, 4 state, 5 another instance took over.
@@ -27,6 +28,7 @@ from rich.text import Text
 from bridge import __version__
 from bridge.checks.finding import Finding
 from bridge.client import DelayClient
+from bridge.commands import pending
 from bridge.commands.arrivals import Arrivals
 from bridge.commands.invocation import ConfigOption, failures_as_one_line, read_option, say, settings_of
 from bridge.delivery.producer.transaction_markers import Outcome
@@ -294,6 +296,10 @@ def version() -> None:
     packages = {name: metadata.version(name) for name in ("confluent-kafka", "pyspark", "pyarrow", "numpy")}
     for name, number in {"delay-bridge": __version__, "python": platform.python_version(), **packages}.items():
         typer.echo(f"{name} {number}")
+
+
+app.add_typer(pending.app)
+app.command()(pending.targets)
 
 
 def main() -> None:

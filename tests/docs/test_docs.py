@@ -81,12 +81,15 @@ def environment(words: list[str]) -> tuple[dict[str, str], list[str]]:
     return dict(word.split("=", 1) for word in words[:count]), words[count:]
 
 
-def parse(words: Sequence[str]) -> None:
+def parse(words: Sequence[str], group: Any = COMMAND, parent: Any = None) -> None:
     """Let the command line read `delay-bridge ...` without running it. Raises for what it does not know."""
-    with COMMAND.make_context("delay-bridge", [words[0]], resilient_parsing=True) as context:
-        command = COMMAND.get_command(context, words[0])
+    with group.make_context("delay-bridge", [words[0]], parent=parent, resilient_parsing=True) as context:
+        command = group.get_command(context, words[0])
         assert command is not None, f"there is no command {words[0]}"
-        command.make_context(words[0], list(words[1:]), parent=context).close()
+        if hasattr(command, "commands") and len(words) > 1:
+            parse(words[1:], command, context)
+        elif not hasattr(command, "commands"):
+            command.make_context(words[0], list(words[1:]), parent=context).close()
 
 
 def table(document: str, heading: str) -> list[list[str]]:

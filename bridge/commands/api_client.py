@@ -1,0 +1,195 @@
+"""Asks a running bridge over its HTTP API; answers are JSON objects, errors are problem+json with title and detail.
+
+The address, user and password come from the bridge's own configuration. A redirect is not followed, and no proxy is
+used: the password goes to the address that was given, and to no other.
+"""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import ssl
+from collections.abc import Sequence
+from contextlib import suppress
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, Final
+from urllib.error import HTTPError, URLError
+from urllib.parse import urlencode, urlsplit
+from urllib.request import HTTPRedirectHandler, HTTPSHandler, ProxyHandler, Request, build_opener
+
+from bridge.errors import BridgeError, ConfigurationError, EnvironmentFailure
+from bridge.settings.model import Http
+from bridge.settings.secrets import read_secret_file
+
+PREFIX: Final = "/api/v1/"
+ANSWER_BYTES_MAX: Final = 64 << 20
+"""A page of a thousand messages is far below; what is larger comes from something else."""
+WILDCARDS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+"""Addresses on which a server listens, but that no client can name."""
+
+Parameters = Sequence[tuple[str, str]]
+
+
+class Absent(Exception):
+    """What was asked for does not exist; the text is the bridge's."""
+
+
+class ApiClient:
+    """One bridge, asked with GET."""
+
+    def __init__(self, settings: Http, url: str | None, timeout_s: float) -> None:
+        """`url` wins over the address in `settings`; `timeout_s` is for each wait, not for the whole answer.
+
+        Raises ConfigurationError for an address that is none, and for a password or certificate that cannot be read.
+        """
+        self._base = _address(settings) if url is None else _checked(url)
+        self._timeout_s = timeout_s
+        self._headers = {"Accept": "application/json"}
+        if settings.user is not None and settings.password_file is not None:
+            password = read_secret_file(str(settings.password_file), "http.password_file")
+            credentials = base64.b64encode(f"{settings.user}:{password}".encode()).decode()
+            self._headers["Authorization"] = f"Basic {credentials}"
+        handlers = [_NoRedirects(), ProxyHandler({})]
+        if self._base.startswith("https:"):
+            # At the configured address the certificate itself is compared: the name in it is the service's.
+            context = _context(settings.certificate_file, any_name=url is None)
+            handlers.append(HTTPSHandler(context=context))
+        self._opener = build_opener(*handlers)
+
+    def get(self, path: str, parameters: Parameters = ()) -> dict[str, Any]:
+        """The answer. `path` begins below /api/v1/ and is quoted.
+
+        Raises Absent; ConfigurationError for parameters that are not accepted, EnvironmentFailure without an answer.
+        """
+        try:
+            query = f"?{urlencode(parameters)}" if parameters else ""
+        except UnicodeEncodeError:
+            hint = "Only a key may be other bytes: --key-base64."
+            raise ConfigurationError("an option is not UTF-8", hint=hint, code="DB-1003") from None
+        request = Request(f"{self._base}{PREFIX}{path}{query}", headers=self._headers)
+        try:
+            with self._opener.open(request, timeout=self._timeout_s) as response:
+                body = response.read(ANSWER_BYTES_MAX + 1)
+        except HTTPError as error:
+            with error:
+                raise self._refusal(error) from None
+        except (OSError, http.client.HTTPException, UnicodeError) as error:
+            reason = error.reason if isinstance(error, URLError) else error
+            raise EnvironmentFailure(
+                f"{self._base} does not answer",
+                hint="Is the bridge running, and its API on? --url names another address.",
+                reason=str(reason) or type(reason).__name__,
+                code="DB-1015",
+            ) from None
+        answer = _object(body)
+        if answer is None:
+            raise self.foreign()
+        return answer
+
+    def foreign(self) -> EnvironmentFailure:
+        """The error for an answer that the API does not give."""
+        return EnvironmentFailure(
+            f"{self._base} answers, but not as the API does",
+            hint="Correct --url, or http.api_port; the bridge may be of another version.",
+            code="DB-1018",
+        )
+
+    def _refusal(self, error: HTTPError) -> BridgeError | Absent:
+        """What a status that is no success means. What the API itself says comes as problem+json."""
+        problem = None
+        if error.headers.get_content_type() == "application/problem+json":
+            with suppress(OSError, http.client.HTTPException):
+                problem = _object(error.read(ANSWER_BYTES_MAX + 1))
+        if error.code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+            return EnvironmentFailure(
+                f"{self._base} refuses to answer this user",
+                hint="Set http.user and http.password_file as the bridge has them.",
+                status=error.code,
+                code="DB-1017",
+            )
+        if problem is None:
+            return self.foreign()
+        if error.code == HTTPStatus.NOT_FOUND:
+            return Absent(str(problem.get("detail") or ""))
+        said = ": ".join(str(problem[name]) for name in ("title", "detail") if problem.get(name)) or str(error.code)
+        if error.code in (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY):
+            hint = "Correct the options; a cursor goes with the filters that it was given for."
+            return ConfigurationError(f"the bridge does not accept this: {said}", hint=hint, code="DB-1016")
+        hint = "Try again; /readyz and the log of the bridge say what is wrong with it."
+        return EnvironmentFailure(f"the bridge cannot tell: {said}", hint=hint, status=error.code, code="DB-1019")
+
+
+class _NoRedirects(HTTPRedirectHandler):
+    """A redirect is an error: it would take the password along."""
+
+    def redirect_request(self, *_: object) -> None:
+        return None
+
+
+def _address(settings: Http) -> str:
+    if not settings.api_port:
+        raise ConfigurationError(
+            "http.api_port names no port to ask",
+            hint="Give --url, with the port that the log of the bridge has.",
+            code="DB-1014",
+        )
+    host = WILDCARDS.get(settings.host, settings.host)
+    scheme = "http" if settings.certificate_file is None else "https"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{settings.api_port}"
+
+
+def _checked(url: str) -> str:
+    """`url` without the slash at its end."""
+    try:
+        parts = urlsplit(url)
+        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_address = False
+    if not is_address or parts.query or parts.fragment or not url.isascii() or not url.isprintable() or " " in url:
+        raise ConfigurationError(
+            "--url is not the address of an API", hint="Write it as http://localhost:8081.", code="DB-1014"
+        )
+    if "@" in parts.netloc:
+        raise ConfigurationError(
+            "--url holds a user or a password, which other users of this machine could see",
+            hint="Set http.user and http.password_file instead.",
+            code="DB-1014",
+        )
+    return url.rstrip("/")
+
+
+def _context(certificate: Path | None, *, any_name: bool) -> ssl.SSLContext:
+    """Trusts the system's authorities (`SSL_CERT_FILE` names others) and the bridge's own certificate.
+
+    With `any_name` it trusts that certificate alone, whatever name it has.
+    """
+    pinned = any_name and certificate is not None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if pinned else ssl.create_default_context()
+    if certificate is not None:
+        end = "-----END CERTIFICATE-----"
+        text = read_secret_file(str(certificate), "http.certificate_file")
+        try:
+            # The first of the chain is the server's own. The others are authorities, which sign for others, too.
+            context.load_verify_locations(cadata=text.partition(end)[0] + end + "\n")
+        except (ssl.SSLError, ValueError):
+            raise ConfigurationError(
+                "http.certificate_file: cannot be used: not PEM", hint="Name a PEM file.", code="DB-1014"
+            ) from None
+        context.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN
+    if pinned:
+        context.check_hostname = False
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    return context
+
+
+def _object(body: bytes) -> dict[str, Any] | None:
+    """The JSON object that `body` is, if it is one, and not too large."""
+    if len(body) > ANSWER_BYTES_MAX:
+        return None
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None

@@ -1,0 +1,348 @@
+"""`delay-bridge pending list|get|count` and `delay-bridge targets`: what a running bridge has to deliver, and where.
+
+Twins of the HTTP API: the same filters, and with `--output json` the same documents. On a terminal a table; otherwise a
+message a line, with tabs, for grep and cut. Nothing here changes what is pending.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any, Final
+from urllib.parse import quote
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from bridge.commands.api_client import Absent, ApiClient
+from bridge.commands.invocation import ConfigOption, read_option, say, settings_of
+from bridge.errors import ConfigurationError
+from bridge.wire.headers import parse_until
+from bridge.wire.printable import printable
+
+app = typer.Typer(
+    name="pending",
+    help="Ask a running bridge what is pending.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+PAGE_MAX: Final = 1_000
+"""Messages of one answer: the API gives no more."""
+COLUMNS: Final = ("origin", "due", "state", "target", "key", "id")
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class State(Enum):
+    """The store's `PendingState`, which takes Arrow to import."""
+
+    WAITING = "waiting"
+    ROLLED = "rolled"
+    RETRYING = "retrying"
+    OVERDUE = "overdue"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """Messages as the API gives them, and the cursor of the page after them; None at the end."""
+
+    messages: list[dict[str, Any]]
+    following: str | None
+
+
+class Output(Enum):
+    """How an answer is printed."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+UrlOption = Annotated[
+    str | None, typer.Option("--url", help="Address of the bridge's API; default: http.host and http.api_port.")
+]
+TimeoutOption = Annotated[float, typer.Option("--timeout", help="Seconds to wait for the bridge's answer.", min=0.1)]
+OutputOption = Annotated[Output, typer.Option("--output", help="For people, or the API's JSON.")]
+IdOption = Annotated[str | None, typer.Option("--id", help="With this id.")]
+OriginOption = Annotated[
+    str | None,
+    typer.Option("--origin", metavar="TOPIC/PARTITION/OFFSET", help="That was sent as this record of a delay topic."),
+]
+KeyOption = Annotated[str | None, typer.Option("--key", help="With this key.")]
+KeyBase64Option = Annotated[str | None, typer.Option("--key-base64", help="With this key, which is no text.")]
+TargetOption = Annotated[
+    str | None, typer.Option("--target", help="For this real topic; '' is the delay topic's default.")
+]
+DueFromOption = Annotated[
+    str | None, typer.Option("--due-from", metavar="TIME", help="Due then or later: RFC 3339 with a zone, or epoch ms.")
+]
+DueUntilOption = Annotated[str | None, typer.Option("--due-until", metavar="TIME", help="Due before then.")]
+StateOption = Annotated[
+    list[State] | None, typer.Option("--state", help="In this state; may be repeated. Default: all but cancelled.")
+]
+
+
+@app.command("list")
+def list_messages(
+    id: IdOption = None,
+    origin: OriginOption = None,
+    key: KeyOption = None,
+    key_base64: KeyBase64Option = None,
+    target: TargetOption = None,
+    due_from: DueFromOption = None,
+    due_until: DueUntilOption = None,
+    state: StateOption = None,
+    limit: Annotated[int, typer.Option(help="Show at most so many.", min=1)] = 100,
+    cursor: Annotated[str | None, typer.Option(help="Go on where an earlier list ended.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Show all, however many there are.")] = False,
+    output: OutputOption = Output.TEXT,
+    url: UrlOption = None,
+    timeout: TimeoutOption = 10.0,
+    config: ConfigOption = None,
+) -> None:
+    """List pending messages, those that come up first at the top."""
+    with _asking(config, url, timeout) as api:
+        parameters = _filters(id, origin, key, key_base64, target, due_from, due_until, state)
+        pages = _pages(api, parameters, cursor, None if everything else limit)
+        if output is Output.JSON:
+            _print_json(pages)
+        elif (following := _print_pages(pages)) is not None:
+            say(f"there are more: --all, or --cursor {following}", err=True)
+
+
+@app.command()
+def get(
+    origin: Annotated[
+        str, typer.Argument(metavar="TOPIC/PARTITION/OFFSET", help="The record that was sent, as `list` names it.")
+    ],
+    output: OutputOption = Output.TEXT,
+    url: UrlOption = None,
+    timeout: TimeoutOption = 10.0,
+    config: ConfigOption = None,
+) -> None:
+    """Show one pending message. Exit status 1 if it is not pending."""
+    with _asking(config, url, timeout) as api:
+        topic, partition, offset = _place(origin, "the message").split("/")
+        try:
+            message = api.get(f"messages/{quote(topic, safe='')}/{partition}/{offset}")
+        except Absent as absent:
+            say(f"{origin} is not pending. {absent}".rstrip(), err=True)
+            raise typer.Exit(1) from None
+        if output is Output.JSON:
+            say(_json(message))
+            return
+        for name, text in _lines(message):
+            say(f"{name:17}{text}")
+
+
+@app.command()
+def count(
+    id: IdOption = None,
+    origin: OriginOption = None,
+    key: KeyOption = None,
+    key_base64: KeyBase64Option = None,
+    target: TargetOption = None,
+    due_from: DueFromOption = None,
+    due_until: DueUntilOption = None,
+    state: StateOption = None,
+    output: OutputOption = Output.TEXT,
+    url: UrlOption = None,
+    timeout: TimeoutOption = 10.0,
+    config: ConfigOption = None,
+) -> None:
+    """Count pending messages; `at least` so many, where counting them all would take too long."""
+    with _asking(config, url, timeout) as api:
+        found = api.get("count", _filters(id, origin, key, key_base64, target, due_from, due_until, state))
+        if not isinstance(found.get("count"), int) or not isinstance(found.get("exact"), bool):
+            raise api.foreign()
+        say(_json(found) if output is Output.JSON else f"{'' if found['exact'] else 'at least '}{found['count']}")
+
+
+def targets(
+    output: OutputOption = Output.TEXT,
+    url: UrlOption = None,
+    timeout: TimeoutOption = 10.0,
+    config: ConfigOption = None,
+) -> None:
+    """List the targets of a running bridge, and what is wrong with them."""
+    with _asking(config, url, timeout) as api:
+        found = api.get("targets")
+        rows = _objects(api, found, "targets")
+        if output is Output.JSON:
+            say(_json(found))
+            return
+        names = list(dict.fromkeys(name for row in rows for name in row))  # in the order of the API
+        _print_rows(names, [[_shown(row.get(name)) for name in names] for row in rows])
+
+
+# --- asking ----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _asking(config: Path | None, url: str | None, timeout_s: float) -> Iterator[ApiClient]:
+    with settings_of(config) as (settings, _):
+        api = ApiClient(settings.http, url, timeout_s)
+        try:
+            yield api
+            sys.stdout.flush()
+        except Absent:  # of a path that the API has
+            raise api.foreign() from None
+        except BrokenPipeError:  # `| head` has read enough; what is still buffered goes nowhere
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(1) from None
+
+
+def _filters(
+    id: str | None,
+    origin: str | None,
+    key: str | None,
+    key_base64: str | None,
+    target: str | None,
+    due_from: str | None,
+    due_until: str | None,
+    states: Sequence[State] | None,
+) -> list[tuple[str, str]]:
+    """The API's parameters. A key is sent as base64: the command line may hold any bytes. Raises ConfigurationError."""
+    if key is not None and key_base64 is not None:
+        hint = "Give one of them."
+        raise ConfigurationError("both --key and --key-base64 are given", hint=hint, code="DB-1003")
+    given = {
+        "id": id,
+        "origin": None if origin is None else _place(origin, "--origin"),
+        "key_base64": key_base64 if key is None else base64.b64encode(os.fsencode(key)).decode(),
+        "target": target,
+        "due_from": read_option(parse_until, due_from, "--due-from"),
+        "due_until": read_option(parse_until, due_until, "--due-until"),
+    }
+    found = [(name, str(text)) for name, text in given.items() if text is not None]
+    return found + [("state", state.value) for state in states or ()]
+
+
+def _place(text: str, what: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9._-]{1,249}/[0-9]{1,10}/[0-9]{1,19}", text):
+        hint = "Write it as delay/0/42."
+        raise ConfigurationError(f"{what} is not TOPIC/PARTITION/OFFSET", hint=hint, code="DB-1003")
+    return text
+
+
+def _pages(
+    api: ApiClient, parameters: Sequence[tuple[str, str]], cursor: str | None, limit: int | None
+) -> Iterator[Page]:
+    """Pages until there are `limit` messages or no more. The bridge may end a page early if its search is long."""
+    while True:
+        size = PAGE_MAX if limit is None else min(limit, PAGE_MAX)
+        where = [] if cursor is None else [("cursor", cursor)]
+        answer = api.get("messages", [*parameters, ("limit", str(size)), *where])
+        messages, following = _objects(api, answer, "messages"), answer.get("next")
+        if not isinstance(following, str | None) or (following is not None and following == cursor):
+            raise api.foreign()
+        yield Page(messages=messages, following=following)
+        if limit is not None:
+            limit -= len(messages)
+        if following is None or (limit is not None and limit <= 0):
+            return
+        cursor = following
+
+
+def _objects(api: ApiClient, answer: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+    found = answer.get(name)
+    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+        raise api.foreign()
+    return found
+
+
+# --- printing --------------------------------------------------------------------------------------------------------
+
+
+def _print_json(pages: Iterable[Page]) -> None:
+    """One document like the API's, a message a line, written page by page: there may be millions."""
+    before, following = '{"messages": [', None
+    for page in pages:
+        following = page.following
+        for message in page.messages:
+            typer.echo(f"{before}\n{_json(message)}", nl=False)
+            before = ","
+    typer.echo(f'{before.removeprefix(",")}\n], "next": {_json(following)}}}')
+
+
+def _print_pages(pages: Iterable[Page]) -> str | None:
+    """Each page as it comes. Returns the cursor of the page that would be next."""
+    following = None
+    for page in pages:
+        following = page.following
+        _print_rows(COLUMNS, [_row(message) for message in page.messages])
+    return following
+
+
+def _print_rows(names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    console = Console()
+    if not console.is_terminal:  # one line each, for grep
+        for row in rows:
+            typer.echo("\t".join(map(printable, row)))
+        return
+    table = Table()
+    for name in names:
+        table.add_column(Text(printable(name)), overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(printable(cell)) for cell in row))
+    console.print(table)
+
+
+def _row(message: Mapping[str, Any]) -> list[str]:
+    others = [_shown(message.get(name)) for name in COLUMNS[2:]]
+    return [_shown(message.get("origin")), _time(message.get("due")), *others]
+
+
+def _lines(message: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Names and texts of all that is known of a message, in the order of the API."""
+    for name, found in message.items():
+        if name in ("due", "at", "ts"):
+            yield name, _time(found)
+        elif name == "headers" and isinstance(found, list):
+            for header in found:
+                if isinstance(header, dict):
+                    has_value = isinstance(header.get("text"), str) or isinstance(header.get("base64"), str)
+                    yield "header", _shown(header.get("name")) + (f": {_shown(header)}" if has_value else "")
+        elif found is not None:
+            yield name, _shown(found)
+
+
+def _time(epoch_ms: object) -> str:
+    """RFC 3339 in UTC."""
+    if not isinstance(epoch_ms, int):
+        return ""
+    try:
+        instant = EPOCH + timedelta(milliseconds=epoch_ms)
+    except OverflowError:
+        return str(epoch_ms)
+    return instant.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _shown(found: object) -> str:
+    """A value of the API for people: bytes that are text as text, others as base64."""
+    if found is None:
+        return ""
+    if isinstance(found, dict):
+        cut = " (cut)" if found.get("truncated") is True else ""
+        if isinstance(found.get("text"), str):
+            return f"{found['text']}{cut}"
+        if isinstance(found.get("base64"), str):
+            return f"base64:{found['base64']}{cut}"
+    return _json(found) if isinstance(found, dict | list | bool) else str(found)
+
+
+def _json(found: object) -> str:
+    """JSON of one line in printable ASCII."""
+    return json.dumps(found).replace("\x7f", "\\u007f")
