@@ -91,7 +91,8 @@ def test_messages_are_found_through_the_api_until_they_are_delivered(tmp_path: P
     assert found(target="bills") == [0, 5, 10, 15, 20]
     assert found(due_from=NOW_MS + 100_003, due_until=NOW_MS + 100_006) == [3, 4, 5]
     assert found(state="waiting") == list(range(25)) and found(state="retrying") == []
-    pages, cursor = [], None
+    pages: list[dict[str, Any]] = []
+    cursor = None
     while not pages or cursor is not None:
         page = api.get("/api/v1/messages", params={"limit": 10} | ({} if cursor is None else {"cursor": cursor})).json()
         pages, cursor = [*pages, *page["messages"]], page["next"]
