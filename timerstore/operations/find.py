@@ -270,17 +270,17 @@ class _Search:
         for first, segment, group in self._ordered_groups():
             if limit and len(self.hits.refs) > limit and first > self.hits.refs.last():
                 return
-            if scanned >= scanned_rows_max and first.before() > self._after:
-                self._end_before(first)
+            if scanned >= scanned_rows_max and (end := self._before(first)) > self._after:
+                self.complete_to = end
+                self.hits = self.hits.first(int(np.count_nonzero(self.hits.refs.at_or_below(end))))
                 return
             scanned += int(segment.group_rows[group])
             self._keep(self._in_group(segment, group), limit)
 
-    def _end_before(self, first: Position) -> None:
+    def _before(self, first: Position) -> Position:
+        """The last position before one, of a partition that there is: a cursor names it."""
         end = first.before()
-        # A cursor names a partition that there is.
-        self.complete_to = min(end, Position(end.at_ms, len(self._state.sources) - 1, OFFSET_MAX))
-        self.hits = self.hits.first(int(np.count_nonzero(self.hits.refs.at_or_below(end))))
+        return min(end, Position(end.at_ms, len(self._state.sources) - 1, OFFSET_MAX))
 
     def _keep(self, hits: _Hits, limit: int) -> None:
         self.total += len(hits.refs)
