@@ -15,9 +15,9 @@ class Limits:
 
     flush_bytes: int = 128 * MIB
     flush_interval_ms: int = 60_000
-    flush_records: int = 50_000
-    """A restart reads again what was read since the last flush: with so much of it a flush is due before that interval
-    is over,"""
+    flush_records: int = 10_000
+    """A restart reads again what was read since the last flush: with so much of it, about a second's work while a JVM
+    starts, a flush is due before that interval is over,"""
     flush_pause_ms: int = 5_000
     """but not sooner than this after the last one: small segments have to be merged."""
     ready_rows_bytes: int = 256 * MIB

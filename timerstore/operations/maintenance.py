@@ -39,6 +39,7 @@ class Maintenance:
     def __init__(self, state: StoreState) -> None:
         self._state = state
         self._flushed_ms: int | None = None
+        self._has_flushed = False
         self._repacked_ms = 0
         self._compaction: Compaction | None = None
         self._covered: dict[str, tuple[int, int]] = {}
@@ -59,10 +60,12 @@ class Maintenance:
             if self._flushed_ms is None:
                 self._flushed_ms = now_ms
             since_ms = now_ms - self._flushed_ms
+            # What a start has read again is written as soon as all of it is read: the next start may come any time.
+            is_rested = since_ms >= limits.flush_pause_ms or not self._has_flushed
             records = sum(int(covered[source]) - known.get(name, 0) for source, name in names.items())
             return (
                 not 0 <= since_ms < limits.flush_interval_ms
-                or (records >= limits.flush_records and since_ms >= limits.flush_pause_ms)
+                or (records >= limits.flush_records and is_rested and state.is_caught_up())
                 or state.resident.memtable_bytes >= limits.flush_bytes
             )
 
@@ -113,7 +116,7 @@ class Maintenance:
             state.cancels.forget_stored(resident)
             if merge is not None:
                 live.stored(absorbed, merged)
-            self._flushed_ms = now_ms
+            self._flushed_ms, self._has_flushed = now_ms, True
             # It looks at every row under the lock: not again as soon as many records have been read.
             if is_full or not 0 <= now_ms - self._repacked_ms < state.limits.flush_interval_ms:
                 self._repacked_ms = now_ms

@@ -596,6 +596,24 @@ def test_a_flush_is_due_sooner_when_a_restart_would_read_much_again(tmp_path: Pa
     assert not maintenance.flush_due(NOW_MS + 15_000)
 
 
+def test_what_a_start_has_read_again_is_flushed_as_soon_as_all_of_it_is_read(tmp_path: Path) -> None:
+    """However soon each start ends: else every one would read more than the one before."""
+    rig = Rig(tmp_path, limits=Limits(flush_records=30, flush_pause_ms=5_000))
+    rig.produce(*[FAR_MS] * 40)
+    rig.ingest()
+    rig.deliver()
+    store = rig.reopen()
+    log, rig.log[ORDERS] = rig.log[ORDERS], rig.log[ORDERS][:35]
+    rig.ingest()
+    assert not store.is_caught_up()
+    assert not store.maintenance.flush_due(NOW_MS)
+    rig.log[ORDERS] = log
+    rig.ingest()
+    assert store.maintenance.flush_due(NOW_MS)
+    store.maintenance.flush(NOW_MS)
+    assert rig.reopen().resume_offsets() == {ORDERS: 40}
+
+
 def test_what_came_near_before_the_flush_does_not_keep_its_batch_in_memory(tmp_path: Path) -> None:
     """Of each batch one message is in the ready rows when the others go to disk: only that one stays."""
     rig = Rig(tmp_path, limits=Limits(flush_bytes=1 << 20, horizon_ms=60_000, repacked_bytes=1))
