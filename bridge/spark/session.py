@@ -15,9 +15,11 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pyspark
+from pyspark import SparkConf, SparkContext
+from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from bridge.errors import BridgeError, EnvironmentFailure
@@ -27,7 +29,7 @@ from bridge.spark.errors import named_failure
 
 LOG_LEVEL: Final = "ERROR"
 NICE: Final = 10
-"""Of the JVM: where processors are short, delivery and the plain reader go before its start and its compiler."""
+"""Of the JVM: where processors are short, delivery, the plain reader and brokers go before its start and compiler."""
 JVM_OPTIONS: Final = " ".join(
     (
         # A young generation that holds what is on its way: a smaller one passes it on, a larger one costs memory.
@@ -156,19 +158,21 @@ def start(settings: Settings, jars: Sequence[Path], partitions: int = 1) -> Spar
     options = " ".join(
         (JVM_OPTIONS, *archived, *_allowed_urls(settings), user.pop("spark.driver.extraJavaOptions", ""))
     ).strip()
-    builder = SparkSession.builder.appName(f"delay-bridge {settings.bridge.id}")
-    builder = builder.master(with_slots(settings.spark.master, partitions))
-    builder = builder.config("spark.driver.memory", heap).config("spark.driver.extraJavaOptions", options)
-    builder = builder.config("spark.driver.extraClassPath", os.pathsep.join(class_path))
+    chosen = {
+        "spark.app.name": f"delay-bridge {settings.bridge.id}",
+        "spark.master": with_slots(settings.spark.master, partitions),
+        "spark.driver.memory": heap,
+        "spark.driver.extraJavaOptions": options,
+        "spark.driver.extraClassPath": os.pathsep.join(class_path),
+    }
     if not settings.spark.master.startswith("local"):
-        builder = builder.config("spark.jars", ",".join(str(jar) for jar in jars))
+        chosen["spark.jars"] = ",".join(str(jar) for jar in jars)
         if settings.spark.executor_host is not None:
-            builder = builder.config("spark.driver.host", settings.spark.executor_host)
-            builder = builder.config("spark.driver.bindAddress", settings.spark.executor_host)
-    for name, value in (DEFAULTS | user | REQUIRED).items():
-        builder = builder.config(name, value)
+            chosen["spark.driver.host"] = chosen["spark.driver.bindAddress"] = settings.spark.executor_host
+    conf = SparkConf().setAll(list((chosen | DEFAULTS | user | REQUIRED).items()))
     try:
-        session = builder.getOrCreate()
+        SparkContext(conf=conf, gateway=SparkContext._gateway or _launched(conf))
+        session = SparkSession.builder.getOrCreate()
     except Exception as error:
         raise EnvironmentFailure(
             f"Spark does not start: {error}",
@@ -177,6 +181,15 @@ def start(settings: Settings, jars: Sequence[Path], partitions: int = 1) -> Spar
         ) from error
     session.sparkContext.setLogLevel(LOG_LEVEL)
     return session
+
+
+def _launched(conf: SparkConf) -> Any:
+    """The JVM. It gets a Linux session of its own: without control groups the kernel shares processors out by session
+    (`sched_autogroup_enabled`), and niceness counts within one only. It ends with the pipe to its standard input."""
+    gateway: Any = launch_gateway(conf, {"start_new_session": True})  # type: ignore[no-untyped-call]
+    with suppress(OSError):
+        Path(f"/proc/{gateway.proc.pid}/autogroup").write_text(f"{NICE}")
+    return gateway
 
 
 def _allowed_urls(settings: Settings) -> list[str]:

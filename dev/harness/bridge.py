@@ -11,6 +11,7 @@ import sys
 import urllib.error
 import urllib.parse
 import urllib.request
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ STOP_S_MAX: Final = 10
 """The promise itself: not a generous bound."""
 ORPHAN_S_MAX: Final = 30
 HTTP_S_MAX: Final = 10
+MARK: Final = "DELAY_BRIDGE_HARNESS"
+"""A variable by which a bridge's processes are found, its JVM's session being another."""
 
 Tree = dict[str, Any]
 
@@ -78,7 +81,7 @@ class BridgeProcess:
         self.environment: dict[str, str] = {}
         """Variables of the next start, beside this process's own."""
         self._process: subprocess.Popen[bytes] | None = None
-        self._groups: list[int] = []
+        self._mark = uuid.uuid4().hex
         self._log_start = 0
         self._port: int | None = None
         directory.mkdir(parents=True, exist_ok=True)
@@ -114,17 +117,16 @@ class BridgeProcess:
         self._port = None
         self._log_start = self.log_file.stat().st_size if self.log_file.exists() else 0
         with self.log_file.open("ab") as output:
-            # A session, hence a process group, of its own: by it the JVM is found, and Ctrl-C does not reach them.
+            # A session, hence a process group, of its own: Ctrl-C does not reach it.
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "bridge", "run", "--config", str(self.config_file)],
                 cwd=ROOT,
-                env={**os.environ, **self.environment},
+                env={**os.environ, **self.environment, MARK: self._mark},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        self._groups.append(self._process.pid)
         return self
 
     def start(self, deadline_s: float = READY_S_MAX) -> Self:
@@ -151,12 +153,14 @@ class BridgeProcess:
     @contextmanager
     def frozen(self) -> Iterator[None]:
         """Stopped meanwhile (SIGSTOP), Python and its JVM: a backlog builds up, and the JVM stays warm."""
-        group = self._running_process().pid
-        os.killpg(group, signal.SIGSTOP)
+        frozen = self.processes()
+        for process in frozen:
+            process.suspend()
         try:
             yield
         finally:
-            os.killpg(group, signal.SIGCONT)
+            for process in frozen:
+                process.resume()
 
     def kill(self) -> None:
         """SIGKILL to the Python process alone, as an out-of-memory killer would; its JVM has to end by itself."""
@@ -187,9 +191,9 @@ class BridgeProcess:
 
     def end(self) -> None:
         """SIGKILL to all that is left of any start, as when a machine or a container goes."""
-        for group in self._groups:
-            with suppress(ProcessLookupError):
-                os.killpg(group, signal.SIGKILL)
+        for process in self.processes():
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
         if self._process is not None:
             self._process.wait(ORPHAN_S_MAX)
 
@@ -242,10 +246,10 @@ class BridgeProcess:
 
     def processes(self) -> list[psutil.Process]:
         """Every process of every start that is still there: Python and JVM."""
-        groups, found = set(self._groups), []
+        found: list[psutil.Process] = []
         for process in psutil.process_iter():
-            with suppress(ProcessLookupError, psutil.Error):
-                if os.getpgid(process.pid) in groups and process.status() != psutil.STATUS_ZOMBIE:
+            with suppress(psutil.Error):
+                if process.environ().get(MARK) == self._mark and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
         return found
 

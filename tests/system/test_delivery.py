@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
 import struct
 import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
 from typing import Final
 
 import pytest
@@ -18,6 +21,7 @@ from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]  # publ
 from typer.testing import CliRunner
 
 from bridge.commands import cli
+from bridge.spark.session import NICE
 from bridge.wire.reasons import RejectReason
 from dev.harness.kafka import Headers, Outgoing, Reader, Record, Topics, produce, produce_with, read_committed
 from dev.harness.waiting import wait_until
@@ -482,6 +486,16 @@ def test_the_probes_answer(site: Site) -> None:
 
 
 # ---- seen from a shell
+
+
+def test_where_processors_are_short_the_jvm_is_served_last(site: Site) -> None:
+    """Also where the kernel shares them out by session: niceness counts within one only."""
+    [java] = [process.pid for process in site.bridge.processes() if process.name() == "java"]
+    own = site.bridge.pid
+    assert os.getpriority(os.PRIO_PROCESS, java) == max(NICE, os.getpriority(os.PRIO_PROCESS, own))
+    assert os.getsid(java) != os.getsid(own)
+    with suppress(FileNotFoundError):
+        assert Path(f"/proc/{java}/autogroup").read_text().split()[1:] == ["nice", str(NICE)]
 
 
 def test_the_charts_test_pod_sends_a_message_and_sees_it_arrive(site: Site, collector: Collector) -> None:

@@ -12,7 +12,9 @@ knows, and only until the id is initialised again. It is asked before that, if o
 
     nothing is pending                                   nothing is done
     the last transaction was committed                   another one is committed
-    it was aborted, or is open (then it will be)         another one is aborted
+    it was aborted                                       another one is aborted
+    it is open (its process was killed)                  the initialisation aborts it; another one is aborted if offsets
+                                                         are pending even then
     there is no answer                                   the id is not initialised; the coordinator is asked again
     the coordinator has forgotten (a start that failed)  nothing is guessed: if offsets stay pending, the process ends
                                                          (`explain`), and an operator chooses (resolve.py)
@@ -45,6 +47,8 @@ from bridge.wire import headers as h
 
 PENDING_S: Final = 1.0
 """How long offsets may be pending before the reason is looked for: a commit takes milliseconds."""
+SOON_S: Final = 0.25
+"""How long an answer may take before the coordinator is asked whether a transaction is open, as after most kills."""
 ASK_S: Final = 2.0
 CALL_S: Final = 10.0
 
@@ -64,10 +68,10 @@ DECIDED: Final[Mapping[str, Outcome]] = {
     "CompleteCommit": Outcome.COMMITTED,
     "PrepareAbort": Outcome.ABORTED,
     "CompleteAbort": Outcome.ABORTED,
-    "Ongoing": Outcome.ABORTED,  # by the initialisation that follows
     "PrepareEpochFence": Outcome.ABORTED,
 }
 """What the states of a transactional id say of its last transaction. The others (`Empty`) say nothing."""
+OPEN: Final = "Ongoing"
 
 
 class MarkerRepair:
@@ -86,15 +90,20 @@ class MarkerRepair:
         self._forgotten: set[str] = set()
 
     def outcome_of(self, name: str) -> Outcome | None:
-        """How the last transaction of that id ended, if that is known, and to be written once more. The id is not
+        """How the last transaction of that id ended, or will end, if it may have to be written once more. The id is not
         initialised yet. Raises KafkaException without an answer, EnvironmentFailure when brokers would refuse `write`.
         """
         self._unrepaired.add(name)
+        if not are_offsets_pending(self._settings, SOON_S):
+            self._forgotten.clear()
+            return None
+        state = self._ask(name)
+        if state == OPEN:
+            return Outcome.ABORTED
         if not are_offsets_pending(self._settings):
             self._forgotten.clear()
             return None
         self._must_be_allowed()
-        state = self._ask(name)
         # An id that its coordinator does not know gets a new producer, which cannot end what an earlier one has open.
         outcome = None if state is None else DECIDED.get(state, self._forgotten_as)
         log.warning("offsets-pending", id=name, state=state, to_be=None if outcome is None else outcome.value)
@@ -152,9 +161,13 @@ class MarkerRepair:
         return self._settings.dead_letter_topic(next(iter(self._settings.delay_topics)))
 
     def write(self, name: str, producer: Producer, outcome: Outcome) -> None:
-        """End the last transaction of that id once more; the producer is initialised. Raises KafkaException: the
-        producer is then of no use.
+        """End the last transaction of that id once more, if offsets are still pending; the producer is initialised.
+        Raises KafkaException: the producer is then of no use; EnvironmentFailure when brokers would refuse it.
         """
+        if not are_offsets_pending(self._settings):
+            self._unrepaired.discard(name)
+            return
+        self._must_be_allowed()
         with closing(_consumer(self._settings)) as consumer:
             metadata = consumer.consumer_group_metadata()
         nothing: list[tuple[str, str | bytes | None]] = list(h.cancel_headers(f"unused-{uuid.uuid4()}", forwarded=name))
@@ -170,7 +183,7 @@ class MarkerRepair:
         log.info("transaction-ended-again", id=name, outcome=outcome.value)
 
 
-def are_offsets_pending(settings: Settings) -> bool:
+def are_offsets_pending(settings: Settings, pending_s: float = PENDING_S) -> bool:
     """Whether offsets of the group are pending, for longer than a commit takes, in whatever transaction. Raises
     KafkaException without an answer.
     """
@@ -181,19 +194,19 @@ def are_offsets_pending(settings: Settings) -> bool:
         return False
     wanted = [TopicPartition(*place) for place in _partitions(settings)]
     with closing(_consumer(settings)) as stable:
-        if _has_offsets(stable, wanted):
+        if _has_offsets(stable, wanted, pending_s):
             return False
         with closing(_consumer(settings, "read_uncommitted")) as any_:
-            if not _has_offsets(any_, wanted):
+            if not _has_offsets(any_, wanted, PENDING_S):
                 text = "the group's coordinator does not answer"
                 raise KafkaException(KafkaError(KafkaError._TIMED_OUT, text, retriable=True))
-        return not all(_has_offsets(stable, [one]) for one in wanted)
+        return not all(_has_offsets(stable, [one], pending_s) for one in wanted)
 
 
-def _has_offsets(consumer: Consumer, wanted: list[TopicPartition]) -> bool:
+def _has_offsets(consumer: Consumer, wanted: list[TopicPartition], timeout_s: float) -> bool:
     """Whether there is an answer in time."""
     try:
-        consumer.committed(wanted, timeout=PENDING_S)
+        consumer.committed(wanted, timeout=timeout_s)
     except KafkaException as exception:
         if kafka_error(exception).code() in (KafkaError._TIMED_OUT, KafkaError.UNSTABLE_OFFSET_COMMIT):
             return False

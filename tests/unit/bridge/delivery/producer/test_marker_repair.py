@@ -5,16 +5,17 @@ from __future__ import annotations
 from typing import cast
 
 import pytest
+from confluent_kafka import Producer
 
 from bridge.delivery.producer import transaction_markers
-from bridge.delivery.producer.transaction_markers import MarkerRepair
+from bridge.delivery.producer.transaction_markers import MarkerRepair, Outcome
 from bridge.settings.model import Settings
 
 
 def test_nothing_is_forgotten_while_another_id_is_being_initialised(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is pending may be of the id whose last transaction is just being ended; the spare id never had one."""
     pending = False
-    monkeypatch.setattr(transaction_markers, "are_offsets_pending", lambda _: pending)
+    monkeypatch.setattr(transaction_markers, "are_offsets_pending", lambda *_: pending)
     monkeypatch.setattr(MarkerRepair, "_must_be_allowed", lambda _: None)
     repair = MarkerRepair(cast("Settings", None), {"a": "Ongoing", "a.spare": "Empty"}.__getitem__)
     assert repair.outcome_of("a") is None
@@ -26,3 +27,21 @@ def test_nothing_is_forgotten_while_another_id_is_being_initialised(monkeypatch:
     assert explained is not None and (explained.code, explained.fields["ids"]) == ("DB-4007", "a.spare")
     pending = False
     assert repair.explain() is None
+
+
+def test_a_transaction_that_a_kill_left_open_is_ended_by_the_initialisation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No start waits to see whether its offsets stay pending; only where they are afterwards is anything written."""
+    looks_s: list[object] = []
+    pending = True
+
+    def look(_: object, *seconds: float) -> bool:
+        looks_s.append(seconds)
+        return pending
+
+    monkeypatch.setattr(transaction_markers, "are_offsets_pending", look)
+    settings = cast("Settings", None)
+    repair = MarkerRepair(settings, lambda _: "Ongoing")
+    assert repair.outcome_of("a") is Outcome.ABORTED
+    assert looks_s == [(transaction_markers.SOON_S,)]
+    pending = False
+    repair.write("a", cast("Producer", None), Outcome.ABORTED)
