@@ -207,6 +207,11 @@ class TimerStore:
         """How many pending messages fit; at once for all of them and for a target. Raises Corrupt, DiskFailure."""
         return self._find.count(query, now_ms, scanned_rows_max)
 
+    def pending_until(self, edges_ms: Sequence[int]) -> tuple[int, ...]:
+        """How many messages come up before each of `edges_ms` (epoch ms); exact at whole ten seconds."""
+        with self.state.lock:
+            return self.state.pending.histogram.until(*edges_ms)
+
     def waits_since_ms(self) -> int | None:
         """Since when the oldest of what is pending waits; None where nothing is pending."""
         return stats.waits_since_ms(self.state)

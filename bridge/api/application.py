@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from http import HTTPStatus
+from itertools import pairwise
 from typing import Annotated, Final, TypeVar
 
 import structlog
@@ -15,7 +16,7 @@ from starlette.types import ASGIApp
 
 from bridge import __version__
 from bridge.api import cursor as cursors
-from bridge.api import models
+from bridge.api import files, models
 from bridge.api.guard import Guard, Workers
 from bridge.api.problems import MEDIA_TYPE, Problem, not_ready
 from bridge.api.source import Overview, PendingMessages, Source
@@ -24,7 +25,7 @@ from bridge.telemetry.http import Protection
 from bridge.telemetry.metrics import TIME_TO_GO
 from timerstore.errors import TimerStoreError
 from timerstore.operations import find
-from timerstore.rows.position import OFFSET_MAX
+from timerstore.rows.position import AT_MAX, OFFSET_MAX
 
 PREFIX: Final = "/api/v1"
 PAGES_MAX: Final = 100
@@ -37,7 +38,7 @@ REFUSALS: Final = {
     }
     for status in (
         *(HTTPStatus.BAD_REQUEST, HTTPStatus.UNAUTHORIZED, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
-        *(HTTPStatus.UNPROCESSABLE_ENTITY, HTTPStatus.SERVICE_UNAVAILABLE),
+        *(HTTPStatus.MISDIRECTED_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY, HTTPStatus.SERVICE_UNAVAILABLE),
     )
 }
 NOT_FOUND: Final = {404: {**REFUSALS[400], "description": "It is not pending."}}
@@ -46,13 +47,15 @@ T = TypeVar("T")
 log = structlog.get_logger("bridge.api.application")
 
 
-def application(source: Source, protection: Protection, *, show_payloads: bool) -> ASGIApp:
-    """The application, guarded; for one event loop."""
-    return Guard(routes(source, show_payloads=show_payloads), protection)
+def application(source: Source, protection: Protection, *, show_payloads: bool, names: Collection[str] = ()) -> ASGIApp:
+    """The application and the page, guarded; for one event loop. `names` are the bridge's own."""
+    app = routes(source, show_payloads=show_payloads)
+    app.router.routes.extend(files.routes())
+    return Guard(app, protection, names)
 
 
 def routes(source: Source, *, show_payloads: bool) -> FastAPI:
-    """The application without its guard."""
+    """The API without its guard."""
     app = FastAPI(
         title="Delay bridge",
         version=__version__,
@@ -120,6 +123,14 @@ def routes(source: Source, *, show_payloads: bool) -> FastAPI:
         found = await ask(lambda store: store.count_where(query, source.now_ms()))
         return models.Counted(count=found.rows, exact=found.is_exact)
 
+    @app.get(f"{PREFIX}/timeline", operation_id="timeline")
+    async def timeline(asked: Annotated[models.Edges, Query()]) -> models.Timeline:
+        """How many messages come up when, between times that are asked for."""
+        edges = _checked(asked.times)
+        until = await ask(lambda store: store.pending_until([*edges, AT_MAX]))
+        *counts, after = (b - a for a, b in pairwise(until))
+        return models.Timeline(before=until[0], counts=counts, after=after)
+
     @app.get(f"{PREFIX}/targets", operation_id="targets")
     async def targets() -> models.TargetStates:
         """Targets that were used lately, those in trouble first."""
@@ -150,7 +161,7 @@ def routes(source: Source, *, show_payloads: bool) -> FastAPI:
 async def _once(request: Request) -> None:
     """No parameter is given twice, where one of them would be ignored."""
     names = [name for name, _ in request.query_params.multi_items()]
-    twice = sorted({name for name in names if name != "state" and names.count(name) > 1})
+    twice = sorted({name for name in names if name not in ("state", "edge") and names.count(name) > 1})
     if twice:
         raise Problem(HTTPStatus.BAD_REQUEST, f"{', '.join(twice)[:200]}: give it once.")
 
@@ -167,7 +178,8 @@ def _problem(request: Request, error: Exception) -> Problem:
             return error
         case RequestValidationError():
             said = [f"{'.'.join(map(str, each['loc'][1:]))}: {each['msg']}" for each in error.errors()]
-            known = ", ".join([*models.PageFilters.model_fields])
+            model = models.Edges if request.url.path == f"{PREFIX}/timeline" else models.PageFilters
+            known = ", ".join(model.model_fields)
             detail = f"{'; '.join(said)[:1000]}. The parameters are: {known}."
             return Problem(HTTPStatus.UNPROCESSABLE_ENTITY, detail)
         case HTTPException(status_code=404):
@@ -217,7 +229,8 @@ def _summary(overview: Overview, phase: Phase) -> models.Summary:
         overdue=overview.overdue,
         oldest_overdue_s=gauges.oldest_overdue_s,
         next_at=overview.next_at_ms,
-        by_target=dict(gauges.pending_by_topic),
+        lateness=None if overview.lateness is None else models.Lateness.of(overview.lateness),
+        by_target=dict(overview.by_target),
         by_time_to_go=[
             models.TimeToGo(until=until, pending=pending)
             for until, pending in zip(TIME_TO_GO, gauges.pending_by_time_to_go, strict=True)

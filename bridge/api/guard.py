@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from http import HTTPStatus
 from typing import Final, TypeVar
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from bridge.api.hosts import is_private
 from bridge.api.problems import Problem
 from bridge.telemetry.http import Protection
 
@@ -27,7 +28,7 @@ SECURITY: Final = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
-"""Headers of each answer. None admits other origins (CORS)."""
+"""Headers of each answer, where it has no other of that name. None admits other origins (CORS)."""
 
 T = TypeVar("T")
 
@@ -35,9 +36,11 @@ T = TypeVar("T")
 class Guard:
     """ASGI middleware around the whole application; for one event loop."""
 
-    def __init__(self, app: ASGIApp, protection: Protection) -> None:
+    def __init__(self, app: ASGIApp, protection: Protection, names: Collection[str] = ()) -> None:
+        """`names` are the bridge's own, beside addresses and private ones."""
         self._app = app
         self._protection = protection
+        self._names = frozenset(name.lower() for name in names)
         self._requests = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -47,7 +50,9 @@ class Guard:
 
         async def send_secured(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(SECURITY)
+                headers = MutableHeaders(scope=message)
+                for name, value in SECURITY.items():
+                    headers.setdefault(name, value)
             await send(message)
 
         refused, headers = self._refused(Headers(scope=scope)), {}
@@ -65,6 +70,10 @@ class Guard:
     def _refused(self, headers: Headers) -> Problem | None:
         if not self._protection.permits(headers.get("Authorization")):
             return Problem(HTTPStatus.UNAUTHORIZED, "Send user and password, as http.user and http.password_file say.")
+        is_open = self._protection.user is None and self._protection.certificate is None
+        if is_open and not is_private(headers.get("Host"), self._names):
+            detail = "Without a password, only addresses and private names are answered, not this one. Set http.user."
+            return Problem(HTTPStatus.MISDIRECTED_REQUEST, detail)
         if headers.get("Content-Length", "0") != "0" or "Transfer-Encoding" in headers:
             return Problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "Send no body: this API only reads.")
         if self._requests >= REQUESTS_MAX:

@@ -45,7 +45,7 @@ class Listener:
         """Raises EnvironmentFailure where the port cannot be listened on. A thread that ends no longer beats: /livez
         names it then, and delivery goes on."""
         self._source, self._protection, self._show_payloads = source, protection, show_payloads
-        self._beat = beat
+        self._host, self._beat = host, beat
         self._stopping = False
         self._server: ApiServer | None = None
         try:
@@ -106,7 +106,8 @@ class Listener:
         from bridge.api.application import application
         from bridge.api.server import ApiServer
 
-        app = application(self._source, self._protection, show_payloads=self._show_payloads)
+        names = (self._host, socket.gethostname())
+        app = application(self._source, self._protection, show_payloads=self._show_payloads, names=names)
         self._server = ApiServer(app, self._protection.certificate, self._beat)
         self._server.should_exit = self._stopping  # it may have been set just before
         self._server.run([self._socket])

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, Self
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from bridge.api import cursor as cursors
+from bridge.telemetry.lateness import RecentLateness
 from bridge.wire.headers import parse_until
 from timerstore.operations.find import PENDING, ROWS_MAX, PendingRow, PendingState, Query
 from timerstore.rows.position import OFFSET_MAX
@@ -20,6 +21,7 @@ PREVIEW_BYTES_MAX: Final = 4_096
 """Of a value or a header."""
 PARTITION_MAX: Final = 2**31 - 1
 LIMIT_DEFAULT: Final = 100
+EDGES_MAX: Final = 101
 TEXT_LENGTH_MAX: Final = 8_192
 """Of a filter's text; a longer one does not fit into a request."""
 
@@ -42,6 +44,8 @@ class Filters(BaseModel):
     target: Text | None = Field(default=None, description="The real topic; empty: the delay topic's default.")
     due_from: Text | None = Field(default=None, description="Due then or later: RFC 3339 with a zone, or epoch ms.")
     due_until: Text | None = Field(default=None, description="Due before then.")
+    at_from: Text | None = Field(default=None, description="`at`, when the bridge acts on it next, is then or later.")
+    at_until: Text | None = Field(default=None, description="`at` is before then.")
     state: list[PendingState] = Field(
         default=[], description="In one of these states; without any: in all but cancelled.", max_length=5
     )
@@ -58,8 +62,10 @@ class Filters(BaseModel):
             origin=None if self.origin is None else _parsed("origin", _origin, self.origin),
             key=key,
             target=self.target,
-            due_from_ms=None if self.due_from is None else _parsed("due_from", _time, self.due_from),
-            due_until_ms=None if self.due_until is None else _parsed("due_until", _time, self.due_until),
+            due_from_ms=_time("due_from", self.due_from),
+            due_until_ms=_time("due_until", self.due_until),
+            at_from_ms=_time("at_from", self.at_from),
+            at_until_ms=_time("at_until", self.at_until),
             states=frozenset(self.state) or PENDING,
         )
 
@@ -103,9 +109,34 @@ def _origin(text: str) -> tuple[str, int, int]:
     return match[1], int(match[2]), int(match[3])
 
 
-def _time(text: str) -> int:
+def _time(name: str, text: str | None) -> int | None:
     """A plus sign before the zone that arrives as a blank is one."""
-    return parse_until(re.sub(r" ([0-9]{2}:[0-9]{2})$", r"+\1", text))
+    return None if text is None else int(_parsed(name, parse_until, re.sub(r" ([0-9]{2}:[0-9]{2})$", r"+\1", text)))
+
+
+class Edges(BaseModel):
+    """The times between which messages are counted."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    edge: list[Text] = Field(
+        min_length=1, max_length=EDGES_MAX, description="In order; exact at whole ten seconds. As due_from."
+    )
+
+    def times(self) -> list[int]:
+        """Epoch milliseconds. Raises ValueError that says what is wrong."""
+        times = [int(_parsed("edge", parse_until, each)) for each in self.edge]
+        if times != sorted(times):
+            raise ValueError("edge: give the times in order.")
+        return times
+
+
+class Timeline(BaseModel):
+    """How many messages come up, by the time at which the bridge acts on them next (`at`)."""
+
+    before: int = Field(description="Before the first edge.")
+    counts: list[int] = Field(description="From each edge to the next.")
+    after: int = Field(description="From the last edge on.")
 
 
 class Blob(BaseModel):
@@ -265,6 +296,20 @@ class TimeToGo(BaseModel):
     pending: int
 
 
+class Lateness(BaseModel):
+    """Of the messages that were delivered in the last `over_s` seconds."""
+
+    delivered: int
+    p99_ms: float | None = Field(description="null: there are none.")
+    over_s: float = Field(description="At most five minutes and a little.")
+
+    @classmethod
+    def of(cls, recent: RecentLateness) -> Self:
+        """Rounded."""
+        p99_ms = None if recent.p99_ms is None else round(recent.p99_ms, 1)
+        return cls(delivered=recent.delivered, p99_ms=p99_ms, over_s=round(recent.over_s, 1))
+
+
 class Disk(BaseModel):
     """The volume of the index."""
 
@@ -287,7 +332,8 @@ class Summary(BaseModel):
     overdue: int = Field(description="Whose time was over when the clock's current ten seconds began.")
     oldest_overdue_s: float
     next_at: int | None = Field(description="When the next message comes up, to ten seconds.")
-    by_target: dict[str, int]
+    lateness: Lateness | None
+    by_target: dict[str, int] = Field(description='The largest; "" is the delay topic\'s default target.')
     by_time_to_go: list[TimeToGo]
     partitions: list[PartitionState]
     retention_headroom_s: dict[str, float]

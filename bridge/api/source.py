@@ -8,6 +8,7 @@ from typing import Protocol
 
 from bridge.delivery.targets.target import TargetReport
 from bridge.telemetry.health import Phase
+from bridge.telemetry.lateness import RecentLateness
 from bridge.telemetry.metrics import StoreSnapshot
 from timerstore.operations.find import Count, Page, Query
 from timerstore.rows.sources import NamedPosition
@@ -26,6 +27,10 @@ class Overview:
     nothing is pending."""
     behind_s: Mapping[tuple[str, int], float]
     """For how long records wait to be read, by partition of the delay topics."""
+    by_target: Mapping[str, int]
+    """The largest targets; "" is the delay topic's default, as a search takes it."""
+    lateness: RecentLateness | None
+    """None: too little is known yet."""
 
 
 class PendingMessages(Protocol):
@@ -36,6 +41,9 @@ class PendingMessages(Protocol):
 
     def count_where(self, query: Query, now_ms: int) -> Count:
         """See `TimerStore.count_where`."""
+
+    def pending_until(self, edges_ms: Sequence[int]) -> tuple[int, ...]:
+        """See `TimerStore.pending_until`."""
 
 
 class Source(Protocol):

@@ -8,9 +8,10 @@ from typing import Final
 from bridge.api.source import Overview, PendingMessages
 from bridge.delivery.targets.cache import Targets
 from bridge.delivery.targets.target import TargetReport
-from bridge.runtime.gauges import Lag
+from bridge.runtime.gauges import Lag, largest
 from bridge.runtime.pipeline import Pipeline
 from bridge.telemetry.health import Health, Phase
+from bridge.telemetry.lateness import Lateness
 from bridge.telemetry.metrics import StoreSnapshot
 from timerstore.clock import Clock
 from timerstore.memory.pending import SLOT_MS
@@ -30,12 +31,13 @@ class Answers:
         pipeline: Callable[[], Pipeline | None],
         targets: Callable[[], Targets | None],
         gauges: Callable[[], StoreSnapshot],
+        lateness: Lateness,
         health: Health,
         lag: Lag,
         clock: Clock,
     ) -> None:
         self._pipeline, self._targets, self._gauges = pipeline, targets, gauges
-        self._health, self._lag, self._clock = health, lag, clock
+        self._lateness, self._health, self._lag, self._clock = lateness, health, lag, clock
 
     def now_ms(self) -> int:
         """The bridge's clock."""
@@ -54,12 +56,15 @@ class Answers:
         store, now_ms = self._store(), self._clock.now_ms()
         if store is None:
             return None
+        stats = store.stats([now_ms - now_ms % SLOT_MS])
         return Overview(
             now_ms=now_ms,
             gauges=self._gauges(),
-            overdue=store.stats([now_ms - now_ms % SLOT_MS]).pending_until[0],
+            overdue=stats.pending_until[0],
             next_at_ms=store.waits_since_ms(),
-            behind_s=self._lag.behind_s(store.next_offsets()),
+            behind_s=self._lag.behind_s(stats.ingested),
+            by_target=largest(stats.pending_by_target),
+            lateness=self._lateness.recent(self._clock.monotonic_s()),
         )
 
     def targets(self) -> list[TargetReport]:

@@ -237,7 +237,7 @@ class Application:
             return nullcontext()
         answers = Answers(
             pipeline=lambda: self._pipeline, targets=lambda: self._targets, gauges=self._snapshot,
-            health=self._health, lag=self._lag, clock=self._clock,
+            lateness=self._metrics.lateness, health=self._health, lag=self._lag, clock=self._clock,
         )  # fmt: skip
         listener = Listener(
             http.host, http.api_port, source=answers, protection=Protection.of(http),
@@ -371,6 +371,7 @@ class Application:
         if pipeline is None or pipeline.store is None:
             return
         self._lag.refresh(context.cluster, pipeline.store)
+        self._metrics.lateness.note(self._clock.monotonic_s())
         self._beat()
         pipeline.look_at_retention(self._lag)
         if self._left_out.look(pipeline.blocked_by(), pipeline.store.next_offsets().keys()):

@@ -6,26 +6,20 @@ store, so that they cannot drift from the truth.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from bridge import __version__
 from bridge.telemetry.counts import Counts
+from bridge.telemetry.lateness import Lateness
 from bridge.wire.reasons import RejectReason
 
-# fmt: off
-LATENESS_BUCKETS_MS: Final = (
-    1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 30_000, 60_000, 300_000, 900_000, 3_600_000,
-)
-# fmt: on
 TIME_TO_GO: Final = ("1m", "5m", "1h", "6h", "1d", "7d", "more")
 DURATION_BUCKETS_S: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
 
@@ -72,9 +66,9 @@ class Metrics:
 
     def __init__(self, snapshot: Callable[[], StoreSnapshot] = StoreSnapshot) -> None:
         self.registry = CollectorRegistry(auto_describe=True)
-        self._lateness = _Lateness()
+        self.lateness = Lateness()
         self.registry.register(_Gauges(snapshot))
-        self.registry.register(self._lateness)
+        self.registry.register(self.lateness)
         # Of Python alone: the JVM is a process of its own. Its start time tells restarts.
         ProcessCollector(registry=self.registry)
         version = Gauge("delay_bridge_build_info", "Version, as a label.", ["version"], registry=self.registry)
@@ -151,7 +145,7 @@ class Metrics:
         self._forwarded.inc(counts.forwarded)
         for lateness_ms in counts.lateness_ms:
             self._early.inc(int(np.count_nonzero(lateness_ms < 0)))
-            self._lateness.observe(lateness_ms)
+            self.lateness.observe(lateness_ms)
         self._transaction.observe(seconds)
 
     def transaction_aborted(self) -> None:
@@ -186,34 +180,6 @@ class Metrics:
     def _duration(self, name: str, text: str) -> Histogram:
         full = f"delay_bridge_{name}_duration_seconds"
         return Histogram(full, f"{text} Seconds.", buckets=DURATION_BUCKETS_S, registry=self.registry)
-
-
-class _Lateness(Collector):
-    """A histogram that takes a whole transaction at once: one searchsorted and one bincount, not a call per message."""
-
-    _EDGES_MS: Final = np.array(LATENESS_BUCKETS_MS, dtype=np.int64)
-    _LABELS: Final = (*(str(ms / 1000) for ms in LATENESS_BUCKETS_MS), "+Inf")
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._counts = np.zeros(len(self._LABELS), dtype=np.int64)
-        self._sum_ms = 0
-
-    def observe(self, lateness_ms: npt.NDArray[np.int64]) -> None:
-        buckets = np.searchsorted(self._EDGES_MS, lateness_ms, side="left")
-        counts = np.bincount(buckets, minlength=len(self._LABELS))
-        total = int(lateness_ms.sum())
-        with self._lock:
-            self._counts += counts
-            self._sum_ms += total
-
-    def collect(self) -> Iterable[Metric]:
-        with self._lock:
-            cumulative, total_ms = np.cumsum(self._counts).tolist(), self._sum_ms
-        text = "Time of delivery minus due time of each message. Seconds; the clock is the bridge's."
-        family = HistogramMetricFamily("delay_bridge_lateness_seconds", text)
-        family.add_metric([], list(zip(self._LABELS, cumulative, strict=True)), sum_value=total_ms / 1000)
-        return [family]
 
 
 class _Gauges(Collector):

@@ -10,8 +10,10 @@ its cancel is read (cancels.py), nowhere else; after a restart they are counted 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +26,7 @@ from timerstore.rows.position import Bools, Int64s
 SLOT_MS = 10_000
 PAGE_SLOTS = 8_640
 """A day of slots: 35 KB a page, 126 MB if every day of ten years has an entry."""
+DAY_MS = SLOT_MS * PAGE_SLOTS
 SPAN_SLOTS = 11 * 366 * PAGE_SLOTS
 TARGETS_MAX = 1_000
 OTHER_TARGETS = "(other)"
@@ -114,15 +117,17 @@ class PendingHistogram:
             mask = pages == page
             self._add_page(page, slots[mask] - page * PAGE_SLOTS, counts[mask])
 
-    def until(self, time_ms: int) -> int:
-        """How many entries are pending in the slots before that of `time_ms`, and pro rata in its own slot."""
+    def until(self, *times_ms: int) -> tuple[int, ...]:
+        """How many entries are pending before each time: in the slots before its own, and pro rata in that."""
+        days = sorted(self._pages)
+        totals = [0, *accumulate(self._page_total[day] for day in days)]
+        return tuple(totals[bisect_left(days, ms // DAY_MS)] + self._within_day(ms) for ms in times_ms)
+
+    def _within_day(self, time_ms: int) -> int:
         slot, rest = divmod(time_ms, SLOT_MS)
         page, index = divmod(slot, PAGE_SLOTS)
-        before = sum(total for p, total in self._page_total.items() if p < page)
         counts = self._pages.get(page)
-        if counts is None:
-            return before
-        return before + int(counts[:index].sum()) + int(counts[index]) * rest // SLOT_MS
+        return 0 if counts is None else int(counts[:index].sum()) + int(counts[index]) * rest // SLOT_MS
 
     def first_ms(self, after_ms: int) -> int | None:
         """The last millisecond of the first slot, from that of `after_ms` on, in which something is pending, or

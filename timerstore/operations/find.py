@@ -75,7 +75,7 @@ class Query:
     """Which pending messages are wanted: those that fit all that is given.
 
     `origin` is (topic, partition, offset) of the original record, and finds its copies too. `target` "" is the delay
-    topic's default target. `due_from_ms` is inclusive, `due_until_ms` exclusive.
+    topic's default target. `at` is when the bridge acts on it next. `..._from_ms` is inclusive, `..._until_ms` not.
     """
 
     id: str | None = None
@@ -84,6 +84,8 @@ class Query:
     target: str | None = None
     due_from_ms: int | None = None
     due_until_ms: int | None = None
+    at_from_ms: int | None = None
+    at_until_ms: int | None = None
     states: frozenset[PendingState] = PENDING
 
     @property
@@ -333,7 +335,7 @@ class _Search:
         begins = np.zeros(ids[-1] + 1, dtype=np.int64)
         begins[ids] = np.cumsum([0, *(view.chunks[c].num_rows for c in ids)])[:-1]
         index = begins[rows.chunk] + rows.row
-        fits = self._fits(table)[index] & self._is_of_origin(rows)
+        fits = self._fits(table)[index] & self._is_at(rows)
         rows, index = rows[fits], index[fits]
         return self._judged(rows, table.take(pa.array(index)))
 
@@ -359,6 +361,10 @@ class _Search:
             mask &= ~lasts.at_or_below(self._view.frontier)
         if query.due_until_ms is not None:
             mask &= fences.at < query.due_until_ms  # nothing is due before it is acted on
+        if query.at_until_ms is not None:
+            mask &= fences.at < query.at_until_ms
+        if query.at_from_ms is not None:
+            mask &= lasts.at >= query.at_from_ms
         if query.id is not None:
             named = np.zeros(len(fences), dtype=np.bool_)
             keys = self._state.cancels.keys_of(query.id)
@@ -373,7 +379,7 @@ class _Search:
         table = self._reader(segment).read(group, [*POSITION_COLUMNS, *self._columns])
         refs = references(segment, table, self._state.sources)
         is_resident = refs.at_or_below(view.frontier) & ~view.held[refs.source]
-        fits = ~is_resident & ~refs.at_or_below(self._after) & self._fits(table) & self._is_of_origin(refs)
+        fits = ~is_resident & ~refs.at_or_below(self._after) & self._fits(table) & self._is_at(refs)
         if fits.any() and view.held.any():
             fits &= ~np.isin(refs.seq, self._resident)
         if not fits.any():
@@ -413,8 +419,16 @@ class _Search:
         fits: Bools = pc.fill_null(mask, False).to_numpy()
         return fits
 
-    def _is_of_origin(self, rows: RowRefs) -> Bools | bool:
-        return self._query.origin is None or rows.source == self._source
+    def _is_at(self, rows: RowRefs) -> Bools:
+        """Mask of the rows whose positions fit."""
+        query, mask = self._query, np.ones(len(rows), dtype=np.bool_)
+        if query.origin is not None:
+            mask &= rows.source == self._source
+        if query.at_from_ms is not None:
+            mask &= rows.at >= query.at_from_ms
+        if query.at_until_ms is not None:
+            mask &= rows.at < query.at_until_ms
+        return mask
 
     def _judged(self, rows: RowRefs, table: pa.Table) -> _Hits:
         """Those that are pending and in a wanted state; `table` has their columns, row by row."""

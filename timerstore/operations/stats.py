@@ -51,7 +51,7 @@ def look(state: StoreState, edges_ms: Sequence[int]) -> Stats:
         return Stats(
             pending=len(pending),
             pending_by_target=pending.by_target(),
-            pending_until=tuple(pending.histogram.until(edge) for edge in edges_ms),
+            pending_until=pending.histogram.until(*edges_ms),
             ready_rows=len(resident.ready),
             ready_rows_bytes=resident.ready.bytes,
             memtable_rows=len(resident.memtable),

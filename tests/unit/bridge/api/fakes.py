@@ -9,6 +9,7 @@ from typing import Any
 from bridge.api.source import Overview, PendingMessages
 from bridge.delivery.targets.target import TargetReport
 from bridge.telemetry.health import Phase
+from bridge.telemetry.lateness import RecentLateness
 from bridge.telemetry.metrics import StoreSnapshot
 from bridge.wire.reasons import RejectReason
 from timerstore.operations.find import Count, Page, PendingRow, PendingState, Query
@@ -65,6 +66,10 @@ class Store:
         self._note(query)
         return Count(rows=sum(_fits(query, row) for row in self.rows), is_exact=True)
 
+    def pending_until(self, edges_ms: Sequence[int]) -> tuple[int, ...]:
+        """Exact."""
+        return tuple(sum(row.at_ms < edge for row in self.rows) for edge in edges_ms)
+
     def _note(self, query: Query) -> None:
         self.asked.append(query)
         if self.error is not None:
@@ -83,6 +88,8 @@ def _fits(query: Query, row: PendingRow) -> bool:
         and query.target in (None, row.target)
         and (query.due_from_ms is None or row.due_ms >= query.due_from_ms)
         and (query.due_until_ms is None or row.due_ms < query.due_until_ms)
+        and (query.at_from_ms is None or row.at_ms >= query.at_from_ms)
+        and (query.at_until_ms is None or row.at_ms < query.at_until_ms)
         and row.state in query.states
     )
 
@@ -112,7 +119,13 @@ class Bridge:
         if self.store is None:
             return None
         return Overview(
-            now_ms=NOW_MS, gauges=self.gauges, overdue=2, next_at_ms=NOW_MS - 5, behind_s={("delay", 0): 1.5}
+            now_ms=NOW_MS,
+            gauges=self.gauges,
+            overdue=2,
+            next_at_ms=NOW_MS - 5,
+            behind_s={("delay", 0): 1.5},
+            by_target=self.gauges.pending_by_topic,
+            lateness=RecentLateness(delivered=1_234, p99_ms=41.26, over_s=300.2),
         )
 
     def targets(self) -> Sequence[TargetReport]:

@@ -39,6 +39,7 @@ def offsets(answer: Any) -> list[int]:
         ("due_from=1800000000000", Query(due_from_ms=1_800_000_000_000)),
         ("due_until=1970-01-01T08:00:00+08:00".replace("1970", "2000"), Query(due_until_ms=946_684_800_000)),
         ("due_until=2000-01-01T08:00:00%2B08:00", Query(due_until_ms=946_684_800_000)),
+        ("at_from=1&at_until=2000-01-01T00:00:00Z", Query(at_from_ms=1, at_until_ms=946_684_800_000)),
         ("state=waiting&state=cancelled", Query(states=frozenset({PendingState.WAITING, PendingState.CANCELLED}))),
         ("", Query(states=PENDING)),
     ],
@@ -186,9 +187,24 @@ def test_the_summary() -> None:
     body = client(Bridge(gauges=gauges)).get("/api/v1/summary").json()
     assert (body["pending"], body["overdue"], body["next_at"], body["reader"]) == (5, 2, NOW_MS - 5, "spark")
     assert body["by_target"] == {"orders": 5}
+    assert body["lateness"] == {"delivered": 1234, "p99_ms": 41.3, "over_s": 300.2}
     assert [each["pending"] for each in body["by_time_to_go"]] == [1, 0, 0, 0, 0, 0, 4]
     assert body["partitions"] == [{"topic": "delay", "partition": 0, "lag": 7, "behind_s": 1.5}]
     assert body["failing"] == [{"name": "orders", "reason": "target-unavailable", "partitions": 1}]
+
+
+def test_the_timeline() -> None:
+    """Counts between edges; edges that are none, too many or out of order are refused."""
+    api = client(Bridge(Store(*(message(n) for n in range(10)))))
+    edges = [NOW_MS + 2, NOW_MS + 5, NOW_MS + 5, NOW_MS + 9]
+    body = api.get("/api/v1/timeline", params={"edge": edges}).json()
+    assert body == {"before": 2, "counts": [3, 0, 4], "after": 1}
+    assert api.get("/api/v1/timeline?edge=2027-01-15T08:00:00Z").json() == {"before": 0, "counts": [], "after": 10}
+    refused(api.get("/api/v1/timeline?edge=2&edge=1"), 400, "in order")
+    refused(api.get("/api/v1/timeline?edge=soon"), 400, "edge: 'soon'")
+    refused(api.get("/api/v1/timeline"), 422, "The parameters are: edge.")
+    refused(api.get("/api/v1/timeline", params={"edge": [1] * 102}), 422, "at most 101")
+    refused(client(Bridge(None)).get("/api/v1/timeline?edge=1"), 503, "Ask again")
 
 
 def test_targets() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,6 +16,7 @@ from bridge.runtime.gauges import Lag, snapshot
 from bridge.settings.model import Settings
 from bridge.telemetry.health import Health
 from bridge.telemetry.http import Protection
+from bridge.telemetry.lateness import Lateness
 from tests.manual_clock import ManualClock
 from tests.unit.timerstore.entries import Record
 from tests.unit.timerstore.rig import NOW_MS, ORDERS, Rig
@@ -28,6 +30,7 @@ def answers(rig: Rig, health: Health, clock: ManualClock) -> Answers:
         pipeline=lambda: cast(Any, SimpleNamespace(store=rig.store)),
         targets=lambda: None,
         gauges=lambda: snapshot(rig.store, Settings.of({}), clock.now_ms(), lag, None),
+        lateness=Lateness(),
         health=health,
         lag=lag,
         clock=clock,
@@ -90,6 +93,11 @@ def test_messages_are_found_through_the_api_until_they_are_delivered(tmp_path: P
     assert found(id="id-7") == found(origin="delay/0/7") == found(key="0-7") == [7]
     assert found(target="bills") == [0, 5, 10, 15, 20]
     assert found(due_from=NOW_MS + 100_003, due_until=NOW_MS + 100_006) == [3, 4, 5]
+    assert found(at_from=NOW_MS + 100_003, at_until=NOW_MS + 100_006, target="orders") == [3, 4]
+    edges = [NOW_MS - NOW_MS % 10_000 + ms for ms in (0, 100_000, 110_000)]
+    timeline = api.get("/api/v1/timeline", params={"edge": edges}).json()
+    assert timeline["before"] == timeline["after"] == 0 and sum(timeline["counts"]) == 25
+    assert [len(found(at_from=a, at_until=b)) for a, b in pairwise(edges)] == timeline["counts"]
     assert found(state="waiting") == list(range(25)) and found(state="retrying") == []
     pages: list[dict[str, Any]] = []
     cursor = None

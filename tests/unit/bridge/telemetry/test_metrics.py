@@ -13,7 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from bridge.runtime.gauges import largest
 from bridge.telemetry.counts import Counts
-from bridge.telemetry.metrics import LATENESS_BUCKETS_MS, TIME_TO_GO, Metrics, StoreSnapshot
+from bridge.telemetry.lateness import LATENESS_BUCKETS_MS
+from bridge.telemetry.metrics import TIME_TO_GO, Metrics, StoreSnapshot
 from bridge.wire.reasons import RejectReason
 
 

@@ -1,0 +1,47 @@
+"""The page: files of the package, read once, and served as they are.
+
+A view of the page has the address of what it asks, without `/api/v1`; all of them are the one document.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.resources import files
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+VIEWS: Final = ("/", "/messages", "/messages/{topic}/{partition}/{offset}", "/targets", "/instance")
+DOCUMENT: Final = "index.html"
+MEDIA_TYPES: Final = {
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+}
+POLICY: Final = "; ".join(
+    (
+        "default-src 'none'",
+        *(f"{kind}-src 'self'" for kind in ("script", "style", "connect", "img")),
+        *(f"{kind} 'none'" for kind in ("base-uri", "form-action", "frame-ancestors")),
+        "require-trusted-types-for 'script'",
+        "trusted-types 'none'",
+    )
+)
+"""Nothing from elsewhere, nothing inline, and no text that becomes markup."""
+
+
+def routes() -> Sequence[Route]:
+    """Of the page: GET and HEAD."""
+    found = {each.name: each.read_bytes() for each in files("bridge").joinpath("api/page").iterdir()}
+
+    def route(path: str, name: str) -> Route:
+        async def endpoint(_request: Request) -> Response:
+            media_type = MEDIA_TYPES[name.rpartition(".")[2]]
+            return Response(found[name], media_type=media_type, headers={"Content-Security-Policy": POLICY})
+
+        return Route(path, endpoint, methods=["GET"], include_in_schema=False)
+
+    return [*(route(path, DOCUMENT) for path in VIEWS), *(route(f"/page/{name}", name) for name in found)]

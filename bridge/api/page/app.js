@@ -1,0 +1,125 @@
+// The page: the view of the address, shown again every few seconds while it can be seen.
+
+import { ask, Refused } from "./api.js";
+import { el, patch } from "./dom.js";
+import { clock, foreign } from "./format.js";
+import { instance, targets } from "./health.js";
+import * as message from "./message.js";
+import * as messages from "./messages.js";
+import * as overview from "./overview.js";
+
+// Longer where an answer takes long, so that a page never costs the bridge more than a twentieth of a core.
+const INTERVAL_MS = 5_000;
+const REST = 20;
+const VIEWS = [
+  [/^\/$/, overview],
+  [/^\/messages$/, messages],
+  [/^\/messages\/[^/]+\/\d+\/\d+$/, message],
+  [/^\/targets$/, targets],
+  [/^\/instance$/, instance],
+];
+
+const at = (id) => document.getElementById(id);
+const viewOf = (url) => VIEWS.find(([path]) => path.test(url.pathname))?.[1];
+
+let running = new AbortController();
+let timer = 0;
+let shown = "";
+
+const isPaused = () => at("pause").getAttribute("aria-pressed") === "true";
+
+async function refresh() {
+  clearTimeout(timer);
+  running.abort();
+  const { signal } = (running = new AbortController());
+  const url = new URL(location.href);
+  const view = viewOf(url) || overview;
+  const began = performance.now();
+  try {
+    const summary = await ask("summary", "", signal);
+    const data = await view.load(url, summary, signal);
+    if (signal.aborted) return;
+    show(view, url, view.draw(data, summary, url).filter(Boolean));
+    tell(summary);
+  } catch (error) {
+    if (signal.aborted) return;
+    fail(error);
+  }
+  if (!document.hidden && !isPaused()) timer = setTimeout(refresh, Math.max(INTERVAL_MS, REST * (performance.now() - began)));
+}
+
+function show(view, url, nodes) {
+  const main = at("main");
+  main.classList.remove("stale");
+  if (shown === url.href) {
+    patch(main, nodes);
+    return;
+  }
+  const isFirst = !shown;
+  shown = url.href;
+  main.replaceChildren(...nodes);
+  document.title = `${view.title(url)} · Delay bridge · ${location.host}`;
+  for (const link of document.querySelectorAll("header nav a")) {
+    const path = link.getAttribute("href");
+    const isHere = path === "/" ? url.pathname === "/" : url.pathname.startsWith(path);
+    if (isHere) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  const place = url.hash && at(url.hash.slice(1));
+  if (place) place.scrollIntoView();
+  else if (!isFirst) window.scrollTo(0, 0);
+  if (!isFirst) main.focus({ preventScroll: true });
+}
+
+function tell(summary) {
+  const level = summary.ready ? (summary.reasons.length ? "warn" : "good") : "bad";
+  const reader = summary.reader ? `, ${summary.reader} reads` : "";
+  patch(at("state"), [el("span", { class: `dot ${level}` }), ` ${summary.phase}${reader} · ${clock(summary.now)}`]);
+  const reasons = summary.reasons.map((each) => el("p", { class: level }, foreign(each)));
+  if (summary.disk.full) reasons.push(el("p", { class: "bad" }, "The disk is full: a segment waits for room."));
+  patch(at("notice"), reasons);
+}
+
+function fail(error) {
+  const text = error instanceof Refused ? error.message : "This bridge does not answer.";
+  if (!(error instanceof Refused || error instanceof TypeError)) console.error(error);
+  at("main").classList.add("stale");
+  patch(at("state"), [el("span", { class: "dot bad" }), " no answer"]);
+  patch(at("notice"), [el("p", { class: "bad" }, foreign(text), shown ? " What is shown is older." : "")]);
+}
+
+function go(url) {
+  if (url.href !== location.href) history.pushState(null, "", url);
+  refresh();
+}
+
+document.addEventListener("click", (event) => {
+  const link = event.target.closest("a[href]");
+  if (!link || event.button || event.metaKey || event.ctrlKey || event.shiftKey || event.altKey) return;
+  const href = link.getAttribute("href");
+  const url = new URL(href, location.href);
+  if (href.startsWith("#") || url.origin !== location.origin || !viewOf(url)) return;
+  event.preventDefault();
+  go(url);
+});
+
+document.addEventListener("submit", (event) => {
+  event.preventDefault();
+  go(new URL(messages.addressOf(new FormData(event.target), new URL(location.href)), location.href));
+});
+
+at("pause").addEventListener("click", () => {
+  at("pause").setAttribute("aria-pressed", String(!isPaused()));
+  if (isPaused()) clearTimeout(timer);
+  else refresh();
+});
+
+document.addEventListener("visibilitychange", () => {
+  if (document.hidden) clearTimeout(timer);
+  else if (!isPaused()) refresh();
+});
+
+window.addEventListener("popstate", refresh);
+
+at("zone").textContent = `Times are in ${Intl.DateTimeFormat().resolvedOptions().timeZone}.`;
+refresh();

@@ -1,0 +1,81 @@
+// Numbers, times and foreign text, as they are shown.
+
+import { el } from "./dom.js";
+
+const UNITS = [["d", 86_400_000], ["h", 3_600_000], ["min", 60_000], ["s", 1_000]];
+const SIZES = ["B", "KiB", "MiB", "GiB", "TiB"];
+// What is not seen, or changes the direction of what is seen.
+const HIDDEN = /[\u0000-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g;
+
+export const count = (number) => number.toLocaleString("en");
+
+export const plural = (number, word) => `${count(number)} ${word}${number === 1 ? "" : "s"}`;
+
+// `12 s`, `3 min 20 s`, `5 h 12 min`.
+export function span(ms) {
+  if (ms < 1_000) return `${Math.round(ms)} ms`;
+  const whole = Math.round(ms / 1_000) * 1_000;
+  const first = UNITS.findIndex(([, size]) => whole >= size);
+  const [unit, size] = UNITS[first];
+  const rest = UNITS[first + 1] && Math.floor((whole % size) / UNITS[first + 1][1]);
+  return `${Math.floor(whole / size)} ${unit}${rest ? ` ${rest} ${UNITS[first + 1][0]}` : ""}`;
+}
+
+export const away = (ms, now) => (ms > now ? `in ${span(ms - now)}` : now - ms < 1_000 ? "now" : `${span(now - ms)} ago`);
+
+export function size(bytes) {
+  const power = bytes && Math.min(SIZES.length - 1, Math.floor(Math.log2(bytes) / 10));
+  return `${(bytes / 1024 ** power).toFixed(power ? 1 : 0)} ${SIZES[power]}`;
+}
+
+const two = (number) => String(number).padStart(2, "0");
+
+// In the reader's own zone, as <input type=datetime-local> has it.
+export function local(ms) {
+  const at = new Date(ms);
+  if (Number.isNaN(at.getTime())) return String(ms);
+  const day = `${at.getFullYear()}-${two(at.getMonth() + 1)}-${two(at.getDate())}`;
+  const part = at.getMilliseconds();
+  const fraction = part ? `.${String(part).padStart(3, "0")}` : "";
+  return `${day}T${two(at.getHours())}:${two(at.getMinutes())}:${two(at.getSeconds())}${fraction}`;
+}
+
+export const day = (ms) => local(ms).slice(0, 10);
+
+export const clock = (ms) => local(ms).slice(11, 19);
+
+export const when = (ms) => el("time", { datetime: utc(ms) }, local(ms).replace("T", " "));
+
+export function utc(ms) {
+  const at = new Date(ms);
+  return Number.isNaN(at.getTime()) ? String(ms) : at.toISOString().replace(".000Z", "Z");
+}
+
+// Text that comes from Kafka, on one line unless it is a block: what cannot be seen is written out.
+export function foreign(text) {
+  const seen = String(text).replace(HIDDEN, (sign) => `\\u${sign.charCodeAt(0).toString(16).padStart(4, "0")}`);
+  return el("bdi", { class: "foreign" }, seen);
+}
+
+export function block(text) {
+  const seen = String(text).replace(HIDDEN, (sign) => (sign === "\n" || sign === "\t" ? sign : `\\u${sign.charCodeAt(0).toString(16).padStart(4, "0")}`));
+  return el("pre", { tabindex: "0", dir: "auto" }, seen);
+}
+
+const quiet = (text) => el("span", { class: "quiet" }, text);
+
+// Bytes, as the API gives them.
+export function blob(value, shown = foreign) {
+  if (!value || (value.text === undefined && value.base64 === undefined)) return quiet("null");
+  const cut = value.truncated ? quiet(" … cut") : null;
+  if (value.base64 !== undefined && value.base64 !== null) return [shown(value.base64), quiet(" base64"), cut];
+  return value.text === "" ? quiet("empty") : [shown(value.text), cut];
+}
+
+export const targetName = (name) => (name === "" ? quiet("(default)") : foreign(name));
+
+export const badge = (state) => el("span", { class: `badge ${state}` }, state);
+
+export const where = (origin) => `/messages/${origin.split("/").map(encodeURIComponent).join("/")}`;
+
+export const listed = (parameters) => `/messages?${new URLSearchParams(parameters)}`;

@@ -1,0 +1,72 @@
+"""bridge.api.files: the page comes with the package, from one origin, under a policy that leaves nothing else."""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+
+import pytest
+from fastapi.testclient import TestClient
+
+from bridge.api.application import application
+from bridge.api.files import MEDIA_TYPES
+from bridge.telemetry.http import Protection
+from tests.unit.bridge.api.fakes import Bridge
+
+FILES = {each.name: each.read_text() for each in files("bridge").joinpath("api/page").iterdir()}
+
+
+def client(protection: Protection | None = None, url: str = "http://localhost") -> TestClient:
+    return TestClient(application(Bridge(), protection or Protection(), show_payloads=False), base_url=url)
+
+
+@pytest.mark.parametrize("path", ["/", "/messages?state=overdue", "/messages/delay/0/42", "/targets", "/instance"])
+def test_each_view_is_the_document(path: str) -> None:
+    """So that an address can be kept, and sent to others."""
+    answer = client().get(path)
+    assert (answer.status_code, answer.text) == (200, FILES["index.html"])
+    policy = answer.headers["Content-Security-Policy"]
+    assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'") and "unsafe" not in policy
+    assert "require-trusted-types-for 'script'" in policy and "frame-ancestors 'none'" in policy
+    assert answer.headers["X-Content-Type-Options"] == "nosniff" and answer.headers["Cache-Control"] == "no-store"
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_each_file_is_served_as_what_it_is(name: str) -> None:
+    """Nothing else of the package is."""
+    answer = client().get(f"/page/{name}")
+    assert (answer.status_code, answer.text) == (200, FILES[name])
+    assert answer.headers["Content-Type"] == MEDIA_TYPES[name.rpartition(".")[2]]
+    assert client().get(f"/page/..%2f{name}").status_code == client().get("/page/").status_code == 404
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_nothing_is_inline_or_from_elsewhere(name: str) -> None:
+    """Every module and style is one of these files, and no text can become markup."""
+    text = FILES[name]
+    named = re.findall(r'(?:from|import) "\./([^"]+)"|(?:src|href)="/page/([^"]+)"', text)
+    assert {"".join(each) for each in named} <= FILES.keys()
+    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", text)
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function", text)
+    assert name != "index.html" or not re.search(r"<script(?! type=\"module\" src=)| on\w+=| style=|<style", text)
+
+
+def test_a_password_guards_the_page() -> None:
+    """And lets it be asked for under any name: a stranger's page does not have it."""
+    guarded = client(Protection(user="u", password="p"), "http://bridge.example.com")
+    for path in ("/", "/page/app.js"):
+        assert guarded.get(path).status_code == 401
+        assert guarded.get(path, auth=("u", "p")).status_code == 200
+
+
+def test_a_strangers_name_is_not_answered_without_a_password() -> None:
+    """DNS rebinding: neither page nor API, and it says what to do."""
+    for path in ("/", "/page/app.js", "/api/v1/summary"):
+        answer = client(url="http://rebound.example.com:8081").get(path)
+        assert answer.status_code == 421 and "Set http.user" in answer.json()["detail"]
+
+
+def test_the_page_is_read_only() -> None:
+    """Nothing is posted to it."""
+    assert client().post("/").status_code == 405
+    assert client().head("/").status_code == 200

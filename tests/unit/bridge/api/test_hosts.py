@@ -1,0 +1,30 @@
+"""bridge.api.hosts: a name that a stranger could own is not answered without a password."""
+
+from __future__ import annotations
+
+import pytest
+
+from bridge.api.hosts import is_private
+
+PRIVATE = [
+    *("localhost", "localhost:8081", "LocalHost:1", "a.localhost:8081", "127.0.0.1", "10.2.3.4:8081", "[::1]:8081"),
+    *("[fe80::1]", "bridge:8081", "delay-bridge-0", "delay-bridge.jobs.svc", "printer.local.", "db.internal:8081"),
+    *("delay-bridge-0.delay-bridge.jobs.svc.cluster.local:8081", "own.example.com:8081", None),
+]
+FOREIGN = [
+    *("evil.example", "evil.example:8081", "localhost.evil.example", "127.0.0.1.evil.example", "svc.evil.example"),
+    *("delay-bridge.dev", "own.example.com.evil.example", "", ":8081", "a:b", "localhost:8081:1", "[evil.example]"),
+    *("user@localhost.example", "evil.example/localhost", "10.2.3.4.5", "[::1", "1.2.3"),
+]
+
+
+@pytest.mark.parametrize("host", PRIVATE)
+def test_private_names_addresses_and_our_own_are_answered(host: str | None) -> None:
+    """What port-forwards, Kubernetes services, containers and people on the machine send."""
+    assert is_private(host, {"own.example.com"})
+
+
+@pytest.mark.parametrize("host", FOREIGN)
+def test_names_that_may_be_strangers_are_not(host: str) -> None:
+    """However they look, and whatever they contain."""
+    assert not is_private(host, {"own.example.com"})
