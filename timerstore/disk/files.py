@@ -23,6 +23,8 @@ RESERVE = "reserve"
 LOCK = "lock"
 SEGMENT_SUFFIX = ".parquet"
 IDS_SUFFIX = ".ids"
+ORIGINS_SUFFIX = ".origins"
+INDEX_SUFFIXES = (IDS_SUFFIX, ORIGINS_SUFFIX)
 TOMBSTONES_SUFFIX = ".tombstones"
 TEMPORARY_SUFFIX = ".tmp"
 CORRUPT_SUFFIX = ".corrupt"
@@ -206,7 +208,7 @@ def unreferenced(directory: Path, named: set[str]) -> list[Path]:
     """Temporary files, and segments and tombstones that no checkpoint names, and what lies beside a segment."""
     found = []
     for path in directory.iterdir():
-        main = path.with_suffix(SEGMENT_SUFFIX) if path.suffix == IDS_SUFFIX else path
+        main = path.with_suffix(SEGMENT_SUFFIX) if path.suffix in INDEX_SUFFIXES else path
         orphan = main.suffix in (SEGMENT_SUFFIX, TOMBSTONES_SUFFIX) and main.name not in named
         if orphan or path.name.endswith(TEMPORARY_SUFFIX):
             found.append(path)

@@ -2,8 +2,8 @@
 
 The footer says everything that opening and planning need, so that neither scans: whose rows they are, the range of
 offsets and of positions of every source, a histogram of slots, pending counts by target, and a fence for each row group
-(its first position, its rows, its bytes in memory). Any tool that reads Parquet can look inside. Where there are timers
-with ids, an index of them lies beside the segment (id_index.py).
+(its first position, its rows, its bytes in memory). Any tool that reads Parquet can look inside. Beside a segment lie
+an index of its timers' origins (origin_index.py) and, where there are timers with ids, one of those (id_index.py).
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from timerstore.cancels.id_index import SegmentIds, open_or_make, timers_with_id
 from timerstore.disk import files
 from timerstore.disk.checkpoint import Identity, NamedFile
 from timerstore.errors import Corrupt, DiskFull
+from timerstore.log import origin_index
+from timerstore.log.origin_index import OriginIndex
 from timerstore.memory.chunks import ROW_REFERENCE_BYTES, materialize
 from timerstore.memory.pending import SLOT_MS, Tally, count_in, count_targets
 from timerstore.memory.sorted_runs import RowRefs, select
@@ -42,7 +44,7 @@ ROW_GROUP_ROWS = 16_384
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Segment:
     """An open segment. `fences` (first positions) and the `group_*` vectors have one element a row group; `timers` is
-    the histogram of all its rows by slot and target, `ids` the index of those that have ids."""
+    the histogram of all its rows by slot and target, `ids` the index of those that have ids, `origins` that of all."""
 
     path: Path
     named: NamedFile
@@ -62,6 +64,12 @@ class Segment:
     """How many rows are of each source."""
     timers: Tally
     ids: SegmentIds | None
+    origins: OriginIndex
+
+    def groups_of(self, rows: Int64s) -> Int64s:
+        """The row groups of rows that are counted from the segment's beginning."""
+        groups: Int64s = np.searchsorted(np.cumsum(self.group_rows), rows, side="right")
+        return groups
 
     def groups_between(self, lower: Position, upper: Position) -> Bools:
         """Mask of the row groups that may hold rows in (lower, upper]; none where the histogram has nothing in its
@@ -82,7 +90,7 @@ def write(
     payloads: dict[int, pa.RecordBatch],
 ) -> Segment | None:
     """Write rows (in the order of position) as one durable segment, None if there are none; memory beside them is
-    bounded by a row group (and by what the index of ids holds).
+    bounded by a row group (and by what the indexes hold).
 
     Raises DiskFull (nothing was written) or DiskFailure.
     """
@@ -94,9 +102,10 @@ def write(
 
 
 def remove(path: Path) -> None:
-    """Remove a segment, and the index beside it."""
+    """Remove a segment, and the indexes beside it."""
     files.remove(path)
-    files.remove(path.with_suffix(files.IDS_SUFFIX))
+    for suffix in files.INDEX_SUFFIXES:
+        files.remove(path.with_suffix(suffix))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +123,7 @@ class Footer:
 
 
 def read(path: Path, identity: Identity, sources: Sources, expected: NamedFile | None = None) -> Segment:
-    """Open a segment by its footer, and the index beside it. Raises as `read_footer` and `of_footer`."""
+    """Open a segment by its footer, and the indexes beside it. Raises as `read_footer` and `of_footer`."""
     return of_footer(read_footer(path, identity, expected), sources)
 
 
@@ -136,7 +145,7 @@ def read_footer(path: Path, identity: Identity, expected: NamedFile | None = Non
 
 
 def of_footer(footer: Footer, sources: Sources) -> Segment:
-    """A segment, and the index beside it, which is made if it is missing or damaged. Raises Corrupt; DiskFull,
+    """A segment, and the indexes beside it, which are made if they are missing or damaged. Raises Corrupt; DiskFull,
     DiskFailure."""
     with files.reading(footer.path, pa.ArrowException, zlib.error):
         return _from_footer(footer.path, footer.named, footer.content, sources)
@@ -318,6 +327,7 @@ def _from_footer(path: Path, named: NamedFile, footer: dict[str, Any], sources: 
         ends={int(s): extent[1] + 1 for s, extent in zip(present, footer["extent"], strict=True)},
         rows_of=dict(zip(present.tolist(), footer["source_rows"], strict=True)),
         ids=open_or_make(path, named.crc, sources) if footer["ids"] else None,
+        origins=origin_index.open_or_make(path, named.crc, sources),
         timers=Tally(
             slots=_unpack_vector(footer["slots"]), counts=_unpack_vector(footer["counts"]), targets=footer["targets"]
         ),

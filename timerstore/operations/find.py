@@ -5,7 +5,7 @@ page, so it stays valid while messages come and go:
 
     memory     one pass over the resident rows' columns, in Arrow
     segments   row group after row group in the order of their first positions, only the columns that the query needs;
-               the index of ids names the row groups of an id, the ranges of offsets leave out segments for an origin
+               indexes name the row groups of an id, and of an origin
     a page     ends when the next row group begins behind its last row, or after `SCANNED_ROWS_MAX` rows
 
 A search works on a snapshot: references, immutable batches, open files. It holds the store's lock for as long as it
@@ -345,8 +345,6 @@ class _Search:
         """The row groups that may have rows that fit, in the order of their first positions."""
         found: list[tuple[Position, Segment, int]] = []
         for segment in self._view.segments:
-            if self._query.origin is not None and segment.ends.get(self._source, 0) <= self._query.origin[2]:
-                continue  # neither the original nor a copy, which comes behind it, can be there
             firsts = segment.fences
             groups = np.flatnonzero(self._may_fit(segment)).tolist()
             found += [(Position.of(int(firsts.at[g]), int(firsts.seq[g])), segment, g) for g in groups]
@@ -371,6 +369,10 @@ class _Search:
             for _, timers in segment.ids.matches(keys) if segment.ids is not None else ():
                 for at, seq in zip(timers.at.tolist(), timers.seq.tolist(), strict=True):
                     named[np.count_nonzero(fences.at_or_below(Position.of(at, seq))) - 1] = True
+            mask &= named
+        if query.origin is not None:
+            named = np.zeros(len(fences), dtype=np.bool_)
+            named[segment.groups_of(segment.origins.rows_of(self._source, query.origin[2]))] = True
             mask &= named
         return mask
 

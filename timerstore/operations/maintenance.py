@@ -87,7 +87,7 @@ class Maintenance:
             merge = self._tombstone_merge(now_ms, offsets)
         rows = self._unstored(runs, covered)
         payloads = {chunk: payloads[chunk] for chunk in np.unique(rows.chunk).tolist()}
-        # 2. Write them as one segment, and the index beside it: temporary file, fsync, rename, fsync of the directory.
+        # 2. Write them as one segment, and the indexes beside it: temporary file, fsync, rename, fsync of the folder.
         #    A crash until here leaves files that no checkpoint names; opening removes them.
         written = segment.write(state.directory, number, state.identity, state.sources, rows.sorted(), payloads)
         merged, absorbed = None, () if merge is None else merge.absorbed

@@ -278,7 +278,7 @@ def _clear(directory: Path, named: set[str], is_rebuilt: bool, now_ms: int) -> t
             files.set_aside(path, now_ms, files.ASIDE_SUFFIX)
         else:
             files.remove(path)
-            removed += 1
+            removed += path.suffix not in files.INDEX_SUFFIXES
     return removed, tuple(sorted(directory.glob(f"*{files.ASIDE_SUFFIX}")))
 
 

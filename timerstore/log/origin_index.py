@@ -1,0 +1,79 @@
+"""Where the timers of an original are: what a search by origin asks for.
+
+Beside each segment lies a column file of the origins of its timers, sorted, with the row of each: twelve bytes a timer.
+It is derived from the segment; one that is missing or damaged is made again.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from timerstore.disk import column_file as columns
+from timerstore.disk import files
+from timerstore.disk.column_file import ColumnFile
+from timerstore.errors import Corrupt
+from timerstore.rows.entry import Kind
+from timerstore.rows.position import OFFSET_BITS, Int64s, pack
+from timerstore.rows.sources import Sources
+
+SCHEMA: Final = {"origin": "<i8", "row": "<i4"}
+READ: Final = ["topic", "partition", "kind", "origin"]
+
+
+class OriginIndex:
+    """The index of a segment, open. An origin in the file is packed with the number of its source there."""
+
+    def __init__(self, file: ColumnFile, sources: Sources) -> None:
+        self._file = file
+        names = [(topic, partition) for topic, partition in file.note["sources"]]
+        self._number = {sources.index(*name): number for number, name in enumerate(names) if name in sources}
+
+    def rows_of(self, source: int, origin: int) -> Int64s:
+        """The rows, counted from the segment's beginning, of an original and of its copies."""
+        if source not in self._number:
+            return np.empty(0, np.int64)
+        key = (self._number[source] << OFFSET_BITS) | origin
+        first, end = np.searchsorted(self._file["origin"], [key, key + 1])
+        rows: Int64s = self._file["row"][first:end].astype(np.int64)
+        return rows
+
+
+def open_or_make(segment: Path, crc: int, sources: Sources) -> OriginIndex:
+    """The index beside a segment file whose footer has this CRC. Made from the segment if it is missing or damaged.
+
+    Raises Corrupt (the segment is), DiskFull, DiskFailure.
+    """
+    path = segment.with_suffix(files.ORIGINS_SUFFIX)
+    try:
+        file = columns.read(path)
+        if file.note["segment_crc"] == crc:
+            return OriginIndex(file, sources)
+    except (Corrupt, LookupError, TypeError, ValueError):
+        files.remove(path)
+    _make(segment, path, crc, sources)
+    return OriginIndex(columns.read(path), sources)
+
+
+def _make(segment: Path, path: Path, crc: int, sources: Sources) -> None:
+    origins, rows, begin = [np.empty(0, np.int64)], [np.empty(0, np.int32)], 0
+    with (
+        files.reading(segment, pa.ArrowException),
+        pq.ParquetFile(segment, page_checksum_verification=True) as parquet,
+    ):
+        for group in range(parquet.num_row_groups):
+            table = parquet.read_row_group(group, columns=READ)
+            source = sources.of_columns(table.column("topic"), table.column("partition"))
+            timers = np.flatnonzero((table.column("kind").to_numpy() == Kind.TIMER) & (source >= 0))
+            origins.append(pack(source[timers], table.column("origin").to_numpy()[timers]))
+            rows.append((begin + timers).astype(np.int32))
+            begin += len(table)
+    origin, row = np.concatenate(origins), np.concatenate(rows)
+    order = np.argsort(origin, kind="stable")
+    pieces = ({"origin": origin[order[part]], "row": row[order[part]]} for part in columns.slices(len(order), 1 << 18))
+    note = {"sources": [list(name) for name in sources], "segment_crc": crc}
+    columns.write(path, SCHEMA, len(order), pieces, lambda: note)
