@@ -18,7 +18,7 @@ from timerstore.disk import files
 from timerstore.disk.column_file import ColumnFile
 from timerstore.errors import Corrupt
 from timerstore.rows.entry import Kind
-from timerstore.rows.position import OFFSET_BITS, Int64s, pack
+from timerstore.rows.position import Int64s, offsets_of, pack, sources_of
 from timerstore.rows.sources import Sources
 
 SCHEMA: Final = {"origin": "<i8", "row": "<i4"}
@@ -31,16 +31,23 @@ class OriginIndex:
     def __init__(self, file: ColumnFile, sources: Sources) -> None:
         self._file = file
         names = [(topic, partition) for topic, partition in file.note["sources"]]
-        self._number = {sources.index(*name): number for number, name in enumerate(names) if name in sources}
+        self._number: Int64s = np.full(len(sources), -1, dtype=np.int64)
+        for number, name in enumerate(names):
+            if name in sources:
+                self._number[sources.index(*name)] = number
 
-    def rows_of(self, source: int, origin: int) -> Int64s:
-        """The rows, counted from the segment's beginning, of an original and of its copies."""
-        if source not in self._number:
-            return np.empty(0, np.int64)
-        key = (self._number[source] << OFFSET_BITS) | origin
-        first, end = np.searchsorted(self._file["origin"], [key, key + 1])
-        rows: Int64s = self._file["row"][first:end].astype(np.int64)
-        return rows
+    def rows_of(self, origins: Int64s) -> Int64s:
+        """The rows, counted from the segment's beginning, of originals and of their copies. `origins` are packed
+        sources and offsets (`pack`)."""
+        number = self._number[sources_of(origins)]
+        keys = pack(number, offsets_of(origins))[number >= 0]
+        first, end = np.searchsorted(self._file["origin"], [keys, keys + 1])
+        found = [self._file["row"][a:b] for a, b in zip(first.tolist(), end.tolist(), strict=True) if a < b]
+        return np.unique(np.concatenate(found)).astype(np.int64) if found else np.empty(0, np.int64)
+
+    def drop_pages(self) -> None:
+        """See `ColumnFile.drop_pages`."""
+        self._file.drop_pages()
 
 
 def open_or_make(segment: Path, crc: int, sources: Sources) -> OriginIndex:

@@ -19,20 +19,19 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property
 from typing import Final, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from timerstore.cancels.tombstones import Lookup
 from timerstore.errors import Corrupt, Misuse
 from timerstore.log.segment import Reader, Segment, references
 from timerstore.memory.sorted_runs import EMPTY, RowRefs, concat
 from timerstore.operations.state import StoreState
-from timerstore.rows.entry import PAYLOAD, PAYLOAD_COLUMNS, Kind
-from timerstore.rows.position import OFFSET_MAX, ORIGIN, Bools, Int64s, Position, Positions
+from timerstore.operations.view import View
+from timerstore.rows.entry import PAYLOAD_COLUMNS, Kind
+from timerstore.rows.position import OFFSET_MAX, ORIGIN, Bools, Int64s, Position, Positions, pack, sources_of
 from timerstore.rows.sources import NamedPosition
 
 ROWS_MAX: Final = 1_000
@@ -135,19 +134,6 @@ class Count:
     is_exact: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _View:
-    """A snapshot. Segments hold rows that are resident too: those at or below the frontier, unless their source is
-    held."""
-
-    runs: tuple[RowRefs, ...]
-    chunks: dict[int, pa.RecordBatch]
-    segments: tuple[Segment, ...]
-    frontier: Position
-    held: Bools
-    tombstones: Lookup
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class _Hits:
     """Rows that fit, in the order of position. `chunk` and `row` of `refs` say where a payload is: in the snapshot's
@@ -204,7 +190,7 @@ class Find:
     def _search(self, query: Query, now_ms: int, after: Position, limit: int, scanned_rows_max: int) -> _Search:
         """A search that has run; begun anew where a segment was removed before it was opened."""
         for attempt in range(ATTEMPTS):
-            search = _Search(self._state, self._look(), query, now_ms, after)
+            search = _Search(self._state, View.of(self._state), query, now_ms, after)
             try:
                 search.run(limit, scanned_rows_max)
             except Corrupt as error:
@@ -220,25 +206,12 @@ class Find:
                 break
         return search
 
-    def _look(self) -> _View:
-        state, resident = self._state, self._state.resident
-        with state.lock:
-            runs = [run for holder in (resident.ready, resident.memtable, resident.withheld) for run in holder]
-            return _View(
-                runs=(*runs, resident.overtaken.all(), state.rows_on_loan()),
-                chunks=resident.chunks.all(),
-                segments=tuple(state.timerlog),
-                frontier=resident.frontier,
-                held=resident.held,
-                tombstones=state.cancels.tombstones.lookup(),
-            )
-
 
 class _Search:
     """One pass over a snapshot. `hits` are the first that fit, `complete_to` the position up to which it came if it
     did not come to the end, `total` how many fit as far as it came. A context: files stay open until it ends."""
 
-    def __init__(self, state: StoreState, view: _View, query: Query, now_ms: int, after: Position) -> None:
+    def __init__(self, state: StoreState, view: View, query: Query, now_ms: int, after: Position) -> None:
         self.hits = NO_HITS
         self.total = 0
         self.complete_to: Position | None = None
@@ -248,10 +221,11 @@ class _Search:
         self._readers: dict[Segment, Reader] = {}
         self._groups: list[tuple[Segment, int]] = []
         """Row groups in which something was found."""
-        self._source = -1
-        """Of the origin that is asked for; -1: none of ours."""
+        self._origin: Int64s = np.empty(0, np.int64)
+        """The one that is asked for, packed, if it is of a source of ours."""
         if query.origin is not None and query.origin[:2] in state.sources:
-            self._source = state.sources.index(*query.origin[:2])
+            source, offset = state.sources.index(*query.origin[:2]), query.origin[2]
+            self._origin = pack(np.array([source]), np.array([offset]))
         asked = {name for name in ("key", "target") if getattr(query, name) is not None}
         self._columns = [name for name in PAYLOAD_COLUMNS if name in asked.union(STATE_COLUMNS)]
 
@@ -330,10 +304,7 @@ class _Search:
         rows = concat([run[~run.at_or_below(self._after)] for run in view.runs])
         if not len(rows):
             return NO_HITS
-        ids = sorted(view.chunks)
-        table = pa.Table.from_batches([view.chunks[c] for c in ids], schema=PAYLOAD).select(self._columns)
-        begins = np.zeros(ids[-1] + 1, dtype=np.int64)
-        begins[ids] = np.cumsum([0, *(view.chunks[c].num_rows for c in ids)])[:-1]
+        table, begins = view.payload(self._columns)
         index = begins[rows.chunk] + rows.row
         fits = self._fits(table)[index] & self._is_at(rows)
         rows, index = rows[fits], index[fits]
@@ -372,7 +343,7 @@ class _Search:
             mask &= named
         if query.origin is not None:
             named = np.zeros(len(fences), dtype=np.bool_)
-            named[segment.groups_of(segment.origins.rows_of(self._source, query.origin[2]))] = True
+            named[segment.groups_of(segment.origins.rows_of(self._origin))] = True
             mask &= named
         return mask
 
@@ -380,20 +351,12 @@ class _Search:
         view = self._view
         table = self._reader(segment).read(group, [*POSITION_COLUMNS, *self._columns])
         refs = references(segment, table, self._state.sources)
-        is_resident = refs.at_or_below(view.frontier) & ~view.held[refs.source]
-        fits = ~is_resident & ~refs.at_or_below(self._after) & self._fits(table) & self._is_at(refs)
-        if fits.any() and view.held.any():
-            fits &= ~np.isin(refs.seq, self._resident)
+        fits = ~view.is_resident(refs) & ~refs.at_or_below(self._after) & self._fits(table) & self._is_at(refs)
         if not fits.any():
             return NO_HITS
         self._groups.append((segment, group))
         chunk = np.full(len(refs), -len(self._groups), dtype=np.int32)
         return self._judged(RowRefs(refs.at, refs.seq, chunk, refs.row)[fits], table.filter(pa.array(fits)))
-
-    @cached_property
-    def _resident(self) -> Int64s:
-        """`seq` of all rows in memory."""
-        return concat(self._view.runs).seq
 
     def _reader(self, segment: Segment) -> Reader:
         if segment not in self._readers:
@@ -425,7 +388,7 @@ class _Search:
         """Mask of the rows whose positions fit."""
         query, mask = self._query, np.ones(len(rows), dtype=np.bool_)
         if query.origin is not None:
-            mask &= rows.source == self._source
+            mask &= np.isin(rows.source, sources_of(self._origin))
         if query.at_from_ms is not None:
             mask &= rows.at >= query.at_from_ms
         if query.at_until_ms is not None:
