@@ -17,7 +17,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from bridge.errors import EnvironmentFailure
 from bridge.kafka.construction import made
-from bridge.wire.headers import cancel_headers, refuse_control, timer_headers
+from bridge.wire.headers import cancel_headers, cancel_origin_headers, origin_text, refuse_control, timer_headers
 from timerstore.clock import Clock, SystemClock
 
 OnDelivery = Callable[[KafkaError | None, Message], None]
@@ -90,6 +90,14 @@ class DelayClient:
         headers: list[Header] = [*cancel_headers(id, forwarded="client")]
         for partition in range(self._partitions()):
             self._produce(None, None, headers, partition, on_delivery)
+
+    def cancel_origin(self, topic: str, partition: int, offset: int, *, on_delivery: OnDelivery | None = None) -> None:
+        """Cancel the pending message whose record is there, as `on_delivery` was told when it was sent: one without an
+        id, too. Cancelling what is delivered already, or unknown, does nothing.
+        """
+        headers: list[Header] = [*cancel_origin_headers(origin_text(topic, partition, offset))]
+        is_own = topic == self.delay_topic  # else the bridge sends it on
+        self._produce(None, None, headers, partition if is_own else _ANY_PARTITION, on_delivery)
 
     def flush(self, timeout_s: float = 60.0) -> None:
         """Wait until the delay topic has taken everything that was sent.

@@ -20,7 +20,7 @@ def oracle(row: Row, parameters: DecodeParameters) -> Row:
     headers: Headers = row["headers"] or []
     names = [name for name, _ in headers]
     found = dict(headers)
-    times = [name for name in (h.UNTIL, h.FOR, h.LEVEL, h.CANCEL) if name in found]
+    times = [name for name in (h.UNTIL, h.FOR, h.LEVEL, h.CANCEL, h.CANCEL_ORIGIN) if name in found]
     if any(names.count(name) > 1 for name in h.CONTROL):
         return rejected(row, RejectReason.DUPLICATE_HEADER)
     if h.COPY_ORIGIN in found:
@@ -32,6 +32,13 @@ def oracle(row: Row, parameters: DecodeParameters) -> Row:
     try:
         if times == [h.CANCEL]:
             return {**entry, "kind": 1, "id": h.check_id(h.text_of(found[h.CANCEL]))}
+        if times == [h.CANCEL_ORIGIN]:
+            reason = RejectReason.BAD_ORIGIN
+            origin = h.text_of(found[h.CANCEL_ORIGIN])
+            topic, number, offset = h.parse_origin(origin)
+            # One that is written in another way is sent on, to this partition.
+            is_own = (topic, number) == (row["topic"], row["partition"]) and f"/{number}/" in origin
+            return {**entry, "kind": 1, "origin": offset if is_own else -1}
         text = found[times[0]]
         if times == [h.UNTIL]:
             reason = RejectReason.BAD_UNTIL
@@ -130,6 +137,12 @@ _HEADERS = {
     h.FOR: st.one_of(_UNITS, _UNITS, _ISO, _JUNK),
     h.LEVEL: st.one_of(_LEVEL, _JUNK),
     h.CANCEL: st.one_of(_ID, _JUNK),
+    h.CANCEL_ORIGIN: st.one_of(
+        st.from_regex(r"\A(delay|other)/0?[01]/[0-9]{1,16}[ \n]?\Z").map(str.encode),
+        st.just(b"delay/0/7"),
+        st.from_regex(r"\A[a./]{1,8}/[0-9]{0,10}/[0-9]{0,3}\Z").map(str.encode),
+        _JUNK,
+    ),
     h.TOPIC: st.one_of(st.just(b"orders"), st.from_regex(r"\A[a-c./ ]{1,3}\Z").map(str.encode), _JUNK),
     h.PARTITION: st.one_of(_LEVEL, _JUNK),
     h.ID: st.one_of(_ID, _JUNK),
@@ -146,7 +159,9 @@ def _header(name: str) -> st.SearchStrategy[tuple[str, bytes | None]]:
 @st.composite
 def records(draw: st.DrawFn) -> Row:
     """One time and a target as a rule, anything beside them."""
-    headers = [draw(_header(draw(st.sampled_from([h.UNTIL, h.UNTIL, h.FOR, h.FOR, h.LEVEL, h.CANCEL]))))]
+    headers = [
+        draw(_header(draw(st.sampled_from([h.UNTIL, h.UNTIL, h.FOR, h.FOR, h.LEVEL, h.CANCEL, h.CANCEL_ORIGIN]))))
+    ]
     if draw(st.integers(0, 4)):
         headers.append((h.TOPIC, b"t"))
     if draw(st.booleans()):

@@ -38,7 +38,7 @@ from bridge.settings.load import load
 from bridge.settings.model import Settings
 from bridge.settings.secrets import Redactor
 from bridge.telemetry import logs
-from bridge.wire.headers import parse_duration, parse_until
+from bridge.wire.headers import parse_duration, parse_origin, parse_until
 from bridge.wire.printable import printable
 from bridge.wire.reasons import RejectReason
 from timerstore.clock import SystemClock
@@ -263,7 +263,10 @@ def send(
 
 @app.command()
 def cancel(
-    id: Annotated[str, typer.Argument(help="The id that the message was sent with.")],
+    id: Annotated[str | None, typer.Argument(help="The id that the message was sent with.")] = None,
+    origin: Annotated[
+        str | None, typer.Option(help="In place of an id: where the message is, as topic/partition/offset.")
+    ] = None,
     key: Annotated[str | None, typer.Option(help="The key that it was sent with; without it, all partitions.")] = None,
     delay_topic: Annotated[
         str | None, typer.Option("--delay-topic", "--topic", help="Delay topic; default: the configuration's only one.")
@@ -273,14 +276,22 @@ def cancel(
 ) -> None:
     """Cancel a pending message. An id that is unknown, or already delivered, is not an error."""
     with settings_of(config) as (settings, _):
-        client = DelayClient(_producer(settings, bootstrap), delay_topic or _only_delay_topic(settings))
+        place = read_option(parse_origin, origin, "--origin")
+        if (id is None) == (place is None):
+            hint = "`delay-bridge pending list` shows both."
+            raise ConfigurationError("give either an id or --origin", hint=hint, code="DB-1003")
+        delay_topic = delay_topic or (_only_delay_topic(settings) if place is None else place[0])
+        client = DelayClient(_producer(settings, bootstrap), delay_topic)
         try:
-            client.cancel(id, key)
+            if id is not None:
+                client.cancel(id, key)
+            elif place is not None:
+                client.cancel_origin(*place)
         except ValueError as error:
             hint = "Give the id that the message was sent with."
             raise ConfigurationError(f"invalid id: {error}", hint=hint, code="DB-1003") from None
         client.flush()
-        say(f"cancel of {id} sent to {client.delay_topic}", err=True)
+        say(f"cancel of {id or origin} sent to {client.delay_topic}", err=True)
 
 
 @app.command("config")

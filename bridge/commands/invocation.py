@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import structlog
 import typer
@@ -21,6 +21,7 @@ from bridge.wire.printable import printable
 
 log = structlog.get_logger("bridge.commands.invocation")
 
+Value = TypeVar("Value")
 ConfigOption = Annotated[
     Path | None, typer.Option("--config", "-c", metavar="FILE", help="YAML; DELAY_BRIDGE__* variables win over it.")
 ]
@@ -66,7 +67,7 @@ def settings_of(config: Path | None) -> Iterator[tuple[Settings, Redactor]]:
         yield settings, redact
 
 
-def read_option(parse: Callable[[str], int], text: str | None, option: str) -> int | None:
+def read_option(parse: Callable[[str], Value], text: str | None, option: str) -> Value | None:
     """What `parse` makes of an option's text. Raises ConfigurationError for its ValueError."""
     if text is None:
         return None

@@ -31,6 +31,7 @@ from bridge.wire import headers as h
 from bridge.wire.decode_epochs import DecodeEpochs, DecodeParameters
 from bridge.wire.dialects import NATIVE
 from bridge.wire.reasons import RejectReason
+from timerstore.cancels.cancels import NO_ORIGIN
 
 AT_MIN: Final = -(2**63)
 """`at` of rejects and cancels: minus infinity."""
@@ -208,7 +209,7 @@ def _record(records: DataFrame, parameters: _Parameters) -> DataFrame:
 
 _COMMON: Final = (h.UNTIL, h.FOR, h.LEVEL, h.CANCEL, h.TOPIC, h.ID)
 _OTHER: Final = tuple(name for name in h.STRIPPED if name not in _COMMON)
-_TIMES: Final = (h.UNTIL, h.FOR, h.LEVEL, h.CANCEL)
+_TIMES: Final = (h.UNTIL, h.FOR, h.LEVEL, h.CANCEL, h.CANCEL_ORIGIN)
 
 
 def _common_headers(frame: DataFrame, _: _Parameters) -> DataFrame:
@@ -251,8 +252,9 @@ def _texts(frame: DataFrame, _: _Parameters) -> DataFrame:
 
 
 def _numbers(frame: DataFrame, _: _Parameters) -> DataFrame:
-    """`number`, `until` (epoch ms), and `duration`, the text of one that is no bare number; each null where the time is
-    of another form.
+    """`number`, `until` (epoch ms), `duration`, the text of one that is no bare number, and `named`, the offset that a
+    cancel by origin names, or NO_ORIGIN where that is of another partition; each null where the time is of another
+    form.
     """
     frame = frame.withColumn("number", whole_number(F.col("time")))
     time, number = F.col("time"), F.col("number")
@@ -261,6 +263,7 @@ def _numbers(frame: DataFrame, _: _Parameters) -> DataFrame:
         {
             "until": F.when(_at(h.UNTIL) > 0, until),
             "duration": F.when((_at(h.FOR) > 0) & number.isNull(), time),
+            "named": F.when(_names_origin(), F.when(matches(time, h.ORIGIN_PATTERN), _named_origin(time))),
         }
     )
 
@@ -288,7 +291,7 @@ def _times(frame: DataFrame, parameters: _Parameters) -> DataFrame:
         .when(_at(h.FOR) > 0, F.coalesce(number, "duration_ms", fields_ms(F.col("duration"), F.col("fields"))))
         .when(_at(h.UNTIL) > 0, F.when(sane, until) - ts)
         .when(_at(h.LEVEL) > 0, F.when(number >= 1, parameters.level_ms(number)))
-        .when(_at(h.CANCEL) > 0, long(0))
+        .when(_is_cancel(), long(0))
     )
     return frame.withColumn("delay", delay)
 
@@ -296,7 +299,7 @@ def _times(frame: DataFrame, parameters: _Parameters) -> DataFrame:
 def _verdict(frame: DataFrame, parameters: _Parameters) -> DataFrame:
     """The reason of a reject, or null; then the entry."""
     frame = frame.withColumn("reason", _reason(parameters))
-    kind = F.when(F.col("reason").isNotNull(), 2).when(_at(h.CANCEL) > 0, 1).otherwise(0).cast("tinyint")
+    kind = F.when(F.col("reason").isNotNull(), 2).when(_is_cancel(), 1).otherwise(0).cast("tinyint")
     due = F.col("ts") + F.when((F.col("kind") == 0), F.col("delay")).otherwise(long(0))
     return frame.withColumn("kind", kind).withColumn("due", due).select(*_entry(parameters))
 
@@ -314,8 +317,8 @@ def _reason(parameters: _Parameters) -> Column:
         & F.coalesce(copy[h.COPY_ATTEMPT] <= _SMALLINT_MAX, F.lit(False))
         & ((_at(h.COPY_AT) == 0) | copy[h.COPY_AT].isNotNull())
     )
-    original, timer = ~F.col("is_copy"), _at(h.CANCEL) == 0
-    has_id = (_at(h.ID) > 0) | (_at(h.CANCEL) > 0)
+    original, timer = ~F.col("is_copy"), ~_is_cancel()
+    has_id = (timer & (_at(h.ID) > 0)) | (_at(h.CANCEL) > 0)
     id_length = F.coalesce(F.length("id_text"), F.lit(0))
     replaces = F.coalesce(F.col("replace_text"), F.lit(""))
     partition = F.coalesce(F.col(_number_name(h.PARTITION)), long(-1))
@@ -334,6 +337,7 @@ def _reason(parameters: _Parameters) -> Column:
         (RejectReason.BAD_TARGET, timer & (_at(h.TOPIC) > 0) & ~matches(F.col("topic_text"), h.TOPIC_PATTERN)),
         (RejectReason.BAD_PARTITION, timer & (_at(h.PARTITION) > 0) & ~partition.between(long(0), long(2**31 - 1))),
         (RejectReason.BAD_ID, has_id & ~id_length.between(1, h.ID_LENGTH_MAX)),
+        (RejectReason.BAD_ORIGIN, _names_origin() & F.col("named").isNull()),
         (
             RejectReason.BAD_REPLACE,
             timer & (_at(h.REPLACE) > 0) & ~((replaces == "false") | ((replaces == "true") & (_at(h.ID) > 0))),
@@ -387,9 +391,12 @@ def _entry(parameters: _Parameters) -> list[Column]:
         key.alias("key"),
         F.col("value"),
         headers.alias("headers"),
-        F.when(~rejected, F.col("id_text")).alias("id"),
+        F.when(~(rejected | _names_origin()), F.col("id_text")).alias("id"),
         (timer & F.coalesce(F.col("replace_text") == "true", F.lit(False))).alias("replace"),
-        F.when(copied, F.col(_number_name(h.COPY_ORIGIN))).otherwise(F.col("offset")).alias("origin"),
+        F.when(copied, F.col(_number_name(h.COPY_ORIGIN)))
+        .when(rejected, F.col("offset"))
+        .otherwise(F.coalesce("named", "offset"))
+        .alias("origin"),
         _smallint(F.when(copied, F.col(_number_name(h.COPY_ATTEMPT)))).alias("attempt"),
         _smallint(F.when(copied, F.col(_number_name(h.COPY_ROLLS)))).alias("rolls"),
         F.col("reason"),
@@ -418,6 +425,19 @@ def _position(name: str) -> Column:
 def _count(names: Sequence[str]) -> Column:
     """How many of these headers are there, each counted once."""
     return reduce(lambda a, b: a + b, ((_at(name) > 0).cast("int") for name in names))
+
+
+def _is_cancel() -> Column:
+    return (_at(h.CANCEL) > 0) | (_at(h.CANCEL_ORIGIN) > 0)
+
+
+def _names_origin() -> Column:
+    return _at(h.CANCEL_ORIGIN) > 0
+
+
+def _named_origin(text: Column) -> Column:
+    is_own = text.startswith(F.concat_ws("/", "topic", "partition", F.lit("")))
+    return F.when(is_own, F.substring_index(text, "/", -1).try_cast("bigint")).otherwise(long(NO_ORIGIN))
 
 
 def _bytes() -> Column:

@@ -19,6 +19,7 @@ from bridge.wire.decode_epochs import DecodeEpochs, DecodeParameters
 from bridge.wire.dialects import DIALECTS, NATIVE, Dialect
 from bridge.wire.headers import Headers
 from bridge.wire.reasons import RejectReason
+from timerstore.cancels.cancels import NO_ORIGIN
 from timerstore.rows.entry import ENTRY, Kind
 from timerstore.rows.position import AT_MIN
 
@@ -26,7 +27,7 @@ _SMALLINT_MAX: Final = 32_767
 _HEADER_BYTES: Final = 10
 _HASH_SEED: Final = 42
 """Of Spark's xxhash64."""
-_TIMES: Final = (h.UNTIL, h.FOR, h.LEVEL, h.CANCEL)
+_TIMES: Final = (h.UNTIL, h.FOR, h.LEVEL, h.CANCEL, h.CANCEL_ORIGIN)
 _NUMBERED: Final[tuple[str, ...]] = (h.PARTITION, *h.COPY)
 _CONTROL: Final = frozenset(h.CONTROL)
 _STRIPPED: Final = frozenset(h.STRIPPED)
@@ -69,8 +70,9 @@ def _entry(record: Record, p: DecodeParameters) -> tuple[Any, ...]:
         found = _first(headers)
     times: list[str] = [name for name in _TIMES if name in found]
     delay = _delay(record.ts, found, times, p)
-    is_cancel = h.CANCEL in found
-    identity = _id(found.get(h.CANCEL if is_cancel else h.ID))
+    by_origin = h.CANCEL_ORIGIN in found
+    is_cancel = h.CANCEL in found or by_origin
+    identity = _id(found.get(h.CANCEL if h.CANCEL in found else h.ID))
     replaces = (_text(found.get(h.REPLACE)) or "").lower()
     numbers = {name: _number(_text(found[name])) for name in _NUMBERED if name in found}
     reason = _reason(record, p, headers, found, times, delay, identity, replaces, numbers, key)
@@ -91,6 +93,8 @@ def _entry(record: Record, p: DecodeParameters) -> tuple[Any, ...]:
             attempt, rolls = numbers.get(h.COPY_ATTEMPT) or 0, numbers.get(h.COPY_ROLLS) or 0
     elif kind == Kind.REJECT:
         own, key = record.headers or None, record.key
+    elif by_origin:
+        origin = _named_origin(record, found)
     return (
         record.topic,
         record.partition,
@@ -104,7 +108,7 @@ def _entry(record: Record, p: DecodeParameters) -> tuple[Any, ...]:
         key,
         record.value,
         own,
-        None if kind == Kind.REJECT else identity,
+        None if kind == Kind.REJECT or by_origin else identity,
         kind == Kind.TIMER and replaces == "true",
         origin,
         attempt,
@@ -126,7 +130,7 @@ def _reason(
     key: bytes | None,
 ) -> RejectReason | None:
     """The first reason, in the order of `RejectReason`, that applies."""
-    is_copy, is_timer = h.COPY_ORIGIN in found, h.CANCEL not in found
+    is_copy, is_timer = h.COPY_ORIGIN in found, not found.keys() & {h.CANCEL, h.CANCEL_ORIGIN}
     if not record.by_broker:
         return RejectReason.CREATE_TIME
     if len(found) < len(headers) and _is_control_twice(headers):
@@ -147,8 +151,10 @@ def _reason(
         return RejectReason.BAD_TARGET
     if is_timer and h.PARTITION in found and not 0 <= _or(numbers.get(h.PARTITION), -1) < 2**31:
         return RejectReason.BAD_PARTITION
-    if (h.ID in found or not is_timer) and not 1 <= len(identity or "") <= h.ID_LENGTH_MAX:
+    if (h.CANCEL in found or (is_timer and h.ID in found)) and not 1 <= len(identity or "") <= h.ID_LENGTH_MAX:
         return RejectReason.BAD_ID
+    if h.CANCEL_ORIGIN in found and not re.fullmatch(h.ORIGIN_PATTERN, _text(found[h.CANCEL_ORIGIN]) or ""):
+        return RejectReason.BAD_ORIGIN
     if is_timer and h.REPLACE in found and not (replaces == "false" or (replaces == "true" and h.ID in found)):
         return RejectReason.BAD_REPLACE
     if is_copy:
@@ -200,7 +206,7 @@ def _delay(ts: int, found: Mapping[str, bytes | None], times: list[str], p: Deco
     if len(times) != 1:
         return None
     text = _text(found[times[0]])
-    if times[0] == h.CANCEL:
+    if times[0] in (h.CANCEL, h.CANCEL_ORIGIN):
         return 0
     if text is None:
         return None
@@ -210,6 +216,13 @@ def _delay(ts: int, found: Mapping[str, bytes | None], times: list[str], p: Deco
         until = _read(h.parse_until, text)
         return until - ts if until is not None and until >= ts - h.PAST_MS_MAX else None
     return _read(lambda level: h.parse_level(level, p.levels_ms), text)
+
+
+def _named_origin(record: Record, found: Mapping[str, bytes | None]) -> int:
+    """The offset that a cancel by origin names, or NO_ORIGIN where that is of another partition."""
+    text = _text(found[h.CANCEL_ORIGIN]) or ""
+    is_own = text.startswith(f"{record.topic}/{record.partition}/")
+    return h.parse_origin(text)[2] if is_own else NO_ORIGIN
 
 
 def _at(record: Record, delay: int, p: DecodeParameters, copy_at: int | None) -> int:

@@ -74,7 +74,7 @@ class HeaderLimits:
         rejected: Bools = np.zeros(len(entries), np.bool_)
         for i, row in zip(large.tolist(), _rows(entries, large), strict=True):
             limit = self._limit(row["topic"], row["partition"], row["offset"])
-            is_original = row["kind"] != Kind.REJECT and row["origin"] == row["offset"]
+            is_original = row["kind"] == Kind.CANCEL or (row["kind"] == Kind.TIMER and row["origin"] == row["offset"])
             rejected[i] = is_original and limit is not None and sizes[i] > limit
         return _rejects(entries, rejected) if rejected.any() else entries
 
@@ -108,6 +108,8 @@ def _rejects(entries: pa.Table, rejected: Bools) -> pa.Table:
             value = pa.scalar(_OF_REJECTS[field.name], field.type)
         elif field.name == "due":
             value = entries.column("ts")
+        elif field.name == "origin":
+            value = entries.column("offset")
         else:
             continue
         entries = entries.set_column(i, field, pc.if_else(mask, value, entries.column(i)))

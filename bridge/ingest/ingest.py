@@ -37,7 +37,8 @@ from bridge.telemetry.heartbeats import Beat, unwatched
 from bridge.telemetry.metrics import Metrics
 from bridge.wire.decode_epochs import DecodeEpochs
 from timerstore.clock import Clock
-from timerstore.errors import Closed
+from timerstore.errors import Closed, Corrupt, DiskFailure
+from timerstore.operations import recovery
 from timerstore.rows.sources import SourceName
 from timerstore.store import TimerStore
 
@@ -78,6 +79,7 @@ class Ingest:
         executor_host: str | None,
         clock: Clock,
         metrics: Metrics,
+        on_corrupt: Callable[[], None],
         on_fatal: Callable[[BridgeError], None],
         beat: Beat = unwatched,
         beat_query: Beat = unwatched,
@@ -96,6 +98,7 @@ class Ingest:
         self._executor_host = executor_host
         self._clock = clock
         self._metrics = metrics
+        self._on_corrupt = on_corrupt
         self._on_fatal = on_fatal
         self._beat = beat
         self._beat_query = beat_query
@@ -177,6 +180,11 @@ class Ingest:
         except Closed:
             if not self._stopping.is_set():
                 self._fail(InternalError("the store is closed", hint="Please report this.", code="DB-7001"))
+        except Corrupt as corrupt:
+            log.error("segment-corrupt", report=recovery.set_aside(corrupt, self._clock.now_ms()))
+            self._on_corrupt()
+        except DiskFailure as failure:
+            self._fail(EnvironmentFailure(failure.message, hint=failure.hint, code=failure.code))
         except BridgeError as error:
             self._fail(error)
         except Exception as error:  # noqa: BLE001 - the application must know that nothing is read any more

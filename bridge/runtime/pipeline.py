@@ -280,6 +280,7 @@ class Pipeline:
             executor_host=settings.spark.executor_host,
             clock=context.clock,
             metrics=context.metrics,
+            on_corrupt=context.on_rebuild,
             on_fatal=context.on_fatal,
             beat=context.hearts.watch(INGEST, CALLS_S),
             beat_query=context.hearts.watch(QUERY, SPARK_S),

@@ -19,6 +19,8 @@ from urllib.parse import quote, unquote
 from bridge.wire.reasons import RejectReason
 
 Headers = list[tuple[str, bytes | None]]
+Origin = tuple[str, int, int]
+"""Topic, partition and offset of an original record."""
 HeaderList = list[tuple[str, str | bytes | None]]
 """As the client takes them."""
 
@@ -27,6 +29,7 @@ UNTIL: Final = "delay-until"
 FOR: Final = "delay-for"
 LEVEL: Final = "delay-level"
 CANCEL: Final = "delay-cancel"
+CANCEL_ORIGIN: Final = "delay-cancel-origin"
 TOPIC: Final = "delay-topic"
 PARTITION: Final = "delay-partition"
 ID: Final = "delay-id"
@@ -66,7 +69,7 @@ DLT_MESSAGE: Final = "kafka_dlt-exception-message"
 REDRIVEN: Final = "delay-redriven"
 """The only header of a record in a dead-letter topic that says which letters before it have gone back."""
 
-REQUEST: Final = (UNTIL, FOR, LEVEL, CANCEL, TOPIC, PARTITION, ID, REPLACE)
+REQUEST: Final = (UNTIL, FOR, LEVEL, CANCEL, CANCEL_ORIGIN, TOPIC, PARTITION, ID, REPLACE)
 COPY: Final = (COPY_ORIGIN, COPY_DUE, COPY_ROLLS, COPY_ATTEMPT, COPY_AT, COPY_FORWARDED)
 DELIVERED: Final = (ORIGIN, DUE)
 CONTROL: Final = REQUEST + COPY
@@ -100,6 +103,7 @@ ISO_PATTERN: Final = (  # groups: W D H M S fraction; years and months have no f
     r"(?:T(?=[0-9])(?:([0-9]{1,10})H)?(?:([0-9]{1,10})M)?(?:([0-9]{1,10})(?:\.([0-9]+))?S)?)?"
 )
 TOPIC_PATTERN: Final = r"(?!\.{1,2}$)[a-zA-Z0-9._-]{1,249}"
+ORIGIN_PATTERN: Final = r"([a-zA-Z0-9._-]{1,249})/([0-9]{1,9})/([0-9]{1,15})"
 
 UNITS_MS: Final = (86_400_000, 3_600_000, 60_000, 1_000, 1)
 ISO_MS: Final = (604_800_000, 86_400_000, 3_600_000, 60_000, 1_000)
@@ -191,6 +195,15 @@ def check_topic(name: str) -> str:
     return name
 
 
+def parse_origin(text: str) -> Origin:
+    """Topic, partition and offset of `topic/partition/offset`."""
+    match = re.fullmatch(ORIGIN_PATTERN, text.strip(WHITE_SPACE))
+    if match is None:
+        raise ValueError(f"{text!r} is not topic/partition/offset of a record")
+    topic, partition, offset = match.groups()
+    return topic, int(partition), int(offset)
+
+
 def check_id(id: str) -> str:
     """An id, without the white space around it."""
     id = id.strip(WHITE_SPACE)
@@ -248,6 +261,13 @@ def cancel_headers(id: str, *, forwarded: str | None = None) -> list[tuple[str, 
     `forwarded` names the sender that has already written it to every partition: the bridge does not send it on.
     """
     return _encoded([(CANCEL, check_id(id)), *([(COPY_FORWARDED, forwarded)] if forwarded is not None else [])])
+
+
+def cancel_origin_headers(origin: str, *, forwarded: str | None = None) -> list[tuple[str, bytes]]:
+    """The headers of a record that cancels the message that came from `origin` (`topic/partition/offset`). In any
+    partition; the one of its message is the quickest. Raises ValueError. `forwarded` as for `cancel_headers`."""
+    origin = origin_text(*parse_origin(origin))
+    return _encoded([(CANCEL_ORIGIN, origin), *([(COPY_FORWARDED, forwarded)] if forwarded is not None else [])])
 
 
 def refuse_control(names: Iterable[str]) -> None:

@@ -20,8 +20,11 @@ class RejectReason(StrEnum):
     CREATE_TIME = "create-time", "The record's timestamp is its producer's: the delay topic needs LogAppendTime."
     DUPLICATE_HEADER = "duplicate-header", "A control header occurs more than once."
     BAD_COPY = "bad-copy", "The record claims to be a copy by the bridge, but its delay-copy-* headers are not valid."
-    NO_TIME = "no-time", "None of delay-until, delay-for, delay-level and delay-cancel is present."
-    TWO_TIMES = "two-times", "More than one of delay-until, delay-for, delay-level and delay-cancel is present."
+    NO_TIME = "no-time", "None of delay-until, delay-for, delay-level, delay-cancel and delay-cancel-origin is present."
+    TWO_TIMES = (
+        "two-times",
+        "More than one of delay-until, delay-for, delay-level, delay-cancel and delay-cancel-origin is present.",
+    )
     BAD_UNTIL = (
         "bad-until",
         "delay-until is neither epoch milliseconds nor RFC 3339 with an offset, or lies more than ten years back.",
@@ -33,6 +36,7 @@ class RejectReason(StrEnum):
     BAD_TARGET = "bad-target", "delay-topic is not a legal name of a Kafka topic."
     BAD_PARTITION = "bad-partition", "delay-partition is not a whole number from 0 to 2147483647."
     BAD_ID = "bad-id", "The id in delay-id or delay-cancel is empty, longer than 256 characters, or not UTF-8."
+    BAD_ORIGIN = "bad-origin", "delay-cancel-origin is not topic/partition/offset of a record in a delay topic."
     BAD_REPLACE = "bad-replace", "delay-replace is neither true nor false, or is true without a delay-id."
     TOO_MANY_HEADERS = "too-many-headers", "The record has more headers than limits.headers allows."
     PAYLOAD_TOO_LARGE = "payload-too-large", "Key and value are larger than limits.payload_bytes allows."

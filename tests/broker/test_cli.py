@@ -205,6 +205,11 @@ def test_cancel_goes_to_the_key_s_partition_or_to_all(broker: Broker) -> None:
     assert invoke("cancel", "order-42", *common)[0] == 0
     keyless = [headers for key, _, headers in received(broker.bootstrap, topic, 4) if key is None]
     assert keyless == [{"delay-cancel": b"order-42", "delay-copy-forwarded": b"client"}] * 3
+    assert invoke("cancel", "--origin", f"{topic}/2/5", *common)[::2] == (0, f"cancel of {topic}/2/5 sent to {topic}\n")
+    named = [headers for _, _, headers in received(broker.bootstrap, topic, 5) if "delay-cancel-origin" in headers]
+    assert named == [{"delay-cancel-origin": f"{topic}/2/5".encode()}]
+    for wrong in (["a", "--origin", f"{topic}/2/5"], [], ["--origin", "delay/5"]):
+        assert invoke("cancel", *wrong, *common)[0] == 2
     status, _, err = invoke("cancel", "", *common)
     assert (status, "1 to 256 characters" in err) == (2, True)
 

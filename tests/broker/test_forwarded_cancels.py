@@ -76,6 +76,41 @@ def test_a_cancel_without_a_key_goes_to_every_other_partition() -> None:
     assert {row for batch in batches for row in batch.ids.tolist()} == {0, 5}
 
 
+def test_a_cancel_by_origin_goes_to_the_partition_that_it_names() -> None:
+    """Once, marked; one that names its own partition is at home, and one that names none of ours does nothing."""
+
+    def by_origin(topic: str, partition: int, offset: int, named: str, origin: int, *more: Any) -> dict[str, Any]:
+        headers = [("delay-cancel-origin", named.encode()), *more]
+        return {**cancel(topic, partition, offset, headers=headers), "id": None, "origin": origin}
+
+    out = due_rows(
+        by_origin("many", 1, 5, "many/1/3", 3),
+        by_origin("many", 1, 6, " many/2/4 ", -1),
+        by_origin("one", 0, 7, "two/1/99", -1),
+        by_origin("one", 0, 8, "two/2/99", -1),
+        by_origin("one", 0, 9, "away/0/99", -1),
+        by_origin("many", 0, 10, "many/2/4", -1, FORWARDED),
+        cancel("two", 0, 11),
+    )
+    found = Forwards(out, PARTITIONS.__getitem__)
+    sent = [
+        (batch.topic, partition, dict(headers))
+        for batch in found.batches()
+        for partition, headers in zip(batch.partitions or [], batch.headers or [], strict=True)
+    ]
+    assert sorted(sent, key=str) == [
+        ("many", 2, {"delay-cancel-origin": b"many/2/4", "delay-copy-forwarded": b"many/1/6"}),
+        ("two", 1, {"delay-cancel": b"id-11", "delay-copy-forwarded": b"two/0/11"}),
+        ("two", 1, {"delay-cancel-origin": b"two/1/99", "delay-copy-forwarded": b"one/0/7"}),
+    ]
+    assert (found.records, found.ids.tolist()) == (3, [1, 2, 6])
+    assert found.places() == {
+        SOURCES.index("many", 1): {("many", 2)},
+        SOURCES.index("one", 0): {("two", 1)},
+        SOURCES.index("two", 0): {("two", 1)},
+    }
+
+
 def test_a_cancel_goes_to_partitions_that_were_added_since_the_store_was_opened() -> None:
     """It is asked how many there are when it is sent on; a broker that has not heard of the latest takes none away."""
     out = due_rows(cancel("many", 1, 5), cancel("one", 0, 6))

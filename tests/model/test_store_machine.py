@@ -37,6 +37,7 @@ import timerstore.log.segment
 import timerstore.operations.find
 from tests.profiles import of_a_machine, timeout_s
 from tests.unit.timerstore.entries import Record, entries
+from timerstore.cancels.cancels import NO_ORIGIN
 from timerstore.disk import checkpoint as checkpoints
 from timerstore.disk.checkpoint import Identity
 from timerstore.errors import DiskFailure, DiskFull
@@ -92,7 +93,7 @@ DELAYS = st.one_of(
 )
 IDS = st.sampled_from(["a", "b", "c"])
 # What a record is beside its delay: without id, with one, a replace (as one row or with a cancel of the same offset), a
-# cancel (also of an id that no timer has).
+# cancel (also of an id that no timer has), a cancel of the record so many offsets back.
 TAGS = st.one_of(
     st.none(),
     st.none(),
@@ -100,6 +101,7 @@ TAGS = st.one_of(
     st.tuples(st.just("id"), IDS),
     st.tuples(st.sampled_from(["replace", "two rows"]), IDS),
     st.tuples(st.just("cancel"), st.sampled_from(["a", "b", "c", "none"])),
+    st.tuples(st.just("origin"), st.integers(-1, 8)),
 )
 RECORDS = st.lists(st.tuples(st.sampled_from(PARTITIONS), DELAYS, TAGS), min_size=1, max_size=8)
 COPY_DELAYS_MS = [0, 5, 30, 70]
@@ -205,7 +207,11 @@ class StoreMachine(RuleBasedStateMachine):
             log = self.log[name]
             row = Record(name[0], name[1], len(log), due, ["orders", "bills", None][i % 3])
             what, id = tag or (None, None)
-            if what == "cancel":
+            if isinstance(id, int):
+                # Some records back; the next one, which is not there yet; or none of this partition.
+                named = len(log) - 1 - id
+                log.append([replace(row, due_ms=None, cancels=True, origin=named if named >= 0 else NO_ORIGIN)])
+            elif what == "cancel":
                 log.append([replace(row, due_ms=None, cancels=True, id=id)])
             elif what is None or due is None:
                 log.append([row])
@@ -246,7 +252,8 @@ class StoreMachine(RuleBasedStateMachine):
     def covered(self, record: Record, upto: int | None = None) -> bool:
         name = record.topic, record.partition
         return record.kind == Kind.TIMER and any(
-            row.id is not None and row.id == record.id and (row.cancels or row.replace)
+            (row.id is not None and row.id == record.id and (row.cancels or row.replace))
+            or (row.cancels and row.id is None and row.origin == record.origin_offset)
             for rows in self.log[name][record.origin_offset + 1 : self.known(name) if upto is None else upto]
             for row in rows
         )

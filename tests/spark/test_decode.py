@@ -153,6 +153,32 @@ def test_cancel(spark: SparkSession) -> None:
         assert row["headers"][0] == ("delay-cancel", b" a ")
 
 
+@pytest.mark.parametrize(
+    ("named", "origin"),
+    [
+        ("delay/0/7", 7),
+        (" delay/0/007\n", 7),
+        ("delay/00/7", -1),
+        (f"delay/0/{9**15}", 9**15),
+        ("delay/1/7", -1),
+        ("other/0/7", -1),
+    ],
+)
+def test_cancel_by_origin(spark: SparkSession, named: str, origin: int) -> None:
+    """It has the offset that it names, where that is of its own partition, and no id."""
+    headers = [
+        ("delay-cancel-origin", named),
+        ("x", "1"),
+        ("delay-topic", "/"),
+        ("delay-id", ""),
+        ("delay-replace", "?"),
+    ]
+    for row in decoded(spark, [record(*headers), record(*headers, key=None)]):
+        assert (row["kind"], row["id"], row["at"], row["due"], row["reason"]) == (1, None, AT_MIN, TS, None)
+        assert (row["target"], row["target_partition"], row["replace"], row["origin"]) == (None, None, False, origin)
+        assert row["headers"][0] == ("delay-cancel-origin", named.encode())
+
+
 def test_copies(spark: SparkSession) -> None:
     """A copy keeps origin and due time; a backoff puts it off, but never past the roll window; what it says is read
     back."""

@@ -8,8 +8,10 @@ from datetime import timedelta
 from typing import Final
 
 import pytest
+from confluent_kafka import Message
 
 from bridge.client import DelayClient
+from bridge.wire.headers import cancel_origin_headers
 from dev.harness.kafka import Reader, Record, Topics
 from dev.harness.waiting import wait_until
 from tests.system.bridge import RunningBridge
@@ -108,6 +110,38 @@ def test_what_is_cancelled_is_not_delivered(site: Site) -> None:
     metrics = site.bridge.metrics()
     assert metrics["early_deliveries_total"] == 0
     assert not any(count for name, count in metrics.items() if name.startswith("records_rejected_total"))
+
+
+def test_a_message_is_cancelled_by_where_its_record_is(site: Site) -> None:
+    """Without an id, from any partition, before and after it was rolled; nothing else is."""
+    before, cancelled = site.bridge.metrics()["records_rolled_total"], site.cancelled()
+    origins: dict[str, tuple[str, int, int]] = {}
+
+    def send(value: str, key: str | None) -> None:
+        def told(_: object, message: Message) -> None:
+            origins[value] = (message.topic() or "", message.partition() or 0, message.offset() or 0)
+
+        site.client.send(site.target, value, key, after=timedelta(milliseconds=6 * WINDOW_MS), on_delivery=told)
+        site.client.flush()
+
+    for n in range(6):
+        send(f"at home {n}", f"key {n}")
+        send(f"elsewhere {n}", f"key {n}")
+        send(f"rolled {n}", f"key {n}")
+        send(f"kept {n}", f"key {n}")
+    for n in range(6):
+        site.client.cancel_origin(*origins[f"at home {n}"])
+        topic, partition, offset = origins[f"elsewhere {n}"]
+        headers = cancel_origin_headers(f"{topic}/{partition}/{offset}")
+        site.client.producer.produce(topic, partition=(partition + 1) % 3, headers=[*headers])
+    site.client.flush()
+    site.wait_cancelled(cancelled + 12)
+    wait_until(lambda: site.bridge.metrics()["records_rolled_total"] - before >= 24, READ_S_MAX, "rolls")
+    for n in range(6):
+        site.client.cancel_origin(*origins[f"rolled {n}"])
+    site.client.flush()
+    site.wait_cancelled(cancelled + 18)
+    site.receive(*(f"kept {n}" for n in range(6)))
 
 
 def test_a_cancel_reaches_copies_after_any_number_of_rolls(site: Site) -> None:

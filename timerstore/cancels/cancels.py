@@ -1,13 +1,15 @@
 """Cancels: what a batch cancels, and which timers are cancelled already (invariant I7).
 
-A cancel, or a timer that replaces, read at offset c leaves a tombstone (its id, c), whether or not it is finished
-itself. A timer of the same source and id is *covered* when its origin offset is below c. Covered timers stay where they
-are, as physical rows (invariant I3); a transaction passes them without output.
+A cancel, or a timer that replaces, read at offset c leaves a tombstone (its id, or the origin that it names, and c),
+whether or not it is finished itself. A timer of the same source and id, or of that origin, is *covered* when its origin
+offset is below c. Covered timers stay where they are, as physical rows (invariant I3); a transaction passes them
+without output.
 
 The gauges are told at once. For a batch with new tombstones:
 
     before the lock   digests; which timers of the batch are covered; which pending timers in memory (`Unstored`) and
-                      beside segments (`SegmentIds`) become so, and were not before
+                      beside segments (`SegmentIds`) become so, and were not before. Where those of an origin are,
+                      ingest finds out (`PendingOf`)
     under the lock    the tombstones are added; those timers that are still unfinished leave the counts; where one is
                       on loan to the open transaction, its acknowledgement, which counts it out once more, counts it in
 
@@ -40,11 +42,18 @@ from timerstore.memory.pending import Tally, tally_coded
 from timerstore.memory.resident import Resident
 from timerstore.memory.sorted_runs import RowRefs
 from timerstore.rows.entry import Kind
-from timerstore.rows.position import AT_MIN, Bools, Int64s, Positions
+from timerstore.rows.position import AT_MIN, Bools, Int64s, Positions, pack
 from timerstore.rows.sources import Sources
 
 MARGIN_MS: Final = 3_600_000
 """How much longer than the largest window a tombstone is kept: clocks that differ, and ingest that lags."""
+
+
+NO_ORIGIN: Final = -1
+"""In place of an origin, of a cancel that names a record of another source."""
+PendingOf = Callable[[Int64s], Timers]
+"""The pending timers of origins (packed sources and offsets), of memory and segments, with the origins as keys; those
+that a tombstone covers are left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -85,17 +94,20 @@ class Cancels:
 
     def covered(self, lookup: Lookup, source: Int64s, payload: pa.RecordBatch) -> Bools | None:
         """Mask of the timers among rows of `entry.PAYLOAD` that a tombstone covers; None when there are none."""
-        ids = payload.column("id")
-        if not len(lookup) or ids.null_count == len(ids):
+        if not len(lookup):
             return None
-        origin = payload.column("origin").to_numpy()
-        candidate = (payload.column("kind").to_numpy() == Kind.TIMER) & (origin < lookup.highest[source])
-        rows = np.flatnonzero(candidate & ids.is_valid().to_numpy(zero_copy_only=False))
-        if not len(rows):
-            return None
-        offset, _ = lookup.look_up(self._seeds.digest(ids.take(pa.array(rows)), source[rows]))
+        ids, origin = payload.column("id"), payload.column("origin").to_numpy()
+        is_timer = payload.column("kind").to_numpy() == Kind.TIMER
         mask = np.zeros(len(ids), dtype=np.bool_)
-        mask[rows] = offset > origin[rows]
+        by_id = is_timer & (origin < lookup.highest[source])
+        if by_id.any() and ids.null_count < len(ids):
+            rows = np.flatnonzero(by_id & ids.is_valid().to_numpy(zero_copy_only=False))
+            offset, _ = lookup.look_up(self._seeds.digest(ids.take(pa.array(rows)), source[rows]))
+            mask[rows] = offset > origin[rows]
+        rows = np.flatnonzero(is_timer & (origin < lookup.highest_by_origin[source]))
+        if len(rows):
+            offset, _ = lookup.look_up(self._seeds.of_origins(origin[rows], source[rows]))
+            mask[rows] |= offset > origin[rows]
         return mask if mask.any() else None
 
     def keys_of(self, id: str) -> Digests:
@@ -115,13 +127,38 @@ class Cancels:
         fresh: RowRefs,
         is_unfinished: Bools,
         finished: Callable[[Positions], Bools],
+        pending_of: PendingOf,
         now_ms: int,
     ) -> Judged | None:
-        """What the `fresh` rows of a batch, read at `now_ms`, mean; None when none of them has an id.
+        """What the `fresh` rows of a batch, read at `now_ms`, mean; None when none of them has to do with a cancel.
 
         `row` of `fresh` is the index in `payload`; `is_unfinished` is by row of `fresh`. `finished` says which
         positions are finished. No lock is held.
         """
+        by_id = self._judge_ids(known, payload, fresh, is_unfinished, finished, now_ms)
+        by_origin = self._judge_origins(known, payload, fresh, is_unfinished, pending_of, now_ms)
+        if by_id is None or by_origin is None:
+            return by_id or by_origin
+        hits = concat_timers([by_id.hits, by_origin.hits])
+        _, once = np.unique(hits.seq, return_index=True)
+        gone = np.isin(by_id.timers.seq, fresh.seq[by_origin.covered[fresh.row]])
+        return Judged(
+            covered=by_id.covered | by_origin.covered,
+            tombstones=merged([by_id.tombstones, by_origin.tombstones]),
+            timers=by_id.timers[~gone],
+            hits=hits[once],
+        )
+
+    def _judge_ids(
+        self,
+        known: Known,
+        payload: pa.RecordBatch,
+        fresh: RowRefs,
+        is_unfinished: Bools,
+        finished: Callable[[Positions], Bools],
+        now_ms: int,
+    ) -> Judged | None:
+        """What the rows with ids mean."""
         ids = payload.column("id")
         if ids.null_count == len(ids):
             return None
@@ -174,10 +211,51 @@ class Cancels:
             hits=hits,
         )
 
+    def _judge_origins(
+        self,
+        known: Known,
+        payload: pa.RecordBatch,
+        fresh: RowRefs,
+        is_unfinished: Bools,
+        pending_of: PendingOf,
+        now_ms: int,
+    ) -> Judged | None:
+        """What cancels by origin mean, those of the batch and those before, for the timers of the batch and others."""
+        index, source, offset = fresh.row, fresh.source, fresh.offset
+        kind, origin = payload.column("kind").to_numpy()[index], payload.column("origin").to_numpy()[index]
+        makes = kind == Kind.CANCEL
+        if makes.any():
+            makes &= payload.column("id").is_null().to_numpy(zero_copy_only=False)[index] & (origin != NO_ORIGIN)
+        highest = known.lookup.highest_by_origin
+        timer = (kind == Kind.TIMER) & is_unfinished & ((origin < highest[source]) | makes.any())
+        if not (makes.any() or timer.any()):
+            return None
+        expire_ms = np.full(int(np.count_nonzero(makes)), now_ms + self._keep_ms)
+        new = _run(self._seeds.of_origins(origin[makes], source[makes]), source[makes], offset[makes], expire_ms)
+        rows = np.flatnonzero(timer)
+        keys = self._seeds.of_origins(origin[rows], source[rows])
+        by, until_ms = self._cover(known.lookup, new, keys, source[rows], origin[rows])
+        is_covered = by > origin[rows]
+        covered = np.zeros(len(payload), dtype=np.bool_)
+        covered[index[rows[is_covered]]] = True
+        raised = _run(
+            keys[is_covered], source[rows][is_covered], by[is_covered],
+            np.maximum(until_ms, fresh.at[rows])[is_covered],
+        )  # fmt: skip
+        hits = no_timers()
+        if len(new):
+            # A message cannot be cancelled by what was written before it.
+            named = new[new.offset > new.keys.lo.astype(np.int64)]
+            hits = pending_of(pack(named.source.astype(np.int64), named.keys.lo.astype(np.int64)))
+        at = find(new.keys, hits.keys)
+        reached = _run(hits.keys, new.source[at], new.offset[at], hits.at)
+        return Judged(covered=covered, tombstones=merged([new, raised, reached]), timers=no_timers(), hits=hits)
+
     def take_in(self, judged: Judged, resident: Resident, on_loan: RowRefs) -> tuple[Tally, Tally]:
         """Add what was judged. Returns the timers that were pending until now, counted, and those of them that are on
         loan."""
-        self.tombstones.add(judged.tombstones)
+        new = judged.tombstones
+        self.tombstones.add(new, self._seeds.are_origins(new.keys, new.source))
         self.unstored.add(judged.timers, lambda timers: _is_gone(resident, timers))
         hits = judged.hits[~resident.finished(judged.hits)]
         # Of the rows of one offset only one is a timer.
@@ -213,7 +291,7 @@ class Cancels:
         holders: tuple[Timers | SegmentIds, ...] = (*known.unstored, *known.segments)
         for query, timers in chain.from_iterable(holder.matches(new.keys) for holder in holders):
             mask = (timers.origin < new.offset[query]) & (timers.origin >= before[query])
-            mask[mask] = ~finished(timers[mask])
+            mask[mask] = ~(finished(timers[mask]) | self._are_covered_by_origin(known.lookup, timers[mask]))
             if mask.any():
                 parts.append(timers[mask])
                 reached.append(query[mask])
@@ -223,15 +301,23 @@ class Cancels:
             return no_timers(), np.empty(0, np.int64)
         return concat_timers(parts), np.concatenate(reached)
 
+    def _are_covered_by_origin(self, lookup: Lookup, timers: Timers) -> Bools:
+        mask: Bools = timers.origin < lookup.highest_by_origin[timers.source]
+        if mask.any():
+            rows = timers[mask]
+            offset, _ = lookup.look_up(self._seeds.of_origins(rows.origin, rows.source))
+            mask[mask] = offset > rows.origin
+        return mask
+
     # ---- opening, maintenance
 
-    def covered_in(self, ids: SegmentIds, finished: Callable[[Positions], Bools]) -> Tally:
-        """The pending timers of a segment that tombstones cover, counted: the smaller of the two is looked up in the
-        larger."""
+    def covered_by_id(self, ids: SegmentIds) -> Timers:
+        """The timers of a segment whose ids tombstones cover, some of them twice: the smaller of the two is looked up
+        in the larger."""
         lookup = self.tombstones.lookup()
         parts: list[Timers] = [no_timers()]
         if len(self.tombstones) < len(ids):
-            for run in [*lookup.memory, *(file.run() for file in lookup.files)]:
+            for run in lookup.runs():
                 for query, timers in ids.matches(run.keys):
                     parts.append(timers[run.offset[query] > timers.origin])
         else:
@@ -239,10 +325,27 @@ class Cancels:
                 offset, _ = lookup.look_up(timers.keys)
                 parts.append(timers[offset > timers.origin])
         ids.drop_pages()
-        covered = concat_timers(parts)
-        _, once = np.unique(covered.seq, return_index=True)
-        covered = covered[once]
-        return _tally(covered[~finished(covered)])
+        return concat_timers(parts)
+
+    def named_origins(self) -> Int64s:
+        """The origins that tombstones name, packed with their sources."""
+        lookup, found = self.tombstones.lookup(), [np.empty(0, np.int64)]
+        if (lookup.highest_by_origin >= 0).any():
+            for run in lookup.runs():
+                named = run[(run.source >= 0) & self._seeds.are_origins(run.keys, run.source)]
+                found.append(pack(named.source.astype(np.int64), named.keys.lo.astype(np.int64)))
+        return np.unique(np.concatenate(found))
+
+    def keys_of_origins(self, origin: Int64s, source: Int64s) -> Digests:
+        """What original records are known by."""
+        return self._seeds.of_origins(origin, source)
+
+    @staticmethod
+    def tally_once(timers: Timers, finished: Callable[[Positions], Bools]) -> Tally:
+        """Unfinished timers, each counted once."""
+        _, once = np.unique(timers.seq, return_index=True)
+        timers = timers[once]
+        return _tally(timers[~finished(timers)])
 
     def expired_before_ms(self, resident: Resident, on_loan: RowRefs, now_ms: int) -> int:
         """Tombstones that expire before this may be dropped: the time is over; nothing that is at or before it is

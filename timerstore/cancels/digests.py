@@ -92,6 +92,19 @@ def digest(ids: pa.Array, seeds: Uint64s) -> Digests:
     return Digests(hi, lo)
 
 
+def origin_keys(origins: Int64s, seeds: Uint64s) -> Digests:
+    """Keys of original records by their offsets, each row with its own seed. They tell the offset (`lo`), and what they
+    are (`are_origins`); an id's digest is one of them with a chance of 2^-64."""
+    lo = origins.astype(np.uint64)
+    return Digests(_final(lo ^ seeds), lo)
+
+
+def are_origins(keys: Digests, seeds: Uint64s) -> Bools:
+    """Which keys are of originals, bool[n]."""
+    mask: Bools = keys.hi == _final(keys.lo ^ seeds)
+    return mask
+
+
 def find(keys: Digests, wanted: Digests) -> Int64s:
     """Where each wanted key is among sorted, distinct `keys`; -1 where it is not."""
     result = np.full(len(wanted), -1, dtype=np.int64)

@@ -21,7 +21,16 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from timerstore.cancels.digests import Digests, Uint64s, concat_digests, digest, find_all, seed
+from timerstore.cancels.digests import (
+    Digests,
+    Uint64s,
+    are_origins,
+    concat_digests,
+    digest,
+    find_all,
+    origin_keys,
+    seed,
+)
 from timerstore.disk import column_file as columns
 from timerstore.disk import files
 from timerstore.disk.column_file import ColumnFile
@@ -50,7 +59,8 @@ UNSTORED_SLACK: Final = 1 << 16
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Timers(Positions):
-    """Timers with ids. `target` int32[n] is the index of the target in `names` (which has "" for the default)."""
+    """Timers, by the digest of their id or by their origin. `target` int32[n] is the index of the target in `names`
+    (which has "" for the default)."""
 
     keys: Digests
     origin: Int64s
@@ -209,6 +219,14 @@ class Seeds:
         """Keys of ids (no nulls) of these sources."""
         column = ids.combine_chunks() if isinstance(ids, pa.ChunkedArray) else ids
         return digest(column, self._seeds[source])
+
+    def of_origins(self, origin: Int64s, source: Int64s) -> Digests:
+        """Keys of the original records at these offsets of these sources."""
+        return origin_keys(origin, self._seeds[source])
+
+    def are_origins(self, keys: Digests, source: Int64s | Int32s) -> Bools:
+        """Which keys, of these sources, are of original records."""
+        return are_origins(keys, self._seeds[source])
 
     def digest_everywhere(self, id: str) -> Digests:
         """The keys of one id, source by source."""

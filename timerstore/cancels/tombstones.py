@@ -1,7 +1,7 @@
 """Tombstones: what a cancel leaves behind (invariant I7).
 
-A tombstone says: of this source, every unfinished timer with this id and an origin offset below `offset` is cancelled.
-There is one for a key; a later cancel moves its offset up.
+A tombstone says: of this source, every unfinished timer with this id, or with this origin, and an origin offset below
+`offset` is cancelled. There is one for a key; a later cancel moves its offset up.
 
 They are sorted runs, newest last: small ones in memory, the others in column files that a flush has written and the
 checkpoint names. Memory runs of like size are merged, and so are files, so that a tombstone is written a logarithmic
@@ -14,7 +14,7 @@ A tombstone is dropped, by a merge, when it has expired (see `Cancels.expired_be
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from timerstore.cancels.digests import Digests, concat_digests, find
+from timerstore.cancels.id_index import Seeds
 from timerstore.disk import column_file as columns
 from timerstore.disk import files
 from timerstore.disk.checkpoint import NamedFile
@@ -59,7 +60,7 @@ class Run:
 
 
 class TombstoneFile:
-    """A run on disk. `highest` is the largest offset in it by source."""
+    """A run on disk. `highest` is the largest offset in it by source, `highest_by_origin` that of cancels by origin."""
 
     def __init__(self, file: ColumnFile, sources: Sources) -> None:
         self.file = file
@@ -67,15 +68,16 @@ class TombstoneFile:
         names = [(topic, partition) for topic, partition in file.note["sources"]]
         # A source that is no longer known has nothing pending here.
         self._source = np.array([sources.index(*n) if n in sources else -1 for n in names], dtype=np.int32)
-        self.highest = {
-            source: offset
-            for source, offset in zip(self._source.tolist(), file.note["highest"], strict=True)
-            if source >= 0 and offset >= 0
-        }
+        self.highest = self._by_source(file.note["highest"])
+        self.highest_by_origin = self._by_source(file.note.get("highest_by_origin", [-1] * len(names)))
         self.expire_ms_max: int = file.note["expire_ms_max"]
 
     def __len__(self) -> int:
         return len(self.file)
+
+    def _by_source(self, offsets: Sequence[int]) -> dict[int, int]:
+        pairs = zip(self._source.tolist(), offsets, strict=True)
+        return {source: offset for source, offset in pairs if source >= 0 and offset >= 0}
 
     def run(self, part: slice = slice(None)) -> Run:
         """Rows of it; the columns stay where they are, on disk, but for the sources."""
@@ -94,11 +96,17 @@ class TombstoneFile:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lookup:
     """All tombstones of one moment. `highest` (int64 by source, -1 where there are none) is the largest offset: a timer
-    of a higher origin cannot be covered."""
+    of a higher origin cannot be covered. `highest_by_origin` is the largest of cancels by origin."""
 
     memory: tuple[Run, ...]
     files: tuple[TombstoneFile, ...]
     highest: Int64s
+    highest_by_origin: Int64s
+
+    def runs(self) -> Iterator[Run]:
+        """All of it; the columns of files stay on disk."""
+        yield from self.memory
+        yield from (file.run() for file in self.files)
 
     def look_up(self, wanted: Digests) -> tuple[Int64s, Int64s]:
         """(offset, expire_ms) of each wanted key's tombstone, int64[n] each; -1 where there is none."""
@@ -123,6 +131,7 @@ class Tombstones:
         self._memory: tuple[Run, ...] = ()
         self._files: tuple[TombstoneFile, ...] = ()
         self._highest: Int64s = np.full(sources, -1, dtype=np.int64)
+        self._highest_by_origin = self._highest
 
     def __len__(self) -> int:
         """Rows of all runs (a key in two of them counts twice)."""
@@ -140,16 +149,22 @@ class Tombstones:
 
     def lookup(self) -> Lookup:
         """All tombstones as they are now."""
-        return Lookup(memory=(*self._frozen, *self._memory), files=self._files, highest=self._highest)
+        return Lookup(
+            memory=(*self._frozen, *self._memory),
+            files=self._files,
+            highest=self._highest,
+            highest_by_origin=self._highest_by_origin,
+        )
 
     def restore(self, files: Sequence[TombstoneFile]) -> None:
         """The files of the checkpoint."""
         self._files = tuple(files)
         for file in files:
-            self._raise(np.array(list(file.highest), np.int64), np.array(list(file.highest.values()), np.int64))
+            self._highest = _raised(self._highest, *_columns(file.highest))
+            self._highest_by_origin = _raised(self._highest_by_origin, *_columns(file.highest_by_origin))
 
-    def add(self, run: Run) -> None:
-        """New tombstones."""
+    def add(self, run: Run, by_origin: Bools) -> None:
+        """New tombstones; `by_origin` bool[n] tells which are of cancels by origin."""
         if not len(run):
             return
         runs = [*self._memory, run]
@@ -157,7 +172,9 @@ class Tombstones:
             newest = runs.pop()
             runs[-1] = merged([runs[-1], newest])
         self._memory = tuple(runs)
-        self._raise(run.source.astype(np.int64), run.offset)
+        self._highest = _raised(self._highest, run.source, run.offset)
+        if by_origin.any():
+            self._highest_by_origin = _raised(self._highest_by_origin, run.source[by_origin], run.offset[by_origin])
 
     def merge(self, expired_before_ms: int, elsewhere: Bools) -> TombstoneMerge | None:
         """What no file holds yet, to be written (what comes from now on is kept apart from it), and the files to be
@@ -183,10 +200,15 @@ class Tombstones:
         kept = tuple(f for f in self._files if f not in absorbed)
         self._files = kept if file is None else (*kept, file)
 
-    def _raise(self, source: Int64s, offset: Int64s) -> None:
-        highest = self._highest.copy()
-        np.maximum.at(highest, source, offset)
-        self._highest = highest
+
+def _raised(highest: Int64s, source: npt.NDArray[Any], offset: Int64s) -> Int64s:
+    raised = highest.copy()
+    np.maximum.at(raised, source, offset)
+    return raised
+
+
+def _columns(by_source: Mapping[int, int]) -> tuple[Int64s, Int64s]:
+    return np.array(list(by_source), np.int64), np.array(list(by_source.values()), np.int64)
 
 
 def merged(runs: Sequence[Run]) -> Run:
@@ -248,6 +270,7 @@ def write(path: Path, sources: Sources, merge: TombstoneMerge) -> TombstoneFile 
     Raises DiskFull (nothing was written) or DiskFailure.
     """
     highest: Int64s = np.full(len(sources), -1, dtype=np.int64)
+    highest_by_origin, seeds = highest.copy(), Seeds(sources)
     expire_ms_max = 0
 
     def pieces() -> Iterator[dict[str, npt.NDArray[Any]]]:
@@ -255,13 +278,21 @@ def write(path: Path, sources: Sources, merge: TombstoneMerge) -> TombstoneFile 
         for piece in merge.pieces():
             if len(piece):
                 np.maximum.at(highest, piece.source, piece.offset)
+                named = piece[seeds.are_origins(piece.keys, piece.source)]
+                np.maximum.at(highest_by_origin, named.source, named.offset)
                 expire_ms_max = max(expire_ms_max, int(piece.expire_ms.max()))
                 yield {"hi": piece.keys.hi, "lo": piece.keys.lo, "source": piece.source, "offset": piece.offset,
                        "expire_ms": piece.expire_ms}  # fmt: skip
 
     def note() -> dict[str, Any]:
         names = [list(name) for name in sources]
-        return {"sources": names, "highest": highest.tolist(), "expire_ms_max": expire_ms_max}
+        by_origin = highest_by_origin.tolist()
+        return {
+            "sources": names,
+            "highest": highest.tolist(),
+            "highest_by_origin": by_origin,
+            "expire_ms_max": expire_ms_max,
+        }
 
     columns.write(path, SCHEMA, sum(map(len, merge.runs)) + sum(map(len, merge.absorbed)), pieces(), note)
     written = columns.read(path)

@@ -6,6 +6,7 @@ It is derived from the segment; one that is missing or damaged is made again.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -15,13 +16,14 @@ import pyarrow.parquet as pq
 
 from timerstore.disk import column_file as columns
 from timerstore.disk import files
-from timerstore.disk.column_file import ColumnFile
+from timerstore.disk.column_file import Column, ColumnFile
 from timerstore.errors import Corrupt
 from timerstore.rows.entry import Kind
 from timerstore.rows.position import Int64s, offsets_of, pack, sources_of
 from timerstore.rows.sources import Sources
 
 SCHEMA: Final = {"origin": "<i8", "row": "<i4"}
+PIECE_ROWS: Final = 1 << 18
 READ: Final = ["topic", "partition", "kind", "origin"]
 
 
@@ -81,6 +83,8 @@ def _make(segment: Path, path: Path, crc: int, sources: Sources) -> None:
             begin += len(table)
     origin, row = np.concatenate(origins), np.concatenate(rows)
     order = np.argsort(origin, kind="stable")
-    pieces = ({"origin": origin[order[part]], "row": row[order[part]]} for part in columns.slices(len(order), 1 << 18))
+    pieces: Iterator[Mapping[str, Column]] = (
+        {"origin": origin[order[part]], "row": row[order[part]]} for part in columns.slices(len(order), PIECE_ROWS)
+    )
     note = {"sources": [list(name) for name in sources], "segment_crc": crc}
     columns.write(path, SCHEMA, len(order), pieces, lambda: note)

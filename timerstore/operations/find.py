@@ -29,7 +29,7 @@ from timerstore.errors import Corrupt, Misuse
 from timerstore.log.segment import Reader, Segment, references
 from timerstore.memory.sorted_runs import EMPTY, RowRefs, concat
 from timerstore.operations.state import StoreState
-from timerstore.operations.view import View
+from timerstore.operations.view import ATTEMPTS, View
 from timerstore.rows.entry import PAYLOAD_COLUMNS, Kind
 from timerstore.rows.position import OFFSET_MAX, ORIGIN, Bools, Int64s, Position, Positions, pack, sources_of
 from timerstore.rows.sources import NamedPosition
@@ -40,8 +40,6 @@ SCANNED_ROWS_MAX: Final = 16_000_000
 """Rows on disk that one search looks at, before it says how far it came."""
 SEARCHES_MAX: Final = 2
 """At a time: others wait."""
-ATTEMPTS: Final = 3
-"""Segments may be gone when they are to be opened: the search begins anew."""
 
 POSITION_COLUMNS: Final = ("topic", "partition", "offset", "at")
 STATE_COLUMNS: Final = ("kind", "id", "origin", "due", "attempt")
@@ -195,9 +193,7 @@ class Find:
                 search.run(limit, scanned_rows_max)
             except Corrupt as error:
                 search.close()
-                with self._state.lock:
-                    is_live = error.path in [str(segment.path) for segment in self._state.timerlog]
-                if is_live or attempt == ATTEMPTS - 1:
+                if attempt == ATTEMPTS - 1 or not View.is_outdated(self._state, error):
                     raise
             except BaseException:
                 search.close()

@@ -11,6 +11,7 @@ from timerstore.cancels.cancels import Judged
 from timerstore.errors import Closed, Misuse
 from timerstore.memory.pending import tally_timers
 from timerstore.memory.sorted_runs import select
+from timerstore.operations.by_origin import pending_of
 from timerstore.operations.state import StoreState
 from timerstore.rows.entry import payload_of
 from timerstore.rows.sources import SourceName
@@ -28,7 +29,8 @@ class Ingest:
         reaches, by source.
 
         Blocks while there is no room. Rows below the next expected offset (a batch seen before) and finished ones are
-        dropped. Returns how many rows were new. Raises Closed when the store is closed meanwhile.
+        dropped. Returns how many rows were new. Raises Closed when the store is closed meanwhile; Corrupt, DiskFailure
+        where a cancel by origin has segments read.
         """
         state, resident = self._state, self._state.resident
         everything = select(entries, state.sources)
@@ -48,7 +50,7 @@ class Ingest:
                 parts = resident.parts(fresh[unfinished].sorted())
                 known = state.cancels.known([s.ids for s in state.timerlog if s.ids is not None])
             # Copies and counts are made, and cancels looked up, without the lock: delivery goes on.
-            judged = state.cancels.judge(known, payload, fresh, unfinished, state.finished, now_ms)
+            judged = state.cancels.judge(known, payload, fresh, unfinished, state.finished, pending_of(state), now_ms)
             chunks = [(part, payload.take(pa.array(part.row))) for part in parts]
             covered = None if judged is None else judged.covered
             tallies = [

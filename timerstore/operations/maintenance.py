@@ -19,6 +19,7 @@ from timerstore.log.segment import Segment
 from timerstore.log.timerlog import Window
 from timerstore.memory.sorted_runs import RowRefs, concat
 from timerstore.operations import compaction
+from timerstore.operations.by_origin import covered_in
 from timerstore.operations.compaction import Compaction
 from timerstore.operations.state import StoreState
 from timerstore.rows.position import ORIGIN, Int64s
@@ -241,12 +242,12 @@ class Maintenance:
             gone = sum(each.rows_of[source] for source in away)
             position = min((committed[s].position for s in each.largest if s in committed), default=ORIGIN)
             passed = compaction.passed_rows(each, position) * (each.rows - gone) // each.rows + gone
-        if each.ids is None or not len(state.cancels.tombstones):
+        if not len(state.cancels.tombstones):
             return passed
         # Counting takes a while: again only when an eighth of the segment may have been cancelled since.
         cancelled, known = state.cancels.cancelled, self._covered.get(each.named.name)
         if known is None or cancelled - known[0] > each.rows // 8:
-            covered = state.cancels.covered_in(each.ids, state.finished)
+            covered = covered_in(state, each)
             known = self._covered[each.named.name] = (cancelled, int(covered.counts.sum()))
         return min(each.rows, passed + known[1])
 

@@ -48,6 +48,7 @@ from timerstore.limits import Limits
 from timerstore.log import segment
 from timerstore.log.segment import Segment
 from timerstore.memory.pending import Tally, tally
+from timerstore.operations.by_origin import covered_in
 from timerstore.operations.state import StoreState
 from timerstore.rows.entry import payload_of
 from timerstore.rows.position import OFFSET_MAX, ORIGIN, Int64s, Progress
@@ -237,8 +238,7 @@ def _restore(
     for each in kept:
         state.timerlog.add(each)
         state.pending.add(_count_pending(each, state))
-        if each.ids is not None:
-            state.pending.remove(state.cancels.covered_in(each.ids, state.finished))
+        state.pending.remove(covered_in(state, each))
         progress(len(kept), len(kept))
     return state
 

@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Self
+from typing import Final, Self
 
 import numpy as np
 import pyarrow as pa
 
 from timerstore.cancels.tombstones import Lookup
+from timerstore.errors import Corrupt
 from timerstore.log.segment import Segment
 from timerstore.memory.sorted_runs import RowRefs, concat
 from timerstore.operations.state import StoreState
 from timerstore.rows.entry import PAYLOAD
 from timerstore.rows.position import Bools, Int64s, Position
+
+ATTEMPTS: Final = 3
+"""Segments may be gone when they are to be opened: a look begins anew."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +47,12 @@ class View:
                 held=resident.held,
                 tombstones=state.cancels.tombstones.lookup(),
             )
+
+    @staticmethod
+    def is_outdated(state: StoreState, error: Corrupt) -> bool:
+        """Whether a segment could not be opened since it was removed meanwhile: look again."""
+        with state.lock:
+            return error.path not in [str(segment.path) for segment in state.timerlog]
 
     def payload(self, columns: Sequence[str]) -> tuple[pa.Table, Int64s]:
         """Some columns of everything in memory, and by chunk the index at which it begins there."""

@@ -48,7 +48,8 @@ PAYLOAD_COLUMNS = [field.name for field in _PAYLOAD_FIELDS]
 
 ENTRY = pa.schema(_POSITION_FIELDS + _PAYLOAD_FIELDS)
 """Every column of an entry. `ts`, `due` and `at` are epoch milliseconds; `at` is int64's minimum for rejects and
-cancels."""
+cancels. `origin` is the offset of a timer's original; of a cancel without an id it is that of the record which it
+cancels, -1 for one of another source."""
 
 PAYLOAD = pa.schema(_PAYLOAD_FIELDS)
 """The columns that delivery needs beside the position."""

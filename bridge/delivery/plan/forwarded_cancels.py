@@ -1,4 +1,7 @@
-"""Cancels without a key: the messages that they name may be in any partition, so they are forwarded to all the others.
+"""Cancels whose messages are elsewhere, and are forwarded there.
+
+Without a key, the messages that an id names may be in any partition: such a cancel is forwarded to all the others. A
+cancel by origin names the partition: it is forwarded to that one, if the bridge reads it, and else does nothing.
 
 With the key of its target, a cancel reaches the same partition. Without a key it need not: the store applies it in its
 own partition, and the transaction that finishes it writes it to every other partition of the delay topic, with a header
@@ -24,9 +27,10 @@ from typing import Final
 
 import numpy as np
 
-from bridge.delivery.plan.due_rows import Batch, DueRows, Ids, Record, batches_by_topic, chunks
+from bridge.delivery.plan.due_rows import Batch, DueRows, Ids, Record, batches_by_topic, chunks, integers
 from bridge.errors import EnvironmentFailure
 from bridge.wire import headers as h
+from timerstore.cancels.cancels import NO_ORIGIN
 from timerstore.rows.entry import Kind
 from timerstore.rows.sources import SourceName
 
@@ -35,43 +39,61 @@ FORWARDED_BYTES: Final = 400
 
 
 class Forwards:
-    """The cancels `ids` among rows that are forwarded: those without a key, not forwarded already. `records` is how
-    many records that makes, `bytes` about how large they are; `unknown`, by source, why the partitions are not known.
+    """The cancels `ids` among rows that are forwarded: those without a key, and those by an origin elsewhere, not
+    forwarded already. `records` is how many records that makes, `bytes` about how large they are; `unknown`, by source,
+    why the partitions are not known.
     """
 
     def __init__(self, rows: DueRows, count: Callable[[str], int]) -> None:
         """`count` asks how many partitions a topic has now, or raises EnvironmentFailure."""
-        self.ids = _keyless_cancels(rows)
+        cancels, origins = _cancels_elsewhere(rows)
+        self._keyless = cancels[[origin is None for origin in origins]]
         self.records = self.bytes = 0
         self.unknown: dict[int, str] = {}
         self._rows = rows
         self._partitions: dict[str, int] = {}
-        if len(self.ids):
+        self._named: dict[int, h.Origin] = {}
+        """Origins elsewhere, by row."""
+        if len(cancels):
             known = Counter(topic for topic, _ in rows.sources)
-            source = rows.source[self.ids]
-            topic_of = {each: rows.sources.name(each)[0] for each in np.unique(source).tolist()}
-            for topic in set(topic_of.values()):
+            source = rows.source[cancels]
+            named = [None if each is None else each[0] for each in origins]
+            wanted = [name or rows.sources.name(each)[0] for name, each in zip(named, source.tolist(), strict=True)]
+            for topic in set(wanted) & known.keys():
                 try:
                     self._partitions[topic] = max(known[topic], count(topic))
                 except EnvironmentFailure as failure:
-                    self.unknown |= {each: failure.message for each, name in topic_of.items() if name == topic}
+                    asking = (each for each, name in zip(source.tolist(), wanted, strict=True) if name == topic)
+                    self.unknown |= dict.fromkeys(asking, failure.message)
+            for row, origin in zip(cancels.tolist(), origins, strict=True):
+                if origin is not None and origin[1] < self._partitions.get(origin[0], 0):
+                    self._named[row] = origin
             others = [self._partitions.get(topic, 1) - 1 for topic, _ in rows.sources]
-            self.records = int(np.array(others, dtype=np.int64)[source].sum())
+            self.records = int(np.array(others, dtype=np.int64)[rows.source[self._keyless]].sum()) + len(self._named)
             self.bytes = FORWARDED_BYTES * self.records
+        self.ids: Ids = np.union1d(self._keyless, np.array(list(self._named), dtype=np.intp))
+
+    @property
+    def topics(self) -> set[str]:
+        """The topics that they go to."""
+        return set(self._partitions)
 
     def places(self) -> dict[int, set[SourceName]]:
         """Where the cancels of each source (by index) go to."""
-        return {
+        found = {
             source: {(topic, partition) for partition in range(self._partitions.get(topic, 0))} - {(topic, own)}
-            for source in np.unique(self._rows.source[self.ids]).tolist()
+            for source in np.unique(self._rows.source[self._keyless]).tolist()
             for topic, own in (self._rows.sources.name(source),)
         }
+        for row, (topic, partition, _) in self._named.items():
+            found.setdefault(int(self._rows.source[row]), set()).add((topic, partition))
+        return found
 
     def batches(self) -> Iterator[Batch]:
-        """The cancels for every partition but their own."""
+        """The cancels for every partition but their own, or for the one that they name."""
         rows = self._rows
-        for chunk in chunks(rows.sizes[self.ids]):
-            chosen = self.ids[chunk]
+        for chunk in chunks(rows.sizes[self._keyless]):
+            chosen = self._keyless[chunk]
             topics, partitions = rows.places(chosen)
             origins = map(h.origin_text, topics, partitions, rows.offset[chosen].tolist())
             cancelled = zip(rows.column("id", chosen), origins, strict=True)
@@ -84,15 +106,35 @@ class Forwards:
                 yield from batches_by_topic(
                     chosen[mine], [topics[i] for i in mine], [partition] * len(mine), [records[i] for i in mine]
                 )
+        for row, (topic, partition, offset) in self._named.items():
+            headers = h.cancel_origin_headers(
+                h.origin_text(topic, partition, offset), forwarded=h.origin_text(*self._place(row))
+            )
+            yield Batch(
+                topic=topic,
+                ids=np.array([row], dtype=np.intp),
+                values=[None],
+                keys=[None],
+                headers=[list(headers)],
+                partitions=[partition],
+            )
+
+    def _place(self, row: int) -> tuple[str, int, int]:
+        return *self._rows.sources.name(int(self._rows.source[row])), int(self._rows.offset[row])
 
 
-def _keyless_cancels(rows: DueRows) -> Ids:
-    """Cancels without a key that were not forwarded already."""
+def _cancels_elsewhere(rows: DueRows) -> tuple[Ids, list[h.Origin | None]]:
+    """Cancels without a key, and by origins of other partitions, that were not forwarded already; and those origins."""
     cancels = rows.kind == Kind.CANCEL.value
     if not cancels.any():
-        return np.empty(0, np.intp)
-    ids = np.flatnonzero(cancels & rows.keyless())
-    if len(ids):
-        own = rows.headers(ids).lists()
-        ids = ids[[all(name != h.COPY_FORWARDED for name, _ in headers) for headers in own]]
-    return ids
+        return np.empty(0, np.intp), []
+    by_origin = rows.payload.column("id").is_null().to_numpy(zero_copy_only=False)
+    origin = integers(rows.payload.column("origin"), 0)
+    ids = np.flatnonzero(cancels & np.where(by_origin, origin == NO_ORIGIN, rows.keyless()))
+    if not len(ids):
+        return ids, []
+    own = [dict(headers) for headers in rows.headers(ids).lists()]
+    mine = [h.COPY_FORWARDED not in headers for headers in own]
+    names = [h.parse_origin(h.text_of(each[h.CANCEL_ORIGIN])) if by_origin[row] else None
+             for row, each, is_mine in zip(ids.tolist(), own, mine, strict=True) if is_mine]  # fmt: skip
+    return ids[mine], names

@@ -145,12 +145,12 @@ class Planner:
             self._columns = SourceColumns(sources, self._default_targets)
         rows = DueRows(taken, self._columns)
         known: dict[str, Target] = {}
-        own = cache(lambda: self._own_topics(rows, findings, known))
+        forwards = Forwards(rows, self._targets.count_partitions)
+        own = cache(lambda: self._own_topics(rows, forwards, findings, known))
         fates = passes.misnamed(rows, passes.by_kind(rows, now_ms))
         fates = passes.after_aborts(rows, fates, findings)
         fates = self._catching_up(rows, fates, own, now_ms)
         fates, deliveries = self._by_target(rows, fates, known)
-        forwards = Forwards(rows, self._targets.count_partitions)
         if len(forwards.ids):
             fates = fates.put(forwards.ids, Fate.FORWARD)
         cut: frozenset[int] = frozenset()
@@ -225,10 +225,11 @@ class Planner:
                 known[name] = target
         return fates, deliveries
 
-    def _own_topics(self, rows: DueRows, findings: Findings, known: dict[str, Target]) -> OwnTopics:
+    def _own_topics(self, rows: DueRows, forwards: Forwards, findings: Findings, known: dict[str, Target]) -> OwnTopics:
         """What the bridge's own topics take of these rows; added to `known`."""
         used = {rows.sources.name(source)[0] for source in np.unique(rows.source).tolist()}
-        known.update(self._targets.resolve([*used, *(self._letter_topics[name] for name in used)]))
+        letters = {self._letter_topics[name] for name in used}
+        known.update(self._targets.resolve([*(used | forwards.topics), *letters]))
         return OwnTopics(rows, known, self._letter_topics, findings, self._limits)
 
 

@@ -120,6 +120,22 @@ def test_a_cancel_goes_to_its_targets_partition_or_to_all() -> None:
     }
 
 
+def test_a_cancel_by_origin_goes_where_its_message_is() -> None:
+    """To its partition; of another delay topic to any, and the bridge sends it on."""
+    producer = FakeProducer(partitions=3)
+    sender = client(producer)
+    sender.cancel_origin("delay", 2, 5)
+    sender.cancel_origin("other", 2, 5)
+    assert [(s["topic"], s["key"], s["value"], s["partition"]) for s in producer.sent] == [
+        ("delay", None, None, 2),
+        ("delay", None, None, -1),
+    ]
+    assert [s["headers"] for s in producer.sent] == [
+        [("delay-cancel-origin", b"delay/2/5")],
+        [("delay-cancel-origin", b"other/2/5")],
+    ]
+
+
 def test_a_full_queue_is_waited_for() -> None:
     """A burst is slowed down, not refused."""
     producer = FakeProducer(full=3)

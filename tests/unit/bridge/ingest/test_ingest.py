@@ -157,6 +157,7 @@ class Bench:
             executor_host=None,
             clock=self.clock,
             metrics=self.metrics,
+            on_corrupt=lambda: None,
             on_fatal=self.failures.append,
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import timerstore.disk.column_file
 from tests.unit.timerstore.entries import Record, entries
 from tests.unit.timerstore.rig import BILLS, NOW_MS, ORDERS, Rig
 from timerstore.cancels import tombstones
+from timerstore.cancels.cancels import NO_ORIGIN
 from timerstore.disk import files
 from timerstore.errors import DiskFull
 from timerstore.limits import Limits
@@ -38,6 +40,10 @@ def send(rig: Rig, due_ms: int | None, id: str | None, source: SourceName = ORDE
 
 def cancel(rig: Rig, id: str, source: SourceName = ORDERS) -> Record:
     return send(rig, None, id, source, cancels=True)
+
+
+def cancel_origin(rig: Rig, origin: int, source: SourceName = ORDERS) -> Record:
+    return send(rig, None, None, source, cancels=True, origin=origin)
 
 
 def delivered(rig: Rig, until_ms: int) -> list[Record]:
@@ -501,3 +507,67 @@ class TestFiles:
         rig.finish(SOON_MS)
         assert rig.store.maintenance.reclaim(SOON_MS) == 2
         assert list(rig.directory.glob(f"*{files.IDS_SUFFIX}")) == []
+
+
+class TestByOrigin:
+    """A cancel that names the record: for messages without an id too."""
+
+    @pytest.mark.parametrize("due_ms", [NOW_MS - 5, NOW_MS, SOON_MS, FAR_MS])
+    @pytest.mark.parametrize("flushed", [False, True], ids=["in memory", "in a segment"])
+    @pytest.mark.parametrize("id", [None, "a"])
+    def test_it_reaches_a_timer_wherever_it_is(self, rig: Rig, due_ms: int, flushed: bool, id: str | None) -> None:
+        """The timer and its copies, those before and those after it; the counts follow at once, and only once."""
+        send(rig, FAR_MS + 60_000, None)
+        send(rig, due_ms, id, target="bills")
+        send(rig, FAR_MS, id, origin=1, rolls=1)
+        rig.ingest()
+        if flushed:
+            rig.deliver(NOW_MS - 100_000)
+            rig.store.maintenance.flush(NOW_MS)
+        for _ in range(2):
+            cancel_origin(rig, 1)
+            cancel_origin(rig, 1, source=BILLS)
+            rig.ingest()
+            stats = rig.store.stats()
+            assert (stats.pending, stats.cancelled) == (1, 2)
+        send(rig, FAR_MS, id, origin=1, rolls=2)
+        rig.ingest()
+        if id is not None:
+            cancel(rig, id)
+            rig.ingest()
+        assert (rig.store.stats().pending, rig.store.stats().cancelled) == (1, 3)
+        assert rig.store.stats().pending_by_target == {"orders": 1}
+        assert [record.offset for record in delivered(rig, FAR_MS + 60_000)] == [0]
+
+    @pytest.mark.parametrize("lost", [False, True], ids=["flushed", "directory lost"])
+    def test_it_is_remembered(self, rig: Rig, lost: bool) -> None:
+        """In the files, with the counts; and by the log, when the directory is lost."""
+        send(rig, FAR_MS, None)
+        send(rig, FAR_MS, "b")
+        send(rig, FAR_MS, None, source=BILLS)
+        rig.ingest()
+        cancel_origin(rig, 0)
+        cancel_origin(rig, 1)
+        rig.ingest()
+        rig.deliver()
+        rig.store.maintenance.flush(NOW_MS)
+        rig.store.close()
+        if lost:
+            shutil.rmtree(rig.directory)
+        store = rig.open()
+        rig.ingest()
+        assert store.stats().pending == 1
+        send(rig, FAR_MS, None, origin=0, rolls=1)
+        rig.ingest()
+        assert store.stats().pending == 1
+        assert [(record.partition, record.offset) for record in delivered(rig, FAR_MS)] == [(1, 0)]
+
+    def test_it_names_nothing_that_comes_later_or_elsewhere(self, rig: Rig) -> None:
+        """What is sent after it is not cancelled; a cancel that was for another partition cancels nothing here."""
+        cancel_origin(rig, 2)
+        cancel_origin(rig, NO_ORIGIN)
+        sent = [send(rig, SOON_MS, None), send(rig, SOON_MS, "a")]
+        cancel_origin(rig, 10**15 - 1)
+        rig.ingest()
+        assert rig.store.stats().pending == 2
+        assert delivered(rig, SOON_MS) == sent
