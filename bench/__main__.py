@@ -155,7 +155,7 @@ def pending(bridge: Bridge, arguments: argparse.Namespace, report: Report) -> No
     seconds = bridge.clock.monotonic_s() - began_s
     name = f"{count / 1_000_000:g}M pending"
     report.add(name, "sent and ingested", f"{count / seconds:,.0f}/s", "")
-    report.add(name, "peak RSS", mib(bridge.peak_bytes), "<= 1,434 MiB")
+    report.add(name, "peak RSS, while they are sent", mib(bridge.peak_bytes), "<= 1,434 MiB")
     before, began_s = bridge.metric("pending_messages"), bridge.clock.monotonic_s()
     run(bridge, "load", "--messages", str(cancelled), "--cancel").wait()
     bridge.wait(lambda: bridge.metric("records_ingested_total") >= count + cancelled, 600, "cancels")
@@ -164,9 +164,10 @@ def pending(bridge: Bridge, arguments: argparse.Namespace, report: Report) -> No
     report.add(
         name, "left the gauge (and what was delivered meanwhile)", f"{gone:,.0f}", f">= {cancelled:,} - due before"
     )
-    report.add(name, "peak RSS", mib(bridge.peak_bytes), "<= 1,434 MiB")
+    report.add(name, "peak RSS, after the cancels", mib(bridge.peak_bytes), "<= 1,434 MiB")
     flushed = bridge.clock.monotonic_s()
     bridge.wait(lambda: bridge.clock.monotonic_s() - flushed > 65, 120, "the last flush")
+    report.add(name, "RSS with them pending", mib(bridge.rss_bytes()), "<= 1,434 MiB")
     left = bridge.metric("pending_messages")
     payload = (left + cancelled) * (VALUE_BYTES + len("key-1234"))
     share = bridge.disk_bytes() / payload
