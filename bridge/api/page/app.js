@@ -25,6 +25,7 @@ const viewOf = (url) => VIEWS.find(([path]) => path.test(url.pathname))?.[1];
 let running = new AbortController();
 let timer = 0;
 let shown = "";
+let place = "";
 
 const isPaused = () => at("pause").getAttribute("aria-pressed") === "true";
 
@@ -51,12 +52,18 @@ async function refresh() {
 function show(view, url, nodes) {
   const main = at("main");
   main.classList.remove("stale");
-  if (shown === url.href) {
-    patch(main, nodes);
-    return;
-  }
+  const address = url.pathname + url.search;
+  const isNew = shown !== address;
+  if (isNew) replace(view, url, nodes, address);
+  else patch(main, nodes);
+  if (isNew || place !== url.hash) at(url.hash.slice(1))?.scrollIntoView();
+  place = url.hash;
+}
+
+function replace(view, url, nodes, address) {
+  const main = at("main");
   const isFirst = !shown;
-  shown = url.href;
+  shown = address;
   main.replaceChildren(...nodes);
   document.title = `${view.title(url)} · Delay bridge · ${location.host}`;
   for (const link of document.querySelectorAll("header nav a")) {
@@ -65,10 +72,9 @@ function show(view, url, nodes) {
     if (isHere) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
-  const place = url.hash && at(url.hash.slice(1));
-  if (place) place.scrollIntoView();
-  else if (!isFirst) window.scrollTo(0, 0);
-  if (!isFirst) main.focus({ preventScroll: true });
+  if (isFirst) return;
+  window.scrollTo(0, 0);
+  main.focus({ preventScroll: true });
 }
 
 function tell(summary) {
