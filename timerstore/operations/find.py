@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import numpy as np
 import pyarrow as pa
@@ -222,8 +222,8 @@ class _Search:
         if query.origin is not None and query.origin[:2] in state.sources:
             source, offset = state.sources.index(*query.origin[:2]), query.origin[2]
             self._origin = pack(np.array([source]), np.array([offset]))
-        asked = {name for name in ("key", "target") if getattr(query, name) is not None}
-        self._columns = [name for name in PAYLOAD_COLUMNS if name in asked.union(STATE_COLUMNS)]
+        self._asked = [name for name in ("key", "target") if getattr(query, name) is not None]
+        self._columns = [name for name in PAYLOAD_COLUMNS if name in (*self._asked, *STATE_COLUMNS)]
 
     def __enter__(self) -> Self:
         return self
@@ -344,8 +344,11 @@ class _Search:
         return mask
 
     def _in_group(self, segment: Segment, group: int) -> _Hits:
-        view = self._view
-        table = self._reader(segment).read(group, [*POSITION_COLUMNS, *self._columns])
+        view, reader = self._view, self._reader(segment)
+        # No index tells where keys and targets are: most row groups end here, one column read in place of ten.
+        if self._asked and not pc.any(self._has_asked(reader.read(group, self._asked))).as_py():
+            return NO_HITS
+        table = reader.read(group, [*POSITION_COLUMNS, *self._columns])
         refs = references(segment, table, self._state.sources)
         fits = ~view.is_resident(refs) & ~refs.at_or_below(self._after) & self._fits(table) & self._is_at(refs)
         if not fits.any():
@@ -364,21 +367,26 @@ class _Search:
     def _fits(self, table: pa.Table) -> Bools:
         """Mask of the rows of a table with the columns of `self._columns` that the query's values fit."""
         query = self._query
-        mask = pc.equal(table["kind"], Kind.TIMER)
+        mask = pc.and_(self._has_asked(table), pc.equal(table["kind"], Kind.TIMER))
         if query.id is not None:
             mask = pc.and_(mask, pc.equal(table["id"], query.id))
         if query.origin is not None:
             mask = pc.and_(mask, pc.equal(table["origin"], query.origin[2]))
-        if query.key is not None:
-            mask = pc.and_(mask, pc.equal(table["key"], pa.scalar(query.key, pa.binary())))
-        if query.target is not None:
-            mask = pc.and_(mask, pc.equal(pc.fill_null(table["target"], ""), query.target))
         if query.due_from_ms is not None:
             mask = pc.and_(mask, pc.greater_equal(table["due"], query.due_from_ms))
         if query.due_until_ms is not None:
             mask = pc.and_(mask, pc.less(table["due"], query.due_until_ms))
         fits: Bools = pc.fill_null(mask, False).to_numpy()
         return fits
+
+    def _has_asked(self, table: pa.Table) -> Any:
+        """Mask (Arrow) of the rows of a table with the columns of `self._asked` that have their values."""
+        query, mask = self._query, pa.scalar(True)
+        if query.key is not None:
+            mask = pc.and_(mask, pc.equal(table["key"], pa.scalar(query.key, pa.binary())))
+        if query.target is not None:
+            mask = pc.and_(mask, pc.equal(pc.fill_null(table["target"], ""), query.target))
+        return mask
 
     def _is_at(self, rows: RowRefs) -> Bools:
         """Mask of the rows whose positions fit."""
