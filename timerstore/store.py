@@ -6,7 +6,7 @@ Four threads meet here, each with a few methods:
     dispatcher   begin, wait       what is due comes out, with the (O, P) that finishes it
     maintenance  wheel.*           the next window is loaded (timer_wheel.py)
                  maintenance.*     flush, reclaim, compaction (maintenance.py)
-    http         stats, find, count_where
+    http         stats, find, count_where, export
 
 What they share is `StoreState`, with its one lock; no IO happens under it. The store reads no clock: time is an
 argument. Every public method may be called from any thread unless it says otherwise.
@@ -24,6 +24,7 @@ import pyarrow as pa
 from timerstore.errors import Misuse
 from timerstore.limits import DEFAULTS, Limits
 from timerstore.operations import recovery, stats
+from timerstore.operations.export import Export, export
 from timerstore.operations.find import SCANNED_ROWS_MAX, Count, Find, Page, Query
 from timerstore.operations.ingest import Ingest
 from timerstore.operations.maintenance import Maintenance
@@ -211,6 +212,11 @@ class TimerStore:
         """How many messages come up before each of `edges_ms` (epoch ms); exact at whole ten seconds."""
         with self.state.lock:
             return self.state.pending.histogram.until(*edges_ms)
+
+    def export(self, query: Query, now_ms: int, *, bulky: bool) -> Export:
+        """All pending messages that fit at this moment, as Arrow batches of `export.SCHEMA`; with their values and
+        headers if `bulky`. Raises Corrupt, DiskFailure."""
+        return export(self.state, query, now_ms, bulky=bulky)
 
     def waits_since_ms(self) -> int | None:
         """Since when the oldest of what is pending waits; None where nothing is pending."""

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 
 from bridge import __version__
 from bridge.api import cursor as cursors
-from bridge.api import files, models
+from bridge.api import export, files, models
 from bridge.api.guard import Guard, Workers
 from bridge.api.problems import MEDIA_TYPE, Problem, not_ready
 from bridge.api.source import Overview, PendingMessages, Source
@@ -68,12 +68,16 @@ def routes(source: Source, *, show_payloads: bool) -> FastAPI:
         responses=REFUSALS,  # type: ignore[arg-type] # keys may be int or str
         dependencies=[Depends(_once)],
     )
-    workers = Workers()
+    workers, exports = Workers(), export.Exports()
 
-    async def ask(work: Callable[[PendingMessages], T]) -> T:
+    def pending() -> PendingMessages:
         store = source.pending()
         if store is None:
             raise not_ready(source.phase())
+        return store
+
+    async def ask(work: Callable[[PendingMessages], T]) -> T:
+        store = pending()
         return await workers.run(lambda: work(store))
 
     @app.get(f"{PREFIX}/summary", operation_id="summary")
@@ -130,6 +134,18 @@ def routes(source: Source, *, show_payloads: bool) -> FastAPI:
         until = await ask(lambda store: store.pending_until([*edges, AT_MAX]))
         *counts, after = (b - a for a, b in pairwise(until))
         return models.Timeline(before=until[0], counts=counts, after=after)
+
+    @app.get(
+        export.PATH,
+        operation_id="export",
+        response_class=export.ArrowStream,
+        responses={200: {"content": {export.MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}}}},
+    )
+    async def export_messages(filters: Annotated[models.Filters, Query()]) -> export.ArrowStream:
+        """All messages that fit, of one moment and in no order, as an Arrow IPC stream; its last batch has no rows, and
+        their number as `rows` in its metadata."""
+        query, store = _checked(filters.query), pending()
+        return exports.answer(lambda: store.export(query, source.now_ms(), bulky=show_payloads))
 
     @app.get(f"{PREFIX}/targets", operation_id="targets")
     async def targets() -> models.TargetStates:

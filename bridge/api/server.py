@@ -11,12 +11,13 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from bridge.api import export
 from bridge.telemetry.heartbeats import Beat
 from bridge.telemetry.http import Certificate
 
 CONNECTIONS_MAX: Final = 64
 CONNECTION_S: Final = 60.0
-"""From its handshake to its end, whatever it is at."""
+"""From its handshake to its end, whatever it is at but an export, which has limits of its own."""
 IDLE_S: Final = 5
 STOP_S: Final = 1
 BEAT_TICKS: Final = 10
@@ -25,14 +26,23 @@ LINE_BYTES_MAX: Final = 16_384
 
 
 class _Connection(H11Protocol):
-    """One of at most CONNECTIONS_MAX, for at most CONNECTION_S."""
+    """One of at most CONNECTIONS_MAX, for at most CONNECTION_S
+    and while an export is under way."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
         super().connection_made(transport)
         if len(self.connections) > CONNECTIONS_MAX:
             transport.abort()
             return
-        self._end = self.loop.call_later(CONNECTION_S, transport.abort)
+        self._end = self.loop.call_later(CONNECTION_S, self._expire)
+
+    def _expire(self) -> None:
+        cycle = self.cycle
+        is_under_way = cycle is not None and not cycle.response_complete and not self.transport.is_closing()
+        if is_under_way and cycle.scope["path"] == export.PATH:
+            self._end = self.loop.call_later(CONNECTION_S, self._expire)
+        else:
+            self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import pyarrow as pa
+
 from bridge.delivery.targets.target import TargetReport
 from bridge.telemetry.health import Phase
 from bridge.telemetry.lateness import RecentLateness
@@ -33,6 +35,16 @@ class Overview:
     """None: too little is known yet."""
 
 
+class Export(Protocol):
+    """A `timerstore.operations.export.Export`, as far as it is used here."""
+
+    def __next__(self) -> pa.RecordBatch:
+        """The next batch."""
+
+    def close(self) -> None:
+        """Close the files."""
+
+
 class PendingMessages(Protocol):
     """A `TimerStore`, as far as it is asked here."""
 
@@ -44,6 +56,9 @@ class PendingMessages(Protocol):
 
     def pending_until(self, edges_ms: Sequence[int]) -> tuple[int, ...]:
         """See `TimerStore.pending_until`."""
+
+    def export(self, query: Query, now_ms: int, *, bulky: bool) -> Export:
+        """See `TimerStore.export`."""
 
 
 class Source(Protocol):

@@ -10,8 +10,8 @@ import base64
 import http.client
 import json
 import ssl
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
@@ -63,6 +63,15 @@ class ApiClient:
 
         Raises Absent; ConfigurationError for parameters that are not accepted, EnvironmentFailure without an answer.
         """
+        with self.opened(path, parameters) as response:
+            answer = _object(response.read(ANSWER_BYTES_MAX + 1))
+        if answer is None:
+            raise self.foreign()
+        return answer
+
+    @contextmanager
+    def opened(self, path: str, parameters: Parameters = ()) -> Iterator[http.client.HTTPResponse]:
+        """An answer that is read within the context. Raises as `get`, also for what goes wrong in reading it."""
         try:
             query = f"?{urlencode(parameters)}" if parameters else ""
         except UnicodeEncodeError:
@@ -71,7 +80,7 @@ class ApiClient:
         request = Request(f"{self._base}{PREFIX}{path}{query}", headers=self._headers)
         try:
             with self._opener.open(request, timeout=self._timeout_s) as response:
-                body = response.read(ANSWER_BYTES_MAX + 1)
+                yield response
         except HTTPError as error:
             with error:
                 raise self._refusal(error) from None
@@ -83,10 +92,6 @@ class ApiClient:
                 reason=str(reason) or type(reason).__name__,
                 code="DB-1015",
             ) from None
-        answer = _object(body)
-        if answer is None:
-            raise self.foreign()
-        return answer
 
     def foreign(self) -> EnvironmentFailure:
         """The error for an answer that the API does not give."""

@@ -28,7 +28,7 @@ from rich.text import Text
 from bridge import __version__
 from bridge.checks.finding import Finding
 from bridge.client import DelayClient
-from bridge.commands import pending
+from bridge.commands import export, pending
 from bridge.commands.arrivals import Arrivals
 from bridge.commands.invocation import ConfigOption, failures_as_one_line, read_option, say, settings_of
 from bridge.delivery.producer.transaction_markers import Outcome
@@ -309,6 +309,7 @@ def version() -> None:
         typer.echo(f"{name} {number}")
 
 
+pending.app.command()(export.export)
 app.add_typer(pending.app)
 app.command()(pending.targets)
 

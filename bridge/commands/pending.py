@@ -113,8 +113,8 @@ def list_messages(
     config: ConfigOption = None,
 ) -> None:
     """List pending messages, those that come up first at the top."""
-    with _asking(config, url, timeout) as api:
-        parameters = _filters(id, origin, key, key_base64, target, due_from, due_until, state)
+    with asking(config, url, timeout) as api:
+        parameters = filters(id, origin, key, key_base64, target, due_from, due_until, state)
         pages = _pages(api, parameters, cursor, None if everything else limit)
         if output is Output.JSON:
             _print_json(pages)
@@ -133,7 +133,7 @@ def get(
     config: ConfigOption = None,
 ) -> None:
     """Show one pending message. Exit status 1 if it is not pending."""
-    with _asking(config, url, timeout) as api:
+    with asking(config, url, timeout) as api:
         topic, partition, offset = _place(origin, "the message").split("/")
         try:
             message = api.get(f"messages/{quote(topic, safe='')}/{partition}/{offset}")
@@ -163,8 +163,8 @@ def count(
     config: ConfigOption = None,
 ) -> None:
     """Count pending messages; `at least` so many, where counting them all would take too long."""
-    with _asking(config, url, timeout) as api:
-        found = api.get("count", _filters(id, origin, key, key_base64, target, due_from, due_until, state))
+    with asking(config, url, timeout) as api:
+        found = api.get("count", filters(id, origin, key, key_base64, target, due_from, due_until, state))
         if not isinstance(found.get("count"), int) or not isinstance(found.get("exact"), bool):
             raise api.foreign()
         say(_json(found) if output is Output.JSON else f"{'' if found['exact'] else 'at least '}{found['count']}")
@@ -177,7 +177,7 @@ def targets(
     config: ConfigOption = None,
 ) -> None:
     """List the targets of a running bridge, and what is wrong with them."""
-    with _asking(config, url, timeout) as api:
+    with asking(config, url, timeout) as api:
         found = api.get("targets")
         rows = _objects(api, found, "targets")
         if output is Output.JSON:
@@ -191,7 +191,8 @@ def targets(
 
 
 @contextmanager
-def _asking(config: Path | None, url: str | None, timeout_s: float) -> Iterator[ApiClient]:
+def asking(config: Path | None, url: str | None, timeout_s: float) -> Iterator[ApiClient]:
+    """The API that the options name; failures end the command with one line."""
     with settings_of(config) as (settings, _):
         api = ApiClient(settings.http, url, timeout_s)
         try:
@@ -204,7 +205,7 @@ def _asking(config: Path | None, url: str | None, timeout_s: float) -> Iterator[
             raise typer.Exit(1) from None
 
 
-def _filters(
+def filters(
     id: str | None,
     origin: str | None,
     key: str | None,

@@ -12,7 +12,7 @@ STORE: Final = ("clock", "errors", "limits", "rows", "disk", "memory", "cancels"
 DELIVERY: Final = ("delivery/targets", "delivery/plan", "delivery/producer", "delivery")
 BRIDGE: Final = (
     *("errors", "wire", "settings", "telemetry", "kafka", "client", "spark", "ingest"),
-    *(*DELIVERY, "start", "install", "checks", "api", "runtime", "commands", "__main__"),
+    *(*DELIVERY, "start", "install", "checks", "api", "runtime", "commands", "analysis", "__main__"),
 )
 LAYERS: Final = tuple(f"timerstore/{name}" for name in STORE) + tuple(f"bridge/{name}" for name in BRIDGE)
 """From the lowest to the highest: folders, and the modules that stand beside them."""

@@ -21,6 +21,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -47,6 +48,7 @@ from timerstore.log.timerlog import Window
 from timerstore.memory.resident import Resident
 from timerstore.memory.sorted_runs import RowRefs, concat
 from timerstore.operations import recovery
+from timerstore.operations.export import SCHEMA, Export
 from timerstore.operations.find import Count, PendingRow, Query
 from timerstore.operations.transaction import Transaction
 from timerstore.rows.entry import ENTRY, Kind
@@ -148,6 +150,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.patches.enter_context(mock.patch.object(timerstore.cancels.cancels, "MARGIN_MS", MARGIN_MS))
         self.patches.enter_context(mock.patch.object(timerstore.cancels.tombstones, "MERGE_STEP_ROWS", 2))
         self.patches.enter_context(mock.patch.object(timerstore.operations.find, "SCANNED_ROWS_MAX", 6))
+        self.export: tuple[Export, list[PendingRow]] | None = None
         self.now_ms = 1_000
         # The rows of each record, by offset.
         self.log: dict[SourceName, list[list[Record]]] = {name: [] for name in PARTITIONS}
@@ -628,8 +631,29 @@ class StoreMachine(RuleBasedStateMachine):
             assert row.key == f"{record.partition}-{record.offset}".encode()
             assert (row.value, row.headers, row.id) == (record.value, (("h", b"v"),), record.id)
             assert (row.origin, row.rolls, row.target) == (record.origin_offset, record.rolls, record.target or "")
+        if self.export is None:
+            self.export = self.store.export(query, self.now_ms, bulky=True), found
         if what not in ("target", "all"):
             assert self.store.count_where(query, self.now_ms) == Count(rows=len(found), is_exact=True)
+
+    @precondition(lambda self: self.export is not None)
+    @rule()
+    def read_export(self) -> None:
+        """An export has what pages had when it was begun, whatever has happened to the store since."""
+        assert self.export is not None
+        (export, found), self.export = self.export, None
+        exported = pa.Table.from_batches(export, SCHEMA).sort_by([(name, "ascending") for name in SCHEMA.names[:3]])
+        found.sort(key=lambda row: (row.topic, row.partition, row.offset))
+        for row, values in zip(found, exported.to_pylist(), strict=True):
+            assert values == {
+                **{name: getattr(row, name) for name in SCHEMA.names if hasattr(row, name)},
+                "origin": f"{row.topic}/{row.partition}/{row.origin}",
+                "due": datetime.fromtimestamp(row.due_ms / 1000, UTC),
+                "at": datetime.fromtimestamp(row.at_ms / 1000, UTC),
+                "ts": datetime.fromtimestamp(row.ts_ms / 1000, UTC),
+                "attempts": row.attempt,
+                "headers": [{"key": name, "value": value} for name, value in row.headers],
+            }
 
     # ---- misfortune
 
@@ -646,6 +670,8 @@ class StoreMachine(RuleBasedStateMachine):
     def misfortune(self, what: str, step: int, name: SourceName, delivers: bool, records: list[Any]) -> None:
         """One rule for all and some calm in between, so that there is something to lose."""
         self.calm = 0
+        if what in ("errno", "damage"):
+            self.export = None
         if what == "crash":
             self.crash()
         elif what == "directory":

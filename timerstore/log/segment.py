@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 import json
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -160,24 +160,43 @@ def read_rows(segment: Segment, groups: Sequence[int] | None = None, columns: Se
         return parquet.read_row_groups(list(wanted), columns=None if columns is None else list(columns))
 
 
+def open_file(segment: Segment) -> pa.NativeFile:
+    """A segment's file: as long as it is open, it may be removed. Raises as `read_rows`."""
+    with files.reading(segment.path, pa.ArrowException):
+        return pa.OSFile(str(segment.path))
+
+
 class Reader:
     """An open segment that is read row group by row group; a context. Its methods raise as `read_rows`."""
 
-    def __init__(self, segment: Segment) -> None:
+    def __init__(self, segment: Segment, file: pa.NativeFile | None = None) -> None:
+        """`file` is of `open_file`; it is closed with the reader."""
         self._path = segment.path
+        self._file = open_file(segment) if file is None else file
         with files.reading(self._path, pa.ArrowException):
-            self._parquet = pq.ParquetFile(self._path, page_checksum_verification=True)
+            self._parquet = pq.ParquetFile(self._file, page_checksum_verification=True)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._parquet.close()
+        self._file.close()
 
     def read(self, group: int, columns: Sequence[str]) -> pa.Table:
         """Some columns of a row group; as long as it is open, the file may be removed."""
         with files.reading(self._path, pa.ArrowException):
             return self._parquet.read_row_group(group, columns=list(columns))
+
+    def parts(self, group: int, columns: Sequence[str], rows_max: int) -> Iterator[pa.Table]:
+        """Some columns of a row group, at most so many rows at a time."""
+        parts = self._parquet.iter_batches(rows_max, row_groups=[group], columns=list(columns))
+        while True:
+            with files.reading(self._path, pa.ArrowException):
+                part = next(parts, None)
+            if part is None:
+                return
+            yield pa.Table.from_batches([part])
 
 
 def references(segment: Segment, table: pa.Table, sources: Sources) -> RowRefs:

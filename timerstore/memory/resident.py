@@ -28,9 +28,10 @@ import numpy as np
 import pyarrow as pa
 
 from timerstore.memory.chunks import Chunks, materialize
+from timerstore.memory.finished import Finished
 from timerstore.memory.overtaken import Overtaken
 from timerstore.memory.sorted_runs import EMPTY, RowRefs, SortedRuns, concat
-from timerstore.rows.position import OFFSET_MAX, ORIGIN, Bools, Int64s, Position, Positions, Progress, Step, at_or_below
+from timerstore.rows.position import OFFSET_MAX, ORIGIN, Bools, Int64s, Position, Positions, Progress
 
 REPACKED_ROWS_MAX: Final = 1 << 16
 """At once: it happens under the store's lock."""
@@ -53,22 +54,17 @@ class Resident:
         self.withheld = SortedRuns(self.chunks)
         self.overtaken = Overtaken(self.chunks)
         self.committed: dict[int, Progress] = dict(committed)
-        self.owned: Bools = np.zeros(sources, dtype=np.bool_)
-        self.owned[list(committed)] = True
+        self.done = Finished.of(sources, committed)
+        """What is finished."""
+        self.owned: Bools = self.done.owned
         self.held: Bools = np.zeros(sources, dtype=np.bool_)
         """Mask of the sources that are held."""
-        self.offset: Int64s = np.zeros(sources, dtype=np.int64)
+        self.offset: Int64s = self.done.offset
         """O by source."""
         self.ends: Int64s = np.zeros(sources, dtype=np.int64)
         """Exclusive end of what is ingested, by source."""
         self.stored: Int64s = np.zeros(sources, dtype=np.int64)
         """O_c of the durable checkpoint, by source."""
-        self._committed_at: Int64s = np.full(sources, ORIGIN.at_ms, dtype=np.int64)
-        self._committed_seq: Int64s = np.full(sources, ORIGIN.seq, dtype=np.int64)
-        self._frozen: dict[int, tuple[Step, ...]] = {}
-        """Frozen steps by source, where there are any (invariant I4)."""
-        for source in committed:
-            self._note_committed(source)
         self.position = min((progress.position for progress in committed.values()), default=ORIGIN)
         """P: dispatch has finished every position up to here (each source's own P may be ahead)."""
         self.frontier = self.position
@@ -81,13 +77,7 @@ class Resident:
 
     def finished(self, rows: Positions) -> Bools:
         """Mask of the rows that are finished under the committed state (invariant I1), or of no source of ours."""
-        source = rows.source
-        finished: Bools = ((rows.offset < self.offset[source]) & self._is_passed(rows)) | ~self.owned[source]
-        for stepped, frozen in self._frozen.items():
-            mine = source == stepped
-            for step in frozen:
-                finished |= mine & (rows.offset < step.offset) & rows.at_or_below(step.position)
-        return finished
+        return self.done.includes(rows)
 
     def covered(self) -> Int64s:
         """Where O_c may go, by source: the committed O, as far as ingest has come."""
@@ -131,7 +121,7 @@ class Resident:
         """Rows that P passes in front of O: they are delivered by offset from now on."""
         # What only the P of the others has passed does not stand in the way of a held source's O: that must not go
         # back, and where it stood still nothing that comes in could be flushed.
-        waits = self.held[rows.source] & ~self._is_passed(rows)
+        waits = self.held[rows.source] & ~self.done.is_passed(rows)
         if waits.any():
             self.withhold(rows[waits].sorted())
             rows = rows[~waits]
@@ -172,13 +162,13 @@ class Resident:
         """The committed state has moved; ready rows that P has passed are overtaken."""
         for source, state in progress.items():
             self.committed[source] = state
-            self._note_committed(source)
+            self.done.note(source, state)
         self.position = max(self.position, position)
         self.overtake(self.ready.pop_until(self.position))
 
     def ahead_of_clock_ms(self, now_ms: int) -> int:
         """How far the furthest P lies ahead of the clock (negative: behind it, as it should be)."""
-        return int(self._committed_at.max(initial=ORIGIN.at_ms)) - now_ms
+        return int(self.done.at.max(initial=ORIGIN.at_ms)) - now_ms
 
     def step_back(self, now_ms: int) -> None:
         """Freeze the committed states whose P lies ahead of the clock, and go on just below `now_ms` (invariant I4).
@@ -190,7 +180,7 @@ class Resident:
             bound = Position(now_ms - 1, source, OFFSET_MAX)
             if state.position > bound:
                 self.committed[source] = state.stepped_back(source, bound)
-                self._note_committed(source)
+                self.done.note(source, self.committed[source])
         first = min(self.committed, default=0)
         self.position = min(self.position, Position(now_ms - 1, first, OFFSET_MAX))
         self.replace_all(EMPTY)
@@ -259,20 +249,5 @@ class Resident:
         self.chunks.release(rows.chunk[stored])
         holder.insert(rows.where(~stored))
 
-    def _is_passed(self, rows: Positions) -> Bools:
-        """Which rows lie at or below the P of their own source."""
-        source = rows.source
-        return at_or_below(rows.at, rows.seq, self._committed_at[source], self._committed_seq[source])
-
     def _is_overtaken(self, rows: RowRefs) -> Bools:
-        return self._is_passed(rows) | rows.at_or_below(self.position)
-
-    def _note_committed(self, source: int) -> None:
-        state = self.committed[source]
-        self.offset[source] = state.offset
-        self._committed_at[source] = state.position.at_ms
-        self._committed_seq[source] = state.position.seq
-        if state.frozen:
-            self._frozen[source] = state.frozen
-        else:
-            self._frozen.pop(source, None)
+        return self.done.is_passed(rows) | rows.at_or_below(self.position)

@@ -133,25 +133,25 @@ class Count:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Hits:
+class Hits:
     """Rows that fit, in the order of position. `chunk` and `row` of `refs` say where a payload is: in the snapshot's
     chunks, or in the row group `-1 - chunk` of the search."""
 
     refs: RowRefs
     state: Int64s
 
-    def first(self, n: int) -> _Hits:
-        return _Hits(self.refs[:n], self.state[:n])
+    def first(self, n: int) -> Hits:
+        return Hits(self.refs[:n], self.state[:n])
 
-    def __add__(self, other: _Hits) -> _Hits:
+    def __add__(self, other: Hits) -> Hits:
         if not len(other.refs):
             return self
         refs, state = concat([self.refs, other.refs]), np.concatenate([self.state, other.state])
         order = np.lexsort((refs.seq, refs.at))
-        return _Hits(refs[order], state[order])
+        return Hits(refs[order], state[order])
 
 
-NO_HITS: Final = _Hits(EMPTY, np.empty(0, np.int64))
+NO_HITS: Final = Hits(EMPTY, np.empty(0, np.int64))
 
 
 class Find:
@@ -185,10 +185,10 @@ class Find:
         with self._turns, self._search(query, now_ms, ORIGIN, 0, scanned_rows_max) as search:
             return Count(rows=search.total, is_exact=search.complete_to is None)
 
-    def _search(self, query: Query, now_ms: int, after: Position, limit: int, scanned_rows_max: int) -> _Search:
+    def _search(self, query: Query, now_ms: int, after: Position, limit: int, scanned_rows_max: int) -> Search:
         """A search that has run; begun anew where a segment was removed before it was opened."""
         for attempt in range(ATTEMPTS):
-            search = _Search(self._state, View.of(self._state), query, now_ms, after)
+            search = Search(self._state, View.of(self._state), query, now_ms, after)
             try:
                 search.run(limit, scanned_rows_max)
             except Corrupt as error:
@@ -203,7 +203,7 @@ class Find:
         return search
 
 
-class _Search:
+class Search:
     """One pass over a snapshot. `hits` are the first that fit, `complete_to` the position up to which it came if it
     did not come to the end, `total` how many fit as far as it came. A context: files stay open until it ends."""
 
@@ -211,7 +211,7 @@ class _Search:
         self.hits = NO_HITS
         self.total = 0
         self.complete_to: Position | None = None
-        self._state, self._view, self._query = state, view, query
+        self._state, self.view, self._query = state, view, query
         self._now_ms, self._after = now_ms, after
         self._files = ExitStack()
         self._readers: dict[Segment, Reader] = {}
@@ -237,7 +237,7 @@ class _Search:
 
     def run(self, limit: int, scanned_rows_max: int) -> None:
         """Look for the first `limit` rows that fit, and one more; or count all (0)."""
-        self._keep(self._in_memory(), limit)
+        self._keep(self.in_memory(), limit)
         scanned = 0
         for first, segment, group in self._ordered_groups():
             if limit and len(self.hits.refs) > limit and first > self.hits.refs.last():
@@ -254,17 +254,17 @@ class _Search:
         end = first.before()
         return min(end, Position(end.at_ms, len(self._state.sources) - 1, OFFSET_MAX))
 
-    def _keep(self, hits: _Hits, limit: int) -> None:
+    def _keep(self, hits: Hits, limit: int) -> None:
         self.total += len(hits.refs)
         if limit:
             self.hits = (self.hits + hits).first(limit + 1)
 
-    def rows(self, hits: _Hits, *, bulky: bool) -> Iterator[PendingRow]:
+    def rows(self, hits: Hits, *, bulky: bool) -> Iterator[PendingRow]:
         """The rows of hits, in their order, without those that have been finished meanwhile."""
         names = [name for name in PAYLOAD_COLUMNS if bulky or name not in BULKY]
         gone, sources = self._state.finished(hits.refs), self._state.sources
         chunk = hits.refs.chunk
-        batches = {c: self._view.chunks[c] for c in np.unique(chunk[chunk >= 0]).tolist()}
+        batches = {c: self.view.chunks[c] for c in np.unique(chunk[chunk >= 0]).tolist()}
         for c in np.unique(chunk[chunk < 0]).tolist():
             segment, group = self._groups[-1 - c]
             batches[c] = self._reader(segment).read(group, names).combine_chunks().to_batches()[0]
@@ -295,8 +295,9 @@ class _Search:
 
     # ---- memory
 
-    def _in_memory(self) -> _Hits:
-        view = self._view
+    def in_memory(self) -> Hits:
+        """What fits of the rows in memory."""
+        view = self.view
         rows = concat([run[~run.at_or_below(self._after)] for run in view.runs])
         if not len(rows):
             return NO_HITS
@@ -311,19 +312,19 @@ class _Search:
     def _ordered_groups(self) -> list[tuple[Position, Segment, int]]:
         """The row groups that may have rows that fit, in the order of their first positions."""
         found: list[tuple[Position, Segment, int]] = []
-        for segment in self._view.segments:
+        for segment in self.view.segments:
             firsts = segment.fences
-            groups = np.flatnonzero(self._may_fit(segment)).tolist()
+            groups = np.flatnonzero(self.may_fit(segment)).tolist()
             found += [(Position.of(int(firsts.at[g]), int(firsts.seq[g])), segment, g) for g in groups]
         return sorted(found, key=lambda each: each[0])
 
-    def _may_fit(self, segment: Segment) -> Bools:
+    def may_fit(self, segment: Segment) -> Bools:
         """Mask of a segment's row groups."""
         query, fences = self._query, segment.fences
         lasts = Positions(np.r_[fences.at[1:], segment.last.at_ms], np.r_[fences.seq[1:], segment.last.seq])
         mask = ~lasts.at_or_below(self._after)
-        if not self._view.held.any():
-            mask &= ~lasts.at_or_below(self._view.frontier)
+        if not self.view.held.any():
+            mask &= ~lasts.at_or_below(self.view.frontier)
         if query.due_until_ms is not None:
             mask &= fences.at < query.due_until_ms  # nothing is due before it is acted on
         if query.at_until_ms is not None:
@@ -343,19 +344,27 @@ class _Search:
             mask &= named
         return mask
 
-    def _in_group(self, segment: Segment, group: int) -> _Hits:
-        view, reader = self._view, self._reader(segment)
-        # No index tells where keys and targets are: most row groups end here, one column read in place of ten.
-        if self._asked and not pc.any(self._has_asked(reader.read(group, self._asked))).as_py():
+    def has_any(self, reader: Reader, group: int) -> bool:
+        """Whether a row group may have rows that fit. No index tells where keys and targets are: most row groups end
+        here, one column read in place of ten."""
+        return not self._asked or pc.any(self._has_asked(reader.read(group, self._asked))).as_py() is True
+
+    def _in_group(self, segment: Segment, group: int) -> Hits:
+        reader = self._reader(segment)
+        if not self.has_any(reader, group):
             return NO_HITS
-        table = reader.read(group, [*POSITION_COLUMNS, *self._columns])
-        refs = references(segment, table, self._state.sources)
-        fits = ~view.is_resident(refs) & ~refs.at_or_below(self._after) & self._fits(table) & self._is_at(refs)
-        if not fits.any():
+        hits = self.in_table(segment, reader.read(group, [*POSITION_COLUMNS, *self._columns]))
+        if not len(hits.refs):
             return NO_HITS
         self._groups.append((segment, group))
-        chunk = np.full(len(refs), -len(self._groups), dtype=np.int32)
-        return self._judged(RowRefs(refs.at, refs.seq, chunk, refs.row)[fits], table.filter(pa.array(fits)))
+        chunk = np.full(len(hits.refs), -len(self._groups), dtype=np.int32)
+        return Hits(RowRefs(hits.refs.at, hits.refs.seq, chunk, hits.refs.row), hits.state)
+
+    def in_table(self, segment: Segment, table: pa.Table) -> Hits:
+        """What fits of rows that were read from a segment; `row` is the index in `table`."""
+        refs = references(segment, table, self._state.sources)
+        fits = ~self.view.is_resident(refs) & ~refs.at_or_below(self._after) & self._fits(table) & self._is_at(refs)
+        return self._judged(refs[fits], table.select(self._columns).filter(pa.array(fits)))
 
     def _reader(self, segment: Segment) -> Reader:
         if segment not in self._readers:
@@ -399,7 +408,7 @@ class _Search:
             mask &= rows.at < query.at_until_ms
         return mask
 
-    def _judged(self, rows: RowRefs, table: pa.Table) -> _Hits:
+    def _judged(self, rows: RowRefs, table: pa.Table) -> Hits:
         """Those that are pending and in a wanted state; `table` has their columns, row by row."""
         if not len(rows):
             return NO_HITS
@@ -408,11 +417,11 @@ class _Search:
         state[payload.column("due").to_numpy() > rows.at] = STATES.index(PendingState.ROLLED)
         state[rows.at <= self._now_ms] = STATES.index(PendingState.OVERDUE)
         state[payload.column("attempt").to_numpy() > 0] = STATES.index(PendingState.RETRYING)
-        covered = self._state.cancels.covered(self._view.tombstones, rows.source, payload)
+        covered = self._state.cancels.covered(self.view.tombstones, rows.source, payload)
         if covered is not None:
             state[covered] = STATES.index(PendingState.CANCELLED)
         wanted = np.isin(state, [STATES.index(each) for each in self._query.states])
-        wanted &= ~self._state.finished(rows)
+        wanted &= ~self.view.finished.includes(rows)
         rows, state = rows[wanted], state[wanted]
         order = np.lexsort((rows.seq, rows.at))
-        return _Hits(rows[order], state[order])
+        return Hits(rows[order], state[order])

@@ -13,6 +13,7 @@ import pyarrow as pa
 from timerstore.cancels.tombstones import Lookup
 from timerstore.errors import Corrupt
 from timerstore.log.segment import Segment
+from timerstore.memory.finished import Finished
 from timerstore.memory.sorted_runs import RowRefs, concat
 from timerstore.operations.state import StoreState
 from timerstore.rows.entry import PAYLOAD
@@ -31,6 +32,7 @@ class View:
     segments: tuple[Segment, ...]
     frontier: Position
     held: Bools
+    finished: Finished
     tombstones: Lookup
 
     @classmethod
@@ -45,6 +47,7 @@ class View:
                 segments=tuple(state.timerlog),
                 frontier=resident.frontier,
                 held=resident.held,
+                finished=resident.done.copy(),
                 tombstones=state.cancels.tombstones.lookup(),
             )
 

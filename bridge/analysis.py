@@ -1,0 +1,89 @@
+"""Pending messages as a DataFrame of Spark: a data source that reads the export of a running bridge.
+
+    spark.dataSource.register(PendingDataSource)
+    spark.read.format("delay-bridge").option("url", "http://bridge:8081").load()
+
+Each action reads a snapshot of its own, in one partition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from bridge.commands.api_client import ApiClient
+from bridge.commands.export_stream import batches
+from bridge.errors import ConfigurationError
+from bridge.settings.model import Http
+
+SCHEMA: Final = """
+    topic string, partition int, offset bigint, origin string, due timestamp, at timestamp, ts timestamp, state string,
+    target string, target_partition int, key binary, id string, rolls int, attempts int, reason string,
+    headers array<struct<key: string, value: binary>>, value binary
+"""
+FILTERS: Final = (
+    "id",
+    "origin",
+    "key",
+    "key_base64",
+    "target",
+    "due_from",
+    "due_until",
+    "at_from",
+    "at_until",
+    "state",
+)
+OPTIONS: Final = ("url", "user", "password_file", "certificate_file", "timeout", *FILTERS)
+TIMEOUT_S: Final = 30.0
+
+
+class PendingDataSource(DataSource):
+    """The format `delay-bridge`. Options are `url`; `user` and `password_file`; `certificate_file` (PEM, of the bridge
+    or of an authority); `timeout` (seconds for each wait); and the filters of the API, of which `state` may be several
+    with commas. Files are read where the task runs."""
+
+    @classmethod
+    def name(cls) -> str:
+        """What `format` takes."""
+        return "delay-bridge"
+
+    def schema(self) -> str:
+        """The columns of the export; docs/api.md explains them."""
+        return SCHEMA
+
+    def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 - Spark gives it
+        """Raises ConfigurationError for options that are missing or unknown."""
+        options = {name.lower(): text for name, text in self.options.items()}
+        unknown = sorted(options.keys() - set(OPTIONS))
+        if unknown or "url" not in options or ("user" in options) != ("password_file" in options):
+            raise ConfigurationError(
+                f"the data source has no option {unknown[0]}"
+                if unknown
+                else "the data source needs url, and user and password_file both or neither",
+                hint=f"The options are {', '.join(OPTIONS)}.",
+                code="DB-1022",
+            )
+        return PendingReader(options)
+
+
+class PendingReader(DataSourceReader):
+    """Reads one export."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self._options = dict(options)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:  # noqa: ARG002 - there is one
+        """Batches with rows. Raises BridgeError."""
+        files: dict[str, Any] = {name: Path(self._options[name]) for name in OPTIONS[2:4] if name in self._options}
+        http = Http.model_construct(user=self._options.get("user"), **files)
+        api = ApiClient(http, self._options["url"], float(self._options.get("timeout", TIMEOUT_S)))
+        filters = [(name, self._options[name]) for name in FILTERS[:-1] if name in self._options]
+        filters += [("state", state.strip()) for state in self._options.get("state", "").split(",") if state.strip()]
+        for batch in batches(api, filters):
+            if batch.num_rows:
+                yield batch

@@ -1,0 +1,139 @@
+"""The export: all messages that fit, of one moment, as a stream in Arrow's IPC format.
+
+A batch is made when the one before has been sent, so a slow client slows down the reading, and nothing piles up. The
+last batch has no rows, and `rows` in its metadata, how many there were: a stream without it has broken off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import threading
+from collections.abc import AsyncIterator, Callable
+from http import HTTPStatus
+from typing import Final
+
+import pyarrow as pa
+import structlog
+from fastapi.responses import StreamingResponse
+from starlette.types import Message, Receive, Scope, Send
+
+from bridge.api.guard import Workers
+from bridge.api.problems import Problem
+from bridge.api.source import Export
+from timerstore.errors import TimerStoreError
+from timerstore.operations.export import EMPTY, SCHEMA
+
+PATH: Final = "/api/v1/export"
+MEDIA_TYPE: Final = "application/vnd.apache.arrow.stream"
+EXPORTS_MAX: Final = 2
+"""At a time: each keeps files open, and rows that were in memory."""
+STALL_S: Final = 30.0
+"""For which a client may take nothing."""
+EXPORT_S: Final = 3_600.0
+"""As long as it is under way, files that are removed take up space."""
+
+log = structlog.get_logger("bridge.api.export")
+
+
+class ArrowStream(StreamingResponse):
+    """For the OpenAPI document."""
+
+    media_type = MEDIA_TYPE
+
+
+class Exports:
+    """Exports under way; for one event loop."""
+
+    def __init__(self) -> None:
+        self.workers = Workers()
+        self.under_way = 0
+
+    def answer(self, begin: Callable[[], Export]) -> ArrowStream:
+        """The answer with an export that is begun when it is sent."""
+        return _Answer(self, begin)
+
+
+class _Answer(ArrowStream):
+    def __init__(self, exports: Exports, begin: Callable[[], Export]) -> None:
+        super().__init__(self._chunks(), headers={"Content-Disposition": 'attachment; filename="pending.arrows"'})
+        self._exports, self._begin = exports, begin
+        self._stream: _Stream | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._exports.under_way >= EXPORTS_MAX:
+            raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, f"{EXPORTS_MAX} exports are under way. Ask again.")
+        self._exports.under_way += 1
+        try:
+            self._stream = await self._exports.workers.run(lambda: _Stream(self._begin()))
+            await super().__call__(scope, receive, send)  # it ends when the client goes
+        finally:
+            self._exports.under_way -= 1
+            if self._stream is not None:
+                self._stream.close()
+
+    async def stream_response(self, send: Send) -> None:
+        """Without an end where there is none: uvicorn cuts off the connection then."""
+
+        async def send_in_time(message: Message) -> None:
+            await asyncio.wait_for(send(message), STALL_S)
+
+        try:
+            async with asyncio.timeout(EXPORT_S):
+                await super().stream_response(send_in_time)
+        except TimeoutError:
+            log.warning("api-export-cut-off", reason="the client takes too long")
+        except (TimerStoreError, Problem) as error:
+            log.warning("api-export-cut-off", reason=str(error))
+
+    async def _chunks(self) -> AsyncIterator[bytes]:
+        assert self._stream is not None
+        while (chunk := await self._exports.workers.run(self._stream.next)) is not None:
+            yield chunk
+
+
+class _Stream:
+    """An export as chunks of bytes. `close` may be called while another thread is in `next`, and does not wait."""
+
+    def __init__(self, export: Export) -> None:
+        self._export = export
+        self._sink = io.BytesIO()
+        self._writer: pa.RecordBatchStreamWriter | None = pa.ipc.new_stream(self._sink, SCHEMA)
+        self._rows = 0
+        self._turn = threading.Lock()
+        self._is_closing = False
+
+    def next(self) -> bytes | None:
+        """A batch more; None behind the last."""
+        try:
+            with self._turn:
+                return None if self._is_closing or self._writer is None else self._write(self._writer)
+        finally:
+            self._close_if_asked()
+
+    def close(self) -> None:
+        """Close the files, now or when `next` has ended."""
+        self._is_closing = True
+        self._close_if_asked()
+
+    def _write(self, writer: pa.RecordBatchStreamWriter) -> bytes:
+        batch = next(self._export, None)
+        if batch is None:
+            writer.write_batch(EMPTY, custom_metadata={"rows": str(self._rows)})
+            writer.close()
+            self._writer = None
+        else:
+            writer.write_batch(batch)
+            self._rows += batch.num_rows
+        chunk = self._sink.getvalue()
+        self._sink.seek(0)
+        self._sink.truncate()
+        return chunk
+
+    def _close_if_asked(self) -> None:
+        # Whoever has the turn when it is asked asks again behind it.
+        if self._is_closing and self._turn.acquire(blocking=False):
+            try:
+                self._export.close()
+            finally:
+                self._turn.release()

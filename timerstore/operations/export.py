@@ -1,0 +1,164 @@
+"""Export: all that is pending at one moment and fits a query, as Arrow record batches. For analysis elsewhere.
+
+    at the moment   under the lock, lists are copied, and what is finished; then the files of all segments are opened
+    afterwards      rows in memory, then segment by segment, part of a row group by part of a row group
+
+What is delivered, cancelled or compacted later changes nothing: whoever reads slowly still reads that moment. In memory
+are the rows that were there at that moment, until they are read; a row group as it is on disk; and a batch. The disk
+space of a segment that is removed meanwhile is free when the export ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from timerstore.errors import Corrupt
+from timerstore.log.segment import ROW_GROUP_ROWS, Reader, Segment, open_file
+from timerstore.memory.chunks import materialize
+from timerstore.memory.sorted_runs import RowRefs
+from timerstore.operations.find import BULKY, POSITION_COLUMNS, STATES, Hits, Query, Search
+from timerstore.operations.state import StoreState
+from timerstore.operations.view import ATTEMPTS, View
+from timerstore.rows.entry import HEADERS, PAYLOAD_COLUMNS
+from timerstore.rows.position import ORIGIN
+
+BATCH_BYTES_MAX: Final = 4 << 20
+"""Of a batch, about; a single row may have more."""
+TIME: Final = pa.timestamp("us", tz="UTC")
+SCHEMA: Final = pa.schema(
+    [
+        pa.field("topic", pa.string()),
+        pa.field("partition", pa.int32()),
+        pa.field("offset", pa.int64()),
+        pa.field("origin", pa.string()),
+        pa.field("due", TIME),
+        pa.field("at", TIME),
+        pa.field("ts", TIME),
+        pa.field("state", pa.string()),
+        pa.field("target", pa.string()),
+        pa.field("target_partition", pa.int32()),
+        pa.field("key", pa.binary()),
+        pa.field("id", pa.string()),
+        pa.field("rolls", pa.int32()),
+        pa.field("attempts", pa.int32()),
+        pa.field("reason", pa.string()),
+        pa.field("headers", HEADERS),
+        pa.field("value", pa.binary()),
+    ]
+)
+"""Columns mean what the fields of `find.PendingRow` mean. `origin` is topic/partition/offset of the original record,
+times are whole milliseconds. Without `bulky`, headers and values are null."""
+_OUTSIDE: Final = {"kind", "replace"}
+"""Payload columns that are of no interest."""
+
+
+class Export:
+    """An iterator over batches of `SCHEMA`, in no order of rows; some have none, so that there is one every few
+    milliseconds however little fits. For one thread at a time. `close` it, or read it to its end.
+
+    `next` raises Corrupt, DiskFailure.
+    """
+
+    def __init__(self, state: StoreState, query: Query, now_ms: int, *, bulky: bool) -> None:
+        """Raises Corrupt, DiskFailure."""
+        self._sources = state.sources
+        self._names = [n for n in PAYLOAD_COLUMNS if n not in _OUTSIDE and (bulky or n not in BULKY)]
+        self._files = ExitStack()
+        self._view = View.of(state)
+        self._search = Search(state, self._view, query, now_ms, ORIGIN)
+        self._plan: list[tuple[Segment, pa.NativeFile, list[int]]] = []
+        try:
+            for segment in self._view.segments:
+                if groups := np.flatnonzero(self._search.may_fit(segment)).tolist():
+                    self._plan.append((segment, self._files.enter_context(open_file(segment)), groups))
+        except BaseException:
+            self._files.close()
+            raise
+        self._batches = self._all()
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        return self
+
+    def __next__(self) -> pa.RecordBatch:
+        return next(self._batches)
+
+    def close(self) -> None:
+        """Close the files and forget the rows."""
+        self._batches.close()
+        self._files.close()
+
+    def _all(self) -> Generator[pa.RecordBatch]:
+        with self._files:
+            yield from self._in_memory()
+            while self._plan:
+                segment, file, groups = self._plan.pop()
+                with Reader(segment, file) as reader:
+                    for group in groups:
+                        yield from self._in_group(segment, reader, group)
+
+    def _in_memory(self) -> Iterator[pa.RecordBatch]:
+        hits, chunks = self._search.in_memory(), self._view.chunks
+        self._view = self._search.view = replace(self._view, chunks={})
+        size = np.ones(max(chunks, default=-1) + 1, dtype=np.int64)
+        for c, payload in chunks.items():
+            size[c] += payload.nbytes // max(1, payload.num_rows)
+        part = np.cumsum(size[hits.refs.chunk]) // BATCH_BYTES_MAX
+        chunks = {c: payload.select(self._names) for c, payload in chunks.items()}
+        for piece in np.split(np.arange(len(part)), np.flatnonzero(np.diff(part)) + 1):
+            refs = hits.refs[piece]
+            if len(refs):
+                yield self._batch(Hits(refs, hits.state[piece]), materialize(chunks, refs.chunk, refs.row))
+
+    def _in_group(self, segment: Segment, reader: Reader, group: int) -> Iterator[pa.RecordBatch]:
+        if not self._search.has_any(reader, group):
+            yield EMPTY
+            return
+        rows, size = int(segment.group_rows[group]), int(segment.group_bytes[group])
+        rows_max = max(1, min(ROW_GROUP_ROWS, rows * BATCH_BYTES_MAX // max(1, size)))
+        for table in reader.parts(group, [*POSITION_COLUMNS, "kind", *self._names], rows_max):
+            hits = self._search.in_table(segment, table)
+            yield self._batch(hits, table.select(self._names).take(pa.array(hits.refs.row)))
+
+    def _batch(self, hits: Hits, payload: pa.Table | pa.RecordBatch) -> pa.RecordBatch:
+        """`payload` has the rows of `hits`, one by one."""
+        refs: RowRefs = hits.refs
+        topic, partition = self._sources.columns(refs.source)
+        topic = topic.cast(pa.string())
+        columns = {name: payload.column(name) for name in self._names} | {
+            "topic": topic,
+            "partition": partition,
+            "offset": pa.array(refs.offset),
+            "at": pa.array(refs.at),
+            "state": pa.array([state.value for state in STATES]).take(pa.array(hits.state)),
+            "target": pc.fill_null(payload.column("target"), ""),
+            "attempts": payload.column("attempt"),
+        }
+        origin = [topic, partition.cast(pa.string()), payload.column("origin").cast(pa.string())]
+        columns["origin"] = pc.binary_join_element_wise(*origin, "/")
+        for name in ("due", "at", "ts"):
+            columns[name] = columns[name].cast(pa.timestamp("ms", tz="UTC"))
+        for name in BULKY:
+            columns.setdefault(name, pa.nulls(len(refs), SCHEMA.field(name).type))
+        table = pa.table([columns[name] for name in SCHEMA.names], names=SCHEMA.names).cast(SCHEMA)
+        return table.combine_chunks().to_batches()[0] if len(refs) else EMPTY
+
+
+EMPTY: Final = pa.RecordBatch.from_pylist([], schema=SCHEMA)
+
+
+def export(state: StoreState, query: Query, now_ms: int, *, bulky: bool) -> Export:
+    """See `TimerStore.export`."""
+    for _ in range(ATTEMPTS - 1):
+        try:
+            return Export(state, query, now_ms, bulky=bulky)
+        except Corrupt as error:
+            if not View.is_outdated(state, error):
+                raise
+    return Export(state, query, now_ms, bulky=bulky)
