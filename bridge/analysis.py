@@ -82,7 +82,7 @@ class PendingReader(DataSourceReader):
         files: dict[str, Any] = {name: Path(self._options[name]) for name in OPTIONS[2:4] if name in self._options}
         http = Http.model_construct(user=self._options.get("user"), **files)
         api = ApiClient(http, self._options["url"], float(self._options.get("timeout", TIMEOUT_S)))
-        filters = [(name, self._options[name]) for name in FILTERS[:-1] if name in self._options]
+        filters: list[tuple[str, str]] = [(name, self._options[name]) for name in FILTERS[:-1] if name in self._options]
         filters += [("state", state.strip()) for state in self._options.get("state", "").split(",") if state.strip()]
         for batch in batches(api, filters):
             if batch.num_rows:

@@ -37,7 +37,7 @@ class _Connection(H11Protocol):
         self._end = self.loop.call_later(CONNECTION_S, self._expire)
 
     def _expire(self) -> None:
-        cycle = self.cycle
+        cycle: Any = self.cycle  # None before the first request, whatever its type says
         is_under_way = cycle is not None and not cycle.response_complete and not self.transport.is_closing()
         if is_under_way and cycle.scope["path"] == export.PATH:
             self._end = self.loop.call_later(CONNECTION_S, self._expire)

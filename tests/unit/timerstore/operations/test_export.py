@@ -103,7 +103,7 @@ def test_files_are_closed_at_the_end_and_when_it_is_given_up(rig: Rig) -> None:
 
 def test_a_segment_that_goes_before_it_is_opened(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """The export begins anew; one that is damaged, and still there, is an error."""
-    real = timerstore.operations.export.open_file
+    real = timerstore.log.segment.open_file
 
     def gone(segment: timerstore.log.segment.Segment) -> pa.NativeFile:
         monkeypatch.setattr(timerstore.operations.export, "open_file", real)
