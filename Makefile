@@ -3,7 +3,7 @@
 #   make demo [BOOTSTRAP=host:port]     delayed messages, a kill and a restart, live
 #   make test [PYTEST_ARGS="-k wheel"]  all tests
 #   make bench [BENCH_ARGS=...]         measurements
-#   make check [PYTEST_ARGS=...]        lint, and every test that needs neither a broker nor a JVM: under a minute
+#   make check [PYTEST_ARGS=...]        lint, and every test that needs no broker, JVM or browser: a minute
 #   make nightly                        the state machines of tests/model, for hours; what waits for minutes
 #   make lint                           format, lint, types
 #   make lock                           the lock files anew: all packages, those of the image, the connector's jars
@@ -13,6 +13,7 @@
 #   make messages                       docs/messages.md: the messages of each error's code, from the source
 #   make chart                          what of helm/delay-bridge is generated; SNAPSHOTS=1 also its tests' snapshots
 #   make helm                           the program helm, built with Go into .cache/bin, for the chart's tests
+#   make browser                        a Chromium for the page's tests, from npm packages, into .cache/browser
 #   make kubernetes                     a Kubernetes API likewise, to install the chart into (with Debian's etcd-server)
 #   make clean, make distclean          caches; also the environment and the broker's jars
 #
@@ -30,7 +31,7 @@ KUBERNETES_VERSION := 1.34.4
 CYCLONEDX := cyclonedx-bom==7.5.0
 SOURCES := $(wildcard bridge timerstore dev demo bench release tests)
 
-.PHONY: install prerequisites demo test check nightly bench lint format lock image audit sbom chart messages helm kubernetes clean distclean
+.PHONY: install prerequisites demo test check nightly bench lint format lock image audit sbom chart messages helm browser kubernetes clean distclean
 
 install: prerequisites $(VENV)/.installed
 
@@ -83,7 +84,7 @@ test: install
 # cores busy: a third process takes longer. What pytest makes of 200 files is kept for the next run, where an environment
 # says otherwise too: each process saves 4 s.
 check: lint
-	HYPOTHESIS_PROFILE=check PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m "not (system or broker or jvm)" $(PYTEST_ARGS)
+	HYPOTHESIS_PROFILE=check PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m "not (system or broker or jvm or browser)" $(PYTEST_ARGS)
 
 nightly: install
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest --numprocesses 2 tests/model $(PYTEST_ARGS)
@@ -144,6 +145,11 @@ helm: .cache/bin/helm
 .cache/bin/helm:
 	@command -v go >/dev/null || { echo "Go is needed to build helm; or put a helm on the PATH" >&2; exit 1; }
 	GOBIN=$(CURDIR)/.cache/bin go install -p 1 helm.sh/helm/v3/cmd/helm@$(HELM_VERSION)
+
+# The tests fetch it themselves, where npm is; SNAPSHOTS=1 also makes the pictures of docs/page.md anew.
+browser: install
+	$(BIN)/python -m dev.browser
+	$(if $(SNAPSHOTS),SNAPSHOTS=write $(BIN)/python -m pytest -q tests/browser -k pictures)
 
 # Ten minutes of two cores, once.
 kubernetes: .cache/bin/kube-apiserver

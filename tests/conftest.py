@@ -19,7 +19,7 @@ from tests.system.broker import Broker, start_broker
 hypothesis.settings.register_profile("tests", deadline=None, max_examples=EXAMPLES)
 hypothesis.settings.load_profile("tests")
 
-NEEDS: Final = {"broker": "broker", "spark": "jvm"}
+NEEDS: Final = {"broker": "broker", "spark": "jvm", "chromium": "browser"}
 """Fixtures that start a server, however a test comes to ask for one, and the marker that says so."""
 
 

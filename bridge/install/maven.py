@@ -29,7 +29,7 @@ def resolve(pom: str, into: Path, *, keep: Callable[[Path], bool] = lambda jar: 
     """
     if not into.is_dir():
         into.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(into.with_name(f".{into.name}.lock")):
+        with locked(into.with_name(f".{into.name}.lock")):
             if not into.is_dir():
                 _resolve(pom, into, keep)
     return sorted(into.glob("*.jar"))
@@ -74,7 +74,7 @@ def _run_maven(pom: Path, into: Path) -> None:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
     """Holds an advisory lock on the file `path`; it ends with the process, so that a killed one blocks no other."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:

@@ -1,0 +1,34 @@
+"""A real Chromium, once a session; tests that ask for it are skipped where none can be had."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Browser, Error, sync_playwright
+
+from bridge.errors import EnvironmentFailure
+from dev.browser import browser
+
+ARGUMENTS = ("--no-sandbox", "--no-zygote", "--font-render-hinting=none", "--disable-webgl")
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Browser]:
+    """Without a window."""
+    try:
+        found = browser()
+    except EnvironmentFailure as error:
+        pytest.skip(f"no Chromium: {error}")
+    with sync_playwright() as playwright:
+        try:
+            started = playwright.chromium.launch(
+                executable_path=found.program,
+                args=ARGUMENTS,
+                env={**os.environ, **found.environment},
+            )
+        except Error as error:
+            pytest.skip(f"this machine cannot run the Chromium there is: {error.message[:500]}")
+        with started:
+            yield started

@@ -1,0 +1,240 @@
+"""The page in a real Chromium: what an operator sees, does and reads, and what a hostile producer cannot do."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any, Final
+
+import pytest
+from playwright.sync_api import Browser, Error, Page, expect
+
+from dev.browser import browser
+from tests.browser.rig import DESKTOP, PHONE, SEEN, bridge, hostile, looking, orders, starting
+from tests.paths import ROOT
+from tests.unit.bridge.api.fakes import NOW_MS, Bridge, Store, message
+from timerstore.operations.find import PENDING, PendingState
+
+VIEWS: Final = ("/", "/?by=month", "/messages", "/messages/delay/0/7", "/targets", "/instance")
+LOOKS: Final[dict[str, dict[str, Any]]] = {
+    "light": {"color_scheme": "light"},
+    "dark": {"color_scheme": "dark"},
+    "phone": {"color_scheme": "dark", "viewport": PHONE, "has_touch": True, "is_mobile": True},
+}
+AXE: Final = "axe.run({ runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa', 'best-practice'] })"
+PICTURES: Final = {
+    "page-overview": ("/", "light"),
+    "page-messages": ("/messages", "dark"),
+    "page-phone": ("/", "phone"),
+}
+
+rows = "tbody tr"
+
+
+@pytest.mark.parametrize("look", LOOKS)
+@pytest.mark.parametrize("path", VIEWS)
+def test_each_view_is_sound(chromium: Browser, path: str, look: str) -> None:
+    """No error in the console, nothing that axe calls serious, nothing wider than the screen."""
+    with looking(chromium, bridge(), path, **LOOKS[look]) as (page, complaints):
+        page.evaluate(browser().axe.read_text(encoding="utf-8"))
+        found = page.evaluate(AXE)["violations"]
+        serious = [each for each in found if each["impact"] in ("serious", "critical")]
+        assert not serious, [(each["id"], [node["html"] for node in each["nodes"]][:3]) for each in serious]
+        assert page.evaluate("document.scrollingElement.scrollWidth") <= page.evaluate("window.innerWidth")
+        assert not complaints, complaints
+
+
+def test_filters_are_the_address(chromium: Browser) -> None:
+    """What is asked for is in the address; that address shows the same again, and back leads to what was before."""
+    wanted = [row for row in orders() if row.target == "orders" and row.state is PendingState.WAITING]
+    with looking(chromium, bridge(), "/messages") as (page, complaints):
+        expect(page.locator("caption")).to_contain_text(f"{sum(r.state in PENDING for r in orders())} messages fit")
+        page.get_by_label("Target").fill("orders")
+        page.get_by_label("waiting").check()
+        page.get_by_role("button", name="Filter").click()
+        expect(page).to_have_url(re.compile(r"/messages\?target=orders&state=waiting$"))
+        expect(page.locator("caption")).to_contain_text(f"{len(wanted)} messages fit")
+        page.reload()
+        expect(page.get_by_label("Target")).to_have_value("orders")
+        expect(page.get_by_label("waiting")).to_be_checked()
+        expect(page.locator(rows)).to_have_count(len(wanted))
+        page.get_by_label("Due before").fill("2027-01-15T09:10:00")  # Berlin's, an hour ahead of UTC
+        page.get_by_label("Due before").press("Enter")
+        expect(page).to_have_url(re.compile("due_until=2027-01-15T08%3A10%3A00Z"))
+        expect(page.get_by_label("Due before")).to_have_value(re.compile("2027-01-15T09:10"))
+        page.go_back()
+        page.go_back()
+        expect(page.get_by_label("Target")).to_have_value("")
+        assert not complaints, complaints
+
+
+def test_a_filter_that_is_wrong_says_so(chromium: Browser) -> None:
+    """And can be corrected in its place; those without a field can be taken off."""
+    with looking(chromium, bridge(), "/messages?origin=nonsense&at_until=0") as (page, _):
+        expect(page.get_by_role("alert")).to_contain_text("TOPIC/PARTITION/OFFSET")
+        page.get_by_label("Origin").fill("delay/0/5")
+        page.get_by_label("Origin").press("Enter")
+        expect(page.locator("main")).to_contain_text("No message fits.")
+        page.get_by_role("link", name="Remove this filter: comes up before").click()
+        expect(page.locator(rows)).to_have_count(1)
+
+
+def test_pages_have_each_message_once(chromium: Browser) -> None:
+    """From the first page to the last, and at once to the first again."""
+    with looking(chromium, bridge(), "/messages") as (page, complaints):
+        origins, following = page.locator(f"{rows} td:last-child"), page.get_by_role("link", name="Next page")
+        seen = origins.all_inner_texts()
+        while following.count():
+            first = origins.first.inner_text()
+            following.click()
+            expect(origins.first).not_to_have_text(first)
+            seen += origins.all_inner_texts()
+        expected = sorted((r for r in orders() if r.state in PENDING), key=lambda r: (r.at_ms, r.offset))
+        assert seen == [f"delay/0/{row.origin}" for row in expected]
+        page.get_by_role("link", name="First page").click()
+        expect(origins.first).to_have_text(seen[0])
+        assert not complaints, complaints
+
+
+def test_each_number_leads_to_what_it_counts(chromium: Browser) -> None:
+    """Overdue, a target, a bar: as many messages fit as the number said."""
+    every = bridge()
+    assert every.store is not None
+    with looking(chromium, every) as (page, complaints):
+        for link in ("ul.shares a", "svg.timeline a", "section p a"):
+            page.locator(link).first.click()
+            expect(page.locator("caption")).to_be_visible()
+            text = page.locator("caption").inner_text()
+            assert int(re.findall(r"[\d,]+", text)[0]) >= 1
+            page.go_back()
+            name = page.locator(link).first.get_attribute("aria-label") or page.locator(link).first.inner_text()
+            assert re.findall(r"[\d,]+", name)[-1] == re.findall(r"[\d,]+", text)[0]
+        page.get_by_role("link", name="Overdue").click()
+        expect(page.locator(rows)).to_have_count(2)
+        assert not complaints, complaints
+
+
+def test_one_message_says_where_it_is_and_why(chromium: Browser) -> None:
+    """From the list to a message that is retried; when it is delivered, the page says so."""
+    there = bridge()
+    with looking(chromium, there, "/messages?state=retrying") as (page, _):
+        page.locator(f"{rows} a").first.click()
+        expect(page.locator("h1")).to_have_text("Message delay/0/7")
+        main = page.locator("main")
+        for text in ("next attempt is", "payments", "target-unavailable", "3 failed attempts", "application/json"):
+            expect(main).to_contain_text(text)
+        expect(page.locator("pre")).to_have_text('{"order": 7, "text": "call back"}')
+        assert there.store is not None
+        there.store.rows = [row for row in there.store.rows if row.offset != 7]
+        expect(page.get_by_role("alert")).to_contain_text("is not pending here", timeout=15_000)
+
+
+@pytest.mark.parametrize("path", ["/", "/messages", "/messages/delay/0/0", "/targets"])
+def test_what_a_producer_writes_stays_text(chromium: Browser, path: str) -> None:
+    """In a target, key, id, header, value and reason; what cannot be seen is written out."""
+    with looking(chromium, bridge(hostile()), path) as (page, complaints):
+        expect(page.locator("bdi", has_text=SEEN).first).to_be_visible()
+        assert page.locator("main img, main script, main iframe").count() == 0
+        hrefs = page.locator("main a").evaluate_all("links => links.map(link => link.getAttribute('href'))")
+        assert hrefs and all(href.startswith("/") for href in hrefs)
+        assert not set(page.locator("main").inner_text()) & {"\u202e", "\x00"}
+        assert not complaints, complaints
+
+
+def test_markup_is_refused_by_the_browser_itself(chromium: Browser) -> None:
+    """If a mistake made text into markup or script, the policy would stop it."""
+    with looking(chromium, bridge()) as (page, _):
+        with pytest.raises(Error, match="TrustedHTML"):
+            page.evaluate("() => { document.body.innerHTML = '<b>x</b>' }")
+        with pytest.raises(Error, match=r"TrustedScript|Content Security Policy"):
+            page.add_script_tag(content="window.own = 1")
+        assert page.evaluate("window.own") is None
+
+
+def test_a_keyboard_is_enough(chromium: Browser) -> None:
+    """Skip, walk through the bars with the arrows, open what they count; the focus outlasts an update."""
+    there = bridge()
+    with looking(chromium, there) as (page, complaints):
+        page.keyboard.press("Tab")
+        expect(page.get_by_role("link", name="Skip to content")).to_be_focused()
+        page.keyboard.press("Enter")
+        page.locator(".choice a").last.focus()
+        page.keyboard.press("Tab")
+        bars = page.locator("svg.timeline a")
+        expect(bars.nth(0)).to_be_focused()
+        page.keyboard.press("ArrowRight")
+        expect(bars.nth(1)).to_be_focused()
+        assert there.store is not None
+        there.gauges = bridge(*there.store.rows[:9]).gauges
+        expect(page.locator(".tile").first).to_contain_text("9", timeout=15_000)
+        expect(bars.nth(1)).to_be_focused()
+        label = bars.nth(1).get_attribute("aria-label") or ""
+        page.keyboard.press("Enter")
+        expect(page.locator("caption")).to_contain_text(label.split(": ")[1].split()[0])
+        expect(page.locator("main")).to_be_focused()
+        assert not complaints, complaints
+
+
+def test_it_asks_only_while_it_is_looked_at(chromium: Browser) -> None:
+    """Every few seconds; not in a hidden tab, and not while it is paused."""
+    asked: list[str] = []
+    with looking(chromium, bridge()) as (page, _):
+        page.clock.install()
+        page.reload()
+        expect(page.locator(".tile").first).to_be_visible()
+        page.on("request", lambda request: asked.append(request.url))
+        with page.expect_response("**/timeline*"):
+            page.clock.run_for(6_000)
+        page.evaluate("Object.defineProperty(document, 'hidden', { get: () => true, configurable: true })")
+        page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+        asked.clear()
+        page.clock.run_for(60_000)
+        assert not asked
+        page.evaluate("Object.defineProperty(document, 'hidden', { get: () => false, configurable: true })")
+        with page.expect_response("**/timeline*"):
+            page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+        page.get_by_role("button", name="Pause").click()
+        asked.clear()
+        page.clock.run_for(60_000)
+        assert not asked
+        with page.expect_response("**/timeline*"):
+            page.get_by_role("button", name="Pause").click()
+
+
+def test_a_bridge_that_cannot_tell_says_why(chromium: Browser) -> None:
+    """While it starts; what was shown before is marked as old, and comes back by itself."""
+    there = Bridge(None, starting())
+    with looking(chromium, there) as (page, _):
+        expect(page.locator("#notice")).to_contain_text("records up to the committed offsets")
+        whole = bridge()
+        there.store, there.where, there.gauges = whole.store, whole.where, whole.gauges
+        expect(page.locator(".tile").first).to_be_visible(timeout=15_000)
+        expect(page.locator("#notice")).to_be_empty()
+        there.store = None
+        expect(page.locator("main.stale .tile").first).to_be_visible(timeout=15_000)
+
+
+def test_many_messages_stay_readable(chromium: Browser) -> None:
+    """Long names break where they must, on a phone too."""
+    long = message(0, target="t" * 249, key=b"k" * 2_000, id="i" * 2_000, due_ms=NOW_MS)
+    for path in VIEWS[:4]:
+        there = Bridge(Store(long), gauges=bridge(long).gauges)
+        with looking(chromium, there, path, **LOOKS["phone"]) as (page, _):
+            assert page.evaluate("document.scrollingElement.scrollWidth") <= PHONE["width"]
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_pictures_of_the_documentation(chromium: Browser, name: str) -> None:
+    """There, and not empty; SNAPSHOTS=write makes them anew."""
+    path, look = PICTURES[name]
+    file = ROOT / "docs" / f"{name}.png"
+    with looking(chromium, bridge(), path, **LOOKS[look]) as (page, _):
+        if os.environ.get("SNAPSHOTS") == "write":
+            picture(page, str(file))
+    assert 5_000 < file.stat().st_size < 200_000
+
+
+def picture(page: Page, path: str) -> None:
+    """What fits a screen."""
+    size = page.viewport_size or DESKTOP
+    page.screenshot(path=path, clip={"x": 0, "y": 0, "width": size["width"], "height": size["height"]})
