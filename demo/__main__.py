@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             kafka = {**options.property, "bootstrap.servers": bootstrap}
             names = Names(run=uuid.uuid4().hex[:6])
             stack.enter_context(topics(kafka, names))
-            balance = Scenario(
+            scenario = Scenario(
                 kafka,
                 names,
                 directory,
@@ -53,7 +53,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 messages=options.messages,
                 rate_s=options.rate,
                 seed=options.seed,
-            ).run()
+            )
+            balance = scenario.run()
+            if options.keep and balance.good:
+                scenario.stay()
         keep = not balance.good
         console.print("[bold green]every message arrived once, on time" if balance.good else "[bold red]that is wrong")
         return 0 if balance.good else 1
@@ -90,6 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--messages", type=int, default=4_000, help="how many to send (default: %(default)s)")
     parser.add_argument("--rate", type=float, default=500, help="messages a second (default: %(default)s)")
+    parser.add_argument("--keep", action="store_true", help="leave bridge and page open afterwards, until Ctrl-C")
     parser.add_argument("--seed", type=int, default=1, help="of delays, topics and keys (default: %(default)s)")
     return parser
 

@@ -14,6 +14,7 @@ from rich.console import Console
 from bridge.errors import EnvironmentFailure
 from demo.traffic import DELAY_MS, QUIET, Listener, Sender
 from demo.view import View, summary
+from dev.broker.embedded import free_ports
 from dev.harness.bridge import BridgeProcess
 from dev.harness.kafka import Topics
 from dev.harness.ledger import Balance, Ledger
@@ -29,6 +30,9 @@ READY_TIMEOUT_S: Final = 120
 STOP_TIMEOUT_S: Final = 10
 # What a loaded machine may take for the rest after the last message is due.
 CATCH_UP_TIMEOUT_S: Final = 60
+KEPT_DELAY_MS: Final = (5_000, 2 * 3_600_000)
+KEPT_MESSAGES: Final = 500
+KEPT_RATE_S: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +86,8 @@ class Scenario:
     ) -> None:
         self._clock = clock
         self._started_s = clock.monotonic_s()
+        self._kafka = kafka
+        self._seed = seed
         self._shown_s = -SHOW_S
         self._console = console
         self._names = names
@@ -91,16 +97,19 @@ class Scenario:
         self._view = View(console, messages)
         self._listener = Listener(kafka, names.targets, self._ledger)
         self._sender = Sender(kafka, names.delay, names.targets, self._ledger, clock, seed=seed)
+        (port,) = free_ports(1)  # the same after the kill: a page that is open goes on
+        self._page = f"http://localhost:{port}/"
         self._bridge = BridgeProcess(
             directory,
             kafka["bootstrap.servers"],
             names.delay,
             id=names.delay,
-            config={"kafka": {"common": dict(kafka)}},
+            config={"kafka": {"common": dict(kafka)}, "http": {"api_port": port}},
         )
 
     def run(self) -> Balance:
         """Raises EnvironmentFailure when the bridge or the cluster do not do their part in time."""
+        self._console.print(f"What is pending is shown at {self._page} once the bridge has started", highlight=False)
         try:
             with self._view:
                 self._listener.start()
@@ -128,6 +137,25 @@ class Scenario:
         around = self._ledger.lateness_around(killed_ms, ready_ms)
         self._console.print(summary(balance, self._ledger.accounts()[-1].lateness, around))
         return balance
+
+    def stay(self) -> None:
+        """Start the bridge once more, and send messages that are due within two hours, until Ctrl-C."""
+        sender = Sender(
+            self._kafka, self._names.delay, self._names.targets, Ledger(), self._clock, seed=self._seed,
+            delay_ms=KEPT_DELAY_MS,
+        )  # fmt: skip
+        try:
+            self._bridge.start()
+            self._console.print(f"The page is at {self._page} until Ctrl-C", highlight=False)
+            began_s = self._elapsed_s()
+            while True:
+                sender.send_up_to(KEPT_MESSAGES + int(KEPT_RATE_S * (self._elapsed_s() - began_s)))
+                self._bridge.check()
+                threading.Event().wait(TICK_S)
+        except KeyboardInterrupt:
+            sender.flush()
+        finally:
+            self._bridge.end()
 
     def _start_bridge(self, phase: str) -> None:
         began_s = self._elapsed_s()

@@ -36,6 +36,7 @@ class Sender:
         clock: Clock,
         *,
         seed: int,
+        delay_ms: tuple[int, int] = DELAY_MS,
     ) -> None:
         self._client = DelayClient(
             Producer({**kafka, **QUIET, "enable.idempotence": True, "partitioner": "murmur2_random", "linger.ms": 5}),
@@ -46,6 +47,7 @@ class Sender:
         self._ledger = ledger
         self._clock = clock
         self._random = random.Random(seed)
+        self._delay_ms = delay_ms
         self.sent = 0
         self._failure: KafkaError | None = None
 
@@ -63,7 +65,7 @@ class Sender:
         self._raise_failure()
 
     def _send(self, number: int) -> None:
-        delay_ms = self._random.randint(*DELAY_MS)
+        delay_ms = self._random.randint(*self._delay_ms)
         plan = Plan(
             topic=self._random.choice(self._topics),
             key=b"customer-%d" % self._random.randrange(KEYS),
