@@ -29,7 +29,7 @@ INSTALL_S_MAX: Final = 600
 FONTS: Final = """\
 <?xml version="1.0"?>
 <!DOCTYPE fontconfig SYSTEM "fonts.dtd">
-<fontconfig><dir prefix="relative">fonts</dir><cachedir prefix="relative">cache</cachedir></fontconfig>
+<fontconfig><dir prefix="relative">fonts</dir><cachedir>{cache}</cachedir></fontconfig>
 """
 
 
@@ -74,7 +74,7 @@ def _install(into: Path) -> None:
         (made / "archive.tar").unlink()
         _run([node, "-e", INFLATE], packages, packages / PACKED / "chromium.br", made / "chromium")
         (made / "chromium").chmod(0o755)
-        (made / "fonts.conf").write_text(FONTS)
+        (made / "fonts.conf").write_text(FONTS.format(cache=into / "font-cache"))
         shutil.copy(packages / "node_modules" / "axe-core" / "axe.min.js", made)
         made.rename(into)
 
