@@ -90,6 +90,7 @@ def cases(dialect: Dialect) -> Iterator[Case]:
     yield Case(reason=r.BEYOND_MAX, headers=[time(dialect, 7_200_000), to])
     yield Case(reason=r.NO_TARGET, headers=[soon])
     yield Case(reason=r.BAD_ID, headers=[soon, to] if dialect.keyed else [soon, to, (h.ID, b"")], key=b"k" * 257)
+    yield Case(reason=r.BAD_ORIGIN, headers=[(h.CANCEL_ORIGIN, b"a/b")], named=h.CANCEL_ORIGIN)
     yield Case(reason=r.BAD_REPLACE, headers=[soon, to, (h.REPLACE, b"perhaps")])
     yield Case(reason=r.TOO_MANY_HEADERS, headers=[soon, to, *[("many", b"")] * HEADERS_MAX])
     yield Case(reason=r.PAYLOAD_TOO_LARGE, headers=[soon, to], filler=BYTES_MAX)
