@@ -74,7 +74,7 @@ demo: install
 	@$(BIN)/python -m demo $(if $(BOOTSTRAP),--bootstrap $(BOOTSTRAP)) $(DEMO_ARGS)
 
 # Three at a time, files whole: system tests spend much of their time waiting for what is due. On two cores a whole run
-# takes some 22 minutes so, and 27 with two at a time.
+# takes half an hour so.
 PARALLEL := --numprocesses 3 --dist loadfile
 
 test: install
@@ -89,7 +89,7 @@ check: lint
 nightly: install
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest --numprocesses 2 tests/model $(PYTEST_ARGS)
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest --numprocesses 0 -m nightly $(PYTEST_ARGS)
-	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest --numprocesses 0 tests/system/test_bounds.py $(PYTEST_ARGS)
+	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest --numprocesses 0 tests/system/test_bounds.py tests/system/test_crashes.py tests/system/test_random_commands.py $(PYTEST_ARGS)
 
 bench: install
 	@$(BIN)/python -m bench $(BENCH_ARGS)

@@ -1,10 +1,11 @@
 """Measure the bridge on this machine, and print a table beside what RocketMQ 5.5 and a prototype of this design did
 on such a machine.
 
-make bench                              everything but `pending` and `soak` (half an hour)
+make bench                              everything but `pending`, `lookups` and `soak` (half an hour)
 make bench BENCH_ARGS="--only burst"    one scenario: on-time, on-time-1k, on-time-short, kills, rolling (from the first
                                         second on), burst, idle, outage, stopped-target, killed-target
 make bench BENCH_ARGS="--only pending"  ten million pending, a million of them cancelled (ten minutes, 8 GB of disk)
+make bench BENCH_ARGS="--only lookups"  searches over the API among ten million pending (five minutes, 8 GB of disk)
 make bench BENCH_ARGS="--only soak"     an hour at 2,000/s with broker restarts (5 GB of disk)
 make bench BENCH_ARGS="--messages 200000"   a smaller burst
 """
@@ -20,7 +21,9 @@ from typing import Any
 
 from bench import dead_target
 from bench.bridge import WARMED, Bridge, bridge_on_broker, pause, run, warm_up
+from bench.bulk import bulk
 from bench.load import VALUE_BYTES
+from bench.lookups import lookups
 from bench.on_time import kills, on_time, rolling
 from bench.report import Report, mib, tell
 from bench.soak import soak
@@ -41,7 +44,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=int, default=60, help="of the soak")
     arguments = parser.parse_args()
     report = Report()
-    for name in arguments.only or [name for name in SCENARIOS if name not in ("pending", "soak")]:
+    for name in arguments.only or [name for name in SCENARIOS if name not in ("pending", "lookups", "soak")]:
         with bridge_on_broker() as bridge:
             SCENARIOS[name](bridge, arguments, report)
     report.print()
@@ -205,6 +208,8 @@ SCENARIOS: dict[str, Callable[[Bridge, argparse.Namespace, Report], None]] = {
     "stopped-target": dead,
     "killed-target": partial(dead, killed=True),
     "pending": pending,
+    "lookups": lookups,
+    "bulk": bulk,
     "soak": soak,
 }
 

@@ -85,12 +85,22 @@ def main() -> None:
                     name: {
                         "stamped_ms": percentiles((np.array(stamped) - dues)[(dues >= int(start)) & (dues < int(end))]),
                         "arrived_ms": percentiles((np.array(arrived) - dues)[(dues >= int(start)) & (dues < int(end))]),
+                        "worst_ms": worst(origins, np.array(stamped) - dues, (dues >= int(start)) & (dues < int(end))),
                     }
                     for name, start, end in batched(windows)
                 },
             }
         )
     )
+
+
+def worst(origins: Sequence[bytes], late_ms: np.ndarray, chosen: np.ndarray) -> dict[str, int]:
+    """The largest lateness by partition of the delay topic."""
+    found: dict[str, int] = {}
+    for row in np.flatnonzero(chosen).tolist():
+        name = origins[row].decode().rpartition("/")[0]
+        found[name] = max(found.get(name, 0), int(late_ms[row]))
+    return found
 
 
 def batched(windows: Sequence[str]) -> Iterator[tuple[str, str, str]]:

@@ -1,7 +1,8 @@
-"""For producers: send messages that are delivered later, and cancel them.
+"""For producers: send messages that are delivered later, cancel them, and move them to another time.
 
     client = DelayClient({"bootstrap.servers": "localhost:9092"})
     client.send("orders", b"...", key=b"42", after=timedelta(minutes=15), id="order-42-reminder")
+    client.schedule("reports", b"...", cron="0 9 * * MON-FRI", time_zone="Europe/Berlin", id="daily-report")
     client.flush()
 
 A thin layer over confluent-kafka's Producer: a message goes to the delay topic with headers that say where and when.
@@ -9,7 +10,7 @@ A thin layer over confluent-kafka's Producer: a message goes to the delay topic 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, Final, Self
 
@@ -17,7 +18,9 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from bridge.errors import EnvironmentFailure
 from bridge.kafka.construction import made
-from bridge.wire.headers import cancel_headers, cancel_origin_headers, origin_text, refuse_control, timer_headers
+from bridge.wire.commands import cancel_headers, cancel_origin_headers, move_headers, move_origin_headers
+from bridge.wire.headers import NEVER_MS, NEXT_MS, origins_text, refuse_control, timer_headers
+from bridge.wire.schedule import Schedule
 from timerstore.clock import Clock, SystemClock
 
 OnDelivery = Callable[[KafkaError | None, Message], None]
@@ -78,26 +81,158 @@ class DelayClient:
         )
         self._produce(value, key, [*own, *control], _ANY_PARTITION, on_delivery)
 
-    def cancel(self, id: str, key: bytes | str | None = None, *, on_delivery: OnDelivery | None = None) -> None:
+    def schedule(
+        self,
+        topic: str | None,
+        value: bytes | str | None,
+        key: bytes | str | None = None,
+        headers: Headers | None = None,
+        *,
+        every: timedelta | None = None,
+        anchor: datetime | int | None = None,
+        cron: str | None = None,
+        time_zone: str = "UTC",
+        at: datetime | int | None = None,
+        after: timedelta | None = None,
+        end: datetime | int | None = None,
+        times: int | None = None,
+        missed: str = "last",
+        id: str | None = None,
+        replace: bool = False,
+        partition: int | None = None,
+        on_delivery: OnDelivery | None = None,
+    ) -> None:
+        """Deliver `value` to `topic` again and again: `every` so long (with an `anchor`, at whole intervals from then),
+        or when `cron` says in `time_zone`.
+
+        Not before `at` or `after`, not after `end`, and `times` times at most. `missed` says what becomes of what was
+        due several times while the bridge was down: the `last` one is delivered, `all` of them, or `none`. Cancel it,
+        or replace it, by its `id`. The rest is as in `send`. Raises ValueError for what the bridge would reject.
+        """
+        schedule = Schedule.of(
+            every=every, anchor=anchor, cron=cron, time_zone=time_zone, end=end, times=times, missed=missed
+        )
+        own = list(headers.items() if isinstance(headers, Mapping) else headers or ())
+        refuse_control(name for name, _ in own)
+        control = timer_headers(
+            topic,
+            at=at,
+            after=after,
+            id=id,
+            replace=replace,
+            partition=partition,
+            now_ms=self._clock.now_ms(),
+            schedule=schedule.texts(),
+        )
+        self._produce(value, key, [*own, *control], _ANY_PARTITION, on_delivery)
+
+    def cancel(
+        self,
+        id: str,
+        key: bytes | str | None = None,
+        *,
+        reply_to: str | None = None,
+        correlation: str | None = None,
+        on_delivery: OnDelivery | None = None,
+    ) -> None:
         """Cancel the pending message that was sent with this `id`, and with this `key`.
 
-        A message without a key may be in any partition, so without a key a cancel is sent to all of them, marked so
-        that the bridge does not do that again. Cancelling what is delivered already, or unknown, does nothing.
+        A message without a key may be in any partition, so without a key a cancel goes to all of them. Cancelling what
+        is delivered already, or unknown, does nothing. With `reply_to`, a topic, the bridge writes there what became of
+        the message (`bridge.wire.answers`), and with it `correlation`.
         """
-        if key is not None:
-            self._produce(None, key, [*cancel_headers(id)], _ANY_PARTITION, on_delivery)
+        if key is not None or reply_to is not None or correlation is not None:
+            # One record, so that one answer names it; without a key the bridge sends it on.
+            headers: list[Header] = [*cancel_headers(id, reply_to=reply_to, correlation=correlation)]
+            self._produce(None, key, headers, _ANY_PARTITION, on_delivery)
             return
-        headers: list[Header] = [*cancel_headers(id, forwarded="client")]
+        headers = [*cancel_headers(id, forwarded="client")]
         for partition in range(self._partitions()):
             self._produce(None, None, headers, partition, on_delivery)
 
-    def cancel_origin(self, topic: str, partition: int, offset: int, *, on_delivery: OnDelivery | None = None) -> None:
+    def cancel_origin(
+        self,
+        topic: str,
+        partition: int,
+        offset: int | Collection[int],
+        *,
+        reply_to: str | None = None,
+        correlation: str | None = None,
+        on_delivery: OnDelivery | None = None,
+    ) -> None:
         """Cancel the pending message whose record is there, as `on_delivery` was told when it was sent: one without an
-        id, too. Cancelling what is delivered already, or unknown, does nothing.
+        id, too. Or those of up to 100 offsets. The rest as for `cancel`.
         """
-        headers: list[Header] = [*cancel_origin_headers(origin_text(topic, partition, offset))]
-        is_own = topic == self.delay_topic  # else the bridge sends it on
-        self._produce(None, None, headers, partition if is_own else _ANY_PARTITION, on_delivery)
+        origin = _origin_text(topic, partition, offset)
+        headers = cancel_origin_headers(origin, reply_to=reply_to, correlation=correlation)
+        self._to_origin(topic, partition, [*headers], on_delivery)
+
+    def move(
+        self,
+        id: str,
+        key: bytes | str | None = None,
+        *,
+        at: datetime | int | None = None,
+        after: timedelta | None = None,
+        reply_to: str | None = None,
+        correlation: str | None = None,
+        on_delivery: OnDelivery | None = None,
+    ) -> None:
+        """Have the pending message that was sent with this `id`, and with this `key`, due at another time, earlier or
+        later; after no time, it is delivered now. `at` and `after` as for `send`, the rest as for `cancel`.
+        """
+        headers = move_headers(
+            id, at=at, after=after, reply_to=reply_to, correlation=correlation, now_ms=self._clock.now_ms()
+        )
+        self._produce(None, key, [*headers], _ANY_PARTITION, on_delivery)
+
+    def pause(
+        self,
+        id: str,
+        key: bytes | str | None = None,
+        *,
+        reply_to: str | None = None,
+        correlation: str | None = None,
+        on_delivery: OnDelivery | None = None,
+    ) -> None:
+        """Deliver no more ticks of the recurring message that was sent with this `id`, and with this `key`, until it is
+        resumed. The rest as for `cancel`."""
+        self.move(
+            id, key, at=NEVER_MS, reply_to=reply_to, correlation=correlation, on_delivery=on_delivery
+        )  # fmt: skip
+
+    def resume(
+        self,
+        id: str,
+        key: bytes | str | None = None,
+        *,
+        reply_to: str | None = None,
+        correlation: str | None = None,
+        on_delivery: OnDelivery | None = None,
+    ) -> None:
+        """The opposite of `pause`: the first tick is the next regular one, and those in between are not made up for."""
+        self.move(
+            id, key, at=NEXT_MS, reply_to=reply_to, correlation=correlation, on_delivery=on_delivery
+        )  # fmt: skip
+
+    def move_origin(
+        self,
+        topic: str,
+        partition: int,
+        offset: int | Collection[int],
+        *,
+        at: datetime | int | None = None,
+        after: timedelta | None = None,
+        reply_to: str | None = None,
+        correlation: str | None = None,
+        on_delivery: OnDelivery | None = None,
+    ) -> None:
+        """As `move`, for the messages whose records are there; as for `cancel_origin`."""
+        origin, now_ms = _origin_text(topic, partition, offset), self._clock.now_ms()
+        headers = move_origin_headers(
+            origin, at=at, after=after, reply_to=reply_to, correlation=correlation, now_ms=now_ms
+        )
+        self._to_origin(topic, partition, [*headers], on_delivery)
 
     def flush(self, timeout_s: float = 60.0) -> None:
         """Wait until the delay topic has taken everything that was sent.
@@ -124,6 +259,10 @@ class DelayClient:
 
     def __exit__(self, *_: object) -> None:
         self.flush()
+
+    def _to_origin(self, topic: str, partition: int, headers: list[Header], on_delivery: OnDelivery | None) -> None:
+        is_own = topic == self.delay_topic  # else the bridge sends it on
+        self._produce(None, None, headers, partition if is_own else _ANY_PARTITION, on_delivery)
 
     def _produce(
         self,
@@ -159,6 +298,10 @@ class DelayClient:
                 f"cannot look up {self.delay_topic}: {failed.args[0].str()}", hint=hint, code="DB-1006"
             ) from None
         return len(found.partitions)
+
+
+def _origin_text(topic: str, partition: int, offset: int | Collection[int]) -> str:
+    return origins_text(topic, partition, [offset] if isinstance(offset, int) else offset)
 
 
 def _made(config: Mapping[str, Any]) -> Producer:

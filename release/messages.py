@@ -40,7 +40,10 @@ AROUND: Final = {
 }
 """Functions that make an error: which argument holds the words, and what is put around them."""
 VALUES: Final = (
+    "bridge/wire/commands.py",
     "bridge/wire/headers.py",
+    "bridge/wire/cron.py",
+    "bridge/wire/schedule.py",
     "bridge/settings/librdkafka.py",
     "bridge/settings/model.py",
     "bridge/settings/units.py",

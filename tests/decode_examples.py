@@ -10,7 +10,7 @@ from typing import Any
 from bridge.ingest.decode_records import Record
 from bridge.wire.decode_epochs import DecodeEpoch, DecodeEpochs, DecodeParameters
 from bridge.wire.dialects import DIALECTS, NATIVE
-from bridge.wire.headers import Headers
+from bridge.wire.headers import NEVER_MS, Headers
 from bridge.wire.reasons import RejectReason
 from timerstore.rows.position import AT_MIN
 
@@ -94,6 +94,8 @@ REJECTS: list[Reject] = [
     *each(RejectReason.BAD_ID, "delay-id", "", " ", None, b"a\xff", "x" * 257, b"\xed\xa0\x80", beside=[FOR, TO]),
     *each(RejectReason.BAD_ID, "delay-cancel", "", None, b"\xff", "x" * 257),
     *each(RejectReason.BAD_ORIGIN, "delay-cancel-origin", "", None, b"\xff", "delay/0", "delay/0/-1", "delay/0/5/6"),
+    *each(RejectReason.BAD_ORIGIN, "delay-cancel-origin", "delay/0/5,", "delay/0/5,,6", "delay/0/5, 6", "delay/0/,5"),
+    *each(RejectReason.BAD_ORIGIN, "delay-cancel-origin", "delay/0/" + ",".join(map(str, range(101)))),
     *each(RejectReason.BAD_ORIGIN, "delay-cancel-origin", "a b/0/5", "delay/0/٣", "delay//5", "delay/0/" + "9" * 16),
     (RejectReason.TWO_TIMES, [("delay-cancel-origin", "delay/0/5"), ("delay-cancel", "a")]),
     *each(RejectReason.BAD_COPY, "delay-cancel-origin", "delay/0/5", beside=[*COPY, TO]),
@@ -109,7 +111,86 @@ REJECTS: list[Reject] = [
     *each(RejectReason.BAD_COPY, "delay-cancel", "a", beside=[*COPY, TO]),
     *each(RejectReason.BAD_COPY, "delay-replace", "true", beside=[*COPY, TO, ("delay-id", "a")]),
     *each(RejectReason.BAD_COPY, "delay-copy-at", "x", beside=[*COPY, TO]),
+    *each(RejectReason.BAD_COPY, "delay-copy-tick", "", None, "-1", "x", "2147483648", beside=[*COPY, TO]),
+    *each(RejectReason.BAD_COPY, "delay-every", "1h", beside=[*COPY, TO]),
+    *each(
+        RejectReason.BAD_COPY,
+        "delay-copy-due",
+        str(TS + 3661 * DAY),
+        beside=[TO, ("delay-cron", "x"), ("delay-copy-tick", "1"), *(pair for pair in COPY if "due" not in pair[0])],
+    ),
+    *each(RejectReason.TWO_TIMES, "delay-every", "1h", beside=[TO, ("delay-cron", "0 9 * * *")]),
+    *each(RejectReason.TWO_TIMES, "delay-every", "1h", beside=[TO, ("delay-level", "1")]),
+    *each(RejectReason.TWO_TIMES, "delay-cron", "0 9 * * *", beside=[("delay-cancel", "a")]),
+    *each(RejectReason.TWO_TIMES, "delay-cron", "0 9 * * *", beside=[("delay-cancel-origin", "delay/0/5")]),
+    *each(RejectReason.TWO_TIMES, "delay-every", "1h", beside=[TO, FOR, ("delay-until", str(TS))]),
+    *each(RejectReason.BAD_SCHEDULE, "delay-time-zone", "UTC", beside=[TO, FOR]),
+    *each(RejectReason.BAD_SCHEDULE, "delay-end", str(TS), beside=[TO, FOR]),
+    *each(RejectReason.BAD_SCHEDULE, "delay-times", "3", beside=[TO, FOR]),
+    *each(RejectReason.BAD_SCHEDULE, "delay-missed", "all", beside=[("delay-cancel", "a")]),
+    *each(RejectReason.BAD_SCHEDULE, "delay-every", None, b"\xff", "1" * 257, beside=[TO]),
+    *each(RejectReason.BAD_SCHEDULE, "delay-end", None, b"\xff", beside=[TO, ("delay-every", "1h")]),
+    *each(RejectReason.BAD_FOR, "delay-for", "x", beside=[TO, ("delay-every", "1h")]),
+    *each(RejectReason.NO_TARGET, "delay-every", "1h", beside=[]),
+    *each(RejectReason.BAD_COPY, "delay-move", "a", beside=[*COPY, TO]),
+    *each(RejectReason.NO_TIME, "delay-move", "a", beside=[]),
+    *each(RejectReason.NO_TIME, "delay-move-origin", "delay/0/5", beside=[("delay-cancel-x", "1")]),
+    (RejectReason.TWO_TIMES, [FOR, ("delay-move", "a"), ("delay-level", "1")]),
+    (RejectReason.TWO_TIMES, [FOR, ("delay-move", "a"), ("delay-move-origin", "delay/0/5")]),
+    (RejectReason.TWO_TIMES, [("delay-cancel", "a"), ("delay-move", "a")]),
+    (RejectReason.TWO_TIMES, [("delay-cancel-origin", "delay/0/5"), ("delay-move-origin", "delay/0/5")]),
+    *each(RejectReason.BAD_FOR, "delay-for", "soon", beside=[("delay-move", "a")]),
+    *each(RejectReason.BEYOND_MAX, "delay-for", "3651d", beside=[("delay-move", "a")]),
+    *each(RejectReason.BAD_UNTIL, "delay-until", "never", "next", beside=[TO]),
+    *each(RejectReason.BAD_UNTIL, "delay-until", "nevermore", "ne", beside=[("delay-move", "a")]),
+    *each(RejectReason.BEYOND_MAX, "delay-until", "9999-12-31T23:59:59.997Z", beside=[("delay-move", "a")]),
+    *each(RejectReason.BAD_SCHEDULE, "delay-anchor", str(TS), beside=[TO, FOR]),
+    *each(
+        RejectReason.BAD_COPY,
+        "delay-copy-due",
+        "253402300799999",
+        beside=[TO, *(pair for pair in COPY if "due" not in pair[0])],
+    ),
+    *each(RejectReason.BAD_ID, "delay-move", "", None, b"\xff", "x" * 257, beside=[FOR]),
+    *each(RejectReason.BAD_ORIGIN, "delay-move-origin", "", None, b"\xff", "delay/0", beside=[FOR]),
+    *each(RejectReason.BAD_REPLY, "delay-reply-to", "", None, "a/b", b"\xff", beside=[("delay-cancel", "a")]),
+    *each(RejectReason.BAD_REPLY, "delay-correlation-id", None, b"\xff", "x" * 257, beside=[("delay-cancel", "a")]),
+    *each(RejectReason.BAD_REPLY, "delay-reply-to", "..", beside=[FOR, ("delay-move-origin", "delay/0/5")]),
 ]
+
+RECURRING: list[tuple[Some, dict[str, Any]]] = [
+    (
+        [("delay-every", " 1h "), TO],
+        {"at": TS, "due": TS, "schedule": '{"every":"1h"}', "tick": 0, "headers": None, "kind": 0},
+    ),
+    (
+        [("x", "1"), ("delay-cron", "0 9 * * *"), ("delay-time-zone", "Europe/Berlin"), TO],
+        {"at": TS, "schedule": '{"cron":"0 9 * * *","time-zone":"Europe/Berlin"}', "headers": [("x", b"1")]},
+    ),
+    (
+        [("delay-cron", "nonsense \u00e9"), ("delay-until", str(TS + 9 * DAY)), ("delay-missed", ""), TO],
+        {"at": TS, "due": TS + 9 * DAY, "schedule": '{"cron":"nonsense \u00e9","missed":"","given":true}'},
+    ),
+    (
+        [("delay-every", "1h"), FOR, ("delay-end", "1"), ("delay-times", "9"), ("delay-id", "a"), TO],
+        {"at": TS, "due": TS + 1000, "id": "a", "schedule": '{"every":"1h","end":"1","times":"9","given":true}'},
+    ),
+    (
+        [*COPY, TO, ("delay-every", "1h"), ("delay-copy-tick", "2147483647")],
+        {"at": TS + 9, "due": TS + 9, "tick": 2147483647, "schedule": '{"every":"1h","given":true}', "origin": 5},
+    ),
+    (
+        [TO, *(p for p in COPY if "due" not in p[0]), ("delay-copy-due", str(TS + 3655 * DAY)),
+         ("delay-cron", "0 9 29 2 *"), ("delay-copy-tick", "1")],
+        {"due": TS + 3655 * DAY, "tick": 1},
+    ),
+    (
+        [TO, *(p for p in COPY if "due" not in p[0]), ("delay-copy-due", "253402300799999"),
+         ("delay-every", "1h"), ("delay-anchor", "9"), ("delay-copy-tick", "3")],
+        {"due": NEVER_MS, "tick": 3, "schedule": '{"every":"1h","anchor":"9","given":true}'},
+    ),
+    ([*COPY, TO, ("delay-copy-tick", "7")], {"at": TS + 9, "tick": 7, "schedule": None, "headers": None}),
+]  # fmt: skip
 
 
 TIMERS: list[tuple[str, str, int]] = [
@@ -138,7 +219,8 @@ def rejected(row: Row, reason: RejectReason) -> Row:
     kept = {name: row[name] for name in ("topic", "partition", "offset", "ts", "key", "value", "headers")}
     nothing = dict.fromkeys(("target", "target_partition", "id"))
     numbers = {"due": row["ts"], "at": AT_MIN, "kind": 2, "origin": row["offset"], "attempt": 0, "rolls": 0}
-    return {**kept, **nothing, **numbers, "replace": False, "reason": reason.value}
+    numbers["tick"] = 0
+    return {**kept, **nothing, **numbers, "replace": False, "reason": reason.value, "schedule": None}
 
 
 # -- other schedulers' headers ---------------------------------------------------------------------------------------
@@ -211,6 +293,7 @@ DIALECT_REJECTS: list[tuple[str, Some, str]] = [
 
 # -- the edges -------------------------------------------------------------------------------------------------------
 
+_HUNDRED = ",".join(str(10**15 - n) for n in range(1, 101))
 _1980 = 315_532_800_000
 _LEAP = 1_835_395_200_000
 
@@ -327,6 +410,12 @@ EDGES: list[tuple[Row, Row]] = [
     (record(FOR, TO, ("delay-copy-at", str(TS + 5_000))), {**_due(TS, TS + 1_000), "at": TS + 5_000}),
     (record(FOR, TO, ("delay-copy-at", str(TS + 8 * DAY))), {**_due(TS, TS + 1_000), "at": TS + 7 * DAY}),
     (record(FOR, TO, ("delay-copy-at", "x")), _due(TS, TS + 1_000)),
+    # Commands that name several messages; of another partition, or in another way, they are sent on.
+    (record(("delay-cancel-origin", " delay/0/7,09,7\n")), {"kind": 1, "origin": -2, "value": b"7,09,7"}),
+    (record(("delay-cancel-origin", "delay/00/7,8")), {"kind": 1, "origin": -1, "value": b"v"}),
+    (record(("delay-move-origin", "delay/1/7,8"), FOR), {"kind": 3, "origin": -1, "value": b"v"}),
+    (record(("delay-move-origin", f"delay/0/{_HUNDRED}"), FOR), {"kind": 3, "origin": -2, "value": _HUNDRED.encode()}),
+    (record(("delay-move-origin", "delay/0/7,8"), ("delay-for", "x")), {"kind": 2, "origin": OFFSET, "value": b"v"}),
     # Timestamps before 1970.
     (_for("1s", ts=0), _due(0, 1_000)),
     (_for("1s", ts=-5), _due(-5, 995)),

@@ -24,6 +24,8 @@ DEFAULTS: dict[str, Any] = {
     "attempt": 0,
     "rolls": 0,
     "reason": None,
+    "schedule": None,
+    "tick": 0,
 }
 
 

@@ -6,6 +6,7 @@ Four threads meet here, each with a few methods:
     dispatcher   begin, wait       what is due comes out, with the (O, P) that finishes it
     maintenance  wheel.*           the next window is loaded (timer_wheel.py)
                  maintenance.*     flush, reclaim, compaction (maintenance.py)
+    assignment.*                   sources come and go (assignment.py)
     http         stats, find, count_where, export
 
 What they share is `StoreState`, with its one lock; no IO happens under it. The store reads no clock: time is an
@@ -21,11 +22,12 @@ from types import MappingProxyType
 import numpy as np
 import pyarrow as pa
 
+from timerstore.assignment import Assignment
 from timerstore.errors import Misuse
 from timerstore.limits import DEFAULTS, Limits
 from timerstore.operations import recovery, stats
 from timerstore.operations.export import Export, export
-from timerstore.operations.find import SCANNED_ROWS_MAX, Count, Find, Page, Query
+from timerstore.operations.find import ORIGINALS_MAX, SCANNED_ROWS_MAX, Count, Find, Originals, Page, Query
 from timerstore.operations.ingest import Ingest
 from timerstore.operations.maintenance import Maintenance
 from timerstore.operations.recovery import Found
@@ -46,6 +48,7 @@ class TimerStore:
         self.maintenance = Maintenance(state)
         self._ingest = Ingest(state)
         self._find = Find(state)
+        self.assignment = Assignment(state)
         self._lock_descriptor = lock_descriptor
 
     @classmethod
@@ -116,7 +119,8 @@ class TimerStore:
         with self.state.lock:
             resident = self.state.resident
             waiting = resident.overtaken.first_offsets().keys()
-            return frozenset(self.sources.name(source) for source in resident.held_sources() if source in waiting)
+            held = [source for source in resident.held_sources() if not resident.joining[source]]
+            return frozenset(self.sources.name(source) for source in held if source in waiting)
 
     # ---- dispatcher
 
@@ -203,6 +207,12 @@ class TimerStore:
         Raises KeyError for a cursor of an unknown partition, Corrupt, DiskFailure.
         """
         return self._find.page(query, now_ms, after, limit, bulky=bulky)
+
+    def find_originals(
+        self, query: Query, now_ms: int, *, after: NamedPosition | None = None, limit: int = ORIGINALS_MAX
+    ) -> Originals:
+        """As `find`, only where the messages came from and when they are due, of up to 10,000 (`limit`)."""
+        return self._find.originals(query, now_ms, after, limit)
 
     def count_where(self, query: Query, now_ms: int, *, scanned_rows_max: int = SCANNED_ROWS_MAX) -> Count:
         """How many pending messages fit; at once for all of them and for a target. Raises Corrupt, DiskFailure."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from http import HTTPStatus
 from itertools import pairwise
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Final
 
 import structlog
-from fastapi import Depends, FastAPI, Path, Query, Request
+from fastapi import Depends, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
@@ -17,83 +18,91 @@ from starlette.types import ASGIApp
 from bridge import __version__
 from bridge.api import cursor as cursors
 from bridge.api import export, files, models
-from bridge.api.guard import Guard, Workers
-from bridge.api.problems import MEDIA_TYPE, Problem, not_ready
+from bridge.api.actions import messages as messages_actions
+from bridge.api.actions import targets as target_actions
+from bridge.api.dead_letters import routes as letters
+from bridge.api.dead_letters.models import LetterPageFilters
+from bridge.api.guard import Guard
+from bridge.api.peers.batches import MEDIA_TYPE
+from bridge.api.peers.client import Peers
+from bridge.api.peers.fan_out import FanOut
+from bridge.api.problems import Problem, not_ready
+from bridge.api.routing import NOT_FOUND, PLACE, PREFIX, REFUSALS, Asked, Place, checked
+from bridge.api.schedules import routes as schedules
 from bridge.api.source import Overview, PendingMessages, Source
+from bridge.delivery.targets.target import TargetReport
 from bridge.telemetry.health import Phase
 from bridge.telemetry.http import Protection
 from bridge.telemetry.metrics import TIME_TO_GO
+from bridge.wire.headers import origin_text
 from timerstore.errors import TimerStoreError
 from timerstore.operations import find
-from timerstore.rows.position import AT_MAX, OFFSET_MAX
+from timerstore.rows.position import AT_MAX
 
-PREFIX: Final = "/api/v1"
 PAGES_MAX: Final = 100
 """Of a search for one message: each page without it has looked at millions of rows."""
-REFUSALS: Final = {
-    status.value: {
-        "description": status.phrase,
-        "model": models.ProblemDocument,
-        "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemDocument"}}},
-    }
-    for status in (
-        *(HTTPStatus.BAD_REQUEST, HTTPStatus.UNAUTHORIZED, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
-        *(HTTPStatus.MISDIRECTED_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY, HTTPStatus.SERVICE_UNAVAILABLE),
-    )
-}
-NOT_FOUND: Final = {404: {**REFUSALS[400], "description": "It is not pending."}}
 
-T = TypeVar("T")
+_PARAMETERS: Final[Mapping[str, Collection[str]]] = {
+    "/messages": models.PageFilters.model_fields,
+    "/schedules": models.PageFilters.model_fields,
+    "/count": models.Filters.model_fields,
+    "/export": models.Filters.model_fields,
+    "/timeline": models.Edges.model_fields,
+    "/dead-letters": LetterPageFilters.model_fields,
+}
+"""Of the paths whose parameters may be misspelled."""
+
 log = structlog.get_logger("bridge.api.application")
 
 
-def application(source: Source, protection: Protection, *, show_payloads: bool, names: Collection[str] = ()) -> ASGIApp:
-    """The application and the page, guarded; for one event loop. `names` are the bridge's own."""
-    app = routes(source, show_payloads=show_payloads)
+def application(
+    source: Source,
+    protection: Protection,
+    *,
+    show_payloads: bool,
+    is_writable: bool = False,
+    names: Collection[str] = (),
+    peers: Sequence[str] = (),
+    instance: str = "",
+) -> ASGIApp:
+    """The application and the page, guarded; for one event loop. `names` are the bridge's own; `peers` are the base
+    URLs of all instances, and `instance` is this one's name."""
+    others = Peers(peers, instance, protection)
+    app = routes(Asked(source, others, show_payloads=show_payloads, is_writable=is_writable))
     app.router.routes.extend(files.routes())
-    return Guard(app, protection, names)
+    return Guard(FanOut(app, others), protection, names, is_writable=is_writable)
 
 
-def routes(source: Source, *, show_payloads: bool) -> FastAPI:
+def routes(asked: Asked) -> FastAPI:
     """The API without its guard."""
+    source, exports = asked.source, export.Exports()
     app = FastAPI(
         title="Delay bridge",
         version=__version__,
-        description="What is pending, where it is, and why. Each instance answers for its own partitions.",
+        description="What is pending, where it is, and why; cancel, move and deliver it.",
         openapi_url=f"{PREFIX}/openapi.json",
         docs_url=None,
         redoc_url=None,
         swagger_ui_oauth2_redirect_url=None,
         redirect_slashes=False,
-        responses=REFUSALS,  # type: ignore[arg-type] # keys may be int or str
+        responses=REFUSALS,
         dependencies=[Depends(_once)],
     )
-    workers, exports = Workers(), export.Exports()
 
-    def pending() -> PendingMessages:
-        store = source.pending()
-        if store is None:
-            raise not_ready(source.phase())
-        return store
-
-    async def ask(work: Callable[[PendingMessages], T]) -> T:
-        store = pending()
-        return await workers.run(lambda: work(store))
-
-    @app.get(f"{PREFIX}/summary", operation_id="summary")
+    @app.get(f"{PREFIX}/summary", operation_id="summary", response_model_exclude_unset=True)
     async def summary() -> models.Summary:
         """What is pending as a whole, and how the bridge is."""
-        overview = await workers.run(source.overview)
+        overview = await asked.workers.run(source.overview)
         if overview is None:
             raise not_ready(source.phase())
-        return _summary(overview, source.phase())
+        return _summary(overview, source.phase(), is_writable=asked.is_writable)
 
     @app.get(f"{PREFIX}/messages", operation_id="messages", response_model_exclude_unset=True)
     async def messages(filters: Annotated[models.PageFilters, Query()]) -> models.Messages:
         """Messages, a page at a time. The cursor stays valid while messages come and go."""
-        query, after = _checked(lambda: (filters.query(), filters.after()))
+        query, after = checked(lambda: (asked.marked(filters.query()), filters.after()))
         try:
-            page = await ask(
+            page = await asked.ask(
                 lambda store: store.find(query, source.now_ms(), after=after, limit=filters.limit, bulky=False)
             )
         except KeyError:
@@ -103,35 +112,32 @@ def routes(source: Source, *, show_payloads: bool) -> FastAPI:
         return models.Messages(messages=[models.Message.of(row) for row in page.rows], next=following)
 
     @app.get(
-        f"{PREFIX}/messages/{{topic}}/{{partition}}/{{offset}}",
+        f"{PREFIX}/messages/{PLACE}",
         operation_id="message",
         response_model_exclude_unset=True,
-        responses=NOT_FOUND,  # type: ignore[arg-type]
+        responses=NOT_FOUND,
     )
-    async def message(
-        topic: Annotated[str, Path(max_length=249)],
-        partition: Annotated[int, Path(ge=0, le=models.PARTITION_MAX)],
-        offset: Annotated[int, Path(ge=0, le=OFFSET_MAX)],
-    ) -> models.MessageDetail:
+    async def message(place: Place) -> models.MessageDetail:
         """One message, by the record that was sent: topic, partition and offset."""
-        row = await ask(lambda store: _one(store, (topic, partition, offset), source.now_ms()))
+        query = asked.marked(find.Query(origin=place, states=frozenset(find.PendingState)))
+        row = await asked.ask(lambda store: _one(store, query, source.now_ms()))
         if row is None:
-            detail = f"{topic}/{partition}/{offset} is not pending here: it is finished, was never a message, or is "
+            detail = f"{origin_text(*place)} is not pending here: it is finished, was never a message, or is "
             raise Problem(HTTPStatus.NOT_FOUND, detail + "of a partition of another instance.")
-        return models.MessageDetail.of_all(row, show_payloads=show_payloads)
+        return models.MessageDetail.of_all(row, show_payloads=asked.show_payloads)
 
-    @app.get(f"{PREFIX}/count", operation_id="count")
+    @app.get(f"{PREFIX}/count", operation_id="count", response_model_exclude_unset=True)
     async def count(filters: Annotated[models.Filters, Query()]) -> models.Counted:
         """How many messages fit."""
-        query = _checked(filters.query)
-        found = await ask(lambda store: store.count_where(query, source.now_ms()))
+        query = asked.marked(checked(filters.query))
+        found = await asked.ask(lambda store: store.count_where(query, source.now_ms()))
         return models.Counted(count=found.rows, exact=found.is_exact)
 
-    @app.get(f"{PREFIX}/timeline", operation_id="timeline")
-    async def timeline(asked: Annotated[models.Edges, Query()]) -> models.Timeline:
+    @app.get(f"{PREFIX}/timeline", operation_id="timeline", response_model_exclude_unset=True)
+    async def timeline(wanted: Annotated[models.Edges, Query()]) -> models.Timeline:
         """How many messages come up when, between times that are asked for."""
-        edges = _checked(asked.times)
-        until = await ask(lambda store: store.pending_until([*edges, AT_MAX]))
+        edges = checked(wanted.times)
+        until = await asked.ask(lambda store: store.pending_until([*edges, AT_MAX]))
         *counts, after = (b - a for a, b in pairwise(until))
         return models.Timeline(before=until[0], counts=counts, after=after)
 
@@ -139,33 +145,29 @@ def routes(source: Source, *, show_payloads: bool) -> FastAPI:
         export.PATH,
         operation_id="export",
         response_class=export.ArrowStream,
-        responses={200: {"content": {export.MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}}}},
+        responses={200: {"content": {MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}}}},
     )
-    async def export_messages(filters: Annotated[models.Filters, Query()]) -> export.ArrowStream:
+    async def export_messages(request: Request, filters: Annotated[models.Filters, Query()]) -> export.ArrowStream:
         """All messages that fit, of one moment and in no order, as an Arrow IPC stream; its last batch has no rows, and
-        their number as `rows` in its metadata."""
-        query, store = _checked(filters.query), pending()
-        return exports.answer(lambda: store.export(query, source.now_ms(), bulky=show_payloads))
+        their number as `rows` in its metadata, and as `incomplete` the instances that did not answer."""
+        query, store, others = asked.marked(checked(filters.query)), source.pending(), asked.others(request)
+        if store is None and others is None:
+            raise not_ready(source.phase())
+        begin = None
+        if store is not None:
+            begin = partial(store.export, query, source.now_ms(), bulky=asked.show_payloads)
+        return exports.answer(begin, others, f"{export.PATH}?{request.url.query}")
 
-    @app.get(f"{PREFIX}/targets", operation_id="targets")
+    @app.get(f"{PREFIX}/targets", operation_id="targets", response_model_exclude_unset=True)
     async def targets() -> models.TargetStates:
         """Targets that were used lately, those in trouble first."""
-        found = await workers.run(source.targets)
-        return models.TargetStates(
-            targets=[
-                models.TargetState(
-                    name=each.name,
-                    partitions=each.partitions,
-                    failing_partitions=each.failing_partitions,
-                    reason=None if each.reason is None else str(each.reason),
-                    detail=each.detail,
-                    open_breakers=each.open_breakers,
-                    retry_in_s=None if each.retry_s is None else round(each.retry_s, 1),
-                )
-                for each in found
-            ]
-        )
+        paused = source.pauses().names()
+        found = {each.name: each for each in await asked.workers.run(source.targets)}
+        unused = [TargetReport(name=name, partitions=0) for name in sorted(paused - found.keys())]
+        return models.TargetStates(targets=[_target(each, paused) for each in (*unused, *found.values())])
 
+    for part in (messages_actions, target_actions, letters, schedules):
+        part.add(app, asked)
     app.add_exception_handler(Problem, _answer)
     app.add_exception_handler(RequestValidationError, _answer)
     app.add_exception_handler(HTTPException, _answer)
@@ -177,7 +179,7 @@ def routes(source: Source, *, show_payloads: bool) -> FastAPI:
 async def _once(request: Request) -> None:
     """No parameter is given twice, where one of them would be ignored."""
     names = [name for name, _ in request.query_params.multi_items()]
-    twice = sorted({name for name in names if name not in ("state", "edge") and names.count(name) > 1})
+    twice = sorted({name for name in names if name not in ("state", "edge", "reason") and names.count(name) > 1})
     if twice:
         raise Problem(HTTPStatus.BAD_REQUEST, f"{', '.join(twice)[:200]}: give it once.")
 
@@ -194,16 +196,13 @@ def _problem(request: Request, error: Exception) -> Problem:
             return error
         case RequestValidationError():
             said = [f"{'.'.join(map(str, each['loc'][1:]))}: {each['msg']}" for each in error.errors()]
-            model = models.Edges if request.url.path == f"{PREFIX}/timeline" else models.PageFilters
-            known = ", ".join(model.model_fields)
-            detail = f"{'; '.join(said)[:1000]}. The parameters are: {known}."
+            known = ", ".join(_PARAMETERS.get(request.url.path.removeprefix(PREFIX), ()))
+            detail = f"{'; '.join(said)[:1000]}.{known and f' The parameters are: {known}.'}"
             return Problem(HTTPStatus.UNPROCESSABLE_ENTITY, detail)
         case HTTPException(status_code=404):
             return Problem(HTTPStatus.NOT_FOUND, f"There is nothing here; {PREFIX}/openapi.json has what there is.")
         case HTTPException():
-            return Problem(
-                HTTPStatus(error.status_code), f"{request.method} is not possible here: this API only reads."
-            )
+            return Problem(HTTPStatus(error.status_code), f"{request.method} is not possible here.")
         case TimerStoreError():
             log.warning("api-search-failed", reason=error.message, hint=error.hint)
             detail = f"The index cannot be read now: {error.message}. Ask again; the log of the bridge has more."
@@ -212,16 +211,22 @@ def _problem(request: Request, error: Exception) -> Problem:
     return Problem(HTTPStatus.INTERNAL_SERVER_ERROR, "This is a bug of the bridge: its log has what happened.")
 
 
-def _checked(read: Callable[[], T]) -> T:
-    try:
-        return read()
-    except ValueError as error:
-        raise Problem(HTTPStatus.BAD_REQUEST, str(error)) from None
+def _target(report: TargetReport, paused: Collection[str]) -> models.TargetState:
+    return models.TargetState(
+        name=report.name,
+        partitions=report.partitions,
+        failing_partitions=report.failing_partitions,
+        reason=None if report.reason is None else str(report.reason),
+        detail=report.detail,
+        open_breakers=report.open_breakers,
+        retry_in_s=None if report.retry_s is None else round(report.retry_s, 1),
+        paused=report.name in paused,
+    )
 
 
-def _one(store: PendingMessages, origin: tuple[str, int, int], now_ms: int) -> find.PendingRow | None:
-    """The message of an origin, whatever its state."""
-    query, after = find.Query(origin=origin, states=frozenset(find.PendingState)), None
+def _one(store: PendingMessages, query: find.Query, now_ms: int) -> find.PendingRow | None:
+    """The first message that fits."""
+    after = None
     for _ in range(PAGES_MAX):
         page = store.find(query, now_ms, after=after, limit=1, bulky=True)
         if page.rows:
@@ -233,15 +238,17 @@ def _one(store: PendingMessages, origin: tuple[str, int, int], now_ms: int) -> f
     raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, detail)
 
 
-def _summary(overview: Overview, phase: Phase) -> models.Summary:
+def _summary(overview: Overview, phase: Phase, *, is_writable: bool) -> models.Summary:
     gauges = overview.gauges
     return models.Summary(
+        writable=is_writable,
         now=overview.now_ms,
         phase=phase.name,
         ready=phase.ready,
         reasons=list(phase.reasons),
         reader=phase.reader,
         pending=gauges.pending_total,
+        schedules=gauges.schedules,
         overdue=overview.overdue,
         oldest_overdue_s=gauges.oldest_overdue_s,
         next_at=overview.next_at_ms,

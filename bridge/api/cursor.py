@@ -20,6 +20,14 @@ def encode(position: NamedPosition) -> str:
     return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
 
+def read(text: str) -> NamedPosition:
+    """The position of a parameter `cursor`. Raises ValueError that says what to give."""
+    try:
+        return decode(text)
+    except ValueError:
+        raise ValueError("cursor is none of ours: give `next` of the page before, unchanged.") from None
+
+
 def decode(text: str) -> NamedPosition:
     """The position of a cursor. Raises ValueError for what `encode` has not made."""
     try:

@@ -1,15 +1,17 @@
 """The export: all messages that fit, of one moment, as a stream in Arrow's IPC format.
 
 A batch is made when the one before has been sent, so a slow client slows down the reading, and nothing piles up. The
-last batch has no rows, and `rows` in its metadata, how many there were: a stream without it has broken off.
+last batch has no rows, and `rows` in its metadata, how many there were: a stream without it has broken off. In
+`incomplete` beside it are the instances that did not answer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import io
+import json
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from http import HTTPStatus
 from typing import Final
 
@@ -19,13 +21,15 @@ from fastapi.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from bridge.api.guard import Workers
+from bridge.api.peers.batches import MEDIA_TYPE
+from bridge.api.peers.client import THIS, Peers, Reply
+from bridge.api.peers.export import Everywhere
 from bridge.api.problems import Problem
 from bridge.api.source import Export
 from timerstore.errors import TimerStoreError
 from timerstore.operations.export import EMPTY, SCHEMA
 
 PATH: Final = "/api/v1/export"
-MEDIA_TYPE: Final = "application/vnd.apache.arrow.stream"
 EXPORTS_MAX: Final = 2
 """At a time: each keeps files open, and rows that were in memory."""
 STALL_S: Final = 30.0
@@ -49,13 +53,29 @@ class Exports:
         self.workers = Workers()
         self.under_way = 0
 
-    def answer(self, begin: Callable[[], Export]) -> ArrowStream:
-        """The answer with an export that is begun when it is sent."""
-        return _Answer(self, begin)
+    def answer(self, begin: Callable[[], Export] | None, others: Peers | None = None, target: str = "") -> ArrowStream:
+        """The answer with an export that is begun when it is sent, here unless that cannot be, and by the others, who
+        are asked for `target`."""
+        return _Answer(self, lambda: self._begun(begin, others, target))
+
+    async def _begun(self, begin: Callable[[], Export] | None, others: Peers | None, target: str) -> _Stream:
+        async def here() -> Export | None:
+            return None if begin is None else await self.workers.run(begin)
+
+        export, replies = await asyncio.gather(here(), others.open(target) if others is not None else _nobody())
+        streams = [each for each in replies if each.stream is not None]
+        silent = [each.url for each in replies if each.stream is None] + ([THIS] if export is None else [])
+        if export is None and not streams:
+            raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, "No instance can tell now what is pending. Ask again.")
+        return _Stream(Everywhere(export, streams), silent)
+
+
+async def _nobody() -> list[Reply]:
+    return []
 
 
 class _Answer(ArrowStream):
-    def __init__(self, exports: Exports, begin: Callable[[], Export]) -> None:
+    def __init__(self, exports: Exports, begin: Callable[[], Awaitable[_Stream]]) -> None:
         super().__init__(self._chunks(), headers={"Content-Disposition": 'attachment; filename="pending.arrows"'})
         self._exports, self._begin = exports, begin
         self._stream: _Stream | None = None
@@ -65,7 +85,7 @@ class _Answer(ArrowStream):
             raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, f"{EXPORTS_MAX} exports are under way. Ask again.")
         self._exports.under_way += 1
         try:
-            self._stream = await self._exports.workers.run(lambda: _Stream(self._begin()))
+            self._stream = await self._begin()
             await super().__call__(scope, receive, send)  # it ends when the client goes
         finally:
             self._exports.under_way -= 1
@@ -95,8 +115,8 @@ class _Answer(ArrowStream):
 class _Stream:
     """An export as chunks of bytes. `close` may be called while another thread is in `next`, and does not wait."""
 
-    def __init__(self, export: Export) -> None:
-        self._export = export
+    def __init__(self, export: Export, silent: Sequence[str]) -> None:
+        self._export, self._silent = export, silent
         self._sink = io.BytesIO()
         self._writer: pa.RecordBatchStreamWriter | None = pa.ipc.new_stream(self._sink, SCHEMA)
         self._rows = 0
@@ -119,7 +139,8 @@ class _Stream:
     def _write(self, writer: pa.RecordBatchStreamWriter) -> bytes:
         batch = next(self._export, None)
         if batch is None:
-            writer.write_batch(EMPTY, custom_metadata={"rows": str(self._rows)})
+            incomplete = {"incomplete": json.dumps(self._silent)} if self._silent else {}
+            writer.write_batch(EMPTY, custom_metadata={"rows": str(self._rows), **incomplete})
             writer.close()
             self._writer = None
         else:
@@ -131,7 +152,7 @@ class _Stream:
         return chunk
 
     def _close_if_asked(self) -> None:
-        # Whoever has the turn when it is asked asks again behind it.
+        # A thread that has the turn meanwhile comes here itself, behind it.
         if self._is_closing and self._turn.acquire(blocking=False):
             try:
                 self._export.close()

@@ -5,15 +5,19 @@ A view of the page has the address of what it asks, without `/api/v1`; all of th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-VIEWS: Final = ("/", "/messages", "/messages/{topic}/{partition}/{offset}", "/targets", "/instance")
+VIEWS: Final = (
+    *("/", "/messages", "/messages/{topic}/{partition}/{offset}", "/schedules"),
+    *("/dead-letters", "/dead-letters/{topic}/{partition}/{offset}", "/targets", "/instance"),
+)
 DOCUMENT: Final = "index.html"
 MEDIA_TYPES: Final = {
     "html": "text/html; charset=utf-8",
@@ -33,9 +37,16 @@ POLICY: Final = "; ".join(
 """Nothing from elsewhere, nothing inline, and no text that becomes markup."""
 
 
+def contents() -> Iterator[tuple[str, Traversable]]:
+    """The files, named as in their addresses and in each other."""
+    page = files("bridge").joinpath("api/page")
+    for folder, prefix in ((page, ""), (page.joinpath("views"), "views/")):
+        yield from ((prefix + each.name, each) for each in folder.iterdir() if each.is_file())
+
+
 def routes() -> Sequence[Route]:
     """Of the page: GET and HEAD."""
-    found = {each.name: each.read_bytes() for each in files("bridge").joinpath("api/page").iterdir()}
+    found = {name: read.read_bytes() for name, read in contents()}
 
     def route(path: str, name: str) -> Route:
         async def endpoint(_request: Request) -> Response:

@@ -1,4 +1,10 @@
-"""What each request passes before it is answered: a password where one is set, and limits on what it may use."""
+"""What each request passes before it is answered: a password or token where one is set, what an action needs, and
+limits on what it may use.
+
+An action must come from a program or from the page, never from a page of another site (CSRF), whatever the browser
+sends along with it by itself: it needs a header that no form can send, and that no script may send elsewhere, since no
+other origin is admitted; and what the browser says of the request's origin must be this one.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +13,7 @@ import threading
 from collections.abc import Callable, Collection
 from http import HTTPStatus
 from typing import Final, TypeVar
+from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -16,6 +23,11 @@ from bridge.api.problems import Problem
 from bridge.telemetry.http import Protection
 
 REQUESTS_MAX: Final = 32
+BODY_BYTES_MAX: Final = 64 << 10
+ACTION: Final = "X-Delay-Bridge-Action"
+"""The header of an action; its value is 1."""
+WHO: Final = "who"
+"""In the scope's state: who asks."""
 WORKERS_MAX: Final = 4
 """Threads that ask the store; one that is given up on counts until it ends."""
 REQUEST_S: Final = 20.0
@@ -36,9 +48,12 @@ T = TypeVar("T")
 class Guard:
     """ASGI middleware around the whole application; for one event loop."""
 
-    def __init__(self, app: ASGIApp, protection: Protection, names: Collection[str] = ()) -> None:
+    def __init__(
+        self, app: ASGIApp, protection: Protection, names: Collection[str] = (), *, is_writable: bool = False
+    ) -> None:
         """`names` are the bridge's own, beside addresses and private ones."""
         self._app = app
+        self._is_writable = is_writable
         self._protection = protection
         self._names = frozenset(name.lower() for name in names)
         self._requests = 0
@@ -55,7 +70,10 @@ class Guard:
                     headers.setdefault(name, value)
             await send(message)
 
-        refused, headers = self._refused(Headers(scope=scope)), {}
+        asked = Headers(scope=scope)
+        who = self._protection.who(asked.get("Authorization"))
+        scope.setdefault("state", {})[WHO] = who
+        refused, headers = self._refused(asked, scope["method"], who), {}
         if refused is not None:
             if refused.status is HTTPStatus.UNAUTHORIZED:
                 headers["WWW-Authenticate"] = 'Basic realm="delay-bridge", charset="UTF-8"'
@@ -67,30 +85,50 @@ class Guard:
         finally:
             self._requests -= 1
 
-    def _refused(self, headers: Headers) -> Problem | None:
-        if not self._protection.permits(headers.get("Authorization")):
-            return Problem(HTTPStatus.UNAUTHORIZED, "Send user and password, as http.user and http.password_file say.")
-        is_open = self._protection.user is None and self._protection.certificate is None
+    def _refused(self, headers: Headers, method: str, who: str | None) -> Problem | None:
+        if who is None:
+            detail = "Send user and password, as http.user and http.password_file say, or the token of http.token_file."
+            return Problem(HTTPStatus.UNAUTHORIZED, detail)
+        is_open = self._protection.is_open and self._protection.certificate is None
         if is_open and not is_private(headers.get("Host"), self._names):
             detail = "Without a password, only addresses and private names are answered, not this one. Set http.user."
             return Problem(HTTPStatus.MISDIRECTED_REQUEST, detail)
-        if headers.get("Content-Length", "0") != "0" or "Transfer-Encoding" in headers:
-            return Problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "Send no body: this API only reads.")
+        if method == "POST" and (problem := self._refused_action(headers)) is not None:
+            return problem
+        if method != "POST" and (headers.get("Content-Length", "0") != "0" or "Transfer-Encoding" in headers):
+            return Problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "Send no body: only actions have one.")
         if self._requests >= REQUESTS_MAX:
             return Problem(HTTPStatus.SERVICE_UNAVAILABLE, f"{REQUESTS_MAX} requests are under way. Ask again.")
+        return None
+
+    def _refused_action(self, headers: Headers) -> Problem | None:
+        origin, site = headers.get("Origin"), headers.get("Sec-Fetch-Site")
+        length = headers.get("Content-Length", "0")
+        if not self._is_writable:
+            return Problem(HTTPStatus.FORBIDDEN, "This API only reads: set http.api to write.")
+        if headers.get(ACTION) != "1":
+            return Problem(HTTPStatus.FORBIDDEN, f"Send the header {ACTION}: 1 with every action.")
+        if site not in (None, "same-origin") or (origin and urlsplit(origin).netloc != headers.get("Host")):
+            return Problem(HTTPStatus.FORBIDDEN, "An action from a page of another site is not taken.")
+        if "Transfer-Encoding" in headers or not length.isdecimal() or int(length) > BODY_BYTES_MAX:
+            detail = f"Send a body of at most {BODY_BYTES_MAX} bytes, and its Content-Length."
+            return Problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, detail)
+        media_type = headers.get("Content-Type", "").partition(";")[0].strip().lower()
+        if length != "0" and media_type != "application/json":
+            return Problem(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "Send JSON, with Content-Type: application/json.")
         return None
 
 
 class Workers:
     """Runs what may wait for locks and disks on threads that the end of the process does not wait for."""
 
-    def __init__(self) -> None:
-        self._free = threading.Semaphore(WORKERS_MAX)
+    def __init__(self, threads_max: int = WORKERS_MAX) -> None:
+        self._max, self._free = threads_max, threading.Semaphore(threads_max)
 
     async def run(self, work: Callable[[], T], within_s: float = REQUEST_S) -> T:
         """What `work` returns or raises. Raises Problem if there is no thread for it, or no end of it in time."""
         if not self._free.acquire(blocking=False):
-            raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, f"{WORKERS_MAX} searches are under way. Ask again.")
+            raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, f"{self._max} searches are under way. Ask again.")
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from selectors import EVENT_READ, DefaultSelector
 from typing import TYPE_CHECKING, Final, Self
@@ -40,11 +41,16 @@ class Listener:
         source: Source,
         protection: Protection,
         show_payloads: bool,
+        is_writable: bool = False,
+        peers: Sequence[str] = (),
+        instance: str = "",
         beat: Beat = unwatched,
     ) -> None:
         """Raises EnvironmentFailure where the port cannot be listened on. A thread that ends no longer beats: /livez
         names it then, and delivery goes on."""
-        self._source, self._protection, self._show_payloads = source, protection, show_payloads
+        self._source, self._protection = source, protection
+        self._show_payloads, self._is_writable = show_payloads, is_writable
+        self._peers, self._instance = peers, instance
         self._host, self._beat = host, beat
         self._stopping = False
         self._server: ApiServer | None = None
@@ -107,7 +113,11 @@ class Listener:
         from bridge.api.server import ApiServer
 
         names = (self._host, socket.gethostname())
-        app = application(self._source, self._protection, show_payloads=self._show_payloads, names=names)
+        app = application(
+            self._source, self._protection, names=names,
+            show_payloads=self._show_payloads, is_writable=self._is_writable,
+            peers=self._peers, instance=self._instance,
+        )  # fmt: skip
         self._server = ApiServer(app, self._protection.certificate, self._beat)
         self._server.should_exit = self._stopping  # it may have been set just before
         self._server.run([self._socket])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import re
 from binascii import Error as Base64Error
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Final, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
@@ -24,6 +24,8 @@ LIMIT_DEFAULT: Final = 100
 EDGES_MAX: Final = 101
 TEXT_LENGTH_MAX: Final = 8_192
 """Of a filter's text; a longer one does not fit into a request."""
+
+INCOMPLETE: Final = "Instances that did not answer: what they have is missing here."
 
 Text = Annotated[str, StringConstraints(max_length=TEXT_LENGTH_MAX)]
 
@@ -47,7 +49,9 @@ class Filters(BaseModel):
     at_from: Text | None = Field(default=None, description="`at`, when the bridge acts on it next, is then or later.")
     at_until: Text | None = Field(default=None, description="`at` is before then.")
     state: list[PendingState] = Field(
-        default=[], description="In one of these states; without any: in all but cancelled.", max_length=5
+        default=[],
+        description="In one of these states; without any: in all but cancelled.",
+        max_length=len(PendingState),
     )
 
     def query(self) -> Query:
@@ -56,16 +60,16 @@ class Filters(BaseModel):
             raise ValueError("key and key_base64 are both given: give one of them.")
         key = None if self.key is None else self.key.encode()
         if self.key_base64 is not None:
-            key = _parsed("key_base64", _base64, self.key_base64)
+            key = parsed("key_base64", _base64, self.key_base64)
         return Query(
             id=self.id,
-            origin=None if self.origin is None else _parsed("origin", _origin, self.origin),
+            origin=None if self.origin is None else parsed("origin", _origin, self.origin),
             key=key,
             target=self.target,
-            due_from_ms=_time("due_from", self.due_from),
-            due_until_ms=_time("due_until", self.due_until),
-            at_from_ms=_time("at_from", self.at_from),
-            at_until_ms=_time("at_until", self.at_until),
+            due_from_ms=time("due_from", self.due_from),
+            due_until_ms=time("due_until", self.due_until),
+            at_from_ms=time("at_from", self.at_from),
+            at_until_ms=time("at_until", self.at_until),
             states=frozenset(self.state) or PENDING,
         )
 
@@ -78,15 +82,11 @@ class PageFilters(Filters):
 
     def after(self) -> NamedPosition | None:
         """Where the page begins. Raises ValueError for what is no cursor."""
-        if self.cursor is None:
-            return None
-        try:
-            return cursors.decode(self.cursor)
-        except ValueError:
-            raise ValueError("cursor is none of ours: give `next` of the page before, unchanged.") from None
+        return None if self.cursor is None else cursors.read(self.cursor)
 
 
-def _parsed(name: str, parse: Callable[[str], Any], text: str) -> Any:
+def parsed(name: str, parse: Callable[[str], Any], text: str) -> Any:
+    """What `parse` makes of a parameter. Raises ValueError that names it."""
     try:
         return parse(text)
     except ValueError as error:
@@ -109,9 +109,9 @@ def _origin(text: str) -> tuple[str, int, int]:
     return match[1], int(match[2]), int(match[3])
 
 
-def _time(name: str, text: str | None) -> int | None:
-    """A plus sign before the zone that arrives as a blank is one."""
-    return None if text is None else int(_parsed(name, parse_until, re.sub(r" ([0-9]{2}:[0-9]{2})$", r"+\1", text)))
+def time(name: str, text: str | None) -> int | None:
+    """Epoch milliseconds of a parameter; a plus sign before the zone that arrives as a blank is one."""
+    return None if text is None else int(parsed(name, parse_until, re.sub(r" ([0-9]{2}:[0-9]{2})$", r"+\1", text)))
 
 
 class Edges(BaseModel):
@@ -125,7 +125,7 @@ class Edges(BaseModel):
 
     def times(self) -> list[int]:
         """Epoch milliseconds. Raises ValueError that says what is wrong."""
-        times = [int(_parsed("edge", parse_until, each)) for each in self.edge]
+        times = [int(parsed("edge", parse_until, each)) for each in self.edge]
         if times != sorted(times):
             raise ValueError("edge: give the times in order.")
         return times
@@ -137,6 +137,7 @@ class Timeline(BaseModel):
     before: int = Field(description="Before the first edge.")
     counts: list[int] = Field(description="From each edge to the next.")
     after: int = Field(description="From the last edge on.")
+    incomplete: list[str] = Field(default=[], description=INCOMPLETE)
 
 
 class Blob(BaseModel):
@@ -169,6 +170,15 @@ class HeaderValue(Blob):
     """A header; null, where it has neither `text` nor `base64`."""
 
     name: str
+
+
+def header_values(headers: Iterable[tuple[str, bytes | None]]) -> list[HeaderValue]:
+    """Each header, cut where it is long."""
+    blobs = [
+        (name, {} if value is None else Blob.of(value, PREVIEW_BYTES_MAX).model_dump(exclude_unset=True))
+        for name, value in headers
+    ]
+    return [HeaderValue(name=name, **blob) for name, blob in blobs]
 
 
 class Message(BaseModel):
@@ -226,14 +236,10 @@ class MessageDetail(Message):
     @classmethod
     def of_all(cls, row: PendingRow, *, show_payloads: bool) -> Self:
         """Of a row with value and headers."""
-        headers = []
-        for name, value in row.headers:
-            blob = {} if value is None else Blob.of(value, PREVIEW_BYTES_MAX).model_dump(exclude_unset=True)
-            headers.append(HeaderValue(name=name, **blob))
         value = row.value if show_payloads else None
         return cls(
             **cls._fields(row),
-            headers=headers,
+            headers=header_values(row.headers),
             value=None if value is None else Blob.of(value, PREVIEW_BYTES_MAX),
             value_bytes=None if row.value is None else len(row.value),
         )
@@ -245,6 +251,7 @@ class Messages(BaseModel):
 
     messages: list[Message]
     next: str | None = Field(description="The cursor of the next page; null: there are no more.")
+    incomplete: list[str] = Field(default=[], description=INCOMPLETE)
 
 
 class Counted(BaseModel):
@@ -252,6 +259,7 @@ class Counted(BaseModel):
 
     count: int
     exact: bool
+    incomplete: list[str] = Field(default=[], description=INCOMPLETE)
 
 
 class TargetState(BaseModel):
@@ -264,12 +272,14 @@ class TargetState(BaseModel):
     detail: str | None = Field(description="The last error.")
     open_breakers: int = Field(description="Partitions, or the whole topic, that are left alone for a while.")
     retry_in_s: float | None = Field(description="Until the first of them may be tried again.")
+    paused: bool = Field(description="By an operator: its messages are put off.")
 
 
 class TargetStates(BaseModel):
     """Targets, those in trouble first."""
 
     targets: list[TargetState]
+    incomplete: list[str] = Field(default=[], description=INCOMPLETE)
 
 
 class PartitionState(BaseModel):
@@ -323,12 +333,14 @@ class Disk(BaseModel):
 class Summary(BaseModel):
     """What this instance knows at once."""
 
+    writable: bool = Field(description="Whether there are actions (http.api: write).")
     now: int
     phase: str
     ready: bool
     reasons: list[str]
     reader: str | None = Field(description="Which one reads the delay topics: spark or plain.")
     pending: int
+    schedules: int = Field(description="How many of the pending come again.")
     overdue: int = Field(description="Whose time was over when the clock's current ten seconds began.")
     oldest_overdue_s: float
     next_at: int | None = Field(description="When the next message comes up, to ten seconds.")
@@ -339,6 +351,7 @@ class Summary(BaseModel):
     retention_headroom_s: dict[str, float]
     disk: Disk
     failing: list[FailingTarget]
+    incomplete: list[str] = Field(default=[], description=INCOMPLETE)
 
 
 class ProblemDocument(BaseModel):

@@ -12,6 +12,7 @@ from bridge.telemetry.health import Phase
 
 MEDIA_TYPE: Final = "application/problem+json"
 RETRY_S: Final = 1
+_LATER: Final = (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT)
 
 
 class Problem(Exception):
@@ -25,7 +26,7 @@ class Problem(Exception):
     def response(self, headers: Mapping[str, str] | None = None) -> JSONResponse:
         """The answer."""
         body = {"type": "about:blank", "title": self.status.phrase, "status": self.status.value, "detail": self.detail}
-        retry = {"Retry-After": str(RETRY_S)} if self.status is HTTPStatus.SERVICE_UNAVAILABLE else {}
+        retry = {"Retry-After": str(RETRY_S)} if self.status in _LATER else {}
         return JSONResponse(body | self.more, self.status.value, {**retry, **(headers or {})}, MEDIA_TYPE)
 
 

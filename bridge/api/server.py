@@ -12,12 +12,13 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from bridge.api import export
+from bridge.api.actions.bulk import PATHS as BULK_PATHS
 from bridge.telemetry.heartbeats import Beat
 from bridge.telemetry.http import Certificate
 
 CONNECTIONS_MAX: Final = 64
 CONNECTION_S: Final = 60.0
-"""From its handshake to its end, whatever it is at but an export, which has limits of its own."""
+"""From its handshake to its end, whatever it is at but an export or a bulk action, which have limits of their own."""
 IDLE_S: Final = 5
 STOP_S: Final = 1
 BEAT_TICKS: Final = 10
@@ -27,7 +28,7 @@ LINE_BYTES_MAX: Final = 16_384
 
 class _Connection(H11Protocol):
     """One of at most CONNECTIONS_MAX, for at most CONNECTION_S
-    and while an export is under way."""
+    and while an export or a bulk action is under way."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
         super().connection_made(transport)
@@ -39,7 +40,7 @@ class _Connection(H11Protocol):
     def _expire(self) -> None:
         cycle: Any = self.cycle  # None before the first request, whatever its type says
         is_under_way = cycle is not None and not cycle.response_complete and not self.transport.is_closing()
-        if is_under_way and cycle.scope["path"] == export.PATH:
+        if is_under_way and cycle.scope["path"] in (export.PATH, *BULK_PATHS):
             self._end = self.loop.call_later(CONNECTION_S, self._expire)
         else:
             self.transport.abort()

@@ -1,19 +1,24 @@
-"""What the API asks of the bridge. Pure: the bridge imports this without FastAPI."""
+"""What the API asks of the bridge, and what it has the bridge do. Pure: the bridge imports this without FastAPI."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
 import pyarrow as pa
 
+from bridge.dead_letters.listing import LetterPage, PlacedLetter
 from bridge.delivery.targets.target import TargetReport
 from bridge.telemetry.health import Phase
 from bridge.telemetry.lateness import RecentLateness
 from bridge.telemetry.metrics import StoreSnapshot
-from timerstore.operations.find import Count, Page, Query
-from timerstore.rows.sources import NamedPosition
+from bridge.wire.answers import Answer
+from bridge.wire.headers import Origin
+from bridge.wire.letters import Choice, Report
+from timerstore.operations.find import Count, Originals, Page, Query
+from timerstore.rows.sources import NamedPosition, SourceName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,14 +56,75 @@ class PendingMessages(Protocol):
     def find(self, query: Query, now_ms: int, *, after: NamedPosition | None, limit: int, bulky: bool) -> Page:
         """See `TimerStore.find`."""
 
+    def find_originals(self, query: Query, now_ms: int, *, after: NamedPosition | None, limit: int) -> Originals:
+        """See `TimerStore.find_originals`."""
+
     def count_where(self, query: Query, now_ms: int) -> Count:
         """See `TimerStore.count_where`."""
 
     def pending_until(self, edges_ms: Sequence[int]) -> tuple[int, ...]:
         """See `TimerStore.pending_until`."""
 
+    def next_offsets(self) -> Mapping[SourceName, int]:
+        """See `TimerStore.next_offsets`."""
+
     def export(self, query: Query, now_ms: int, *, bulky: bool) -> Export:
         """See `TimerStore.export`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What is to be done with messages of one partition of a delay topic, up to `headers.NAMED_MAX`."""
+
+    source: SourceName
+    origins: tuple[int, ...]
+    """The offsets of their originals, each once."""
+    due_ms: int | None
+    """When they are to be due; None: they are cancelled."""
+
+
+class Commands(Protocol):
+    """Writes commands into the delay topics, and brings back their answers. Any thread."""
+
+    def send(self, orders: Sequence[Order]) -> Sequence[Future[Sequence[Answer]]]:
+        """Write a command for each, in order; blocks while too many are under way. A future has answers
+        whose counts add up to as many messages as its command names. It fails with BridgeError where that could not be
+        written, and never settles without answers: cancel it to give it up.
+
+        Raises NotOwnedError for an origin of which another instance answers, ValueError for a time that is too far
+        away, BridgeError where too many are under way for long.
+        """
+
+
+class NotOwnedError(Exception):
+    """The message is of a partition that this instance does not own."""
+
+
+class DeadLetters(Protocol):
+    """The dead-letter topics. Any thread; each call may take seconds, and raises BridgeError."""
+
+    def page(self, choice: Choice, below: Mapping[SourceName, int] | None, limit: int) -> LetterPage:
+        """At most `limit` letters; fewer, or none, where many were looked at in vain."""
+
+    def get(self, place: Origin) -> PlacedLetter | None:
+        """One; None where there is none."""
+
+    def redrive(self, choice: Choice, *, execute: bool) -> Report:
+        """Put back what is chosen, or only count it."""
+
+
+class Pauses(Protocol):
+    """Targets that an operator has paused. Any thread."""
+
+    def names(self) -> frozenset[str]:
+        """Those that are paused."""
+
+    def topics(self) -> frozenset[str]:
+        """Delay topics whose default target is."""
+
+    def put(self, name: str, *, paused: bool) -> bool:
+        """Pause or resume one; whether that changed anything. Raises ValueError for one that cannot be, and
+        BridgeError where it could not be written down: then nothing is changed."""
 
 
 class Source(Protocol):
@@ -78,3 +144,12 @@ class Source(Protocol):
 
     def targets(self) -> Sequence[TargetReport]:
         """Targets that are known, those in trouble first."""
+
+    def commands(self) -> Commands | None:
+        """None until delivery runs, and between two assignments. At once."""
+
+    def dead_letters(self) -> DeadLetters:
+        """At once."""
+
+    def pauses(self) -> Pauses:
+        """At once."""

@@ -10,7 +10,7 @@ import base64
 import http.client
 import json
 import ssl
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from pathlib import Path
@@ -26,6 +26,9 @@ from bridge.settings.secrets import read_secret_file
 PREFIX: Final = "/api/v1/"
 ANSWER_BYTES_MAX: Final = 64 << 20
 """A page of a thousand messages is far below; what is larger comes from something else."""
+LINE_BYTES_MAX: Final = 1 << 20
+ACTION: Final = {"X-Delay-Bridge-Action": "1", "Content-Type": "application/json"}
+"""Headers of an action."""
 WILDCARDS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """Addresses on which a server listens, but that no client can name."""
 
@@ -37,7 +40,7 @@ class Absent(Exception):
 
 
 class ApiClient:
-    """One bridge, asked with GET."""
+    """One bridge."""
 
     def __init__(self, settings: Http, url: str | None, timeout_s: float) -> None:
         """`url` wins over the address in `settings`; `timeout_s` is for each wait, not for the whole answer.
@@ -51,6 +54,8 @@ class ApiClient:
             password = read_secret_file(str(settings.password_file), "http.password_file")
             credentials = base64.b64encode(f"{settings.user}:{password}".encode()).decode()
             self._headers["Authorization"] = f"Basic {credentials}"
+        elif settings.token_file is not None:
+            self._headers["Authorization"] = f"Bearer {read_secret_file(str(settings.token_file), 'http.token_file')}"
         handlers = [_NoRedirects(), ProxyHandler({})]
         if self._base.startswith("https:"):
             # At the configured address the certificate itself is compared: the name in it is the service's.
@@ -69,15 +74,38 @@ class ApiClient:
             raise self.foreign()
         return answer
 
+    def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Have the bridge do something, and its answer. Raises as `get`."""
+        with self.opened(path, body=body) as response:
+            answer = _object(response.read(ANSWER_BYTES_MAX + 1))
+        if answer is None:
+            raise self.foreign()
+        return answer
+
+    def lines(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Have the bridge do much, and each line of its answer as it comes. Raises as `get`."""
+        with self.opened(path, body=body) as response:
+            while line := response.readline(LINE_BYTES_MAX):
+                found = _object(line)
+                if found is None:
+                    raise self.foreign()
+                yield found
+
     @contextmanager
-    def opened(self, path: str, parameters: Parameters = ()) -> Iterator[http.client.HTTPResponse]:
-        """An answer that is read within the context. Raises as `get`, also for what goes wrong in reading it."""
+    def opened(
+        self, path: str, parameters: Parameters = (), body: Mapping[str, Any] | None = None
+    ) -> Iterator[http.client.HTTPResponse]:
+        """An answer that is read within the context; with a `body` it is an action. Raises as `get`, also for what goes
+        wrong in reading it."""
         try:
             query = f"?{urlencode(parameters)}" if parameters else ""
+            data = None if body is None else json.dumps(body).encode()
         except UnicodeEncodeError:
             hint = "Only a key may be other bytes: --key-base64."
             raise ConfigurationError("an option is not UTF-8", hint=hint, code="DB-1003") from None
-        request = Request(f"{self._base}{PREFIX}{path}{query}", headers=self._headers)
+        request = Request(
+            f"{self._base}{PREFIX}{path}{query}", data, self._headers | (ACTION if body is not None else {})
+        )
         try:
             with self._opener.open(request, timeout=self._timeout_s) as response:
                 yield response
@@ -107,10 +135,13 @@ class ApiClient:
         if error.headers.get_content_type() == "application/problem+json":
             with suppress(OSError, http.client.HTTPException):
                 problem = _object(error.read(ANSWER_BYTES_MAX + 1))
+        if error.code == HTTPStatus.FORBIDDEN and problem is not None:
+            hint = "Set http.api to write in the configuration of the bridge."
+            return ConfigurationError(f"{self._base} takes no actions", hint=hint, code="DB-1023")
         if error.code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
             return EnvironmentFailure(
                 f"{self._base} refuses to answer this user",
-                hint="Set http.user and http.password_file as the bridge has them.",
+                hint="Set http.user and http.password_file, or http.token_file, as the bridge has them.",
                 status=error.code,
                 code="DB-1017",
             )

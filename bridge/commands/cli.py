@@ -1,5 +1,5 @@
-"""The command `delay-bridge`: run, check, reset-offsets, resolve, redrive, send, cancel, pending, targets, config,
-version.
+"""The command `delay-bridge`: run, check, reset-offsets, resolve, redrive, send, cancel, move, pending, schedules,
+targets, dead-letters, config, version.
 
 Every failure is one clear line on standard error and the exit status of its kind (bridge/errors.py): 2 configuration,
 3 environment, 4 state, 5 another instance took over.
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from enum import Enum
 from functools import partial
@@ -28,7 +28,7 @@ from rich.text import Text
 from bridge import __version__
 from bridge.checks.finding import Finding
 from bridge.client import DelayClient
-from bridge.commands import export, pending
+from bridge.commands import actions, change, dead_letters, export, pending, schedules
 from bridge.commands.arrivals import Arrivals
 from bridge.commands.invocation import ConfigOption, failures_as_one_line, read_option, say, settings_of
 from bridge.delivery.producer.transaction_markers import Outcome
@@ -38,9 +38,10 @@ from bridge.settings.load import load
 from bridge.settings.model import Settings
 from bridge.settings.secrets import Redactor
 from bridge.telemetry import logs
-from bridge.wire.headers import parse_duration, parse_origin, parse_until
+from bridge.wire.headers import parse_duration, parse_until
 from bridge.wire.printable import printable
 from bridge.wire.reasons import RejectReason
+from bridge.wire.schedule import Missed
 from timerstore.clock import SystemClock
 
 app = typer.Typer(
@@ -51,6 +52,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,  # they print local variables, among them secrets
 )
 
+ONCE: Final[dict[str, Any]] = {
+    "every": None, "anchor": None, "cron": None, "time_zone": "UTC", "end": None, "times": None, "missed": Missed.LAST
+}  # fmt: skip
+"""What recurs not."""
 STYLES: Final = {"ok": "green", "warning": "yellow", "failed": "bold red"}
 
 
@@ -184,6 +189,7 @@ def redrive(
             hint = "See docs/errors.md, which lists them."
             raise ConfigurationError(f"not a reason: {', '.join(sorted(unknown))}", hint=hint, code="DB-1002")
         from bridge.commands import redrive as command
+        from bridge.dead_letters.redrive import redrive as redrive_letters
         from bridge.wire.letters import Choice
 
         choice = Choice(
@@ -194,7 +200,7 @@ def redrive(
             due_now=due is Due.NOW,
             set_headers=[_header(text, "--set-header") for text in set_header or ()],
         )
-        report = command.redrive(settings, SystemClock(), choice, execute=execute)
+        report = redrive_letters(settings, SystemClock(), choice, execute=execute)
         for line in command.lines(report, execute=execute):
             say(line)
 
@@ -209,6 +215,17 @@ def send(
     ] = None,
     at: Annotated[str | None, typer.Option(help="Due time: RFC 3339 with a zone, or epoch milliseconds.")] = None,
     after: Annotated[str | None, typer.Option(help="Delay from now: 250ms, 90s, 1h30m, 7d, PT15M.")] = None,
+    every: Annotated[str | None, typer.Option(help="Again and again, so long after each other: 15m, 1d.")] = None,
+    anchor: Annotated[
+        str | None, typer.Option(help="Of --every: at whole intervals from then; RFC 3339, or epoch milliseconds.")
+    ] = None,
+    cron: Annotated[str | None, typer.Option(help="Again and again, at these times: '0 9 * * MON-FRI'.")] = None,
+    time_zone: Annotated[str, typer.Option(help="Of --cron, by its IANA name.")] = "UTC",
+    end: Annotated[str | None, typer.Option(help="Not after: RFC 3339 with a zone, or epoch milliseconds.")] = None,
+    times: Annotated[int | None, typer.Option(help="So many times at most.")] = None,
+    missed: Annotated[
+        Missed, typer.Option(help="What is delivered of several times that passed during a downtime.")
+    ] = Missed.LAST,
     key: Annotated[str | None, typer.Option(help="Key of the message.")] = None,
     header: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Header; may be repeated.")] = None,
     id: Annotated[str | None, typer.Option(help="Id, to cancel or replace the message by.")] = None,
@@ -222,22 +239,33 @@ def send(
     bootstrap: Annotated[str | None, typer.Option(help="Brokers, host:port; wins over the configuration.")] = None,
     config: ConfigOption = None,
 ) -> None:
-    """Send messages to be delivered later."""
+    """Send messages to be delivered later; with --every or --cron again and again, not before --at or --after."""
     with settings_of(config) as (settings, _):
         if value is not None and file is not None:
             raise ConfigurationError("both a message and --file are given", hint="Give one of them.", code="DB-1003")
         send_at, after_ms = read_option(parse_until, at, "--at"), read_option(parse_duration, after, "--after")
         send_after = None if after_ms is None else timedelta(milliseconds=after_ms)
+        every_ms = read_option(parse_duration, every, "--every")
+        recurrence: dict[str, Any] = {
+            "every": None if every_ms is None else timedelta(milliseconds=every_ms),
+            "anchor": read_option(parse_until, anchor, "--anchor"),
+            "cron": cron,
+            "time_zone": time_zone,
+            "end": read_option(parse_until, end, "--end"),
+            "times": times,
+            "missed": missed,
+        }
         headers = [_header(text) for text in header or ()]
-        delay_topic = delay_topic or _only_delay_topic(settings)
-        client = DelayClient(_producer(settings, bootstrap), delay_topic)
+        delay_topic = delay_topic or change.only_delay_topic(settings)
+        client = DelayClient(change.producer(settings, bootstrap), delay_topic)
         arrivals = _arrivals(settings, delay_topic, topic, bootstrap) if wait is not None else None
         wait_ms = read_option(parse_duration, wait, "--wait") or 0
+        send_one: Callable[..., None] = client.send if recurrence == ONCE else partial(client.schedule, **recurrence)
         told: list[tuple[KafkaError | None, Message]] = []
         count = 0
         for message in _messages(value, file):
             try:
-                client.send(
+                send_one(
                     topic,
                     message,
                     key,
@@ -261,39 +289,6 @@ def send(
                     say(f"{arrived.origin} arrived at {arrived.place}, {arrived.lateness_ms} ms late")
 
 
-@app.command()
-def cancel(
-    id: Annotated[str | None, typer.Argument(help="The id that the message was sent with.")] = None,
-    origin: Annotated[
-        str | None, typer.Option(help="In place of an id: where the message is, as topic/partition/offset.")
-    ] = None,
-    key: Annotated[str | None, typer.Option(help="The key that it was sent with; without it, all partitions.")] = None,
-    delay_topic: Annotated[
-        str | None, typer.Option("--delay-topic", "--topic", help="Delay topic; default: the configuration's only one.")
-    ] = None,
-    bootstrap: Annotated[str | None, typer.Option(help="Brokers, host:port; wins over the configuration.")] = None,
-    config: ConfigOption = None,
-) -> None:
-    """Cancel a pending message. An id that is unknown, or already delivered, is not an error."""
-    with settings_of(config) as (settings, _):
-        place = read_option(parse_origin, origin, "--origin")
-        if (id is None) == (place is None):
-            hint = "`delay-bridge pending list` shows both."
-            raise ConfigurationError("give either an id or --origin", hint=hint, code="DB-1003")
-        delay_topic = delay_topic or (_only_delay_topic(settings) if place is None else place[0])
-        client = DelayClient(_producer(settings, bootstrap), delay_topic)
-        try:
-            if id is not None:
-                client.cancel(id, key)
-            elif place is not None:
-                client.cancel_origin(*place)
-        except ValueError as error:
-            hint = "Give the id that the message was sent with."
-            raise ConfigurationError(f"invalid id: {error}", hint=hint, code="DB-1003") from None
-        client.flush()
-        say(f"cancel of {id or origin} sent to {client.delay_topic}", err=True)
-
-
 @app.command("config")
 def show_config(config: ConfigOption = None) -> None:
     """Print the effective configuration, without secrets."""
@@ -311,7 +306,11 @@ def version() -> None:
 
 pending.app.command()(export.export)
 app.add_typer(pending.app)
-app.command()(pending.targets)
+app.add_typer(schedules.app)
+change.add(app, schedules.app)
+app.add_typer(pending.targets_app)
+app.add_typer(dead_letters.app)
+actions.add()
 
 
 def main() -> None:
@@ -380,21 +379,6 @@ def _arrivals(settings: Settings, delay_topic: str, topic: str | None, bootstrap
     properties |= {"bootstrap.servers": bootstrap} if bootstrap else {}
     dead_letters = [settings.dead_letter_topic(delay_topic)] if mapped is not None else []
     return Arrivals(properties, [target], SystemClock(), dead_letters)
-
-
-def _producer(settings: Settings, bootstrap: str | None) -> dict[str, Any]:
-    """The configuration's security and brokers; what belongs to the bridge's own producer stays out."""
-    properties: dict[str, Any] = settings.kafka.properties("common", "producer")
-    properties.pop("transaction.timeout.ms", None)
-    return properties | ({"bootstrap.servers": bootstrap} if bootstrap else {})
-
-
-def _only_delay_topic(settings: Settings) -> str:
-    names = list(settings.delay_topics)
-    if len(names) > 1:
-        hint = "Name one with --delay-topic."
-        raise ConfigurationError(f"which delay topic: {', '.join(names)}?", hint=hint, code="DB-1001")
-    return names[0]
 
 
 def _header(text: str, option: str = "--header") -> tuple[str, bytes]:

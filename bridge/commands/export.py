@@ -10,21 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from bridge.commands.invocation import ConfigOption, say
-from bridge.commands.pending import (
-    DueFromOption,
-    DueUntilOption,
-    IdOption,
-    KeyBase64Option,
-    KeyOption,
-    OriginOption,
-    StateOption,
-    TargetOption,
-    TimeoutOption,
-    UrlOption,
-    asking,
-    filters,
-)
+from bridge.commands import pending
+from bridge.commands.invocation import bundled, say
 from bridge.errors import EnvironmentFailure
 
 if TYPE_CHECKING:
@@ -36,26 +23,17 @@ BATCH_BYTES: Final = 4_096
 """Of a batch, beside its rows."""
 
 
+@bundled
 def export(
     to: Annotated[Path, typer.Option("--to", metavar="FILE.parquet", help="Where to write them; it is replaced.")],
-    id: IdOption = None,
-    origin: OriginOption = None,
-    key: KeyOption = None,
-    key_base64: KeyBase64Option = None,
-    target: TargetOption = None,
-    due_from: DueFromOption = None,
-    due_until: DueUntilOption = None,
-    state: StateOption = None,
-    url: UrlOption = None,
-    timeout: TimeoutOption = 10.0,
-    config: ConfigOption = None,
+    search: pending.Search,
+    connection: pending.Connection,
 ) -> None:
     """Write all pending messages of one moment into a Parquet file; there is none if it fails."""
-    with asking(config, url, timeout) as api:
+    with connection.open() as api:
         from bridge.commands.export_stream import batches  # it takes Arrow, and a while
 
-        parameters = filters(id, origin, key, key_base64, target, due_from, due_until, state)
-        with closing(batches(api, parameters)) as stream:
+        with closing(batches(api, search.parameters())) as stream:
             rows = write(to, stream)
         say(f"{rows} messages written to {to}")
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
+from functools import wraps
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import structlog
 import typer
@@ -25,6 +28,32 @@ Value = TypeVar("Value")
 ConfigOption = Annotated[
     Path | None, typer.Option("--config", "-c", metavar="FILE", help="YAML; DELAY_BRIDGE__* variables win over it.")
 ]
+
+
+def bundled(command: Callable[..., None]) -> Callable[..., None]:
+    """The command as Typer is to see it: a parameter whose type is a dataclass stands for options, its fields."""
+    hints, given = get_type_hints(command, include_extras=True), inspect.signature(command).parameters
+    bundles: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    parameters = list[inspect.Parameter]()
+    for name, parameter in given.items():
+        options = {name: parameter.default}
+        if name in bundles:
+            options = {field.name: field.default for field in fields(bundles[name])}
+            hints |= get_type_hints(bundles[name], include_extras=True)
+        parameters += [
+            inspect.Parameter(each, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[each])
+            for each, default in options.items()
+        ]
+
+    @wraps(command)
+    def seen(**values: Any) -> None:
+        for name, bundle in bundles.items():
+            values[name] = bundle(**{each.name: values.pop(each.name) for each in fields(bundle)})
+        command(**values)
+
+    seen.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    seen.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return seen
 
 
 def say(text: str, *, err: bool = False) -> None:

@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import Enum
-from pathlib import Path
 from typing import Annotated, Any, Final
 from urllib.parse import quote
 
@@ -26,7 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bridge.commands.api_client import Absent, ApiClient
-from bridge.commands.invocation import ConfigOption, read_option, say, settings_of
+from bridge.commands.invocation import ConfigOption, bundled, read_option, say, settings_of
 from bridge.errors import ConfigurationError
 from bridge.wire.headers import parse_until
 from bridge.wire.printable import printable
@@ -38,6 +37,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+targets_app = typer.Typer(name="targets", add_completion=False, pretty_exceptions_enable=False)
 
 PAGE_MAX: Final = 1_000
 """Messages of one answer: the API gives no more."""
@@ -52,6 +53,7 @@ class State(Enum):
     ROLLED = "rolled"
     RETRYING = "retrying"
     OVERDUE = "overdue"
+    PAUSED = "paused"
     CANCELLED = "cancelled"
 
 
@@ -70,52 +72,104 @@ class Output(Enum):
     JSON = "json"
 
 
-UrlOption = Annotated[
-    str | None, typer.Option("--url", help="Address of the bridge's API; default: http.host and http.api_port.")
+OutputOption = Annotated[Output, typer.Option("--output", help="For people, or the API's JSON.")]
+OriginArgument = Annotated[
+    str, typer.Argument(metavar="TOPIC/PARTITION/OFFSET", help="The record that was sent, as `list` names it.")
 ]
 TimeoutOption = Annotated[float, typer.Option("--timeout", help="Seconds to wait for the bridge's answer.", min=0.1)]
-OutputOption = Annotated[Output, typer.Option("--output", help="For people, or the API's JSON.")]
-IdOption = Annotated[str | None, typer.Option("--id", help="With this id.")]
-OriginOption = Annotated[
-    str | None,
-    typer.Option("--origin", metavar="TOPIC/PARTITION/OFFSET", help="That was sent as this record of a delay topic."),
-]
-KeyOption = Annotated[str | None, typer.Option("--key", help="With this key.")]
-KeyBase64Option = Annotated[str | None, typer.Option("--key-base64", help="With this key, which is no text.")]
-TargetOption = Annotated[
-    str | None, typer.Option("--target", help="For this real topic; '' is the delay topic's default.")
-]
-DueFromOption = Annotated[
-    str | None, typer.Option("--due-from", metavar="TIME", help="Due then or later: RFC 3339 with a zone, or epoch ms.")
-]
-DueUntilOption = Annotated[str | None, typer.Option("--due-until", metavar="TIME", help="Due before then.")]
-StateOption = Annotated[
-    list[State] | None, typer.Option("--state", help="In this state; may be repeated. Default: all but cancelled.")
-]
+CursorOption = Annotated[str | None, typer.Option("--cursor", help="Go on where an earlier list ended.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connection:
+    """Options of all that ask a running bridge: which one, and for how long."""
+
+    url: Annotated[
+        str | None, typer.Option("--url", help="Address of the bridge's API; default: http.host and http.api_port.")
+    ] = None
+    timeout: TimeoutOption = 30.0
+    config: ConfigOption = None
+
+    @contextmanager
+    def open(self) -> Iterator[ApiClient]:
+        """Its API; failures end the command with one line."""
+        with settings_of(self.config) as (settings, _):
+            api = ApiClient(settings.http, self.url, self.timeout)
+            try:
+                yield api
+                sys.stdout.flush()
+            except Absent:  # of a path that the API has
+                raise api.foreign() from None
+            except BrokenPipeError:  # `| head` has read enough; what is still buffered goes nowhere
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                raise typer.Exit(1) from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filters:
+    """Options that say which messages are meant."""
+
+    id: Annotated[str | None, typer.Option("--id", help="With this id.")] = None
+    key: Annotated[str | None, typer.Option("--key", help="With this key.")] = None
+    key_base64: Annotated[str | None, typer.Option("--key-base64", help="With this key, which is no text.")] = None
+    target: Annotated[
+        str | None, typer.Option("--target", help="For this real topic; '' is the delay topic's default.")
+    ] = None
+    due_from: Annotated[
+        str | None,
+        typer.Option("--due-from", metavar="TIME", help="Due then or later: RFC 3339 with a zone, or epoch ms."),
+    ] = None
+    due_until: Annotated[str | None, typer.Option("--due-until", metavar="TIME", help="Due before then.")] = None
+    state: Annotated[
+        list[State] | None, typer.Option("--state", help="In this state; may be repeated. Default: all but cancelled.")
+    ] = None
+
+    def parameters(self) -> list[tuple[str, str]]:
+        """The API's. A key is sent as base64: the command line may hold any bytes. Raises ConfigurationError."""
+        if self.key is not None and self.key_base64 is not None:
+            hint = "Give one of them."
+            raise ConfigurationError("both --key and --key-base64 are given", hint=hint, code="DB-1003")
+        given = {
+            "id": self.id,
+            "key_base64": self.key_base64 if self.key is None else base64.b64encode(os.fsencode(self.key)).decode(),
+            "target": self.target,
+            "due_from": read_option(parse_until, self.due_from, "--due-from"),
+            "due_until": read_option(parse_until, self.due_until, "--due-until"),
+        }
+        found = [(name, str(text)) for name, text in given.items() if text is not None]
+        return found + [("state", state.value) for state in self.state or ()]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search(Filters):
+    """Filters of what only looks."""
+
+    origin: Annotated[
+        str | None,
+        typer.Option(
+            "--origin", metavar="TOPIC/PARTITION/OFFSET", help="That was sent as this record of a delay topic."
+        ),
+    ] = None
+
+    def parameters(self) -> list[tuple[str, str]]:
+        """As those of filters."""
+        origin = [] if self.origin is None else [("origin", place_of(self.origin, "--origin"))]
+        return [*origin, *Filters.parameters(self)]
 
 
 @app.command("list")
+@bundled
 def list_messages(
-    id: IdOption = None,
-    origin: OriginOption = None,
-    key: KeyOption = None,
-    key_base64: KeyBase64Option = None,
-    target: TargetOption = None,
-    due_from: DueFromOption = None,
-    due_until: DueUntilOption = None,
-    state: StateOption = None,
+    search: Search,
+    connection: Connection,
     limit: Annotated[int, typer.Option(help="Show at most so many.", min=1)] = 100,
-    cursor: Annotated[str | None, typer.Option(help="Go on where an earlier list ended.")] = None,
+    cursor: CursorOption = None,
     everything: Annotated[bool, typer.Option("--all", help="Show all, however many there are.")] = False,
     output: OutputOption = Output.TEXT,
-    url: UrlOption = None,
-    timeout: TimeoutOption = 10.0,
-    config: ConfigOption = None,
 ) -> None:
     """List pending messages, those that come up first at the top."""
-    with asking(config, url, timeout) as api:
-        parameters = filters(id, origin, key, key_base64, target, due_from, due_until, state)
-        pages = _pages(api, parameters, cursor, None if everything else limit)
+    with connection.open() as api:
+        pages = _pages(api, search.parameters(), cursor, None if everything else limit)
         if output is Output.JSON:
             _print_json(pages)
         elif (following := _print_pages(pages)) is not None:
@@ -123,115 +177,67 @@ def list_messages(
 
 
 @app.command()
+@bundled
 def get(
-    origin: Annotated[
-        str, typer.Argument(metavar="TOPIC/PARTITION/OFFSET", help="The record that was sent, as `list` names it.")
-    ],
+    origin: OriginArgument,
+    connection: Connection,
     output: OutputOption = Output.TEXT,
-    url: UrlOption = None,
-    timeout: TimeoutOption = 10.0,
-    config: ConfigOption = None,
 ) -> None:
     """Show one pending message. Exit status 1 if it is not pending."""
-    with asking(config, url, timeout) as api:
-        topic, partition, offset = _place(origin, "the message").split("/")
+    with connection.open() as api:
+        topic, partition, offset = place_of(origin, "the message").split("/")
         try:
             message = api.get(f"messages/{quote(topic, safe='')}/{partition}/{offset}")
         except Absent as absent:
             say(f"{origin} is not pending. {absent}".rstrip(), err=True)
             raise typer.Exit(1) from None
         if output is Output.JSON:
-            say(_json(message))
+            say(as_json(message))
             return
-        for name, text in _lines(message):
+        for name, text in lines(message):
             say(f"{name:17}{text}")
 
 
 @app.command()
+@bundled
 def count(
-    id: IdOption = None,
-    origin: OriginOption = None,
-    key: KeyOption = None,
-    key_base64: KeyBase64Option = None,
-    target: TargetOption = None,
-    due_from: DueFromOption = None,
-    due_until: DueUntilOption = None,
-    state: StateOption = None,
+    search: Search,
+    connection: Connection,
     output: OutputOption = Output.TEXT,
-    url: UrlOption = None,
-    timeout: TimeoutOption = 10.0,
-    config: ConfigOption = None,
 ) -> None:
     """Count pending messages; `at least` so many, where counting them all would take too long."""
-    with asking(config, url, timeout) as api:
-        found = api.get("count", filters(id, origin, key, key_base64, target, due_from, due_until, state))
+    with connection.open() as api:
+        found = api.get("count", search.parameters())
         if not isinstance(found.get("count"), int) or not isinstance(found.get("exact"), bool):
             raise api.foreign()
-        say(_json(found) if output is Output.JSON else f"{'' if found['exact'] else 'at least '}{found['count']}")
+        say(as_json(found) if output is Output.JSON else f"{'' if found['exact'] else 'at least '}{found['count']}")
 
 
+@targets_app.callback(invoke_without_command=True)
+@bundled
 def targets(
+    context: typer.Context,
+    connection: Connection,
     output: OutputOption = Output.TEXT,
-    url: UrlOption = None,
-    timeout: TimeoutOption = 10.0,
-    config: ConfigOption = None,
 ) -> None:
-    """List the targets of a running bridge, and what is wrong with them."""
-    with asking(config, url, timeout) as api:
+    """List the targets of a running bridge, and what is wrong with them; or pause and resume one."""
+    if context.invoked_subcommand is not None:
+        return
+    with connection.open() as api:
         found = api.get("targets")
-        rows = _objects(api, found, "targets")
+        rows = objects(api, found, "targets")
         if output is Output.JSON:
-            say(_json(found))
+            say(as_json(found))
             return
         names = list(dict.fromkeys(name for row in rows for name in row))  # in the order of the API
-        _print_rows(names, [[_shown(row.get(name)) for name in names] for row in rows])
+        print_rows(names, [[shown(row.get(name)) for name in names] for row in rows])
 
 
 # --- asking ----------------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def asking(config: Path | None, url: str | None, timeout_s: float) -> Iterator[ApiClient]:
-    """The API that the options name; failures end the command with one line."""
-    with settings_of(config) as (settings, _):
-        api = ApiClient(settings.http, url, timeout_s)
-        try:
-            yield api
-            sys.stdout.flush()
-        except Absent:  # of a path that the API has
-            raise api.foreign() from None
-        except BrokenPipeError:  # `| head` has read enough; what is still buffered goes nowhere
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise typer.Exit(1) from None
-
-
-def filters(
-    id: str | None,
-    origin: str | None,
-    key: str | None,
-    key_base64: str | None,
-    target: str | None,
-    due_from: str | None,
-    due_until: str | None,
-    states: Sequence[State] | None,
-) -> list[tuple[str, str]]:
-    """The API's parameters. A key is sent as base64: the command line may hold any bytes. Raises ConfigurationError."""
-    if key is not None and key_base64 is not None:
-        hint = "Give one of them."
-        raise ConfigurationError("both --key and --key-base64 are given", hint=hint, code="DB-1003")
-    given = {
-        "id": id,
-        "origin": None if origin is None else _place(origin, "--origin"),
-        "key_base64": key_base64 if key is None else base64.b64encode(os.fsencode(key)).decode(),
-        "target": target,
-        "due_from": read_option(parse_until, due_from, "--due-from"),
-        "due_until": read_option(parse_until, due_until, "--due-until"),
-    }
-    found = [(name, str(text)) for name, text in given.items() if text is not None]
-    return found + [("state", state.value) for state in states or ()]
-
-
-def _place(text: str, what: str) -> str:
+def place_of(text: str, what: str) -> str:
+    """`text`, if it is TOPIC/PARTITION/OFFSET. Raises ConfigurationError."""
     if not re.fullmatch(r"[A-Za-z0-9._-]{1,249}/[0-9]{1,10}/[0-9]{1,19}", text):
         hint = "Write it as delay/0/42."
         raise ConfigurationError(f"{what} is not TOPIC/PARTITION/OFFSET", hint=hint, code="DB-1003")
@@ -246,7 +252,7 @@ def _pages(
         size = PAGE_MAX if limit is None else min(limit, PAGE_MAX)
         where = [] if cursor is None else [("cursor", cursor)]
         answer = api.get("messages", [*parameters, ("limit", str(size)), *where])
-        messages, following = _objects(api, answer, "messages"), answer.get("next")
+        messages, following = objects(api, answer, "messages"), answer.get("next")
         if not isinstance(following, str | None) or (following is not None and following == cursor):
             raise api.foreign()
         yield Page(messages=messages, following=following)
@@ -257,7 +263,8 @@ def _pages(
         cursor = following
 
 
-def _objects(api: ApiClient, answer: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+def objects(api: ApiClient, answer: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+    """A list of objects in an answer."""
     found = answer.get(name)
     if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
         raise api.foreign()
@@ -273,9 +280,9 @@ def _print_json(pages: Iterable[Page]) -> None:
     for page in pages:
         following = page.following
         for message in page.messages:
-            typer.echo(f"{before}\n{_json(message)}", nl=False)
+            typer.echo(f"{before}\n{as_json(message)}", nl=False)
             before = ","
-    typer.echo(f'{before.removeprefix(",")}\n], "next": {_json(following)}}}')
+    typer.echo(f'{before.removeprefix(",")}\n], "next": {as_json(following)}}}')
 
 
 def _print_pages(pages: Iterable[Page]) -> str | None:
@@ -283,11 +290,12 @@ def _print_pages(pages: Iterable[Page]) -> str | None:
     following = None
     for page in pages:
         following = page.following
-        _print_rows(COLUMNS, [_row(message) for message in page.messages])
+        print_rows(COLUMNS, [_row(message) for message in page.messages])
     return following
 
 
-def _print_rows(names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def print_rows(names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table; where it is not read by people, a row a line."""
     console = Console()
     if not console.is_terminal:  # one line each, for grep
         for row in rows:
@@ -302,25 +310,25 @@ def _print_rows(names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def _row(message: Mapping[str, Any]) -> list[str]:
-    others = [_shown(message.get(name)) for name in COLUMNS[2:]]
-    return [_shown(message.get("origin")), _time(message.get("due")), *others]
+    others = [shown(message.get(name)) for name in COLUMNS[2:]]
+    return [shown(message.get("origin")), time(message.get("due")), *others]
 
 
-def _lines(message: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def lines(message: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Names and texts of all that is known of a message, in the order of the API."""
     for name, found in message.items():
         if name in ("due", "at", "ts"):
-            yield name, _time(found)
+            yield name, time(found)
         elif name == "headers" and isinstance(found, list):
             for header in found:
                 if isinstance(header, dict):
                     has_value = isinstance(header.get("text"), str) or isinstance(header.get("base64"), str)
-                    yield "header", _shown(header.get("name")) + (f": {_shown(header)}" if has_value else "")
+                    yield "header", shown(header.get("name")) + (f": {shown(header)}" if has_value else "")
         elif found is not None:
-            yield name, _shown(found)
+            yield name, shown(found)
 
 
-def _time(epoch_ms: object) -> str:
+def time(epoch_ms: object) -> str:
     """RFC 3339 in UTC."""
     if not isinstance(epoch_ms, int):
         return ""
@@ -331,7 +339,7 @@ def _time(epoch_ms: object) -> str:
     return instant.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _shown(found: object) -> str:
+def shown(found: object) -> str:
     """A value of the API for people: bytes that are text as text, others as base64."""
     if found is None:
         return ""
@@ -341,9 +349,9 @@ def _shown(found: object) -> str:
             return f"{found['text']}{cut}"
         if isinstance(found.get("base64"), str):
             return f"base64:{found['base64']}{cut}"
-    return _json(found) if isinstance(found, dict | list | bool) else str(found)
+    return as_json(found) if isinstance(found, dict | list | bool) else str(found)
 
 
-def _json(found: object) -> str:
+def as_json(found: object) -> str:
     """JSON of one line in printable ASCII."""
     return json.dumps(found).replace("\x7f", "\\u007f")

@@ -22,7 +22,7 @@ delivered is.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
@@ -45,6 +45,7 @@ from bridge.kafka.errors import Fault, Meaning, fenced
 from bridge.kafka.membership import Membership
 from bridge.settings.time_budgets import USUAL, TimeBudgets
 from bridge.telemetry.metrics import Metrics
+from bridge.wire.answers import Answer
 from bridge.wire.committed_state import CommittedState, are_same_progress
 from timerstore.clock import Clock
 from timerstore.rows.sources import SourceName
@@ -86,8 +87,10 @@ class Dispatcher:
         transaction_rows: int = 20_000,
         budgets: TimeBudgets = USUAL,
         beat: Callable[[], None] = lambda: None,
+        on_answers: Callable[[Sequence[Answer]], None] = lambda _: None,
     ) -> None:
-        """`beat` is called by the thread again and again, while it waits for a due time too."""
+        """`beat` is called by the thread again and again, while it waits for a due time too; `on_answers` once it is
+        known that a transaction was committed, with what came of commands in it."""
         self._writer = writer
         self._planner = planner
         self._targets = targets
@@ -98,6 +101,7 @@ class Dispatcher:
         self._on_fatal = on_fatal
         self._budgets = budgets
         self._beat = beat
+        self._on_answers = on_answers
 
         self._life = Lifecycle()
         self._thread: threading.Thread | None = None
@@ -105,6 +109,8 @@ class Dispatcher:
 
         # From here on: the thread's own, or changed while it is at rest.
         self._states: dict[SourceName, CommittedState] = {}
+        self._coming: dict[SourceName, CommittedState] = {}
+        """Of partitions that the store holds until they have caught up; nothing else commits for them meanwhile."""
         self._revocations = 0
         self._unanswered: OpenTransaction | None = None
         """A transaction whose commit got no answer: RESOLVING asks what it came to."""
@@ -154,9 +160,29 @@ class Dispatcher:
                 if is_known and not are_same_progress(self._states, states):
                     raise bug("the store lies behind the last commit", code="DB-7002")
                 self._store, self._unanswered = store, None
-                self._states = dict(states)
+                self._states, self._coming = dict(states), {}
                 self._narrowing.clear()
                 self._held_sources.clear()
+            self._metrics.partitions_held(len(self._held_sources.now()))
+            self._revocations = revocations
+            self._life.resume()
+
+    def expect(self, states: Mapping[SourceName, CommittedState]) -> None:
+        """Partitions have joined the store, on these states: deliver what is theirs too, once they have caught up."""
+        with self._life.changed:
+            self._coming = {**self._coming, **states}
+
+    def go_on_without(self, gone: Collection[SourceName], revocations: int) -> None:
+        """Deliver on from the same store, of which these partitions were given up; `revocations` counts that. Only
+        after `quiesce` was in time."""
+        with self._life.changed:
+            store = self._store
+            if store is None or self._unanswered is not None or self.state not in AT_REST:
+                raise bug("the dispatcher is running", code="DB-7002")
+            for states in (self._states, self._coming):
+                for name in gone:
+                    states.pop(name, None)
+            self._held_sources.forget({store.sources.index(*name) for name in gone})
             self._metrics.partitions_held(len(self._held_sources.now()))
             self._revocations = revocations
             self._life.resume()
@@ -240,7 +266,8 @@ class Dispatcher:
         if not store.is_caught_up():
             store.wait(CATCH_UP_WAIT_S)
             return None
-        if self._held_sources.release(store.sources):
+        joined = self._join(store)
+        if self._held_sources.release(store.sources) or joined:
             self._hold_sources(store)
         if store.is_clock_behind(self._clock.now_ms()):
             self._step_back(store)
@@ -262,12 +289,23 @@ class Dispatcher:
             store.wait(sleep_s)
         return None
 
+    def _join(self, store: TimerStore) -> list[SourceName]:
+        """The partitions that have caught up with their committed O, and are delivered from now on."""
+        with self._life.changed:
+            joined = store.assignment.joined() if self._coming else []
+            self._states |= {name: self._coming.pop(name) for name in joined}
+        if joined:
+            names = ", ".join(f"{topic}/{partition}" for topic, partition in joined)
+            log.info("partitions-joined", partitions=names, owned=len(self._states))
+        return joined
+
     def _step_back(self, store: TimerStore) -> None:
         """The clock was set back behind P: go on from the new time, if that can be written down (I4). Where it was set
         back too often for that, what is due before P waits until the clock has caught up.
         """
-        now_ms, steps = self._clock.now_ms(), max(len(state.frozen) for state in self._states.values())
-        if all(state.has_room_for_a_step() for state in self._states.values()):
+        states = [*self._states.values(), *self._coming.values()]
+        now_ms, steps = self._clock.now_ms(), max(len(state.frozen) for state in states)
+        if all(state.has_room_for_a_step() for state in states):
             store.step_back(now_ms)
             log.warning("clock-behind-position", now_ms=now_ms, steps=steps + 1)
         elif not self._is_out_of_steps:
@@ -323,7 +361,7 @@ class Dispatcher:
             self._pause(NOTHING_S)
             return
         member = self._membership()
-        if member.revocations != self._revocations or not member.partitions >= transaction.states.keys():
+        if member.revocations > self._revocations or not member.partitions >= transaction.states.keys():
             raise _Stale
         offsets = [TopicPartition(*name, state.offset, state.metadata()) for name, state in transaction.states.items()]
         if not transaction.begun:
@@ -345,6 +383,8 @@ class Dispatcher:
         self._failures = 0
         self._committed_s = self._clock.monotonic_s()
         self._metrics.committed(transaction.counts, self._committed_s - transaction.opened_s)
+        if transaction.answers:
+            self._on_answers(transaction.answers)
 
     def _give_up(self, transaction: OpenTransaction, *, leave: bool = False) -> Event | None:
         """Abort, and put the rows back; `leave`: the abort may wait for a partition that does not answer."""

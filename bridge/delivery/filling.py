@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from bridge.delivery.departures import Departures
 from bridge.delivery.narrowing import Narrowing
 from bridge.delivery.open_transaction import OpenTransaction
-from bridge.delivery.plan.departures import Departures
 from bridge.delivery.plan.due_rows import Batch
 from bridge.delivery.plan.planner import Plan, Planner
 from bridge.delivery.producer.outcomes import Aborted, Cause, Failure
@@ -63,7 +63,7 @@ class Filling:
             room = self._piece_rows(transaction)
             rows = transaction.loan.take(transaction.until_ms, room)
             if len(rows):
-                self._produce(store, transaction, self._plan(store, rows, transaction.until_ms))
+                self._produce(store, transaction, self._plan(store, rows, transaction))
             open_s = self.clock.monotonic_s() - transaction.opened_s
             is_full = transaction.rows >= self.narrowing.rows or transaction.bytes >= TRANSACTION_BYTES_MAX
             if is_full or open_s >= self.budgets.fill_s or self.is_to_end():
@@ -93,8 +93,9 @@ class Filling:
         """How many rows to take next: bounded in rows, and by what rows weighed lately in bytes."""
         return max(1, min(PIECE_ROWS, self.narrowing.rows - transaction.rows, int(PIECE_BYTES / self.row_bytes)))
 
-    def _plan(self, store: TimerStore, rows: Rows, until_ms: int) -> Plan:
-        plan = self.planner.plan(rows, store.sources, until_ms, self.narrowing.findings)
+    def _plan(self, store: TimerStore, rows: Rows, transaction: OpenTransaction) -> Plan:
+        findings = self.narrowing.findings
+        plan = self.planner.plan(rows, store.sources, transaction.until_ms, findings, transaction.loan)
         self.row_bytes += 0.5 * (max(1.0, plan.bytes / len(rows)) - self.row_bytes)
         return plan
 

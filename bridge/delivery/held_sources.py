@@ -50,6 +50,11 @@ class HeldSources:
         """Another store, other numbers."""
         self._holds.clear()
 
+    def forget(self, sources: Collection[int]) -> None:
+        """These are another instance's now."""
+        for source in sources:
+            self._holds.pop(source, None)
+
     def add(self, unwritable: Mapping[int, Unwritable], sources: Sources) -> None:
         """Hold these from now on."""
         now_s = self._clock.monotonic_s()

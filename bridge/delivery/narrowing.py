@@ -307,6 +307,8 @@ class Narrowing:
         return True
 
     def _reject(self, key: int, topic: str, failure: Failure) -> None:
+        if topic in self._delay_topics and self._has_shrunk(topic, failure):
+            return  # of all that a command copies, the next attempt leaves out what is too large
         found = self.findings
         if len(found.rejected) + len(found.no_letter) + len(found.no_copy) >= REJECTED_MAX:
             self._forget_records()
@@ -321,6 +323,15 @@ class Narrowing:
             if nowhere:
                 self._cut_letter(key, topic, failure)
         self._unclear = self._unclear[self._unclear != key]
+
+    def _has_shrunk(self, topic: str, failure: Failure) -> bool:
+        """Whether a topic that refuses a record for its size turns out to take smaller ones only than was known."""
+        if failure.meaning.reason is not RejectReason.TOO_LARGE:
+            return False
+        before = self._targets.resolve([topic])[topic].bytes_max
+        self._targets.look_again([topic])
+        now = self._targets.resolve([topic])[topic].bytes_max
+        return before is not None and now is not None and now < before
 
     def _cut_letter(self, key: int, topic: str, failure: Failure) -> None:
         """Neither of our own topics takes a record: its dead letter is cut, or its source has to wait."""

@@ -14,6 +14,7 @@ from bridge.delivery.producer.outcomes import FailedRow, Failure
 from bridge.delivery.targets.target import Target
 from bridge.errors import InternalError
 from bridge.telemetry.counts import Counts
+from bridge.wire.answers import Answer
 from bridge.wire.committed_state import CommittedState
 from timerstore.operations.transaction import Transaction
 from timerstore.rows.position import Int64s
@@ -50,6 +51,8 @@ class OpenTransaction:
     counts: Counts = field(default_factory=Counts)
     traced: list[tuple[int, Sequence[Delivery]]] = field(default_factory=list)
     """When they were produced (ms), and the messages that get a span."""
+    answers: list[Answer] = field(default_factory=list)
+    """What came of commands."""
     states: dict[SourceName, CommittedState] = field(default_factory=dict)
 
     def add(self, plan: Plan) -> int:
@@ -60,6 +63,7 @@ class OpenTransaction:
         self.bytes += plan.bytes
         self.planned += plan.records
         self.counts += plan.counts
+        self.answers += plan.answers
         return first
 
     def produced(self, plan: Plan, lateness_ms: Int64s, now_ms: int) -> None:
@@ -78,7 +82,8 @@ class OpenTransaction:
         result = {}
         for sent in self.sent:
             for row in np.intersect1d(sent.ids + sent.first, wanted).tolist():
-                result[int(keys[row])] = FailedRecord(sent.topic, rows[row].partition, rows[row].failure)
+                if rows[row].topic == sent.topic:  # a tick is sent to its target and, as the next one, to its own topic
+                    result[int(keys[row])] = FailedRecord(sent.topic, rows[row].partition, rows[row].failure)
         return result
 
     def places(self) -> set[tuple[str, int]]:

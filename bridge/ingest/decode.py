@@ -15,29 +15,28 @@ enough for HotSpot to compile. Cheap patterns stand before expensive ones.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import reduce
-from itertools import pairwise
-from typing import Any, Final
+from typing import Final
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from bridge.ingest.decode_in_force import Parameters, in_force
 from bridge.ingest.decode_times import duration_fields, fields_ms, instant_ms, long, matches, one_unit_ms, whole_number
 from bridge.ingest.dialect_columns import delivered_key, native_headers
 from bridge.wire import headers as h
-from bridge.wire.decode_epochs import DecodeEpochs, DecodeParameters
+from bridge.wire.commands import CORRELATION_LENGTH_MAX
+from bridge.wire.decode_epochs import DecodeEpochs
 from bridge.wire.dialects import NATIVE
 from bridge.wire.reasons import RejectReason
-from timerstore.cancels.cancels import NO_ORIGIN
+from bridge.wire.schedule import TICK_DELAY_MS_MAX, TICK_MAX
+from timerstore.cancels.cancels import NO_ORIGIN, SEVERAL
 
 AT_MIN: Final = -(2**63)
-"""`at` of rejects and cancels: minus infinity."""
+"""`at` of rejects and commands: minus infinity."""
 
 _SMALLINT_MAX: Final = 32_767
-_BYTES_MAX: Final = 2**31
 _HEADER_BYTES: Final = 10
 """Of a header's framing, at most: three varints."""
 
@@ -51,12 +50,15 @@ def decode(records: DataFrame, all_epochs: Mapping[tuple[str, int], DecodeEpochs
     """
     methods = (
         (_native, _record, _common_headers),
-        (_other_headers, _own_headers),
+        (_other_headers,),
+        (_own_headers,),
+        (_repeats,),
         (_texts,),
         (_numbers, _fields, _times),
+        (_judged,),
         (_verdict,),
     )
-    parameters = _in_force(all_epochs)
+    parameters = in_force(all_epochs)
     first, *others = methods
     frame = _staged(records, first, parameters)
     for stages in others:
@@ -64,7 +66,7 @@ def decode(records: DataFrame, all_epochs: Mapping[tuple[str, int], DecodeEpochs
     return frame
 
 
-def _staged(frame: DataFrame, stages: Sequence[_Stage], parameters: _Parameters) -> DataFrame:
+def _staged(frame: DataFrame, stages: Sequence[_Stage], parameters: Parameters) -> DataFrame:
     return reduce(lambda above, stage: stage(above, parameters), stages, frame)
 
 
@@ -80,100 +82,13 @@ def _bounded(frame: DataFrame) -> DataFrame:
     return frame.unpivot([F.col(name) for name in others], [F.col(last)], "unused", last).drop("unused")
 
 
-# -- parameters in force ---------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Parameters:
-    """The parameters as columns: literals, or if several sets are in force, fields of `p`, looked up once a record."""
-
-    lookup: Column | None
-    dialects: tuple[str, ...]
-    dialect: Column
-    levels_ms: Column
-    max_delay_ms: Column
-    copy_max_delay_ms: Column
-    roll_window_ms: Column
-    roll_bytes_max: Column
-    headers_max: Column
-    header_bytes_max: Column
-    payload_bytes_max: Column
-    has_default_target: Column
-
-    def level_ms(self, level: Column) -> Column:
-        return F.get(self.levels_ms, F.least(level, F.size(self.levels_ms)).cast("int") - 1)
-
-
-_FIELDS: Final[Mapping[str, tuple[str, Callable[[DecodeParameters], Any]]]] = {
-    "dialect": ("string", lambda s: s.dialect),
-    "levels_ms": ("array<bigint>", lambda s: s.levels_ms),
-    "max_delay_ms": ("bigint", lambda s: s.max_delay_ms),
-    "copy_max_delay_ms": ("bigint", lambda s: s.longest_copy_ms),
-    "roll_window_ms": ("bigint", lambda s: s.roll_window_ms),
-    "roll_bytes_max": ("bigint", lambda s: s.roll_bytes_max or _BYTES_MAX),
-    "headers_max": ("bigint", lambda s: s.headers_max or _BYTES_MAX),
-    "header_bytes_max": ("bigint", lambda s: s.header_bytes_max or _BYTES_MAX),
-    "payload_bytes_max": ("bigint", lambda s: s.payload_bytes_max or _BYTES_MAX),
-    "has_default_target": ("boolean", lambda s: s.has_default_target),
-}
-"""The columns of `_Parameters`: Spark's type, and the value of a set."""
-
-_Stage = Callable[[DataFrame, _Parameters], DataFrame]
-
-
-def _in_force(all_epochs: Mapping[tuple[str, int], DecodeEpochs]) -> _Parameters:
-    for source, epochs in all_epochs.items():
-        if not epochs or epochs[0].offset != 0 or any(a.offset >= b.offset for a, b in pairwise(epochs)):
-            raise ValueError(f"the decode epochs of {source} must begin at offset 0 and rise")
-    sets = list(dict.fromkeys(epoch.parameters for epochs in all_epochs.values() for epoch in epochs))
-    if not sets:
-        raise ValueError("there are no decode epochs at all")
-    dialects = tuple(dict.fromkeys(s.dialect for s in sets if s.dialect != NATIVE))
-    if len(sets) == 1:
-        literals = {name: _literal(value_of(sets[0])) for name, (_, value_of) in _FIELDS.items()}
-        return _Parameters(lookup=None, dialects=dialects, **literals)
-    fields = {name: F.col("p")[name] for name in _FIELDS}
-    return _Parameters(lookup=_lookup(all_epochs, sets), dialects=dialects, **fields)
-
-
-def _literal(value: Any) -> Column:
-    if isinstance(value, tuple):
-        return F.array(*map(long, value))
-    return F.lit(value) if isinstance(value, str | bool) else long(value)
-
-
-def _lookup(all_epochs: Mapping[tuple[str, int], DecodeEpochs], sets: Sequence[DecodeParameters]) -> Column:
-    """The parameter set of a record, from tables that reach the plan as JSON: thousands of `lit` would not fit."""
-    topics = sorted({topic for topic, _ in all_epochs})
-    depth = max(map(len, all_epochs.values()))
-    tables: list[list[dict[str, list[int]]]] = []
-    for topic in topics:
-        count = 1 + max(partition for name, partition in all_epochs if name == topic)
-        rows = [all_epochs.get((topic, partition), ()) for partition in range(count)]
-        tables.append([{"o": [b.offset for b in row], "s": [sets.index(b.parameters) for b in row]} for row in rows])
-    set_rows = [{name: value_of(each) for name, (_, value_of) in _FIELDS.items()} for each in sets]
-    table = _constant(tables, "array<array<struct<o:array<bigint>,s:array<int>>>>")
-    topic_index = F.array_position(_constant(topics, "array<string>"), F.col("topic")).cast("int") - 1
-    row = F.get(F.get(table, topic_index), F.col("partition"))
-    index = F.lit(None).cast("int")
-    for i in range(depth):  # later epochs win; beyond a row's end the offset is null and the branch is not taken
-        index = F.when(F.get(row["o"], F.lit(i)) <= F.col("offset"), F.get(row["s"], F.lit(i))).otherwise(index)
-    unknown = F.raise_error(
-        F.concat(F.lit("no decode parameters for "), F.col("topic"), F.lit("/"), F.col("partition"))
-    )
-    found = F.coalesce(index, unknown.cast("int"))
-    schema = f"array<struct<{','.join(f'{name}:{kind}' for name, (kind, _) in _FIELDS.items())}>>"
-    return F.get(_constant(set_rows, schema), found)
-
-
-def _constant(value: object, schema: str) -> Column:
-    return F.from_json(F.lit(json.dumps(value)), schema)
+_Stage = Callable[[DataFrame, Parameters], DataFrame]
 
 
 # -- stages ----------------------------------------------------------------------------------------------------------
 
 
-def _native(records: DataFrame, parameters: _Parameters) -> DataFrame:
+def _native(records: DataFrame, parameters: Parameters) -> DataFrame:
     """Parameters that differ by record; and headers and key as our own producers would have written them, where a topic
     has a dialect, beside those that a reject keeps."""
     if parameters.lookup is not None:
@@ -190,7 +105,7 @@ def _native(records: DataFrame, parameters: _Parameters) -> DataFrame:
     )
 
 
-def _record(records: DataFrame, parameters: _Parameters) -> DataFrame:
+def _record(records: DataFrame, parameters: Parameters) -> DataFrame:
     """What the record is, the names of its headers, and the parameters that apply to it."""
     return records.select(
         "topic",
@@ -212,63 +127,86 @@ _OTHER: Final = tuple(name for name in h.STRIPPED if name not in _COMMON)
 _TIMES: Final = (h.UNTIL, h.FOR, h.LEVEL, h.CANCEL, h.CANCEL_ORIGIN)
 
 
-def _common_headers(frame: DataFrame, _: _Parameters) -> DataFrame:
+def _common_headers(frame: DataFrame, _: Parameters) -> DataFrame:
     """Where the common control headers are: `at_<name>`, counted from 1, 0 for none."""
     return frame.withColumns({"size": F.size("names")} | {_place(name): _position(name) for name in _COMMON})
 
 
-def _other_headers(frame: DataFrame, _: _Parameters) -> DataFrame:
+def _other_headers(frame: DataFrame, _: Parameters) -> DataFrame:
     """Where the other control headers are; not looked for where the common ones are all there are."""
     rest = F.col("size") > _count(_COMMON)
     return frame.withColumns({_place(name): F.when(rest, _position(name)).otherwise(long(0)) for name in _OTHER})
 
 
-def _own_headers(frame: DataFrame, _: _Parameters) -> DataFrame:
-    """The headers of a record that has some of its own, null of one that has none; and whether a control header is
-    there twice."""
+def _own_headers(frame: DataFrame, _: Parameters) -> DataFrame:
+    """The headers of a record that has some of its own, null of one that has none; and where some are there twice,
+    those that remain without half of the control headers."""
     more = F.col("size") > F.col("controls")
-    others = reduce(F.array_remove, h.CONTROL, F.col("names"))
-    repeats = F.size(F.array_distinct("names")) < F.col("size")
-    twice = F.when(more & repeats, F.col("size") - F.size(others) > _count(h.CONTROL)).otherwise(F.lit(False))
+    repeats = more & (F.size(F.array_distinct("names")) < F.col("size"))
+    others = reduce(F.array_remove, h.CONTROL[::2], F.col("names"))
     return frame.withColumn("controls", _count(h.STRIPPED)).withColumns(
-        {"own": F.when(more, F.col("headers")), "twice": twice}
+        {"own": F.when(more, F.col("headers")), "others": F.when(repeats, others)}
     )
 
 
-def _texts(frame: DataFrame, _: _Parameters) -> DataFrame:
+def _repeats(frame: DataFrame, _: Parameters) -> DataFrame:
+    """Whether a control header is there twice; and what there is of a schedule."""
+    others = reduce(F.array_remove, h.CONTROL[1::2], F.col("others"))
+    twice = F.coalesce(F.col("size") - F.size(others) > _count(h.CONTROL), F.lit(False))
+    schedules = _count((h.EVERY, h.CRON))
+    one = (schedules == 1) & (_count((h.LEVEL, *h.COMMANDS)) == 0)
+    beside = _count(tuple(name for name in h.SCHEDULE if name not in (h.EVERY, h.CRON))) > 0
+    return frame.withColumns(
+        {
+            "twice": F.when(F.col("others").isNotNull(), twice).otherwise(F.lit(False)),
+            "recurs": schedules > 0,
+            "is_one_schedule": one,
+            "is_beside_none": (schedules == 0) & beside,
+        }
+    )
+
+
+def _texts(frame: DataFrame, _: Parameters) -> DataFrame:
     """The texts of the headers. One time is legal at most, so whichever is there is `time`, `number`, `until`."""
     time_at = reduce(lambda a, b: a + b, (_at(name) for name in _TIMES))
     columns = {
         "times": _count(_TIMES),
         "time": F.when(_count(_TIMES) == 1, _text(time_at)),
-        "topic_text": _text(_at(h.TOPIC)),
-        "id_text": F.try_validate_utf8(_text(F.when(_at(h.CANCEL) > 0, _at(h.CANCEL)).otherwise(_at(h.ID)))),
+        "named_text": _text(F.when(_at(h.MOVE_ORIGIN) > 0, _at(h.MOVE_ORIGIN)).otherwise(_at(h.CANCEL_ORIGIN))),
+        "topic_text": _text(F.when(_is_command(), _at(h.REPLY_TO)).otherwise(_at(h.TOPIC))),
+        "id_text": F.try_validate_utf8(
+            _text(F.when(_at(h.CANCEL) > 0, _at(h.CANCEL)).when(_at(h.MOVE) > 0, _at(h.MOVE)).otherwise(_at(h.ID)))
+        ),
+        "correlation_text": F.try_validate_utf8(_text(F.when(_is_command(), _at(h.CORRELATION)))),
         "replace_text": F.lower(_text(_at(h.REPLACE))),
         "is_copy": _at(h.COPY_ORIGIN) > 0,
     }
-    for name in (h.PARTITION, h.COPY_ORIGIN, h.COPY_DUE, h.COPY_ROLLS, h.COPY_ATTEMPT, h.COPY_AT):
+    for name in (h.PARTITION, h.COPY_ORIGIN, h.COPY_DUE, h.COPY_ROLLS, h.COPY_ATTEMPT, h.COPY_AT, h.COPY_TICK):
         columns[_number_name(name)] = F.when(_at(name) > 0, whole_number(_text(_at(name))))
     return frame.withColumns(columns)
 
 
-def _numbers(frame: DataFrame, _: _Parameters) -> DataFrame:
+def _numbers(frame: DataFrame, _: Parameters) -> DataFrame:
     """`number`, `until` (epoch ms), `duration`, the text of one that is no bare number, and `named`, the offset that a
-    cancel by origin names, or NO_ORIGIN where that is of another partition; each null where the time is of another
-    form.
+    command by origin names: SEVERAL where there are more, NO_ORIGIN where they are of another partition; each null
+    where the time is of another form.
     """
     frame = frame.withColumn("number", whole_number(F.col("time")))
-    time, number = F.col("time"), F.col("number")
-    until = F.when(number.isNotNull(), number).otherwise(instant_ms(time))
+    time, number, named = F.col("time"), F.col("number"), F.col("named_text")
+    until = F.when(number.isNotNull(), number)
+    for word, ms in h.MOVED_TO.items():
+        until = until.when(_is_move() & (F.lower(time) == word), long(ms))
+    until = until.otherwise(instant_ms(time))
     return frame.withColumns(
         {
             "until": F.when(_at(h.UNTIL) > 0, until),
             "duration": F.when((_at(h.FOR) > 0) & number.isNull(), time),
-            "named": F.when(_names_origin(), F.when(matches(time, h.ORIGIN_PATTERN), _named_origin(time))),
+            "named": F.when(_names_origin(), F.when(matches(named, h.ORIGINS_PATTERN), _named_origin(named))),
         }
     )
 
 
-def _fields(frame: DataFrame, _: _Parameters) -> DataFrame:
+def _fields(frame: DataFrame, _: Parameters) -> DataFrame:
     """`duration_ms` of one number with a unit; `fields` of any other duration, the numbers W D H M S ms as texts."""
     duration = F.col("duration")
     simple = matches(duration, h.ONE_UNIT_PATTERN)
@@ -281,7 +219,7 @@ def _fields(frame: DataFrame, _: _Parameters) -> DataFrame:
     )
 
 
-def _times(frame: DataFrame, parameters: _Parameters) -> DataFrame:
+def _times(frame: DataFrame, parameters: Parameters) -> DataFrame:
     """`delay`: due - ts in ms, null where it is not valid."""
     number, ts = F.col("number"), F.col("ts")
     until = F.col("until")  # of a stage before: it is used four times here, and would be computed as often
@@ -291,34 +229,45 @@ def _times(frame: DataFrame, parameters: _Parameters) -> DataFrame:
         .when(_at(h.FOR) > 0, F.coalesce(number, "duration_ms", fields_ms(F.col("duration"), F.col("fields"))))
         .when(_at(h.UNTIL) > 0, F.when(sane, until) - ts)
         .when(_at(h.LEVEL) > 0, F.when(number >= 1, parameters.level_ms(number)))
-        .when(_is_cancel(), long(0))
+        .when(_is_cancel() | ((F.col("times") == 0) & F.col("recurs")), long(0))
     )
     return frame.withColumn("delay", delay)
 
 
-def _verdict(frame: DataFrame, parameters: _Parameters) -> DataFrame:
-    """The reason of a reject, or null; then the entry."""
-    frame = frame.withColumn("reason", _reason(parameters))
-    kind = F.when(F.col("reason").isNotNull(), 2).when(_is_cancel(), 1).otherwise(0).cast("tinyint")
-    due = F.col("ts") + F.when((F.col("kind") == 0), F.col("delay")).otherwise(long(0))
-    return frame.withColumn("kind", kind).withColumn("due", due).select(*_entry(parameters))
+def _judged(frame: DataFrame, parameters: Parameters) -> DataFrame:
+    """The reason of a reject, or null."""
+    return frame.withColumn("reason", _reason(parameters))
 
 
-def _reason(parameters: _Parameters) -> Column:
+def _verdict(frame: DataFrame, parameters: Parameters) -> DataFrame:
+    """The entry."""
+    kind = F.when(F.col("reason").isNotNull(), 2).when(_is_cancel(), _cancel_kind()).when(_is_command(), 3).otherwise(0)
+    due = F.col("ts") + F.when(F.col("kind").isin(0, 3), F.col("delay")).otherwise(long(0))
+    return frame.withColumn("kind", kind.cast("tinyint")).withColumn("due", due).select(*_entry(parameters))
+
+
+def _reason(parameters: Parameters) -> Column:
     """The first reason, in the order of `RejectReason`, that applies."""
     delay, own_times = F.col("delay"), F.col("times")
     copy = {name: F.col(_number_name(name)) for name in h.COPY if name != h.COPY_FORWARDED}
+    longest_ms = parameters.copy_max_delay_ms
+    longest_ms = F.when(F.col("recurs"), F.greatest(longest_ms, long(TICK_DELAY_MS_MAX))).otherwise(longest_ms)
     good_copy = (
         (own_times == 0)
+        & ~_is_command()
         & (_at(h.REPLACE) == 0)
         & F.coalesce(copy[h.COPY_ORIGIN] < F.col("offset"), F.lit(False))
-        & F.coalesce(delay <= parameters.copy_max_delay_ms, F.lit(False))
+        & F.coalesce((delay <= longest_ms) | (F.col("recurs") & (copy[h.COPY_DUE] == h.NEVER_MS)), F.lit(False))
         & F.coalesce(copy[h.COPY_ROLLS] <= _SMALLINT_MAX, F.lit(False))
         & F.coalesce(copy[h.COPY_ATTEMPT] <= _SMALLINT_MAX, F.lit(False))
         & ((_at(h.COPY_AT) == 0) | copy[h.COPY_AT].isNotNull())
+        & ((_at(h.COPY_TICK) > 0) | ~F.col("recurs"))
+        & ((_at(h.COPY_TICK) == 0) | F.coalesce(copy[h.COPY_TICK] <= TICK_MAX, F.lit(False)))
     )
-    original, timer = ~F.col("is_copy"), ~_is_cancel()
-    has_id = (timer & (_at(h.ID) > 0)) | (_at(h.CANCEL) > 0)
+    original, timer = ~F.col("is_copy"), ~_is_command()
+    has_id = (timer & (_at(h.ID) > 0)) | (_at(h.CANCEL) > 0) | (_at(h.MOVE) > 0)
+    bad_topic = ~matches(F.col("topic_text"), h.TOPIC_PATTERN)
+    correlates = F.coalesce(F.length("correlation_text") <= CORRELATION_LENGTH_MAX, F.lit(False))
     id_length = F.coalesce(F.length("id_text"), F.lit(0))
     replaces = F.coalesce(F.col("replace_text"), F.lit(""))
     partition = F.coalesce(F.col(_number_name(h.PARTITION)), long(-1))
@@ -327,17 +276,25 @@ def _reason(parameters: _Parameters) -> Column:
         (RejectReason.CREATE_TIME, ~F.col("by_broker")),
         (RejectReason.DUPLICATE_HEADER, F.col("twice")),
         (RejectReason.BAD_COPY, F.col("is_copy") & ~good_copy),
-        (RejectReason.NO_TIME, original & (own_times == 0)),
-        (RejectReason.TWO_TIMES, own_times > 1),
+        (RejectReason.NO_TIME, original & (own_times == 0) & ~F.col("recurs")),
+        (
+            RejectReason.TWO_TIMES,
+            (own_times > 1) | (_count(h.COMMANDS) > 1) | (original & F.col("recurs") & ~F.col("is_one_schedule")),
+        ),
+        (RejectReason.BAD_SCHEDULE, F.col("is_beside_none")),
         (RejectReason.BAD_UNTIL, delay.isNull() & (_at(h.UNTIL) > 0)),
         (RejectReason.BAD_FOR, delay.isNull() & (_at(h.FOR) > 0)),
         (RejectReason.BAD_LEVEL, delay.isNull()),
-        (RejectReason.BEYOND_MAX, original & (delay > parameters.max_delay_ms)),
+        (RejectReason.BEYOND_MAX, original & (delay > parameters.max_delay_ms) & ~_is_moved_to()),
         (RejectReason.NO_TARGET, timer & (_at(h.TOPIC) == 0) & ~parameters.has_default_target),
-        (RejectReason.BAD_TARGET, timer & (_at(h.TOPIC) > 0) & ~matches(F.col("topic_text"), h.TOPIC_PATTERN)),
+        (RejectReason.BAD_TARGET, timer & (_at(h.TOPIC) > 0) & bad_topic),
         (RejectReason.BAD_PARTITION, timer & (_at(h.PARTITION) > 0) & ~partition.between(long(0), long(2**31 - 1))),
         (RejectReason.BAD_ID, has_id & ~id_length.between(1, h.ID_LENGTH_MAX)),
         (RejectReason.BAD_ORIGIN, _names_origin() & F.col("named").isNull()),
+        (
+            RejectReason.BAD_REPLY,
+            ~timer & (((_at(h.REPLY_TO) > 0) & bad_topic) | ((_at(h.CORRELATION) > 0) & ~correlates)),
+        ),
         (
             RejectReason.BAD_REPLACE,
             timer & (_at(h.REPLACE) > 0) & ~((replaces == "false") | ((replaces == "true") & (_at(h.ID) > 0))),
@@ -348,7 +305,10 @@ def _reason(parameters: _Parameters) -> Column:
         (
             RejectReason.TOO_LARGE_TO_ROLL,
             # In this order: the size is only computed of what is rolled. A copy was as large before.
-            original & timer & (delay > parameters.roll_window_ms) & (_bytes() > parameters.roll_bytes_max),
+            original
+            & timer
+            & ((delay > parameters.roll_window_ms) | F.col("recurs"))
+            & (_bytes() > parameters.roll_bytes_max),
         ),
     ]
     if parameters.dialects:  # of others `header_limits` does it
@@ -361,23 +321,25 @@ def _reason(parameters: _Parameters) -> Column:
     return reason
 
 
-def _entry(parameters: _Parameters) -> list[Column]:
+def _entry(parameters: Parameters) -> list[Column]:
     """The columns of `entry.ENTRY`, in its order."""
     timer, rejected = F.col("kind") == 0, F.col("kind") == 2
     ts, due, window = F.col("ts"), F.col("due"), parameters.roll_window_ms
     # The last quarter of (ts, ts + W], spread so that what was scheduled together does not roll together.
     spread = F.xxhash64("topic", "partition", "offset")
     rolls_at = ts + window - F.pmod(spread, F.call_function("div", window, long(4)))
-    at = F.when(due - ts <= window, due).otherwise(rolls_at)
+    # A recurring message comes up at once, and its first tick is written as a copy (plan/ticks.py).
+    at = F.when(F.col("recurs") & ~F.col("is_copy"), ts).when(due - ts <= window, due).otherwise(rolls_at)
     # A forged backoff must not outlive the topic's retention. (`least` and `greatest` pass over nulls, hence the
     # condition.)
     copy_at = F.col(_number_name(h.COPY_AT))
     backoff = F.when(copy_at.isNotNull(), F.least(copy_at, ts + window))
     copied = timer & F.col("is_copy")
-    key, headers = F.col("key"), F.when(timer, F.col("own")).otherwise(F.col("headers"))
+    own = F.when(F.col("recurs"), F.col("headers")).otherwise(F.col("own"))  # finish.py reads the schedule out of them
+    key, headers = F.col("key"), F.when(timer, own).otherwise(F.col("headers"))
     if parameters.dialects:
         key = F.when(rejected, F.col("raw_key")).otherwise(key)
-        headers = F.when(timer, F.col("own")).when(rejected, F.col("raw_headers")).otherwise(F.col("headers"))
+        headers = F.when(timer, own).when(rejected, F.col("raw_headers")).otherwise(F.col("headers"))
     return [
         F.col("topic"),
         F.col("partition"),
@@ -386,10 +348,12 @@ def _entry(parameters: _Parameters) -> list[Column]:
         ts,
         due,
         F.col("kind"),
-        F.when(timer, F.col("topic_text")).alias("target"),
+        F.when(~rejected, F.col("topic_text")).alias("target"),
         F.when(timer, F.col(_number_name(h.PARTITION)).try_cast("int")).alias("target_partition"),
         key.alias("key"),
-        F.col("value"),
+        F.when(~rejected & (F.col("named") == SEVERAL), _named_offsets(F.col("named_text")).cast("binary"))
+        .otherwise(F.col("value"))
+        .alias("value"),
         headers.alias("headers"),
         F.when(~(rejected | _names_origin()), F.col("id_text")).alias("id"),
         (timer & F.coalesce(F.col("replace_text") == "true", F.lit(False))).alias("replace"),
@@ -400,6 +364,8 @@ def _entry(parameters: _Parameters) -> list[Column]:
         _smallint(F.when(copied, F.col(_number_name(h.COPY_ATTEMPT)))).alias("attempt"),
         _smallint(F.when(copied, F.col(_number_name(h.COPY_ROLLS)))).alias("rolls"),
         F.col("reason"),
+        F.when(timer & F.col("recurs"), F.lit("")).alias("schedule"),
+        F.coalesce(F.when(copied, F.col(_number_name(h.COPY_TICK))).try_cast("int"), F.lit(0)).alias("tick"),
     ]
 
 
@@ -431,13 +397,36 @@ def _is_cancel() -> Column:
     return (_at(h.CANCEL) > 0) | (_at(h.CANCEL_ORIGIN) > 0)
 
 
+def _cancel_kind() -> Column:
+    """A cancel that is answered is another kind."""
+    return F.when((_at(h.REPLY_TO) > 0) | (_at(h.CORRELATION) > 0), 4).otherwise(1)
+
+
+def _is_command() -> Column:
+    return _is_cancel() | _is_move()
+
+
+def _is_move() -> Column:
+    return (_at(h.MOVE) > 0) | (_at(h.MOVE_ORIGIN) > 0)
+
+
+def _is_moved_to() -> Column:
+    """A recurring message is paused, or resumed."""
+    return _is_move() & F.coalesce(F.col("until") >= h.NEXT_MS, F.lit(False))
+
+
 def _names_origin() -> Column:
-    return _at(h.CANCEL_ORIGIN) > 0
+    return (_at(h.CANCEL_ORIGIN) > 0) | (_at(h.MOVE_ORIGIN) > 0)
 
 
 def _named_origin(text: Column) -> Column:
     is_own = text.startswith(F.concat_ws("/", "topic", "partition", F.lit("")))
-    return F.when(is_own, F.substring_index(text, "/", -1).try_cast("bigint")).otherwise(long(NO_ORIGIN))
+    offset = F.when(text.contains(","), long(SEVERAL)).otherwise(_named_offsets(text).try_cast("bigint"))
+    return F.when(is_own, offset).otherwise(long(NO_ORIGIN))
+
+
+def _named_offsets(text: Column) -> Column:
+    return F.substring_index(text, "/", -1)
 
 
 def _bytes() -> Column:

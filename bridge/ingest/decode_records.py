@@ -15,11 +15,13 @@ import pyarrow as pa
 import xxhash
 
 from bridge.wire import headers as h
+from bridge.wire.commands import CORRELATION_LENGTH_MAX
 from bridge.wire.decode_epochs import DecodeEpochs, DecodeParameters
 from bridge.wire.dialects import DIALECTS, NATIVE, Dialect
 from bridge.wire.headers import Headers
 from bridge.wire.reasons import RejectReason
-from timerstore.cancels.cancels import NO_ORIGIN
+from bridge.wire.schedule import TICK_DELAY_MS_MAX, TICK_MAX
+from timerstore.cancels.cancels import NO_ORIGIN, SEVERAL
 from timerstore.rows.entry import ENTRY, Kind
 from timerstore.rows.position import AT_MIN
 
@@ -29,8 +31,11 @@ _HASH_SEED: Final = 42
 """Of Spark's xxhash64."""
 _TIMES: Final = (h.UNTIL, h.FOR, h.LEVEL, h.CANCEL, h.CANCEL_ORIGIN)
 _NUMBERED: Final[tuple[str, ...]] = (h.PARTITION, *h.COPY)
+_BESIDE_SCHEDULE: Final = frozenset(h.SCHEDULE) - {h.EVERY, h.CRON}
 _CONTROL: Final = frozenset(h.CONTROL)
 _STRIPPED: Final = frozenset(h.STRIPPED)
+_COMMANDS: Final = frozenset(h.COMMANDS)
+_BY_ORIGIN: Final = frozenset((h.CANCEL_ORIGIN, h.MOVE_ORIGIN))
 
 
 class Record(NamedTuple):
@@ -70,31 +75,40 @@ def _entry(record: Record, p: DecodeParameters) -> tuple[Any, ...]:
         found = _first(headers)
     times: list[str] = [name for name in _TIMES if name in found]
     delay = _delay(record.ts, found, times, p)
-    by_origin = h.CANCEL_ORIGIN in found
-    is_cancel = h.CANCEL in found or by_origin
-    identity = _id(found.get(h.CANCEL if h.CANCEL in found else h.ID))
+    commands = found.keys() & _COMMANDS
+    by_origin = bool(commands & _BY_ORIGIN)
+    kind = _kind(found, commands)
+    recurs = _recurs(found)
+    identity = _id(found.get(next((name for name in (h.CANCEL, h.MOVE) if name in found), h.ID)))
     replaces = (_text(found.get(h.REPLACE)) or "").lower()
     numbers = {name: _number(_text(found[name])) for name in _NUMBERED if name in found}
     reason = _reason(record, p, headers, found, times, delay, identity, replaces, numbers, key)
-    kind = Kind.REJECT if reason is not None else Kind.CANCEL if is_cancel else Kind.TIMER
+    kind = Kind.REJECT if reason is not None else kind
     own: Headers | None = headers or None
     at, due, target, partition = AT_MIN, record.ts, None, None
-    origin, attempt, rolls = record.offset, 0, 0
+    value = record.value
+    origin, attempt, rolls, tick = record.offset, 0, 0, 0
     if kind == Kind.TIMER:
         assert delay is not None
         due = record.ts + delay
-        at = _at(record, delay, p, numbers.get(h.COPY_AT))
+        at = record.ts if recurs and not is_copy else _at(record, delay, p, numbers.get(h.COPY_AT))
         target = _text(found.get(h.TOPIC))
         partition = numbers.get(h.PARTITION)
-        if len(found) == len(headers) and found.keys() <= _STRIPPED:
+        if len(found) == len(headers) and found.keys() <= _STRIPPED and not recurs:
             own = None  # as decode.py's: of headers that are there twice, ControlHeaders leaves an empty list
         if is_copy:
             origin = numbers.get(h.COPY_ORIGIN) or 0
             attempt, rolls = numbers.get(h.COPY_ATTEMPT) or 0, numbers.get(h.COPY_ROLLS) or 0
+            tick = numbers.get(h.COPY_TICK) or 0
     elif kind == Kind.REJECT:
         own, key = record.headers or None, record.key
-    elif by_origin:
-        origin = _named_origin(record, found)
+    else:
+        target = _text(found.get(h.REPLY_TO))
+        if kind == Kind.MOVE:
+            due = record.ts + (delay or 0)
+        if by_origin:
+            origin, names = _named_origins(record, found)
+            value = names if origin == SEVERAL else value
     return (
         record.topic,
         record.partition,
@@ -106,7 +120,7 @@ def _entry(record: Record, p: DecodeParameters) -> tuple[Any, ...]:
         target,
         partition,
         key,
-        record.value,
+        value,
         own,
         None if kind == Kind.REJECT or by_origin else identity,
         kind == Kind.TIMER and replaces == "true",
@@ -114,6 +128,8 @@ def _entry(record: Record, p: DecodeParameters) -> tuple[Any, ...]:
         attempt,
         rolls,
         None if reason is None else reason.value,
+        "" if kind == Kind.TIMER and recurs else None,
+        tick,
     )
 
 
@@ -130,20 +146,24 @@ def _reason(
     key: bytes | None,
 ) -> RejectReason | None:
     """The first reason, in the order of `RejectReason`, that applies."""
-    is_copy, is_timer = h.COPY_ORIGIN in found, not found.keys() & {h.CANCEL, h.CANCEL_ORIGIN}
+    commands = found.keys() & _COMMANDS
+    is_copy, is_timer = h.COPY_ORIGIN in found, not commands
     if not record.by_broker:
         return RejectReason.CREATE_TIME
     if len(found) < len(headers) and _is_control_twice(headers):
         return RejectReason.DUPLICATE_HEADER
     if is_copy and not _is_good_copy(record.offset, found, times, delay, numbers, p):
         return RejectReason.BAD_COPY
-    if not is_copy and not times:
+    recurs = _recurs(found)
+    if not is_copy and not times and not recurs:
         return RejectReason.NO_TIME
-    if len(times) > 1:
+    if len(times) > 1 or len(commands) > 1 or (not is_copy and recurs and not _is_one_schedule(found, times)):
         return RejectReason.TWO_TIMES
+    if not recurs and found.keys() & _BESIDE_SCHEDULE:
+        return RejectReason.BAD_SCHEDULE
     if delay is None:
         return {h.UNTIL: RejectReason.BAD_UNTIL, h.FOR: RejectReason.BAD_FOR}.get(times[0], RejectReason.BAD_LEVEL)
-    if not is_copy and delay > p.max_delay_ms:
+    if not is_copy and delay > p.max_delay_ms and not _is_moved_to(record.ts + delay, found):
         return RejectReason.BEYOND_MAX
     if is_timer and h.TOPIC not in found and not p.has_default_target:
         return RejectReason.NO_TARGET
@@ -151,10 +171,14 @@ def _reason(
         return RejectReason.BAD_TARGET
     if is_timer and h.PARTITION in found and not 0 <= _or(numbers.get(h.PARTITION), -1) < 2**31:
         return RejectReason.BAD_PARTITION
-    if (h.CANCEL in found or (is_timer and h.ID in found)) and not 1 <= len(identity or "") <= h.ID_LENGTH_MAX:
+    if (commands & {h.CANCEL, h.MOVE} or (is_timer and h.ID in found)) and not 1 <= len(
+        identity or ""
+    ) <= h.ID_LENGTH_MAX:
         return RejectReason.BAD_ID
-    if h.CANCEL_ORIGIN in found and not re.fullmatch(h.ORIGIN_PATTERN, _text(found[h.CANCEL_ORIGIN]) or ""):
+    if any(not re.fullmatch(h.ORIGINS_PATTERN, _text(found[name]) or "") for name in commands & _BY_ORIGIN):
         return RejectReason.BAD_ORIGIN
+    if commands and not _can_reply(found):
+        return RejectReason.BAD_REPLY
     if is_timer and h.REPLACE in found and not (replaces == "false" or (replaces == "true" and h.ID in found)):
         return RejectReason.BAD_REPLACE
     if is_copy:
@@ -164,7 +188,7 @@ def _reason(
     payload = len(key or b"") + len(record.value or b"")
     if p.payload_bytes_max and payload > p.payload_bytes_max:
         return RejectReason.PAYLOAD_TOO_LARGE
-    if is_timer and p.roll_bytes_max and delay > p.roll_window_ms:
+    if is_timer and p.roll_bytes_max and (delay > p.roll_window_ms or recurs):
         size = payload + _header_bytes(headers) + _HEADER_BYTES * len(headers)
         if size > p.roll_bytes_max:
             return RejectReason.TOO_LARGE_TO_ROLL
@@ -188,14 +212,52 @@ def _is_good_copy(
 ) -> bool:
     return (
         not times
+        and not found.keys() & _COMMANDS
         and h.REPLACE not in found
         and _or(numbers.get(h.COPY_ORIGIN), offset) < offset
         and delay is not None
-        and delay <= p.longest_copy_ms
+        and (delay <= p.longest_copy_ms or (_recurs(found) and _is_tick_delay(delay, numbers.get(h.COPY_DUE))))
         and _or(numbers.get(h.COPY_ROLLS), _SMALLINT_MAX + 1) <= _SMALLINT_MAX
         and _or(numbers.get(h.COPY_ATTEMPT), _SMALLINT_MAX + 1) <= _SMALLINT_MAX
         and (h.COPY_AT not in found or numbers.get(h.COPY_AT) is not None)
+        and (h.COPY_TICK in found or not _recurs(found))
+        and (h.COPY_TICK not in found or _or(numbers.get(h.COPY_TICK), TICK_MAX + 1) <= TICK_MAX)
     )
+
+
+def _is_tick_delay(delay: int, due: int | None) -> bool:
+    return delay <= TICK_DELAY_MS_MAX or due == h.NEVER_MS
+
+
+def _is_moved_to(due: int, found: Mapping[str, bytes | None]) -> bool:
+    """A recurring message is paused, or resumed."""
+    return due >= h.NEXT_MS and h.UNTIL in found and bool(found.keys() & {h.MOVE, h.MOVE_ORIGIN})
+
+
+def _kind(found: Mapping[str, bytes | None], commands: set[str]) -> Kind:
+    """What a record without a fault is."""
+    if not commands:
+        return Kind.TIMER
+    if commands & {h.MOVE, h.MOVE_ORIGIN}:
+        return Kind.MOVE
+    return Kind.RECALL if found.keys() & {h.REPLY_TO, h.CORRELATION} else Kind.CANCEL
+
+
+def _recurs(found: Mapping[str, bytes | None]) -> bool:
+    return h.EVERY in found or h.CRON in found
+
+
+def _is_one_schedule(found: Mapping[str, bytes | None], times: list[str]) -> bool:
+    """Whether it is either of the two, and what is beside it is when it begins."""
+    return (h.EVERY in found) != (h.CRON in found) and set(times) <= {h.UNTIL, h.FOR} and not found.keys() & _COMMANDS
+
+
+def _can_reply(found: Mapping[str, bytes | None]) -> bool:
+    """Whether what a command says of its answer can be understood."""
+    if h.REPLY_TO in found and not re.fullmatch(h.TOPIC_PATTERN, _text(found[h.REPLY_TO]) or ""):
+        return False
+    text = _text(found[h.CORRELATION]) if h.CORRELATION in found else ""
+    return text is not None and len(text) <= CORRELATION_LENGTH_MAX
 
 
 def _delay(ts: int, found: Mapping[str, bytes | None], times: list[str], p: DecodeParameters) -> int | None:
@@ -203,6 +265,8 @@ def _delay(ts: int, found: Mapping[str, bytes | None], times: list[str], p: Deco
     if h.COPY_ORIGIN in found:
         due = _number(_text(found.get(h.COPY_DUE)))
         return None if due is None else due - ts
+    if not times and _recurs(found):
+        return 0
     if len(times) != 1:
         return None
     text = _text(found[times[0]])
@@ -213,16 +277,21 @@ def _delay(ts: int, found: Mapping[str, bytes | None], times: list[str], p: Deco
     if times[0] == h.FOR:
         return _read(h.parse_duration, text)
     if times[0] == h.UNTIL:
-        until = _read(h.parse_until, text)
+        is_move = found.keys() & {h.MOVE, h.MOVE_ORIGIN}
+        until = h.MOVED_TO.get(text.lower()) if is_move else None
+        until = _read(h.parse_until, text) if until is None else until
         return until - ts if until is not None and until >= ts - h.PAST_MS_MAX else None
     return _read(lambda level: h.parse_level(level, p.levels_ms), text)
 
 
-def _named_origin(record: Record, found: Mapping[str, bytes | None]) -> int:
-    """The offset that a cancel by origin names, or NO_ORIGIN where that is of another partition."""
-    text = _text(found[h.CANCEL_ORIGIN]) or ""
+def _named_origins(record: Record, found: Mapping[str, bytes | None]) -> tuple[int, bytes]:
+    """The offset that a command by origin names: SEVERAL where there are more, NO_ORIGIN where they are of another
+    partition. And their text."""
+    text = _text(found[h.MOVE_ORIGIN if h.MOVE_ORIGIN in found else h.CANCEL_ORIGIN]) or ""
     is_own = text.startswith(f"{record.topic}/{record.partition}/")
-    return h.parse_origin(text)[2] if is_own else NO_ORIGIN
+    named = text.rpartition("/")[2]
+    origin = NO_ORIGIN if not is_own else SEVERAL if "," in named else int(named)
+    return origin, named.encode()
 
 
 def _at(record: Record, delay: int, p: DecodeParameters, copy_at: int | None) -> int:

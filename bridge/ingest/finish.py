@@ -5,10 +5,13 @@ records that carry control headers only (`decode` leaves their `headers` null). 
 
 1. Originals whose headers are larger than `limits.header_bytes` become rejects, with all their headers. Those of a
    dialect are left to `decode`: their headers as they were are gone when they arrive here.
-2. The control headers are taken out of the timers' headers; order and duplicates of the others stay. A dialect's
+2. What the headers of a recurring message say becomes one text, the column `schedule`; a header that is no text makes
+   it a reject. Whether it is a schedule is decided when it comes up, which is at once (plan/ticks.py): time zones are
+   changed by their countries, and a record is read again as it was read first.
+3. The control headers are taken out of the timers' headers; order and duplicates of the others stay. A dialect's
    headers are control headers where it was in force, by partition and offset; and of originals only, since the bridge's
    copies carry native ones: what looks like a dialect's is the message's own there.
-3. A timer that replaces without a key gets a second row, the cancel of what came before (plan/forwarded_cancels.py).
+4. A timer that replaces without a key gets a second row, the cancel of what came before (plan/forwarded_cancels.py).
 """
 
 from __future__ import annotations
@@ -21,14 +24,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from bridge.wire import headers as h
 from bridge.wire.decode_epochs import DecodeEpochs
 from bridge.wire.dialects import DIALECTS, NATIVE
-from bridge.wire.headers import STRIPPED
 from bridge.wire.reasons import RejectReason
-from timerstore.rows.entry import Kind
+from bridge.wire.schedule import TEXT_LENGTH_MAX, packed
+from timerstore.rows.entry import DECIDED, Kind
 from timerstore.rows.position import AT_MIN, Bools, Int64s
 
-_STRIPPED: Final = pa.array(STRIPPED, pa.string())
+_STRIPPED: Final = pa.array(h.STRIPPED, pa.string())
 _FOREIGN: Final = [pa.array(dialect.names, pa.string()) for dialect in DIALECTS.values()]
 _CODES: Final = {NATIVE: -1} | {name: code for code, name in enumerate(DIALECTS)}
 
@@ -39,12 +43,13 @@ _OF_REJECTS: Final[Mapping[str, object]] = {
     "target_partition": None,
     "id": None,
     "replace": False,
-    "reason": RejectReason.HEADERS_TOO_LARGE.value,
+    "schedule": None,
+    "tick": 0,
 }
 
 
 class Finish:
-    """All three steps, with the decode parameters that were in force at each record's offset."""
+    """All four steps, with the decode parameters that were in force at each record's offset."""
 
     def __init__(self, all_epochs: Mapping[tuple[str, int], DecodeEpochs]) -> None:
         self._limits = HeaderLimits(all_epochs)
@@ -52,7 +57,7 @@ class Finish:
 
     def __call__(self, entries: pa.Table) -> pa.Table:
         """The entries of `decode`, as the store takes them."""
-        return with_cancels(self._control_headers.taken_out(self._limits.applied(entries)))
+        return with_cancels(self._control_headers.taken_out(with_schedules(self._limits.applied(entries))))
 
 
 class HeaderLimits:
@@ -74,9 +79,10 @@ class HeaderLimits:
         rejected: Bools = np.zeros(len(entries), np.bool_)
         for i, row in zip(large.tolist(), _rows(entries, large), strict=True):
             limit = self._limit(row["topic"], row["partition"], row["offset"])
-            is_original = row["kind"] == Kind.CANCEL or (row["kind"] == Kind.TIMER and row["origin"] == row["offset"])
+            is_command = row["kind"] in (Kind.CANCEL, *DECIDED)
+            is_original = is_command or (row["kind"] == Kind.TIMER and row["origin"] == row["offset"])
             rejected[i] = is_original and limit is not None and sizes[i] > limit
-        return _rejects(entries, rejected) if rejected.any() else entries
+        return _rejects(entries, rejected, RejectReason.HEADERS_TOO_LARGE) if rejected.any() else entries
 
     def _limit(self, topic: str, partition: int, offset: int) -> int | None:
         epochs = self._all_epochs[topic, partition]
@@ -101,11 +107,13 @@ def _rows(entries: pa.Table, rows: Any) -> list[dict[str, Any]]:
     return found
 
 
-def _rejects(entries: pa.Table, rejected: Bools) -> pa.Table:
+def _rejects(entries: pa.Table, rejected: Bools, reason: RejectReason) -> pa.Table:
     mask = pa.array(rejected)
     for i, field in enumerate(entries.schema):
         if field.name in _OF_REJECTS:
             value = pa.scalar(_OF_REJECTS[field.name], field.type)
+        elif field.name == "reason":
+            value = pa.scalar(reason.value, field.type)
         elif field.name == "due":
             value = entries.column("ts")
         elif field.name == "origin":
@@ -114,6 +122,36 @@ def _rejects(entries: pa.Table, rejected: Bools) -> pa.Table:
             continue
         entries = entries.set_column(i, field, pc.if_else(mask, value, entries.column(i)))
     return entries
+
+
+def with_schedules(entries: pa.Table) -> pa.Table:
+    """`entries` with the schedules of recurring messages, for which `decode` has an empty text."""
+    column = entries.column("schedule")
+    if column.null_count == len(column):
+        return entries
+    rows = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
+    texts: list[str | None] = [None] * len(entries)
+    wrong: Bools = np.zeros(len(entries), np.bool_)
+    few = entries.select(["headers", "offset", "origin"]).take(pa.array(rows)).to_pylist()
+    for i, row in zip(rows.tolist(), few, strict=True):
+        found = {header["key"]: header["value"] for header in row["headers"] or ()}
+        is_start_given = row["origin"] != row["offset"] or bool(found.keys() & {h.UNTIL, h.FOR})
+        try:
+            said = {name: _schedule_text(found[name]) for name in h.SCHEDULE if name in found}
+        except ValueError:
+            wrong[i] = True
+            continue
+        texts[i] = packed(said, is_start_given=is_start_given)
+    index = entries.schema.get_field_index("schedule")
+    entries = entries.set_column(index, entries.schema.field(index), pa.array(texts, pa.string()))
+    return _rejects(entries, wrong, RejectReason.BAD_SCHEDULE) if wrong.any() else entries
+
+
+def _schedule_text(value: bytes | None) -> str:
+    text = h.text_of(value)
+    if len(text) > TEXT_LENGTH_MAX:
+        raise ValueError(f"longer than {TEXT_LENGTH_MAX} characters")
+    return text
 
 
 class ControlHeaders:
@@ -129,7 +167,7 @@ class ControlHeaders:
     def taken_out(self, entries: pa.Table) -> pa.Table:
         """`entries` (columns of `entry.ENTRY`) with the control headers taken out of the timers' `headers`.
 
-        Order and duplicates stay. Rejects and cancels keep all of theirs: they may have to leave byte for byte.
+        Order and duplicates stay. Rejects and commands keep all of theirs: they may have to leave byte for byte.
         """
         column = entries.column("headers")
         if column.null_count == len(column):
@@ -193,12 +231,12 @@ def with_cancels(entries: pa.Table) -> pa.Table:
     rows = entries.filter(pc.and_(replaces, pc.is_null(entries.column("key"))))
     if not len(rows):
         return entries
-    constants = {"at": AT_MIN, "kind": int(Kind.CANCEL), "replace": False, "attempt": 0, "rolls": 0}
+    constants = {"at": AT_MIN, "kind": int(Kind.CANCEL), "replace": False, "attempt": 0, "rolls": 0, "tick": 0}
     for i, field in enumerate(entries.schema):
         if field.name in constants:
             rows = rows.set_column(i, field, pa.array([constants[field.name]] * len(rows), field.type))
         elif field.name == "due":
             rows = rows.set_column(i, field, rows.column("ts"))
-        elif field.name in ("target", "target_partition", "key", "value", "headers", "reason"):
+        elif field.name in ("target", "target_partition", "key", "value", "headers", "reason", "schedule"):
             rows = rows.set_column(i, field, pa.nulls(len(rows), field.type))
     return pa.concat_tables([entries, rows])

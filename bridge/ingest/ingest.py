@@ -5,17 +5,20 @@
 
 Both readers start where the store stands and hand over by overlap: what comes twice is known by its offset and dropped,
 so the plain reader goes on until the query has come as far as it had when the query began to send. A query that fails
-is started anew the same way. Up to the committed O nothing is read beyond it: nothing may be dispatched before
-(invariant I6), and what lies beyond could not be flushed, so that one partition's rows would fill the memory for
-another's.
+is started anew the same way. So are both when partitions come or go: a *run* is what is read for one assignment, and
+what an earlier run still sends is not taken in. Up to the committed O nothing is read beyond it: nothing may be
+dispatched before (invariant I6), and what lies beyond could not be flushed, so that one partition's rows would fill the
+memory for another's. What joins later holds up nothing else, and is read on at once.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as NotYet
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Final
 
@@ -28,7 +31,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from bridge.errors import BridgeError, EnvironmentFailure, InternalError
 from bridge.ingest.finish import Finish
 from bridge.ingest.frames import FrameReceiver
-from bridge.ingest.plain_reader import NOTHING, PlainReader
+from bridge.ingest.plain_reader import NOTHING, Offsets, PlainReader, by_source
 from bridge.ingest.query import Query, scratch_directory
 from bridge.kafka.errors import records_gone
 from bridge.spark.errors import failures_named, named_failure, ranges
@@ -39,12 +42,11 @@ from bridge.wire.decode_epochs import DecodeEpochs
 from timerstore.clock import Clock
 from timerstore.errors import Closed, Corrupt, DiskFailure
 from timerstore.operations import recovery
+from timerstore.rows.position import OFFSET_MAX
 from timerstore.rows.sources import SourceName
 from timerstore.store import TimerStore
 
 log = structlog.get_logger("bridge.ingest.ingest")
-
-Offsets = Mapping[SourceName, int]
 
 LOOK_S: Final = 0.2
 SETTLE_S: Final = 1.0
@@ -74,7 +76,7 @@ class Ingest:
         make_reader: Callable[[], PlainReader],
         store: TimerStore,
         committed: Offsets,
-        log_starts: Callable[[], Offsets],
+        log_starts: Callable[[Offsets], Offsets],
         all_epochs: Mapping[SourceName, DecodeEpochs],
         executor_host: str | None,
         clock: Clock,
@@ -84,9 +86,9 @@ class Ingest:
         beat: Beat = unwatched,
         beat_query: Beat = unwatched,
     ) -> None:
-        """`committed` are the committed O of every owned partition, `log_starts` looks up where their logs begin.
-        `executor_host` is this machine's address for executors elsewhere. `beat` is the plain reader's thread's,
-        `beat_query` the query's.
+        """`committed` are the committed O of every owned partition, `log_starts` looks up where the logs of some begin.
+        `all_epochs` has those of partitions that come later by then. `executor_host` is this machine's address for
+        executors elsewhere. `beat` is the plain reader's thread's, `beat_query` the query's.
         """
         self._session = session
         self._make_query = make_query
@@ -94,6 +96,7 @@ class Ingest:
         self._store = store
         self._committed = committed
         self._log_starts = log_starts
+        self._all_epochs = all_epochs
         self._finish = Finish(all_epochs)
         self._executor_host = executor_host
         self._clock = clock
@@ -105,6 +108,7 @@ class Ingest:
         self._stopping = threading.Event()
         self._taken = threading.Event()
         self._taking = threading.Lock()
+        self._runs, self._run = count(1), 0
         self._threads: list[threading.Thread] = []
         self._receiver: FrameReceiver | None = None
         self._query_serves = threading.Event()
@@ -134,6 +138,30 @@ class Ingest:
     def restart(self, reason: str) -> None:
         """Have the query end, and start again where the store stands."""
         self._restart = reason
+
+    def join(self, committed: Offsets, add: Callable[[], bool], wait_s: float) -> bool | None:
+        """Partitions come: `add` puts them into the store while nothing is taken in, or says that it has not. Returns
+        what that says; None where something is being taken in for as long as `wait_s`, perhaps for want of room."""
+        if not self._taking.acquire(timeout=wait_s):
+            return None
+        try:
+            if not add():
+                return False
+            self._committed = {**self._committed, **committed}
+            self._finish = Finish(self._all_epochs)
+            self._begin_anew()
+        finally:
+            self._taking.release()
+        return True
+
+    def give_up(self, gone: Collection[SourceName]) -> None:
+        """Partitions have left the store."""
+        self._committed = {name: offset for name, offset in self._committed.items() if name not in gone}
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._run, self._restart = next(self._runs), "assignment"
+        self._query_serves.clear()
 
     def note_log_ends(self, ends: Offsets) -> None:
         """Where the logs end, as far as known."""
@@ -199,11 +227,14 @@ class Ingest:
 
     # ---- into the store
 
-    def _take(self, entries: pa.Table, ends: Offsets) -> None:
-        """Any reader's thread. Blocks while the store has no room."""
+    def _take(self, run: int, entries: pa.Table, ends: Offsets) -> None:
+        """Any reader's thread. Blocks while the store has no room. What an earlier run has read may lie behind a gap:
+        partitions may have come back since."""
         finished = self._finish(entries)
         began_s = self._clock.monotonic_s()
         with self._taking:
+            if run != self._run:
+                return
             before = self._store.next_offsets()
             self._store.append(finished, ends, self._clock.now_ms())
             self._count(entries, before)
@@ -214,7 +245,7 @@ class Ingest:
     def _count(self, entries: pa.Table, before: Offsets) -> None:
         """Tell the metrics how many records of each topic were new."""
         for (topic, partition), offsets in by_source(entries):
-            new = int(np.count_nonzero(offsets >= before[topic, partition]))
+            new = int(np.count_nonzero(offsets >= before.get((topic, partition), OFFSET_MAX)))
             if new:
                 self._metrics.ingested(topic, new)
 
@@ -235,31 +266,32 @@ class Ingest:
             reader.close()
 
     def _read(self, reader: PlainReader) -> None:
-        """Read until the query serves; up to the committed offsets first."""
-        until: Offsets | None = self._committed
-        while until is not None and not self._store.is_caught_up():
-            behind = {name: at for name, at in self._store.next_offsets().items() if at < self._committed[name]}
+        """Read until the query serves, or the assignment changes; up to the committed offsets first."""
+        run, until = self._run, self._committed
+        while not self._store.is_caught_up():
+            behind = {name: at for name, at in self._store.next_offsets().items() if at < until.get(name, 0)}
             reader.assign(behind)
-            while not (self._store.is_caught_up() or self._is_relieved()):
-                self._read_once(reader, until)
-            if self._is_relieved():
+            while not (self._store.is_caught_up() or self._is_relieved(run)):
+                self._read_once(run, reader, until)
+            if self._is_relieved(run):
                 return
         reader.assign(self._store.next_offsets())
         self._heard.clear()
-        while not self._is_relieved():
-            self._read_once(reader, None)
+        while not self._is_relieved(run):
+            self._read_once(run, reader, None)
 
-    def _is_relieved(self) -> bool:
-        return self._query_serves.is_set() or self._plain_rests.is_set() or self._stopping.is_set()
+    def _is_relieved(self, run: int) -> bool:
+        is_ended = self._stopping.is_set() or run != self._run
+        return is_ended or self._query_serves.is_set() or self._plain_rests.is_set()
 
-    def _read_once(self, reader: PlainReader, until: Offsets | None) -> None:
+    def _read_once(self, run: int, reader: PlainReader, until: Offsets | None) -> None:
         self._beat()
         if not self._store.has_room():
             self._stopping.wait(LOOK_S)
             return
         read = reader.poll(until)
         if read.ends:
-            self._take(read.entries, read.ends)
+            self._take(run, read.entries, read.ends)
             self._read_to |= {name: int(offsets[-1]) + 1 for name, offsets in by_source(read.entries)}
             if until is None:
                 self._heard.update(read.ends)
@@ -268,16 +300,16 @@ class Ingest:
         """While the query serves: tell the store where quiet partitions end. Behind the last record may lie transaction
         markers and aborted records, of which the query says nothing."""
         reader.assign({})
-        starved: dict[SourceName, int] = {}
+        run, starved = self._run, dict[SourceName, int]()
         while not self._is_relieved_of_standing_by(QUIET_S):
             quiet_at = self._store.next_offsets()
             if self._is_relieved_of_standing_by(QUIET_S):
                 return
-            at = {name: end for name, end in self._store.next_offsets().items() if quiet_at[name] == end}
+            at = {name: end for name, end in self._store.next_offsets().items() if quiet_at.get(name) == end}
             behind = {name: end for name, end in at.items() if self._log_ends.get(name, end) > end}
             starved = {name: times for name, times in starved.items() if name in behind}
             if behind and self._store.has_room():
-                for name in self._ask(reader, behind):
+                for name in self._ask(run, reader, behind):
                     starved[name] = starved.get(name, 0) + 1
             if max(starved.values(), default=0) >= STARVED_MAX:
                 log.warning("query-starves", partitions=[f"{topic}/{p}" for topic, p in starved])
@@ -295,7 +327,7 @@ class Ingest:
             self._stopping.wait(min(LOOK_S, left_s))
         return True
 
-    def _ask(self, reader: PlainReader, at: Offsets) -> set[SourceName]:
+    def _ask(self, run: int, reader: PlainReader, at: Offsets) -> set[SourceName]:
         """Take in the ends of those partitions that hold no record from there on; returns the others."""
         reader.assign(at)
         ends: dict[SourceName, int] = {}
@@ -309,7 +341,7 @@ class Ingest:
         reader.assign({})
         known = {name: end for name, end in ends.items() if name not in filled}
         if known:
-            self._take(NOTHING, known)
+            self._take(run, NOTHING, known)
         return filled
 
     # ---- the query
@@ -322,7 +354,8 @@ class Ingest:
             try:
                 self._run_query(session)
             except EnvironmentFailure as error:
-                failures = 1 if self._query_has_sent() else failures + 1
+                has_sent = self._opened_s and any(self._sent[name] > at for name, at in self._query_start.items())
+                failures = 1 if has_sent else failures + 1
                 if self._stopping.is_set() or error.code == JAVA_ENDED or failures > FAILURES_MAX:
                     raise
                 pause_s = min(PAUSE_S_MAX, 2.0 ** (failures - 1))
@@ -332,9 +365,6 @@ class Ingest:
                 failures = 0
                 if not self._stopping.is_set():
                     log.info("query-restarted", reason=self._restart)
-
-    def _query_has_sent(self) -> bool:
-        return self._opened_s is not None and any(self._sent[name] > at for name, at in self._query_start.items())
 
     def _await_session(self) -> SparkSession | None:
         """None when this is being stopped. Spark's own failure has been told already."""
@@ -355,10 +385,11 @@ class Ingest:
 
     def _run_query(self, session: SparkSession) -> None:
         """One query, until it fails, is stopped, or is to be restarted."""
-        self._failure = None
+        self._failure, run = None, self._run
         self._query_start = dict(self._store.next_offsets())
         self._sent = dict(self._query_start)
-        receiver = FrameReceiver(self._take_frame, self._on_open, self._on_take_failure, self._executor_host)
+        take = partial(self._take_frame, run)
+        receiver = FrameReceiver(take, self._on_open, self._on_take_failure, self._executor_host)
         # One of the records that were not sent yet may be too large for the JVM: the operator must learn where it is.
         failures = failures_named(
             "read the delay topics", self._stopping.is_set, lambda: ranges(self._sent, self._log_ends)
@@ -367,7 +398,7 @@ class Ingest:
             with scratch_directory() as directory, receiver, failures:
                 self._receiver = receiver
                 if not self._stopping.is_set():
-                    self._stream(session, self._make_query(session, receiver), directory)
+                    self._stream(run, session, self._make_query(session, receiver), directory)
         except BridgeError:
             self._raise_failure()  # what Spark says follows from it
             raise
@@ -377,10 +408,10 @@ class Ingest:
         if self._failure is not None:
             raise self._failure
 
-    def _stream(self, session: SparkSession, query: Query, directory: Path) -> None:
+    def _stream(self, run: int, session: SparkSession, query: Query, directory: Path) -> None:
         self._await_slots(query)
         query.warm_up(self._store.next_offsets())
-        self._read_up_to_committed(query)
+        self._read_up_to_committed(run, query)
         while not (self._store.is_caught_up() or self._stopping.wait(LOOK_S)):
             self._beat_query()
         offsets = self._store.next_offsets()
@@ -388,7 +419,7 @@ class Ingest:
         self._opened_s, self._query_start, self._sent = None, offsets, dict(offsets)
         streaming = query.start(offsets, directory)
         try:
-            self._serve(streaming)
+            self._serve(run, streaming)
         finally:
             self._query_serves.clear()
             with quiet(session):
@@ -409,36 +440,38 @@ class Ingest:
                     code="DB-3030",
                 )
 
-    def _read_up_to_committed(self, query: Query) -> None:
-        """By a batch job, which ends, and reads all partitions at once; a little is left to the plain reader."""
+    def _read_up_to_committed(self, run: int, query: Query) -> None:
+        """By a batch job, which ends, and reads all partitions at once; a little is left to the plain reader, and what
+        partitions lack that have joined to the query, as the others must not wait for them."""
         start = self._store.next_offsets()
-        end = {name: max(at, self._committed[name]) for name, at in start.items()}
-        if sum(end[name] - at for name, at in start.items()) < JOB_RECORDS_MIN:
+        end = {name: max(at, self._committed.get(name, at)) for name, at in start.items()}
+        if self._store.is_caught_up() or sum(end[name] - at for name, at in start.items()) < JOB_RECORDS_MIN:
             return
         self._plain_rests.set()  # alone it is faster
         try:
             query.read(start, end)
             if self._failure is None:
-                self._take(NOTHING, end)
+                self._take(run, NOTHING, end)
         finally:
             self._plain_rests.clear()
 
     def _must_be_there(self, offsets: Offsets) -> None:
         """Where the log starts later the source would be silent, or go round for ever."""
-        for name, log_start in self._log_starts().items():
+        for name, log_start in self._log_starts(offsets).items():
             if log_start > offsets[name]:
                 raise records_gone(topic=name[0], partition=name[1], wanted=offsets[name], log_start=log_start)
 
-    def _serve(self, streaming: StreamingQuery) -> None:
+    def _serve(self, run: int, streaming: StreamingQuery) -> None:
         """Watch the query; relieve the plain reader when it has come as far."""
         relief: Offsets | None = None
         began_s = self._clock.monotonic_s()
-        while not (self._stopping.is_set() or self._restart is not None or self._failure is not None):
+        while not (self._stopping.is_set() or self._restart or self._failure is not None or run != self._run):
             self._beat_query()
             if not self._query_serves.is_set() and self._opened_s is not None:
                 now_s = self._clock.monotonic_s()
                 if relief is None and now_s - self._opened_s > SETTLE_S:
-                    relief = {name: end for name, end in self._read_to.items() if end > self._query_start[name]}
+                    at = self._query_start
+                    relief = {name: end for name, end in self._read_to.items() if end > at.get(name, end)}
                 if relief is not None and all(self._sent[name] >= end for name, end in relief.items()):
                     self._query_serves.set()
                     log.info("query-serves", seconds=round(now_s - began_s, 1))
@@ -449,30 +482,19 @@ class Ingest:
         if self._opened_s is None:
             self._opened_s = self._clock.monotonic_s()
 
-    def _take_frame(self, frame: pa.Table) -> None:
+    def _take_frame(self, run: int, frame: pa.Table) -> None:
         stretches = by_source(frame)
         ends = {name: int(offsets[-1]) + 1 for name, offsets in stretches}
-        if any(offsets[0] < self._sent[name] for name, offsets in stretches):
+        if run == self._run and any(offsets[0] < self._sent.get(name, 0) for name, offsets in stretches):
             # A cluster has lost an executor, and runs its tasks again from where they began, half an hour ago perhaps.
             self.restart("replayed")
         while not (self._store.has_room() or self._stopping.wait(LOOK_S)):
             self._beat_query()
-        self._take(frame, ends)
-        for name, end in ends.items():
-            self._sent[name] = max(self._sent[name], end)
+        self._take(run, frame, ends)
+        if run == self._run:
+            self._sent |= {name: max(self._sent.get(name, end), end) for name, end in ends.items()}
 
     def _on_take_failure(self, error: Exception) -> None:
         """No later frame may be stored: the offsets of this one would be skipped."""
         if not self._stopping.is_set():
             self._failure = named_failure("take in frames", error)
-
-
-def by_source(entries: pa.Table) -> list[tuple[SourceName, np.ndarray[tuple[int], np.dtype[np.int64]]]]:
-    """The offsets of each partition that is there, in the order of its rows."""
-    if not len(entries):
-        return []
-    topic = entries.column("topic").combine_chunks().dictionary_encode()
-    names = topic.dictionary.to_pylist()
-    keys = topic.indices.to_numpy().astype(np.int64) << 32 | entries.column("partition").to_numpy()
-    offset = entries.column("offset").to_numpy()
-    return [((names[key >> 32], key & 0xFFFFFFFF), offset[keys == key]) for key in np.unique(keys).tolist()]

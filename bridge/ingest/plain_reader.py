@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Consumer, KafkaError, Message, TopicPartition
 
@@ -132,6 +133,17 @@ class PlainReader:
         if name not in self._paused:
             self._paused.add(name)
             self._consumer.pause([TopicPartition(*name)])
+
+
+def by_source(entries: pa.Table) -> list[tuple[SourceName, np.ndarray[tuple[int], np.dtype[np.int64]]]]:
+    """The offsets of each partition that is there, in the order of its rows."""
+    if not len(entries):
+        return []
+    topic = entries.column("topic").combine_chunks().dictionary_encode()
+    names = topic.dictionary.to_pylist()
+    keys = topic.indices.to_numpy().astype(np.int64) << 32 | entries.column("partition").to_numpy()
+    offset = entries.column("offset").to_numpy()
+    return [((names[key >> 32], key & 0xFFFFFFFF), offset[keys == key]) for key in np.unique(keys).tolist()]
 
 
 def _record(message: Message) -> Record | None:

@@ -146,8 +146,9 @@ class Refusal:
 
     @property
     def counts(self) -> bool:
-        """Whether a message that is put off for this has failed once more: not where our own clock is at fault."""
-        return self.reason is not RejectReason.CLOCK_AHEAD
+        """Whether a message that is put off for this has failed once more: not where our own clock is at fault, nor
+        where it was not tried."""
+        return self.reason not in (RejectReason.CLOCK_AHEAD, RejectReason.TARGET_PAUSED)
 
 
 def meaning_of(error: KafkaError) -> Meaning:

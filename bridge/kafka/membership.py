@@ -81,9 +81,9 @@ class OwnershipListener(Protocol):
         it by now."""
         ...
 
-    def on_revoked(self, partitions: frozenset[SourceName], *, lost: bool) -> None:
+    def on_revoked(self, partitions: frozenset[SourceName], *, lost: bool, revocations: int) -> None:
         """`partitions` are taken from us, or already belong to another member (`lost`). Returns only when no
-        transaction is open.
+        transaction is open that carries them. `revocations` is what `Membership` will say with this one counted.
         """
         ...
 
@@ -391,25 +391,25 @@ class Ownership:
     def _give_up(self, consumer: Consumer, partitions: list[TopicPartition], *, lost: bool) -> None:
         names = frozenset((p.topic, p.partition) for p in partitions)
         self._owned -= names
+        if lost:
+            # Another member may own them already: a transaction that is open now must not be committed.
+            self._set(self._owned, revoked=True)
         if not self._stop.is_set():
             log.info("partitions-revoked", count=len(names), lost=lost)
-            if lost:
-                # Another member may own them already: a transaction that is open now must not be committed.
-                self._set(self._owned, revoked=True)
-            self._tell_revoked(names, lost=lost)
-        self._set(self._owned, revoked=True)
+            self._tell_revoked(names, lost=lost, revocations=self._revocations + (not lost))
+        self._set(self._owned, revoked=not lost)
         if self._cooperative:
             consumer.incremental_unassign(partitions)
         else:
             consumer.unassign()
 
-    def _tell_revoked(self, names: frozenset[SourceName], *, lost: bool) -> None:
+    def _tell_revoked(self, names: frozenset[SourceName], *, lost: bool, revocations: int) -> None:
         """Wait for the listener, and meanwhile make the calls that the open transaction may need for its end."""
         failed: list[Exception] = []
 
         def tell() -> None:
             try:
-                self._listener.on_revoked(names, lost=lost)
+                self._listener.on_revoked(names, lost=lost, revocations=revocations)
             except Exception as error:  # noqa: BLE001 - raised again below
                 failed.append(error)
 

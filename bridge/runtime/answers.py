@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from bridge.api.source import Overview, PendingMessages
+from bridge.api.source import Commands, DeadLetters, Overview, Pauses, PendingMessages
 from bridge.delivery.targets.cache import Targets
 from bridge.delivery.targets.target import TargetReport
 from bridge.runtime.gauges import Lag, largest
@@ -35,8 +35,12 @@ class Answers:
         health: Health,
         lag: Lag,
         clock: Clock,
+        letters: DeadLetters,
+        pauses: Pauses,
+        commands: Callable[[], Commands | None],
     ) -> None:
         self._pipeline, self._targets, self._gauges = pipeline, targets, gauges
+        self._letters, self._pauses, self._commands = letters, pauses, commands
         self._lateness, self._health, self._lag, self._clock = lateness, health, lag, clock
 
     def now_ms(self) -> int:
@@ -71,6 +75,18 @@ class Answers:
         """Those that were used lately."""
         targets = self._targets()
         return [] if targets is None else targets.reports(TARGETS_MAX)
+
+    def commands(self) -> Commands | None:
+        """Once the index is complete: before, no command is finished."""
+        return None if self._store() is None else self._commands()
+
+    def dead_letters(self) -> DeadLetters:
+        """Read from the brokers when it is asked for."""
+        return self._letters
+
+    def pauses(self) -> Pauses:
+        """Of this instance."""
+        return self._pauses
 
     def _store(self) -> TimerStore | None:
         pipeline = self._pipeline()

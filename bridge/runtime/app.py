@@ -3,7 +3,8 @@
     checks -> management port -> group membership -> pipeline -> ready -> SIGTERM, SIGINT, a fatal error -> stop
                                  Spark's JVM starts meanwhile          -> new credentials, clock set back -> restart
 
-The main thread makes and stops pipelines. Other threads, and signals, reach it through a queue.
+The main thread makes pipelines, has them follow the assignment, and stops them. Other threads, and signals, reach it
+through a queue.
 """
 
 from __future__ import annotations
@@ -25,24 +26,27 @@ from pyspark.sql import SparkSession
 
 from bridge.api.listener import Listener
 from bridge.checks.run import require, run_checks
+from bridge.dead_letters.letterbox import Letterbox
 from bridge.delivery.dispatcher import Dispatcher
 from bridge.delivery.plan.spans import OpenTelemetry
 from bridge.delivery.producer.transaction_markers import MarkerRepair
 from bridge.delivery.targets.cache import Targets
 from bridge.delivery.targets.look_up import TargetLookUp
+from bridge.delivery.targets.pauses import Pauses
 from bridge.errors import BridgeError, EnvironmentFailure
 from bridge.install import connector
 from bridge.kafka.admin import Cluster
 from bridge.kafka.membership import Ownership
 from bridge.runtime import credentials
 from bridge.runtime.answers import Answers
+from bridge.runtime.command_sender import CommandSender
 from bridge.runtime.credentials import Credentials
 from bridge.runtime.gauges import Lag, snapshot
 from bridge.runtime.left_out import LeftOut
 from bridge.runtime.pipeline import Pipeline, PipelineContext
 from bridge.runtime.restart import Restart
 from bridge.runtime.stop_signals import stop_signals
-from bridge.runtime.wiring import make_planner, make_writer
+from bridge.runtime.wiring import make_planner, make_sender, make_writer
 from bridge.settings.clients import java, librdkafka
 from bridge.settings.model import Settings
 from bridge.settings.secrets import Redactor
@@ -74,7 +78,8 @@ class Notice(Enum):
     """What the main thread is told by others, beside errors."""
 
     STOP = "a signal came, or the process is to restart in place"
-    REBASE = "the assignment changed, or the index was found damaged"
+    REBASE = "the assignment changed"
+    REBUILD = "the index was found damaged, or must be opened differently"
 
 
 def run(settings: Settings, read: Callable[[], Settings], redact: Redactor) -> None:
@@ -113,6 +118,10 @@ class Application:
         self._dispatcher: Dispatcher | None = None
         self._ownership: Ownership | None = None
         self._targets: Targets | None = None
+        self._commands: CommandSender | None = None
+        own = {*settings.delay_topics, *map(settings.dead_letter_topic, settings.delay_topics)}
+        defaults = {name: topic.target for name, topic in settings.delay_topics.items()}
+        self._pauses = Pauses(settings.store.directory, own, defaults)
         self._lag = Lag(clock)
         self._left_out = LeftOut(clock)
         self._tracer = OpenTelemetry(settings) if settings.tracing.endpoint is not None else None
@@ -128,13 +137,19 @@ class Application:
 
     def on_assigned(self, partitions: frozenset[SourceName]) -> None:  # noqa: ARG002 - a listener
         """The membership has new partitions."""
-        self._cancel_start()
+        if self._pipeline is not None:
+            self._pipeline.cancel_start()
         self._events.put(Notice.REBASE)
 
-    def on_revoked(self, partitions: frozenset[SourceName], *, lost: bool) -> None:
-        """The membership loses partitions: return only when no transaction is open."""
-        self._cancel_start()
-        if self._dispatcher is not None and not self._dispatcher.quiesce():
+    def on_revoked(self, partitions: frozenset[SourceName], *, lost: bool, revocations: int) -> None:
+        """The membership loses partitions: return only when no transaction is open that carries them."""
+        pipeline = self._pipeline
+        if pipeline is not None:
+            pipeline.cancel_start()
+            if lost:
+                pipeline.abandon()
+        goes_on = not lost and pipeline is not None and pipeline.give_up(partitions, revocations)
+        if not (goes_on or self._dispatcher is None or self._dispatcher.quiesce()):
             log.warning("revoked-with-a-transaction-open", partitions=len(partitions), lost=lost)
         self._events.put(Notice.REBASE)
 
@@ -238,10 +253,13 @@ class Application:
         answers = Answers(
             pipeline=lambda: self._pipeline, targets=lambda: self._targets, gauges=self._snapshot,
             lateness=self._metrics.lateness, health=self._health, lag=self._lag, clock=self._clock,
+            letters=Letterbox(self._settings, self._clock), pauses=self._pauses, commands=lambda: self._commands,
         )  # fmt: skip
         listener = Listener(
             http.host, http.api_port, source=answers, protection=Protection.of(http),
-            show_payloads=http.show_payloads, beat=self._hearts.watch("api", LOOK_S),
+            show_payloads=http.show_payloads, is_writable=http.api == "write", peers=http.peers,
+            instance=self._settings.group_instance_id,
+            beat=self._hearts.watch("api", LOOK_S),
         )  # fmt: skip
         log.info("api-port", host=http.host, port=listener.port)
         return listener
@@ -270,7 +288,8 @@ class Application:
             explain=repair.explain,
         )
         look_up = TargetLookUp(librdkafka(settings, "admin"), settings.budgets.look_up_s)
-        targets = self._targets = Targets(look_up, self._clock, self._hearts.watch("targets", CALLS_S))
+        targets = self._targets = Targets(look_up, self._clock, self._hearts.watch("targets", CALLS_S), self._pauses)
+        commands = self._commands = make_sender(settings, ownership, self._clock)
         dispatcher = self._dispatcher = Dispatcher(
             writer=make_writer(settings, ownership, self._clock, repair),
             planner=make_planner(settings, targets, self._tracer),
@@ -284,6 +303,7 @@ class Application:
             transaction_rows=settings.delivery.transaction_rows,
             budgets=settings.budgets,
             beat=self._hearts.watch("dispatcher", dispatcher_s(settings.budgets)),
+            on_answers=commands.on_answers,
         )
         # The producer is opened (and a predecessor of this name fenced) with the membership, not before it: an instance
         # that cannot join must not fence.
@@ -303,7 +323,7 @@ class Application:
             health=self._health,
             hearts=self._hearts,
             on_fatal=self.on_fatal,
-            on_rebuild=lambda: self._events.put(Notice.REBASE),
+            on_rebuild=lambda: self._events.put(Notice.REBUILD),
         )
 
     def _start_spark(self, cluster: Cluster) -> Future[SparkSession]:
@@ -318,8 +338,8 @@ class Application:
             event = self._next_event()
             if isinstance(event, BridgeError):
                 raise event
-            if event is Notice.REBASE:
-                self._rebase(context)
+            if event in (Notice.REBASE, Notice.REBUILD):
+                self._rebase(context, anew=event is Notice.REBUILD)
             elif event is None:
                 self._look(context)
 
@@ -335,18 +355,23 @@ class Application:
             event = self._events.get()
         return event
 
-    def _rebase(self, context: PipelineContext) -> None:
-        """Stop the pipeline there is, and start one for what is owned now."""
-        if self._pipeline is not None:
-            self._stop_pipeline()
-            self._metrics.rebalances.inc()
+    def _rebase(self, context: PipelineContext, *, anew: bool) -> None:
+        """Have the pipeline follow what is owned now; where it cannot, stop it, and start another."""
+        self._beat(START_S)
         member = context.ownership.membership()
         owned = self._left_out.without(member.partitions)
+        if self._pipeline is not None:
+            self._metrics.rebalances.inc()
+            if not anew and self._pipeline.follow(owned, member):
+                return
+            self._stop_pipeline()
+            member = context.ownership.membership()
+            owned = self._left_out.without(member.partitions)
         if not owned:
             self._health.enter("joining", reasons=("no partitions are assigned to this instance",), ready=True)
             log.info("no-partitions-assigned")
             return
-        pipeline = self._pipeline = Pipeline(context, owned, member.revocations)
+        pipeline = self._pipeline = Pipeline(context, owned, member)
         if not self._events.empty():
             return  # out of date already
         if pipeline.start():

@@ -97,6 +97,7 @@ def snapshot(
     disk_bytes, disk_free_bytes = _room(settings.store.directory)
     return StoreSnapshot(
         pending_total=stats.pending,
+        schedules=stats.recurring,
         pending_by_topic=largest(by_topic),
         pending_by_time_to_go=tuple(max(0, b - a) for a, b in pairwise(until)),
         oldest_overdue_s=0.0 if since_ms is None else max(0, now_ms - since_ms) / 1000,

@@ -8,6 +8,7 @@ the pipeline starts again from what is left and Kafka.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
@@ -59,6 +60,8 @@ class MaintenanceThread:
         self._flush_budget_s = SPARK_S + in_memory / DISK_BYTES_PER_S
         self._compact_budget_s = SPARK_S + store.limits.segment_bytes_max / DISK_BYTES_PER_S
         self._stop = threading.Event()
+        self._news = threading.Event()
+        self._asked: deque[Callable[[], bool]] = deque()
         self._thread = threading.Thread(target=self._run, name="maintenance", daemon=True)
         self._reclaimed_s = 0.0
         self._flush_s = 0.0
@@ -72,8 +75,26 @@ class MaintenanceThread:
     def stop(self, timeout_s: float = 5.0) -> bool:
         """End after the piece of work that is under way; returns whether that was in time."""
         self._stop.set()
+        self._news.set()
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
+
+    def ask(self, work: Callable[[], bool]) -> None:
+        """Have this done between two pieces of work, again and again until it returns True. It raises as they do."""
+        self._asked.append(work)
+        self._news.set()
+
+    def flush_now(self, timeout_s: float) -> bool:
+        """Flush between two pieces of work; returns whether that was done in time."""
+        done = threading.Event()
+
+        def flush() -> bool:
+            self._try_flush()
+            done.set()
+            return True
+
+        self.ask(flush)
+        return done.wait(timeout_s)
 
     @property
     def is_alive(self) -> bool:
@@ -91,7 +112,8 @@ class MaintenanceThread:
     def _run(self) -> None:
         try:
             while not self._stop.is_set():
-                self._stop.wait(self._step())
+                self._news.wait(self._step())
+                self._news.clear()
         except Corrupt as corrupt:
             log.error("segment-corrupt", report=recovery.set_aside(corrupt, self._clock.now_ms()))
             self._on_corrupt()
@@ -109,14 +131,22 @@ class MaintenanceThread:
     def _step(self) -> float:
         """Do what there is to do; returns how long to wait until the next look."""
         self._beat()
+        self._do_asked()
         self._reclaim()
         loaded = self._load_window()
         flushed = self._flush_due()
         if not (loaded or flushed or self.disk_is_full):
             self._compact()
         stats = self._store.stats()
-        busy = loaded or flushed or stats.memtable_bytes or stats.segments
+        busy = loaded or flushed or stats.memtable_bytes or stats.segments or self._asked
         return 0.0 if loaded else BUSY_WAIT_S if busy else IDLE_WAIT_S
+
+    def _do_asked(self) -> None:
+        while self._asked:
+            self._beat(self._compact_budget_s)
+            if not self._asked[0]():
+                return  # a flush may have to come first
+            self._asked.popleft()
 
     def _reclaim(self) -> None:
         now_s = self._clock.monotonic_s()
@@ -132,13 +162,8 @@ class MaintenanceThread:
         if self._clock.monotonic_s() < self._flush_s:
             return False
         is_due = self._store.maintenance.flush_due(self._clock.now_ms())
-        if is_due:
-            try:
-                self._flush()
-            except DiskFull as full:
-                self._note_full(full)
-                self._flush_s = self._clock.monotonic_s() + FLUSH_AGAIN_S
-                return False
+        if is_due and not self._try_flush():
+            return False
         if self.disk_is_full:
             self.disk_is_full = False
             log.info("disk-has-room-again")
@@ -180,6 +205,16 @@ class MaintenanceThread:
         admitted = self._store.wheel.admit(window, read_window(window, self._store.sources))
         self._metrics.window.observe(self._clock.monotonic_s() - began_s)
         log.debug("window-loaded", segments=len(window.segments), until_ms=window.upper.at_ms, admitted=admitted)
+        return True
+
+    def _try_flush(self) -> bool:
+        """Flush; whether there was room."""
+        try:
+            self._flush()
+        except DiskFull as full:
+            self._note_full(full)
+            self._flush_s = self._clock.monotonic_s() + FLUSH_AGAIN_S
+            return False
         return True
 
     def _flush(self) -> None:

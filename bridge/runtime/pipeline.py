@@ -1,20 +1,29 @@
-"""The pipeline of one assignment: from the committed states to a store that is filled by the query and emptied by the
-dispatcher.
+"""The pipeline: from the committed states to a store that is filled by the query and emptied by the dispatcher.
 
     plan        the committed (O, P), first commits where they are due, and decode epochs: start/first_commits.py
     open        the index of store.directory
     catch up    read from where the index ends up to O; nothing is dispatched before (invariant I6)
     run         ingest, maintenance, dispatcher; Spark's session may still be starting
 
-When the assignment changes, or a segment is found damaged, the pipeline is stopped and a new one is made.
+When the assignment changes, it follows: only the partitions that come or go are touched.
+
+    go     flush; hold the dispatcher between two transactions (some 40 ms); their rows leave the store; go on without.
+           A crash anywhere is one before or after the revocation: nothing is written but that flush
+    come   plan as at a start, for them alone; count what the index holds of them; put them into the store, where they
+           are held until they are read up to their O; then the dispatcher has them, too. A crash before their first
+           commit leaves their committed states as they were
+
+A second change in between drops what has not come yet, and it is planned anew. Where following is not possible (nothing
+is left; the open transaction did not end, or the partitions were lost; the index must be opened differently), and when
+a segment is found damaged, the pipeline is stopped and a new one is made.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import structlog
@@ -28,7 +37,7 @@ from bridge.ingest.ingest import Ingest
 from bridge.ingest.plain_reader import PlainReader
 from bridge.ingest.query import Query
 from bridge.kafka.admin import Cluster
-from bridge.kafka.membership import Ownership
+from bridge.kafka.membership import Membership, Ownership
 from bridge.runtime.gauges import Lag
 from bridge.runtime.maintenance_thread import MaintenanceThread
 from bridge.settings.clients import java, librdkafka
@@ -37,15 +46,16 @@ from bridge.start.facts import gather, plan_start
 from bridge.start.first_commits import StartFacts, StartPlan
 from bridge.start.index import as_bridge_errors, find_index, open_index
 from bridge.start.retention import RetentionGuard, must_hold_what_is_pending
-from bridge.start.roll_window import decode_parameters, limits_of
+from bridge.start.roll_window import Windows, decode_parameters, limits_of
 from bridge.telemetry.health import Health, LongWork
 from bridge.telemetry.heartbeats import CALLS_S, SPARK_S, Heartbeats
 from bridge.telemetry.metrics import Metrics
+from bridge.wire.decode_epochs import DecodeEpochs
 from timerstore.clock import Clock
 from timerstore.errors import TimerStoreError
 from timerstore.operations import recovery
 from timerstore.operations.recovery import Found
-from timerstore.rows.sources import SourceName
+from timerstore.rows.sources import NamedState, NamedStep, SourceName
 from timerstore.store import TimerStore
 
 INGEST: Final = "ingest"
@@ -53,6 +63,10 @@ QUERY: Final = "query"
 MAINTENANCE: Final = "maintenance"
 """Names of hearts."""
 
+FLUSH_S: Final = 2.0
+"""How long a revocation waits for a flush, which spares reading again what comes back soon."""
+JOIN_S: Final = 0.2
+"""How long partitions that come wait for a batch that is taken in, before a flush may have to make room for it."""
 END_S_MAX: Final = 5.0
 """How long maintenance has when the process ends, which must not take longer than `app.STOP_S_MAX`."""
 
@@ -77,13 +91,19 @@ class PipelineContext:
 
 
 class Pipeline:
-    """See the module. `start` and `stop` are called by one thread, `cancel` by any."""
+    """See the module. `start`, `follow` and `stop` are called by one thread, the others by any."""
 
-    def __init__(self, context: PipelineContext, owned: frozenset[SourceName], revocations: int) -> None:
-        """`owned` and `revocations` are of one `Membership`."""
+    def __init__(self, context: PipelineContext, owned: frozenset[SourceName], member: Membership) -> None:
+        """`owned` are those partitions of `member` that are not left out."""
         self._context = context
         self._owned = owned
-        self._revocations = revocations
+        self._member = member
+        self._changing = threading.RLock()
+        """Guards those above, and the two below: what is owned changes together in all parts."""
+        self._follows = False
+        self._joins = 0
+        self._epochs: dict[SourceName, DecodeEpochs] = {}
+        self._windows: Mapping[str, Windows] = {}
         self._cancelled = threading.Event()
         self._ingest: Ingest | None = None
         self._maintenance: MaintenanceThread | None = None
@@ -101,12 +121,13 @@ class Pipeline:
         self._must_be_at_rest()
         context.health.enter("reading-offsets", reasons=("reading the committed offsets",))
         found = self._found = find_index(context.settings, context.cluster, context.clock.now_ms())
-        plan = self._plan(found)
+        plan = self._plan(found, self._owned, self._member)
         if plan is None or self._cancelled.is_set():
             return False
+        self._windows = plan.windows
         self.retention = RetentionGuard(context.settings, plan.windows, context.clock)
         store = self.store = self._open(found, plan)
-        start = self._ingest_start(plan, store)
+        start = self._ingest_start(plan, store.resume_offsets())
         log.info(
             "index-opened",
             partitions=len(self._owned),
@@ -126,8 +147,17 @@ class Pipeline:
         ingest.catch_up(work.report)
         if self._cancelled.is_set():
             return False
-        context.dispatcher.resume(store, plan.states, self._revocations)
-        return not self._cancelled.is_set()
+        with self._changing:
+            if self._cancelled.is_set():
+                return False
+            context.dispatcher.resume(store, plan.states, self._member.revocations)
+            self._follows = True
+        return True
+
+    def cancel_start(self) -> None:
+        """As `cancel`, unless it has started. (One that does so at this moment is made anew.)"""
+        if not self._follows:
+            self.cancel()
 
     def cancel(self) -> None:
         """Let a `start` that is under way return soon; nothing more is ingested."""
@@ -141,6 +171,8 @@ class Pipeline:
         """Stop the query, hold the dispatcher, flush, and unlock the directory. Maintenance has `patience_s` to end its
         piece of work, as a disk may be slow; else returns False, and the directory stays locked as long as the process
         lives."""
+        with self._changing:
+            self._follows = False
         self.cancel()
         self._context.dispatcher.quiesce(timeout_s=3.0)
         if self._ingest is not None:
@@ -160,6 +192,106 @@ class Pipeline:
             self._found.release()
             self._found = None
         return True
+
+    # ---- partitions that come and go
+
+    def follow(self, owned: frozenset[SourceName], member: Membership) -> bool:
+        """Deliver `owned`, the partitions of `member` that are not left out, from now on. False where the pipeline must
+        be made anew. Raises as `start`."""
+        with self._changing:
+            if not self._follows or self._cancelled.is_set():
+                return False
+            if member.revocations < self._member.revocations:
+                return True  # sampled during a revocation: what the group says after it is still to come
+            self._member, gone = member, self._owned - owned
+        if gone and not self.give_up(gone, member.revocations):
+            return False
+        come = owned - self._owned
+        return not come or self._take_on(come, member)
+
+    def give_up(self, names: frozenset[SourceName], revocations: int) -> bool:
+        """These partitions are another instance's from now on (`revocations` have been then). Returns when no
+        transaction is open that carries them; False where it is, or where the pipeline must be made anew."""
+        if self._follows and self._maintenance is not None:
+            self._maintenance.flush_now(FLUSH_S)
+        with self._changing:
+            at_rest = self._context.dispatcher.quiesce()
+            store, ingest, maintenance = self.store, self._ingest, self._maintenance
+            if not at_rest or not self._follows or store is None or ingest is None or maintenance is None:
+                self.abandon()
+                return False
+            here = store.next_offsets().keys()
+            if here <= names:
+                self.abandon()
+                return True
+            gone = names & here
+            self._joins += 1  # what has not come yet is planned anew
+            if gone:
+                store.assignment.give_up(gone, self._context.clock.now_ms())
+                ingest.give_up(gone)
+                maintenance.ask(store.assignment.settle)
+            self._owned = frozenset(here - names)
+            self._member = replace(self._member, revocations=revocations)
+            self._context.dispatcher.go_on_without(gone, revocations)
+        log.info("partitions-given-up", partitions=_names(gone), owned=len(self._owned))
+        return True
+
+    def abandon(self) -> None:
+        """It follows no more: another is to be made."""
+        with self._changing:
+            self._follows = False
+            self.cancel()
+
+    def _take_on(self, come: frozenset[SourceName], member: Membership) -> bool:
+        """Begin to take on partitions; False where the pipeline must be made anew."""
+        store, ingest, maintenance = self.store, self._ingest, self._maintenance
+        if store is None or ingest is None or maintenance is None:
+            return False
+        index = Found(
+            directory=store.state.directory, descriptor=-1, identity=store.state.identity,
+            checkpoint=store.state.checkpoint,
+        )  # fmt: skip
+        plan = self._plan(index, come, member)
+        if plan is None:
+            return True  # the group says something else now
+        newcomers = _Newcomers(plan)
+        resume = newcomers.resume_offsets(store)
+        if resume is None or plan.gives_up_index or not self._spans(plan.windows):
+            return False
+        start = self._ingest_start(plan, resume)
+        with self._changing:
+            if member.revocations < self._member.revocations:
+                return True
+            self._owned |= come
+            turn = self._joins
+
+        def join() -> bool:
+            arrival = store.assignment.arrival(newcomers.committed, newcomers.frozen)
+
+            def add() -> bool:
+                with self._changing:
+                    if turn != self._joins or not self._follows:
+                        return False
+                    if newcomers.resume_offsets(store) != resume:
+                        self.abandon()
+                        self._context.on_rebuild()
+                        return False
+                    self._epochs.update({name: state.epochs for name, state in plan.states.items()})
+                    self._context.dispatcher.expect(plan.states)
+                    ends = {name: mark.end for name, mark in plan.log_marks.items()}
+                    store.assignment.join(arrival, plan.log_starts, start, ends, self._context.clock.now_ms())
+                log.info("partitions-come", partitions=_names(come), read_again=newcomers.behind(start))
+                return True
+
+            return ingest.join(plan.committed, add, JOIN_S) is not None
+
+        maintenance.ask(join)
+        return True
+
+    def _spans(self, windows: Mapping[str, Windows]) -> bool:
+        """Whether the store keeps cancels for as long as these roll windows need."""
+        longest_ms = max(window.largest_ms for window in self._windows.values())
+        return all(name in self._windows and each.largest_ms <= longest_ms for name, each in windows.items())
 
     def is_reading(self) -> bool:
         """Whether a record that is sent now is read at once."""
@@ -197,7 +329,9 @@ class Pipeline:
 
     def alarms(self) -> tuple[str, ...]:
         """What an operator should know although delivery continues."""
-        return () if self.retention is None else self.retention.alarms()
+        joining = [] if self.store is None else self.store.assignment.joining()
+        come = (f"partitions that have come are being read up to their committed offsets: {_names(joining)}",)
+        return (*(come if joining else ()), *(() if self.retention is None else self.retention.alarms()))
 
     # ---- parts of start
 
@@ -212,9 +346,9 @@ class Pipeline:
                 code="DB-3034",
             )
 
-    def _plan(self, found: Found) -> StartPlan | None:
+    def _plan(self, found: Found, owned: frozenset[SourceName], member: Membership) -> StartPlan | None:
         context = self._context
-        limits = limits_of(context.cluster, sorted({topic for topic, _ in self._owned}))
+        limits = limits_of(context.cluster, sorted({topic for topic, _ in owned}))
         parameters = {topic: decode_parameters(context.settings, topic, limit) for topic, limit in limits.items()}
         for topic, decoded in parameters.items():
             kept_ms = limits[topic].retention_ms
@@ -223,10 +357,10 @@ class Pipeline:
         def facts() -> StartFacts:
             with as_bridge_errors():
                 return gather(
-                    context.ownership, context.cluster, self._owned, parameters=parameters, limits=limits, found=found
+                    context.ownership, context.cluster, owned, parameters=parameters, limits=limits, found=found
                 )
 
-        return plan_start(context.ownership, self._owned, facts, context.clock)
+        return plan_start(context.ownership, member.partitions, facts, context.clock)
 
     def _open(self, found: Found, plan: StartPlan) -> TimerStore:
         context = self._context
@@ -240,9 +374,10 @@ class Pipeline:
         work = LongWork(context.health, context.clock, "recovering", "segments opened")
         return open_index(found, plan, context.settings, partitions, now_ms, work.report)
 
-    def _ingest_start(self, plan: StartPlan, store: TimerStore) -> Mapping[SourceName, int]:
-        """Where ingest begins. Raises StateError where something may have been lost."""
-        start = plan.ingest_start(store.resume_offsets())
+    def _ingest_start(self, plan: StartPlan, resume: Mapping[SourceName, int | None]) -> Mapping[SourceName, int]:
+        """Where ingest begins; `resume` is where the index ends. Raises StateError where something may have been
+        lost."""
+        start = plan.ingest_start(resume)
         must_hold_what_is_pending(
             self._context.cluster,
             start.unheld,
@@ -261,11 +396,11 @@ class Pipeline:
 
     def _make_ingest(self, store: TimerStore, plan: StartPlan) -> Ingest:
         context, settings = self._context, self._context.settings
-        all_epochs = {name: state.epochs for name, state in plan.states.items()}
+        all_epochs = self._epochs = {name: state.epochs for name, state in plan.states.items()}
 
         def make_query(session: SparkSession, receiver: FrameReceiver) -> Query:
             prefix = f"{settings.group_id}-spark"
-            return Query(session, java(settings), prefix, all_epochs, receiver.address, receiver.token)
+            return Query(session, java(settings), prefix, dict(all_epochs), receiver.address, receiver.token)
 
         return Ingest(
             session=context.spark,
@@ -273,8 +408,8 @@ class Pipeline:
             make_reader=lambda: PlainReader(librdkafka(settings, "reader"), settings.group_id, all_epochs),
             store=store,
             committed=plan.committed,
-            log_starts=lambda: {
-                name: mark.start for name, mark in context.cluster.watermarks(sorted(all_epochs)).items()
+            log_starts=lambda names: {
+                name: mark.start for name, mark in context.cluster.watermarks(sorted(names)).items()
             },
             all_epochs=all_epochs,
             executor_host=settings.spark.executor_host,
@@ -285,3 +420,28 @@ class Pipeline:
             beat=context.hearts.watch(INGEST, CALLS_S),
             beat_query=context.hearts.watch(QUERY, SPARK_S),
         )
+
+
+class _Newcomers:
+    """Partitions that come, as the store wants to know of them."""
+
+    def __init__(self, plan: StartPlan) -> None:
+        self._plan = plan
+        self.committed: dict[SourceName, NamedState] = {
+            name: (state.offset, state.position) for name, state in plan.states.items()
+        }
+        self.frozen: dict[SourceName, Sequence[NamedStep]] = {
+            name: state.frozen for name, state in plan.states.items() if state.frozen
+        }
+
+    def resume_offsets(self, store: TimerStore) -> dict[SourceName, int | None] | None:
+        """As `Assignment.resume_offsets`."""
+        return store.assignment.resume_offsets(self.committed, self.frozen, self._plan.log_starts)
+
+    def behind(self, start: Mapping[SourceName, int]) -> int:
+        """How many offsets have to be read before they are delivered."""
+        return sum(max(0, offset - start[name]) for name, offset in self._plan.committed.items())
+
+
+def _names(partitions: Collection[SourceName]) -> str:
+    return ", ".join(f"{topic}/{partition}" for topic, partition in sorted(partitions))

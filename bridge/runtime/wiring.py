@@ -7,12 +7,14 @@ from bridge.delivery.plan.overdue import OverduePolicy
 from bridge.delivery.plan.planner import Planner
 from bridge.delivery.plan.record_size import SizeLimits
 from bridge.delivery.plan.spans import OpenTelemetry
+from bridge.delivery.plan.ticks import ScheduleLimits
 from bridge.delivery.producer.acknowledged import AcknowledgedWriter
 from bridge.delivery.producer.transaction_markers import MarkerRepair
 from bridge.delivery.producer.transactional import TransactionalWriter
 from bridge.delivery.producer.writer import Writer
 from bridge.delivery.targets.cache import Targets
 from bridge.kafka.membership import Ownership
+from bridge.runtime.command_sender import CommandSender
 from bridge.settings.clients import librdkafka
 from bridge.settings.model import Settings
 from timerstore.clock import Clock
@@ -36,6 +38,11 @@ def make_planner(settings: Settings, targets: Targets, tracer: OpenTelemetry | N
             batch_bytes_max=int(properties.get("batch.size", 1_000_000)),
             compressed=str(properties.get("compression.type", "none")) != "none",
         ),
+        schedules=ScheduleLimits(
+            every_min_ms=settings.limits.every_min,
+            delay_max_ms=settings.delay.max,
+            is_exact=settings.delivery.mode == "exactly-once",
+        ),
         overdue=OverduePolicy(
             give_up_ms=settings.overdue.older_than if settings.overdue.policy == "dead-letter" else None,
             rate=settings.overdue.rate,
@@ -51,3 +58,13 @@ def make_writer(settings: Settings, ownership: Ownership, clock: Clock, repair: 
     if settings.delivery.mode == "at-least-once":
         return AcknowledgedWriter(properties, clock, ownership.commit_offsets, budgets=settings.budgets)
     return TransactionalWriter(properties, clock, budgets=settings.budgets, repair=repair)
+
+
+def make_sender(settings: Settings, ownership: Ownership, clock: Clock) -> CommandSender:
+    """What writes the API's commands."""
+    return CommandSender(
+        librdkafka(settings, "producer"),
+        owned=lambda: ownership.membership().partitions,
+        delay_max_ms=settings.delay.max,
+        clock=clock,
+    )

@@ -28,8 +28,8 @@ _COMMON: Final[Mapping[str, str]] = {
 # transactions the client takes what fits their time-out.)
 _UNANSWERED: Final[Mapping[str, str]] = {"socket.timeout.ms": "10000"}
 _CONSUMER: Final[Mapping[str, str]] = {
-    # Eager: a change of assignment stops, re-bases and starts the pipeline in any case. Spreads several topics evenly.
-    "partition.assignment.strategy": "roundrobin",
+    # Partitions that stay are not touched. Spreads several topics evenly.
+    "partition.assignment.strategy": "cooperative-sticky",
     "queued.max.messages.kbytes": "1024",  # this consumer never fetches
     "allow.auto.create.topics": "false",
 }

@@ -207,6 +207,7 @@ class Limits(Section):
     headers: int = Field(default=100, ge=1, le=100_000)
     header_bytes: Annotated[int, size("1KiB", "64MiB")] = parse_bytes("64KiB")
     payload_bytes: Annotated[int, size("1KiB", "1GiB")] = parse_bytes("64MiB")
+    every_min: Annotated[int, duration("100ms", "1d")] = parse_duration_ms("1s")
 
 
 class Roll(Section):
@@ -290,15 +291,19 @@ class Http(Section):
     key_file: Path | None = None
     user: str | None = Field(default=None, pattern="^[^:]+$")
     password_file: Path | None = None
-    api: Literal["off", "read"] = "read"
+    token_file: Path | None = None
+    api: Literal["off", "read", "write"] = "read"
     api_port: int = Field(default=8081, ge=0, le=65_535)
     show_payloads: bool = False
+    peers: list[Annotated[str, Field(pattern="^https?://[^/?#@ ]+/?$")]] = Field(default=[], max_length=64)
 
     @model_validator(mode="after")
     def _in_pairs(self) -> Self:
         for one, other in (("certificate_file", "key_file"), ("user", "password_file")):
             if (getattr(self, one) is None) != (getattr(self, other) is None):
                 raise ValueError(f"http.{one} and http.{other} go together; set both or none")
+        if self.api == "write" and self.user is None and self.token_file is None:
+            raise ValueError("http.api is write without a password; set http.user and password_file, or token_file")
         if self.api != "off" and self.port and self.port == self.api_port:
             raise ValueError("http.api_port is http.port; choose another, or set http.api to off")
         return self

@@ -23,22 +23,22 @@ LOOK_S: Final = 0.2
 
 def plan_start(
     group: Ownership,
-    owned: frozenset[SourceName],
+    assigned: frozenset[SourceName],
     gather: Callable[[], StartFacts],
     clock: Clock,
     timeout_s: float = FIRST_COMMITS_S,
 ) -> StartPlan | None:
     """Gather the facts and decide, until no first commits are missing: those that are this instance's to make are made,
-    the others waited for. None when the assignment is `owned` no more.
+    the others waited for. None when the assignment is `assigned` no more (facts may be of some of these partitions).
 
     Raises StateError as in the table, EnvironmentFailure when another instance does not make the first commits in time.
     """
     deadline_s = clock.monotonic_s() + timeout_s
-    while group.assignment() == owned:
+    while group.assignment() == assigned:
         decision = decide(gather())
         if isinstance(decision, StartPlan):
             return decision
-        made = [group.commit_states(states, owned) for states in decision.of_owner(owned)]
+        made = [group.commit_states(states, assigned) for states in decision.of_owner(assigned)]
         if made and all(made):
             continue
         if not made and clock.monotonic_s() > deadline_s:

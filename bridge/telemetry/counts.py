@@ -15,8 +15,9 @@ from bridge.wire.reasons import RejectReason
 @dataclass(slots=True, kw_only=True)
 class Counts:
     """Messages `delivered` by target, dead letters (`rejected`) and `retried` records by reason, copies
-    that were `rolled` or `deferred`, and `forwarded` cancels, one for each partition. `lateness_ms` int64[] are
-    of those that were delivered, from due to produced.
+    that were `rolled` or `deferred`, and `forwarded` cancels, one for each partition. So many of `delivered` were
+    `ticks` of recurring messages; `missed` are schedules that had missed ticks, by policy. `lateness_ms` int64[] are of
+    those that were delivered, from due to produced. `commands` that were answered, by what they do and what came of it.
     """
 
     delivered: Counter[str] = field(default_factory=Counter)
@@ -25,6 +26,9 @@ class Counts:
     rolled: int = 0
     deferred: int = 0
     forwarded: int = 0
+    ticks: int = 0
+    missed: Counter[str] = field(default_factory=Counter)
+    commands: Counter[tuple[str, str]] = field(default_factory=Counter)
     lateness_ms: list[npt.NDArray[np.int64]] = field(default_factory=list)
 
     def __iadd__(self, other: Counts) -> Counts:
@@ -34,6 +38,9 @@ class Counts:
         self.rolled += other.rolled
         self.deferred += other.deferred
         self.forwarded += other.forwarded
+        self.ticks += other.ticks
+        self.missed += other.missed
+        self.commands += other.commands
         self.lateness_ms += other.lateness_ms
         return self
 

@@ -13,6 +13,7 @@ import base64
 import binascii
 import hmac
 import json
+import re
 import socket
 import ssl
 import sys
@@ -36,6 +37,9 @@ from timerstore.clock import Clock, SystemClock
 
 log = structlog.get_logger("bridge.telemetry.http")
 
+TOKEN: Final = "token"
+"""Who sends the token: it has no name of its own."""
+TOKEN_PATTERN: Final = "[A-Za-z0-9._~+/=-]{16,1024}"
 CONNECTION_S: Final = 10.0
 CONNECTIONS_MAX: Final = 32  # a management port; more at once is a mistake or an attack
 THREADS_MAX: Final = 4 * CONNECTIONS_MAX
@@ -98,28 +102,47 @@ class Protection:
     certificate: Certificate | None = None
     user: str | None = None
     password: str | None = field(default=None, repr=False)
+    token: str | None = field(default=None, repr=False)
 
     @classmethod
     def of(cls, settings: Http) -> Protection:
         """As configured. Raises ConfigurationError for files that cannot be used."""
-        certificate, password = None, None
+        certificate, password, token = None, None, None
         if settings.certificate_file is not None and settings.key_file is not None:
             certificate = Certificate(settings.certificate_file, settings.key_file)
         if settings.password_file is not None:
             password = read_secret_file(str(settings.password_file), "http.password_file")
-        return cls(certificate=certificate, user=settings.user, password=password)
+        if settings.token_file is not None:
+            token = read_secret_file(str(settings.token_file), "http.token_file")
+            if not re.fullmatch(TOKEN_PATTERN, token):
+                raise ConfigurationError(
+                    "http.token_file: holds no token", hint="Write 16 to 1,024 letters and digits.", code="DB-2028"
+                )
+        return cls(certificate=certificate, user=settings.user, password=password, token=token)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether everybody may ask."""
+        return self.user is None and self.token is None
 
     def permits(self, authorization: str | None) -> bool:
         """Whether a request with this Authorization header may see the metrics, or ask the API."""
-        if self.user is None or self.password is None:
-            return True
+        return self.who(authorization) is not None
+
+    def who(self, authorization: str | None) -> str | None:
+        """Who sends this Authorization header: the user, `TOKEN`, or "" where everybody may ask; None: a stranger."""
+        if self.is_open:
+            return ""
         scheme, _, credentials = (authorization or "").partition(" ")
+        # In constant time: the time of an answer must not tell how much of a guess was right.
+        if scheme.lower() == "bearer" and self.token is not None:
+            return TOKEN if hmac.compare_digest(credentials.encode("utf-8", "replace"), self.token.encode()) else None
         try:
             given = base64.b64decode(credentials, validate=True)
         except (binascii.Error, ValueError):
-            return False
-        # In constant time: the time of an answer must not tell how much of a guess was right.
-        return scheme.lower() == "basic" and hmac.compare_digest(given, f"{self.user}:{self.password}".encode())
+            return None
+        is_user = scheme.lower() == "basic" and self.user is not None and self.password is not None
+        return self.user if is_user and hmac.compare_digest(given, f"{self.user}:{self.password}".encode()) else None
 
 
 class ManagementServer(ThreadingHTTPServer):

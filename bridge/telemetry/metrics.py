@@ -19,6 +19,7 @@ from bridge import __version__
 from bridge.telemetry.counts import Counts
 from bridge.telemetry.lateness import Lateness
 from bridge.wire.reasons import RejectReason
+from bridge.wire.schedule import Missed
 
 TIME_TO_GO: Final = ("1m", "5m", "1h", "6h", "1d", "7d", "more")
 DURATION_BUCKETS_S: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
@@ -34,6 +35,7 @@ class StoreSnapshot:
     """
 
     pending_total: int = 0
+    schedules: int = 0
     pending_by_topic: Mapping[str, int] = field(default_factory=dict)
     pending_by_time_to_go: tuple[int, ...] = (0,) * len(TIME_TO_GO)
     oldest_overdue_s: float = 0.0
@@ -98,6 +100,21 @@ class Metrics:
         self._rolled = self._counter(
             "records_rolled", "Copies written back to a delay topic because the message is due after its roll window."
         )
+        self._ticks = self._counter(
+            "ticks_delivered", "Deliveries of recurring messages; records_delivered counts them, too."
+        )
+        self._missed = self._counter(
+            "ticks_missed",
+            "Times that several ticks of a recurring message were due at once, by what its delay-missed says.",
+            "policy",
+            known=Missed,
+        )
+        self._commands = self._counter(
+            "commands_answered",
+            "Cancels that ask for an answer, and moves, by outcome. answer-dropped: the answer's topic takes none.",
+            "command",
+            "outcome",
+        )
         self._early = self._counter(
             "early_deliveries", "Messages sent before they were due. Must stay 0; please report others."
         )
@@ -137,11 +154,15 @@ class Metrics:
             (self._delivered, counts.delivered),
             (self._rejected, counts.rejected),
             (self._retried, counts.retried),
+            (self._missed, counts.missed),
         ):
             for label, count in by_label.items():
                 counter.labels(label).inc(count)
+        for labels, count in counts.commands.items():
+            self._commands.labels(*labels).inc(count)
         self._rolled.inc(counts.rolled)
         self._deferred.inc(counts.deferred)
+        self._ticks.inc(counts.ticks)
         self._forwarded.inc(counts.forwarded)
         for lateness_ms in counts.lateness_ms:
             self._early.inc(int(np.count_nonzero(lateness_ms < 0)))
@@ -189,6 +210,7 @@ class _Gauges(Collector):
     def collect(self) -> Iterator[Metric]:
         now = self._snapshot()
         yield _gauge("pending_messages", "Messages that wait for their due time.", now.pending_total)
+        yield _gauge("recurring_messages", "Messages that come again, paused ones too.", now.schedules)
         text = "Waiting messages by target topic: the hundred largest, and (other)."
         yield _gauge("pending_messages_by_topic", text, now.pending_by_topic, "topic")
         text = (

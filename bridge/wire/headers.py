@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
@@ -21,6 +21,8 @@ from bridge.wire.reasons import RejectReason
 Headers = list[tuple[str, bytes | None]]
 Origin = tuple[str, int, int]
 """Topic, partition and offset of an original record."""
+Origins = tuple[str, int, tuple[int, ...]]
+"""Topic and partition of original records, and their offsets."""
 HeaderList = list[tuple[str, str | bytes | None]]
 """As the client takes them."""
 
@@ -30,20 +32,32 @@ FOR: Final = "delay-for"
 LEVEL: Final = "delay-level"
 CANCEL: Final = "delay-cancel"
 CANCEL_ORIGIN: Final = "delay-cancel-origin"
+MOVE: Final = "delay-move"
+MOVE_ORIGIN: Final = "delay-move-origin"
+REPLY_TO: Final = "delay-reply-to"
+CORRELATION: Final = "delay-correlation-id"
 TOPIC: Final = "delay-topic"
 PARTITION: Final = "delay-partition"
 ID: Final = "delay-id"
 REPLACE: Final = "delay-replace"
+EVERY: Final = "delay-every"
+ANCHOR: Final = "delay-anchor"
+CRON: Final = "delay-cron"
+TIME_ZONE: Final = "delay-time-zone"
+END: Final = "delay-end"
+TIMES: Final = "delay-times"
+MISSED: Final = "delay-missed"
 
-# What the bridge writes on its own copies in the delay topic (rolls, retries, forwarded cancels).
+# What the bridge writes on its own copies in the delay topic (rolls, retries, moved messages, forwarded commands).
 COPY_ORIGIN: Final = "delay-copy-origin"
 COPY_DUE: Final = "delay-copy-due"
 COPY_ROLLS: Final = "delay-copy-rolls"
 COPY_ATTEMPT: Final = "delay-copy-attempt"
 COPY_AT: Final = "delay-copy-at"
+COPY_TICK: Final = "delay-copy-tick"
 COPY_FORWARDED: Final = "delay-copy-forwarded"
-"""On a cancel without a key that was sent to all partitions, by the bridge (the value is where it came from) or by a
-client: it must not be forwarded again."""
+"""On a command that was sent on to other partitions, by the bridge (the value is the place of the command that a client
+wrote) or by a client: it must not be forwarded again."""
 
 # What the bridge writes on a dead letter that waits in the delay topic until its dead-letter topic takes it.
 HELD: Final = "delay-held"
@@ -55,6 +69,7 @@ ESCAPED: Final = "delay-escaped-"
 # What the bridge adds to a delivered message, and to a dead letter.
 ORIGIN: Final = "delay-origin"
 DUE: Final = "delay-due"
+TICK: Final = "delay-tick"
 REASON: Final = "delay-reason"
 REASON_DETAIL: Final = "delay-reason-detail"
 ATTEMPTS: Final = "delay-attempts"
@@ -69,9 +84,17 @@ DLT_MESSAGE: Final = "kafka_dlt-exception-message"
 REDRIVEN: Final = "delay-redriven"
 """The only header of a record in a dead-letter topic that says which letters before it have gone back."""
 
-REQUEST: Final = (UNTIL, FOR, LEVEL, CANCEL, CANCEL_ORIGIN, TOPIC, PARTITION, ID, REPLACE)
-COPY: Final = (COPY_ORIGIN, COPY_DUE, COPY_ROLLS, COPY_ATTEMPT, COPY_AT, COPY_FORWARDED)
-DELIVERED: Final = (ORIGIN, DUE)
+# What the bridge writes on an answer to a command, beside its correlation id.
+OUTCOME: Final = "delay-outcome"
+COMMAND: Final = "delay-command"
+COUNT: Final = "delay-count"
+
+COMMANDS: Final = (CANCEL, CANCEL_ORIGIN, MOVE, MOVE_ORIGIN)
+"""Headers of which a record has one at most: it is a command then, and no message."""
+SCHEDULE: Final = (EVERY, ANCHOR, CRON, TIME_ZONE, END, TIMES, MISSED)
+REQUEST: Final = (UNTIL, FOR, LEVEL, *COMMANDS, REPLY_TO, CORRELATION, TOPIC, PARTITION, ID, REPLACE, *SCHEDULE)
+COPY: Final = (COPY_ORIGIN, COPY_DUE, COPY_ROLLS, COPY_ATTEMPT, COPY_AT, COPY_TICK, COPY_FORWARDED)
+DELIVERED: Final = (ORIGIN, DUE, TICK)
 CONTROL: Final = REQUEST + COPY
 """Headers that are read: each at most once in a record."""
 STRIPPED: Final = CONTROL + DELIVERED
@@ -82,6 +105,11 @@ WHITE_SPACE: Final = " \t\r\n"
 TIME_LENGTH_MAX: Final = 256
 ID_LENGTH_MAX: Final = 256
 UNTIL_MS_MAX: Final = 253_402_300_799_999  # the last millisecond of the year 9999
+NEVER_MS: Final = UNTIL_MS_MAX
+"""Due time of a recurring message that is paused; `delay-until: never` of a move."""
+NEXT_MS: Final = UNTIL_MS_MAX - 1
+"""What a move says to resume it, `delay-until: next`: at its next regular tick."""
+MOVED_TO: Final = {"never": NEVER_MS, "next": NEXT_MS}
 PAST_MS_MAX: Final = 3_653 * 86_400_000
 """A due time further back than ten years is refused: seconds given as milliseconds lie in 1970, and 'at once' is not
 what was meant."""
@@ -104,6 +132,9 @@ ISO_PATTERN: Final = (  # groups: W D H M S fraction; years and months have no f
 )
 TOPIC_PATTERN: Final = r"(?!\.{1,2}$)[a-zA-Z0-9._-]{1,249}"
 ORIGIN_PATTERN: Final = r"([a-zA-Z0-9._-]{1,249})/([0-9]{1,9})/([0-9]{1,15})"
+NAMED_MAX: Final = 100
+"""Messages of one partition that a command by origin may name."""
+ORIGINS_PATTERN: Final = ORIGIN_PATTERN[:-1] + f"(?:,[0-9]{{1,15}}){{0,{NAMED_MAX - 1}}})"
 
 UNITS_MS: Final = (86_400_000, 3_600_000, 60_000, 1_000, 1)
 ISO_MS: Final = (604_800_000, 86_400_000, 3_600_000, 60_000, 1_000)
@@ -179,6 +210,14 @@ def parse_partition(text: str) -> int:
     return partition
 
 
+def parse_times(text: str) -> int:
+    """How often at most, 1..2147483647."""
+    times = _number(text)
+    if not 1 <= times <= 2**31 - 1:
+        raise ValueError(f"{times} is not in 1..2147483647")
+    return times
+
+
 def parse_replace(text: str) -> bool:
     """`true` or `false`, in any case."""
     text = text.strip(WHITE_SPACE)
@@ -202,6 +241,15 @@ def parse_origin(text: str) -> Origin:
         raise ValueError(f"{text!r} is not topic/partition/offset of a record")
     topic, partition, offset = match.groups()
     return topic, int(partition), int(offset)
+
+
+def parse_origins(text: str) -> Origins:
+    """Topic, partition and offsets of `topic/partition/offset,offset...`: in order, each once."""
+    match = re.fullmatch(ORIGINS_PATTERN, text.strip(WHITE_SPACE))
+    if match is None:
+        raise ValueError(f"{text!r} is not topic/partition/offset of a record, or of up to {NAMED_MAX} of a partition")
+    topic, partition, offsets = match.groups()
+    return topic, int(partition), tuple(sorted(set(map(int, offsets.split(",")))))
 
 
 def check_id(id: str) -> str:
@@ -228,22 +276,19 @@ def timer_headers(
     replace: bool = False,
     partition: int | None = None,
     now_ms: int | None = None,
+    schedule: Mapping[str, str] | None = None,
 ) -> list[tuple[str, bytes]]:
     """The control headers of a message for `topic` (None: the delay topic's default target).
 
     `at` is an aware datetime or epoch milliseconds, `after` counts from the moment the broker takes the record; exactly
-    one of them. With `now_ms`, a time more than ten years before it is refused here and not by the bridge. Raises
-    ValueError, or TypeError.
+    one of them, or with a `schedule` (`Schedule.texts`), which does not begin before, at most one. With `now_ms`, a
+    time more than ten years before it is refused here and not by the bridge. Raises ValueError, or TypeError.
     """
-    if (at is None) == (after is None):
-        raise ValueError("give either at or after")
+    texts = [] if at is None and after is None and schedule is not None else [time_header(at, after, now_ms)]
     if replace and id is None:
         raise ValueError("replace needs the id of what it replaces")
     if partition is not None and not 0 <= partition < 2**31:
         raise ValueError(f"partition {partition} is not in 0..2147483647")
-    headers = [(UNTIL, _at_ms(at, now_ms))] if at is not None else []
-    headers += [(FOR, _after_ms(after))] if after is not None else []
-    texts = [(name, str(number)) for name, number in headers]
     if topic is not None:
         texts.append((TOPIC, check_topic(topic)))
     if partition is not None:
@@ -252,22 +297,7 @@ def timer_headers(
         texts.append((ID, check_id(id)))
     if replace:
         texts.append((REPLACE, "true"))
-    return _encoded(texts)
-
-
-def cancel_headers(id: str, *, forwarded: str | None = None) -> list[tuple[str, bytes]]:
-    """The headers of a record that cancels `id`; send it with the key of what it cancels. Raises ValueError.
-
-    `forwarded` names the sender that has already written it to every partition: the bridge does not send it on.
-    """
-    return _encoded([(CANCEL, check_id(id)), *([(COPY_FORWARDED, forwarded)] if forwarded is not None else [])])
-
-
-def cancel_origin_headers(origin: str, *, forwarded: str | None = None) -> list[tuple[str, bytes]]:
-    """The headers of a record that cancels the message that came from `origin` (`topic/partition/offset`). In any
-    partition; the one of its message is the quickest. Raises ValueError. `forwarded` as for `cancel_headers`."""
-    origin = origin_text(*parse_origin(origin))
-    return _encoded([(CANCEL_ORIGIN, origin), *([(COPY_FORWARDED, forwarded)] if forwarded is not None else [])])
+    return encoded([*texts, *(schedule or {}).items()])
 
 
 def refuse_control(names: Iterable[str]) -> None:
@@ -294,9 +324,14 @@ def origin_text(topic: str, partition: int, origin: int) -> str:
     return f"{topic}/{partition}/{origin}"
 
 
+def origins_text(topic: str, partition: int, origins: Iterable[int]) -> str:
+    """`topic/partition/offset,offset...` of records of one partition."""
+    return f"{topic}/{partition}/{','.join(map(str, origins))}"
+
+
 def delivered_headers(topic: str, partition: int, origin: int, due_ms: int) -> list[tuple[str, bytes]]:
     """What a delivered message carries beyond its own headers. `topic`, `partition`, `origin`: of the delay topic."""
-    return _encoded([(ORIGIN, origin_text(topic, partition, origin)), (DUE, str(due_ms))])
+    return encoded([(ORIGIN, origin_text(topic, partition, origin)), (DUE, str(due_ms))])
 
 
 def copy_headers(
@@ -309,6 +344,8 @@ def copy_headers(
     at_ms: int | None = None,
     partition: int | None = None,
     id: str | None = None,
+    tick: int | None = None,
+    schedule: Mapping[str, str] | None = None,
 ) -> list[tuple[str, bytes]]:
     """The control headers of a copy, to stand beside the timer's own headers.
 
@@ -321,7 +358,9 @@ def copy_headers(
     texts += [(COPY_AT, str(at_ms))] if at_ms is not None else []
     texts += [(PARTITION, str(partition))] if partition is not None else []
     texts += [(ID, id)] if id is not None else []
-    return _encoded(texts)
+    texts += [(COPY_TICK, str(tick))] if tick is not None else []
+    texts += schedule.items() if schedule is not None else []
+    return encoded(texts)
 
 
 class Where(NamedTuple):
@@ -412,7 +451,17 @@ def _number(text: str) -> int:
     return int(text)
 
 
-def _at_ms(at: datetime | int, now_ms: int | None) -> int:
+def time_header(at: datetime | int | None, after: timedelta | None, now_ms: int | None) -> tuple[str, str]:
+    """The header of a time, as for `timer_headers`."""
+    if at is not None and after is None:
+        return UNTIL, str(epoch_ms(at, now_ms))
+    if after is not None and at is None:
+        return FOR, str(_after_ms(after))
+    raise ValueError("give either at or after")
+
+
+def epoch_ms(at: datetime | int, now_ms: int | None = None) -> int:
+    """Epoch milliseconds of an aware datetime or a number of them, rounded up. Raises ValueError, TypeError."""
     if isinstance(at, datetime):
         if at.utcoffset() is None:
             raise ValueError(f"at={at.isoformat()} has no time zone; write datetime(..., tzinfo=UTC) or .astimezone()")
@@ -436,5 +485,6 @@ def _after_ms(after: timedelta) -> int:
     return -(-after // timedelta(milliseconds=1))  # rounded up: never early
 
 
-def _encoded(texts: Iterable[tuple[str, str]]) -> list[tuple[str, bytes]]:
+def encoded(texts: Iterable[tuple[str, str]]) -> list[tuple[str, bytes]]:
+    """As the client takes them."""
     return [(name, text.encode("utf-8")) for name, text in texts]

@@ -31,7 +31,7 @@ from bridge.wire.reasons import RejectReason
 _R = RejectReason
 BROKEN: Final = frozenset(
     {_R.DUPLICATE_HEADER, _R.BAD_COPY, _R.NO_TIME, _R.TWO_TIMES, _R.BAD_UNTIL, _R.BAD_FOR, _R.BAD_LEVEL}
-    | {_R.BAD_TARGET, _R.BAD_PARTITION, _R.BAD_ID, _R.BAD_REPLACE}
+    | {_R.BAD_TARGET, _R.BAD_PARTITION, _R.BAD_ID, _R.BAD_REPLY, _R.BAD_REPLACE}
 )
 """What would be rejected again as it is: it goes back only with headers that are put right."""
 LINES_MAX: Final = 100
@@ -39,6 +39,8 @@ LINES_MAX: Final = 100
 OTHERS: Final = "(others)"
 
 Range = tuple[int, int]
+Record = tuple[str, int, int]
+"""Topic, partition and offset."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +54,9 @@ class Letter:
     target: str
     is_cut: bool = False
     """Its value is not there: only the record in the delay topic has it."""
+    origin: str = ""
+    detail: str = ""
+    attempts: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,14 +67,20 @@ class Choice:
     reasons: Collection[str] = ()
     targets: Collection[str] = ()
     since_ms: int | None = None
+    until_ms: int | None = None
+    places: Collection[Record] = ()
+    """Letters by topic, partition and offset of their own."""
     due_now: bool = False
     set_headers: Sequence[tuple[str, bytes]] = ()
 
-    def chooses(self, letter: Letter, timestamp_ms: int) -> bool:
-        """Whether the filters let it pass; `timestamp_ms` is that of the dead letter."""
+    def chooses(self, letter: Letter, timestamp_ms: int, place: Record) -> bool:
+        """Whether the filters let it pass; `timestamp_ms` and `place` are those of the dead letter."""
+        if self.places and place not in self.places:
+            return False
         pairs = ((self.topics, letter.topic), (self.reasons, letter.reason), (self.targets, letter.target))
         is_recent = self.since_ms is None or timestamp_ms >= self.since_ms
-        return is_recent and all(not wanted or found in wanted for wanted, found in pairs)
+        is_old = self.until_ms is None or timestamp_ms < self.until_ms
+        return is_recent and is_old and all(not wanted or found in wanted for wanted, found in pairs)
 
     def mends(self, letter: Letter) -> bool:
         """Whether it can be understood when it goes back, as far as can be told."""
@@ -122,6 +133,9 @@ def read_letter(headers: Headers | None) -> Letter | None:
             partition=struct.unpack(">i", why[h.DLT_PARTITION] or b"")[0],
             target=_text(dict(record).get(h.TOPIC)),
             is_cut=h.OMITTED in why or any(name.startswith(h.ESCAPED) for name, _ in record),
+            origin=_text(why.get(h.ORIGIN)),
+            detail=_text(why.get(h.REASON_DETAIL)),
+            attempts=int(attempts) if (attempts := _text(why.get(h.ATTEMPTS))).isdecimal() else 0,
         )
     except (KeyError, struct.error):
         return None

@@ -20,10 +20,17 @@ class RejectReason(StrEnum):
     CREATE_TIME = "create-time", "The record's timestamp is its producer's: the delay topic needs LogAppendTime."
     DUPLICATE_HEADER = "duplicate-header", "A control header occurs more than once."
     BAD_COPY = "bad-copy", "The record claims to be a copy by the bridge, but its delay-copy-* headers are not valid."
-    NO_TIME = "no-time", "None of delay-until, delay-for, delay-level, delay-cancel and delay-cancel-origin is present."
+    NO_TIME = (
+        "no-time",
+        "Neither a time (delay-until, delay-for, delay-level), nor a schedule, nor a cancel is present.",
+    )
     TWO_TIMES = (
         "two-times",
-        "More than one of delay-until, delay-for, delay-level, delay-cancel and delay-cancel-origin is present.",
+        "More than one time, schedule or command is present; only delay-until or delay-for may be beside a schedule.",
+    )
+    BAD_SCHEDULE = (
+        "bad-schedule",
+        "delay-cron, delay-every or a header beside them is not valid, or names no moment at which a message is due.",
     )
     BAD_UNTIL = (
         "bad-until",
@@ -35,8 +42,18 @@ class RejectReason(StrEnum):
     NO_TARGET = "no-target", "delay-topic is absent, and the delay topic has no default target."
     BAD_TARGET = "bad-target", "delay-topic is not a legal name of a Kafka topic."
     BAD_PARTITION = "bad-partition", "delay-partition is not a whole number from 0 to 2147483647."
-    BAD_ID = "bad-id", "The id in delay-id or delay-cancel is empty, longer than 256 characters, or not UTF-8."
-    BAD_ORIGIN = "bad-origin", "delay-cancel-origin is not topic/partition/offset of a record in a delay topic."
+    BAD_ID = (
+        "bad-id",
+        "The id in delay-id, delay-cancel or delay-move is empty, longer than 256 characters, or not UTF-8.",
+    )
+    BAD_ORIGIN = (
+        "bad-origin",
+        "delay-cancel-origin or delay-move-origin is not topic/partition/offset of a record in a delay topic.",
+    )
+    BAD_REPLY = (
+        "bad-reply",
+        "delay-reply-to is no legal name of a topic, or delay-correlation-id exceeds 256 characters or is not UTF-8.",
+    )
     BAD_REPLACE = "bad-replace", "delay-replace is neither true nor false, or is true without a delay-id."
     TOO_MANY_HEADERS = "too-many-headers", "The record has more headers than limits.headers allows."
     PAYLOAD_TOO_LARGE = "payload-too-large", "Key and value are larger than limits.payload_bytes allows."
@@ -50,6 +67,7 @@ class RejectReason(StrEnum):
     UNKNOWN_TARGET = "unknown-target", "The target does not exist."
     TARGET_DENIED = "target-denied", "The brokers do not allow the bridge to write to the target."
     TARGET_UNAVAILABLE = "target-unavailable", "The target's partition has no leader, too few replicas, or no answer."
+    TARGET_PAUSED = "target-paused", "An operator has paused the target."
     TOO_LARGE = "too-large", "The message is larger than its target accepts."
     PARTITION_OUT_OF_RANGE = "partition-out-of-range", "The target has no partition of this number."
     NO_KEY = "no-key", "The target is compacted, and accepts no message without a key."

@@ -24,6 +24,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from dev.harness.waiting import wait_until
+from timerstore.clock import SystemClock
 
 # The word, not a part of another event's name (`producer-not-ready`).
 READY: Final = re.compile(r"(?<![\w-])ready(?![\w-])")
@@ -31,6 +32,7 @@ ROOT: Final = Path(__file__).parents[2]
 READY_S_MAX: Final = 120
 STOP_S_MAX: Final = 10
 """The promise itself: not a generous bound."""
+IDLE_S: Final = 0.5
 ORPHAN_S_MAX: Final = 30
 HTTP_S_MAX: Final = 10
 MARK: Final = "DELAY_BRIDGE_HARNESS"
@@ -232,10 +234,10 @@ class BridgeProcess:
         """The end of `logs`."""
         return "\n".join(line[:600] for line in self.logs.splitlines()[-lines:])
 
-    def events(self, name: str) -> list[Tree]:
-        """The log entries of this start whose event is `name`."""
+    def events(self, *names: str) -> list[Tree]:
+        """The log entries of this start whose event is one of `names`."""
         entries = [json.loads(line) for line in self.logs.splitlines() if line.startswith("{") and line.endswith("}")]
-        return [entry for entry in entries if entry.get("event") == name]
+        return [entry for entry in entries if entry.get("event") in names]
 
     def last_words(self) -> str:
         """The line that a failed start ends with. Raises AssertionError if it is not the only one of its kind."""
@@ -320,8 +322,17 @@ class BridgeProcess:
         return sum(path.stat().st_size for path in self.data.rglob("*") if path.is_file())
 
     def wait_idle(self, deadline_s: float) -> dict[str, float]:
-        """Wait until nothing is pending and nothing unread; returns the metrics of that moment."""
-        return wait_until(self._idle_metrics, deadline_s, lambda: f"nothing pending; log:\n{self.tail()}")
+        """Wait until nothing is pending and nothing unread; returns the metrics of that moment. So it must be for a
+        while: a copy that is written and not read back yet is neither for a moment."""
+        clock, since_s = SystemClock(), float("inf")
+
+        def stays_idle() -> dict[str, float]:
+            nonlocal since_s
+            metrics = self._idle_metrics()
+            since_s = min(since_s, clock.monotonic_s()) if metrics else float("inf")
+            return metrics if clock.monotonic_s() - since_s >= IDLE_S else {}
+
+        return wait_until(stays_idle, deadline_s, lambda: f"nothing pending; log:\n{self.tail()}")
 
     def _idle_metrics(self) -> dict[str, float]:
         metrics = self.metrics()

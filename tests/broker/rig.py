@@ -54,13 +54,15 @@ class Listener:
         self.assigned: list[frozenset[SourceName]] = []
         self.revoked: list[tuple[frozenset[SourceName], bool]] = []
         self.fatal: list[BridgeError] = []
+        self.counted: list[int] = []
         self.quiesce = quiesce
 
     def on_assigned(self, partitions: frozenset[SourceName]) -> None:
         self.assigned.append(partitions)
 
-    def on_revoked(self, partitions: frozenset[SourceName], *, lost: bool) -> None:
+    def on_revoked(self, partitions: frozenset[SourceName], *, lost: bool, revocations: int) -> None:
         self.revoked.append((partitions, lost))
+        self.counted.append(revocations)
         self.quiesce()
 
     def on_fatal(self, error: BridgeError) -> None:

@@ -155,7 +155,7 @@ def test_redrive_understands_what_chooses(monkeypatch: pytest.MonkeyPatch) -> No
         chosen.append((choice, execute))
         return Report()
 
-    monkeypatch.setattr("bridge.commands.redrive.redrive", put_back)
+    monkeypatch.setattr("bridge.dead_letters.redrive.redrive", put_back)
     since = ["--since", "2027-01-31T08:00:00+08:00", "--due", "now", "--set-header", "a=b=c", "--execute"]
     assert invoke("redrive", "--reason", "bad-for", "--target", "t", *since)[:2] == (0, "0 dead letters put back\n")
     headers = [("a", b"b=c")]
@@ -193,6 +193,24 @@ def test_send_takes_the_message_from_argument_file_or_lines(broker: Broker, tmp_
 
 
 @pytest.mark.system
+def test_move_writes_the_new_time_beside_what_it_names(broker: Broker) -> None:
+    """By id or by origin, with the topic of its answer; neither time nor name, or both of them, is refused."""
+    topic = f"delay-{uuid.uuid4().hex[:8]}"
+    cluster = Cluster(Settings.of({"kafka": {"common": {"bootstrap.servers": broker.bootstrap}}}))
+    cluster.create_topic(topic, partitions=3, replication=1, config={})
+    cluster.await_topics([topic])
+    common = ("--bootstrap", broker.bootstrap, "--topic", topic)
+    moved = invoke("move", "order-42", "--key", "k", "--after", "0s", "--reply-to", "answers", *common)
+    assert moved[::2] == (0, f"move of order-42 sent to {topic}\n")
+    assert invoke("move", "--origin", f"{topic}/2/5", "--at", "2027-01-31T08:00:00Z", *common)[0] == 0
+    assert sorted(map(str, (headers for _, _, headers in received(broker.bootstrap, topic, 2)))) == [
+        str({"delay-move": b"order-42", "delay-for": b"0", "delay-reply-to": b"answers"}),
+        str({"delay-move-origin": f"{topic}/2/5".encode(), "delay-until": b"1801382400000"}),
+    ]
+    for wrong in ([], ["a"], ["a", "--after", "1s", "--at", "2027-01-31T08:00:00Z"], ["--after", "1s"]):
+        assert invoke("move", *wrong, *common)[0] == 2
+
+
 def test_cancel_goes_to_the_key_s_partition_or_to_all(broker: Broker) -> None:
     """With the key the partitioner finds the message's; without, it may be in any, and the bridge is told so."""
     topic = f"delay-{uuid.uuid4().hex[:8]}"

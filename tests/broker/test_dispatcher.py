@@ -247,7 +247,7 @@ def test_a_record_that_the_client_refuses_at_once_becomes_a_dead_letter(broker: 
     delay, target = delay_topic(topics), topics.create()
     rig, writer = rig_with_interference(broker, delay)
     too_large = Failure.of(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE, "too large"))
-    writer.on_send.append(raising(Aborted.by(too_large, {4: FailedRow(too_large, -1)}, was_alone=True)))
+    writer.on_send.append(raising(Aborted.by(too_large, {4: FailedRow(too_large, target, -1)}, was_alone=True)))
     with rig:
         rig.add(timers(rig, target, 10))
         rig.start()
@@ -627,7 +627,8 @@ def test_a_default_target_is_used_where_a_record_names_none(broker: Broker, topi
 
 @pytest.mark.parametrize("mode", ["exactly-once", "at-least-once"])
 def test_a_revocation_waits_for_the_open_transaction_and_not_longer(broker: Broker, topics: Topics, mode: str) -> None:
-    """While another instance joins under load, the open transaction still commits: nothing is lost, doubled or late."""
+    """While another instance joins under load, the open transaction still commits: nothing is lost or late, nor doubled
+    where transactions are Kafka's."""
     delay, target = delay_topic(topics, partitions=2), topics.create()
     produce(broker.bootstrap, [Outgoing(topic=delay, partition=0) for _ in range(20_000)])
     with Rig(broker.bootstrap, delay, mode=mode, transaction_rows=100) as rig:
@@ -652,8 +653,16 @@ def test_a_revocation_waits_for_the_open_transaction_and_not_longer(broker: Brok
             held = rig.ownership.read_committed_states([(delay, 0)])[delay, 0]
             assert held is not None
             assert held.position is not None
-            assert values(broker, target) == [b"v%d" % i for i in range(held.position[3] + 1)]
-            assert rig.tally.aborted == rig.tally.rebuilt == 0
+            # The partition may have stayed, and its delivery goes on.
+            found = values(broker, target)
+            once = list(dict.fromkeys(found))
+            assert once == [b"v%d" % i for i in range(len(once))]
+            assert len(once) > held.position[3]
+            assert found == once or mode == "at-least-once"
+            # A cooperative rebalance ends the group's generation while partitions stay: a transaction that carries the
+            # old one is refused, and repeated.
+            assert rig.tally.aborted <= 1
+            assert rig.tally.rebuilt == 0 or mode == "at-least-once"
         finally:
             second.stop()
 

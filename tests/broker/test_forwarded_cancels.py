@@ -91,6 +91,8 @@ def test_a_cancel_by_origin_goes_to_the_partition_that_it_names() -> None:
         by_origin("one", 0, 9, "away/0/99", -1),
         by_origin("many", 0, 10, "many/2/4", -1, FORWARDED),
         cancel("two", 0, 11),
+        by_origin("many", 0, 12, "many/02/7,04,7", -1),
+        by_origin("many", 0, 13, "many/0/3,4", -2),
     )
     found = Forwards(out, PARTITIONS.__getitem__)
     sent = [
@@ -100,11 +102,13 @@ def test_a_cancel_by_origin_goes_to_the_partition_that_it_names() -> None:
     ]
     assert sorted(sent, key=str) == [
         ("many", 2, {"delay-cancel-origin": b"many/2/4", "delay-copy-forwarded": b"many/1/6"}),
+        ("many", 2, {"delay-cancel-origin": b"many/2/4,7", "delay-copy-forwarded": b"many/0/12"}),
         ("two", 1, {"delay-cancel": b"id-11", "delay-copy-forwarded": b"two/0/11"}),
         ("two", 1, {"delay-cancel-origin": b"two/1/99", "delay-copy-forwarded": b"one/0/7"}),
     ]
-    assert (found.records, found.ids.tolist()) == (3, [1, 2, 6])
+    assert (found.records, found.ids.tolist()) == (4, [1, 2, 6, 7])
     assert found.places() == {
+        SOURCES.index("many", 0): {("many", 2)},
         SOURCES.index("many", 1): {("many", 2)},
         SOURCES.index("one", 0): {("two", 1)},
         SOURCES.index("two", 0): {("two", 1)},

@@ -128,10 +128,22 @@ def test_instances_of_different_names_share(broker: Broker, topics: Topics, stra
                 lambda: len(second.assignment()) == 2 and len(first.assignment()) == 2, DEADLINE_S, "two and two"
             )
             assert first.assignment() | second.assignment() == {(delay, p) for p in range(4)}
-            assert first.membership().revocations > before
+            assert first.membership().revocations == heard.counted[-1] > before
             assert heard.revoked
             assert not any(lost for _, lost in heard.revoked)
             assert set(overlap) == {frozenset()}
+
+
+def test_a_version_with_another_strategy_is_waited_for(broker: Broker, topics: Topics) -> None:
+    """It stays in the group as a static member until its session is over, and the group takes no other strategy before
+    that: an upgrade from it waits, and does not end."""
+    delay = topics.delay(partitions=2)
+    settings, session = settings_for(broker.bootstrap, delay), {"session.timeout.ms": "6000"}
+    with member(settings, **session, **{"partition.assignment.strategy": "roundrobin"}) as (old, _):
+        wait_owned(old, 2)
+    with member(settings, **session) as (new, heard):
+        wait_owned(new, 2)
+        assert heard.fatal == []
 
 
 def test_a_partition_that_is_added_starts_at_0(broker: Broker, topics: Topics) -> None:

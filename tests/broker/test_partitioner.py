@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bridge.delivery.plan.partitioner import murmur2, place
+from bridge.delivery.targets.partitioner import murmur2, place
 from dev.harness.kafka import Outgoing, Topics, produce
 from tests.system.broker import Broker
 

@@ -9,8 +9,7 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 
 from bridge.errors import StateError
-from bridge.ingest.ingest import by_source
-from bridge.ingest.plain_reader import PlainReader
+from bridge.ingest.plain_reader import PlainReader, by_source
 from bridge.settings.clients import librdkafka
 from bridge.wire.decode_epochs import DecodeEpoch, DecodeParameters
 from dev.harness.kafka import Outgoing, Topics, produce

@@ -7,39 +7,21 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]  # public, but not marked as exported
 
-from bridge.commands.redrive import Redrive, redrive
+from bridge.dead_letters.redrive import Redrive, redrive
 from bridge.errors import EnvironmentFailure, StateError
 from bridge.settings.model import Settings
 from bridge.wire import headers as h
 from bridge.wire.letters import Choice, Report, redriven
 from bridge.wire.reasons import RejectReason
 from dev.harness.kafka import Outgoing, Topics, produce, read_committed
+from tests.broker.letters import bury, dead_letter_topic
 from tests.broker.rig import DEADLINE_S, settings_for
 from tests.system.broker import Broker
 from tests.system.raw import RawRecord, produce_raw
 from timerstore.clock import SystemClock
 
 pytestmark = [pytest.mark.system]
-
-
-def dead_letter_topic(topics: Topics, delay: str) -> None:
-    """The dead-letter topic of a delay topic, with two partitions."""
-    new = NewTopic(f"{delay}.dlt", num_partitions=2, replication_factor=1)
-    topics.admin.create_topics([new])[f"{delay}.dlt"].result(DEADLINE_S)
-
-
-def bury(broker: Broker, delay: str, count: int) -> None:
-    """Dead letters 0 to `count` - 1 of partition i % 3, alternately of two reasons, and a stranger's record."""
-    records = [Outgoing(topic=f"{delay}.dlt", value=b"stranger", headers=[("delay-reason", b"?")])]
-    for i in range(count):
-        own: h.Headers = [("delay-until", b"1800000000000"), ("delay-topic", b"t%d" % (i % 4)), ("own", b"%d" % i)]
-        reason = RejectReason.UNKNOWN_TARGET if i % 2 else RejectReason.TOO_LARGE
-        where = h.Where(delay, i % 3, i, i, 99)
-        headers = h.dead_letter_headers(own, reason, "why", where, 16)
-        records.append(Outgoing(topic=f"{delay}.dlt", key=b"k", value=b"%d" % i, headers=headers, partition=i % 2))
-    produce(broker.bootstrap, records)
 
 
 def back_in(broker: Broker, delay: str) -> list[int]:
@@ -89,8 +71,8 @@ def test_a_crash_puts_nothing_back_twice(
     dead_letter_topic(topics, delay)
     bury(broker, delay, 60)
     settings = settings_for(broker.bootstrap, delay)
-    monkeypatch.setattr("bridge.commands.redrive.TRANSACTION_ROWS", 20)
-    monkeypatch.setattr("bridge.commands.redrive.POLL_RECORDS", 10)
+    monkeypatch.setattr("bridge.dead_letters.reading.BATCH_ROWS", 20)
+    monkeypatch.setattr("bridge.dead_letters.reading.POLL_RECORDS", 10)
     commit, commits = Redrive._commit, itertools.count(1)
 
     def crashing(self: Redrive, *arguments: Any) -> None:
@@ -148,7 +130,7 @@ def test_what_an_open_transaction_hides_does_not_go_back_twice(
 
     monkeypatch.setattr(Redrive, "_commit", behind)
     assert sum(run(settings).back.values()) == 12
-    monkeypatch.setattr("bridge.commands.redrive.READ_TIMEOUT_S", 2.0)
+    monkeypatch.setattr("bridge.dead_letters.reading.READ_TIMEOUT_S", 2.0)
     with pytest.raises(EnvironmentFailure, match="are not read"):
         run(settings)
     other.abort_transaction(DEADLINE_S)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Final
 
 from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page
@@ -12,12 +13,14 @@ from bridge.api.listener import Listener
 from bridge.telemetry.health import Phase
 from bridge.telemetry.http import Protection
 from bridge.telemetry.metrics import StoreSnapshot
-from tests.unit.bridge.api.fakes import NOW_MS, Bridge, Store, message
+from tests.unit.bridge.api.fakes import NOW_MS, Bridge, Letters, Store, letter, message
 from timerstore.operations.find import PendingRow, PendingState
 
 DESKTOP: Final = {"width": 1200, "height": 900}
 PHONE: Final = {"width": 360, "height": 740}
+USER: Final[dict[str, str]] = {"username": "operator", "password": "night"}
 MINUTE_MS: Final = 60_000
+NINE: Final = '{"cron":"0 9 * * *","time-zone":"Europe/Berlin"}'
 HOSTILE: Final = '"><img src=x onerror=alert(1)><script>alert(2)</script>\u202egpj.exe\x00'
 SEEN: Final = HOSTILE.replace("\u202e", "\\u202e").replace("\x00", "\\u0000")
 
@@ -43,6 +46,8 @@ def orders() -> list[PendingRow]:
             values |= {"state": PendingState.CANCELLED}
         elif n % 100 == 17:
             values |= {"state": PendingState.OVERDUE, "at_ms": NOW_MS - 42_000, "due_ms": NOW_MS - 42_000}
+        if n % 50 == 4:
+            values |= {"schedule": ('{"every":"6h","times":"3"}', NINE)[n // 50 % 2], "tick": 2}
         values |= {"headers": (("content-type", b"application/json"), ("trace", b"\xff\x00\x01"), ("empty", None))}
         rows.append(message(n, value=b'{"order": %d, "text": "call back"}' % n, **values))
     return rows
@@ -53,6 +58,14 @@ def hostile() -> PendingRow:
     text = HOSTILE.encode()
     headers = ((HOSTILE, text), ("href", b"javascript:alert(3)"))
     return message(0, target=HOSTILE, id=HOSTILE, key=text, value=text, headers=headers, reason=HOSTILE, attempt=1)
+
+
+def hostile_letter() -> Any:
+    """The same, dead."""
+    text = HOSTILE.encode()
+    inner = letter(0).letter
+    inner = replace(inner, headers=[(HOSTILE, text)], reason=HOSTILE, detail=HOSTILE, target=HOSTILE, origin=HOSTILE)
+    return letter(0, letter=replace(inner, topic=HOSTILE), key=text, value=text)
 
 
 def bridge(*rows: PendingRow, **gauges: Any) -> Bridge:
@@ -72,7 +85,19 @@ def bridge(*rows: PendingRow, **gauges: Any) -> Bridge:
         "segment_bytes": 81 << 20,
         "failing": {("payments", "target-unavailable"): 1},
     }
-    return Bridge(Store(*found), gauges=StoreSnapshot(**{**values, **gauges}))
+    return Bridge(Store(*found), gauges=StoreSnapshot(**{**values, **gauges}), letters=Letters(dead()))
+
+
+def dead() -> list[Any]:
+    """Seventy dead letters: some have gone back, some would be rejected again, some have lost their value."""
+    found = [letter(n) for n in range(70)]
+    for n in range(0, 70, 5):
+        inner = replace(found[n].letter, reason="bad-until", detail="neither epoch ms nor RFC 3339", target="")
+        found[n] = replace(found[n], letter=inner)
+    found[68] = replace(found[68], redriven=True)
+    found[67] = replace(found[67], redriven=None)
+    found[66] = replace(found[66], letter=replace(found[66].letter, is_cut=True))
+    return found
 
 
 def starting() -> Phase:
@@ -81,7 +106,9 @@ def starting() -> Phase:
 
 
 @contextmanager
-def looking(chromium: Browser, at: Bridge, path: str = "/", **options: Any) -> Iterator[tuple[Page, list[str]]]:
+def looking(
+    chromium: Browser, at: Bridge, path: str = "/", *, is_writable: bool = False, **options: Any
+) -> Iterator[tuple[Page, list[str]]]:
     """The page at a path, when it shows something, and what the browser complains of. `options` as for a context."""
     complaints: list[str] = []
 
@@ -93,8 +120,10 @@ def looking(chromium: Browser, at: Bridge, path: str = "/", **options: Any) -> I
         complaints.append(f"dialog: {dialog.message}")
         dialog.dismiss()
 
-    listener = Listener("127.0.0.1", 0, source=at, protection=Protection(), show_payloads=True)
+    protection = Protection(user=USER["username"], password=USER["password"]) if is_writable else Protection()
+    listener = Listener("127.0.0.1", 0, source=at, protection=protection, show_payloads=True, is_writable=is_writable)
     settings: dict[str, Any] = {"viewport": DESKTOP, "timezone_id": "Europe/Berlin", "locale": "en-GB", **options}
+    settings |= {"http_credentials": USER} if is_writable else {}
     with listener, chromium.new_context(base_url=f"http://localhost:{listener.port}", **settings) as context:
         page = context.new_page()
         page.on("console", note)

@@ -86,9 +86,10 @@ def parse(words: Sequence[str], group: Any = COMMAND, parent: Any = None) -> Non
     with group.make_context("delay-bridge", [words[0]], parent=parent, resilient_parsing=True) as context:
         command = group.get_command(context, words[0])
         assert command is not None, f"there is no command {words[0]}"
-        if hasattr(command, "commands") and len(words) > 1:
+        is_group = hasattr(command, "commands") and not (len(words) > 1 and words[1].startswith("-"))
+        if is_group and len(words) > 1:
             parse(words[1:], command, context)
-        elif not hasattr(command, "commands"):
+        elif not is_group:
             command.make_context(words[0], list(words[1:]), parent=context).close()
 
 

@@ -36,7 +36,7 @@ PURE: Final = (
     *(
         "bridge/delivery/plan/backoff.py",
         "bridge/delivery/plan/overdue.py",
-        "bridge/delivery/plan/partitioner.py",
+        "bridge/delivery/targets/partitioner.py",
         "bridge/delivery/plan/fates.py",
     ),
     *(

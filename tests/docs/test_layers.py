@@ -8,10 +8,12 @@ from typing import Final
 from tests.docs.imports import imports, modules
 from tests.paths import ROOT
 
-STORE: Final = ("clock", "errors", "limits", "rows", "disk", "memory", "cancels", "log", "operations", "store")
+STORE: Final = (
+    *("clock", "errors", "limits", "rows", "disk", "memory", "cancels", "log", "operations", "assignment", "store"),
+)
 DELIVERY: Final = ("delivery/targets", "delivery/plan", "delivery/producer", "delivery")
 BRIDGE: Final = (
-    *("errors", "wire", "settings", "telemetry", "kafka", "client", "spark", "ingest"),
+    *("errors", "wire", "settings", "telemetry", "kafka", "dead_letters", "client", "spark", "ingest"),
     *(*DELIVERY, "start", "install", "checks", "api", "runtime", "commands", "analysis", "__main__"),
 )
 LAYERS: Final = tuple(f"timerstore/{name}" for name in STORE) + tuple(f"bridge/{name}" for name in BRIDGE)

@@ -26,7 +26,7 @@ from bridge.delivery.plan.backoff import RetryPolicy
 from bridge.delivery.plan.dead_letters import release
 from bridge.delivery.plan.planner import Planner
 from bridge.delivery.producer.transactional import TransactionalWriter
-from bridge.delivery.states import Request
+from bridge.delivery.states import AT_WORK, Event, Request
 from bridge.delivery.targets.cache import Targets
 from bridge.delivery.targets.look_up import TargetLookUp
 from bridge.delivery.targets.target import Leader, Target
@@ -39,6 +39,7 @@ from bridge.wire import headers as h
 from bridge.wire.committed_state import CommittedState, decode_metadata, initial_state
 from bridge.wire.decode_epochs import DecodeParameters
 from bridge.wire.reasons import RejectReason
+from bridge.wire.schedule import Missed, packed, schedule_of, unpacked
 from tests.broker.rig import Tally
 from tests.entries import table_of
 from tests.manual_clock import ManualClock
@@ -70,6 +71,7 @@ WINDOW_MS: Final = 20_000
 PARAMETERS: Final = DecodeParameters(max_delay_ms=10**9, roll_window_ms=WINDOW_MS, has_default_target=False)
 RETRY: Final = RetryPolicy(attempts=3, backoff_ms=200, backoff_max_ms=1_000)
 LIMITS: Final = Limits(window_ms=WINDOW_MS)
+TICKS: Final = 3
 REFRESH_S: Final = 0.5
 FENCED_AGAIN_S: Final = 60.0
 
@@ -92,6 +94,8 @@ class Row:
     key: bytes | None
     value: bytes | None
     headers: tuple[tuple[str, bytes | None], ...]
+    schedule: str | None = None
+    tick: int = 0
 
     @property
     def position(self) -> NamedPosition:
@@ -110,6 +114,7 @@ class Row:
             "due": self.due, "kind": int(self.kind), "target": self.target, "target_partition": None, "key": self.key,
             "value": self.value, "headers": list(self.headers), "id": self.id, "replace": False, "origin": self.origin,
             "attempt": self.attempt, "rolls": self.rolls, "reason": "no-time" if self.kind is Kind.REJECT else None,
+            "schedule": self.schedule, "tick": self.tick,
         }  # fmt: skip
 
 
@@ -118,7 +123,10 @@ def decoded(source: SourceName, offset: int, record: Record) -> Row:
     found = {name: value.decode() for name, value in record.headers if name in h.CONTROL and value is not None}
     own = tuple(pair for pair in record.headers if pair[0] not in h.STRIPPED)
     kind, at, due, ts = Kind.TIMER, 0, 0, record.sent_ms
-    if h.CANCEL in found:
+    said: dict[str, str] = {name: found[name] for name in h.SCHEDULE if name in found}
+    if said and h.COPY_DUE not in found:
+        at = due = ts
+    elif h.CANCEL in found:
         kind, at, due, own = Kind.CANCEL, AT_MIN, ts, record.headers
     elif h.COPY_DUE in found or h.UNTIL in found:
         due = int(found.get(h.COPY_DUE) or found[h.UNTIL])
@@ -131,6 +139,8 @@ def decoded(source: SourceName, offset: int, record: Record) -> Row:
         id=found.get(h.ID) or found.get(h.CANCEL),
         attempt=int(found.get(h.COPY_ATTEMPT, 0)), rolls=int(found.get(h.COPY_ROLLS, 0)),
         key=record.key, value=record.value, headers=own,
+        schedule=packed(said, is_start_given=h.COPY_DUE in found) if said else None,
+        tick=int(found.get(h.COPY_TICK, 0)),
     )  # fmt: skip
 
 
@@ -238,7 +248,7 @@ class DispatchRig:
         self.delivered: Counter[str] = Counter()
         self.is_indulgent = False
         """Anything may be put off: all brokers were slow, or silent, or out of reach."""
-        self.opened = 0
+        self.opened = self.followed = 0
         for name in SOURCES:
             state = initial_state(offset=0, topic_id="a", partitions=len(SOURCES), parameters=PARAMETERS)
             self.kafka.offsets[name] = (0, state.metadata())
@@ -313,6 +323,41 @@ class DispatchRig:
         self.kafka.generation += 1
         self.revocations += 1
 
+    def follow(self, owned: Collection[SourceName]) -> None:
+        """The assignment has changed: the store stays open, and only the partitions that come or go are touched. Where
+        that cannot be, as `rebase`."""
+        gone, come = self.owned - set(owned), set(owned) - self.owned
+        is_possible = self.dispatcher._unanswered is None and gone < self.owned and self._is_up_to_date()
+        if not is_possible or self.kafka.are_pending(sorted(come)):
+            self.rebase(owned)
+            return
+        self.kafka.generation += 1
+        if gone:
+            self.dispatcher.quiesce()
+            if self.dispatcher.state in AT_WORK:
+                self.dispatcher._life.advance(Event.HOLD)
+            self.store.assignment.give_up(gone, self.clock.now_ms())
+            assert self.store.assignment.settle()
+            self.revocations += 1
+            self.dispatcher.go_on_without(gone, self.revocations)
+        self.owned = set(owned)
+        if come:
+            states = {name: decode_metadata(name, *self.kafka.offsets[name]) for name in come}
+            committed = {name: (state.offset, state.position) for name, state in states.items()}
+            frozen = {name: state.frozen for name, state in states.items()}
+            starts = dict.fromkeys(come, 0)
+            resume = self.store.assignment.resume_offsets(committed, frozen, starts)
+            assert resume is not None, "nothing else commits for them"
+            self.dispatcher.expect(states)
+            arrival = self.store.assignment.arrival(committed, frozen)
+            offsets = {name: offset or 0 for name, offset in resume.items()}
+            ends = {name: len(self.kafka.logs[name]) for name in come}
+            self.store.assignment.join(arrival, starts, offsets, ends, self.clock.now_ms())
+            self.followed += 1
+
+    def _is_up_to_date(self) -> bool:
+        return self.revocations == self.dispatcher._revocations and not self.dispatcher._life.is_asked(Request.HOLD)
+
     def close(self) -> None:
         """Everything is gone."""
         self.store.close()
@@ -367,6 +412,11 @@ class DispatchRig:
         due_ms = self.clock.now_ms() + delay_ms
         return self.produce(partition, ("own", "1"), (h.UNTIL, due_ms), (h.TOPIC, target), *more, **record)
 
+    def recurring(self, partition: int, every_ms: int, target: str, *more: tuple[str, object], **record: Any) -> int:
+        """A recurring message that begins now, for three ticks."""
+        schedule = (h.EVERY, f"{every_ms}ms"), (h.TIMES, TICKS), (h.MISSED, list(Missed)[every_ms % 3])
+        return self.produce(partition, ("own", "1"), *schedule, (h.TOPIC, target), *more, **record)
+
     def ingest(self) -> None:
         """Everything new, as one batch."""
         at = self.store.next_offsets()
@@ -398,7 +448,7 @@ class DispatchRig:
                 raise
             self.crash()
             return error
-        if self.dispatcher._life.is_asked(Request.HOLD) or self.revocations != self.dispatcher._revocations:
+        if not self._is_up_to_date():
             self.dispatcher.quiesce()
             self.store.close()
             self.open_store()
@@ -435,7 +485,7 @@ class DispatchRig:
 
     def judge(self, transaction: Open) -> None:
         """Before it is committed: it holds exactly what becomes finished."""
-        news: dict[tuple[SourceName, int, bool], Row] = {}
+        news: defaultdict[tuple[SourceName, int, bool], list[Row]] = defaultdict(list)
         for name, (offset, metadata) in transaction.offsets.items():
             state = decode_metadata(name, offset, metadata)
             for row, is_finished in self.finished_under(name, state):
@@ -443,13 +493,46 @@ class DispatchRig:
                     assert is_finished, f"the committed state goes back: {row}"
                 elif is_finished:
                     self.finished.add((name, row.offset))
-                    news[name, row.offset if row.kind is Kind.CANCEL else row.origin, row.kind is Kind.CANCEL] = row
-        outputs: defaultdict[tuple[SourceName, int, bool], list[Record]] = defaultdict(list)
+                    origin = row.offset if row.kind is Kind.CANCEL else row.origin
+                    news[name, origin, row.kind is Kind.CANCEL].append(row)
+        outputs: defaultdict[int, list[Record]] = defaultdict(list)
         for record in transaction.records:
-            outputs[origin_of(record)].append(record)
-        assert outputs.keys() <= news.keys(), f"output of what is not finished: {outputs.keys() - news.keys()}"
-        for key, row in news.items():
-            self._judge_row(row, outputs.get(key, []))
+            mine = news.get(origin_of(record), [])
+            assert mine, f"output of what is not finished: {record}"
+            outputs[id(row_of(record, mine))].append(record)
+        for rows in news.values():
+            for row in rows:
+                if row.schedule is not None:
+                    self._judge_tick(row, outputs[id(row)])
+                else:
+                    self._judge_row(row, outputs[id(row)])
+
+    def _judge_tick(self, row: Row, outputs: list[Record]) -> None:
+        """Of a recurring message: what becomes of the tick, and the copy for the next one, each once."""
+        schedule, _ = schedule_of(row.schedule or "")
+        following = [record for record in outputs if is_next(record)]
+        rest = [record for record in outputs if not is_next(record)]
+        if not outputs:
+            assert self._is_covered(row), f"nothing becomes of {row}"
+        assert len(following) <= 1, f"{len(following)} next ticks of {row}"
+        if rest:
+            self._judge_row(row, rest)
+        elif following and row.tick:
+            assert schedule.missed is Missed.NONE, f"left out: {row}"
+        for record in following:
+            again = decoded(row.source, -1, record)
+            assert again.tick == (row.tick + 1 if rest else max(1, row.tick)), "a gap"
+            assert again.due > row.due and (again.due - row.due) % (schedule.every_ms or 1) == 0, "off its rhythm"
+            assert (again.attempt, again.rolls, again.schedule) == (
+                0, 0, packed(unpacked(row.schedule or "")[0], is_start_given=True)
+            )  # fmt: skip
+            assert (again.key, again.value, again.headers, again.id) == (row.key, row.value, row.headers, row.id)
+            self.ends["ticks"] += 1
+        # One that policy leaves out is not counted: its number goes to the next.
+        is_over = bool(rest) and (row.tick == 0 or row.tick >= TICKS)
+        is_rolled = any(h.EVERY in dict(record.headers) for record in rest if record.topic == DELAY)
+        is_refused = any(record.topic == LETTERS for record in rest) and DELAY in self.kafka.faulty_topics
+        assert bool(following) != (not outputs or is_over or is_rolled) or is_refused, f"the next tick of {row}"
 
     def _judge_row(self, row: Row, outputs: list[Record]) -> None:
         if row.kind is Kind.CANCEL:
@@ -473,9 +556,11 @@ class DispatchRig:
             self.ends["dead"] += 1
         else:
             assert (row.kind, record.topic) == (Kind.TIMER, row.target), "delivered to another place"
-            assert record.sent_ms >= row.due, "early"
+            due = self._due_of(row, int(dict(record.headers)[h.DUE] or b""))
+            assert record.sent_ms >= due, "early"
             origin = h.origin_text(*row.source, row.origin).encode()
-            assert record.headers == (*row.headers, (h.ORIGIN, origin), (h.DUE, b"%d" % row.due)), "its headers"
+            tick = ((h.TICK, b"%d" % row.tick),) if row.tick else ()
+            assert record.headers == (*row.headers, (h.ORIGIN, origin), (h.DUE, b"%d" % due), *tick), "its headers"
             self.ends["delivered"] += 1
             self.delivered[record.topic] += 1
 
@@ -487,7 +572,10 @@ class DispatchRig:
             assert self._is_trouble(LETTERS), "held without need"
             self.ends["held"] += 1
             return
-        assert (again.due, again.target, again.id, again.headers) == (row.due, row.target, row.id, row.headers)
+        assert (again.target, again.id, again.headers) == (row.target, row.id, row.headers)
+        assert again.due == self._due_of(row, again.due)
+        keeps = row.schedule is not None and (again.rolls > row.rolls or row.tick == 0)
+        assert again.tick == row.tick and (again.schedule is not None) == keeps, "its schedule"
         if again.rolls == row.rolls + 1:
             assert row.due > row.at, "rolled, but due"
             self.ends["rolled"] += 1
@@ -496,6 +584,14 @@ class DispatchRig:
             assert is_uncounted or again.attempt == row.attempt + 1
             assert self._is_trouble(row.target) or self._is_trouble(LETTERS), f"put off without need: {row}"
             self.ends["retried"] += 1
+
+    def _due_of(self, row: Row, said: int) -> int:
+        """When it is due: of ticks that were missed the last one may stand for all."""
+        if row.schedule is None or said == row.due:
+            return row.due
+        schedule, _ = schedule_of(row.schedule)
+        assert schedule.missed is Missed.LAST and said > row.due and (said - row.due) % (schedule.every_ms or 1) == 0
+        return said
 
     def _released(self, row: Row) -> tuple[tuple[str, bytes | None], ...]:
         """The headers of the record that a held dead letter is of."""
@@ -518,6 +614,23 @@ class DispatchRig:
         """Rows of our partitions that no commit has finished yet."""
         for name in self.owned:
             yield from (row for row in self._decoded(name) if (name, row.offset) not in self.finished)
+
+
+def is_next(record: Record) -> bool:
+    """Whether it is the copy for the next tick of a schedule: not one that was rolled."""
+    headers = dict(record.headers)
+    return record.topic == DELAY and h.EVERY in headers and headers[h.COPY_ROLLS] == b"0" and h.COPY_AT not in headers
+
+
+def row_of(record: Record, mine: list[Row]) -> Row:
+    """Of the rows of one origin, the one that a record is made of: a retried tick, or what there is of the schedule."""
+    headers = dict(record.headers)
+    tick, until = headers.get(h.TICK) or headers.get(h.COPY_TICK), headers.get(h.UNTIL)
+    for row in mine:
+        is_its = tick == b"%d" % row.tick or (record.topic == LETTERS and until == b"%d" % row.due)
+        if row.schedule is None and h.EVERY not in headers and (is_its or len(mine) == 1):
+            return row
+    return next((row for row in mine if row.schedule is not None), mine[0])
 
 
 def origin_of(record: Record) -> tuple[SourceName, int, bool]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from bridge.delivery.plan.partitioner import murmur2
+from bridge.delivery.targets.partitioner import murmur2
 from tests.model.scripted_kafka import Fault, Kafka, Record
 
 Report = Callable[[KafkaError | None, Any], None]
@@ -27,10 +27,13 @@ class _Message:
     """What a delivery report says of the record."""
 
     def __init__(self, record: Record) -> None:
-        self._partition = record.partition
+        self._record = record
+
+    def topic(self) -> str:
+        return self._record.topic
 
     def partition(self) -> int:
-        return self._partition
+        return self._record.partition
 
 
 class ScriptedProducer:

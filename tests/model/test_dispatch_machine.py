@@ -25,7 +25,7 @@ from bridge.delivery.narrowing import REFUSALS_MAX, TRIPPED_AFTER
 from bridge.kafka.errors import Fault as Blame
 from bridge.kafka.errors import fault_of
 from bridge.wire import headers as h
-from tests.model.dispatch_rig import DELAY, LETTERS, OF_A_TOPIC, SECRET, SOURCES, DispatchRig, Row
+from tests.model.dispatch_rig import DELAY, LETTERS, OF_A_TOPIC, SECRET, SOURCES, TICKS, DispatchRig, Row
 from tests.model.scripted_kafka import CODES, LARGE_BYTES, PLACE_CODES, Fault
 from tests.model.sizes import largest_container
 from tests.profiles import of_a_machine, timeout_s
@@ -41,7 +41,7 @@ for five minutes at most, and a source is held for five."""
 
 DELAYS: Final = st.sampled_from([-1_000, 0, 0, 0, 5, 5, 40, 300, 1_500, 25_000])
 TARGETS: Final = st.sampled_from(["orders", "orders", "orders", "bills", "bills", "audit", "nowhere", SECRET])
-KINDS: Final = st.sampled_from(["timer"] * 7 + ["keyless", "large", "reject", "cancel", "keyless cancel"])
+KINDS: Final = st.sampled_from(["timer"] * 7 + ["keyless", "large", "reject", "cancel", "keyless cancel", "recurring"])
 IDS: Final = st.sampled_from(["a", "b", None, None])
 RECORDS: Final = st.lists(st.tuples(st.integers(0, 2), KINDS, DELAYS, TARGETS, IDS), min_size=1, max_size=12)
 USUAL: Final = [
@@ -116,6 +116,8 @@ class DispatchMachine(RuleBasedStateMachine):
                 self.rig.produce(partition, ("own", "1"), (h.TOPIC, target), value=b"\x00raw")
             elif "cancel" in kind:
                 self.rig.produce(partition, (h.CANCEL, id or "a"), key=None if kind == "keyless cancel" else b"k")
+            elif kind == "recurring":
+                self.rig.recurring(partition, 700 + abs(delay_ms), target, *more)
             else:
                 record: dict[str, Any] = {"key": None} if kind == "keyless" else {}
                 value = bytes(LARGE_BYTES) if kind == "large" else b"v%d" % delay_ms
@@ -186,6 +188,14 @@ class DispatchMachine(RuleBasedStateMachine):
         else:
             self.rig.rebase(owned)
 
+    @rule(owned=st.sets(st.sampled_from(SOURCES), min_size=1), is_flushed=st.booleans())
+    def partitions_come_and_go(self, owned: set[Any], is_flushed: bool) -> None:
+        """While the store is open, between two transactions."""
+        if is_flushed:
+            self.rig.store.maintenance.flush(self.rig.clock.now_ms())
+        self.guarded(lambda: self.rig.follow(owned))
+        self.deliver(1)
+
     @rule(is_flushed=st.booleans(), is_lost=st.booleans())
     def the_process_dies(self, is_flushed: bool, is_lost: bool) -> None:
         if is_flushed:
@@ -231,12 +241,10 @@ class DispatchMachine(RuleBasedStateMachine):
         aborted, lasting = rig.tally.aborted + rig.tally.rebuilt, len(rig.kafka.lasting()) + len(rig.look_up.gone)
         allowed = ABORTS_MAX * (1 + lasting)
         if any(fault.topic in (DELAY, LETTERS) for fault in rig.kafka.lasting()):
-            allowed += 2 * len(
-                list(rig.unfinished())
-            )  # each letter, or copy, is refused by itself: it has no other place
+            allowed += 2 * self.records_left()  # each letter, or copy, is refused by itself: it has no other place
         if any(fault_of(fault.error()) is Blame.RECORD for fault in rig.kafka.lasting()):
             # A target refuses record after record, each by itself, until it has refused enough to be left alone.
-            allowed += TRIPPED_AFTER * REFUSALS_MAX + 2 * len(list(rig.unfinished()))
+            allowed += TRIPPED_AFTER * REFUSALS_MAX + 2 * self.records_left()
         last_ms = max([rig.clock.now_ms(), *(row.due for row in rig.unfinished())])
         for _ in range(STEPS_MAX):
             left = self.left()
@@ -245,9 +253,13 @@ class DispatchMachine(RuleBasedStateMachine):
             rig.pass_ms(min(row.at for row in left) - rig.clock.now_ms())
             rig.step()
             assert rig.clock.now_ms() <= last_ms + PATIENCE_MS, f"left: {self.left()}"
-        assert not self.left()
+        assert not self.left(), f"left: {self.left()}"
         assert rig.tally.aborted + rig.tally.rebuilt - aborted <= allowed
         self.memory_is_bounded()
+
+    def records_left(self) -> int:
+        """What is not finished, with ticks that are not written yet."""
+        return sum(1 if row.schedule is None else 2 * TICKS for row in self.rig.unfinished())
 
     def left(self) -> list[Row]:
         return [row for row in self.rig.unfinished() if self.is_deliverable(row)]
@@ -262,8 +274,8 @@ class DispatchMachine(RuleBasedStateMachine):
             self.rig.close()
 
 
-@pytest.mark.timeout(timeout_s(900))
+@pytest.mark.timeout(timeout_s(1_800))
 class TestDispatchMachine(DispatchMachine.TestCase):  # type: ignore[misc,valid-type]
     """Whatever fails in whatever order: exactly once, never early, nothing lost, and what can be delivered is."""
 
-    settings = of_a_machine(check=20, ci=2_000, nightly=100_000, steps=25)
+    settings = of_a_machine(check=20, ci=250, nightly=100_000, steps=25)

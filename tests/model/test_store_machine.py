@@ -6,7 +6,8 @@ when they are output, as rolls and retries do. A timer that is finished is outpu
 Hypothesis drives both through interleaved ingest, transactions (many steps long; committed, rolled back, cut off by a
 crash on either side of the commit), flushes (whole, out of disk, cut off by a crash), gathers, retreats of the
 frontier, replays, crashes, lost directories, damaged files, a volume that cannot be read for a while, partitions that
-another instance has for a while (or for so long that they leave), a log that is trimmed, and a clock that steps back.
+another instance has for a while (or for so long that they leave), each of them taken and given back at a start or in
+the open store, a log that is trimmed, and a clock that steps back.
 Kafka is the model: what a committed transaction output is fact.
 
 Limits are a few rows, so that every limit is met all the time.
@@ -36,6 +37,7 @@ import timerstore.cancels.cancels
 import timerstore.cancels.tombstones
 import timerstore.log.segment
 import timerstore.operations.find
+import timerstore.operations.timer_wheel
 from tests.profiles import of_a_machine, timeout_s
 from tests.unit.timerstore.entries import Record, entries
 from timerstore.cancels.cancels import NO_ORIGIN
@@ -95,7 +97,8 @@ DELAYS = st.one_of(
 )
 IDS = st.sampled_from(["a", "b", "c"])
 # What a record is beside its delay: without id, with one, a replace (as one row or with a cancel of the same offset), a
-# cancel (also of an id that no timer has), a cancel of the record so many offsets back.
+# cancel (also of an id that no timer has), a cancel of the record so many offsets back, the first tick of a recurring
+# message.
 TAGS = st.one_of(
     st.none(),
     st.none(),
@@ -104,10 +107,12 @@ TAGS = st.one_of(
     st.tuples(st.sampled_from(["replace", "two rows"]), IDS),
     st.tuples(st.just("cancel"), st.sampled_from(["a", "b", "c", "none"])),
     st.tuples(st.just("origin"), st.integers(-1, 8)),
+    st.tuples(st.just("recurs"), IDS),
 )
 RECORDS = st.lists(st.tuples(st.sampled_from(PARTITIONS), DELAYS, TAGS), min_size=1, max_size=8)
 COPY_DELAYS_MS = [0, 5, 30, 70]
 COPIES_MAX = 3
+TICKS, TICK_MS, SCHEDULE = 3, 15, '{"every":"15ms"}'
 TAKE = st.sampled_from([1, 2, 3, 8])
 HOW = st.sampled_from(["acknowledge", "acknowledge", "rollback", "rollback", "crash before", "crash after"])
 STEP_MS = st.sampled_from([1, 4, 4, 10, 10, 20, 40, -20, -60])
@@ -149,6 +154,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.patches = contextlib.ExitStack()
         self.patches.enter_context(mock.patch.object(timerstore.cancels.cancels, "MARGIN_MS", MARGIN_MS))
         self.patches.enter_context(mock.patch.object(timerstore.cancels.tombstones, "MERGE_STEP_ROWS", 2))
+        self.patches.enter_context(mock.patch.object(timerstore.operations.timer_wheel, "NEAR_MS", HORIZON_MS // 4))
         self.patches.enter_context(mock.patch.object(timerstore.operations.find, "SCANNED_ROWS_MAX", 6))
         self.export: tuple[Export, list[PendingRow]] | None = None
         self.now_ms = 1_000
@@ -194,6 +200,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.transaction: Transaction | None = None
         self.taken: list[Record] = []
         self.held: set[SourceName] = set()
+        self.joining: set[SourceName] = set()
 
     @initialize(records=RECORDS, ms=st.integers(0, 30))
     def begin_with_something_pending(self, records: list[Any], ms: int) -> None:
@@ -219,18 +226,26 @@ class StoreMachine(RuleBasedStateMachine):
             elif what is None or due is None:
                 log.append([row])
             else:
-                rows = [replace(row, id=id, replace=what != "id")]
+                if what == "recurs":
+                    row = replace(row, schedule=SCHEDULE, tick=1)
+                rows = [replace(row, id=id, replace=what in ("replace", "two rows"))]
                 log.append(rows + [replace(row, due_ms=None, cancels=True, id=id)] * (what == "two rows"))
 
     def rows(self) -> list[Record]:
         return [row for log in self.log.values() for rows in log for row in rows]
 
     def copy(self, record: Record) -> None:
-        """A roll or a retry, written in the transaction that finishes the record."""
-        if record.kind != Kind.TIMER or record.rolls == COPIES_MAX or (7 * record.offset + record.rolls) % 3:
-            return
+        """A roll, a retry or the next tick, written in the transaction that finishes the record."""
         name = record.topic, record.partition
         log = self.log[name]
+        if record.schedule is not None and record.tick < TICKS:
+            self.copied_ms[name][len(log)] = self.now_ms
+            due_ms = record.at_ms + TICK_MS
+            tick = replace(record, offset=len(log), due_ms=due_ms, origin=record.origin_offset, tick=record.tick + 1)
+            log.append([tick])
+            return
+        if record.kind != Kind.TIMER or record.rolls == COPIES_MAX or (7 * record.offset + record.rolls) % 3:
+            return
         due_ms = self.now_ms + COPY_DELAYS_MS[record.offset % 4]
         self.copied_ms[name][len(log)] = self.now_ms
         log.append(
@@ -363,6 +378,57 @@ class StoreMachine(RuleBasedStateMachine):
         self.held = names & self.owned
         self.store.hold([self.store.sources.index(*name) for name in self.held])
 
+    @precondition(lambda self: self.transaction is None and len(self.owned) > 1)
+    @rule(name=st.sampled_from(PARTITIONS), delivers=st.booleans())
+    def revoke(self, name: SourceName, delivers: bool) -> None:
+        """Another instance gets a partition; the store stays open, and the others go on."""
+        if name not in self.owned:
+            return
+        self.store.assignment.give_up([name], self.now_ms)
+        self.store.assignment.settle()
+        # Cancels that were read may be remembered, or not, until they are read again.
+        self.rumoured[name] = max(self.rumoured[name], self.known(name))
+        for names in (self.owned, self.held, self.joining):
+            names.discard(name)
+        del self.ingested[name], self.inherited[name]
+        self.deliver_elsewhere(name, delivers)
+
+    @precondition(lambda self: len(self.owned) < len(PARTITIONS))
+    @rule()
+    def assign(self) -> None:
+        """All partitions come (back); the store is opened anew only where its files are not to be believed."""
+        added = set(PARTITIONS) - self.owned
+        committed = {name: self.committed[name] for name in added}
+        starts = {name: self.log_starts[name] for name in added}
+        resume = self.store.assignment.resume_offsets(committed, self.frozen, starts)
+        self.owned = set(PARTITIONS)
+        if resume is None:
+            self.crash()
+            return
+        offsets = {name: self.log_starts[name] if at is None else at for name, at in resume.items()}
+        for name, at in resume.items():
+            assert at is None or at >= self.log_starts[name]
+            if at is None:
+                self.buried[name] = 0
+        self.inherited |= {name: len(self.log[name]) for name in added}
+        self.ingested |= offsets
+        self.joining |= added
+        ends = {name: self.inherited[name] for name in added}
+        arrival = self.store.assignment.arrival(committed, self.frozen)
+        self.store.assignment.join(arrival, starts, offsets, ends, self.now_ms)
+        if self.transaction is None:
+            self.joined()
+
+    @precondition(lambda self: self.transaction is None and self.joining)
+    @rule()
+    def joined(self) -> None:
+        """The dispatcher looks whether partitions that have come are read up to their committed O."""
+        names = self.store.assignment.joined()
+        assert set(names) == {name for name in self.joining if self.ingested[name] >= self.committed[name][0]}
+        self.joining -= set(names)
+        if names:
+            self.hold(self.held)
+
     @precondition(is_open)
     @rule(limit=TAKE)
     def take(self, limit: int) -> None:
@@ -374,7 +440,7 @@ class StoreMachine(RuleBasedStateMachine):
             record = next(row for row in records if row.kind == payload[1])
             assert payload[0] == f"{record.partition}-{record.offset}".encode(), "the payload is not the record's"
             assert record.at_ms <= self.now_ms, "early"
-            assert (record.topic, record.partition) not in self.held, "of a held source"
+            assert (record.topic, record.partition) not in self.held | self.joining, "of a held source"
             assert not self.covered(record), "cancelled"
             self.taken.append(record)
 
@@ -396,6 +462,7 @@ class StoreMachine(RuleBasedStateMachine):
             name = self.store.sources.name(source)
             position = self.store.sources.named(progress.position)
             assert progress.offset >= self.committed[name][0], "O went back"
+            assert name not in self.joining, "before it is ingested up to its O"
             if name in self.held:
                 before_p = self.committed[name][1]
                 assert position is None or (before_p is not None and position <= before_p), (
@@ -579,7 +646,7 @@ class StoreMachine(RuleBasedStateMachine):
     # ---- http
 
     @rule(
-        what=st.sampled_from(["id", "origin", "key", "target", "from", "until", "all"]),
+        what=st.sampled_from(["id", "origin", "key", "target", "from", "until", "recurring", "all"]),
         nth=st.integers(0, 20),
         limit=st.sampled_from([1, 2, 100]),
     )
@@ -600,6 +667,7 @@ class StoreMachine(RuleBasedStateMachine):
             "target": (Query(target=one.target or ""), lambda row: row.target == one.target),
             "from": (Query(due_from_ms=one.at_ms), lambda row: row.at_ms >= one.at_ms),
             "until": (Query(due_until_ms=one.at_ms), lambda row: row.at_ms < one.at_ms),
+            "recurring": (Query(recurring=True), lambda row: row.schedule is not None),
             "all": (Query(), lambda row: True),
         }
         query, fits = queries[what]
@@ -631,6 +699,7 @@ class StoreMachine(RuleBasedStateMachine):
             assert row.key == f"{record.partition}-{record.offset}".encode()
             assert (row.value, row.headers, row.id) == (record.value, (("h", b"v"),), record.id)
             assert (row.origin, row.rolls, row.target) == (record.origin_offset, record.rolls, record.target or "")
+            assert (row.schedule, row.tick) == (record.schedule, record.tick)
         if self.export is None:
             self.export = self.store.export(query, self.now_ms, bulky=True), found
         if what not in ("target", "all"):
@@ -793,6 +862,9 @@ class StoreMachine(RuleBasedStateMachine):
         """Another instance gets a partition; it may deliver what is due there."""
         self.owned.discard(name)
         self.crash()
+        self.deliver_elsewhere(name, delivers)
+
+    def deliver_elsewhere(self, name: SourceName, delivers: bool) -> None:
         rows = [r for records in self.log[name] for r in records]
         due = [r for r in rows if r.at_ms <= self.now_ms and not self.finished(r)]
         if delivers and due:
@@ -801,9 +873,13 @@ class StoreMachine(RuleBasedStateMachine):
             if any(position_of(r) <= position and r.at_ms > self.now_ms for r in rows):
                 # The clock has stepped back below P: what is not due stops O, too intricate for this stand-in.
                 return
-            self.output.update(key(r) for r in due if not self.covered(r, len(self.log[name])))
+            output = [r for r in due if not self.covered(r, len(self.log[name]))]
+            self.output.update(map(key, output))
             self.committed[name] = (len(self.log[name]), position if last[0] > AT_MIN else self.committed[name][1])
             self.frozen[name] = tuple(s for s in self.frozen.get(name, ()) if (s[1], *name, s[2]) > position)
+            for record in output:
+                if record.schedule is not None:
+                    self.copy(record)
 
     # ---- promises
 
@@ -839,7 +915,8 @@ class StoreMachine(RuleBasedStateMachine):
         for k, position in unfinished.items():
             if k not in here:
                 is_held = (
-                    k[:2] in self.held and position > self.store.state.resident.committed[position.source].position
+                    k[:2] in self.held | self.joining
+                    and position > self.store.state.resident.committed[position.source].position
                 )
                 assert k in cancelled or (k in stored and (position > resident.frontier or is_held)), "lost"
             elif position > resident.frontier and k not in taken:
@@ -873,6 +950,7 @@ class StoreMachine(RuleBasedStateMachine):
         stats = self.store.stats()
         assert stats.pending == len(pending)
         assert stats.pending_by_target == Counter(r.target or "" for r in pending)
+        assert stats.recurring == sum(r.schedule is not None for r in pending)
 
     @invariant()
     def bytes_are_exact(self) -> None:
@@ -918,9 +996,11 @@ class StoreMachine(RuleBasedStateMachine):
                 self.owned = set(PARTITIONS)
                 self.crash()
             self.hold(set())
+            self.joined()
             self.drain()
             assert all(count == 1 for count in self.output.values()), "doubled"
             assert all(self.covered(r) for r in self.rows() if key(r) not in self.output), "lost"
+            self.ticks_have_no_gaps()
             assert self.store.stats().pending == 0
             assert len(self.store.state.resident.chunks) == 0
         finally:
@@ -928,6 +1008,16 @@ class StoreMachine(RuleBasedStateMachine):
             self.patches.close()
             self.store.close()
             shutil.rmtree(self.directory)
+
+    def ticks_have_no_gaps(self) -> None:
+        """Of every recurring message, each of them once, up to the last one or to a cancel."""
+        found: dict[tuple[str, int, int], list[Record]] = {}
+        for row in self.rows():
+            if row.schedule is not None and row.rolls == 0:
+                found.setdefault((row.topic, row.partition, row.origin_offset), []).append(row)
+        for ticks in found.values():
+            assert [row.tick for row in ticks] == list(range(1, len(ticks) + 1))
+            assert len(ticks) == TICKS or self.covered(ticks[-1])
 
     def is_done(self) -> bool:
         """P does not pass a cancelled row that a compaction has left out, if nothing comes after it."""
@@ -939,6 +1029,7 @@ class StoreMachine(RuleBasedStateMachine):
         for _ in range(60):
             self.pass_time(50)
             self.ingest_all()
+            self.joined()
             if self.store.is_clock_behind(self.now_ms):
                 self.step_back()
             if self.window is not None:
@@ -957,9 +1048,9 @@ class StoreMachine(RuleBasedStateMachine):
         assert len(self.store.state.timerlog) == 0, "finished segments were not reclaimed"
 
 
-@pytest.mark.timeout(timeout_s(600))
+@pytest.mark.timeout(timeout_s(1_200))
 class TestStoreMachine(StoreMachine.TestCase):  # type: ignore[misc,valid-type]
     """Whatever happens in whatever order, each record is delivered exactly once and never early, unless it is
     cancelled."""
 
-    settings = of_a_machine(check=10, ci=200, nightly=10_000, steps=50)
+    settings = of_a_machine(check=10, ci=150, nightly=10_000, steps=50)

@@ -29,6 +29,7 @@ from tests.decode_examples import (
     OFFSET,
     ONE,
     PARAMETERS,
+    RECURRING,
     REJECTS,
     TIMERS,
     TO,
@@ -79,7 +80,7 @@ def test_every_reject_keeps_the_record_and_gives_its_reason(spark: SparkSession)
         expected = rejected(record(*headers), reason)
         assert result == expected, f"{reason} {str(headers)[:200]}"
     tested_below = {reason for reason in RejectReason if "large" in reason or "many" in reason}
-    assert {reason for reason, _ in REJECTS} | {RejectReason.CREATE_TIME} == set(list(RejectReason)[:18]) - tested_below
+    assert {reason for reason, _ in REJECTS} | {RejectReason.CREATE_TIME} == set(list(RejectReason)[:19]) - tested_below
 
 
 def test_the_producer_s_time_is_refused(spark: SparkSession) -> None:
@@ -115,6 +116,13 @@ def test_edges(spark: SparkSession) -> None:
     """Of calendars, of white space, of UTF-8, and of 64 bits."""
     for result, (row, expected) in zip(decoded(spark, [row for row, _ in EDGES]), EDGES, strict=True):
         assert {name: result[name] for name in expected} == expected, row["headers"]
+
+
+def test_recurring_messages(spark: SparkSession) -> None:
+    """They come up when they are written; what their headers say is kept as it is, sense or nonsense."""
+    results = decoded(spark, [record(*headers) for headers, _ in RECURRING])
+    for result, (headers, expected) in zip(results, RECURRING, strict=True):
+        assert {name: result[name] for name in expected} == expected, headers
 
 
 def test_a_timer_keeps_what_is_not_control(spark: SparkSession) -> None:
@@ -177,6 +185,26 @@ def test_cancel_by_origin(spark: SparkSession, named: str, origin: int) -> None:
         assert (row["kind"], row["id"], row["at"], row["due"], row["reason"]) == (1, None, AT_MIN, TS, None)
         assert (row["target"], row["target_partition"], row["replace"], row["origin"]) == (None, None, False, origin)
         assert row["headers"][0] == ("delay-cancel-origin", named.encode())
+
+
+def test_move(spark: SparkSession) -> None:
+    """A move has the due time of the message, what it names, and the topic of its answer; and all its headers."""
+    reply: Some = [("delay-reply-to", " answers "), ("delay-correlation-id", "é" * 256)]
+    rows = [
+        record(("delay-move", " a "), FOR, *reply, TO),
+        record(("delay-move-origin", "delay/0/7"), ("delay-until", str(TS + 5)), ("delay-id", "a")),
+        record(("delay-move-origin", "other/0/7"), ("delay-level", "1"), *reply, key=None),
+        record(("delay-cancel", "a"), *reply),
+    ]
+    found = decoded(spark, rows)
+    names = ("kind", "id", "origin", "due", "at", "target", "reason")
+    assert [tuple(row[name] for name in names) for row in found] == [
+        (3, "a", OFFSET, TS + 1_000, AT_MIN, "answers", None),
+        (3, None, 7, TS + 5, AT_MIN, None, None),
+        (3, None, -1, TS + 1_000, AT_MIN, "answers", None),
+        (4, "a", OFFSET, TS, AT_MIN, "answers", None),
+    ]
+    assert [row["headers"] for row in found] == [row["headers"] for row in rows]
 
 
 def test_copies(spark: SparkSession) -> None:
@@ -370,7 +398,7 @@ def test_parameters_in_json() -> None:
 
 
 @settings(
-    max_examples=12, deadline=None, phases=(Phase.explicit, Phase.generate), suppress_health_check=list(HealthCheck)
+    max_examples=8, deadline=None, phases=(Phase.explicit, Phase.generate), suppress_health_check=list(HealthCheck)
 )
 @given(st.lists(records(), min_size=60, max_size=120), st.booleans())
 def test_spark_and_the_pure_readers_agree(spark: SparkSession, rows: list[Row], default: bool) -> None:
@@ -385,7 +413,7 @@ def test_spark_and_the_pure_readers_agree(spark: SparkSession, rows: list[Row], 
 
 
 @settings(
-    max_examples=6, deadline=None, phases=(Phase.explicit, Phase.generate), suppress_health_check=list(HealthCheck)
+    max_examples=4, deadline=None, phases=(Phase.explicit, Phase.generate), suppress_health_check=list(HealthCheck)
 )
 @given(st.lists(copies(), min_size=60, max_size=120))
 def test_forged_copies_are_bounded_as_originals_are(spark: SparkSession, rows: list[Row]) -> None:

@@ -155,7 +155,7 @@ _EPOCHS: DecodeEpochs = tuple(
 
 
 @settings(
-    max_examples=8, deadline=None, phases=(Phase.explicit, Phase.generate), suppress_health_check=list(HealthCheck)
+    max_examples=5, deadline=None, phases=(Phase.explicit, Phase.generate), suppress_health_check=list(HealthCheck)
 )
 @given(
     st.lists(

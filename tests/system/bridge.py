@@ -7,10 +7,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from dev.harness.bridge import BridgeProcess, Tree, lay_over
+from dev.harness.waiting import wait_until
 from tests.java import SHORT_LIVED
 
 AS_SHIPPED: Final[Tree] = {"spark": {"conf": {"spark.driver.extraJavaOptions": ""}}}
 """The JVM with both its compilers: where memory or throughput is looked at."""
+
+
+SPARK_SERVES_S_MAX: Final = 180
+"""Its JVM is niced: beside other tests it starts when they let it."""
 
 
 class RunningBridge(BridgeProcess):
@@ -31,3 +36,7 @@ class RunningBridge(BridgeProcess):
         }
         lay_over(tests, config or {})
         super().__init__(directory, bootstrap, *delay_topics, id=id, instance=instance, config=tests)
+
+    def wait_spark(self) -> None:
+        """Until the plain reader has handed over to Spark's query."""
+        wait_until(lambda: self.events("query-serves"), SPARK_SERVES_S_MAX, lambda: f"Spark reads; {self.tail()}")

@@ -22,7 +22,7 @@ from timerstore.clock import SystemClock
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(2_400)]
 
-COUNT: Final = 1_000_000 if IS_NIGHTLY else 100_000
+COUNT: Final = 1_000_000 if IS_NIGHTLY else 30_000
 SEED: Final = 20_261_122
 AT_ONCE: Final = 5_000
 RAW_AT_ONCE: Final = 50
@@ -159,7 +159,7 @@ def assert_each_has_its_fate(fates: np.ndarray, counts: dict[Fate, np.ndarray]) 
 
 def assert_as_they_came(kept: dict[int, Made], letters: dict[int, Made]) -> None:
     """Dead letters are the records byte for byte, and headers of the bridge after theirs."""
-    assert len(kept) > 100
+    assert len(kept) > COUNT // 600
     for number, made in kept.items():
         letter = letters[number]
         assert (letter.key, letter.value) == (made.key, made.value), number

@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import Message
 
 from bridge.client import DelayClient
-from bridge.wire.headers import cancel_origin_headers
+from bridge.wire.commands import cancel_origin_headers
 from dev.harness.kafka import Reader, Record, Topics
 from dev.harness.waiting import wait_until
 from tests.system.bridge import RunningBridge

@@ -122,7 +122,7 @@ def test_a_jump_in_the_middle_of_a_read_ends_neither_the_read_nor_the_bridge(
     with RunningBridge(tmp_path, broker.bootstrap, delay) as bridge, Reader(broker.bootstrap, [target]) as reader:
         wall = WallClock(tmp_path, bridge)
         bridge.start()
-        wait_until(lambda: bridge.events("query-serves"), DEADLINE_S, "Spark reads")
+        bridge.wait_spark()
         with reading_throttled(broker.bootstrap, bytes_per_s=60_000):  # a first MB comes at once, another after 5 s
             produce(broker.bootstrap, records)
             for number, ahead_s in enumerate(range(STEP_S, JUMP_S, STEP_S), start=1):

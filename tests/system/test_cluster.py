@@ -42,7 +42,7 @@ def test_a_worker_that_is_killed_loses_nothing(broker: Broker, topics: Topics, t
             Reader(broker.bootstrap, [target]) as reader,
         ):
             bridge.start()
-            wait_until(lambda: bridge.events("query-serves"), DEADLINE_S, lambda: f"Spark reads; {bridge.tail()}")
+            bridge.wait_spark()
             send(0, COUNT // 2)
             wait_until(lambda: reader.poll(0.2) and len(reader.records) > COUNT // 20, DEADLINE_S, "delivery begins")
             assert cluster.kill_worker(0), "its executor was there"

@@ -13,13 +13,14 @@ from dev.harness.kafka import Topics
 from dev.harness.ledger import Balance
 from dev.harness.load import Load
 from dev.harness.waiting import wait_until
+from tests.profiles import IS_NIGHTLY
 from tests.system.bridge import RunningBridge
 from tests.system.broker import Broker
 from timerstore.clock import SystemClock
 
 pytestmark = [pytest.mark.system, pytest.mark.crash, pytest.mark.slow]
 
-KILLS: Final = 20
+KILLS: Final = 20 if IS_NIGHTLY else 10
 STARTING_KILLS: Final = 0.5
 """The share of kills that hit the bridge while it starts; the others come soon after it is ready."""
 STARTING_S: Final = 10.0

@@ -25,6 +25,8 @@ TAKEN_OVER_S_MAX: Final = 60
 LATE_MS_MAX: Final = 30_000
 """The promise for an upgrade, in which an instance is away for some 15 s; on a machine that takes longer than 20 s to
 start one beside the other, half as long again as that took."""
+KEPT_LATE_MS_MAX: Final = 5_000
+"""Of partitions that stay where they are; a second on a machine that does nothing else (`bench/on_time.py rolling`)."""
 SESSION: Final = {"delivery": {"session_timeout": "6s"}}
 
 
@@ -53,10 +55,11 @@ def test_a_second_instance_of_the_same_name_takes_over(broker: Broker, topics: T
 
 @pytest.mark.timeout(600)
 def test_instances_that_come_and_go_share_the_partitions(broker: Broker, topics: Topics, tmp_path: Path) -> None:
-    """A second instance joins, takes its share and leaves, in order or killed: nothing is lost or doubled."""
+    """A second instance joins, takes its share and leaves, in order or killed: nothing is lost or doubled, and the
+    partitions that the first one keeps are delivered meanwhile, from the same store."""
     delay, target = topics.delay(partitions=4), topics.create("orders", partitions=2)
     load = Load(broker.bootstrap, delay, [target], seed=2, delay_ms_max=10_000)
-    name = f"bridge-{delay}"
+    name, clock, kept = f"bridge-{delay}", SystemClock(), list[tuple[int, int, set[str]]]()
     with (
         RunningBridge(tmp_path / "a", broker.bootstrap, delay, id=name, instance="a", config=SESSION) as a,
         RunningBridge(tmp_path / "b", broker.bootstrap, delay, id=name, instance="b", config=SESSION) as b,
@@ -64,13 +67,25 @@ def test_instances_that_come_and_go_share_the_partitions(broker: Broker, topics:
         a.start()
         with load.running(PER_SECOND):
             for leave in (b.stop, b.kill):
+                began_ms = clock.now_ms()
                 b.start()
                 wait_until(lambda: owned(a) == 2 and owned(b) == 2, 60, lambda: f"a {owned(a)}, b {owned(b)} of 4")
                 load.send(200)
                 leave()
                 wait_until(lambda: owned(a) == 4, 60, lambda: f"a has {owned(a)} of 4; log:\n{a.tail()}")
+                gone = a.events("partitions-given-up")[-1]["partitions"].split(", ")
+                kept.append((began_ms, clock.now_ms(), {f"{delay}/{partition}" for partition in range(4)} - {*gone}))
         records = load.wait_delivered(broker.bootstrap, DELIVERED_S_MAX)
         assert load.balance(records) == Balance(), load.balance(records)
+        assert len(a.events("index-opened")) == 1, "the store stays open"
+        late_ms = [
+            record.timestamp_ms - int(record.header("delay-due") or b"")
+            for record in records
+            for began_ms, ended_ms, names in kept
+            if record.topic == target and began_ms <= record.timestamp_ms <= ended_ms
+            if (record.header("delay-origin") or b"").decode().rpartition("/")[0] in names
+        ]
+        assert len(late_ms) > 500 and max(late_ms) <= KEPT_LATE_MS_MAX, (len(late_ms), max(late_ms))
         a.wait_idle(30)
         assert a.stop() == 0
         assert "StackOverflowError" not in a.logs, "Spark's own handling of a batch that is cut off"
@@ -168,6 +183,6 @@ def assert_reused(bridge: RunningBridge) -> None:
 
 
 def owned(bridge: RunningBridge) -> int:
-    """How many partitions the instance was ready with last."""
-    ready = bridge.events("ready")
-    return int(ready[-1]["partitions"]) if ready else 0
+    """How many partitions the instance delivers."""
+    changes = bridge.events("ready", "partitions-joined", "partitions-given-up")
+    return int(changes[-1]["owned" if "owned" in changes[-1] else "partitions"]) if changes else 0

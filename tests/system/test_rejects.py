@@ -87,6 +87,8 @@ def cases(dialect: Dialect) -> Iterator[Case]:
     yield Case(reason=r.NO_TIME, headers=[to])
     yield Case(reason=r.NO_TIME, headers=[], key=b"k")
     yield Case(reason=r.TWO_TIMES, headers=[soon, to, (other, b"1")])
+    yield Case(reason=r.BAD_SCHEDULE, headers=[soon, to, (h.TIMES, b"3")])
+    yield Case(reason=r.BAD_REPLY, headers=[(h.CANCEL, b"a"), (h.REPLY_TO, b"a/b")])
     yield Case(reason=r.BEYOND_MAX, headers=[time(dialect, 7_200_000), to])
     yield Case(reason=r.NO_TARGET, headers=[soon])
     yield Case(reason=r.BAD_ID, headers=[soon, to] if dialect.keyed else [soon, to, (h.ID, b"")], key=b"k" * 257)
@@ -145,7 +147,7 @@ def mark() -> bytes:
 def test_names_that_our_client_would_cut_reach_no_target(site: Site) -> None:
     """A header's name with NUL is another name where it would arrive: the message is a dead letter when it is due, and
     the letter of a reject has the name whole. (Where Spark reads; the plain reader's client cuts it, too.)"""
-    wait_until(lambda: site.bridge.events("query-serves"), ARRIVED_S_MAX, "Spark reads")
+    site.bridge.wait_spark()
     target, delay = site.topics.create("never"), site.delay[NATIVE]
     timer, reject, fine = mark(), mark(), mark()
     to = f"delay-topic:{target}"

@@ -234,7 +234,7 @@ def test_tokens_of_an_issuer_let_both_clients_in(
     config = {"bridge": {"create_topics": False}, "kafka": {"common": common}}
     with RunningBridge(tmp_path, secure.oauth, DELAY, id=ID, config=config) as by_token:
         by_token.start()
-        wait_until(lambda: by_token.events("query-serves"), RENEWED_S_MAX, lambda: f"Spark reads; {by_token.tail()}")
+        by_token.wait_spark()
         assert send(secure, tmp_path, "--to", TARGET, "by token").returncode == 0, by_token.tail()
         assert {agent.partition("/")[0] for agent in issuer.issued} >= {"Java"}, issuer.issued
         assert "canary" not in by_token.logs

@@ -19,7 +19,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]  # public, but not marked as exported
 
-from bridge.delivery.plan.partitioner import murmur2
+from bridge.delivery.targets.partitioner import murmur2
 from dev.broker import EmbeddedBroker
 from dev.harness.kafka import AUTHORIZER, Outgoing, Reader, Record, Topics, produce, read_committed
 from dev.harness.ledger import Balance

@@ -11,7 +11,8 @@ The gauges are told at once. For a batch with new tombstones:
                       beside segments (`SegmentIds`) become so, and were not before. Where those of an origin are,
                       ingest finds out (`PendingOf`)
     under the lock    the tombstones are added; those timers that are still unfinished leave the counts; where one is
-                      on loan to the open transaction, its acknowledgement, which counts it out once more, counts it in
+                      on loan to the open transaction, or a command of it acts on it, its acknowledgement, which counts
+                      it out once more, counts it in
 
 Only one thread appends, so nothing can become covered between the two.
 """
@@ -38,10 +39,10 @@ from timerstore.cancels.id_index import (
     target_codes,
 )
 from timerstore.cancels.tombstones import Lookup, Run, Tombstones, merged
-from timerstore.memory.pending import Tally, tally_coded
+from timerstore.memory.pending import Tally, labels, tally_coded
 from timerstore.memory.resident import Resident
 from timerstore.memory.sorted_runs import RowRefs
-from timerstore.rows.entry import Kind
+from timerstore.rows.entry import DECIDED, Kind
 from timerstore.rows.position import AT_MIN, Bools, Int64s, Positions, pack
 from timerstore.rows.sources import Sources
 
@@ -51,6 +52,8 @@ MARGIN_MS: Final = 3_600_000
 
 NO_ORIGIN: Final = -1
 """In place of an origin, of a cancel that names a record of another source."""
+SEVERAL: Final = -2
+"""In place of an origin, of a command that names several."""
 PendingOf = Callable[[Int64s], Timers]
 """The pending timers of origins (packed sources and offsets), of memory and segments, with the origins as keys; those
 that a tombstone covers are left out."""
@@ -92,10 +95,29 @@ class Cancels:
 
     # ---- delivery
 
-    def covered(self, lookup: Lookup, source: Int64s, payload: pa.RecordBatch) -> Bools | None:
+    def covered(self, lookup: Lookup, source: Int64s, offset: Int64s, payload: pa.RecordBatch) -> Bools | None:
         """Mask of the timers among rows of `entry.PAYLOAD` that a tombstone covers; None when there are none."""
         if not len(lookup):
             return None
+        mask = self.cancelled_by(lookup, source, payload)
+        is_timer, origin = payload.column("kind").to_numpy() == Kind.TIMER, payload.column("origin").to_numpy()
+        mask |= is_timer & self.decided(lookup, source, offset, origin)
+        return mask if mask.any() else None
+
+    def decided(self, lookup: Lookup, source: Int64s, offset: Int64s, origin: Int64s) -> Bools:
+        """Mask of the rows of these origins that finished commands cover."""
+        return self.moved(lookup, source, offset, origin) | self.recalled(lookup, source, offset, origin)
+
+    def moved(self, lookup: Lookup, source: Int64s, offset: Int64s, origin: Int64s) -> Bools:
+        """Those that moves cover, which a copy replaces."""
+        return _below(lookup, self._seeds.of_moves, source, offset, origin)
+
+    def recalled(self, lookup: Lookup, source: Int64s, offset: Int64s, origin: Int64s) -> Bools:
+        """Those that recalls cover."""
+        return _below(lookup, self._seeds.of_recalls, source, offset, origin)
+
+    def cancelled_by(self, lookup: Lookup, source: Int64s, payload: pa.RecordBatch) -> Bools:
+        """Mask of the timers among rows of `entry.PAYLOAD` that cancels cover."""
         ids, origin = payload.column("id"), payload.column("origin").to_numpy()
         is_timer = payload.column("kind").to_numpy() == Kind.TIMER
         mask = np.zeros(len(ids), dtype=np.bool_)
@@ -108,7 +130,12 @@ class Cancels:
         if len(rows):
             offset, _ = lookup.look_up(self._seeds.of_origins(origin[rows], source[rows]))
             mask[rows] |= offset > origin[rows]
-        return mask if mask.any() else None
+        return mask
+
+    def are_covered(self, lookup: Lookup, timers: Timers) -> Bools:
+        """Mask of the timers, known by their ids, that a tombstone covers."""
+        offset, _ = lookup.look_up(timers.keys)
+        return (offset > timers.origin) | self._are_covered_otherwise(lookup, timers)
 
     def keys_of(self, id: str) -> Digests:
         """What an id is known by, in every source."""
@@ -137,15 +164,18 @@ class Cancels:
         """
         by_id = self._judge_ids(known, payload, fresh, is_unfinished, finished, now_ms)
         by_origin = self._judge_origins(known, payload, fresh, is_unfinished, pending_of, now_ms)
-        if by_id is None or by_origin is None:
-            return by_id or by_origin
-        hits = concat_timers([by_id.hits, by_origin.hits])
+        by_command = self._judge_commands(known, payload, fresh, is_unfinished, pending_of, now_ms)
+        parts = [part for part in (by_id, by_origin, by_command) if part is not None]
+        if len(parts) < 2:
+            return parts[0] if parts else None
+        hits = concat_timers([part.hits for part in parts])
         _, once = np.unique(hits.seq, return_index=True)
-        gone = np.isin(by_id.timers.seq, fresh.seq[by_origin.covered[fresh.row]])
+        covered: Bools = np.logical_or.reduce([part.covered for part in parts])
+        timers = parts[0].timers
         return Judged(
-            covered=by_id.covered | by_origin.covered,
-            tombstones=merged([by_id.tombstones, by_origin.tombstones]),
-            timers=by_id.timers[~gone],
+            covered=covered,
+            tombstones=merged([part.tombstones for part in parts]),
+            timers=timers[~np.isin(timers.seq, fresh.seq[covered[fresh.row]])],
             hits=hits[once],
         )
 
@@ -189,7 +219,7 @@ class Cancels:
         ]  # fmt: skip
         live = timer[~is_covered]
         codes: dict[str, int] = {}
-        target = target_codes(payload.column("target").take(pa.array(index[live])), codes)
+        target = target_codes(labels(payload).take(pa.array(index[live])), codes)
         timers = Timers(
             keys=keys[live],
             at=rows.at[live],
@@ -231,7 +261,9 @@ class Cancels:
         if not (makes.any() or timer.any()):
             return None
         expire_ms = np.full(int(np.count_nonzero(makes)), now_ms + self._keep_ms)
-        new = _run(self._seeds.of_origins(origin[makes], source[makes]), source[makes], offset[makes], expire_ms)
+        at, named = named_by(payload, index[makes], origin[makes])
+        of, by = source[makes][at], offset[makes][at]
+        new = _run(self._seeds.of_origins(named, of), of, by, expire_ms[at])
         rows = np.flatnonzero(timer)
         keys = self._seeds.of_origins(origin[rows], source[rows])
         by, until_ms = self._cover(known.lookup, new, keys, source[rows], origin[rows])
@@ -245,21 +277,85 @@ class Cancels:
         hits = no_timers()
         if len(new):
             # A message cannot be cancelled by what was written before it.
-            named = new[new.offset > new.keys.lo.astype(np.int64)]
-            hits = pending_of(pack(named.source.astype(np.int64), named.keys.lo.astype(np.int64)))
+            below = new[new.offset > new.keys.lo.astype(np.int64)]
+            hits = pending_of(pack(below.source.astype(np.int64), below.keys.lo.astype(np.int64)))
         at = find(new.keys, hits.keys)
         reached = _run(hits.keys, new.source[at], new.offset[at], hits.at)
         return Judged(covered=covered, tombstones=merged([new, raised, reached]), timers=no_timers(), hits=hits)
 
-    def take_in(self, judged: Judged, resident: Resident, on_loan: RowRefs) -> tuple[Tally, Tally]:
-        """Add what was judged. Returns the timers that were pending until now, counted, and those of them that are on
-        loan."""
+    def _judge_commands(
+        self,
+        known: Known,
+        payload: pa.RecordBatch,
+        fresh: RowRefs,
+        is_unfinished: Bools,
+        pending_of: PendingOf,
+        now_ms: int,
+    ) -> Judged | None:
+        """What finished commands by origin mean, those of the batch, which was read before, and earlier ones."""
+        index, source, offset = fresh.row, fresh.source, fresh.offset
+        kind, origin = payload.column("kind").to_numpy()[index], payload.column("origin").to_numpy()[index]
+        makes = np.isin(kind, DECIDED) & ~is_unfinished & (origin != NO_ORIGIN) & (origin < offset)
+        if makes.any():
+            makes &= payload.column("id").is_null().to_numpy(zero_copy_only=False)[index]
+        timer = (kind == Kind.TIMER) & is_unfinished
+        timer &= (offset < known.lookup.highest_by_command[source]) | makes.any()
+        if not (makes.any() or timer.any()):
+            return None
+        expire_ms = np.full(int(np.count_nonzero(makes)), now_ms + self._keep_ms)
+        at, named = named_by(payload, index[makes], origin[makes])
+        of, by, is_move = source[makes][at], offset[makes][at], (kind[makes] == Kind.MOVE)[at]
+        rows = np.flatnonzero(timer)
+        covered = np.zeros(len(payload), dtype=np.bool_)
+        found: list[Run] = []
+        hits = [no_timers()]
+        for keys_of, mine in ((self._seeds.of_moves, is_move), (self._seeds.of_recalls, ~is_move)):
+            mine = mine & (named < by)
+            new = _run(keys_of(named[mine], of[mine]), of[mine], by[mine], expire_ms[at][mine])
+            keys = keys_of(origin[rows], source[rows])
+            until, until_ms = known.lookup.look_up(keys)
+            which = find(new.keys, keys)
+            if len(new):
+                np.maximum(until, np.where(which >= 0, new.offset[which], -1), out=until)
+                np.maximum(until_ms, np.where(which >= 0, new.expire_ms[which], -1), out=until_ms)
+            is_covered = until > offset[rows]
+            covered[index[rows[is_covered]]] = True
+            found += [
+                new,
+                _run(keys[is_covered], source[rows][is_covered], until[is_covered],
+                     np.maximum(until_ms, fresh.at[rows])[is_covered]),
+            ]  # fmt: skip
+            if len(new):
+                reached = pending_of(pack(new.source.astype(np.int64), new.keys.lo.astype(np.int64)))
+                which = find(new.keys, keys_of(reached.origin, reached.source))
+                below = reached.offset < new.offset[which]
+                reached, which = reached[below], which[below]
+                hits.append(reached)
+                found.append(_run(new.keys[which], new.source[which], new.offset[which], reached.at))
+        both = concat_timers(hits)
+        _, once = np.unique(both.seq, return_index=True)
+        return Judged(covered=covered, tombstones=merged(found), timers=no_timers(), hits=both[once])
+
+    def add_decided(
+        self, is_move: Bools, origin: Int64s, source: Int64s, offset: Int64s, until_ms: Int64s, now_ms: int
+    ) -> None:
+        """Tombstones of commands at `offset` that were just finished, moves or recalls, for these originals; `until_ms`
+        are the times of the rows that they cover."""
+        moves, recalls = self._seeds.of_moves(origin, source), self._seeds.of_recalls(origin, source)
+        keys = Digests(np.where(is_move, moves.hi, recalls.hi), moves.lo)
+        run = _run(keys, source, offset, np.maximum(until_ms, now_ms + self._keep_ms))
+        none: Bools = np.zeros(len(run), dtype=np.bool_)
+        self.tombstones.add(run, none, ~none)
+
+    def take_in(self, judged: Judged, resident: Resident, in_hand: Int64s) -> tuple[Tally, Tally]:
+        """Add what was judged. Returns the timers that were pending until now, counted, and those of them (`in_hand`,
+        packed) that the open transaction has taken or acts on."""
         new = judged.tombstones
-        self.tombstones.add(new, self._seeds.are_origins(new.keys, new.source))
+        are = self._seeds.are_origins, self._seeds.are_commands
+        self.tombstones.add(new, *(each(new.keys, new.source) for each in are))
         self.unstored.add(judged.timers, lambda timers: _is_gone(resident, timers))
         hits = judged.hits[~resident.finished(judged.hits)]
-        # Of the rows of one offset only one is a timer.
-        lent = hits[np.isin(hits.seq, on_loan.seq[on_loan.at > AT_MIN])]
+        lent = hits[np.isin(hits.seq, in_hand)]
         self.cancelled += int(np.count_nonzero(judged.covered)) + len(hits) - len(lent)
         return _tally(hits), _tally(lent)
 
@@ -291,7 +387,7 @@ class Cancels:
         holders: tuple[Timers | SegmentIds, ...] = (*known.unstored, *known.segments)
         for query, timers in chain.from_iterable(holder.matches(new.keys) for holder in holders):
             mask = (timers.origin < new.offset[query]) & (timers.origin >= before[query])
-            mask[mask] = ~(finished(timers[mask]) | self._are_covered_by_origin(known.lookup, timers[mask]))
+            mask[mask] = ~(finished(timers[mask]) | self._are_covered_otherwise(known.lookup, timers[mask]))
             if mask.any():
                 parts.append(timers[mask])
                 reached.append(query[mask])
@@ -301,13 +397,15 @@ class Cancels:
             return no_timers(), np.empty(0, np.int64)
         return concat_timers(parts), np.concatenate(reached)
 
-    def _are_covered_by_origin(self, lookup: Lookup, timers: Timers) -> Bools:
+    def _are_covered_otherwise(self, lookup: Lookup, timers: Timers) -> Bools:
+        """Which of the timers cancels by origin and commands cover."""
+        decided = self.decided(lookup, timers.source, timers.offset, timers.origin)
         mask: Bools = timers.origin < lookup.highest_by_origin[timers.source]
         if mask.any():
             rows = timers[mask]
             offset, _ = lookup.look_up(self._seeds.of_origins(rows.origin, rows.source))
             mask[mask] = offset > rows.origin
-        return mask
+        return mask | decided
 
     # ---- opening, maintenance
 
@@ -330,9 +428,11 @@ class Cancels:
     def named_origins(self) -> Int64s:
         """The origins that tombstones name, packed with their sources."""
         lookup, found = self.tombstones.lookup(), [np.empty(0, np.int64)]
-        if (lookup.highest_by_origin >= 0).any():
+        if (lookup.highest_by_origin >= 0).any() or (lookup.highest_by_command >= 0).any():
             for run in lookup.runs():
-                named = run[(run.source >= 0) & self._seeds.are_origins(run.keys, run.source)]
+                known = run[run.source >= 0]
+                is_origin = self._seeds.are_origins(known.keys, known.source)
+                named = known[is_origin | self._seeds.are_commands(known.keys, known.source)]
                 found.append(pack(named.source.astype(np.int64), named.keys.lo.astype(np.int64)))
         return np.unique(np.concatenate(found))
 
@@ -361,6 +461,30 @@ class Cancels:
         held = [resident.committed[source].position.at_ms for source in resident.held_sources()]
         ready_ms = resident.ready.first_at_ms()
         return min([now_ms, resident.frontier.at_ms, first, *held, *([] if ready_ms is None else [ready_ms])])
+
+
+def _below(
+    lookup: Lookup, keys_of: Callable[[Int64s, Int64s], Digests], source: Int64s, offset: Int64s, origin: Int64s
+) -> Bools:
+    """Mask of the rows of these origins that are below their tombstones, whose keys `keys_of` tells."""
+    mask: Bools = offset < lookup.highest_by_command[source]
+    if mask.any():
+        found, _ = lookup.look_up(keys_of(origin[mask], source[mask]))
+        mask[mask] = found > offset[mask]
+    return mask
+
+
+def named_by(payload: pa.RecordBatch, index: npt.NDArray[Any], origin: Int64s) -> tuple[Int64s, Int64s]:
+    """Of commands by origin, the rows `index` of `entry.PAYLOAD` with these origins: which of them names what, and the
+    offsets that they name, each command's in order and once."""
+    several = np.flatnonzero(origin == SEVERAL)
+    if not len(several):
+        return np.arange(len(origin)), origin
+    texts = payload.column("value").take(pa.array(index[several])).to_pylist()
+    lists = [origin[i : i + 1] for i in range(len(origin))]
+    for i, text in zip(several.tolist(), texts, strict=True):
+        lists[i] = np.unique(np.array(text.split(b","), dtype=np.int64))
+    return np.repeat(np.arange(len(origin)), list(map(len, lists))), np.concatenate(lists)
 
 
 def _run(keys: Digests, source: npt.NDArray[Any], offset: Int64s, expire_ms: Int64s) -> Run:

@@ -24,18 +24,21 @@ import pyarrow.parquet as pq
 from timerstore.cancels.digests import (
     Digests,
     Uint64s,
+    are_commands,
     are_origins,
     concat_digests,
     digest,
     find_all,
+    move_keys,
     origin_keys,
+    recall_keys,
     seed,
 )
 from timerstore.disk import column_file as columns
 from timerstore.disk import files
 from timerstore.disk.column_file import ColumnFile
 from timerstore.errors import Corrupt
-from timerstore.memory.pending import label_of
+from timerstore.memory.pending import label_of, labels
 from timerstore.rows.entry import Kind
 from timerstore.rows.position import Bools, Int64s, Positions, pack
 from timerstore.rows.sources import SourceName, Sources
@@ -51,7 +54,7 @@ SCHEMA: Final = {
     "source": "<i4",
     "target": "<i4",
 }
-READ: Final = ["topic", "partition", "offset", "at", "kind", "target", "id", "origin"]
+READ: Final = ["topic", "partition", "offset", "at", "kind", "target", "id", "origin", "schedule"]
 FOUND_ROWS_MAX: Final = 1 << 18
 """How many timers are looked at at a time."""
 UNSTORED_SLACK: Final = 1 << 16
@@ -186,7 +189,7 @@ def _of_table(table: pa.Table, sources: Sources, seeds: Seeds, targets: dict[str
         "offset": table.column("offset").to_numpy(),
         "origin": table.column("origin").to_numpy(),
         "source": source,
-        "target": target_codes(table.column("target"), targets),
+        "target": target_codes(labels(table), targets),
     }
 
 
@@ -223,6 +226,18 @@ class Seeds:
     def of_origins(self, origin: Int64s, source: Int64s) -> Digests:
         """Keys of the original records at these offsets of these sources."""
         return origin_keys(origin, self._seeds[source])
+
+    def of_moves(self, origin: Int64s, source: Int64s) -> Digests:
+        """Keys of the originals that moves name."""
+        return move_keys(origin, self._seeds[source])
+
+    def of_recalls(self, origin: Int64s, source: Int64s) -> Digests:
+        """Keys of the originals that recalls name."""
+        return recall_keys(origin, self._seeds[source])
+
+    def are_commands(self, keys: Digests, source: Int64s | Int32s) -> Bools:
+        """Which keys, of these sources, are of commands."""
+        return are_commands(keys, self._seeds[source])
 
     def are_origins(self, keys: Digests, source: Int64s | Int32s) -> Bools:
         """Which keys, of these sources, are of original records."""

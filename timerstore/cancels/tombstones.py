@@ -1,7 +1,8 @@
 """Tombstones: what a cancel leaves behind (invariant I7).
 
 A tombstone says: of this source, every unfinished timer with this id, or with this origin, and an origin offset below
-`offset` is cancelled. There is one for a key; a later cancel moves its offset up.
+`offset` is cancelled. There is one for a key; a later cancel moves its offset up. That of a command (commands.py) has a
+key of its own for the same origin, and says: every row of this origin whose *own* offset lies below `offset`.
 
 They are sorted runs, newest last: small ones in memory, the others in column files that a flush has written and the
 checkpoint names. Memory runs of like size are merged, and so are files, so that a tombstone is written a logarithmic
@@ -60,7 +61,8 @@ class Run:
 
 
 class TombstoneFile:
-    """A run on disk. `highest` is the largest offset in it by source, `highest_by_origin` that of cancels by origin."""
+    """A run on disk. `highest` is the largest offset in it by source, `highest_by_origin` that of cancels by origin,
+    `highest_by_command` that of commands."""
 
     def __init__(self, file: ColumnFile, sources: Sources) -> None:
         self.file = file
@@ -70,6 +72,7 @@ class TombstoneFile:
         self._source = np.array([sources.index(*n) if n in sources else -1 for n in names], dtype=np.int32)
         self.highest = self._by_source(file.note["highest"])
         self.highest_by_origin = self._by_source(file.note.get("highest_by_origin", [-1] * len(names)))
+        self.highest_by_command = self._by_source(file.note.get("highest_by_command", [-1] * len(names)))
         self.expire_ms_max: int = file.note["expire_ms_max"]
 
     def __len__(self) -> int:
@@ -96,12 +99,14 @@ class TombstoneFile:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lookup:
     """All tombstones of one moment. `highest` (int64 by source, -1 where there are none) is the largest offset: a timer
-    of a higher origin cannot be covered. `highest_by_origin` is the largest of cancels by origin."""
+    of a higher origin cannot be covered. `highest_by_origin` is the largest of cancels by origin, `highest_by_command`
+    of commands: a row of a higher offset cannot be covered by one."""
 
     memory: tuple[Run, ...]
     files: tuple[TombstoneFile, ...]
     highest: Int64s
     highest_by_origin: Int64s
+    highest_by_command: Int64s
 
     def runs(self) -> Iterator[Run]:
         """All of it; the columns of files stay on disk."""
@@ -131,7 +136,7 @@ class Tombstones:
         self._memory: tuple[Run, ...] = ()
         self._files: tuple[TombstoneFile, ...] = ()
         self._highest: Int64s = np.full(sources, -1, dtype=np.int64)
-        self._highest_by_origin = self._highest
+        self._highest_by_origin = self._highest_by_command = self._highest
 
     def __len__(self) -> int:
         """Rows of all runs (a key in two of them counts twice)."""
@@ -154,6 +159,7 @@ class Tombstones:
             files=self._files,
             highest=self._highest,
             highest_by_origin=self._highest_by_origin,
+            highest_by_command=self._highest_by_command,
         )
 
     def restore(self, files: Sequence[TombstoneFile]) -> None:
@@ -162,9 +168,10 @@ class Tombstones:
         for file in files:
             self._highest = _raised(self._highest, *_columns(file.highest))
             self._highest_by_origin = _raised(self._highest_by_origin, *_columns(file.highest_by_origin))
+            self._highest_by_command = _raised(self._highest_by_command, *_columns(file.highest_by_command))
 
-    def add(self, run: Run, by_origin: Bools) -> None:
-        """New tombstones; `by_origin` bool[n] tells which are of cancels by origin."""
+    def add(self, run: Run, by_origin: Bools, by_command: Bools) -> None:
+        """New tombstones; bool[n] each: which are of cancels by origin, and which of commands."""
         if not len(run):
             return
         runs = [*self._memory, run]
@@ -175,6 +182,9 @@ class Tombstones:
         self._highest = _raised(self._highest, run.source, run.offset)
         if by_origin.any():
             self._highest_by_origin = _raised(self._highest_by_origin, run.source[by_origin], run.offset[by_origin])
+        if by_command.any():
+            raised = _raised(self._highest_by_command, run.source[by_command], run.offset[by_command])
+            self._highest_by_command = raised
 
     def merge(self, expired_before_ms: int, elsewhere: Bools) -> TombstoneMerge | None:
         """What no file holds yet, to be written (what comes from now on is kept apart from it), and the files to be
@@ -270,7 +280,7 @@ def write(path: Path, sources: Sources, merge: TombstoneMerge) -> TombstoneFile 
     Raises DiskFull (nothing was written) or DiskFailure.
     """
     highest: Int64s = np.full(len(sources), -1, dtype=np.int64)
-    highest_by_origin, seeds = highest.copy(), Seeds(sources)
+    highest_by_origin, highest_by_command, seeds = highest.copy(), highest.copy(), Seeds(sources)
     expire_ms_max = 0
 
     def pieces() -> Iterator[dict[str, npt.NDArray[Any]]]:
@@ -280,17 +290,19 @@ def write(path: Path, sources: Sources, merge: TombstoneMerge) -> TombstoneFile 
                 np.maximum.at(highest, piece.source, piece.offset)
                 named = piece[seeds.are_origins(piece.keys, piece.source)]
                 np.maximum.at(highest_by_origin, named.source, named.offset)
+                decided = piece[seeds.are_commands(piece.keys, piece.source)]
+                np.maximum.at(highest_by_command, decided.source, decided.offset)
                 expire_ms_max = max(expire_ms_max, int(piece.expire_ms.max()))
                 yield {"hi": piece.keys.hi, "lo": piece.keys.lo, "source": piece.source, "offset": piece.offset,
                        "expire_ms": piece.expire_ms}  # fmt: skip
 
     def note() -> dict[str, Any]:
         names = [list(name) for name in sources]
-        by_origin = highest_by_origin.tolist()
         return {
             "sources": names,
             "highest": highest.tolist(),
-            "highest_by_origin": by_origin,
+            "highest_by_origin": highest_by_origin.tolist(),
+            "highest_by_command": highest_by_command.tolist(),
             "expire_ms_max": expire_ms_max,
         }
 

@@ -30,13 +30,13 @@ from timerstore.errors import Corrupt, DiskFull
 from timerstore.log import origin_index
 from timerstore.log.origin_index import OriginIndex
 from timerstore.memory.chunks import ROW_REFERENCE_BYTES, materialize
-from timerstore.memory.pending import SLOT_MS, Tally, count_in, count_targets
+from timerstore.memory.pending import SLOT_MS, Tally, count_in, count_labels, labels
 from timerstore.memory.sorted_runs import RowRefs, select
 from timerstore.rows.entry import SEGMENT
 from timerstore.rows.position import OFFSET_MAX, Bools, Int64s, Position, Positions, offsets_of, pack, sources_of
 from timerstore.rows.sources import SourceName, Sources
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 METADATA_KEY = b"delay-bridge"
 ROW_GROUP_ROWS = 16_384
 
@@ -281,7 +281,7 @@ class Writer:
         size = payload.nbytes + len(rows) * ROW_REFERENCE_BYTES
         self._groups.append((int(at[0]), int(rows.seq[0]), len(rows), size))
         self._slots.append(np.unique(at // SLOT_MS, return_counts=True))
-        for name, count in count_targets(payload.column("target")).items():
+        for name, count in count_labels(labels(payload)).items():
             count_in(self._targets, name, count)
         self._ids += pc.sum(timers_with_ids(payload.column("kind"), payload.column("id"))).as_py()
         present, first = np.unique(source, return_index=True)

@@ -30,22 +30,34 @@ DAY_MS = SLOT_MS * PAGE_SLOTS
 SPAN_SLOTS = 11 * 366 * PAGE_SLOTS
 TARGETS_MAX = 1_000
 OTHER_TARGETS = "(other)"
+RECURS = "*"
+"""Behind the target of a message that comes again, in counts: the name of a topic has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Tally:
-    """Timers counted: `counts` (int64) by absolute slot (`slots`, int64, distinct), and by target ("" is the
-    delay topic's default)."""
+    """Timers counted: `counts` (int64) by absolute slot (`slots`, int64, distinct), and by target, as `labels` has
+    it."""
 
     slots: Int64s
     counts: Int64s
     targets: Mapping[str, int]
 
 
-def tally(at: Int64s, target: pa.Array | pa.ChunkedArray) -> Tally:
-    """Count timers by their effective times (ms) and target names (null: the default)."""
+def labels(rows: pa.RecordBatch | pa.Table) -> pa.Array | pa.ChunkedArray:
+    """What rows with the columns `target` and `schedule` are counted under: their targets (null: the delay topic's
+    default), and those that recur by themselves."""
+    target, schedule = rows.column("target"), rows.column("schedule")
+    if schedule.null_count == len(schedule):
+        return target
+    recurring = pc.binary_join_element_wise(pc.fill_null(target, ""), RECURS, "")
+    return pc.if_else(pc.is_valid(schedule), recurring, target)
+
+
+def tally(at: Int64s, label: pa.Array | pa.ChunkedArray) -> Tally:
+    """Count timers by their effective times (ms) and labels."""
     slots, counts = np.unique(at // SLOT_MS, return_counts=True)
-    return Tally(slots=slots, counts=counts, targets=count_targets(target))
+    return Tally(slots=slots, counts=counts, targets=count_labels(label))
 
 
 def tally_coded(at: Int64s, target: npt.NDArray[np.int32], names: Sequence[str]) -> Tally:
@@ -57,7 +69,7 @@ def tally_coded(at: Int64s, target: npt.NDArray[np.int32], names: Sequence[str])
     return Tally(slots=slots, counts=counts, targets=targets)
 
 
-TALLIED = ("kind", "target")
+TALLIED = ("kind", "target", "schedule")
 """The columns that `tally_timers` reads."""
 
 
@@ -67,16 +79,16 @@ def tally_timers(at: Int64s, payload: pa.RecordBatch | pa.Table, left_out: Bools
     timers = payload.column("kind").to_numpy() == Kind.TIMER
     if left_out is not None:
         timers &= ~left_out
-    target = payload.column("target")
+    label = labels(payload)
     if timers.all():
-        return tally(at, target)
-    return tally(at[timers], target.filter(pa.array(timers)))
+        return tally(at, label)
+    return tally(at[timers], label.filter(pa.array(timers)))
 
 
-def count_targets(target: pa.Array | pa.ChunkedArray) -> dict[str, int]:
-    """How often each target occurs; null, the delay topic's default, as the empty string."""
+def count_labels(label: pa.Array | pa.ChunkedArray) -> dict[str, int]:
+    """How often each occurs; null, the delay topic's default, as the empty string."""
     counts: dict[str, int] = {}
-    for pair in pc.value_counts(target).to_pylist():
+    for pair in pc.value_counts(label).to_pylist():
         count_in(counts, pair["values"] or "", pair["counts"])
     return counts
 
@@ -164,7 +176,15 @@ class Pending:
 
     def by_target(self) -> dict[str, int]:
         """Pending timers by target; the delay topic's default target is the empty string."""
-        return dict(self._by_target)
+        counts: dict[str, int] = {}
+        for label, count in self._by_target.items():
+            name = label.removesuffix(RECURS)
+            counts[name] = counts.get(name, 0) + count
+        return counts
+
+    def recurring(self) -> int:
+        """Pending timers that recur: one for each schedule. Of targets that are counted together none is told apart."""
+        return sum(count for label, count in self._by_target.items() if label.endswith(RECURS))
 
     def add(self, timers: Tally) -> None:
         """Count timers in."""

@@ -14,6 +14,9 @@ keeps its own P, the others go on. What is due of it meanwhile is withheld. When
 smallest one, and rows are loaded from there on again; what other sources have finished is left out by their own P, as
 after a start.
 
+A source that *joins* while the store is open (assignment.py) is held until it is ingested up to its committed O, and
+released like any other.
+
 A row is *stored*, in a segment that the checkpoint names, exactly when its offset lies below O_c of its source.
 
 No lock and no IO here: `StoreState` guards it, one instance is used by one thread at a time.
@@ -21,7 +24,7 @@ No lock and no IO here: `StoreState` guards it, one instance is used by one thre
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 import numpy as np
@@ -58,7 +61,9 @@ class Resident:
         """What is finished."""
         self.owned: Bools = self.done.owned
         self.held: Bools = np.zeros(sources, dtype=np.bool_)
-        """Mask of the sources that are held."""
+        """Mask of the sources that are held, those that join among them."""
+        self.joining: Bools = np.zeros(sources, dtype=np.bool_)
+        """Mask of the sources that join: nothing is committed for them yet."""
         self.offset: Int64s = self.done.offset
         """O by source."""
         self.ends: Int64s = np.zeros(sources, dtype=np.int64)
@@ -132,15 +137,16 @@ class Resident:
         self._keep_unstored(self.withheld, rows)
 
     def held_sources(self) -> list[int]:
-        """Those that are held, of the owned ones."""
+        """Those that are held, or join."""
         return [source for source in np.flatnonzero(self.held).tolist() if source in self.committed]
 
     def hold(self, held: Bools) -> None:
-        """Hold these sources, and no others, from now on.
+        """Hold these sources, and no others but those that join, from now on.
 
         Where one is released, P goes back to the smallest one, and with it the frontier: rows are loaded from there
         again.
         """
+        held = held | self.joining
         released, is_more = self.held & ~held, bool((held & ~self.held).any())
         self.held = held
         if is_more:
@@ -150,6 +156,35 @@ class Resident:
         free = [state.position for source, state in self.committed.items() if not held[source]]
         self.position = self.frontier = min((self.position, *free))
         self.place(concat([self.ready.pop_all(), self.withheld.pop_all(), self.overtaken.pop_all()]).sorted())
+
+    def join(self, source: int, state: Progress) -> None:
+        """A source is ours from now on, with this committed state. It is held, and below L nothing of it is here: its
+        release goes back to where it stands."""
+        self.committed[source] = state
+        self.done.note(source, state)
+        self.owned[source] = True
+        self.joining = self.joining | self._only(source)
+        self.held = self.held | self.joining
+
+    def joined(self) -> list[int]:
+        """The sources that are ingested up to their committed O, and join no more: `hold` without them is next."""
+        here = self.joining & (self.ends >= self.offset)
+        self.joining = self.joining & ~here
+        return np.flatnonzero(here).tolist()
+
+    def give_up(self, sources: Collection[int]) -> RowRefs:
+        """These sources are not ours any more; returns their rows, which are in memory no more."""
+        gone = self._only(*sources)
+        rows = [each.remove(lambda run: gone[run.source]) for each in (self.ready, self.memtable, self.withheld)]
+        overtaken = self.overtaken.pop_all()
+        self.overtaken.insert(overtaken[~gone[overtaken.source]])
+        rows.append(overtaken[gone[overtaken.source]])
+        for source in sources:
+            del self.committed[source]
+            self.done.note(source, Progress(0))
+        self.owned[gone] = False
+        self.joining, self.held = self.joining & ~gone, self.held & ~gone
+        return concat(rows)
 
     def replace_all(self, rows: RowRefs) -> None:
         """Put rows back after a transaction that did not happen, and all overtaken rows with them: P may lie before
@@ -248,6 +283,11 @@ class Resident:
         stored = self.is_stored(rows)
         self.chunks.release(rows.chunk[stored])
         holder.insert(rows.where(~stored))
+
+    def _only(self, *sources: int) -> Bools:
+        mask: Bools = np.zeros(len(self.owned), dtype=np.bool_)
+        mask[list(sources)] = True
+        return mask
 
     def _is_overtaken(self, rows: RowRefs) -> Bools:
         return self.done.is_passed(rows) | rows.at_or_below(self.position)

@@ -5,84 +5,109 @@ In memory that is a pass over the resident rows' columns; beside segments the in
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
 from timerstore.cancels.cancels import PendingOf
+from timerstore.cancels.commands import TooLarge
 from timerstore.cancels.id_index import Timers, concat_timers, no_timers, target_codes
 from timerstore.errors import Corrupt
 from timerstore.log.segment import Reader, Segment, references
-from timerstore.memory.pending import Tally
-from timerstore.memory.sorted_runs import RowRefs, concat
+from timerstore.memory.pending import Tally, labels
+from timerstore.memory.sorted_runs import EMPTY, RowRefs, concat
 from timerstore.operations.state import StoreState
 from timerstore.operations.view import ATTEMPTS, View
-from timerstore.rows.entry import Kind
-from timerstore.rows.position import Bools, Int64s, pack
+from timerstore.rows.entry import PAYLOAD, Kind
+from timerstore.rows.position import Bools, Int64s, Positions, pack
 
 POSITION: Final = ("topic", "partition", "offset", "at")
-COLUMNS: Final = ("kind", "id", "origin", "target")
+COLUMNS: Final = ("kind", "id", "origin", "target", "schedule")
 
 
 def pending_of(state: StoreState) -> PendingOf:
     """As `PendingOf` says, of the moment of the call. Raises Corrupt, DiskFailure."""
 
     def pending(origins: Int64s) -> Timers:
-        if not len(origins):
-            return no_timers()
-        for attempt in range(ATTEMPTS):
-            try:
-                found = _in_view(state, View.of(state), origins)
-                break
-            except Corrupt as error:
-                if attempt == ATTEMPTS - 1 or not View.is_outdated(state, error):
-                    raise
-        return found[~state.finished(found)]
+        return _timers(state, *rows_of(state, origins, COLUMNS)) if len(origins) else no_timers()
 
     return pending
 
 
-def covered_in(state: StoreState, segment: Segment) -> Tally:
-    """The pending timers of a segment that tombstones cover, counted. Raises Corrupt, DiskFailure."""
+def rows_of(
+    state: StoreState, origins: Int64s, columns: Sequence[str], bytes_max: int | None = None
+) -> tuple[RowRefs, pa.Table]:
+    """The pending rows of these originals that no tombstone covers, with some columns of `entry.PAYLOAD`; chunk and row
+    of the references mean nothing. Raises TooLarge soon after they are more than `bytes_max`; Corrupt, DiskFailure."""
+    wanted = list(dict.fromkeys((*COLUMNS, *columns)))
+    if not len(origins):
+        return EMPTY, pa.schema([PAYLOAD.field(name) for name in wanted]).empty_table()
+    for attempt in range(ATTEMPTS):
+        try:
+            parts = _bounded(_in_view(state, View.of(state), origins, wanted), bytes_max)
+            break
+        except Corrupt as error:
+            if attempt == ATTEMPTS - 1 or not View.is_outdated(state, error):
+                raise
+    rows = concat([part for part, _ in parts])
+    table = pa.concat_tables([table.select(wanted) for _, table in parts])
+    return _where(rows, table, ~state.finished(rows))
+
+
+def covered_in(state: StoreState, segment: Segment, finished: Callable[[Positions], Bools] | None = None) -> Tally:
+    """The pending timers of a segment that tombstones cover, counted; `finished` says which are not pending (without
+    it, the store's own state). Raises Corrupt, DiskFailure."""
     parts = [no_timers()] if segment.ids is None else [state.cancels.covered_by_id(segment.ids)]
     if len(origins := state.cancels.named_origins()):
-        for rows, table in _in_segment(state, segment, origins):
+        for rows, table in _in_segment(state, segment, origins, COLUMNS):
             parts.append(_timers(state, *_where(rows, table, _covered(state, rows, table))))
-    return state.cancels.tally_once(concat_timers(parts), state.finished)
+    return state.cancels.tally_once(concat_timers(parts), finished or state.finished)
 
 
-def _in_view(state: StoreState, view: View, origins: Int64s) -> Timers:
-    parts = [_in_memory(state, view, origins)]
+def _in_view(
+    state: StoreState, view: View, origins: Int64s, columns: Sequence[str]
+) -> Iterator[tuple[RowRefs, pa.Table]]:
+    yield _in_memory(state, view, origins, columns)
     for segment in view.segments:
-        for rows, table in _in_segment(state, segment, origins):
-            is_pending = ~view.is_resident(rows) & ~_covered(state, rows, table)
-            parts.append(_timers(state, *_where(rows, table, is_pending)))
-    return concat_timers(parts)
+        for rows, table in _in_segment(state, segment, origins, columns):
+            yield _where(rows, table, ~view.is_resident(rows) & ~_covered(state, rows, table))
 
 
-def _in_memory(state: StoreState, view: View, origins: Int64s) -> Timers:
+def _bounded(found: Iterator[tuple[RowRefs, pa.Table]], bytes_max: int | None) -> list[tuple[RowRefs, pa.Table]]:
+    """All of it, or TooLarge."""
+    parts, size = [], 0
+    for rows, table in found:
+        parts.append((rows, table))
+        size += table.nbytes
+        if bytes_max is not None and size > bytes_max:
+            raise TooLarge
+    return parts
+
+
+def _in_memory(state: StoreState, view: View, origins: Int64s, columns: Sequence[str]) -> tuple[RowRefs, pa.Table]:
     rows = concat(view.runs)
-    table, begins = view.payload(COLUMNS)
+    table, begins = view.payload(columns)
     index = begins[rows.chunk] + rows.row
     named = _named(rows, table.column("origin").to_numpy()[index], table.column("kind").to_numpy()[index], origins)
     rows, table = rows[named], table.take(pa.array(index[named]))
-    return _timers(state, *_where(rows, table, ~_covered(state, rows, table)))
+    return _where(rows, table, ~_covered(state, rows, table))
 
 
-def _in_segment(state: StoreState, segment: Segment, origins: Int64s) -> list[tuple[RowRefs, pa.Table]]:
+def _in_segment(
+    state: StoreState, segment: Segment, origins: Int64s, columns: Sequence[str]
+) -> Iterator[tuple[RowRefs, pa.Table]]:
     """The rows of these origins, a row group each."""
     groups = np.unique(segment.groups_of(segment.origins.rows_of(origins))).tolist()
     segment.origins.drop_pages()
-    found = []
     if groups:
         with Reader(segment) as reader:
             for group in groups:
-                table = reader.read(group, [*POSITION, *COLUMNS])
+                table = reader.read(group, [*POSITION, *columns])
                 rows = references(segment, table, state.sources)
                 named = _named(rows, table.column("origin").to_numpy(), table.column("kind").to_numpy(), origins)
-                found.append(_where(rows, table, named))
-    return found
+                yield _where(rows, table, named)
 
 
 def _named(rows: RowRefs, origin: Int64s, kind: Int64s, origins: Int64s) -> Bools:
@@ -102,7 +127,7 @@ def _covered(state: StoreState, rows: RowRefs, table: pa.Table) -> Bools:
     payload = table.select(["kind", "id", "origin"]).combine_chunks().to_batches()[0]
     with state.lock:
         lookup = state.cancels.tombstones.lookup()
-    covered = state.cancels.covered(lookup, rows.source, payload)
+    covered = state.cancels.covered(lookup, rows.source, rows.offset, payload)
     return none if covered is None else covered
 
 
@@ -114,6 +139,6 @@ def _timers(state: StoreState, rows: RowRefs, table: pa.Table) -> Timers:
         at=rows.at,
         seq=rows.seq,
         origin=origin,
-        target=target_codes(table.column("target"), codes),
+        target=target_codes(labels(table), codes),
         names=tuple(codes),
     )

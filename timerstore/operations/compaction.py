@@ -106,7 +106,7 @@ class Compaction:
             lookup = replace(state.cancels.tombstones.lookup(), memory=())
         rows, elsewhere = rows[kept], elsewhere[kept]
         payload = payload_of(entries).take(pa.array(rows.row))
-        covered = state.cancels.covered(lookup, rows.source, payload)
+        covered = state.cancels.covered(lookup, rows.source, rows.offset, payload)
         if covered is not None:
             kept = ~covered | elsewhere
             rows, payload = rows[kept], payload.filter(pa.array(kept))

@@ -3,9 +3,9 @@
     at the moment   under the lock, lists are copied, and what is finished; then the files of all segments are opened
     afterwards      rows in memory, then segment by segment, part of a row group by part of a row group
 
-What is delivered, cancelled or compacted later changes nothing: whoever reads slowly still reads that moment. In memory
-are the rows that were there at that moment, until they are read; a row group as it is on disk; and a batch. The disk
-space of a segment that is removed meanwhile is free when the export ends.
+What is delivered, cancelled or compacted later changes nothing: a slow client still reads that moment. In memory are
+the rows that were there at that moment, until they are read; a row group as it is on disk; and a batch. The disk space
+of a segment that is removed meanwhile is free when the export ends.
 """
 
 from __future__ import annotations

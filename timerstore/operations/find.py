@@ -15,13 +15,14 @@ takes to copy lists, and reads no more than one row group at a time.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, Self
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -32,10 +33,12 @@ from timerstore.operations.state import StoreState
 from timerstore.operations.view import ATTEMPTS, View
 from timerstore.rows.entry import PAYLOAD_COLUMNS, Kind
 from timerstore.rows.position import OFFSET_MAX, ORIGIN, Bools, Int64s, Position, Positions, pack, sources_of
-from timerstore.rows.sources import NamedPosition
+from timerstore.rows.sources import NamedPosition, SourceName
 
 ROWS_MAX: Final = 1_000
 """Of a page."""
+ORIGINALS_MAX: Final = 10_000
+"""Of a page that only says where messages came from."""
 SCANNED_ROWS_MAX: Final = 16_000_000
 """Rows on disk that one search looks at, before it says how far it came."""
 SEARCHES_MAX: Final = 2
@@ -58,6 +61,8 @@ class PendingState(StrEnum):
     """It should have been delivered, or rolled, by now."""
     ROLLED = "rolled"
     """It is due beyond the roll window: the bridge writes it once more before."""
+    PAUSED = "paused"
+    """It would be waiting, but its target is paused."""
     WAITING = "waiting"
     """It is delivered next."""
 
@@ -73,6 +78,8 @@ class Query:
 
     `origin` is (topic, partition, offset) of the original record, and finds its copies too. `target` "" is the delay
     topic's default target. `at` is when the bridge acts on it next. `..._from_ms` is inclusive, `..._until_ms` not.
+    `recurring`: only messages with a schedule. `paused` targets, and `paused_topics`, the delay topics whose default
+    target is, do not choose messages, but tell states apart.
     """
 
     id: str | None = None
@@ -84,11 +91,9 @@ class Query:
     at_from_ms: int | None = None
     at_until_ms: int | None = None
     states: frozenset[PendingState] = PENDING
-
-    @property
-    def is_of_target(self) -> bool:
-        """Whether it asks for nothing, or for a target only."""
-        return self == Query(target=self.target)
+    recurring: bool = False
+    paused: frozenset[str] = field(default=frozenset(), compare=False)
+    paused_topics: frozenset[str] = field(default=frozenset(), compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +119,8 @@ class PendingRow:
     rolls: int
     attempt: int
     reason: str | None
+    schedule: str | None = None
+    tick: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +128,15 @@ class Page:
     """Rows in the order of position, and the cursor for those behind them; None: there are no more."""
 
     rows: tuple[PendingRow, ...]
+    next: NamedPosition | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Originals:
+    """Where pending messages came from: by source, the offsets of the originals and the due times (epoch ms), int64[n]
+    each, in the order of position; and the cursor, as a page has it."""
+
+    found: Mapping[SourceName, tuple[Int64s, Int64s]]
     next: NamedPosition | None
 
 
@@ -165,13 +181,24 @@ class Find:
         """See `TimerStore.find`."""
         if not 1 <= limit <= ROWS_MAX:
             raise Misuse(f"a page has 1 to {ROWS_MAX} rows, not {limit}", code="DB-7003")
-        sources = self._state.sources
-        start = ORIGIN if after is None else sources.position(after)
-        with self._turns, self._search(query, now_ms, start, limit, SCANNED_ROWS_MAX) as search:
-            hits = search.hits.first(limit)
-            rows = tuple(search.rows(hits, bulky=bulky))
-            end = hits.refs.last() if len(search.hits.refs) > limit else search.complete_to
-        return Page(rows=rows, next=None if end is None else sources.named(end))
+        with self._turns, self._search(query, now_ms, self._start(after), limit, SCANNED_ROWS_MAX) as search:
+            rows = tuple(search.rows(search.hits.first(limit), bulky=bulky))
+            return Page(rows=rows, next=self._end(search, limit))
+
+    def originals(self, query: Query, now_ms: int, after: NamedPosition | None, limit: int) -> Originals:
+        """See `TimerStore.find_originals`."""
+        if not 1 <= limit <= ORIGINALS_MAX:
+            raise Misuse(f"a page has 1 to {ORIGINALS_MAX} rows, not {limit}", code="DB-7003")
+        with self._turns, self._search(query, now_ms, self._start(after), limit, SCANNED_ROWS_MAX) as search:
+            return Originals(found=search.originals(search.hits.first(limit)), next=self._end(search, limit))
+
+    def _start(self, after: NamedPosition | None) -> Position:
+        return ORIGIN if after is None else self._state.sources.position(after)
+
+    def _end(self, search: Search, limit: int) -> NamedPosition | None:
+        """The cursor behind the first `limit` rows."""
+        end = search.hits.refs[limit - 1 : limit].last() if len(search.hits.refs) > limit else search.complete_to
+        return None if end is None else self._state.sources.named(end)
 
     def count(self, query: Query, now_ms: int, scanned_rows_max: int) -> Count:
         """See `TimerStore.count_where`."""
@@ -223,7 +250,11 @@ class Search:
             source, offset = state.sources.index(*query.origin[:2]), query.origin[2]
             self._origin = pack(np.array([source]), np.array([offset]))
         self._asked = [name for name in ("key", "target") if getattr(query, name) is not None]
-        self._columns = [name for name in PAYLOAD_COLUMNS if name in (*self._asked, *STATE_COLUMNS)]
+        self._asked += ["schedule"] if query.recurring else []
+        self._paused = pa.array(query.paused, pa.string())
+        self._paused_sources = [i for i, (topic, _) in enumerate(state.sources) if topic in query.paused_topics]
+        told = STATE_COLUMNS + (("target",) if query.paused else ())
+        self._columns = [name for name in PAYLOAD_COLUMNS if name in (*self._asked, *told)]
 
     def __enter__(self) -> Self:
         return self
@@ -264,13 +295,14 @@ class Search:
         names = [name for name in PAYLOAD_COLUMNS if bulky or name not in BULKY]
         gone, sources = self._state.finished(hits.refs), self._state.sources
         chunk = hits.refs.chunk
-        batches = {c: self.view.chunks[c] for c in np.unique(chunk[chunk >= 0]).tolist()}
-        for c in np.unique(chunk[chunk < 0]).tolist():
-            segment, group = self._groups[-1 - c]
-            batches[c] = self._reader(segment).read(group, names).combine_chunks().to_batches()[0]
-        for n in np.flatnonzero(~gone).tolist():
-            payload = batches[int(chunk[n])]
-            values = {name: payload.column(name)[int(hits.refs.row[n])].as_py() for name in names}
+        found: dict[int, dict[str, Any]] = {}
+        for c, batch in self._batches(chunk, names).items():
+            mine = np.flatnonzero(~gone & (chunk == c))
+            columns = batch.select(names).take(pa.array(hits.refs.row[mine])).to_pydict()
+            rows = zip(*columns.values(), strict=True)
+            found |= {n: dict(zip(columns, row, strict=True)) for n, row in zip(mine.tolist(), rows, strict=True)}
+        for n in sorted(found):
+            values = found[n]
             at = Position.of(int(hits.refs.at[n]), int(hits.refs.seq[n]))
             topic, partition = sources.name(at.source)
             yield PendingRow(
@@ -291,7 +323,30 @@ class Search:
                 rolls=values["rolls"],
                 attempt=values["attempt"],
                 reason=values["reason"],
+                schedule=values["schedule"],
+                tick=values["tick"],
             )
+
+    def originals(self, hits: Hits) -> dict[SourceName, tuple[Int64s, Int64s]]:
+        """The originals of hits and when they are due, by source and in order, without those finished meanwhile."""
+        refs = hits.refs[~self._state.finished(hits.refs)]
+        origin, due = np.empty(len(refs), np.int64), np.empty(len(refs), np.int64)
+        for c, batch in self._batches(refs.chunk, ["origin", "due"]).items():
+            mine = np.flatnonzero(refs.chunk == c)
+            for name, values in (("origin", origin), ("due", due)):
+                values[mine] = batch.column(name).to_numpy()[refs.row[mine]]
+        return {
+            self._state.sources.name(each): (origin[refs.source == each], due[refs.source == each])
+            for each in np.unique(refs.source).tolist()
+        }
+
+    def _batches(self, chunk: npt.NDArray[np.int32], names: list[str]) -> dict[int, pa.RecordBatch]:
+        """What hits refer to, with these columns at least."""
+        batches = {c: self.view.chunks[c] for c in np.unique(chunk[chunk >= 0]).tolist()}
+        for c in np.unique(chunk[chunk < 0]).tolist():
+            segment, group = self._groups[-1 - c]
+            batches[c] = self._reader(segment).read(group, names).combine_chunks().to_batches()[0]
+        return batches
 
     # ---- memory
 
@@ -395,6 +450,8 @@ class Search:
             mask = pc.and_(mask, pc.equal(table["key"], pa.scalar(query.key, pa.binary())))
         if query.target is not None:
             mask = pc.and_(mask, pc.equal(pc.fill_null(table["target"], ""), query.target))
+        if query.recurring:
+            mask = pc.and_(mask, pc.is_valid(table["schedule"]))
         return mask
 
     def _is_at(self, rows: RowRefs) -> Bools:
@@ -408,19 +465,30 @@ class Search:
             mask &= rows.at < query.at_until_ms
         return mask
 
+    def _is_paused(self, rows: RowRefs, payload: pa.RecordBatch) -> Bools:
+        target = pc.fill_null(payload.column("target"), "")
+        mask: Bools = pc.is_in(target, self._paused).to_numpy(zero_copy_only=False)
+        is_default: Bools = pc.equal(target, "").to_numpy(zero_copy_only=False)
+        return mask | (is_default & np.isin(rows.source, self._paused_sources))
+
     def _judged(self, rows: RowRefs, table: pa.Table) -> Hits:
         """Those that are pending and in a wanted state; `table` has their columns, row by row."""
         if not len(rows):
             return NO_HITS
         payload = table.select(self._columns).combine_chunks().to_batches()[0]
         state = np.full(len(rows), STATES.index(PendingState.WAITING))
+        if self._query.paused:
+            state[self._is_paused(rows, payload)] = STATES.index(PendingState.PAUSED)
         state[payload.column("due").to_numpy() > rows.at] = STATES.index(PendingState.ROLLED)
         state[rows.at <= self._now_ms] = STATES.index(PendingState.OVERDUE)
         state[payload.column("attempt").to_numpy() > 0] = STATES.index(PendingState.RETRYING)
-        covered = self._state.cancels.covered(self.view.tombstones, rows.source, payload)
-        if covered is not None:
-            state[covered] = STATES.index(PendingState.CANCELLED)
-        wanted = np.isin(state, [STATES.index(each) for each in self._query.states])
+        cancels, tombstones = self._state.cancels, self.view.tombstones
+        origin = payload.column("origin").to_numpy()
+        is_cancelled = cancels.cancelled_by(tombstones, rows.source, payload)
+        is_cancelled |= cancels.recalled(tombstones, rows.source, rows.offset, origin)
+        state[is_cancelled] = STATES.index(PendingState.CANCELLED)
+        wanted = ~cancels.moved(tombstones, rows.source, rows.offset, origin)
+        wanted &= np.isin(state, [STATES.index(each) for each in self._query.states])
         wanted &= ~self.view.finished.includes(rows)
         rows, state = rows[wanted], state[wanted]
         order = np.lexsort((rows.seq, rows.at))

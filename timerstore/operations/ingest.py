@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Final
 
+import numpy as np
 import pyarrow as pa
 
-from timerstore.cancels.cancels import Judged
+from timerstore.cancels.cancels import Judged, Known
+from timerstore.cancels.commands import NoRoom
+from timerstore.cancels.id_index import Timers
 from timerstore.errors import Closed, Misuse
-from timerstore.memory.pending import tally_timers
-from timerstore.memory.sorted_runs import select
-from timerstore.operations.by_origin import pending_of
+from timerstore.memory.pending import Tally, tally_timers
+from timerstore.memory.sorted_runs import RowRefs, select
+from timerstore.operations.by_origin import pending_of, rows_of
 from timerstore.operations.state import StoreState
-from timerstore.rows.entry import payload_of
+from timerstore.rows.entry import Kind, payload_of
+from timerstore.rows.position import OFFSET_MAX, Bools, Int64s, pack
 from timerstore.rows.sources import SourceName
+
+UNBOUNDED: Final = sys.maxsize
 
 
 class Ingest:
@@ -32,44 +42,83 @@ class Ingest:
         dropped. Returns how many rows were new. Raises Closed when the store is closed meanwhile; Corrupt, DiskFailure
         where a cancel by origin has segments read.
         """
+        taken = 0
+        with self._one_at_a_time:
+            while True:
+                try:
+                    return taken + self._append(entries, ends, now_ms, None)
+                except NoRoom as no_room:
+                    below, first_ends, above = self._cut(entries, ends, no_room.cuts)
+                    taken += self._append(below, first_ends, now_ms, UNBOUNDED)
+                    entries = above
+
+    def _cut(
+        self, entries: pa.Table, ends: Mapping[SourceName, int], cuts: Mapping[int, int]
+    ) -> tuple[pa.Table, dict[SourceName, int], pa.Table]:
+        """The rows below the cuts, by source, with their ends, and the others."""
+        sources = self._state.sources
+        rows = select(entries, sources)
+        limits = np.full(len(sources), OFFSET_MAX + 1, dtype=np.int64)
+        limits[list(cuts)] = list(cuts.values())
+        is_below: Bools = np.zeros(len(entries), dtype=np.bool_)
+        is_below[rows.row] = rows.offset < limits[rows.source]
+        first_ends = {name: min(end, int(limits[sources.index(*name)])) for name, end in ends.items()}
+        return entries.filter(pa.array(is_below)), first_ends, entries.filter(pa.array(~is_below))
+
+    def _append(self, entries: pa.Table, ends: Mapping[SourceName, int], now_ms: int, room_bytes: int | None) -> int:
         state, resident = self._state, self._state.resident
         everything = select(entries, state.sources)
         payload = payload_of(entries)
-        with self._one_at_a_time:
-            with state.lock:
-                self._wait_for_room()
-                reached = resident.ends.copy()
-                for name, end in ends.items():
-                    source = state.sources.index(*name)
-                    reached[source] = max(int(reached[source]), end)
-                fresh = everything[everything.offset >= resident.ends[everything.source]]
-                if not (fresh.offset < reached[fresh.source]).all():
-                    raise Misuse("a batch has rows beyond the end offsets that it is said to reach", code="DB-7003")
-                # Stays so until the rows are placed: what is not ingested yet cannot become finished.
-                unfinished = ~resident.finished(fresh)
-                parts = resident.parts(fresh[unfinished].sorted())
-                known = state.cancels.known([s.ids for s in state.timerlog if s.ids is not None])
-            # Copies and counts are made, and cancels looked up, without the lock: delivery goes on.
-            judged = state.cancels.judge(known, payload, fresh, unfinished, state.finished, pending_of(state), now_ms)
-            chunks = [(part, payload.take(pa.array(part.row))) for part in parts]
-            covered = None if judged is None else judged.covered
-            tallies = [
-                tally_timers(part.at, chunk, None if covered is None else covered[part.row]) for part, chunk in chunks
-            ]
-            with state.lock:
-                nearest_ms = resident.ready.first_at_ms()
-                resident.ends = reached
-                for part, chunk in chunks:
-                    resident.add(part, chunk)
-                for timers in tallies:
-                    state.pending.add(timers)
+        with state.lock:
+            self._wait_for_room()
+            reached = resident.ends.copy()
+            for name, end in ends.items():
+                source = state.sources.index(*name)
+                reached[source] = max(int(reached[source]), end)
+            fresh = everything[everything.offset >= resident.ends[everything.source]]
+            if not (fresh.offset < reached[fresh.source]).all():
+                raise Misuse("a batch has rows beyond the end offsets that it is said to reach", code="DB-7003")
+            # Stays so until the rows are placed: what is not ingested yet cannot become finished.
+            unfinished = ~resident.finished(fresh)
+            parts = resident.parts(fresh[unfinished].sorted())
+            assignments = state.assignments
+            known = state.cancels.known([s.ids for s in state.timerlog if s.ids is not None])
+            if room_bytes is None:
+                room_bytes = state.limits.overtaken_bytes - state.commands.bytes
+        # Copies and counts are made, and cancels looked up, without the lock: delivery goes on.
+        judged = state.cancels.judge(known, payload, fresh, unfinished, state.finished, pending_of(state), now_ms)
+        chunks = [(part, payload.take(pa.array(part.row))) for part in parts]
+        covered = None if judged is None else judged.covered
+        covered_rows = np.zeros(len(fresh), np.bool_) if judged is None else judged.covered[fresh.row]
+        is_over = partial(_is_over, state, known)
+        effects = state.commands.effects_of(
+            known, payload, fresh, unfinished & ~covered_rows, is_over, partial(rows_of, state), room_bytes
+        )
+        tallies = _tallies(chunks, covered)
+        with state.lock:
+            if state.assignments != assignments:  # what was given up meanwhile is not ours to keep
+                chunks = [_owned(part, chunk, resident.owned) for part, chunk in chunks]
+                tallies = _tallies(chunks, covered)
                 if judged is not None:
-                    self._cancel(judged)
-                state.bound_ready_rows()
-                first_ms = resident.ready.first_at_ms()
-                is_nearer = first_ms is not None and (nearest_ms is None or first_ms < nearest_ms)
-                if is_nearer or len(resident.overtaken) or state.needs_offset_commit():
-                    state.wake()
+                    judged = replace(judged, timers=judged.timers[resident.owned[judged.timers.source]])
+                effects = [each for each in effects if resident.owned[each.source]]
+            nearest_ms = resident.ready.first_at_ms()
+            resident.ends = reached
+            for part, chunk in chunks:
+                resident.add(part, chunk)
+            for timers in tallies:
+                state.pending.add(timers)
+            if judged is not None:
+                self._cancel(judged)
+            state.commands.take_in(effects, resident.finished, state.is_unread)
+            read = state.commands.in_transit.remove(_copied(fresh, payload))
+            if state.loan is not None:
+                state.loan.copies_read.append(read)
+            state.bound_ready_rows()
+            first_ms = resident.ready.first_at_ms()
+            is_nearer = first_ms is not None and (nearest_ms is None or first_ms < nearest_ms)
+            if is_nearer or len(resident.overtaken) or state.needs_offset_commit():
+                state.wake()
         return len(fresh)
 
     def has_room(self) -> bool:
@@ -84,13 +133,13 @@ class Ingest:
             delivers = state.is_caught_up()
             flushes = bool((resident.covered() > resident.stored)[resident.owned].any())
             is_full = resident.memtable_bytes >= limits.memtable_bytes_max and (delivers or flushes)
-            is_flooded = resident.overtaken.bytes >= limits.overtaken_bytes and delivers
+            is_flooded = resident.overtaken.bytes + state.commands.bytes >= limits.overtaken_bytes and delivers
             return not (is_full or is_flooded or state.cancels.tombstones.memory_rows >= 2 * limits.tombstone_rows)
 
     def _cancel(self, judged: Judged) -> None:
         """Tombstones, and what they cover leaves the counts."""
         state = self._state
-        hits, lent = state.cancels.take_in(judged, state.resident, state.rows_on_loan())
+        hits, lent = state.cancels.take_in(judged, state.resident, state.timers_in_hand())
         state.pending.remove(hits)
         if state.loan is not None:
             state.loan.cancelled.append(lent)
@@ -102,3 +151,24 @@ class Ingest:
                 return
             state.changed.wait(1.0)
         raise Closed("the store was closed while a batch waited for room")
+
+
+def _is_over(state: StoreState, known: Known, timers: Timers) -> Bools:
+    """Which of the timers, by id, are finished, or covered by tombstones that are known."""
+    return state.finished(timers) | state.cancels.are_covered(known.lookup, timers)
+
+
+def _copied(fresh: RowRefs, payload: pa.RecordBatch) -> Int64s:
+    """The originals of the copies among these rows, packed."""
+    origin = payload.column("origin").to_numpy()[fresh.row]
+    is_copy = (payload.column("kind").to_numpy()[fresh.row] == Kind.TIMER) & (origin != fresh.offset)
+    return pack(fresh.source[is_copy], origin[is_copy])
+
+
+def _tallies(chunks: list[tuple[RowRefs, pa.RecordBatch]], covered: Bools | None) -> list[Tally]:
+    return [tally_timers(part.at, chunk, None if covered is None else covered[part.row]) for part, chunk in chunks]
+
+
+def _owned(part: RowRefs, chunk: pa.RecordBatch, owned: Bools) -> tuple[RowRefs, pa.RecordBatch]:
+    mask = owned[part.source]
+    return part[mask], chunk.filter(pa.array(mask))

@@ -206,7 +206,7 @@ class Maintenance:
     def _lets_go(self, now_ms: int) -> bool:
         """Whether partitions have been with another instance for so long that their rows and their O_c leave."""
         state = self._state
-        return now_ms - state.opened_ms >= state.limits.elsewhere_ms and bool(state.elsewhere().any())
+        return now_ms - state.assigned_ms >= state.limits.elsewhere_ms and bool(state.elsewhere().any())
 
     def _unstored(self, runs: Sequence[RowRefs], covered: Int64s) -> RowRefs:
         """The rows of `runs` below `covered` (offsets by source) that no segment holds. Needs no lock: only a flush

@@ -47,7 +47,8 @@ from timerstore.errors import Corrupt, DiskFailure, WrongIdentity
 from timerstore.limits import Limits
 from timerstore.log import segment
 from timerstore.log.segment import Segment
-from timerstore.memory.pending import Tally, tally
+from timerstore.memory.finished import Finished
+from timerstore.memory.pending import Tally, labels, tally
 from timerstore.operations.by_origin import covered_in
 from timerstore.operations.state import StoreState
 from timerstore.rows.entry import payload_of
@@ -147,7 +148,7 @@ def _distrust(
     sources = Sources([*named_in(checkpoint.progress), *named_in(committed)])
     left: dict[str, list[SourceName]] = {}
     for name, state in sorted(committed.items()):
-        if _lies_before(sources, name, sources.progress(name, *state, frozen.get(name, ())), checkpoint):
+        if lies_before(sources, name, sources.progress(name, *state, frozen.get(name, ())), checkpoint):
             # An operator has reset the group's offsets (which also clears P).
             left.setdefault(MOVED_BACK, []).append(name)
         elif checkpoint.offsets.get(name, OFFSET_MAX) < log_starts[name]:
@@ -288,14 +289,20 @@ def _count_pending(opened: Segment, state: StoreState) -> Tally:
     is_whole = all(source in committed for source in opened.largest)
     if is_whole and opened.first > max(each.highest for each in committed.values()):
         return opened.timers
-    table = segment.read_rows(opened, columns=["topic", "partition", "offset", "at", "target"])
-    rows = segment.references(opened, table, state.sources)
-    pending = rows[~state.resident.finished(rows)]
-    return tally(pending.at, table.column("target").take(pa.array(pending.row)))
+    return count_unfinished(opened, state.sources, state.resident.done)
 
 
-def _lies_before(sources: Sources, name: SourceName, state: Progress, found: Checkpoint) -> bool:
-    """Whether something below O_c is not finished under a committed state that was when the checkpoint was written."""
+def count_unfinished(opened: Segment, sources: Sources, done: Finished) -> Tally:
+    """The rows of a segment that are not finished, cancelled ones too, counted. Raises Corrupt, DiskFailure."""
+    table = segment.read_rows(opened, columns=["topic", "partition", "offset", "at", "target", "schedule"])
+    rows = segment.references(opened, table, sources)
+    pending = rows[~done.includes(rows)]
+    return tally(pending.at, labels(table).take(pa.array(pending.row)))
+
+
+def lies_before(sources: Sources, name: SourceName, state: Progress, found: Checkpoint) -> bool:
+    """Whether something below the checkpoint's O_c is not finished under a committed state that was when the checkpoint
+    was written."""
     covered, source = found.offsets.get(name, 0), sources.index(*name)
     known = sources.progress(name, *found.progress.get(name, (0, None)), found.frozen.get(name, ()))
     return state.offset < covered or not all(

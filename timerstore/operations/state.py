@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from timerstore.cancels.cancels import Cancels
+from timerstore.cancels.commands import Commands
 from timerstore.disk.checkpoint import Checkpoint, Identity
 from timerstore.errors import Misuse
 from timerstore.limits import DAY_MS, Limits
@@ -23,18 +24,22 @@ from timerstore.log.timerlog import TimerLog
 from timerstore.memory.pending import Pending, Tally
 from timerstore.memory.resident import Resident
 from timerstore.memory.sorted_runs import EMPTY, RowRefs, concat
-from timerstore.rows.position import Bools, Position, Positions, Progress
+from timerstore.rows.position import AT_MIN, Bools, Int64s, Position, Positions, Progress
 from timerstore.rows.sources import SourceName, Sources
 
 
 @dataclass(slots=True)
 class Loan:
     """The rows that the open transaction has taken: until it ends they are nowhere else. `position` is P as its commit
-    will leave it, `cancelled` counts timers on loan whose cancel was read meanwhile."""
+    will leave it, `acted` are rows that its commands act on, `cancelled` counts timers, on loan or acted on, whose
+    cancel was read meanwhile. `copies_read` are the originals, packed, of copies that were read meanwhile and may be
+    the transaction's own: it was committed, and does not know it yet."""
 
     position: Position
     taken: list[RowRefs] = field(default_factory=list)
+    acted: set[int] = field(default_factory=set)
     cancelled: list[Tally] = field(default_factory=list)
+    copies_read: list[Int64s] = field(default_factory=list)
 
     def rows(self) -> RowRefs:
         """References of everything taken so far, cancelled rows too."""
@@ -64,10 +69,14 @@ class StoreState:
         self.identity = identity
         self.sources = sources
         self.limits = limits
-        self.opened_ms = now_ms
+        self.assigned_ms = now_ms
+        """Since when the owned sources are these."""
+        self.assignments = 0
+        """How often they have changed."""
         self.resident = Resident(len(sources), committed)
         self.pending = Pending(now_ms - DAY_MS)
         self.cancels = Cancels(sources, limits.window_ms)
+        self.commands = Commands(sources)
         self.timerlog = TimerLog()
         self.loan: Loan | None = None
         self.checkpoint = Checkpoint(identity=identity, offsets={})
@@ -88,22 +97,38 @@ class StoreState:
         """The rows of the open transaction; the caller holds the lock."""
         return EMPTY if self.loan is None else self.loan.rows()
 
+    def timers_in_hand(self) -> Int64s:
+        """The timers, packed, that the open transaction has taken or acts on: it counts them out; the caller holds the
+        lock."""
+        if self.loan is None:
+            return EMPTY.seq
+        rows, acted = self.loan.rows(), self.loan.acted
+        return np.concatenate([rows.seq[rows.at > AT_MIN], np.fromiter(acted, np.int64, len(acted))])
+
+    def is_unread(self, source: int) -> bool:
+        """Whether copies that an earlier process wrote may still be unread; the caller holds the lock."""
+        inherited = self.cancels.inherited
+        return inherited is None or bool(self.resident.ends[source] < inherited.get(source, 0))
+
     def must_be_between_transactions(self) -> None:
         """Raises Misuse while a transaction is open."""
         if self.loan is not None:
             raise Misuse("a transaction is open", code="DB-7003")
 
     def is_caught_up(self) -> bool:
-        """Whether every owned source is ingested up to its committed O (invariant I6)."""
+        """Whether every owned source is ingested up to its committed O (invariant I6), but for those that join: of
+        these nothing is dispatched."""
         with self.lock:
-            return bool((self.resident.ends >= self.resident.offset)[self.resident.owned].all())
+            resident = self.resident
+            return bool((resident.ends >= resident.offset)[resident.owned & ~resident.joining].all())
 
     def offsets_behind(self) -> bool:
         """Whether ingest is ahead of the committed O, so that a transaction would move it without rows (overtaken rows
         in front stop it)."""
         with self.lock:
             resident = self.resident
-            return bool((resident.offsets_reachable() > resident.offset)[resident.owned].any())
+            is_ahead = resident.offsets_reachable() > resident.offset
+            return bool(is_ahead[resident.owned & ~resident.joining].any())
 
     def needs_offset_commit(self) -> bool:
         """Whether O should be committed at once: the memtable has to be flushed, and only rows below O can be."""

@@ -22,10 +22,12 @@ needs more."""
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stats:
     """A consistent look at the store. `pending_by_target` has "" for a delay topic's default target;
-    `cancelled` counts from the opening of the store."""
+    `recurring` is how many of the pending come again, one for each schedule; `cancelled` counts from the opening of the
+    store."""
 
     pending: int
     pending_by_target: dict[str, int]
+    recurring: int
     pending_until: tuple[int, ...]
     ready_rows: int
     ready_rows_bytes: int
@@ -51,6 +53,7 @@ def look(state: StoreState, edges_ms: Sequence[int]) -> Stats:
         return Stats(
             pending=len(pending),
             pending_by_target=pending.by_target(),
+            recurring=pending.recurring(),
             pending_until=pending.histogram.until(*edges_ms),
             ready_rows=len(resident.ready),
             ready_rows_bytes=resident.ready.bytes,

@@ -27,6 +27,8 @@ segment reaches.
 
 from __future__ import annotations
 
+from typing import Final
+
 import pyarrow as pa
 
 from timerstore.log.timerlog import Window
@@ -35,6 +37,9 @@ from timerstore.memory.sorted_runs import select
 from timerstore.operations.state import StoreState
 from timerstore.rows.entry import payload_of
 from timerstore.rows.position import Position, end_of
+
+NEAR_MS: Final = 2_000
+"""How far ahead is loaded first when the frontier lies behind the clock."""
 
 
 class TimerWheel:
@@ -63,7 +68,10 @@ class TimerWheel:
             if room < limits.window_bytes // 4 and len(resident.ready):
                 return None
             timerlog = self._state.timerlog
-            window = timerlog.window(resident.frontier, end_of(now_ms + limits.horizon_ms), room)
+            upper, near = end_of(now_ms + limits.horizon_ms), end_of(now_ms + min(NEAR_MS, limits.horizon_ms))
+            if resident.frontier.at_ms < now_ms and timerlog.segments_between(resident.frontier, near):
+                upper = near  # after a start or a release: what is due waits for this, so little is loaded first
+            window = timerlog.window(resident.frontier, upper, room)
             if resident.memtable_bytes > room:
                 fits = resident.memtable.largest_within(window.upper, room)
                 if fits is not None:  # to the memtable's first row at least
@@ -90,9 +98,9 @@ class TimerWheel:
             if not self._is_current(window):
                 return False
             # Nothing in the window can become finished meanwhile: it lies above P, and above O where its own P is
-            # ahead.
-            rows = rows[~resident.finished(rows)]
-            row_bytes = payload.nbytes // max(1, payload.num_rows) + ROW_REFERENCE_BYTES
+            # ahead; or its source is given up.
+            rows, assignments = rows[~resident.finished(rows)], self._state.assignments
+            row_bytes = -(-payload.nbytes // max(1, payload.num_rows)) + ROW_REFERENCE_BYTES
             fitting = max(1, self._room() // row_bytes)
         upper = window.upper
         if fitting < len(rows):
@@ -100,7 +108,7 @@ class TimerWheel:
             upper = rows.last()
         payload = payload.take(pa.array(rows.row))
         with self._state.lock:
-            if not self._is_current(window):
+            if not self._is_current(window) or self._state.assignments != assignments:
                 return False
             self._advance(upper)
             resident.add(rows, payload)

@@ -6,7 +6,8 @@ dispatcher likes to take:
     overtaken rows  move O of their source: O' is the first that is not taken, or the end of what is ingested
     on-time rows    move P: P' is the position of the last row popped from the ready rows
     a popped row that O' does not cover is not output: it is overtaken from here on
-    a row that a tombstone covers is passed like any other, without being output (invariant I7)
+    a row that a tombstone covers is passed like any other, without being output (invariant I7); so is one that a
+    command of this transaction acts on (cancels/commands.py)
     a held source keeps its P, and nothing of it is output; its O moves on as far as no overtaken row stands in the way
 
 Nothing is forgotten before `acknowledge`; `rollback` makes every row pending again.
@@ -14,25 +15,33 @@ Nothing is forgotten before `acknowledge`; `rollback` makes every row pending ag
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from timerstore.cancels.commands import Decided, Decision, Effect, InTransit
 from timerstore.errors import Misuse
 from timerstore.memory.chunks import materialize
 from timerstore.memory.pending import TALLIED, Tally, tally_timers
 from timerstore.memory.sorted_runs import EMPTY, concat
 from timerstore.operations.state import Loan, StoreState
 from timerstore.rows.entry import PAYLOAD
-from timerstore.rows.position import Int64s, Progress, end_of
+from timerstore.rows.position import OFFSET_MAX, Bools, Int64s, Positions, Progress, end_of, pack, sources_of
 
 CANCELLED_TAKES_MAX = 16
 """How many takes in a row may find cancelled rows only, before the transaction is better ended."""
 
 GATHERED_AHEAD_MS = 250
 """How far ahead rows that come from many chunks are put together."""
+
+DECIDED_AT_ONCE = 500
+"""Messages, about, whose commands are decided in one hold of the lock."""
+
+JUDGED = pa.schema([PAYLOAD.field(name) for name in ("kind", "id", "origin")])
 
 P_STALE_MS_MAX = 1_000
 """A source whose committed P lies further behind than this is committed along, though nothing of it was output: a
@@ -64,6 +73,15 @@ class Transaction:
         self._loan = state.loan = Loan(state.resident.position)
         self._offsets = state.resident.offset.copy()
         self._delivered: list[tuple[Int64s, pa.RecordBatch]] = []
+        self._output: list[Int64s] = [EMPTY.seq]
+        """Rows that were handed out, packed."""
+        self._copied: list[Int64s] = [EMPTY.seq]
+        """Those of them that leave as copies."""
+        self._acted = self._loan.acted
+        """Rows that commands of this transaction act on."""
+        self._decided: list[Decided] = []
+        self._decided_ms = 0
+        self._in_transit = InTransit()
 
     def take(self, until_ms: int, max_rows: int) -> Rows:
         """Up to about `max_rows` rows that are due at `until_ms`, overtaken ones first. An empty answer means that
@@ -108,12 +126,94 @@ class Transaction:
             # A cancel that is read from now on comes too late for these rows.
             lookup = self._state.cancels.tombstones.lookup()
         payload = materialize(payloads, rows.chunk, rows.row)
-        cancelled = self._state.cancels.covered(lookup, rows.source, payload)
+        cancelled = self._state.cancels.covered(lookup, rows.source, rows.offset, payload)
+        if self._decided:
+            acted = np.isin(rows.seq, np.fromiter(self._acted, np.int64, len(self._acted)))
+            cancelled = acted if cancelled is None else acted | cancelled
         if cancelled is not None:
             rows, payload = rows[~cancelled], payload.filter(pa.array(~cancelled))
         # What leaves the pending counts when the commit is known.
         self._delivered.append((rows.at, payload.select(TALLIED)))
+        self._output.append(rows.seq)
         return Rows(at=rows.at, source=rows.source.astype(np.int32), offset=rows.offset, payload=payload), is_end
+
+    def copied(self, seq: Int64s, origin: Int64s, ids: pa.Array) -> None:
+        """Some of the rows handed out leave as copies: their `seq`, the offsets of their originals, and their ids."""
+        self._copied.append(seq)
+        self._in_transit.add(pack(sources_of(seq), origin), self._state.commands.digests(ids, sources_of(seq)))
+
+    def decide(self, commands: Int64s, now_ms: int) -> list[Decided]:
+        """What the commands among the rows handed out (their `seq`, in order) come to, at `now_ms`: of one that names
+        several originals, up to one of each kind. What they act on is not handed out any more. A move by origin that
+        acts needs a copy of each of its rows."""
+        self._decided_ms, decided = now_ms, list[Decided]()
+        left = deque(commands.tolist())
+        while left:
+            with self._state.lock:
+                self._open_loan()
+                known, effects, count = self._state.commands.effects, list[Effect](), 0
+                while left and count < DECIDED_AT_ONCE:
+                    if (effect := known.get(left.popleft())) is not None:
+                        effects.append(effect)
+                        count += len(effect.is_copied)
+                for effect, gone, covered in zip(effects, *self._judged(effects), strict=True):
+                    for found in self._decisions(effect, gone, covered):
+                        decided.append(found)
+                        if found.decision is Decision.ACT and effect.named is not None:
+                            self._act(found)
+        return decided
+
+    def _judged(self, effects: Sequence[Effect]) -> tuple[list[Bools], list[Bools]]:
+        """Of each one's rows, in one pass: which are finished or handed out, and which a tombstone covers."""
+        state = self._state
+        at, seq = [each.rows.at for each in effects], [each.rows.seq for each in effects]
+        rows = Positions(np.concatenate([EMPTY.at, *at]), np.concatenate([EMPTY.seq, *seq]))
+        columns = [each.payload.select(JUDGED.names) for each in effects]
+        table = pa.Table.from_batches(columns, JUDGED).combine_chunks()
+        gone = state.resident.finished(rows) | np.isin(rows.seq, np.concatenate(self._output))
+        lookup, covered = state.cancels.tombstones.lookup(), None
+        for batch in table.to_batches():
+            covered = state.cancels.covered(lookup, rows.source, rows.offset, batch)
+        ends = np.cumsum([len(each.rows) for each in effects])[:-1]
+        none: Bools = np.zeros(len(rows), np.bool_)
+        return np.split(gone, ends), np.split(none if covered is None else covered, ends)
+
+    def _decisions(self, effect: Effect, gone: Bools, covered: Bools) -> list[Decided]:
+        """Of one command, one for all that share it; the caller holds the lock."""
+        state, rows = self._state, effect.rows
+        acted = np.array([seq in self._acted for seq in rows.seq.tolist()], dtype=np.bool_)
+        is_live = ~(gone | acted | covered)
+        if effect.is_too_many:
+            return [Decided(effect=effect, decision=Decision.TOO_MANY, live=np.flatnonzero(is_live), named=None)]
+        act = effect.have(is_live)
+        if act.all():
+            return [Decided(effect=effect, decision=Decision.ACT, live=np.flatnonzero(is_live), named=effect.named)]
+        lookup = state.cancels.tombstones.lookup()
+        copied = acted | np.isin(rows.seq, np.concatenate(self._copied))
+        copied |= state.cancels.decided(lookup, rows.source, rows.offset, effect.origin)
+        again = self._in_transit.has(effect) | state.commands.in_transit.has(effect)
+        again |= effect.is_copied | effect.have(copied) | state.is_unread(effect.source)
+        which = [(act, Decision.ACT), (again, Decision.AGAIN), (effect.have(gone), Decision.LEFT)]
+        codes = [decision.value for _, decision in which]
+        found = np.select([mask for mask, _ in which], codes, Decision.NOTHING.value)
+        return [
+            Decided(
+                effect=effect,
+                decision=decision,
+                live=np.flatnonzero(is_live & (decision is Decision.ACT)),
+                named=None if effect.named is None else effect.named[found == decision.value],
+            )
+            for decision in map(Decision, np.unique(found).tolist())
+        ]
+
+    def _act(self, found: Decided) -> None:
+        """Of what a command by origin acts on; the caller holds the lock."""
+        effect, live = found.effect, found.live
+        self._acted.update(effect.rows.seq[live].tolist())
+        self._decided.append(found)
+        if effect.is_move:
+            ids, source = effect.payload.column("id").take(pa.array(live)), effect.rows.source[live]
+            self._in_transit.add(pack(source, effect.origin[live]), self._state.commands.digests(ids, source))
 
     def progress(self) -> dict[int, Progress]:
         """(O', P') of every source that has output, whose O moves, or whose committed P would fall behind for long."""
@@ -124,6 +224,8 @@ class Transaction:
             is_narrow = self._only_output and bool(with_output.any())
             result = {}
             for source, state in resident.committed.items():
+                if resident.joining[source]:
+                    continue
                 position = state.position if resident.held[source] else max(state.position, self._loan.position)
                 offset = int(self._offsets[source])
                 behind = position.at_ms - state.position.at_ms > P_STALE_MS_MAX
@@ -140,6 +242,7 @@ class Transaction:
             for timers in loan.cancelled:  # their cancel came too late, and has counted them out
                 state.pending.add(timers)
             state.pending.remove(delivered)
+            self._apply()
             state.resident.commit(progress, loan.position)
             state.resident.chunks.release(loan.rows().chunk)
             state.changed.notify_all()
@@ -152,6 +255,27 @@ class Transaction:
             state.cancels.cancelled += sum(int(timers.counts.sum()) for timers in loan.cancelled)
             state.resident.replace_all(loan.rows())
             state.wake()
+
+    def _apply(self) -> None:
+        """What commands have decided, and what has left as copies; the caller holds the lock."""
+        state, commands = self._state, self._state.commands
+        if self._decided:
+            lives = [(each.effect, each.live) for each in self._decided]
+            at = np.concatenate([effect.rows.at[live] for effect, live in lives])
+            source = np.concatenate([effect.rows.source[live] for effect, live in lives])
+            origin = np.concatenate([effect.origin[live] for effect, live in lives])
+            offset = np.repeat([effect.seq & OFFSET_MAX for effect, _ in lives], [len(live) for _, live in lives])
+            is_move = np.repeat([effect.is_move for effect, _ in lives], [len(live) for _, live in lives])
+            begins = np.cumsum([0, *(len(effect.rows) for effect, _ in lives)])
+            index = np.concatenate([begin + live for begin, (_, live) in zip(begins[:-1].tolist(), lives, strict=True)])
+            table = pa.Table.from_batches([effect.payload.select(TALLIED) for effect, _ in lives]).combine_chunks()
+            state.pending.remove(tally_timers(at, table.take(pa.array(index))))
+            state.cancels.add_decided(is_move, origin, source, offset, at, self._decided_ms)
+            state.cancels.cancelled += sum(len(live) for effect, live in lives if not effect.is_move)
+        commands.note_copied(
+            np.concatenate(self._copied), self._in_transit, np.concatenate([EMPTY.seq, *self._loan.copies_read])
+        )
+        commands.forget(self._loan.rows().seq)
 
     def _counted(self) -> Tally:
         """What was output, counted once for all takes."""

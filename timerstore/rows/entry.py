@@ -7,6 +7,7 @@ the row references (sorted_runs.py), and the rest, `PAYLOAD`, in Arrow chunks.
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Final
 
 import pyarrow as pa
 
@@ -17,6 +18,14 @@ class Kind(IntEnum):
     TIMER = 0
     CANCEL = 1
     REJECT = 2
+    MOVE = 3
+    """Gives a message another due time."""
+    RECALL = 4
+    """A cancel that is answered."""
+
+
+DECIDED: Final = (Kind.MOVE, Kind.RECALL)
+"""Commands that take effect, and are answered, in the transaction that finishes them (cancels/commands.py)."""
 
 
 HEADERS = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
@@ -42,14 +51,19 @@ _PAYLOAD_FIELDS = [
     pa.field("attempt", pa.int16()),
     pa.field("rolls", pa.int16()),
     pa.field("reason", pa.string()),
+    pa.field("schedule", pa.string()),
+    pa.field("tick", pa.int32()),
 ]
 
 PAYLOAD_COLUMNS = [field.name for field in _PAYLOAD_FIELDS]
 
 ENTRY = pa.schema(_POSITION_FIELDS + _PAYLOAD_FIELDS)
 """Every column of an entry. `ts`, `due` and `at` are epoch milliseconds; `at` is int64's minimum for rejects and
-cancels. `origin` is the offset of a timer's original; of a cancel without an id it is that of the record which it
-cancels, -1 for one of another source."""
+commands. `origin` is the offset of a timer's original; of a command without an id it is that of the record which it
+names, -1 for one of another source; it is -2 where there are several, and `value` is their offsets then, as text with
+commas. Of a move `due` is when the message is to be due, and of a command `target` is the topic of its answer.
+`schedule` is what the headers of a recurring message say, opaque to the store; `tick` is the number of its delivery, 0
+for the record that begins it, and for all other messages."""
 
 PAYLOAD = pa.schema(_PAYLOAD_FIELDS)
 """The columns that delivery needs beside the position."""

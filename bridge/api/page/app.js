@@ -1,20 +1,29 @@
 // The page: the view of the address, shown again every few seconds while it can be seen.
 
-import { ask, Refused } from "./api.js";
+import { install } from "./actions.js";
+import { ask, Refused, Silent } from "./api.js";
 import { el, patch } from "./dom.js";
+import { addressOf } from "./filters.js";
 import { clock, foreign } from "./format.js";
-import { instance, targets } from "./health.js";
-import * as message from "./message.js";
-import * as messages from "./messages.js";
-import * as overview from "./overview.js";
+import * as instance from "./views/instance.js";
+import { letter, letters } from "./views/letters.js";
+import * as message from "./views/message.js";
+import * as messages from "./views/messages.js";
+import * as overview from "./views/overview.js";
+import * as schedules from "./views/schedules.js";
+import * as targets from "./views/targets.js";
 
 // Longer where an answer takes long, so that a page never costs the bridge more than a twentieth of a core.
 const INTERVAL_MS = 5_000;
 const REST = 20;
+const FAULT = "This is a fault of the page: the browser's console has it.";
 const VIEWS = [
   [/^\/$/, overview],
   [/^\/messages$/, messages],
   [/^\/messages\/[^/]+\/\d+\/\d+$/, message],
+  [/^\/schedules$/, schedules],
+  [/^\/dead-letters$/, letters],
+  [/^\/dead-letters\/[^/]+\/\d+\/\d+$/, letter],
   [/^\/targets$/, targets],
   [/^\/instance$/, instance],
 ];
@@ -83,15 +92,16 @@ function tell(summary) {
   patch(at("state"), [el("span", { class: `dot ${level}` }), ` ${summary.phase}${reader} · ${clock(summary.now)}`]);
   const reasons = summary.reasons.map((each) => el("p", { class: level }, foreign(each)));
   if (summary.disk.full) reasons.push(el("p", { class: "bad" }, "The disk is full: a segment waits for room."));
+  for (const each of summary.incomplete ?? []) reasons.push(el("p", { class: "warn" }, foreign(each), " does not answer: what it has is left out."));
   patch(at("notice"), reasons);
 }
 
 function fail(error) {
-  const text = error instanceof Refused ? error.message : "This bridge does not answer.";
-  if (!(error instanceof Refused || error instanceof TypeError)) console.error(error);
+  const isKnown = error instanceof Refused || error instanceof Silent;
+  if (!isKnown) console.error(error);
   at("main").classList.add("stale");
   patch(at("state"), [el("span", { class: "dot bad" }), " no answer"]);
-  patch(at("notice"), [el("p", { class: "bad" }, foreign(text), shown ? " What is shown is older." : "")]);
+  patch(at("notice"), [el("p", { class: "bad" }, foreign(isKnown ? error.message : FAULT), shown ? " What is shown is older." : "")]);
 }
 
 function go(url) {
@@ -106,13 +116,16 @@ document.addEventListener("click", (event) => {
   const url = new URL(href, location.href);
   if (href.startsWith("#") || url.origin !== location.origin || !viewOf(url)) return;
   event.preventDefault();
+  link.closest("dialog")?.close();
   go(url);
 });
 
 document.addEventListener("submit", (event) => {
   event.preventDefault();
-  go(new URL(messages.addressOf(new FormData(event.target), new URL(location.href)), location.href));
+  if (event.target.matches(".filters")) go(new URL(addressOf(event.target), location.href));
 });
+
+install(refresh);
 
 at("pause").addEventListener("click", () => {
   at("pause").setAttribute("aria-pressed", String(!isPaused()));

@@ -37,6 +37,9 @@ export function table(caption, headings, rows) {
   );
 }
 
+// A list of [name, ...content]; those that are false are left out.
+export const facts = (...found) => el("dl", {}, found.filter(Boolean).map(([name, ...content]) => el("div", {}, el("dt", {}, name), el("dd", {}, content))));
+
 // Turns the children of `parent` into `fresh`. Elements that stay keep focus, selection and scroll position; those with
 // a data-key are found again by it, and what is below data-keep is left alone.
 export function patch(parent, nodes) {

@@ -9,13 +9,15 @@ do not come back together, and a rehearsal gives the same times.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
 from timerstore.rows.position import Bools, Int64s
 
+PAUSE_MS: Final = 30_000
+"""How often a message for a paused target is written anew, and for how long it may wait once the target is resumed."""
 _DOUBLINGS_MAX: Final = 30
 """A wait of at most an hour, doubled that often, still fits into 64 bits."""
 
@@ -40,6 +42,10 @@ class RetryPolicy:
         spread = (_mixed(keys) % (full // 4 + 1).astype(np.uint64)).astype(np.int64)
         result: Int64s = full - spread
         return result
+
+    def pauses_ms(self, keys: Int64s) -> Int64s:
+        """Waits of records `keys` int64[n] whose target is paused."""
+        return replace(self, backoff_ms=PAUSE_MS, backoff_max_ms=PAUSE_MS).waits_ms(np.ones_like(keys), keys)
 
 
 def _mixed(keys: Int64s) -> np.ndarray:

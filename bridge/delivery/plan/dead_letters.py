@@ -26,6 +26,7 @@ from bridge.wire import headers as h
 from bridge.wire.dialects import DIALECTS
 from bridge.wire.headers import Headers, Where
 from bridge.wire.reasons import RejectReason
+from bridge.wire.schedule import unpacked
 from timerstore.rows.entry import Kind
 from timerstore.rows.position import Bools, Int64s
 
@@ -33,7 +34,21 @@ DETAIL_CHARS_MAX: Final = 1_000
 CUT_BYTES: Final = 64 << 10
 CUT_HEADERS: Final = 1_000
 _REASONS: Final = {str(reason): reason for reason in RejectReason}
-_COLUMNS: Final = ("kind", "origin", "ts", "due", "reason", "target", "target_partition", "id", "attempt")
+COPY_TOO_LARGE: Final = Refusal(RejectReason.TOO_LARGE, "its copy is larger than the delay topic takes")
+"""Why a message cannot wait any longer. Of a tick it ends the schedule, and the letter is all that is left of that."""
+_COLUMNS: Final = (
+    "kind",
+    "origin",
+    "ts",
+    "due",
+    "reason",
+    "target",
+    "target_partition",
+    "id",
+    "attempt",
+    "schedule",
+    "tick",
+)
 
 Report = Callable[[Where, str], None]
 """Is called for each plain letter: of which record it is, and what went wrong."""
@@ -138,7 +153,7 @@ def _letter(
     where = Where(*rows.sources.name(source), int(rows.offset[row]), cells["origin"], cells["ts"])
     attempts = 0
     if refusal is not None:
-        own, reason, detail = [*own, *_control_headers(cells)], refusal.reason, refusal.detail
+        own, reason, detail = [*own, *_control_headers(cells, refusal)], refusal.reason, refusal.detail
         attempts = cells["attempt"] + 1
     else:
         if cells["kind"] == Kind.TIMER:
@@ -171,7 +186,7 @@ def _plain(
     report(where, detail)
     own: Headers = _readable(lambda: rows.headers(ids).lists()[0], [])
     if row in refused and cell("kind", None) == Kind.TIMER:
-        own = [*own, *_control_headers({name: cell(name, None) for name in _COLUMNS})]
+        own = [*own, *_control_headers({name: cell(name, None) for name in _COLUMNS}, refused[row])]
     headers = h.dead_letter_headers(own, RejectReason.UNREADABLE, detail, where)
     reason = str(refused[row].reason) if row in refused else cell("reason", "")
     return (cell("value", None), cell("key", None), headers), reason
@@ -203,10 +218,17 @@ def _cut(value: bytes | None, key: bytes | None, own: Headers) -> tuple[bytes | 
     return None, key, own, [(h.OMITTED, text.encode())]
 
 
-def _control_headers(row: Mapping[str, object]) -> Headers:
-    """The control headers that make a record the same timer again."""
-    names = ((h.UNTIL, "due"), (h.TOPIC, "target"), (h.ID, "id"), (h.PARTITION, "target_partition"))
-    return [(header, str(row[name]).encode()) for header, name in names if row[name] is not None]
+def _control_headers(row: Mapping[str, Any], refusal: Refusal) -> Headers:
+    """The control headers that make a record the same timer again; of a schedule that ends with it, what is left."""
+    names = [(h.UNTIL, "due"), (h.TOPIC, "target"), (h.ID, "id"), (h.PARTITION, "target_partition")]
+    schedule: Mapping[str, str] = {}
+    if row["schedule"] is not None and (not row["tick"] or refusal == COPY_TOO_LARGE):  # else it is one for itself
+        schedule, is_start_given = unpacked(row["schedule"])
+        names = names if is_start_given else names[1:]
+        if row["tick"] and (times := schedule.get(h.TIMES, "")).isdecimal():
+            schedule = {**schedule, h.TIMES: str(max(1, int(times) - row["tick"] + 1))}
+    texts = [(header, str(row[name])) for header, name in names if row[name] is not None]
+    return [(header, text.encode()) for header, text in [*texts, *schedule.items()]]
 
 
 def hold(letter: Headers) -> Headers:

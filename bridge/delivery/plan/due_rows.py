@@ -41,8 +41,11 @@ BATCHED_BYTES: Final = 27 + (1 + len(h.ORIGIN) + 2) + (1 + len(h.DUE) + 1)
 """Of a delivery among others, at most, beside key, value, own headers and the text of our two: lengths of record, key
 and value (5 each), attributes (1), differences of timestamp (5) and offset (3), number of headers (3)."""
 
+TICK_BYTES: Final = (1 + len(h.TICK) + 1) + 10 + 1
+"""Of the header with a tick's number, at most."""
+
 _DELIVERED: Final = ("key", "value", "origin", "due")
-_BATCH_COLUMNS: Final = ("ids", "values", "keys", "origins", "dues", "headers", "own", "partitions")
+_BATCH_COLUMNS: Final = ("ids", "values", "keys", "origins", "dues", "ticks", "headers", "own", "partitions")
 _STRING: Final = pa.string()
 _EMPTY: Final = pa.scalar("")
 _ZERO: Final = np.zeros(1, dtype=np.int64)
@@ -69,8 +72,8 @@ class OwnHeaders:
 class Batch:
     """Arguments of n produce calls to `topic`, each list n long; `ids` int64[n] are the rows among those taken.
 
-    Either `origins` and `dues` (text of the two delivered headers), after the records' `own` ones if there are any, or
-    complete `headers`. `partitions` None: the partitioner's choice.
+    Either `origins` and `dues` (text of the two delivered headers) and, of recurring messages, `ticks` (text, or None),
+    after the records' `own` ones if there are any, or complete `headers`. `partitions` None: the partitioner's choice.
     """
 
     topic: str
@@ -79,6 +82,7 @@ class Batch:
     keys: list[bytes | None]
     origins: list[str] | None = None
     dues: list[str] | None = None
+    ticks: list[str | None] | None = None
     headers: list[Headers] | None = None
     own: OwnHeaders | None = None
     partitions: list[int] | None = None
@@ -90,17 +94,29 @@ class Batch:
     def __len__(self) -> int:
         return len(self.values)
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether all its records have the two delivered headers only, and go where the partitioner says."""
+        return all(each is None for each in (self.headers, self.own, self.ticks, self.partitions))
+
     def all_headers(self) -> Iterable[Any]:
         """Each record's headers, made one at a time: see `OwnHeaders`."""
         if self.headers is not None:
             return self.headers
         origins = zip(repeat(h.ORIGIN), self.origins or (), strict=False)
         dues = zip(repeat(h.DUE), self.dues or (), strict=False)
+        if self.ticks is not None:
+            return self._headers_of_ticks(self.ticks, origins, dues)
         if self.own is None:
             return map(list, zip(origins, dues, strict=True))
         pairs = self.own.pairs
         bounds = zip(self.own.starts, self.own.ends, origins, dues, strict=True)
         return ([*pairs[start:end], origin, due] for start, end, origin, due in bounds)
+
+    def _headers_of_ticks(self, ticks: list[str | None], *delivered: Iterator[tuple[str, str]]) -> Iterator[Any]:
+        own = [[]] * len(self) if self.own is None else self.own.lists()
+        for mine, origin, due, tick in zip(own, *delivered, ticks, strict=True):
+            yield [*mine, origin, due, *([(h.TICK, tick)] if tick is not None else [])]
 
     def sent(self, first: int) -> Sent:
         """Where it goes, its rows being numbered from `first` in the transaction."""
@@ -169,6 +185,7 @@ class DueRows:
         self.kind: npt.NDArray[np.int8] = payload.column("kind").to_numpy(zero_copy_only=False)
         self.due: Int64s = payload.column("due").to_numpy(zero_copy_only=False)
         self.attempt: npt.NDArray[np.int16] = payload.column("attempt").to_numpy(zero_copy_only=False)
+        self.tick: npt.NDArray[np.int32] = payload.column("tick").to_numpy(zero_copy_only=False)
         lists = payload.column("headers")
         counts = integers(pc.list_value_length(lists), 0)
         self._header_bounds: Int64s = np.concatenate((_ZERO, np.cumsum(counts, dtype=np.int64)))
@@ -176,6 +193,13 @@ class DueRows:
 
     def __len__(self) -> int:
         return len(self.at)
+
+    def redue(self, due_ms: Mapping[int, int]) -> None:
+        """Some rows are due at another time than they say, by row: of ticks that were missed, one stands for all."""
+        self.due = self.due.copy()
+        self.due[list(due_ms)] = list(due_ms.values())
+        index = self.payload.schema.get_field_index("due")
+        self.payload = self.payload.set_column(index, self.payload.schema.field(index), pa.array(self.due))
 
     def column(self, name: str, ids: Ids | None = None) -> list[Any]:
         """A payload column, or some rows of it, as Python objects."""
@@ -216,7 +240,13 @@ class DueRows:
             lengths += integers(pc.binary_length(self._header_values), 0)
             running = np.concatenate((_ZERO, np.cumsum(lengths, dtype=np.int64)))
             total += running[self._header_bounds[1:]] - running[self._header_bounds[:-1]]
-        return total
+        return total + np.where(self.tick > 0, TICK_BYTES, 0)
+
+    @cached_property
+    def recurs(self) -> Bools:
+        """Which rows have a schedule, bool[n]."""
+        mask: Bools = self.payload.column("schedule").is_valid().to_numpy(zero_copy_only=False)
+        return mask
 
     @cached_property
     def partition(self) -> npt.NDArray[np.int32] | None:
@@ -252,6 +282,7 @@ class DueRows:
                 keys=_objects(payload.column("key")),
                 origins=self._origins(payload.column("origin"), ids),
                 dues=_objects(pc.cast(payload.column("due"), _STRING)),
+                ticks=self._tick_texts(ids),
                 own=own if own.pairs else None,
                 alone=mine.chunk_bytes is not None,
             )
@@ -260,6 +291,10 @@ class DueRows:
             elif self.partition is not None:
                 batch.partitions = self.partition[ids].tolist()
             yield batch
+
+    def _tick_texts(self, ids: Ids) -> list[str | None] | None:
+        numbers = self.tick[ids]
+        return [str(tick) if tick else None for tick in numbers.tolist()] if numbers.any() else None
 
     def headers(self, ids: Ids) -> OwnHeaders:
         """The rows' stored headers, in order, duplicates kept."""

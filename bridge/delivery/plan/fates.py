@@ -8,7 +8,11 @@ every row has exactly one at any time.
                    -             a cancel                                           NOTHING
                    -             a timer that is due later than now                 ROLL
                    -             any other timer                                    DELIVER
-    misnamed       DELIVER ROLL  a header whose name the client would cut           LETTER    bad-header-name
+    recurring      DELIVER ROLL  the record of a recurring message                  ADVANCE
+                   DELIVER       a tick that was missed, and is left out            ADVANCE
+                   DELIVER ROLL  no schedule, or none that names a moment           LETTER    bad-schedule, beyond-max
+                   DELIVER ADVANCE  its next tick can be copied nowhere             LETTER    too-large
+    misnamed       (the same)    a header whose name the client would cut           LETTER    bad-header-name
     after_aborts   DELIVER       rejected by its target in an earlier attempt       LETTER    what the brokers said
                    DELIVER       to be left out, as an earlier attempt showed       RETRY     what the brokers said
     overdue        DELIVER       waited for longer than the policy allows           LETTER    overdue
@@ -16,11 +20,13 @@ every row has exactly one at any time.
     without_target DELIVER       no target, not even its topic's default            LETTER    no-target
     forbidden      DELIVER       a held dead letter, for its own dead-letter topic  LETTER    its own
                    DELIVER       any other for a target that is not allowed         LETTER    forbidden-target
+                   ADVANCE       the record of a recurring message for such a one   LETTER    forbidden-target
     fitting        DELIVER       a partition that its target does not have          LETTER    partition-out-of-range
                    DELIVER       larger than its target takes                       LETTER    too-large
                    DELIVER       no key, and its target is compacted                LETTER    no-key
                    DELIVER       maybe too large for a target that is wary          RETRY     too-large
     reachable      DELIVER       its target is missing, denied or unavailable       RETRY     what is known of it
+                   DELIVER       its target is paused                               RETRY     target-paused
                    DELIVER       the partition that it goes to takes nothing now    RETRY     target-unavailable
     forwarded      NOTHING       a cancel without a key, not forwarded yet          FORWARD
     rolls          ROLL          a copy is not possible                             LETTER    too-large
@@ -46,13 +52,14 @@ import numpy.typing as npt
 
 from bridge.delivery.plan.backoff import RetryPolicy
 from bridge.delivery.plan.copies import copies, copy_sizes
-from bridge.delivery.plan.dead_letters import DETAIL_CHARS_MAX, dead_letters, is_held, reason_of
+from bridge.delivery.plan.dead_letters import COPY_TOO_LARGE, DETAIL_CHARS_MAX, dead_letters, is_held, reason_of
 from bridge.delivery.plan.due_rows import DueRows, Ids, TargetRows
 from bridge.delivery.plan.forwarded_cancels import Forwards
 from bridge.delivery.plan.overdue import BURST_MS
-from bridge.delivery.plan.partitioner import place
 from bridge.delivery.plan.record_size import SizeLimits, exact_bytes, larger
+from bridge.delivery.plan.ticks import Ticks
 from bridge.delivery.targets.breakers import EVERY
+from bridge.delivery.targets.partitioner import place
 from bridge.delivery.targets.target import Target
 from bridge.kafka.errors import Refusal
 from bridge.settings.clients import HEADER_ALLOWANCE_BYTES
@@ -72,6 +79,7 @@ class Fate(IntEnum):
     LETTER = 5  # written to the dead-letter topic
     HOLD = 6  # copied as the dead letter that it is to become: the dead-letter topic fails for now
     FORWARD = 7  # written to the other partitions of its topic
+    ADVANCE = 8  # delivers nothing; only the next tick of its schedule is written
 
 
 OWN: Final = -1
@@ -199,6 +207,7 @@ class OwnTopics:
         self._rows = rows
         self._findings = findings
         self._known = known
+        self._limits = limits
         self.letter_topics = letter_topics
         size = len(rows.sources)
         self.is_down: Bools = np.zeros(size, dtype=np.bool_)
@@ -218,6 +227,10 @@ class OwnTopics:
             self._letter_bytes_max[source] = limits.record_bytes(letters)
             is_lasting = topic.refusal is not None and topic.refusal.reason in _LASTING
             self._copy_bytes_max[source] = 0 if is_lasting else limits.record_bytes(topic)
+
+    def of(self, rows: DueRows) -> OwnTopics:
+        """The same of other rows, of the same topics."""
+        return OwnTopics(rows, self._known, self.letter_topics, self._findings, self._limits)
 
     def copyable(self, ids: Ids) -> Bools:
         """Which of the rows can be copied into their own partition of the delay topic; bool[m]."""
@@ -253,12 +266,22 @@ class OwnTopics:
         topics, _ = self._rows.places(ids[~self.letters_fit(ids, fates.refused(ids))])
         return {self.letter_topics[topic] for topic in topics}
 
-    def unwritable(self, fates: Fates, forwards: Forwards) -> dict[int, Unwritable]:
-        """Sources of rows that need a partition which takes nothing now, by index, and what they wait for."""
+    def without_letters(self, source: int) -> Unwritable | None:
+        """Why no dead letter can be written for a source now."""
+        name = self.letter_topics[self._rows.sources.name(source)[0]]
+        if self._takes_letters[source] or not self._known[name].is_down(EVERY):
+            return None
+        return Unwritable(detail=f"{name} takes nothing now", places={(name, EVERY)})
+
+    def unwritable(self, fates: Fates, forwards: Forwards, next_ids: Ids) -> dict[int, Unwritable]:
+        """Sources of rows that need a partition which takes nothing now, by index, and what they wait for; `next_ids`:
+        rows whose next ticks are written, and commands.
+        """
         rows = self._rows
         found = {source: Unwritable(detail=text) for source, text in forwards.unknown.items()}
         places = forwards.places()
-        for source in np.unique(rows.source[fates.ids(Fate.ROLL, Fate.RETRY, Fate.HOLD)]).tolist():
+        copied = np.concatenate((fates.ids(Fate.ROLL, Fate.RETRY, Fate.HOLD), next_ids))
+        for source in np.unique(rows.source[copied]).tolist():
             places.setdefault(source, set()).add(rows.sources.name(source))
         dead = rows.source[fates.ids(Fate.LETTER)]
         # Which partition of its topic a letter goes to, the client decides: one that takes nothing may be it.
@@ -285,12 +308,29 @@ def by_kind(rows: DueRows, now_ms: int) -> Fates:
     return Fates(fate=fate, reason=np.full(len(rows), OWN, dtype=np.int32), at_ms=np.zeros(len(rows), dtype=np.int64))
 
 
+def recurring(rows: DueRows, fates: Fates, ticks: Ticks, own: OwnTopics) -> Fates:
+    """What becomes of rows with a schedule. One whose next tick cannot be written ends, and its letter says so."""
+    silent = np.flatnonzero(ticks.is_silent)
+    goes_on = ticks.has_next[silent]
+    fates = fates.put(silent[goes_on], Fate.ADVANCE).put(silent[~goes_on], Fate.NOTHING)
+    wrong = np.array(list(ticks.wrong), dtype=np.intp)
+    fates = fates.put(wrong, Fate.LETTER, list(ticks.wrong.values()))
+    if (hit := rows.misnamed()) is not None:
+        ticks.ends(np.flatnonzero(hit))
+    ids = np.flatnonzero(ticks.has_next)
+    ids = ids[~own.copyable(ids) & ~own.is_down[rows.source[ids]]]
+    ticks.ends(ids)
+    return fates.put(ids, Fate.LETTER, [COPY_TOO_LARGE])
+
+
 def misnamed(rows: DueRows, fates: Fates) -> Fates:
     """Nothing is written whose header names the client would cut."""
     if (hit := rows.misnamed()) is None:
         return fates
     refusal = _plain(RejectReason.BAD_HEADER_NAME)
-    return fates.instead(hit, Fate.LETTER, refusal).instead(hit, Fate.LETTER, refusal, was=Fate.ROLL)
+    for was in (Fate.DELIVER, Fate.ROLL, Fate.ADVANCE):
+        fates = fates.instead(hit, Fate.LETTER, refusal, was=was)
+    return fates
 
 
 def after_aborts(rows: DueRows, fates: Fates, findings: Findings) -> Fates:
@@ -326,10 +366,12 @@ def forbidden(rows: DueRows, fates: Fates, mine: Bools, name: str, letter_topics
     """
     if name in letter_topics.values():
         ids = np.flatnonzero(mine & fates.are(Fate.DELIVER))
-        ids = ids[is_held(rows, ids)]
-        own = [letter_topics[topic] == name for topic in rows.places(ids)[0]]
-        fates = fates.put(ids[np.array(own, dtype=np.bool_)], Fate.LETTER)
+        if len(ids):
+            ids = ids[is_held(rows, ids)]
+            own = [letter_topics[topic] == name for topic in rows.places(ids)[0]]
+            fates = fates.put(ids[np.array(own, dtype=np.bool_)], Fate.LETTER)
     refusal = Refusal(RejectReason.FORBIDDEN_TARGET, f"{name}: {RejectReason.FORBIDDEN_TARGET.explanation}")
+    fates = fates.instead(mine & (rows.tick == 0), Fate.LETTER, refusal, was=Fate.ADVANCE)
     return fates.instead(mine, Fate.LETTER, refusal)
 
 
@@ -382,8 +424,7 @@ def rolls(rows: DueRows, fates: Fates, own: OwnTopics) -> Fates:
     """Rolls whose copies are not possible become dead letters; those whose partition takes nothing now wait for it."""
     ids = fates.ids(Fate.ROLL)
     ids = ids[~own.copyable(ids) & ~own.is_down[rows.source[ids]]]
-    refusal = Refusal(RejectReason.TOO_LARGE, "its copy is larger than the delay topic takes")
-    return fates.put(ids, Fate.LETTER, [refusal])
+    return fates.put(ids, Fate.LETTER, [COPY_TOO_LARGE])
 
 
 def given_up(rows: DueRows, fates: Fates, own: OwnTopics, policy: RetryPolicy) -> Fates:
@@ -409,6 +450,10 @@ def timed(rows: DueRows, fates: Fates, policy: RetryPolicy, now_ms: int) -> Fate
     failures[fates.fate[ids] == Fate.HOLD] = 1
     at_ms = fates.at_ms.copy()
     at_ms[ids] = now_ms + policy.waits_ms(failures, rows.keys[ids])
+    paused = [code for code, each in enumerate(fates.refusals) if each.reason is RejectReason.TARGET_PAUSED]
+    if paused:
+        ids = ids[np.isin(fates.reason[ids], paused)]
+        at_ms[ids] = now_ms + policy.pauses_ms(rows.keys[ids])
     return replace(fates, at_ms=at_ms)
 
 

@@ -1,4 +1,4 @@
-"""Cancels whose messages are elsewhere, and are forwarded there.
+"""Commands whose messages are elsewhere, and are forwarded there: cancels, and moves.
 
 Without a key, the messages that an id names may be in any partition: such a cancel is forwarded to all the others. A
 cancel by origin names the partition: it is forwarded to that one, if the bridge reads it, and else does nothing.
@@ -22,7 +22,7 @@ being forwarded (some tenths of a second) may be cancelled by it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 import numpy as np
@@ -30,8 +30,9 @@ import numpy as np
 from bridge.delivery.plan.due_rows import Batch, DueRows, Ids, Record, batches_by_topic, chunks, integers
 from bridge.errors import EnvironmentFailure
 from bridge.wire import headers as h
+from bridge.wire.commands import cancel_headers, sent_on
 from timerstore.cancels.cancels import NO_ORIGIN
-from timerstore.rows.entry import Kind
+from timerstore.rows.entry import DECIDED, Kind
 from timerstore.rows.sources import SourceName
 
 FORWARDED_BYTES: Final = 400
@@ -46,13 +47,13 @@ class Forwards:
 
     def __init__(self, rows: DueRows, count: Callable[[str], int]) -> None:
         """`count` asks how many partitions a topic has now, or raises EnvironmentFailure."""
-        cancels, origins = _cancels_elsewhere(rows)
+        cancels, origins, self._said = _commands_elsewhere(rows)
         self._keyless = cancels[[origin is None for origin in origins]]
         self.records = self.bytes = 0
         self.unknown: dict[int, str] = {}
         self._rows = rows
         self._partitions: dict[str, int] = {}
-        self._named: dict[int, h.Origin] = {}
+        self._named: dict[int, h.Origins] = {}
         """Origins elsewhere, by row."""
         if len(cancels):
             known = Counter(topic for topic, _ in rows.sources)
@@ -98,7 +99,8 @@ class Forwards:
             origins = map(h.origin_text, topics, partitions, rows.offset[chosen].tolist())
             cancelled = zip(rows.column("id", chosen), origins, strict=True)
             records: list[Record] = [
-                (None, None, list(h.cancel_headers(id, forwarded=origin))) for id, origin in cancelled
+                (None, None, self._headers(row, id, origin))
+                for row, (id, origin) in zip(chosen.tolist(), cancelled, strict=True)
             ]
             counts = [self._partitions.get(topic, 0) for topic in topics]
             for partition in range(max(counts)):
@@ -106,35 +108,53 @@ class Forwards:
                 yield from batches_by_topic(
                     chosen[mine], [topics[i] for i in mine], [partition] * len(mine), [records[i] for i in mine]
                 )
-        for row, (topic, partition, offset) in self._named.items():
-            headers = h.cancel_origin_headers(
-                h.origin_text(topic, partition, offset), forwarded=h.origin_text(*self._place(row))
-            )
+        for row, (topic, partition, _) in self._named.items():
             yield Batch(
                 topic=topic,
                 ids=np.array([row], dtype=np.intp),
                 values=[None],
-                keys=[None],
-                headers=[list(headers)],
+                keys=self._rows.column("key", np.array([row])),
+                headers=[self._headers(row, None, h.origin_text(*self._place(row)))],
                 partitions=[partition],
             )
+
+    def _headers(self, row: int, id: str | None, place: str) -> h.Headers:
+        """Of a command to be forwarded; the cancel of a replace (`id`) has none of its own."""
+        said = self._said.get(row, {})
+        if not said.keys() & set(h.COMMANDS):
+            return list(cancel_headers(id or "", forwarded=place))
+        if row in self._named:  # in its usual form: it is compared as text where it arrives
+            name = h.CANCEL_ORIGIN if h.CANCEL_ORIGIN in said else h.MOVE_ORIGIN
+            said = {**said, name: h.origins_text(*self._named[row]).encode()}
+        is_move = self._rows.kind[row] == Kind.MOVE.value
+        return sent_on(
+            said, until_ms=self._rows.column("due", np.array([row]))[0] if is_move else None, forwarded=place
+        )
 
     def _place(self, row: int) -> tuple[str, int, int]:
         return *self._rows.sources.name(int(self._rows.source[row])), int(self._rows.offset[row])
 
 
-def _cancels_elsewhere(rows: DueRows) -> tuple[Ids, list[h.Origin | None]]:
-    """Cancels without a key, and by origins of other partitions, that were not forwarded already; and those origins."""
-    cancels = rows.kind == Kind.CANCEL.value
+def _commands_elsewhere(rows: DueRows) -> tuple[Ids, list[h.Origins | None], dict[int, Mapping[str, bytes | None]]]:
+    """Commands without a key, and by origins of other partitions, that were not forwarded already; those origins, and
+    the headers by row."""
+    cancels = np.isin(rows.kind, (Kind.CANCEL, *DECIDED))
     if not cancels.any():
-        return np.empty(0, np.intp), []
+        return np.empty(0, np.intp), [], {}
     by_origin = rows.payload.column("id").is_null().to_numpy(zero_copy_only=False)
     origin = integers(rows.payload.column("origin"), 0)
     ids = np.flatnonzero(cancels & np.where(by_origin, origin == NO_ORIGIN, rows.keyless()))
     if not len(ids):
-        return ids, []
+        return ids, [], {}
     own = [dict(headers) for headers in rows.headers(ids).lists()]
     mine = [h.COPY_FORWARDED not in headers for headers in own]
-    names = [h.parse_origin(h.text_of(each[h.CANCEL_ORIGIN])) if by_origin[row] else None
-             for row, each, is_mine in zip(ids.tolist(), own, mine, strict=True) if is_mine]  # fmt: skip
-    return ids[mine], names
+    said: dict[int, Mapping[str, bytes | None]] = {
+        row: each for row, each, is_mine in zip(ids.tolist(), own, mine, strict=True) if is_mine
+    }
+    names = [_origins_of(each) if by_origin[row] else None for row, each in said.items()]
+    return ids[mine], names, said
+
+
+def _origins_of(said: Mapping[str, bytes | None]) -> h.Origins:
+    """What a command by origin names; decoding has read it before."""
+    return h.parse_origins(h.text_of(said[h.CANCEL_ORIGIN if h.CANCEL_ORIGIN in said else h.MOVE_ORIGIN]))

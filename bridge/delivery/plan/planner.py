@@ -13,30 +13,36 @@ from functools import cache, lru_cache
 from typing import Final
 
 import numpy as np
+import pyarrow as pa
 import structlog
 
 from bridge.delivery.plan import fates as passes
 from bridge.delivery.plan.backoff import RetryPolicy
-from bridge.delivery.plan.copies import copies
+from bridge.delivery.plan.commands import CommandOutput, Commands
+from bridge.delivery.plan.copies import copies, next_ticks
 from bridge.delivery.plan.dead_letters import dead_letters, held
-from bridge.delivery.plan.due_rows import Batch, DueRows, SourceColumns, TargetRows, integers
+from bridge.delivery.plan.due_rows import Batch, DueRows, Ids, SourceColumns, TargetRows, integers
 from bridge.delivery.plan.fates import Fate, Fates, Findings, OwnTopics, Unplannable
 from bridge.delivery.plan.forwarded_cancels import Forwards
 from bridge.delivery.plan.overdue import CatchUp, OverduePolicy
-from bridge.delivery.plan.partitioner import PARTITIONER
 from bridge.delivery.plan.record_size import SizeLimits, parted
 from bridge.delivery.plan.spans import Delivery, OpenTelemetry
+from bridge.delivery.plan.ticks import ScheduleLimits, Ticks, ticks
 from bridge.delivery.targets.cache import Targets
+from bridge.delivery.targets.partitioner import PARTITIONER
 from bridge.delivery.targets.target import Target
 from bridge.telemetry.counts import Counts
+from bridge.wire.answers import Answer, Outcome
 from bridge.wire.headers import Where
-from timerstore.operations.transaction import Rows
+from timerstore.operations.transaction import Rows, Transaction
 from timerstore.rows.position import Int64s
 from timerstore.rows.sources import Sources
 
 NOTHING: Final = Findings()
 ANY_TIME: Final = OverduePolicy()
 ANY_SIZE: Final = SizeLimits()
+ANY_SCHEDULE: Final = ScheduleLimits()
+_NO_ROWS: Final = np.empty(0, dtype=np.intp)
 PERMITTED_MAX: Final = 10_000
 """Answers of the allow-list that are kept; names come from headers."""
 
@@ -52,6 +58,12 @@ class Plan:
     deliveries: Sequence[TargetRows]
     """The rows with the fate DELIVER, by target."""
     forwards: Forwards
+    next_ids: Ids
+    """The rows for which a next tick is written."""
+    commands: CommandOutput | None
+    """What commands among the rows write."""
+    ticks: Ticks | None
+    """The schedules among the rows."""
     own: OwnTopics | None
     """What the bridge's own topics take; None: they get nothing."""
     cut: frozenset[int]
@@ -70,6 +82,11 @@ class Plan:
         """The rows' (source, offset), packed as in the store; int64[n]."""
         return self.rows.keys
 
+    @property
+    def answers(self) -> Sequence[Answer]:
+        """What came of commands."""
+        return () if self.commands is None else self.commands.answers
+
     def batches(self) -> Iterator[Batch]:
         """All that is written, some megabytes at a time."""
         for mine in self.deliveries:
@@ -80,15 +97,27 @@ class Plan:
             refused = self.fates.refused(dead)
             letters = dead_letters(self.rows, dead, refused, self.own.letter_topics, self.cut, _report_plain)
             yield from parted(letters, self.own.letters_chunk_bytes)
+            if self.commands is not None:
+                yield from parted(self.commands.letters, self.own.letters_chunk_bytes)
+        if self.commands is not None:
+            yield from self.commands.to_repliers
 
     def _to_delay_topics(self, letter_topics: Mapping[str, str]) -> Iterator[Batch]:
         rows, fates = self.rows, self.fates
         roll, defer, retry, hold = map(fates.ids, (Fate.ROLL, Fate.DEFER, Fate.RETRY, Fate.HOLD))
         yield from copies(rows, roll, rolled=1)
         yield from copies(rows, defer, at_ms=fates.at_ms[defer])
-        yield from copies(rows, retry, failed=fates.count_attempts(retry), at_ms=fates.at_ms[retry])
+        is_tick = None if self.ticks is None else self.ticks.is_tick[retry]
+        attempts = fates.count_attempts(retry)
+        yield from copies(rows, retry, failed=attempts, at_ms=fates.at_ms[retry], is_single=is_tick)
         yield from held(rows, hold, letter_topics, fates.at_ms[hold], _report_plain)
         yield from self.forwards.batches()
+        if self.commands is not None:
+            yield from self.commands.to_delay_topics
+        if self.ticks is not None:
+            ids = self.next_ids
+            is_counted = self.ticks.is_tick[ids] & ~self.ticks.is_silent[ids]
+            yield from next_ticks(rows, ids, self.ticks.next_ms[ids], is_counted)
 
 
 class Planner:
@@ -104,6 +133,7 @@ class Planner:
         retry: RetryPolicy,
         overdue: OverduePolicy = ANY_TIME,
         limits: SizeLimits = ANY_SIZE,
+        schedules: ScheduleLimits = ANY_SCHEDULE,
         partitioner: str = PARTITIONER,
         tracer: OpenTelemetry | None = None,
     ) -> None:
@@ -122,6 +152,7 @@ class Planner:
         self._retry = retry
         self._catch_up = CatchUp(overdue)
         self._limits = limits
+        self._schedules = schedules
         self._partitioner = partitioner
         self._tracer = tracer
         self._columns: SourceColumns | None = None
@@ -137,9 +168,17 @@ class Planner:
             for produced_ms, deliveries in traced:
                 self._tracer.delivered(deliveries, produced_ms, now_ms)
 
-    def plan(self, taken: Rows, sources: Sources, now_ms: int, findings: Findings = NOTHING) -> Plan:
-        """What becomes of the rows taken at `now_ms`, after what aborts have taught (`findings`). Raises Unplannable
-        with the sources that must be held, since nothing takes what must be written for them.
+    def plan(
+        self,
+        taken: Rows,
+        sources: Sources,
+        now_ms: int,
+        findings: Findings = NOTHING,
+        loan: Transaction | None = None,
+    ) -> Plan:
+        """What becomes of the rows taken at `now_ms`, after what aborts have taught (`findings`). `loan` decides the
+        commands among them, and is told what leaves as a copy. Raises Unplannable with the sources that must be held,
+        since nothing takes what must be written for them.
         """
         if self._columns is None or self._columns.sources is not sources:
             self._columns = SourceColumns(sources, self._default_targets)
@@ -147,14 +186,21 @@ class Planner:
         known: dict[str, Target] = {}
         forwards = Forwards(rows, self._targets.count_partitions)
         own = cache(lambda: self._own_topics(rows, forwards, findings, known))
-        fates = passes.misnamed(rows, passes.by_kind(rows, now_ms))
+        fates = passes.by_kind(rows, now_ms)
+        found = ticks(rows, now_ms, self._schedules)
+        if found is not None:
+            rows.redue(found.due_ms)
+            fates = passes.recurring(rows, fates, found, own())
+        fates = passes.misnamed(rows, fates)
         fates = passes.after_aborts(rows, fates, findings)
         fates = self._catching_up(rows, fates, own, now_ms)
         fates, deliveries = self._by_target(rows, fates, known)
         if len(forwards.ids):
             fates = fates.put(forwards.ids, Fate.FORWARD)
         cut: frozenset[int] = frozenset()
-        if not fates.are_plain:
+        next_ids = _next_ids(rows, fates, found)
+        commands = Commands(rows)
+        if not fates.are_plain or len(next_ids) or len(commands.ids):
             fates = passes.rolls(rows, fates, own())
             fates = passes.given_up(rows, fates, own(), self._retry)
             is_told = True
@@ -163,24 +209,69 @@ class Planner:
                 own.cache_clear()
             fates = passes.letters_down(rows, fates, own())
             fates = passes.timed(rows, fates, self._retry, now_ms)
-            if unwritable := own().unwritable(fates, forwards):
+            next_ids = _next_ids(rows, fates, found)
+            if unwritable := own().unwritable(fates, forwards, np.concatenate((next_ids, commands.ids))):
                 raise Unplannable(unwritable)
             cut = passes.cut(rows, fates, own() if is_told else None, findings)
             if cut and not findings.cut:
                 reason = "larger than its topic and the delay topic take"
                 log.warning("dead-letter-cut", records=len(cut), reason=reason)
+        output = None
+        if loan is not None:
+            _tell_copied(loan, rows, np.union1d(fates.ids(Fate.ROLL, Fate.DEFER, Fate.RETRY), next_ids))
+            if len(commands.ids):
+                output = self._commanded(commands, rows, forwards, own, findings, known, now_ms, loan)
+        is_own = not fates.are_plain or len(next_ids) > 0 or (output is not None and output.writes_back)
         return Plan(
             rows=rows,
             fates=fates,
             deliveries=deliveries,
             forwards=forwards,
-            own=None if fates.are_plain else own(),
+            next_ids=next_ids,
+            commands=output,
+            ticks=found,
+            own=own() if is_own else None,
             cut=cut,
-            records=len(rows) - len(fates.ids(Fate.NOTHING, Fate.FORWARD)) + forwards.records,
-            bytes=int(rows.sizes.sum()) + forwards.bytes,
-            counts=_counts(rows, fates, deliveries, forwards),
+            records=len(rows)
+            - len(fates.ids(Fate.NOTHING, Fate.FORWARD, Fate.ADVANCE))
+            + len(next_ids)
+            + forwards.records
+            + (0 if output is None else output.records),
+            bytes=int(rows.sizes.sum() + rows.sizes[next_ids].sum())
+            + forwards.bytes
+            + (0 if output is None else output.bytes),
+            counts=_counts(rows, fates, deliveries, forwards, found, output),
             targets=known,
             traced=self._tracer.chosen(rows, fates.are(Fate.DELIVER), now_ms) if self._tracer is not None else (),
+        )
+
+    def _commanded(
+        self,
+        commands: Commands,
+        rows: DueRows,
+        forwards: Forwards,
+        own: Callable[[], OwnTopics],
+        findings: Findings,
+        known: dict[str, Target],
+        now_ms: int,
+        loan: Transaction,
+    ) -> CommandOutput:
+        """What the commands among the rows come to."""
+        topics = {topic for topic, _ in rows.sources}
+        elsewhere = {
+            row: Outcome.NOT_PENDING if topic in topics else Outcome.FORBIDDEN
+            for row, topic in commands.named_elsewhere()
+            if row not in forwards.ids
+        }
+        return commands.output(
+            loan.decide(commands.seqs, now_ms),
+            elsewhere,
+            own,
+            self._letter_topics,
+            lambda names: self._targets.resolve({name for name in names if self._may_go_to(name)}),
+            self._limits.record_bytes,
+            findings,
+            known,
         )
 
     def _catching_up(self, rows: DueRows, fates: Fates, own: Callable[[], OwnTopics], now_ms: int) -> Fates:
@@ -190,7 +281,9 @@ class Planner:
             return fates
         names, codes = rows.targets
         others = ~np.isin(codes, [code for code, name in enumerate(names) if name in self.dead_letter_topics])
-        waited_ms = catch_up.waited_ms(now_ms, rows.at, integers(rows.payload.column("ts"), 0))
+        # The copy for a tick that is due already was written only now, but the tick has waited.
+        ts = np.where(rows.recurs, rows.at, integers(rows.payload.column("ts"), 0))
+        waited_ms = catch_up.waited_ms(now_ms, rows.at, ts)
         fates = passes.overdue(fates, others & catch_up.given_up(waited_ms))
         behind = np.flatnonzero(others & fates.are(Fate.DELIVER) & catch_up.is_behind(waited_ms))
         if not len(behind):
@@ -202,7 +295,8 @@ class Planner:
         """What goes where; what is known of the targets that get anything is added to `known`."""
         names, codes = rows.targets
         fates = passes.without_target(fates, codes < 0)
-        used = [(names[code], codes == code) for code in np.unique(codes[fates.ids(Fate.DELIVER)]).tolist()]
+        coded = np.unique(codes[fates.ids(Fate.DELIVER, Fate.ADVANCE)])
+        used = [(names[code], codes == code) for code in coded[coded >= 0].tolist()]
         found = dict(self._targets.resolve({name for name, _ in used if self._may_go_to(name)}))
         doubtful = {
             name
@@ -233,16 +327,44 @@ class Planner:
         return OwnTopics(rows, known, self._letter_topics, findings, self._limits)
 
 
+def _next_ids(rows: DueRows, fates: Fates, found: Ticks | None) -> Ids:
+    """The rows for which a next tick is written: whatever becomes of their own, if that is decided."""
+    if found is None:
+        return _NO_ROWS
+    is_over = np.isin(fates.fate, (Fate.DELIVER.value, Fate.RETRY.value, Fate.LETTER.value)) & (rows.tick > 0)
+    return np.flatnonzero(found.has_next & (is_over | fates.are(Fate.ADVANCE)))
+
+
+def _tell_copied(loan: Transaction, rows: DueRows, ids: Ids) -> None:
+    """What leaves as a copy, or has a next tick that is one."""
+    if len(ids):
+        columns = rows.payload.select(["origin", "id"]).take(pa.array(ids))
+        loan.copied(rows.keys[ids], columns.column("origin").to_numpy(), columns.column("id"))
+
+
 def _report_plain(where: Where, detail: str) -> None:
     log.error("dead-letter-plain", topic=where.topic, partition=where.partition, offset=where.offset, reason=detail)
 
 
-def _counts(rows: DueRows, fates: Fates, deliveries: Sequence[TargetRows], forwards: Forwards) -> Counts:
+def _counts(
+    rows: DueRows,
+    fates: Fates,
+    deliveries: Sequence[TargetRows],
+    forwards: Forwards,
+    found: Ticks | None,
+    output: CommandOutput | None,
+) -> Counts:
     delivered = Counter({mine.topic: len(mine.ids) for mine in deliveries})
+    missed = Counter() if found is None else found.missed
+    ticks = int((fates.are(Fate.DELIVER) & (rows.tick > 0)).sum())
+    commands = Counter() if output is None else output.counts
     if fates.are_plain:
-        return Counts(delivered=delivered)
+        return Counts(delivered=delivered, ticks=ticks, missed=missed, commands=commands)
     return Counts(
         delivered=delivered,
+        commands=commands,
+        ticks=ticks,
+        missed=missed,
         rejected=fates.rejected(rows),
         retried=fates.retried(),
         rolled=len(fates.ids(Fate.ROLL)),

@@ -80,9 +80,10 @@ class Cause(Enum):
 
 @dataclass(frozen=True, slots=True)
 class FailedRow:
-    """A row of a transaction that failed; `partition` is -1 where it is not known."""
+    """A record of a transaction's row that failed, and where it was to go; `partition` is -1 where it is not known."""
 
     failure: Failure
+    topic: str
     partition: int
 
 

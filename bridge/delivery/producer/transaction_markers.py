@@ -43,7 +43,7 @@ from bridge.errors import EnvironmentFailure, StateError
 from bridge.kafka.errors import is_unreadable, kafka_error
 from bridge.settings.clients import librdkafka
 from bridge.settings.model import Settings
-from bridge.wire import headers as h
+from bridge.wire.commands import cancel_headers
 
 PENDING_S: Final = 1.0
 """How long offsets may be pending before the reason is looked for: a commit takes milliseconds."""
@@ -170,7 +170,7 @@ class MarkerRepair:
         self._must_be_allowed()
         with closing(_consumer(self._settings)) as consumer:
             metadata = consumer.consumer_group_metadata()
-        nothing: list[tuple[str, str | bytes | None]] = list(h.cancel_headers(f"unused-{uuid.uuid4()}", forwarded=name))
+        nothing: list[tuple[str, str | bytes | None]] = list(cancel_headers(f"unused-{uuid.uuid4()}", forwarded=name))
         producer.begin_transaction()
         for topic, partition in _partitions(self._settings):
             producer.produce(topic, None, key=name, headers=nothing, partition=partition)

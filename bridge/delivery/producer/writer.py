@@ -154,7 +154,7 @@ class Writer(ABC):
         done, deadline_s, is_up_to_date = 0, None, False
         while True:
             try:
-                if ids is None and batch.headers is None and batch.own is None and batch.partitions is None:
+                if ids is None and batch.is_plain:
                     done = _produce_plain(producer.produce, batch, done)
                 else:
                     done = _produce_any(producer.produce, batch, self._report, ids, done)
@@ -173,10 +173,10 @@ class Writer(ABC):
                     deadline_s = min(now_s + self._budgets.full_s, self._began_s + self._budgets.send_s)
                 if not isinstance(stopped.cause, BufferError) or now_s > deadline_s:
                     partition = -1 if batch.partitions is None else batch.partitions[done]
-                    self._stop(stopped.cause, first_id + int(batch.ids[done]), partition)
+                    self._stop(stopped.cause, first_id + int(batch.ids[done]), batch.topic, partition)
                 self._serve(producer.poll, FULL_POLL_S)
 
-    def _stop(self, exception: Exception, row: int, partition: int) -> NoReturn:
+    def _stop(self, exception: Exception, row: int, topic: str, partition: int) -> NoReturn:
         """What an exception out of produce means for the transaction; `partition` -1: the partitioner's choice."""
         if isinstance(exception, BufferError):
             raise Aborted(Cause.QUEUE_FULL, Failure(NO_ANSWER, "the client's queue stayed full")) from None
@@ -190,7 +190,7 @@ class Writer(ABC):
             failure = Failure.of(error)
             if error.code() == KafkaError._STATE:
                 raise Aborted.by(failure, self._failed) from None  # after a failed record nothing is taken any more
-        raise Aborted.by(failure, {row: FailedRow(failure, partition)}, was_alone=True) from None
+        raise Aborted.by(failure, {row: FailedRow(failure, topic, partition)}, was_alone=True) from None
 
     def _report(self, row: int, error: KafkaError | None, message: Message) -> None:
         """Delivery report of one record, called from poll and flush."""
@@ -200,7 +200,8 @@ class Writer(ABC):
             return
         partition = message.partition()
         failure = UNACKNOWLEDGED if is_purged else Failure.of(error)
-        self._failed.setdefault(row, FailedRow(failure, -1 if partition is None else partition))
+        failed = FailedRow(failure, str(message.topic()), -1 if partition is None else partition)
+        self._failed.setdefault(row, failed)
 
     def _await_reports(self, on_stall: OnStall = lambda _: False, *, was_alone: bool = False) -> None:
         """Wait until the fate of every reported record is known, for as long as there is progress, and time. Raises

@@ -25,6 +25,7 @@ import structlog
 from bridge.delivery.targets.breakers import OPEN_S, Breakers
 from bridge.delivery.targets.liveness import Ping, is_answered
 from bridge.delivery.targets.look_up import TargetLookUp
+from bridge.delivery.targets.pauses import Pauses
 from bridge.delivery.targets.target import UNAVAILABLE, Leader, Place, Target, TargetReport
 from bridge.errors import EnvironmentFailure
 from bridge.kafka.errors import Refusal
@@ -72,8 +73,11 @@ class _Known:
 class Targets:
     """A cache of `Target` by name with an expiry, and the circuit breakers. Any thread."""
 
-    def __init__(self, look_up: TargetLookUp, clock: Clock, beat: Beat = unwatched) -> None:
+    def __init__(
+        self, look_up: TargetLookUp, clock: Clock, beat: Beat = unwatched, pauses: Pauses | None = None
+    ) -> None:
         """`beat` is the thread's."""
+        self._pauses = pauses
         self._look_up = look_up
         self._beat = beat
         self._clock = clock
@@ -151,6 +155,8 @@ class Targets:
                 known = self._known.get(name) or _Known(_unanswered(name), now_s, now_s)
                 known.used_s = now_s
                 result[name] = self._breakers.applied(name, known.target)
+                if self._pauses is not None:
+                    result[name] = self._pauses.applied(name, result[name])
             return result
 
     def renew(self, names: Iterable[str]) -> dict[str, Target]:

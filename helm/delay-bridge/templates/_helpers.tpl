@@ -37,7 +37,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- end }}
 {{- end }}
 
-{{- /* The configuration: values.config through tpl, with the files of the mounted secrets where it names none itself. */}}
+{{- /* The configuration: values.config through tpl, with the files of the mounted secrets and the pods as peers where it
+names none itself. A certificate may lack the pods' names, and a bridge takes 64 peers at most. */}}
 {{- define "delay-bridge.config" -}}
 {{- $config := tpl (toYaml .Values.config) . | fromYaml }}
 {{- if hasKey $config "Error" }}
@@ -65,6 +66,16 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- end }}
 {{- $common := mergeOverwrite $files $config.kafka.common }}
 {{- $_ := set $config.kafka "common" $common }}
+{{- $http := $config.http }}
+{{- $replicas := int .Values.replicas }}
+{{- if not (or (lt $replicas 2) (gt $replicas 64) (eq $http.api "off") $http.certificate_file (hasKey $http "peers")) }}
+{{- $name := include "delay-bridge.fullname" . }}
+{{- $peers := list }}
+{{- range until $replicas }}
+{{- $peers = append $peers (printf "http://%s-%d.%s.%s.svc:%d" $name . $name $.Release.Namespace (int $http.api_port)) }}
+{{- end }}
+{{- $_ := set $http "peers" $peers }}
+{{- end }}
 {{- toYaml $config }}
 {{- end }}
 

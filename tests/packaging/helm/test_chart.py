@@ -234,6 +234,32 @@ def test_a_changed_configuration_restarts_the_pods(tmp_path: Path) -> None:
 
 
 @needs_helm
+@pytest.mark.parametrize(
+    ("values", "peers"),
+    [
+        ({"replicas": 2}, [f"http://orders-delay-bridge-{n}.orders-delay-bridge.shop.svc:8081" for n in (0, 1)]),
+        ({"replicas": 1}, []),
+        ({"replicas": 65}, []),
+        ({"replicas": 2, "config": {"http": {"api": "off"}}}, []),
+        ({"replicas": 2, "config": {"http": {"peers": []}}}, []),
+        ({"replicas": 2, "config": {"http": {"peers": ["http://a:1"]}}}, ["http://a:1"]),
+        ({"replicas": 2, **MATRIX["TLS inside"]}, []),
+    ],
+    ids=str,
+)
+def test_several_pods_know_each_other(values: dict[str, Any], peers: list[str], tmp_path: Path) -> None:
+    """By the names that the headless service gives them; and the policy lets them ask each other."""
+    manifests = template(tmp_path, LEAST, values, {"networkPolicy": {"enabled": True}})
+    settings = configuration(next(m for m in manifests if "bridge.yaml" in m.get("data", {})), tmp_path)
+    assert settings.http.peers == peers
+    (policy,) = (m["spec"] for m in manifests if m["kind"] == "NetworkPolicy")
+    rules = [(name, rule) for name in ("ingress", "egress") for rule in policy[name]]
+    pods = [{"podSelector": policy["podSelector"]}]
+    api = [(name, rule.get("from") or rule.get("to")) for name, rule in rules if rule["ports"][0]["port"] == "api"]
+    assert api == ([("ingress", pods), ("egress", pods)] if peers else [])
+
+
+@needs_helm
 def test_probes_and_scrapes_use_tls_where_the_port_does(tmp_path: Path) -> None:
     """One without the other would be a pod that never becomes ready."""
     rendered = {manifest["kind"]: manifest for manifest in template(tmp_path, LEAST, MATRIX["TLS inside"])}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any, Final
@@ -125,15 +125,64 @@ def test_a_cancel_by_origin_goes_where_its_message_is() -> None:
     producer = FakeProducer(partitions=3)
     sender = client(producer)
     sender.cancel_origin("delay", 2, 5)
-    sender.cancel_origin("other", 2, 5)
+    sender.cancel_origin("other", 2, [9, 5, 7])
     assert [(s["topic"], s["key"], s["value"], s["partition"]) for s in producer.sent] == [
         ("delay", None, None, 2),
         ("delay", None, None, -1),
     ]
     assert [s["headers"] for s in producer.sent] == [
         [("delay-cancel-origin", b"delay/2/5")],
-        [("delay-cancel-origin", b"other/2/5")],
+        [("delay-cancel-origin", b"other/2/5,7,9")],
     ]
+
+
+@pytest.mark.parametrize("offsets", [[], range(101), [-1]])
+def test_a_command_by_origin_names_up_to_a_hundred_messages(offsets: Sequence[int]) -> None:
+    """Others would be refused by the bridge."""
+    with pytest.raises(ValueError, match="up to 100"):
+        client(FakeProducer()).cancel_origin("delay", 2, offsets)
+
+
+def test_a_command_that_asks_for_an_answer_is_one_record() -> None:
+    """So that one record is what the answer names; without a key the bridge sends it on to the other partitions."""
+    producer = FakeProducer(partitions=3)
+    client(producer).cancel("a", reply_to="answers", correlation="7")
+    assert [(s["key"], s["partition"], s["headers"]) for s in producer.sent] == [
+        (None, -1, [("delay-cancel", b"a"), ("delay-reply-to", b"answers"), ("delay-correlation-id", b"7")])
+    ]
+
+
+def test_a_move_has_the_new_time_and_goes_where_its_message_is() -> None:
+    """By id with its key, by origin to its partition; of another delay topic to any, and the bridge sends it on."""
+    producer = FakeProducer(partitions=3)
+    sender = client(producer)
+    sender.move("a", key=b"k", after=timedelta(0))
+    sender.move_origin("delay", 2, 5, at=1_801_382_400_000, reply_to="answers")
+    sender.move_origin("other", 2, 5, after=timedelta(seconds=1))
+    assert [(s["key"], s["partition"], s["headers"]) for s in producer.sent] == [
+        (b"k", -1, [("delay-move", b"a"), ("delay-for", b"0")]),
+        (
+            None,
+            2,
+            [
+                ("delay-move-origin", b"delay/2/5"),
+                ("delay-until", b"1801382400000"),
+                ("delay-reply-to", b"answers"),
+            ],
+        ),
+        (None, -1, [("delay-move-origin", b"other/2/5"), ("delay-for", b"1000")]),
+    ]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{}, {"at": 1_801_382_400_000, "after": timedelta(0)}, {"at": 1_801_382_400}, {"reply_to": "a/b"}]
+)
+def test_a_command_that_the_bridge_would_reject_is_refused_at_once(wrong: dict[str, Any]) -> None:
+    """No time, two, seconds for milliseconds, and an answer that no topic can take."""
+    producer = FakeProducer()
+    with pytest.raises(ValueError, match=r"."):
+        client(producer).move("a", b"k", **wrong)
+    assert producer.sent == []
 
 
 def test_a_full_queue_is_waited_for() -> None:

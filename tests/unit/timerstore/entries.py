@@ -17,7 +17,7 @@ from timerstore.rows.position import AT_MIN
 class Record:
     """One row of a delay topic as the tests see it; `due_ms` None is a reject, or a cancel where `cancels` says so.
 
-    `origin` None: the row is an original.
+    `origin` None: the row is an original. `command`: the row is one, and `moved_ms` is where it moves to.
     """
 
     topic: str
@@ -32,6 +32,11 @@ class Record:
     origin: int | None = None
     rolls: int = 0
     ts_ms: int = 0
+    schedule: str | None = None
+    tick: int = 0
+    command: Kind | None = None
+    moved_ms: int | None = None
+    key: bytes | None = None
 
     @property
     def origin_offset(self) -> int:
@@ -39,6 +44,8 @@ class Record:
 
     @property
     def kind(self) -> Kind:
+        if self.command is not None:
+            return self.command
         return Kind.CANCEL if self.cancels else Kind.REJECT if self.due_ms is None else Kind.TIMER
 
     @property
@@ -54,11 +61,11 @@ def entries(records: Sequence[Record]) -> pa.Table:
         "offset": [r.offset for r in records],
         "at": [r.at_ms for r in records],
         "ts": [r.ts_ms for r in records],
-        "due": [r.due_ms or 0 for r in records],
+        "due": [r.due_ms or r.moved_ms or 0 for r in records],
         "kind": [r.kind for r in records],
         "target": [r.target for r in records],
         "target_partition": [None for _ in records],
-        "key": [f"{r.partition}-{r.offset}".encode() for r in records],
+        "key": [r.key or f"{r.partition}-{r.offset}".encode() for r in records],
         "value": [r.value for r in records],
         "headers": [[{"key": "h", "value": b"v"}] for _ in records],
         "id": [r.id for r in records],
@@ -67,6 +74,8 @@ def entries(records: Sequence[Record]) -> pa.Table:
         "attempt": [0 for _ in records],
         "rolls": [r.rolls for r in records],
         "reason": ["no-time" if r.kind == Kind.REJECT else None for r in records],
+        "schedule": [r.schedule for r in records],
+        "tick": [r.tick for r in records],
     }
     return pa.table({name: pa.array(columns[name], type=ENTRY.field(name).type) for name in ENTRY.names})
 

@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from bridge.api.source import Export, Overview, PendingMessages
+import numpy as np
+import pyarrow as pa
+
+from bridge.api.source import (
+    Commands,
+    DeadLetters,
+    Export,
+    NotOwnedError,
+    Order,
+    Overview,
+    Pauses,
+    PendingMessages,
+)
+from bridge.dead_letters.listing import LetterPage, PlacedLetter
 from bridge.delivery.targets.target import TargetReport
 from bridge.telemetry.health import Phase
 from bridge.telemetry.lateness import RecentLateness
 from bridge.telemetry.metrics import StoreSnapshot
+from bridge.wire.answers import Answer, Outcome
+from bridge.wire.headers import Origin
+from bridge.wire.letters import Choice, Letter, Report
 from bridge.wire.reasons import RejectReason
-from timerstore.operations.export import EMPTY
-from timerstore.operations.find import Count, Page, PendingRow, PendingState, Query
-from timerstore.rows.sources import NamedPosition
+from timerstore.operations.export import SCHEMA
+from timerstore.operations.find import Count, Originals, Page, PendingRow, PendingState, Query
+from timerstore.rows.sources import NamedPosition, SourceName
 
 NOW_MS = 1_800_000_000_000
 ROW = PendingRow(
@@ -61,6 +79,15 @@ class Store:
         rows = tuple(row if bulky else replace(row, value=None, headers=()) for row in found[:limit])
         return Page(rows=rows, next=_position(rows[-1]) if len(found) > limit else None)
 
+    def find_originals(self, query: Query, now_ms: int, *, after: NamedPosition | None, limit: int) -> Originals:
+        """Of a page."""
+        page = self.find(query, now_ms, after=after, limit=limit, bulky=False)
+        rows = {(row.topic, row.partition): list[tuple[int, int]]() for row in page.rows}
+        for row in page.rows:
+            rows[row.topic, row.partition].append((row.origin, row.due_ms))
+        columns = {source: np.array(each, np.int64).T for source, each in rows.items()}
+        return Originals(found={source: (each[0], each[1]) for source, each in columns.items()}, next=page.next)
+
     def count_where(self, query: Query, now_ms: int) -> Count:
         """An exact count."""
         assert now_ms == NOW_MS
@@ -71,11 +98,17 @@ class Store:
         """Exact."""
         return tuple(sum(row.at_ms < edge for row in self.rows) for edge in edges_ms)
 
+    def next_offsets(self) -> Mapping[SourceName, int]:
+        """Behind all messages."""
+        return {("delay", n): max((row.offset + 1 for row in self.rows), default=0) for n in (0, 1)}
+
     def export(self, query: Query, now_ms: int, *, bulky: bool) -> Export:  # noqa: ARG002 - as the store has it
-        """One batch, without rows: tests of what is in it have a real store."""
+        """A batch for each row, with little in it: tests of what is in it have a real store."""
         assert now_ms == NOW_MS
         self._note(query)
-        return (batch for batch in [EMPTY])
+        found = [row for row in self.rows if _fits(query, row)]
+        rows = ([{"partition": row.partition, "offset": row.offset}] for row in found)
+        return (pa.RecordBatch.from_pylist(each, schema=SCHEMA) for each in rows)
 
     def _note(self, query: Query) -> None:
         self.asked.append(query)
@@ -98,7 +131,122 @@ def _fits(query: Query, row: PendingRow) -> bool:
         and (query.at_from_ms is None or row.at_ms >= query.at_from_ms)
         and (query.at_until_ms is None or row.at_ms < query.at_until_ms)
         and row.state in query.states
+        and (row.schedule is not None or not query.recurring)
     )
+
+
+@dataclass
+class Dispatcher:
+    """`Commands` that are answered at once, as the store has it; those of `silent` offsets are not."""
+
+    store: Store
+    sent: list[Order] = field(default_factory=list)
+    silent: set[int] = field(default_factory=set)
+    error: Exception | None = None
+    partition: int = 0
+
+    def send(self, orders: Sequence[Order]) -> Sequence[Future[Sequence[Answer]]]:
+        """Cancelled messages stay in the store, moved ones come up when they are due."""
+        return [self._send(order) for order in orders]
+
+    def _send(self, order: Order) -> Future[Sequence[Answer]]:
+        if order.source != ("delay", self.partition):
+            raise NotOwnedError(order.source[0])
+        future: Future[Sequence[Answer]] = Future()
+        self.sent.append(order)
+        if self.error is not None:
+            future.set_exception(self.error)
+        elif not self.silent.intersection(order.origins):
+            outcomes = Counter(self._act(origin, order.due_ms) for origin in order.origins)
+            command = ("delay", self.partition, 1_000 + len(self.sent))
+            future.set_result(
+                [Answer(outcome=outcome, count=count, command=command) for outcome, count in outcomes.items()]
+            )
+        return future
+
+    def _act(self, origin: int, due_ms: int | None) -> Outcome:
+        for i, row in enumerate(self.store.rows):
+            if row.origin == origin and row.state is not PendingState.CANCELLED:
+                moved = replace(row, due_ms=due_ms, at_ms=due_ms, offset=row.offset + 10_000) if due_ms else row
+                self.store.rows[i] = moved if due_ms else replace(row, state=PendingState.CANCELLED)
+                self.store.rows.sort(key=_position)
+                return Outcome.MOVED if due_ms else Outcome.CANCELLED
+        return Outcome.NOT_PENDING
+
+
+def letter(offset: int, **values: Any) -> PlacedLetter:
+    """A dead letter of the target `orders`."""
+    inner = Letter(
+        headers=[("delay-topic", b"orders"), ("own", b"1")],
+        reason="unknown-target",
+        topic="delay",
+        partition=0,
+        target="orders",
+        origin=f"delay/0/{offset}",
+        detail="orders does not exist",
+        attempts=16,
+    )
+    placed = PlacedLetter(
+        place=("delay.dlt", 0, offset), ts_ms=NOW_MS + offset, letter=inner, key=b"k", value=b"v", redriven=False
+    )
+    return replace(placed, **values)
+
+
+@dataclass
+class Letters:
+    """`DeadLetters` in a list."""
+
+    rows: list[PlacedLetter] = field(default_factory=list)
+    chosen: list[Choice] = field(default_factory=list)
+
+    def page(self, choice: Choice, below: Mapping[SourceName, int] | None, limit: int) -> LetterPage:
+        """The newest first."""
+        self.chosen.append(choice)
+        end = None if below is None else below["delay.dlt", 0]
+        fits = [each for each in self.rows if choice.chooses(each.letter, each.ts_ms, each.place)]
+        found = sorted((each for each in fits if end is None or each.place[2] < end), key=lambda each: -each.place[2])
+        page = found[:limit]
+        return LetterPage(letters=page, next={("delay.dlt", 0): page[-1].place[2]} if len(found) > limit else None)
+
+    def get(self, place: Origin) -> PlacedLetter | None:
+        """By its place."""
+        return next((each for each in self.rows if each.place == place), None)
+
+    def redrive(self, choice: Choice, *, execute: bool) -> Report:
+        """Those that have gone back say so."""
+        report = Report()
+        for i, each in enumerate(self.rows):
+            if not choice.chooses(each.letter, each.ts_ms, each.place):
+                report.left += 1
+            elif each.redriven:
+                report.before += 1
+            elif not choice.mends(each.letter):
+                report.broken[each.letter.reason, each.letter.target] += 1
+            else:
+                report.back[each.letter.reason, each.letter.target] += 1
+                self.rows[i] = replace(each, redriven=execute)
+        return report
+
+
+@dataclass
+class Paused:
+    """`Pauses` in a set."""
+
+    found: set[str] = field(default_factory=set)
+
+    def names(self) -> frozenset[str]:
+        """As they are."""
+        return frozenset(self.found)
+
+    def topics(self) -> frozenset[str]:
+        """The default target of `delay` is `orders`."""
+        return frozenset(["delay"] if "orders" in self.found else [])
+
+    def put(self, name: str, *, paused: bool) -> bool:
+        """In memory."""
+        before = name in self.found
+        (self.found.add if paused else self.found.discard)(name)
+        return before is not paused
 
 
 @dataclass
@@ -108,6 +256,26 @@ class Bridge:
     store: Store | None = field(default_factory=Store)
     where: Phase = field(default_factory=lambda: Phase(name="running", ready=True, reader="spark"))
     gauges: StoreSnapshot = field(default_factory=StoreSnapshot)
+    letters: Letters = field(default_factory=Letters)
+    paused: Paused = field(default_factory=Paused)
+    dispatcher: Dispatcher | None = None
+
+    def __post_init__(self) -> None:
+        """A dispatcher of the store."""
+        if self.dispatcher is None and self.store is not None:
+            self.dispatcher = Dispatcher(self.store)
+
+    def commands(self) -> Commands | None:
+        """As it was set."""
+        return self.dispatcher
+
+    def dead_letters(self) -> DeadLetters:
+        """As it was set."""
+        return self.letters
+
+    def pauses(self) -> Pauses:
+        """As it was set."""
+        return self.paused
 
     def now_ms(self) -> int:
         """The same at all times."""

@@ -16,6 +16,8 @@ from tests.unit.bridge.api.fakes import NOW_MS, Bridge, Store, message
 from timerstore.errors import Corrupt
 from timerstore.operations.find import PENDING, PendingState, Query
 
+ACTION = {"X-Delay-Bridge-Action": "1"}
+
 
 def client(bridge: Bridge, protection: Protection | None = None, *, show_payloads: bool = False) -> TestClient:
     app = application(bridge, protection or Protection(), show_payloads=show_payloads)
@@ -218,6 +220,7 @@ def test_targets() -> None:
         "detail": "no leader",
         "open_breakers": 1,
         "retry_in_s": 4.3,
+        "paused": False,
     }
     assert well["failing_partitions"] == 0 and well["reason"] is None
 
@@ -235,9 +238,12 @@ def test_a_password_guards_everything() -> None:
 
 
 def test_it_only_reads() -> None:
-    """Other methods and bodies are refused; no page comes with the document."""
+    """Unless it is told to write, actions are refused, as are other methods and bodies; no page comes with the
+    document."""
     api = client(Bridge())
-    refused(api.post("/api/v1/messages"), 405, "only reads")
+    refused(api.post("/api/v1/messages/cancel", json={"all": True}, headers=ACTION), 403, "http.api")
+    assert api.get("/api/v1/summary").json()["writable"] is False
+    refused(api.put("/api/v1/messages"), 405, "not possible")
     refused(api.request("GET", "/api/v1/messages", content=b"{}"), 413, "Send no body")
     assert api.get("/api/v1/openapi.json").json()["openapi"].startswith("3.")
     assert {api.get(path).status_code for path in ("/docs", "/redoc", "/api/v1/docs")} == {404}

@@ -17,8 +17,9 @@ from typer.testing import CliRunner
 import bridge.api.export
 import bridge.api.server
 import timerstore.operations.export
-from bridge.api.export import EXPORTS_MAX, MEDIA_TYPE
+from bridge.api.export import EXPORTS_MAX
 from bridge.api.listener import Listener
+from bridge.api.peers.batches import MEDIA_TYPE
 from bridge.api.source import PendingMessages
 from bridge.commands.api_client import ApiClient
 from bridge.commands.cli import app

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import re
-from importlib.resources import files
+from posixpath import dirname, join, normpath
 
 import pytest
 from fastapi.testclient import TestClient
 
 from bridge.api.application import application
-from bridge.api.files import MEDIA_TYPES
+from bridge.api.files import MEDIA_TYPES, contents
 from bridge.telemetry.http import Protection
 from tests.unit.bridge.api.fakes import Bridge
 
-FILES = {each.name: each.read_text() for each in files("bridge").joinpath("api/page").iterdir()}
+FILES = {name: each.read_text() for name, each in contents()}
 
 
 def client(protection: Protection | None = None, url: str = "http://localhost") -> TestClient:
     return TestClient(application(Bridge(), protection or Protection(), show_payloads=False), base_url=url)
 
 
-@pytest.mark.parametrize("path", ["/", "/messages?state=overdue", "/messages/delay/0/42", "/targets", "/instance"])
+@pytest.mark.parametrize(
+    "path",
+    ["/", "/messages?state=overdue", "/messages/delay/0/42", "/schedules", "/dead-letters", "/targets", "/instance"],
+)
 def test_each_view_is_the_document(path: str) -> None:
     """So that an address can be kept, and sent to others."""
     answer = client().get(path)
@@ -44,8 +47,8 @@ def test_each_file_is_served_as_what_it_is(name: str) -> None:
 def test_nothing_is_inline_or_from_elsewhere(name: str) -> None:
     """Every module and style is one of these files, and no text can become markup."""
     text = FILES[name]
-    named = re.findall(r'(?:from|import) "\./([^"]+)"|(?:src|href)="/page/([^"]+)"', text)
-    assert {"".join(each) for each in named} <= FILES.keys()
+    modules = {normpath(join(dirname(name), each)) for each in re.findall(r'(?:from|import) "(\.[^"]+)"', text)}
+    assert modules | {*re.findall(r'(?:src|href)="/page/([^"]+)"', text)} <= FILES.keys()
     assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", text)
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function", text)
     assert name != "index.html" or not re.search(r"<script(?! type=\"module\" src=)| on\w+=| style=|<style", text)
@@ -68,5 +71,5 @@ def test_a_strangers_name_is_not_answered_without_a_password() -> None:
 
 def test_the_page_is_read_only() -> None:
     """Nothing is posted to it."""
-    assert client().post("/").status_code == 405
+    assert client().post("/").status_code == 403
     assert client().head("/").status_code == 200

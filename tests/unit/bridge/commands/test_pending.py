@@ -144,7 +144,7 @@ def test_filters_reach_the_api_as_they_are_meant(api: Api) -> None:
     options = ["--id", "ä&=", "--origin", "delay/0/7", "--key", "k/1", "--target", "", "--state", "overdue"]
     options += ["--state", "rolled", "--due-from", "2027-01-31T08:00:00+08:00", "--due-until", "1801353600000"]
     assert invoke("pending", "count", *options, "--url", api.url)[:2] == (0, "3\n")
-    expected = [("id", "ä&="), ("origin", "delay/0/7"), ("key_base64", base64.b64encode(b"k/1").decode())]
+    expected = [("origin", "delay/0/7"), ("id", "ä&="), ("key_base64", base64.b64encode(b"k/1").decode())]
     expected += [("target", ""), ("due_from", "1801353600000"), ("due_until", "1801353600000")]
     assert api.asked == [("/api/v1/count", [*expected, ("state", "overdue"), ("state", "rolled")])]
 
@@ -319,7 +319,7 @@ JSON: Final = st.recursive(
 def test_any_message_can_be_shown(found: dict[str, Any]) -> None:
     """A field that is absent, new or of another type is shown somehow: an answer is never a bug of the command."""
     assert len(pending._row(found)) == len(pending.COLUMNS)
-    assert all(isinstance(text, str) for line in pending._lines(found) for text in line)
+    assert all(isinstance(text, str) for line in pending.lines(found) for text in line)
 
 
 # --- failures --------------------------------------------------------------------------------------------------------

@@ -278,6 +278,21 @@ def test_a_record_that_neither_of_our_topics_takes_is_cut(brokers: Brokers, foun
     assert not found.findings.cut
 
 
+def test_a_delay_topic_that_takes_smaller_records_than_was_known_is_looked_up(
+    brokers: Brokers, targets: Targets, found: Narrowing
+) -> None:
+    """A move that names a hundred messages then leaves out what is too large, and not all of them."""
+    brokers.topics = {"delay": replace(WELL, bytes_max=1_000)}
+    targets.resolve(["delay"])
+    brokers.topics = {"delay": replace(WELL, bytes_max=500)}
+    error = KafkaError(KafkaError.MSG_SIZE_TOO_LARGE)
+    assert found.learn({8: failed("delay", 0, error)}, was_alone=True)
+    assert not found.findings.no_copy
+    assert targets.resolve(["delay"])["delay"].bytes_max == 500
+    assert found.learn({8: failed("delay", 0, error)}, was_alone=True)
+    assert set(found.findings.no_copy) == {8}
+
+
 def test_a_record_that_is_refused_for_what_it_is_is_not_cut(brokers: Brokers, found: Narrowing) -> None:
     """Cut, it would be refused again: its source waits."""
     brokers.topics = {"delay": WELL, "delay.dlt": WELL}

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.ingest.decode_records import decode_records, spread
-from bridge.ingest.finish import ControlHeaders, HeaderLimits
+from bridge.ingest.finish import ControlHeaders, HeaderLimits, with_schedules
 from bridge.wire.decode_epochs import DecodeEpoch, DecodeEpochs
 from bridge.wire.reasons import RejectReason
 from tests.decode_examples import (
@@ -23,6 +23,7 @@ from tests.decode_examples import (
     FOR,
     ONE,
     PARAMETERS,
+    RECURRING,
     REJECTS,
     TIMERS,
     TO,
@@ -45,7 +46,7 @@ def decoded(rows: Sequence[Row], all_epochs: Epochs = ONE) -> list[Row]:
     """The entries of the records, finished."""
     entries = decode_records([as_record(row) for row in rows], all_epochs)
     assert entries.schema == ENTRY
-    finished = ControlHeaders(all_epochs).taken_out(HeaderLimits(all_epochs).applied(entries))
+    finished = ControlHeaders(all_epochs).taken_out(with_schedules(HeaderLimits(all_epochs).applied(entries)))
     return [{**row, "headers": pairs(row["headers"])} for row in finished.to_pylist()]
 
 
@@ -65,6 +66,12 @@ def test_edges() -> None:
     """Of calendars, of white space, of UTF-8, and of 64 bits."""
     for result, (row, expected) in zip(decoded([row for row, _ in EDGES]), EDGES, strict=True):
         assert {name: result[name] for name in expected} == expected, row["headers"]
+
+
+def test_recurring_messages() -> None:
+    """They come up when they are written; what their headers say is kept as it is, sense or nonsense."""
+    for result, (headers, expected) in zip(decoded([record(*hs) for hs, _ in RECURRING]), RECURRING, strict=True):
+        assert {name: result[name] for name in expected} == expected, headers
 
 
 def test_every_dialect() -> None:

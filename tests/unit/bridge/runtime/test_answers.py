@@ -18,6 +18,7 @@ from bridge.telemetry.health import Health
 from bridge.telemetry.http import Protection
 from bridge.telemetry.lateness import Lateness
 from tests.manual_clock import ManualClock
+from tests.unit.bridge.api.fakes import Paused
 from tests.unit.timerstore.entries import Record
 from tests.unit.timerstore.rig import NOW_MS, ORDERS, Rig
 from timerstore.operations.find import Query
@@ -34,6 +35,9 @@ def answers(rig: Rig, health: Health, clock: ManualClock) -> Answers:
         health=health,
         lag=lag,
         clock=clock,
+        letters=cast(Any, None),
+        pauses=Paused(),
+        commands=lambda: None,
     )
 
 

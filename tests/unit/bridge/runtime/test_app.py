@@ -32,7 +32,7 @@ class Bench:
         self.made: list[mock.Mock] = []
         self.order: list[str] = []
         self.owned: frozenset[SourceName] = frozenset()
-        self.stops = True
+        self.stops = self.follows = True
         self.on_made: Callable[[], None] = lambda: None
         self.raised: BridgeError | None = None
         self.dispatcher = self.part("dispatcher")
@@ -77,9 +77,11 @@ class Bench:
         self.order.append(what)
         return True
 
-    def make(self, context: Any, owned: frozenset[SourceName], _: int) -> mock.Mock:
-        """A pipeline that starts at once."""
+    def make(self, context: Any, owned: frozenset[SourceName], _: Membership) -> mock.Mock:
+        """A pipeline that starts at once, and follows where `follows` says so."""
         made = mock.Mock(owned=owned, context=context)
+        made.follow.side_effect = lambda owned, _: self.follow(made, owned)
+        made.give_up.side_effect = lambda *_: self.follows
         made.store.next_offsets.return_value = dict.fromkeys(owned, 0)
         made.store.stats.return_value = SimpleNamespace(pending=0)
         made.is_reading.return_value, made.reader = True, "plain"
@@ -91,6 +93,10 @@ class Bench:
         happens, self.on_made = self.on_made, lambda: None
         happens()
         return made
+
+    def follow(self, made: mock.Mock, owned: frozenset[SourceName]) -> bool:
+        made.owned = owned if self.follows else made.owned
+        return self.follows
 
     def run(self) -> None:
         try:
@@ -137,13 +143,32 @@ def test_an_assignment_makes_a_pipeline_of_what_is_owned(bench: Bench) -> None:
     bench.is_in("running", 1)
 
 
-def test_a_revocation_waits_for_the_open_transaction_and_stops_the_pipeline(bench: Bench) -> None:
-    """It returns only then; a start that is under way is cancelled. Then there is one for what is left."""
+def test_a_running_pipeline_follows_the_assignment(bench: Bench) -> None:
+    """A revocation returns when it has given up what goes; a start that is under way would be cancelled. What comes is
+    told to the same pipeline."""
     bench.assign(A, B)
     bench.is_in("running", 1)
+    [made] = bench.made
     bench.owned = frozenset({A})
-    bench.application.on_revoked(frozenset({B}), lost=False)
-    assert bench.dispatcher.quiesce.called and bench.made[0].cancel.called
+    bench.application.on_revoked(frozenset({B}), lost=False, revocations=1)
+    made.give_up.assert_called_once_with(frozenset({B}), 1)
+    assert made.cancel_start.called and not bench.dispatcher.quiesce.called
+    wait_until(lambda: made.owned == {A}, SEEN_S)
+    bench.assign(A, B)
+    wait_until(lambda: made.owned == {A, B}, SEEN_S)
+    bench.is_in("running", 1)
+    assert "pipeline stops" not in bench.order
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_pipeline_that_cannot_follow_is_made_anew(bench: Bench, lost: bool) -> None:
+    """The revocation waits for the open transaction; then there is a pipeline for what is left."""
+    bench.assign(A, B)
+    bench.is_in("running", 1)
+    bench.owned, bench.follows = frozenset({A}), False
+    bench.application.on_revoked(frozenset({B}), lost=lost, revocations=1)
+    assert bench.dispatcher.quiesce.called
+    assert (bench.made[0].abandon.called, bench.made[0].give_up.called) == (lost, not lost)
     bench.is_in("running", 2)
     assert bench.made[1].owned == {A}
     assert bench.order[2:] == ["pipeline starts", "pipeline stops", "pipeline starts"]
@@ -153,8 +178,8 @@ def test_without_partitions_there_is_no_pipeline_and_the_instance_is_ready(bench
     """It is a spare: a probe that failed would have it restarted."""
     bench.assign(A)
     bench.is_in("running", 1)
-    bench.owned = frozenset()
-    bench.application.on_revoked(frozenset({A}), lost=True)
+    bench.owned, bench.follows = frozenset(), False
+    bench.application.on_revoked(frozenset({A}), lost=True, revocations=1)
     bench.is_in("joining", 1)
     assert bench.application._health.phase.ready
 
@@ -163,13 +188,14 @@ def test_a_partition_that_leaves_no_room_is_left_out_for_a_while(bench: Bench) -
     """The others go on without it; a minute later it is tried again."""
     bench.assign(A, B)
     bench.is_in("running", 1)
-    bench.made[0].blocked_by.return_value = frozenset({B})
-    bench.is_in("running", 2)
-    assert bench.made[1].owned == {A}
+    [made] = bench.made
+    made.blocked_by.return_value = frozenset({B})
+    wait_until(lambda: made.owned == {A}, SEEN_S)
+    made.blocked_by.return_value = frozenset()
     wait_until(lambda: any("delay/1" in reason for reason in bench.application._health.phase.reasons), SEEN_S)
     bench.clock.advance(60_000)
-    bench.is_in("running", 3)
-    assert bench.made[2].owned == {A, B}
+    wait_until(lambda: made.owned == {A, B}, SEEN_S)
+    bench.is_in("running", 1)
 
 
 def test_damage_makes_a_pipeline_anew_of_the_same_partitions(bench: Bench) -> None:
@@ -185,7 +211,7 @@ def test_a_start_that_is_out_of_date_already_is_not_made(bench: Bench) -> None:
     """Assignments come in a row; only the last one counts."""
     bench.assign(A)
     bench.is_in("running", 1)
-    starts = bench.order.count("pipeline starts")
+    starts, bench.follows = bench.order.count("pipeline starts"), False
     bench.on_made = lambda: bench.assign(A, B)
     bench.application.on_assigned(frozenset({A}))
     wait_until(lambda: bench.order.count("pipeline starts") == starts + 1, SEEN_S)
@@ -286,7 +312,7 @@ def test_a_pipeline_that_does_not_stop_ends_the_process(bench: Bench) -> None:
     """The directory stays locked: only the end of the process frees it."""
     bench.assign(A)
     bench.is_in("running", 1)
-    bench.stops = False
+    bench.stops = bench.follows = False
     bench.assign(A, B)
     error = bench.end()
     assert isinstance(error, EnvironmentFailure) and error.code == "DB-3019"

@@ -91,6 +91,23 @@ def no_room(*_: Any, **__: Any) -> None:
     raise FULL
 
 
+def test_what_is_asked_for_is_done_between_two_pieces_of_work(bench: Bench) -> None:
+    """At once, again until it is done, and with the others in between; a flush that was asked for is awaited, and finds
+    a full disk to be no failure."""
+    bench.take_in(FAR_MS)
+    answers = [False, False, True]
+    bench.maintenance.ask(lambda: answers.pop(0))
+    bench.steps(0.2)
+    assert answers == [] and not bench.maintenance._asked
+    bench.maintenance.start()
+    with mock.patch.object(timerstore.log.segment.Writer, "_note", no_room):
+        assert bench.maintenance.flush_now(10)
+        assert bench.is_full() and bench.segments == 0
+    assert bench.maintenance.flush_now(10)
+    assert bench.segments == 1
+    assert bench.maintenance.stop() and not bench.maintenance.flush_now(0.01)
+
+
 def test_what_is_delivered_is_reclaimed_while_no_segment_fits(bench: Bench) -> None:
     """A segment needs room that a checkpoint does not: the flush that fails keeps nothing from making room for it, and
     then goes on by itself."""

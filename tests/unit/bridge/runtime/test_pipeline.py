@@ -12,6 +12,7 @@ import pytest
 from bridge.delivery.states import State
 from bridge.errors import EnvironmentFailure, StateError
 from bridge.kafka.admin import ClusterDescription, Topic, Watermarks
+from bridge.kafka.membership import Membership
 from bridge.runtime import pipeline as module
 from bridge.runtime.app import Application
 from bridge.runtime.pipeline import Pipeline, PipelineContext
@@ -71,6 +72,11 @@ class StandIn:
         return states
 
 
+def member(owned: frozenset[SourceName], revocations: int = 0) -> Membership:
+    """What the group says."""
+    return Membership(partitions=owned, revocations=revocations, metadata=mock.Mock())
+
+
 class Bench:
     """A pipeline over the directory of a rig, from the committed offsets to where reading begins."""
 
@@ -94,7 +100,7 @@ class Bench:
                 hearts=mock.Mock(),
             ),
             frozenset(rig.committed),
-            0,
+            member(frozenset(rig.committed)),
         )
 
     def start(self) -> dict[SourceName, int]:
@@ -102,6 +108,19 @@ class Bench:
         self.rig.store.close()
         assert self.pipeline.start()
         return self.store.next_offsets()
+
+    def maintain(self) -> None:
+        """Maintenance does what it was asked for."""
+        for call in self.maintenance.ask.call_args_list:
+            assert call.args[0]()
+        self.maintenance.ask.reset_mock()
+
+    @property
+    def maintenance(self) -> mock.Mock:
+        """Stands in for the thread."""
+        made = self.pipeline._maintenance
+        assert isinstance(made, mock.Mock)
+        return made
 
     @property
     def ingest(self) -> mock.Mock:
@@ -282,6 +301,97 @@ def test_a_start_that_ends_early_gives_the_directory_back(rig: Rig) -> None:
         Bench(rig).start()
     assert bench.pipeline.stop()
     assert Bench(rig).start() == {ORDERS: 2, BILLS: 2}
+
+
+BOTH = frozenset({ORDERS, BILLS})
+
+
+def running(rig: Rig) -> Bench:
+    """A pipeline of both partitions that follows the assignment."""
+    bench = Bench(rig)
+    bench.start()
+    bench.ingest.join.side_effect = lambda committed, add, wait_s: add()
+    return bench
+
+
+def test_a_partition_that_goes_leaves_the_others_where_they_are(rig: Rig) -> None:
+    """It is flushed, the open transaction ends, and the dispatcher goes on without it from the same store; what was
+    pending of it is counted no more."""
+    bench = running(rig)
+    order = mock.Mock()
+    order.attach_mock(bench.maintenance.flush_now, "flush")
+    order.attach_mock(bench.dispatcher.quiesce, "quiesce")
+    order.attach_mock(bench.dispatcher.go_on_without, "go_on")
+    order.reset_mock()
+    store = bench.store
+    assert bench.pipeline.give_up(frozenset({BILLS}), 1)
+    assert [call[0] for call in order.mock_calls] == ["flush", "quiesce", "go_on"]
+    bench.dispatcher.go_on_without.assert_called_once_with({BILLS}, 1)
+    bench.ingest.give_up.assert_called_once_with({BILLS})
+    assert bench.store is store and store.next_offsets() == {ORDERS: 2}
+    bench.maintain()
+    assert store.stats().pending == 2
+    assert bench.pipeline.follow(frozenset({ORDERS}), member(frozenset({ORDERS}), 1)), "that is what it has"
+    assert bench.pipeline.stop()
+
+
+def test_a_partition_that_comes_joins_the_open_store(rig: Rig) -> None:
+    """It goes on from where the index ends, is nothing's until it is read up to its committed offset, and is the
+    dispatcher's then."""
+    bench = running(rig)
+    assert bench.pipeline.give_up(frozenset({BILLS}), 1)
+    rig.produce(FAR_MS, source=BILLS)
+    rig.committed[BILLS] = (3, rig.committed[BILLS][1])
+    bench.stand_in.marks[BILLS] = Watermarks(start=0, end=3)
+    assert bench.pipeline.follow(BOTH, member(BOTH, 1))
+    assert bench.store.next_offsets() == {ORDERS: 2}, "maintenance has not looked yet"
+    bench.maintain()
+    assert bench.store.next_offsets() == {ORDERS: 2, BILLS: 2}
+    assert bench.ingest.join.call_args.args[0] == {BILLS: 3}
+    [expected] = bench.dispatcher.expect.call_args_list
+    assert {name: state.offset for name, state in expected.args[0].items()} == {BILLS: 3}
+    assert bench.store.is_caught_up() and bench.store.assignment.joining() == [BILLS]
+    assert "delay/1" in bench.pipeline.alarms()[0]
+    assert bench.store.stats().pending == 4
+    assert bench.pipeline.follow(BOTH, member(BOTH, 1)), "once"
+    assert not bench.maintenance.ask.called
+    assert bench.pipeline.stop()
+
+
+def test_a_partition_that_goes_again_before_it_has_come_does_not_come(rig: Rig) -> None:
+    """It was planned on committed states that another instance moves on meanwhile."""
+    bench = running(rig)
+    assert bench.pipeline.give_up(frozenset({BILLS}), 1)
+    assert bench.pipeline.follow(BOTH, member(BOTH, 1))
+    assert bench.pipeline.give_up(frozenset({BILLS}), 2)
+    bench.maintain()
+    assert bench.store.next_offsets() == {ORDERS: 2} and not bench.dispatcher.expect.called
+    assert bench.pipeline.follow(BOTH, member(BOTH, 1)), "sampled before the revocation: no news"
+    bench.maintain()
+    assert bench.store.next_offsets() == {ORDERS: 2}
+    assert bench.pipeline.follow(BOTH, member(BOTH, 2))
+    bench.maintain()
+    assert bench.store.next_offsets() == {ORDERS: 2, BILLS: 2}
+    assert bench.pipeline.stop()
+
+
+def test_a_pipeline_is_made_anew_where_it_cannot_follow(rig: Rig) -> None:
+    """Nothing would be left; the open transaction did not end; or the index is not to be believed."""
+    bench = running(rig)
+    bench.pipeline.give_up(BOTH, 1)
+    assert not bench.pipeline.follow(frozenset(), member(frozenset(), 1))
+    assert bench.pipeline.stop()
+    bench = running(rig)
+    bench.dispatcher.quiesce.return_value = False
+    assert not bench.pipeline.give_up(frozenset({BILLS}), 1)
+    assert not bench.pipeline.follow(frozenset({ORDERS}), member(frozenset({ORDERS}), 1))
+    assert not bench.dispatcher.go_on_without.called
+    assert bench.pipeline.stop()
+    bench = running(rig)
+    assert bench.pipeline.give_up(frozenset({BILLS}), 1)
+    rig.committed[BILLS] = (1, rig.committed[BILLS][1])
+    assert not bench.pipeline.follow(BOTH, member(BOTH, 1)), "an operator has moved it back"
+    assert bench.pipeline.stop()
 
 
 @pytest.mark.parametrize(("consumer", "expected_s"), [({}, 300), ({"max.poll.interval.ms": 45_000}, 45)])

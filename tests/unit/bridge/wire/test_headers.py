@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.wire import headers as h
+from bridge.wire.commands import cancel_headers, move_headers, move_origin_headers
 from bridge.wire.reasons import RejectReason
 
 DAY = 86_400_000
@@ -149,7 +150,18 @@ def test_timer_headers() -> None:
     ]
     assert h.timer_headers(None, after=timedelta(microseconds=1)) == [("delay-for", b"1")]
     assert h.timer_headers(None, at=1_801_353_600_000) == [("delay-until", b"1801353600000")]
-    assert h.cancel_headers(" a ") == [("delay-cancel", b"a")]
+    assert cancel_headers(" a ") == [("delay-cancel", b"a")]
+    assert move_headers("a", after=timedelta(0), forwarded="delay/0/7") == [
+        ("delay-move", b"a"),
+        ("delay-for", b"0"),
+        ("delay-copy-forwarded", b"delay/0/7"),
+    ]
+    assert move_origin_headers("delay/1/7", at=1_800_000_000_000, reply_to="answers", correlation=" é ") == [
+        ("delay-move-origin", b"delay/1/7"),
+        ("delay-until", b"1800000000000"),
+        ("delay-reply-to", b"answers"),
+        ("delay-correlation-id", "é".encode()),
+    ]
 
 
 @pytest.mark.parametrize(

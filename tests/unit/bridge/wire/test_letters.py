@@ -13,8 +13,8 @@ from confluent_kafka import KafkaError, Message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.commands import redrive
-from bridge.commands.redrive import CALL_TIMEOUT_S, READ_TIMEOUT_S, TRANSACTION_ROWS
+from bridge.dead_letters.reading import BATCH_ROWS, READ_TIMEOUT_S, batches
+from bridge.dead_letters.redrive import CALL_TIMEOUT_S
 from bridge.errors import StateError
 from bridge.kafka.admin import Watermarks
 from bridge.wire import headers as h
@@ -23,6 +23,7 @@ from bridge.wire.letters import Choice, Letter, read_letter
 from bridge.wire.reasons import RejectReason
 from tests.manual_clock import ManualClock
 
+PLACE = ("delay.dlt", 0, 7)
 WHERE = h.Where("delay", 3, 17, 5, 99)
 OWN: h.Headers = [("x", b"1"), ("delay-for", b"?"), ("delay-reason", b"mine"), ("x", None)]
 
@@ -32,7 +33,8 @@ def test_a_dead_letter_becomes_the_record_that_it_was(attempts: int) -> None:
     """Whatever headers it had, a reason of its own among them."""
     written = h.dead_letter_headers(OWN, RejectReason.BAD_FOR, "why", WHERE, attempts)
     letter = read_letter(written)
-    assert letter == Letter(headers=OWN, reason="bad-for", topic="delay", partition=3, target="")
+    found = {"origin": "delay/3/5", "detail": "why", "attempts": attempts}
+    assert letter == Letter(headers=OWN, reason="bad-for", topic="delay", partition=3, target="", **found)  # type: ignore[arg-type]
 
 
 def test_a_letter_without_its_value_never_goes_back() -> None:
@@ -58,12 +60,17 @@ def letter(reason: str = "unknown-target", **more: object) -> Letter:
 
 def test_filters_choose_by_all_that_is_given() -> None:
     """Without any, everything is chosen."""
-    assert Choice().chooses(letter(), 9)
-    assert Choice(reasons=["unknown-target"], targets=["t", "u"], topics=["delay"], since_ms=9).chooses(letter(), 9)
-    assert not Choice(reasons=["too-large"]).chooses(letter(), 9)
-    assert not Choice(targets=["u"]).chooses(letter(), 9)
-    assert not Choice(topics=["other"]).chooses(letter(), 9)
-    assert not Choice(since_ms=10).chooses(letter(), 9)
+    assert Choice().chooses(letter(), 9, PLACE)
+    assert Choice(reasons=["unknown-target"], targets=["t", "u"], topics=["delay"], since_ms=9).chooses(
+        letter(), 9, PLACE
+    )
+    assert not Choice(reasons=["too-large"]).chooses(letter(), 9, PLACE)
+    assert not Choice(targets=["u"]).chooses(letter(), 9, PLACE)
+    assert not Choice(topics=["other"]).chooses(letter(), 9, PLACE)
+    assert not Choice(since_ms=10).chooses(letter(), 9, PLACE)
+    assert Choice(until_ms=10).chooses(letter(), 9, PLACE) and not Choice(until_ms=9).chooses(letter(), 9, PLACE)
+    assert Choice(places=[PLACE]).chooses(letter(), 9, PLACE)
+    assert not Choice(places=[("delay.dlt", 0, 8)]).chooses(letter(), 9, PLACE)
 
 
 def test_a_record_with_a_bad_header_goes_back_only_when_that_is_put_right() -> None:
@@ -142,14 +149,14 @@ def test_a_slow_commit_is_not_taken_for_topics_that_are_not_read() -> None:
     """What happens to one batch takes time; the next records may come a moment after it."""
     place, clock = ("delay.dlt", 0), ManualClock()
     ends = KafkaError(KafkaError._PARTITION_EOF)
-    records = [message(offset) for offset in range(TRANSACTION_ROWS)]
-    found = iter([records, [], [message(TRANSACTION_ROWS), message(TRANSACTION_ROWS + 1, ends)]])
+    records = [message(offset) for offset in range(BATCH_ROWS)]
+    found = iter([records, [], [message(BATCH_ROWS), message(BATCH_ROWS + 1, ends)]])
     consumer = mock.Mock(consume=lambda *_: next(found))
     sizes = []
-    for batch in redrive.batches(consumer, {place: Watermarks(start=0, end=TRANSACTION_ROWS + 1)}, clock):
+    for batch in batches(consumer, {place: Watermarks(start=0, end=BATCH_ROWS + 1)}, clock):
         sizes.append(len(batch))
         clock.advance(int(1_000 * (READ_TIMEOUT_S + CALL_TIMEOUT_S)))
-    assert sizes == [TRANSACTION_ROWS, 1]
+    assert sizes == [BATCH_ROWS, 1]
 
 
 def message(offset: int, error: KafkaError | None = None) -> Message:

@@ -44,7 +44,7 @@ def test_no_line_of_redrive_steers_the_terminal(monkeypatch: pytest.MonkeyPatch)
     report = Report()
     report.back[HOSTILE, HOSTILE] = 1
     report.broken["bad-target", HOSTILE] = 1
-    monkeypatch.setattr("bridge.commands.redrive.redrive", lambda *_, **__: report)
+    monkeypatch.setattr("bridge.dead_letters.redrive.redrive", lambda *_, **__: report)
     status, out, _ = invoke("redrive")
     assert status == 0
     assert_harmless(out, 3)
@@ -117,7 +117,7 @@ def test_every_line_of_the_command_goes_through_few_places() -> None:
     }
     assert printing == {
         *("invocation.say", "cli._print_findings", "cli.show_config", "cli.version"),
-        *("pending._print_json", "pending._print_rows"),
+        *("pending._print_json", "pending.print_rows"),
     }
 
 

@@ -27,11 +27,11 @@ from bridge.delivery.plan.fates import (
 )
 from bridge.delivery.plan.forwarded_cancels import Forwards
 from bridge.delivery.plan.overdue import BURST_MS, OverduePolicy
-from bridge.delivery.plan.partitioner import PARTITIONER, murmur2
 from bridge.delivery.plan.planner import Planner
 from bridge.delivery.plan.record_size import SizeLimits
 from bridge.delivery.targets.breakers import EVERY
 from bridge.delivery.targets.cache import Targets
+from bridge.delivery.targets.partitioner import PARTITIONER, murmur2
 from bridge.delivery.targets.target import Target
 from bridge.errors import EnvironmentFailure
 from bridge.kafka.errors import Refusal
@@ -43,6 +43,7 @@ from timerstore.rows.position import AT_MIN, Bools
 from timerstore.rows.sources import Sources
 
 NOW: Final = 1_800_000_000_000
+NO_ROWS: Final = np.empty(0, dtype=np.intp)
 SOURCES: Final = Sources([("delay", 0), ("delay", 1), ("other", 0)])
 LETTERS: Final = {"delay": "delay.dlt", "other": "other.dlt"}
 WELL: Final = Target(partitions=2, bytes_max=1_000)
@@ -52,6 +53,7 @@ HALF: Final = Target(partitions=2, bytes_max=1_000, down={0: "has no leader"})
 LIMITS: Final = SizeLimits(record_bytes_max=100_000)
 RETRY: Final = RetryPolicy(attempts=3, backoff_ms=1_000, backoff_max_ms=8_000)
 WHY: Final = Refusal(RejectReason.TARGET_UNAVAILABLE, "why")
+PAUSED: Final = Refusal(RejectReason.TARGET_PAUSED, "orders: paused by an operator")
 OUR_CLOCK: Final = Refusal(RejectReason.CLOCK_AHEAD, "by a minute")
 
 
@@ -249,9 +251,9 @@ def test_a_roll_that_cannot_be_copied_is_a_dead_letter() -> None:
 
 
 def test_a_retry_without_another_attempt_is_a_dead_letter() -> None:
-    """For its target's reason; an attempt that failed by our own clock is not counted."""
+    """For its target's reason; an attempt that failed by our own clock is not counted, and a pause is none."""
     rows = due_rows(*(timer("delay", 0, i, NOW, "orders", attempt=i) for i in (1, 2)))
-    for reason, last in ((WHY, Fate.LETTER), (OUR_CLOCK, Fate.RETRY)):
+    for reason, last in ((WHY, Fate.LETTER), (OUR_CLOCK, Fate.RETRY), (PAUSED, Fate.RETRY)):
         fates = passes.given_up(rows, became(Fate.RETRY, 0, 1, rows=rows, reason=reason), own_topics(rows), RETRY)
         assert told(fates) == [(Fate.RETRY, str(reason.reason)), (last, str(reason.reason))]
 
@@ -298,7 +300,7 @@ def test_a_topic_that_no_broker_has_told_of_is_tried() -> None:
 
 
 def test_what_is_tried_again_waits_longer_each_time() -> None:
-    """By its attempts; a held dead letter is looked at after the first wait."""
+    """By its attempts; a held dead letter is looked at after the first wait, and what is paused twice a minute."""
     rows = due_rows(
         *(timer("delay", 0, i, NOW, "orders", attempt=i) for i in range(3)), reject("delay", 0, 9, NOW, "no-time")
     )
@@ -307,6 +309,10 @@ def test_what_is_tried_again_waits_longer_each_time() -> None:
     full = np.array([1_000, 2_000, 4_000, 1_000])
     assert ((full * 3 // 4 <= waits_ms) & (waits_ms <= full)).all()
     assert fates.count_attempts(fates.ids(Fate.RETRY)).tolist() == [1, 1, 1]
+    paused = became(Fate.RETRY, 0, rows=rows, reason=PAUSED).put(np.array([1, 2]), Fate.RETRY, [WHY])
+    waits_ms = passes.timed(rows, paused, RETRY, NOW).at_ms[:3] - NOW
+    assert (waits_ms <= np.array([30_000, 2_000, 4_000])).all() and waits_ms[0] >= 22_500
+    assert paused.count_attempts(np.array([0])).tolist() == [0]
     blameless = became(Fate.RETRY, 0, rows=rows, reason=OUR_CLOCK)
     assert blameless.count_attempts(np.array([0])).tolist() == [0]
 
@@ -320,7 +326,7 @@ def forwards_of(rows: DueRows, count: Callable[[str], int] = lambda _: 2) -> For
 def test_a_copy_has_one_place_to_go_to(fate: Fate) -> None:
     """Where that takes nothing its source is held; the sources of other partitions are not."""
     rows = due_rows(timer("delay", 0, 1, NOW, "orders"), timer("delay", 1, 2, NOW, "orders"))
-    found = own_topics(rows, HALF).unwritable(became(fate, 0, 1, rows=rows), forwards_of(rows))
+    found = own_topics(rows, HALF).unwritable(became(fate, 0, 1, rows=rows), forwards_of(rows), NO_ROWS)
     assert {source: set(why.places) for source, why in found.items()} == {0: {("delay", 0)}}
 
 
@@ -328,7 +334,7 @@ def test_a_dead_letter_without_a_topic_holds_its_source() -> None:
     """It waits for the topic, not for a partition of its own."""
     rows = timers(1)
     fates, own = became(Fate.LETTER, 0, rows=rows), own_topics(rows, letters=GONE)
-    found = own.unwritable(fates, forwards_of(rows))
+    found = own.unwritable(fates, forwards_of(rows), NO_ROWS)
     assert {source: set(why.places) for source, why in found.items()} == {0: {("delay.dlt", EVERY)}}
 
 
@@ -337,14 +343,14 @@ def test_a_cancel_needs_every_other_partition() -> None:
     here = due_rows(cancel(1))
     there = due_rows({**cancel(1), "partition": 1})
     fates = became(Fate.FORWARD, 0, rows=there)
-    assert not own_topics(here, HALF).unwritable(fates, forwards_of(here))
-    found = own_topics(there, HALF).unwritable(fates, forwards_of(there))
+    assert not own_topics(here, HALF).unwritable(fates, forwards_of(here), NO_ROWS)
+    found = own_topics(there, HALF).unwritable(fates, forwards_of(there), NO_ROWS)
     assert {source: set(why.places) for source, why in found.items()} == {1: {("delay", 0)}}
 
     def unknown(_: str) -> int:
         raise EnvironmentFailure("no answer", hint="Wait.")
 
-    found = own_topics(here).unwritable(fates, forwards_of(here, unknown))
+    found = own_topics(here).unwritable(fates, forwards_of(here, unknown), NO_ROWS)
     assert {source: (set(why.places), why.detail) for source, why in found.items()} == {0: (set(), "no answer")}
 
 
@@ -374,11 +380,13 @@ class Known:
 def entries() -> st.SearchStrategy[dict[str, Any]]:
     """Rows of any kind."""
     return st.builds(
-        lambda kind, target, value, due, attempt, key, partition, ago: {
+        lambda kind, target, value, due, attempt, key, partition, ago, schedule, tick: {
             **timer("delay", partition, 0, NOW + due, target, attempt=attempt, key=key, value=b"v" * value, id="i"),
             "kind": int(kind),
             "reason": "no-time" if kind is Kind.REJECT else None,
             "at": NOW - ago,
+            "schedule": schedule if kind is Kind.TIMER else None,
+            "tick": tick if kind is Kind.TIMER else 0,
         },
         st.sampled_from(Kind),
         st.sampled_from(TARGETS),
@@ -388,6 +396,8 @@ def entries() -> st.SearchStrategy[dict[str, Any]]:
         st.sampled_from([None, b"k", b"l"]),
         st.integers(0, 1),
         st.sampled_from([0, 20_000, 100_000]),
+        st.sampled_from([None, None, '{"every":"1h"}', '{"every":"1ms","missed":"none"}', '{"cron":"never"}']),
+        st.sampled_from([0, 1, 7]),
     )
 
 
@@ -425,9 +435,11 @@ def test_every_row_has_one_fate_and_is_written_as_often_as_that_says(
     batches = list(plan.batches())
     written = Counter(row for batch in batches for row in batch.ids.tolist())
     fates = [Fate(fate) for fate in plan.fates.fate.tolist()]
-    assert {row: int(fate is not Fate.NOTHING) for row, fate in enumerate(fates)} == {
-        row: written[row] for row in range(len(drawn))
-    }
+    following = set(plan.next_ids.tolist())
+    assert {
+        row: int(fate not in (Fate.NOTHING, Fate.ADVANCE)) + (row in following) for row, fate in enumerate(fates)
+    } == {row: written[row] for row in range(len(drawn))}
+    assert following >= set(plan.fates.ids(Fate.ADVANCE).tolist())
     assert plan.records == written.total()
     counts = plan.counts
     assert [counts.delivered.total(), counts.rejected.total(), counts.rolled, counts.deferred, counts.forwarded] == [

@@ -37,6 +37,9 @@ FATAL = error(KafkaError._FENCED, fatal=True)
 class Written:
     """What a delivery report says of the record."""
 
+    def topic(self) -> str:
+        return "orders"
+
     def partition(self) -> int:
         return 3
 
@@ -198,6 +201,16 @@ def test_a_record_that_produce_refuses_is_named(told: Told, own: bool) -> None:
         told.writer.send(batch(b"a", b"b", b"c", own=own), first_id=100)
     assert list(aborted.value.failed) == [111]
     assert aborted.value.was_alone
+
+
+def test_a_tick_has_its_number() -> None:
+    """Also where a record has no headers of its own: the loop for those that have two headers leaves it out."""
+    ticks = replace(batch(b"a", b"b"), origins=["o/0/1"] * 2, dues=["5"] * 2, headers=None, ticks=["7", None])
+    assert not ticks.is_plain and replace(ticks, ticks=None).is_plain
+    assert list(ticks.all_headers()) == [
+        [("delay-origin", "o/0/1"), ("delay-due", "5"), ("delay-tick", "7")],
+        [("delay-origin", "o/0/1"), ("delay-due", "5")],
+    ]
 
 
 def test_careful_sending_names_all_that_failed_and_is_sure_only_of_one_that_was_alone(told: Told) -> None:

@@ -1,7 +1,7 @@
 // The picture of what comes up when: a bar for each minute, hour, day or month.
 
-import { el, svg } from "./dom.js";
-import { clock, count, day, listed, local, plural } from "./format.js";
+import { el, svg } from "../dom.js";
+import { clock, count, day, listed, local, plural } from "../format.js";
 
 const HEIGHT = 180;
 const BASE = 150;

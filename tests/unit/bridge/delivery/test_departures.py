@@ -8,9 +8,9 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-import bridge.delivery.plan.departures as departures_module
+import bridge.delivery.departures as departures_module
+from bridge.delivery.departures import Departures
 from bridge.delivery.plan.backoff import RetryPolicy
-from bridge.delivery.plan.departures import Departures
 from bridge.delivery.plan.planner import Plan, Planner
 from bridge.delivery.targets.cache import Targets
 from tests.entries import reject, rows_of, timer

@@ -1,8 +1,8 @@
 // What is pending as a whole: tiles, what comes up when, the largest targets.
 
-import { ask } from "./api.js";
-import { el } from "./dom.js";
-import { away, clock, count, foreign, listed, plural, size, span, targetName } from "./format.js";
+import { ask } from "../api.js";
+import { el } from "../dom.js";
+import { away, clock, count, foreign, listed, plural, size, span, targetName } from "../format.js";
 import { UNITS, edges, timeline } from "./timeline.js";
 
 const TARGETS_SHOWN = 10;
@@ -26,9 +26,8 @@ export function draw({ times, found }, summary, url) {
   ];
 }
 
-function tile(name, value, detail, { href, level = "" } = {}) {
-  const content = [el("span", { class: "name" }, name), el("strong", {}, value), el("span", { class: "detail" }, detail)];
-  return el(href ? "a" : "div", { class: `tile ${level}`, href }, content);
+function tile(name, value, detail, { href, level = "" }) {
+  return el("a", { class: `tile ${level}`, href }, el("span", { class: "name" }, name), el("strong", {}, value), el("span", { class: "detail" }, detail));
 }
 
 function tiles(summary) {
@@ -49,7 +48,7 @@ function tiles(summary) {
       { href: listed({ at_until: now - (now % SLOT_MS) }), level: summary.overdue ? "bad" : "good" },
     ],
     ["Next due", next === null ? "–" : next <= now ? "now" : away(next, now), next === null ? "nothing is pending" : clock(next), { href: "/messages" }],
-    ["Lateness p99", lateness?.p99_ms == null ? "–" : span(lateness.p99_ms), lateness ? `${count(lateness.delivered)} delivered in ${span(lateness.over_s * 1000)}` : "not known yet"],
+    ["Lateness p99", lateness?.p99_ms == null ? "–" : span(lateness.p99_ms), lateness ? `${count(lateness.delivered)} delivered in ${span(lateness.over_s * 1000)}` : "not known yet", { href: "/instance#lateness" }],
     [
       "Ingest lag",
       count(lag),

@@ -1,0 +1,1 @@
+"""What the API does: cancel, move and deliver messages, pause and resume targets."""

@@ -1,0 +1,1 @@
+"""Dead letters: list, look at one, put them back."""

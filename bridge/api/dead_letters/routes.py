@@ -1,0 +1,85 @@
+"""The routes of dead letters: a page, one, and redrive of one or of all that fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Annotated, Any, Final, TypeVar
+
+from fastapi import FastAPI, Query, Request
+
+from bridge.api.dead_letters import cursor as cursors
+from bridge.api.dead_letters import models
+from bridge.api.problems import Problem
+from bridge.api.routing import (
+    ACTION_REFUSALS,
+    NOT_FOUND,
+    PLACE,
+    PREFIX,
+    Asked,
+    Place,
+    checked,
+    failed,
+    note,
+)
+from bridge.api.source import DeadLetters
+from bridge.errors import BridgeError
+from bridge.wire.headers import origin_text
+
+REDRIVE_S: Final = 50.0
+"""Less than a connection has. What is put back by then is; the same request goes on."""
+
+T = TypeVar("T")
+
+
+def add(app: FastAPI, asked: Asked) -> None:
+    """The routes."""
+
+    async def ask(work: Callable[[DeadLetters], T], within_s: float | None = None) -> T:
+        letters = asked.source.dead_letters()
+        try:
+            if within_s is None:
+                return await asked.workers.run(lambda: work(letters))
+            return await asked.workers.run(lambda: work(letters), within_s)
+        except BridgeError as error:
+            raise failed(error) from None
+
+    @app.get(f"{PREFIX}/dead-letters", operation_id="dead_letters", response_model_exclude_unset=True)
+    async def dead_letters(filters: Annotated[models.LetterPageFilters, Query()]) -> models.DeadLetters:
+        """Dead letters, the newest first, a page at a time."""
+        choice, below = checked(lambda: (filters.choice(), filters.below()))
+        page = await ask(lambda letters: letters.page(choice, below, filters.limit))
+        following = None if page.next is None else cursors.encode(page.next)
+        return models.DeadLetters(letters=[models.DeadLetter.of(each) for each in page.letters], next=following)
+
+    one: dict[int | str, dict[str, Any]] = NOT_FOUND
+    path = f"{PREFIX}/dead-letters/{PLACE}"
+
+    @app.get(path, operation_id="dead_letter", responses=one, response_model_exclude_unset=True)
+    async def dead_letter(place: Place) -> models.DeadLetterDetail:
+        """One dead letter, by its own topic, partition and offset."""
+        found = await ask(lambda letters: letters.get(place))
+        if found is None:
+            raise Problem(HTTPStatus.NOT_FOUND, f"{origin_text(*place)} is no dead letter.")
+        return models.DeadLetterDetail.of_all(found, show_payloads=asked.show_payloads)
+
+    @app.post(f"{path}/redrive", operation_id="redrive", responses={**one, **ACTION_REFUSALS})
+    async def redrive(request: Request, place: Place, mend: models.Mend) -> models.Redriven:
+        """Put one dead letter back into its delay topic, once."""
+        choice = models.LetterFilters().choice(places=[place], **mend.mended())
+        report = await ask(lambda letters: letters.redrive(choice, execute=True), REDRIVE_S)
+        answer = models.Redriven.of(report)
+        note(request, "redrive", origin_text(*place), outcome=answer.outcome.value)
+        return answer
+
+    @app.post(f"{PREFIX}/dead-letters/redrive", operation_id="redrive_many", responses={**ACTION_REFUSALS})
+    async def redrive_many(request: Request, which: models.ManyLetters) -> models.ManyRedriven:
+        """Put all dead letters that fit back into their delay topics, each of them once."""
+        checked(which.must_choose)
+        choice = checked(lambda: which.choice(**which.mended()))
+        report = await ask(lambda letters: letters.redrive(choice, execute=not which.dry_run), REDRIVE_S)
+        answer = models.ManyRedriven.of(report, dry_run=which.dry_run)
+        if not which.dry_run:
+            chosen = which.model_dump(mode="json", exclude_defaults=True)
+            note(request, "redrive", chosen, outcome="complete", count=answer.count)
+        return answer

@@ -1,0 +1,101 @@
+// Dead letters: what could not be understood or delivered, and the way back.
+
+import { offered } from "../actions.js";
+import { ask, Refused } from "../api.js";
+import { el, facts, table } from "../dom.js";
+import { form, pager, text, time, without } from "../filters.js";
+import { away, badge, blob, foreign, plural, utc, when } from "../format.js";
+import { headers, value } from "./record.js";
+
+const PATH = "/dead-letters";
+const LIMIT = 50;
+
+async function answered(work) {
+  try {
+    return await work();
+  } catch (error) {
+    if (error instanceof Refused && error.status < 500) return { refused: error.message };
+    throw error;
+  }
+}
+
+export const letters = {
+  title: () => "Dead letters",
+
+  load(url, _summary, signal) {
+    const asked = new URLSearchParams(url.search);
+    if (!asked.has("limit")) asked.set("limit", LIMIT);
+    return answered(() => ask("dead-letters", asked, signal));
+  },
+
+  draw(page, summary, url) {
+    const asked = url.searchParams;
+    return [
+      el("h1", {}, "Dead letters"),
+      form(PATH, [text(asked, "reason", "Reason"), text(asked, "target", "Target"), text(asked, "topic", "Delay topic"), time(asked, "since", "Written from"), time(asked, "until", "Written before")]),
+      ...(page.refused ? [el("p", { class: "refused", role: "alert" }, page.refused)] : list(page, summary, asked)),
+    ];
+  },
+};
+
+const placeOf = (each) => `${each.topic}/${each.partition}/${each.offset}`;
+
+const pathOf = (each) => `${PATH}/${encodeURIComponent(each.topic)}/${each.partition}/${each.offset}`;
+
+const filtered = (parameters) => `${PATH}?${new URLSearchParams(parameters)}`;
+
+const STATES = { true: ["redriven", "It has gone back into its delay topic."], false: ["here", "It has not gone back."], null: ["not-known", "Whether it has gone back was not looked up: too much has been written behind it."] };
+
+const state = (each) => badge(STATES[each.redriven][0]);
+
+const target = ({ target: name }) => (name ? el("a", { href: filtered({ target: name }) }, foreign(name)) : el("span", { class: "quiet" }, "none"));
+
+function list(page, summary, asked) {
+  const pages = pager(PATH, page, asked, page.letters.length);
+  if (!page.letters.length && !page.next) return [el("p", {}, asked.has("cursor") ? "No more dead letters." : "No dead letter fits."), pages];
+  const rows = page.letters.map((each) => ({ key: placeOf(each), cells: cells(each, summary.now) }));
+  return [
+    offered(summary, ["redrive"], { on: "dead-letters", asked: without(asked, "limit", "cursor") }),
+    el("div", {}, table("Dead letters, the newest first", ["Written", "Reason", "Target", "Key", "Came from", "State"], rows), pages),
+  ];
+}
+
+function cells(each, now) {
+  return [
+    [el("a", { href: pathOf(each) }, when(each.ts)), el("span", { class: "quiet" }, ` ${away(each.ts, now)}`)],
+    el("a", { href: filtered({ reason: each.reason }) }, foreign(each.reason)),
+    target(each),
+    blob(each.key),
+    foreign(each.origin),
+    state(each),
+  ];
+}
+
+export const letter = {
+  title: (url) => decodeURIComponent(url.pathname.slice(PATH.length + 1)),
+
+  load: (url, _summary, signal) => answered(() => ask(url.pathname.slice(1), "", signal)),
+
+  draw(each, summary, url) {
+    const heading = el("h1", {}, "Dead letter ", foreign(this.title(url)));
+    if (each.refused) return [heading, el("p", { role: "alert" }, each.refused), el("p", {}, el("a", { href: PATH }, "All dead letters"))];
+    return [
+      heading,
+      el("p", { class: "why" }, state(each), ` ${STATES[each.redriven][1]}`, each.cut && " Its value did not fit: only the delay topic has it, for as long as it keeps it."),
+      each.redriven !== true && !each.cut && offered(summary, ["redrive"], { on: "dead-letters", path: url.pathname.slice(1), one: placeOf(each) }),
+      facts(
+        ["Reason", el("a", { href: filtered({ reason: each.reason }) }, foreign(each.reason))],
+        each.detail && ["Detail", foreign(each.detail)],
+        ["Written", when(each.ts), el("span", { class: "quiet" }, ` ${away(each.ts, summary.now)}, ${utc(each.ts)}`)],
+        ["Came from", foreign(each.origin), " of ", el("a", { href: filtered({ topic: each.delay_topic }) }, foreign(each.delay_topic))],
+        ["Target", target(each)],
+        ["Attempts", plural(each.attempts, "failed attempt")],
+        ["Key", blob(each.key)],
+      ),
+      el("h2", {}, "Headers"),
+      headers(each.headers, "Those of the record that was sent"),
+      el("h2", {}, "Value"),
+      value(each),
+    ];
+  },
+};

@@ -1,0 +1,48 @@
+// Targets with their trouble.
+
+import { offered, readOnly } from "../actions.js";
+import { ask } from "../api.js";
+import { el, table } from "../dom.js";
+import { count, foreign, listed, span, targetName } from "../format.js";
+
+export const title = () => "Targets";
+
+export const load = (_url, _summary, signal) => ask("targets", "", signal);
+
+export function draw({ targets: used }, summary) {
+  const known = new Set(used.map((each) => each.name));
+  const others = Object.keys(summary.by_target).filter((name) => !known.has(name)).map((name) => ({ name }));
+  const rows = [...used, ...others].map((each) => ({ key: each.name || " ", cells: target(each, summary) }));
+  const caption = "Targets in trouble first, then those that were used lately, then those that messages wait for";
+  return [
+    el("h1", {}, "Targets"),
+    !summary.writable && readOnly(),
+    rows.length ? table(caption, ["Target", "Pending", "State", "Last error", "Tried again", ...(summary.writable ? ["Action"] : [])], rows) : el("p", {}, "No target was used yet."),
+  ];
+}
+
+// Of a target that is used or waited for: what it is called, and why.
+function stateOf(each) {
+  if (each.paused) return ["paused", "messages wait until it is resumed"];
+  if (each.partitions === undefined) return ["unused", "not used yet"];
+  if (!each.failing_partitions && !each.open_breakers) return ["well", "takes messages"];
+  return ["failing", `${count(each.failing_partitions)} ${each.partitions ? `of ${count(each.partitions)} ` : ""}partitions take nothing`];
+}
+
+function target(each, summary) {
+  const [state, why] = stateOf(each);
+  const pending = summary.by_target[each.name] ?? 0;
+  const quiet = (text) => el("span", { class: "quiet" }, text);
+  const isOne = each.name !== "(other)";
+  const badge = el("span", { class: `badge ${state}` }, state === "failing" && each.reason ? foreign(each.reason) : state);
+  // What is put off for a pause counts no attempt, so it is not in the state retrying.
+  const affected = { failing: { target: each.name, state: "retrying" }, paused: { target: each.name } }[state];
+  return [
+    targetName(each.name),
+    pending && isOne ? el("a", { href: listed({ target: each.name }) }, count(pending)) : count(pending),
+    [affected ? el("a", { href: listed(affected) }, badge) : badge, " ", quiet(why)],
+    each.detail ? foreign(each.detail) : quiet("none"),
+    each.retry_in_s == null ? quiet("–") : each.retry_in_s > 0 ? `in ${span(each.retry_in_s * 1000)}` : "now",
+    ...(summary.writable ? [isOne && each.name ? offered(summary, [each.paused ? "resume" : "pause"], { on: "targets", path: `targets/${encodeURIComponent(each.name)}`, one: each.name }) : quiet("–")] : []),
+  ];
+}

@@ -1,0 +1,1 @@
+"""Several instances: any of them answers for all."""

@@ -1,0 +1,37 @@
+"""The reader's end of an export: its Arrow batches, and whether they are all. Pure; also for clients."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Generator
+from typing import Any, Final
+
+import pyarrow as pa
+
+MEDIA_TYPE: Final = "application/vnd.apache.arrow.stream"
+
+
+class BrokenOffError(Exception):
+    """A stream has ended early, behind so many rows."""
+
+    def __init__(self, rows: int, reason: str) -> None:
+        super().__init__(f"broken off after {rows} messages: {reason}")
+        self.rows, self.reason = rows, reason
+
+
+def batches(stream: Any) -> Generator[pa.RecordBatch, None, list[str]]:
+    """All batches of a binary file, one at least; returns the instances that have not answered. Raises BrokenOffError:
+    the last batch says how many rows there were."""
+    rows, metadata = 0, None
+    try:
+        reader = pa.ipc.open_stream(stream)
+        while metadata is None:
+            batch, metadata = reader.read_next_batch_with_custom_metadata()
+            rows += batch.num_rows
+            yield batch
+        if rows != int(metadata["rows"]):
+            raise BrokenOffError(rows, f"{int(metadata['rows'])} were announced")
+        return list(json.loads(metadata["incomplete"])) if b"incomplete" in metadata else []
+    except (pa.ArrowException, http.client.HTTPException, OSError, StopIteration, LookupError, ValueError) as error:
+        raise BrokenOffError(rows, type(error).__name__) from None

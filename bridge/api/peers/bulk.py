@@ -1,0 +1,79 @@
+"""A bulk action at all instances at once. Each tells how far it is, of which the last line is kept, and the sum is told
+twice a second. When the client has gone, the others end with their next line."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
+from typing import Final
+
+from bridge.api import cursor as cursors
+from bridge.api.actions.bodies import Progress
+from bridge.api.peers.client import THIS, Peers
+from bridge.wire.answers import Outcome
+
+PROGRESS_S: Final = 0.5
+
+
+async def everywhere(
+    here: AsyncIterator[Progress] | None, peers: Peers, target: str, body: bytes, cursor: str | None
+) -> AsyncIterator[Progress]:
+    """Lines of what all have done: this instance does what `here` says, unless it cannot. `cursor` is where it
+    began."""
+    nothing = Progress(done=0, outcomes={}, cursor=cursor, complete=False)
+    last = dict.fromkeys((THIS, *peers.others()), nothing)
+    is_over = threading.Event()
+
+    async def act() -> None:
+        if here is not None:
+            async for line in here:
+                last[THIS] = line
+
+    async def follow(url: str) -> None:
+        def tell(text: bytes) -> bool:
+            line = Progress.model_validate_json(text)
+            if line.cursor is not None:
+                cursors.decode(line.cursor)
+            last[url] = line
+            return not is_over.is_set()
+
+        reply = await peers.follow(url, target, body, tell)
+        if reply.instance == peers.instance:
+            del last[url]
+
+    tasks = [asyncio.create_task(each) for each in (act(), *map(follow, peers.others()))]
+    waiting, told = set(tasks), _sum(last, [])
+    try:
+        while waiting:
+            done, waiting = await asyncio.wait(waiting, timeout=PROGRESS_S, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+            line = _sum(last, [])
+            if waiting and line != told:
+                yield line
+                told = line
+    finally:
+        is_over.set()
+        for task in tasks:
+            task.cancel()
+    yield _sum(last, [who for who, line in last.items() if not line.complete and line.error is None])
+
+
+def _sum(last: Mapping[str, Progress], silent: list[str]) -> Progress:
+    """What is before the cursor is done by all. Those that are `silent` have not ended as they should."""
+    outcomes: Counter[Outcome] = Counter()
+    for line in last.values():
+        outcomes.update(line.outcomes)
+    left = [line.cursor for line in last.values() if not line.complete]
+    errors = [f"{who}: {line.error}" for who, line in last.items() if line.error is not None]
+    errors += [f"{who}: no answer, or it has broken off" for who in silent]
+    return Progress(
+        done=sum(line.done for line in last.values()),
+        outcomes=dict(outcomes),
+        cursor=None if None in left else min(filter(None, left), key=cursors.decode, default=None),
+        complete=not left,
+        error="; ".join(errors) if errors else None,
+        **({"incomplete": silent} if silent else {}),
+    )

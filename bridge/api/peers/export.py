@@ -1,0 +1,59 @@
+"""The export of all instances as one: they begin together, and a batch of each comes in turn, so that none waits long
+for its reader."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from http import HTTPStatus
+
+import pyarrow as pa
+
+from bridge.api.peers.batches import BrokenOffError, batches
+from bridge.api.peers.client import Reply
+from bridge.api.problems import Problem
+from bridge.api.source import Export
+from timerstore.operations.export import SCHEMA
+
+
+class Everywhere:
+    """An `Export` of several."""
+
+    def __init__(self, here: Export | None, streams: Sequence[Reply]) -> None:
+        self._left: deque[Export] = deque([] if here is None else [here])
+        self._left.extend(_There(each) for each in streams)
+
+    def __next__(self) -> pa.RecordBatch:
+        """The next batch. Raises Problem where an instance breaks off."""
+        while self._left:
+            with suppress(StopIteration):
+                batch = next(self._left[0])
+                self._left.rotate(-1)
+                return batch
+            self._left.popleft().close()
+        raise StopIteration
+
+    def close(self) -> None:
+        """End all."""
+        while self._left:
+            self._left.popleft().close()
+
+
+class _There:
+    def __init__(self, reply: Reply) -> None:
+        self._url, self._stream, self._batches = reply.url, reply.stream, batches(reply.stream)
+
+    def __next__(self) -> pa.RecordBatch:
+        try:
+            batch = next(self._batches)
+        except BrokenOffError as error:
+            raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, f"{self._url} has {error}.") from None
+        if not batch.schema.equals(SCHEMA):
+            raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, f"{self._url} is of another version.")
+        return batch
+
+    def close(self) -> None:
+        self._batches.close()
+        if self._stream is not None:
+            self._stream.close()

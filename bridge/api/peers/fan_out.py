@@ -1,0 +1,188 @@
+"""Answers for all instances: ASGI middleware that asks the others what this one is asked, and merges.
+
+    question, count of a dry run  this one's answer and the others', merged
+    one message, an action on it  from the instance that owns its partition: this one, else whichever has it
+    pause, resume                 done by all
+    bulk action, export           their routes merge streams (bulk.py and export.py here)
+    all else                      this one's: dead letters, which any instance reads
+
+An instance that does not answer is named in the answer (`incomplete`). What is forwarded already is answered alone, and
+what this instance has forwarded to itself not at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Any, Final
+from urllib.parse import parse_qs
+
+from fastapi.responses import JSONResponse, Response
+from pydantic import ValidationError
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from bridge.api.actions.bodies import ManyMoved
+from bridge.api.models import LIMIT_DEFAULT
+from bridge.api.peers import merge
+from bridge.api.peers.client import FORWARDED, INSTANCE, THIS, Peers, Reply
+from bridge.api.problems import Problem
+from bridge.api.routing import PREFIX
+
+OWNED: Final = re.compile(r"/messages/[^/]+/[0-9]+/[0-9]+(/(cancel|move|deliver))?")
+DONE_BY_ALL: Final = re.compile(r"/targets/[^/]+/(pause|resume)")
+BULK: Final = re.compile(r"/messages/(cancel|move|deliver)")
+
+
+class FanOut:
+    """Around the application, inside of the guard."""
+
+    def __init__(self, app: ASGIApp, peers: Peers) -> None:
+        self._app, self._peers = app, peers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer."""
+
+        async def named(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)[INSTANCE] = self._peers.instance
+            await send(message)
+
+        path = scope["path"].removeprefix(PREFIX)
+        sender, is_action = Headers(scope=scope).get(FORWARDED), scope["method"] == "POST"
+        if sender is not None and sender == self._peers.instance:
+            await Problem(HTTPStatus.LOOP_DETECTED, "It comes from this instance itself.").response()(
+                scope, receive, named
+            )
+            return
+        is_merged = not is_action and (path in merge.MERGED or path in merge.LISTS)
+        is_owned, is_for_all = OWNED.fullmatch(path) is not None, DONE_BY_ALL.fullmatch(path) is not None
+        is_many = is_action and BULK.fullmatch(path) is not None
+        if (
+            sender is not None
+            or not self._peers.urls
+            or not (is_merged or is_owned or is_many or (is_action and is_for_all))
+        ):
+            await self._app(scope, receive, named)
+            return
+        body = await _body(receive) if is_action else None
+        if is_many and not _is_dry_run(body or b""):
+            await self._app(scope, _again(body or b"", receive), named)
+            return
+        if is_owned:
+            owned = await self._of_its_owner(scope, body)
+            await owned(scope, receive, named)
+            return
+        (status, found), replies = await asyncio.gather(self._local(scope, body), self._ask(scope, body))
+        if status not in (HTTPStatus.OK, HTTPStatus.SERVICE_UNAVAILABLE):
+            answer: Response = _answer(status, found)
+        else:
+            replies = [Reply(url=THIS, status=status, body=found), *replies]
+            answer = _done_by_all(replies) if is_for_all else _merged("/count" if is_many else path, scope, replies)
+        await answer(scope, receive, named)
+
+    async def _of_its_owner(self, scope: Scope, body: bytes | None) -> Response:
+        """This instance is asked first; the message may be anywhere."""
+        status, found = await self._local(scope, body)
+        if status != HTTPStatus.NOT_FOUND:
+            return _answer(status, found)
+        replies = await self._ask(scope, body)
+        has_it = next((each for each in replies if each.status not in (0, 404, 503)), None)
+        if has_it is not None and has_it.body is not None:
+            return _answer(has_it.status, dict(has_it.body))
+        silent = [each.url for each in replies if each.status != HTTPStatus.NOT_FOUND]
+        if not silent:
+            return _answer(status, found)
+        detail = f"It may be with one of those that do not answer: {', '.join(silent)}."
+        return Problem(HTTPStatus.SERVICE_UNAVAILABLE, detail, incomplete=silent).response()
+
+    async def _ask(self, scope: Scope, body: bytes | None) -> list[Reply]:
+        query = scope["query_string"].decode("latin-1")
+        target = scope["raw_path"].decode("latin-1") + (f"?{query}" if query else "")
+        return await self._peers.ask(target, body)
+
+    async def _local(self, scope: Scope, body: bytes | None) -> tuple[int, Any]:
+        """Status and JSON of this instance's own answer."""
+        status, parts = 0, bytearray()
+
+        async def keep(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            else:
+                parts.extend(message.get("body", b""))
+
+        await self._app(dict(scope), _again(body or b""), keep)
+        return status, json.loads(bytes(parts))
+
+
+def _again(body: bytes, receive: Receive | None = None) -> Receive:
+    """Gives a body that was read, and then what comes behind it."""
+    is_given = False
+
+    async def give() -> Message:
+        nonlocal is_given
+        if is_given and receive is not None:
+            return await receive()
+        is_given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return give
+
+
+def _is_dry_run(body: bytes) -> bool:
+    """Also if it is wrong: the application says why."""
+    try:
+        return ManyMoved.model_validate_json(body).dry_run
+    except ValidationError:
+        return True
+
+
+async def _body(receive: Receive) -> bytes:
+    """Bounded by the guard."""
+    parts = bytearray()
+    while True:
+        message = await receive()
+        parts.extend(message.get("body", b""))
+        if message["type"] == "http.disconnect" or not message.get("more_body", False):
+            return bytes(parts)
+
+
+def _merged(path: str, scope: Scope, replies: Sequence[Reply]) -> Response:
+    answers = [dict(each.body) for each in replies if each.status == HTTPStatus.OK and each.body is not None]
+    silent = [each.url for each in replies if each.status != HTTPStatus.OK or each.body is None]
+    if not answers:
+        return _answer(HTTPStatus.SERVICE_UNAVAILABLE, replies[0].body)
+    try:
+        if path in merge.LISTS:
+            limit = int(parse_qs(scope["query_string"].decode("latin-1")).get("limit", [str(LIMIT_DEFAULT)])[0])
+            merged = merge.messages(answers, limit, merge.LISTS[path])
+        else:
+            merged = merge.MERGED[path](answers)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+        detail = "An instance answers otherwise than this one: are they of one version?"
+        return Problem(HTTPStatus.SERVICE_UNAVAILABLE, detail).response()
+    return JSONResponse(merged | ({"incomplete": silent} if silent else {}))
+
+
+def _done_by_all(replies: Sequence[Reply]) -> Response:
+    first, *others = replies
+    silent = [each.url for each in others if each.status != HTTPStatus.OK]
+    if first.status != HTTPStatus.OK or first.body is None:
+        return _answer(first.status, first.body)
+    return JSONResponse({**first.body, **({"incomplete": silent} if silent else {})})
+
+
+def _answer(status: int, found: Any) -> Response:
+    if status == HTTPStatus.OK:
+        return JSONResponse(found)
+    detail = found.get("detail", "") if isinstance(found, dict) else ""
+    more = {
+        name: value
+        for name, value in (found.items() if isinstance(found, dict) else ())
+        if name not in ("type", "title", "status", "detail")
+    }
+    return Problem(HTTPStatus(status), detail, **more).response()

@@ -1,0 +1,117 @@
+"""What all routes share: their prefix, the refusals in the document, and the bridge that they ask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from http import HTTPStatus
+from typing import Annotated, Any, Final, TypeVar
+
+import structlog
+from fastapi import Depends, Path, Request
+
+from bridge.api import models
+from bridge.api.guard import WHO, Workers
+from bridge.api.peers.client import FORWARDED, Peers
+from bridge.api.problems import MEDIA_TYPE, Problem, not_ready
+from bridge.api.source import PendingMessages, Source
+from bridge.errors import BridgeError
+from bridge.wire.headers import Origin
+from timerstore.operations.find import Query
+from timerstore.rows.position import OFFSET_MAX
+
+PREFIX: Final = "/api/v1"
+FILTER_LENGTH_MAX: Final = 500
+"""Of what the log says of an action's filter."""
+
+T = TypeVar("T")
+Topic = Annotated[str, Path(min_length=1, max_length=249)]
+
+
+async def _place(
+    topic: Topic,
+    partition: Annotated[int, Path(ge=0, le=models.PARTITION_MAX)],
+    offset: Annotated[int, Path(ge=0, le=OFFSET_MAX)],
+) -> Origin:
+    return topic, partition, offset
+
+
+PLACE: Final = "{topic}/{partition}/{offset}"
+Place = Annotated[Origin, Depends(_place)]
+"""A record, as a path ends in PLACE."""
+
+log = structlog.get_logger("bridge.api.actions")
+
+
+def refusal(status: HTTPStatus, description: str | None = None) -> dict[int | str, dict[str, Any]]:
+    """A status that is no success, as the document has it."""
+    content = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemDocument"}}}
+    described = description or status.phrase
+    return {status.value: {"description": described, "model": models.ProblemDocument, "content": content}}
+
+
+REFUSALS: Final = {
+    **refusal(HTTPStatus.BAD_REQUEST),
+    **refusal(HTTPStatus.UNAUTHORIZED),
+    **refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
+    **refusal(HTTPStatus.MISDIRECTED_REQUEST),
+    **refusal(HTTPStatus.UNPROCESSABLE_ENTITY),
+    **refusal(HTTPStatus.SERVICE_UNAVAILABLE),
+}
+ACTION_REFUSALS: Final = {
+    **refusal(HTTPStatus.FORBIDDEN, "This instance only reads, or the request may come from another site."),
+    **refusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE),
+}
+NOT_FOUND: Final = refusal(HTTPStatus.NOT_FOUND, "There is none here.")
+
+
+class Asked:
+    """The bridge that the routes ask; for one event loop."""
+
+    def __init__(self, source: Source, peers: Peers, *, show_payloads: bool, is_writable: bool) -> None:
+        self.source, self.show_payloads, self.is_writable = source, show_payloads, is_writable
+        self.workers, self._peers = Workers(), peers
+
+    def marked(self, query: Query) -> Query:
+        """A query that knows which targets are paused."""
+        pauses = self.source.pauses()
+        return replace(query, paused=pauses.names(), paused_topics=pauses.topics())
+
+    def others(self, request: Request) -> Peers | None:
+        """Those that are to answer, too; None for what is forwarded, and where there are none."""
+        return None if FORWARDED in request.headers or not self._peers.urls else self._peers
+
+    def pending(self) -> PendingMessages:
+        """What is pending. Raises Problem where that cannot be told now."""
+        return self.there(self.source.pending())
+
+    def there(self, part: T | None) -> T:
+        """A part of the bridge. Raises Problem while it is not there."""
+        if part is None:
+            raise not_ready(self.source.phase())
+        return part
+
+    async def ask(self, work: Callable[[PendingMessages], T]) -> T:
+        """What a search in the store finds."""
+        store = self.pending()
+        return await self.workers.run(lambda: work(store))
+
+
+def checked(read: Callable[[], T]) -> T:
+    """What `read` returns; its ValueError becomes the answer."""
+    try:
+        return read()
+    except ValueError as error:
+        raise Problem(HTTPStatus.BAD_REQUEST, str(error)) from None
+
+
+def failed(error: BridgeError) -> Problem:
+    """What the brokers or the disk did not do."""
+    return Problem(HTTPStatus.SERVICE_UNAVAILABLE, str(error), code=error.code)
+
+
+def note(request: Request, action: str, chosen: object, **outcome: object) -> None:
+    """Say in the log who has done what."""
+    who = request.scope.get("state", {}).get(WHO, "")
+    client = "" if request.client is None else request.client.host
+    log.info("api-action", who=who, client=client, action=action, chosen=str(chosen)[:FILTER_LENGTH_MAX], **outcome)

@@ -1,0 +1,1 @@
+"""Recurring messages: their schedules, and when their next ticks are due."""

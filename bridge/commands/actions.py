@@ -1,0 +1,189 @@
+"""`delay-bridge pending cancel|move|deliver` and `targets pause|resume`: what a running bridge is to do.
+
+Twins of the HTTP API. One message is named by its origin; many by filters, and then it is counted first, and asked
+whether that is meant. The exit status is 1 where nothing was changed that should have been, or not everything.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+from urllib.parse import quote
+
+import typer
+
+from bridge.commands import pending
+from bridge.commands.api_client import Absent, ApiClient
+from bridge.commands.invocation import bundled, read_option, say
+from bridge.errors import ConfigurationError
+from bridge.wire.headers import parse_duration, parse_until
+
+OriginArgument = Annotated[
+    str | None,
+    typer.Argument(metavar="[TOPIC/PARTITION/OFFSET]", help="One message, as `list` names it; else filters."),
+]
+AllOption = Annotated[bool, typer.Option("--all", help="Without any filter: all messages.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only count.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask whether that many are meant.")]
+CursorOption = Annotated[str | None, typer.Option("--cursor", help="Go on where an earlier one was broken off.")]
+CHANGED: Final = ("cancelled", "moved")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PatientConnection(pending.Connection):
+    """For what may take long."""
+
+    timeout: pending.TimeoutOption = 70.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Which(pending.Filters):
+    """Options that say which messages are acted on, and how."""
+
+    everything: AllOption = False
+    dry_run: DryRunOption = False
+    yes: YesOption = False
+    cursor: CursorOption = None
+    output: pending.OutputOption = pending.Output.TEXT
+
+    def act(self, api: ApiClient, action: str, one: str | None, when: Mapping[str, str]) -> None:
+        """On one message, or on those that are chosen. Raises ConfigurationError for options that do not go
+        together."""
+        chosen = self.parameters()
+        if one is not None and (chosen or self.everything or self.dry_run or self.cursor is not None):
+            raise ConfigurationError("an origin and filters are given", hint="Give one or the other.", code="DB-1003")
+        if one is not None:
+            _act_on_one(api, action, pending.place_of(one, "the message"), when, self.output)
+            return
+        if not chosen and not self.everything:
+            hint = "Give an origin, a filter, or --all."
+            raise ConfigurationError("no message is chosen", hint=hint, code="DB-1003")
+        body: dict[str, Any] = {**body_of(chosen), **when, "all": self.everything}
+        if self.dry_run or not self.yes:
+            counted = api.post(f"messages/{action}", body | {"dry_run": True})
+            if self.dry_run and self.output is pending.Output.JSON:
+                say(pending.as_json(counted))
+                return
+            number = f"{'' if counted.get('exact') is True else 'at least '}{counted.get('count')}"
+            if self.dry_run:
+                say(number)
+                return
+            confirm(f"{action} {number} messages?")
+        _act_on_many(api, action, body | ({} if self.cursor is None else {"cursor": self.cursor}), self.output)
+
+
+def command_of(action: str) -> Callable[..., None]:
+    """The command of an action that needs no more than messages."""
+
+    @bundled
+    def command(which: Which, connection: PatientConnection, one: OriginArgument = None) -> None:
+        with connection.open() as api:
+            which.act(api, action, one, {})
+
+    return command
+
+
+@bundled
+def move(
+    *,
+    one: OriginArgument = None,
+    at: Annotated[str | None, typer.Option(help="New due time: RFC 3339 with a zone, or epoch milliseconds.")] = None,
+    after: Annotated[str | None, typer.Option(help="Delay from now: 250ms, 90s, 1h30m, 7d, PT15M.")] = None,
+    which: Which,
+    connection: PatientConnection,
+) -> None:
+    """Have one pending message, or all that fit, be due at another time. Exit status as of `cancel`."""
+    with connection.open() as api:
+        due_ms, after_ms = read_option(parse_until, at, "--at"), read_option(parse_duration, after, "--after")
+        if (due_ms is None) == (after_ms is None):
+            hint = "`delay-bridge pending move --help` has the forms."
+            raise ConfigurationError("give either --at or --after", hint=hint, code="DB-1003")
+        when = {"due": str(due_ms)} if due_ms is not None else {"after": str(after_ms)}
+        which.act(api, "move", one, when)
+
+
+def putting(action: str) -> Callable[..., None]:
+    """The command that pauses or resumes a target."""
+
+    @bundled
+    def command(
+        name: Annotated[str, typer.Argument(metavar="TARGET", help="The real topic.")],
+        connection: pending.Connection,
+        output: pending.OutputOption = pending.Output.TEXT,
+    ) -> None:
+        with connection.open() as api:
+            done = api.post(f"targets/{quote(name, safe='')}/{action}", {})
+            changed = "" if done.get("changed") is True else " already"
+            say(pending.as_json(done) if output is pending.Output.JSON else f"{name} is{changed} {action}d")
+
+    return command
+
+
+def add() -> None:
+    """The commands, beside those that ask."""
+    ends = "Exit status 1 if it was not pending, or not all are done."
+    pending.app.command("cancel", help=f"Cancel one pending message, or all that fit. {ends}")(command_of("cancel"))
+    pending.app.command()(move)
+    pending.app.command("deliver", help=f"Deliver one pending message, or all that fit, now. {ends}")(
+        command_of("deliver")
+    )
+    for action, does in (
+        ("pause", "Put the messages of a target off until it is resumed."),
+        ("resume", "Deliver to a target again."),
+    ):
+        pending.targets_app.command(action, help=does)(putting(action))
+
+
+def confirm(question: str) -> None:
+    """Raises typer.Exit if the answer is no, and ConfigurationError where there is no terminal to ask on."""
+    if not _is_terminal():
+        hint = "Give --yes; --dry-run counts."
+        raise ConfigurationError("there is no terminal to ask on", hint=hint, code="DB-1003")
+    if not typer.confirm(question, err=True):
+        raise typer.Exit(1)
+
+
+def _is_terminal() -> bool:
+    return sys.stdin.isatty()
+
+
+def body_of(chosen: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """The API's parameters as the object of an action."""
+    body: dict[str, Any] = {name: text for name, text in chosen if name != "state"}
+    states = [text for name, text in chosen if name == "state"]
+    return body | ({"state": states} if states else {})
+
+
+def _act_on_one(api: ApiClient, action: str, origin: str, when: Mapping[str, str], output: pending.Output) -> None:
+    topic, partition, offset = origin.split("/")
+    try:
+        done = api.post(f"messages/{quote(topic, safe='')}/{partition}/{offset}/{action}", when)
+    except Absent as absent:
+        say(f"{origin} cannot be changed. {absent}".rstrip(), err=True)
+        raise typer.Exit(1) from None
+    outcome = done.get("outcome")
+    if not isinstance(outcome, str):
+        raise api.foreign()
+    say(pending.as_json(done) if output is pending.Output.JSON else f"{origin}: {outcome}")
+    if outcome not in CHANGED:
+        raise typer.Exit(1)
+
+
+def _act_on_many(api: ApiClient, action: str, body: Mapping[str, Any], output: pending.Output) -> None:
+    last: dict[str, Any] = {}
+    for last in api.lines(f"messages/{action}", body):
+        if sys.stderr.isatty() and last.get("complete") is not True:
+            say(f"{last.get('done')} so far", err=True)
+    outcomes = last.get("outcomes")
+    if not isinstance(outcomes, dict):
+        raise api.foreign()
+    if output is pending.Output.JSON:
+        say(pending.as_json(last))
+    else:
+        say(", ".join(f"{outcome} {count}" for outcome, count in outcomes.items()) or "no message fits")
+    if last.get("complete") is not True:
+        more = f"; go on with --cursor {last['cursor']}" if last.get("cursor") else ""
+        say(f"it ended early: {last.get('error') or 'the bridge broke off'}{more}", err=True)
+        raise typer.Exit(1)

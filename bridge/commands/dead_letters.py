@@ -1,0 +1,192 @@
+"""`delay-bridge dead-letters list|get|redrive`: what could not be delivered, asked of a running bridge.
+
+Twins of the HTTP API. `delay-bridge redrive` does without a running bridge.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import typer
+
+from bridge.commands.actions import AllOption, CursorOption, DryRunOption, PatientConnection, YesOption, confirm
+from bridge.commands.api_client import Absent, ApiClient
+from bridge.commands.invocation import bundled, say
+from bridge.commands.pending import (
+    Connection,
+    Output,
+    OutputOption,
+    as_json,
+    lines,
+    objects,
+    place_of,
+    print_rows,
+    shown,
+    time,
+)
+from bridge.errors import ConfigurationError
+
+app = typer.Typer(
+    name="dead-letters",
+    help="Ask a running bridge what could not be delivered, and put it back.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+COLUMNS = ("letter", "written", "reason", "origin", "target", "redriven")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filters:
+    """Options that say which letters are meant."""
+
+    topic: Annotated[str | None, typer.Option("--topic", help="Of this delay topic.")] = None
+    reason: Annotated[list[str] | None, typer.Option("--reason", help="With this reason; may be repeated.")] = None
+    target: Annotated[str | None, typer.Option("--target", help="For this real topic.")] = None
+    since: Annotated[
+        str | None,
+        typer.Option("--since", metavar="TIME", help="Written then or later: RFC 3339 with a zone, or epoch ms."),
+    ] = None
+    until: Annotated[str | None, typer.Option("--until", metavar="TIME", help="Written before then.")] = None
+
+    def parameters(self) -> list[tuple[str, str]]:
+        """The API's."""
+        given = {"topic": self.topic, "target": self.target, "since": self.since, "until": self.until}
+        found = [(name, text) for name, text in given.items() if text is not None]
+        return found + [("reason", reason) for reason in self.reason or ()]
+
+
+class Due(Enum):
+    """When a dead letter that goes back is due."""
+
+    ORIGINAL = "original"
+    NOW = "now"
+
+
+@app.command("list")
+@bundled
+def list_letters(
+    filters: Filters,
+    connection: Connection,
+    limit: Annotated[int, typer.Option(help="Show at most so many.", min=1, max=1_000)] = 100,
+    cursor: CursorOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """List dead letters, the newest at the top."""
+    with connection.open() as api:
+        parameters = filters.parameters()
+        parameters += [("limit", str(limit)), *([] if cursor is None else [("cursor", cursor)])]
+        found = api.get("dead-letters", parameters)
+        letters = objects(api, found, "letters")
+        if output is Output.JSON:
+            say(as_json(found))
+            return
+        print_rows(COLUMNS, [_row(letter) for letter in letters])
+        if found.get("next") is not None:
+            say(f"there are more: --cursor {found['next']}", err=True)
+
+
+@app.command()
+@bundled
+def get(
+    place: Annotated[str, typer.Argument(metavar="TOPIC/PARTITION/OFFSET", help="The letter, as `list` names it.")],
+    connection: Connection,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Show one dead letter. Exit status 1 if there is none."""
+    with connection.open() as api:
+        try:
+            letter = api.get(_path(place))
+        except Absent as absent:
+            say(str(absent) or f"{place} is no dead letter.", err=True)
+            raise typer.Exit(1) from None
+        if output is Output.JSON:
+            say(as_json(letter))
+            return
+        for name, text in lines(letter):
+            say(f"{name:17}{text}")
+
+
+@app.command()
+@bundled
+def redrive(
+    filters: Filters,
+    connection: PatientConnection,
+    place: Annotated[
+        str | None,
+        typer.Argument(metavar="[TOPIC/PARTITION/OFFSET]", help="One letter, as `list` names it; else filters."),
+    ] = None,
+    everything: AllOption = False,
+    due: Annotated[
+        Due, typer.Option(help="Due at the original time (at once, if that has passed), or now.")
+    ] = Due.ORIGINAL,
+    set_header: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Replace a header; may be repeated.")
+    ] = None,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Put one dead letter back into its delay topic, or all that fit, each once. Exit status 1 if one stays."""
+    with connection.open() as api:
+        chosen = filters.parameters()
+        mend: dict[str, Any] = {"due_now": due is Due.NOW, "set_headers": dict(map(_header, set_header or ()))}
+        if place is not None and (chosen or everything or dry_run):
+            raise ConfigurationError("a letter and filters are given", hint="Give one or the other.", code="DB-1003")
+        if place is not None:
+            _redrive_one(api, place, mend, output)
+            return
+        if not chosen and not everything:
+            hint = "Give a letter, a filter, or --all."
+            raise ConfigurationError("no dead letter is chosen", hint=hint, code="DB-1003")
+        body = {name: text for name, text in chosen if name != "reason"} | {"reason": filters.reason or []} | mend
+        body |= {"all": everything}
+        if dry_run or not yes:
+            counted = api.post("dead-letters/redrive", body | {"dry_run": True})
+            if dry_run:
+                _print_report(counted, output)
+                return
+            confirm(f"put {counted.get('count')} dead letters back?")
+        _print_report(api.post("dead-letters/redrive", body), output)
+
+
+def _redrive_one(api: ApiClient, place: str, mend: dict[str, Any], output: Output) -> None:
+    done = api.post(f"{_path(place)}/redrive", mend)
+    say(as_json(done) if output is Output.JSON else f"{place}: {shown(done.get('outcome'))}")
+    if done.get("outcome") not in ("redriven", "redriven-before"):
+        raise typer.Exit(1)
+
+
+def _print_report(report: dict[str, Any], output: Output) -> None:
+    if output is Output.JSON:
+        say(as_json(report))
+        return
+    verb = "goes back" if report.get("dry_run") is True else "put back"
+    for name, what in (("by", verb), ("broken", "stays")):
+        for each in report.get(name) or ():
+            say(f"{what:12}{each.get('count'):>8}  {each.get('reason')}  {each.get('target')}")
+    say(f"{report.get('count')} dead letters {'would go back' if verb == 'goes back' else verb}")
+
+
+def _path(place: str) -> str:
+    topic, partition, offset = place_of(place, "the letter").split("/")
+    return f"dead-letters/{quote(topic, safe='')}/{partition}/{offset}"
+
+
+def _row(letter: dict[str, Any]) -> list[str]:
+    place = "/".join(shown(letter.get(name)) for name in ("topic", "partition", "offset"))
+    others = [shown(letter.get(name)) for name in ("reason", "origin", "target")]
+    gone = {True: "yes", False: ""}.get(letter.get("redriven"), "?")  # type: ignore[arg-type]
+    return [place, time(letter.get("ts")), *others, gone]
+
+
+def _header(text: str) -> tuple[str, str]:
+    name, separator, value = text.partition("=")
+    if not separator or not name:
+        hint = "Write --set-header name=value."
+        raise ConfigurationError(f"--set-header {text!r} is not NAME=VALUE", hint=hint, code="DB-1003")
+    return name, value

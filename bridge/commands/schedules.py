@@ -1,0 +1,78 @@
+"""`delay-bridge schedules list|get`: the messages of a running bridge that come again; change.py changes them.
+
+Twins of the HTTP API, as `delay-bridge pending`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
+
+import typer
+
+from bridge.commands import pending
+from bridge.commands.invocation import bundled, say
+
+app = typer.Typer(
+    name="schedules",
+    help="The messages that come again: ask a running bridge for them, and change them.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+COLUMNS: Final = ("origin", "next", "tick", "target", "id", "schedule")
+
+
+@app.command("list")
+@bundled
+def list_schedules(
+    connection: pending.Connection,
+    id: Annotated[str | None, typer.Option("--id", help="With this id.")] = None,
+    target: Annotated[str | None, typer.Option("--target", help="For this real topic.")] = None,
+    limit: Annotated[int, typer.Option(help="Show at most so many.", min=1, max=pending.PAGE_MAX)] = 100,
+    cursor: pending.CursorOption = None,
+    output: pending.OutputOption = pending.Output.TEXT,
+) -> None:
+    """List messages that come again, those whose next tick is due first at the top."""
+    with connection.open() as api:
+        parameters = [*pending.Filters(id=id, target=target).parameters(), ("limit", str(limit))]
+        found = api.get("schedules", [*parameters, *([] if cursor is None else [("cursor", cursor)])])
+        rows = pending.objects(api, found, "schedules")
+        if output is pending.Output.JSON:
+            say(pending.as_json(found))
+            return
+        pending.print_rows(COLUMNS, [_row(each) for each in rows])
+        if found.get("next") is not None:
+            say(f"there are more: --cursor {found['next']}", err=True)
+
+
+@app.command()
+@bundled
+def get(
+    origin: pending.OriginArgument,
+    connection: pending.Connection,
+    output: pending.OutputOption = pending.Output.TEXT,
+) -> None:
+    """Show one message that comes again, and its next ticks. Exit status 1 if there is none."""
+    with connection.open() as api:
+        found = api.get("schedules", pending.Search(origin=origin).parameters())
+        rows = pending.objects(api, found, "schedules")
+        if not rows:
+            say(f"{origin} is not a message that comes again here", err=True)
+            raise typer.Exit(1)
+        if output is pending.Output.JSON:
+            say(pending.as_json(rows[0]))
+            return
+        for name, text in pending.lines({**rows[0], "next": None}):
+            say(f"{name:17}{text}")
+        for due in rows[0].get("next") or ():
+            say(f"{'next':17}{pending.time(due)}")
+
+
+def _row(message: Mapping[str, Any]) -> list[str]:
+    following, schedule = message.get("next") or [None], message.get("schedule") or {}
+    due = "paused" if message.get("paused") is True else pending.time(following[0])
+    said = " ".join(f"{name.removeprefix('delay-')}={text}" for name, text in schedule.items())
+    shown = {name: pending.shown(message.get(name)) for name in COLUMNS}
+    return list((shown | {"next": due, "schedule": said}).values())

@@ -1,0 +1,110 @@
+"""The dead-letter topics of some delay topics, and their records between two offsets of each partition."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from bridge.errors import EnvironmentFailure
+from bridge.kafka.admin import Cluster, Topic, Watermarks
+from bridge.kafka.construction import made
+from bridge.settings.clients import librdkafka
+from bridge.settings.model import Settings
+from bridge.wire.letters import Letter, read_letter
+from bridge.wire.received import headers_of, record_bytes
+from timerstore.clock import Clock
+
+POLL_S: Final = 1.0
+PROMPT_POLL_S: Final = 0.02
+"""The client waits for so long, or for POLL_RECORDS, also where it has some."""
+POLL_RECORDS: Final = 500
+BATCH_ROWS: Final = 2_000
+BATCH_BYTES: Final = 8 << 20
+READ_TIMEOUT_S: Final = 30.0
+"""Without a record or the end of a partition for so long: something is wrong."""
+
+Place = tuple[str, int]
+Marks = Mapping[Place, Watermarks]
+
+
+class LetterTopics:
+    """Dead-letter topics that there are, and the delay topics that their letters may come from."""
+
+    def __init__(self, settings: Settings, cluster: Cluster, delay_topics: Sequence[str] = ()) -> None:
+        """Of these delay topics, or of all. Raises EnvironmentFailure where there is none, or no answer."""
+        known = [topic for topic in delay_topics if topic in settings.delay_topics] or settings.delay_topics
+        names = {settings.dead_letter_topic(topic) for topic in known}
+        self.topics: Mapping[str, Topic] = cluster.topics(names)
+        if not self.topics:
+            raise EnvironmentFailure(
+                "there is no dead-letter topic",
+                hint="Set bridge.create_topics, and `delay-bridge run` creates it.",
+                code="DB-1010",
+            )
+        self._into: dict[str, dict[str, int]] = {topic: {} for topic in self.topics}
+        """By dead-letter topic: the delay topics that its letters may come from, with their partitions."""
+        for topic, found in cluster.topics(settings.delay_topics).items():
+            self._into.setdefault(settings.dead_letter_topic(topic), {})[topic] = found.partitions
+
+    def places(self) -> list[Place]:
+        """Their partitions."""
+        return [(topic, partition) for topic, found in self.topics.items() for partition in range(found.partitions)]
+
+    def letter(self, message: Message) -> Letter | None:
+        """What a record is; None for one that is no dead letter of these topics."""
+        letter = read_letter(headers_of(message))
+        if letter is None or not 0 <= letter.partition < self._into[place_of(message)[0]].get(letter.topic, 0):
+            return None
+        return letter
+
+
+def make_consumer(settings: Settings) -> Consumer:
+    """Reads what is committed. Its group is the bridge's, which every user of its configuration may name; it is not
+    joined."""
+    reading = librdkafka(settings, "consumer") | {
+        "auto.offset.reset": "earliest",
+        "enable.partition.eof": True,
+        "queued.max.messages.kbytes": "16384",
+        "logger": logging.getLogger("bridge.settings.librdkafka"),
+    }
+    reading.pop("group.instance.id", None)
+    return made("consumer", lambda: Consumer(reading))
+
+
+def batches(consumer: Consumer, marks: Marks, clock: Clock, *, visible: bool = False) -> Iterator[list[Message]]:
+    """All records between the marks, some at a time. `visible`: what an open transaction hides is not waited for.
+
+    Raises KafkaException.
+    """
+    ends = {place: mark.end for place, mark in marks.items() if mark.start < mark.end}
+    consumer.assign([TopicPartition(*place, marks[place].start) for place in ends])
+    batch: list[Message] = []
+    size, heard_s = 0, clock.monotonic_s()
+    poll_s = PROMPT_POLL_S if visible else POLL_S
+    while ends:
+        for message in consumer.consume(POLL_RECORDS, poll_s):
+            heard_s = clock.monotonic_s()
+            place, offset, error = place_of(message), message.offset() or 0, message.error()
+            if error is not None and error.code() != KafkaError._PARTITION_EOF:
+                raise KafkaException(error)
+            if error is None and offset < ends.get(place, 0):
+                batch.append(message)
+                size += record_bytes(message)
+            # The end of what may be read is not yet the end where a transaction is open.
+            if offset + (error is None) >= ends.get(place, 0) or (visible and error is not None):
+                ends.pop(place, None)
+        if clock.monotonic_s() - heard_s > READ_TIMEOUT_S:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "the dead-letter topics are not read"))
+        if len(batch) >= BATCH_ROWS or size >= BATCH_BYTES:
+            yield batch
+            batch, size, heard_s = [], 0, clock.monotonic_s()
+    if batch:
+        yield batch
+
+
+def place_of(message: Message) -> Place:
+    """The partition of a record."""
+    return message.topic() or "", message.partition() or 0

@@ -1,0 +1,174 @@
+"""Redrive: dead letters go back into the delay topics that they came from, once what was wrong is right.
+
+A letter goes back into its old partition, where cancels of its id find it, due when it was; and only into a delay topic
+whose dead letters are configured to be in the topic where it was found.
+
+Exactly once: the transaction that puts letters back also writes, into their partition of the dead-letter topic, which
+ones they are (bridge/wire/letters.py). A run begins by reading those records:
+
+1. `init_transactions` ends what an earlier run left open, and fences one that is still running. (Nothing.)
+2. The ends of the logs are looked up, those of open transactions included: what an earlier run committed lies below.
+3. First pass: what has gone back. Second pass: the letters, a transaction for some of them. (A crash leaves a
+   transaction whole or undone; the next run finds out by 1 to 3.)
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from confluent_kafka import KafkaException, Message, Producer
+
+from bridge.dead_letters.reading import LetterTopics, Marks, Place, batches, make_consumer, place_of
+from bridge.errors import EnvironmentFailure, StateError
+from bridge.kafka.admin import Cluster, Watermarks
+from bridge.kafka.errors import kafka_error
+from bridge.settings.clients import librdkafka
+from bridge.settings.model import Settings
+from bridge.wire.headers import Headers
+from bridge.wire.letters import Choice, Gone, Letter, Range, Report, is_redriven, read_redriven, redriven
+from bridge.wire.received import headers_of
+from timerstore.clock import Clock
+
+CALL_TIMEOUT_S: Final = 30.0
+FULL_POLL_S: Final = 0.1
+
+
+def redrive(settings: Settings, clock: Clock, choice: Choice, *, execute: bool) -> Report:
+    """Go over the dead-letter topics of the chosen delay topics. Raises BridgeError."""
+    return Redrive(settings, clock, choice).run(execute=execute)
+
+
+class Redrive:
+    """One run over dead-letter topics."""
+
+    def __init__(self, settings: Settings, clock: Clock, choice: Choice) -> None:
+        """Raises BridgeError."""
+        self._cluster, self._clock, self._choice = Cluster(settings), clock, choice
+        self._letters = LetterTopics(settings, self._cluster, list(choice.topics))
+        self._consumer = make_consumer(settings)
+        self._producer_config = librdkafka(settings, "producer") | {
+            "transactional.id": f"{settings.group_id}-redrive",
+            "logger": logging.getLogger("bridge.settings.librdkafka"),
+        }
+
+    def run(self, *, execute: bool) -> Report:
+        """Go over all letters that were there at the start. Without `execute` nothing is written.
+
+        Raises EnvironmentFailure; StateError where it cannot be known which letters have gone back.
+        """
+        report = Report()
+        try:
+            producer = None
+            if execute:
+                producer = Producer(self._producer_config)
+                producer.init_transactions(CALL_TIMEOUT_S)
+            # The ends include records of open transactions.
+            marks = self._marks()
+            gone = self._gone(marks)
+            for batch in batches(self._consumer, self._chosen(marks), self._clock):
+                self._put_back(producer, batch, gone, report)
+        except KafkaException as exception:
+            raise EnvironmentFailure(
+                "cannot put dead letters back",
+                hint="What is committed has gone back; run it again. It needs Read, Describe and Write on the "
+                "dead-letter topics, Write on the delay topics and the transactional id.",
+                reason=kafka_error(exception).str(),
+                code="DB-1011",
+            ) from exception
+        finally:
+            self._consumer.close()
+        return report
+
+    def _marks(self) -> dict[Place, Watermarks]:
+        """Of single letters from the first one on: what is noted about it comes behind it."""
+        places = self._choice.places
+        wanted = {(topic, partition) for topic, partition, _ in places}
+        marks = self._cluster.watermarks([each for each in self._letters.places() if not places or each in wanted])
+        first = {each: min(offset for *place, offset in places if tuple(place) == each) for each in wanted}
+        return {
+            each: Watermarks(start=max(mark.start, first.get(each, 0)), end=mark.end) for each, mark in marks.items()
+        }
+
+    def _chosen(self, marks: Marks) -> Marks:
+        """Of single letters up to the last one only."""
+        if not self._choice.places:
+            return marks
+        ends: dict[Place, int] = {}
+        for topic, partition, offset in self._choice.places:
+            ends[topic, partition] = max(offset + 1, ends.get((topic, partition), 0))
+        return {each: Watermarks(start=mark.start, end=min(mark.end, ends[each])) for each, mark in marks.items()}
+
+    def _gone(self, marks: Marks) -> dict[Place, Gone]:
+        """What has gone back, as noted below the ends. With `since_ms`, notes that cannot be used are left out."""
+        ranges: dict[Place, list[Range]] = {place: [] for place in marks}
+        for message in (message for batch in batches(self._consumer, marks, self._clock) for message in batch):
+            if not is_redriven(headers_of(message)):
+                continue
+            (topic, partition), where = place_of(message), f"{message.topic()}/{message.partition()}/{message.offset()}"
+            try:
+                ranges[topic, partition] += read_redriven(self._letters.topics[topic].topic_id, message.value(), where)
+            except StateError:
+                if self._choice.since_ms is None:
+                    raise
+        return {place: Gone(found) for place, found in ranges.items()}
+
+    def _put_back(
+        self, producer: Producer | None, batch: Sequence[Message], gone: Mapping[Place, Gone], report: Report
+    ) -> None:
+        """One transaction: records, and which letters they are. A crash leaves both or neither."""
+        counted = Report()
+        back = [
+            (self._choice.headers(letter), letter, message)
+            for message in batch
+            if (letter := self._judge(message, gone[place_of(message)], counted)) is not None
+        ]
+        if producer is not None and back:
+            self._commit(producer, back)
+        report.add(counted)
+
+    def _judge(self, message: Message, gone: Gone, report: Report) -> Letter | None:
+        """The letter if it is to go back, and where it is counted if not."""
+        headers = headers_of(message)
+        if is_redriven(headers):
+            return None
+        letter = self._letters.letter(message)
+        if (message.offset() or 0) in gone:
+            report.before += 1
+        elif letter is None:
+            report.foreign += 1
+        elif not self._choice.chooses(letter, message.timestamp()[1], (*place_of(message), message.offset() or 0)):
+            report.left += 1
+        elif not self._choice.mends(letter):
+            report.broken[letter.reason, letter.target] += 1
+        else:
+            report.back[letter.reason, letter.target] += 1
+            return letter
+        return None
+
+    def _commit(self, producer: Producer, back: Sequence[tuple[Headers, Letter, Message]]) -> None:
+        offsets: dict[Place, list[int]] = {}
+        producer.begin_transaction()
+        try:
+            for headers, letter, message in back:
+                offsets.setdefault(place_of(message), []).append(message.offset() or 0)
+                _produce(producer, letter.topic, letter.partition, message.key(), message.value(), headers)
+            for (topic, partition), found in offsets.items():
+                headers, value = redriven(self._letters.topics[topic].topic_id, found)
+                _produce(producer, topic, partition, None, value, headers)
+            producer.commit_transaction(CALL_TIMEOUT_S)
+        except KafkaException as exception:
+            if kafka_error(exception).txn_requires_abort():
+                producer.abort_transaction(CALL_TIMEOUT_S)
+            raise
+
+
+def _produce(
+    producer: Producer, topic: str, partition: int, key: bytes | None, value: bytes | None, headers: Headers
+) -> None:
+    while True:
+        try:
+            return producer.produce(topic, value=value, key=key, partition=partition, headers=list(headers))
+        except BufferError:
+            producer.poll(FULL_POLL_S)

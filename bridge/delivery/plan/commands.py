@@ -1,0 +1,370 @@
+"""What commands come to (timerstore/cancels/commands.py decides): copies of what they move, commands that take their
+place, and answers. Each is output of the transaction that finishes the command.
+
+    decision     a move by origin        a recall by origin   one by id                        answer
+    act          a copy of each row      nothing              one by origin for each message   moved, cancelled
+    (pauses)     as it is, of what does not recur;     "                                       moved, not-pending
+                 of what is over: and a cancel by origin                                       cancelled
+    again        the same command, behind what is under way                                    none: the next one has it
+    left         nothing                                                                       delivered
+    nothing      nothing                                                                       not-pending
+    too many     nothing                                                                       too-many
+
+A command that names several messages has an answer for each decision about some of them. By id, the answer is that of
+the commands by origin. Of a command without a key, which is sent on to every partition, the others answer only where
+they have something. An answer that cannot be written is dropped, and counted: nothing waits for it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import structlog
+
+from bridge.delivery.plan.copies import copies
+from bridge.delivery.plan.dead_letters import COPY_TOO_LARGE, dead_letters
+from bridge.delivery.plan.due_rows import Batch, DueRows, Ids
+from bridge.delivery.plan.fates import Findings, OwnTopics, Unplannable
+from bridge.delivery.plan.record_size import record_bytes
+from bridge.delivery.plan.ticks import moved as moved_schedule
+from bridge.delivery.targets.target import Target
+from bridge.wire import headers as h
+from bridge.wire.answers import Answer, Outcome
+from bridge.wire.commands import sent_on
+from bridge.wire.headers import Headers
+from timerstore.cancels.cancels import NO_ORIGIN
+from timerstore.cancels.commands import Decided, Decision, Effect
+from timerstore.operations.transaction import Rows
+from timerstore.rows.entry import DECIDED, Kind
+from timerstore.rows.position import Bools, Int64s
+
+ANSWER_BYTES: Final = 600
+"""Of an answer about one message, about."""
+_OUTCOMES: Final = {
+    Decision.LEFT: Outcome.DELIVERED,
+    Decision.NOTHING: Outcome.NOT_PENDING,
+    Decision.TOO_MANY: Outcome.TOO_MANY,
+}
+
+log = structlog.get_logger("bridge.delivery.plan.commands")
+
+Resolve = Callable[[Collection[str]], Mapping[str, Target]]
+"""Looks up targets that are allowed; what is missing in the answer is not."""
+
+_Result = tuple[Outcome, Int64s, int | None]
+"""What has come of a command, the origins of the messages that this is about, and when they are due now."""
+_NONE: Final = np.empty(0, np.int64)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class CommandOutput:
+    """What the commands of a take write: `ids` are their rows. Batches name the rows of the commands."""
+
+    ids: Ids
+    to_delay_topics: list[Batch] = field(default_factory=list)
+    letters: list[Batch] = field(default_factory=list)
+    to_repliers: list[Batch] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)
+    """All that is known of commands that are finished, written or not."""
+    counts: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Commands by what they do and what came of it."""
+
+    @property
+    def records(self) -> int:
+        """How many records they write."""
+        return sum(map(len, self.batches()))
+
+    @property
+    def bytes(self) -> int:
+        """About how large these are."""
+        return sum(len(value or b"") + ANSWER_BYTES for batch in self.batches() for value in batch.values)
+
+    @property
+    def writes_back(self) -> bool:
+        """Whether anything goes to a delay topic or a dead-letter topic."""
+        return bool(self.to_delay_topics or self.letters)
+
+    def batches(self) -> Iterator[Batch]:
+        """All of them."""
+        yield from self.to_delay_topics
+        yield from self.letters
+        yield from self.to_repliers
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Writing:
+    """What the commands of a take are written to, and what is known of the topics."""
+
+    out: CommandOutput
+    own: Callable[[], OwnTopics]
+    letter_topics: Mapping[str, str]
+    findings: Findings
+
+
+class Commands:
+    """The commands among due rows, and what they say."""
+
+    def __init__(self, rows: DueRows) -> None:
+        self._rows = rows
+        self.ids: Ids = np.flatnonzero(np.isin(rows.kind, DECIDED))
+        self._headers = [dict(own) for own in rows.headers(self.ids).lists()] if len(self.ids) else []
+        self._keys: list[bytes | None] = rows.column("key", self.ids)
+        self._reply_to: list[str | None] = rows.column("target", self.ids)
+        self._due: list[int] = rows.column("due", self.ids)
+        self._ts: list[int] = rows.column("ts", self.ids)
+        self._moves: list[bool] = (rows.kind[self.ids] == Kind.MOVE).tolist()
+        self._sources, self._offsets = rows.source[self.ids].tolist(), rows.offset[self.ids].tolist()
+        self._at = {int(seq): n for n, seq in enumerate(rows.keys[self.ids].tolist())}
+
+    @property
+    def seqs(self) -> Int64s:
+        """The commands, packed, in order."""
+        return self._rows.keys[self.ids]
+
+    def named_elsewhere(self) -> Iterator[tuple[int, str]]:
+        """The commands by an origin of another partition: their rows, and the topics that they name."""
+        origins = self._rows.column("origin", self.ids)
+        for n, row in enumerate(self.ids.tolist()):
+            if origins[n] == NO_ORIGIN:
+                yield row, self._names(n)[0]
+
+    def output(
+        self,
+        decided: Sequence[Decided],
+        elsewhere: Mapping[int, Outcome],
+        own: Callable[[], OwnTopics],
+        letter_topics: Mapping[str, str],
+        resolve: Resolve,
+        limit_of: Callable[[Target], int],
+        findings: Findings,
+        known: dict[str, Target],
+    ) -> CommandOutput:
+        """What they write. `elsewhere`: the outcome of commands, by row, that name an origin where nothing can be;
+        `limit_of` is the largest record that a target takes; targets of answers are added to `known`.
+        """
+        out = CommandOutput(ids=self.ids)
+        writing = _Writing(out, own, letter_topics, findings)
+        replies: list[tuple[int, Answer]] = []
+        for each in decided:
+            n = self._at[each.effect.seq]
+            for outcome, offsets, due_ms in self._act(n, each, writing):
+                if outcome is Outcome.NOT_PENDING and each.effect.named is None and not self._is_home(n):
+                    continue
+                source = self._rows.sources.name(self._sources[n])
+                told = tuple((*source, offset) for offset in offsets.tolist())
+                replies.append((n, self._answer(n, outcome, told, due_ms)))
+        for row, outcome in elsewhere.items():
+            n = self._at[int(self._rows.keys[row])]
+            topic, partition, named = self._names(n)
+            told = tuple((topic, partition, offset) for offset in named)
+            replies.append((n, self._answer(n, outcome, told, None)))
+        out.answers = [answer for _, answer in replies]
+        for n, answer in replies:
+            out.counts[self._verb(n), str(answer.outcome)] += 1
+        self._reply(out, replies, resolve, limit_of, findings, known)
+        return out
+
+    # ---- one command
+
+    def _act(self, n: int, each: Decided, writing: _Writing) -> list[_Result]:
+        """Write what it comes to, and return that; nothing where other commands have the answer."""
+        row, effect = int(self.ids[n]), each.effect
+        if each.decision is Decision.AGAIN or (each.decision is Decision.ACT and effect.named is None):
+            if int(self._rows.keys[row]) in writing.findings.no_copy:
+                return [_result(Outcome.UNKNOWN, each.named)]
+            lists: list[Sequence[int] | None] = [None if each.named is None else each.named.tolist()]
+            if each.decision is Decision.ACT:
+                lists = [[origin] for origin in np.unique(effect.origin[each.live]).tolist()]
+            writing.out.to_delay_topics.append(self._sent_on(n, lists))
+            return []
+        if each.decision is not Decision.ACT:
+            return [_result(_OUTCOMES[each.decision], each.named)]
+        if not effect.is_move:
+            return [_result(Outcome.CANCELLED, each.named)]
+        return self._move(n, each, writing)
+
+    def _move(self, n: int, each: Decided, writing: _Writing) -> list[_Result]:
+        """As `_act`, of a move by origin that acts. Raises Unplannable where it needs dead letters, and they fail."""
+        row, effect, origin = int(self.ids[n]), each.effect, each.effect.origin[each.live]
+        moved, is_changed, is_over = self._moved(n, effect, each.live)
+        ids = np.arange(len(moved))
+        fits = writing.own().of(moved).copyable(ids)
+        if int(self._rows.keys[row]) in writing.findings.no_copy:
+            fits[:] = False
+        for batch in copies(moved, ids[fits]):
+            writing.out.to_delay_topics.append(replace(batch, ids=np.full(len(batch), row)))
+        if not fits.all():
+            if waits := writing.own().without_letters(self._sources[n]):
+                raise Unplannable({self._sources[n]: waits})
+            refused = dict.fromkeys(ids[~fits].tolist(), COPY_TOO_LARGE)
+            cut = refused.keys() if int(self._rows.keys[row]) in writing.findings.cut else ()
+            for batch in dead_letters(moved, ids[~fits], refused, writing.letter_topics, cut):
+                writing.out.letters.append(replace(batch, ids=np.full(len(batch), row)))
+        over, changed, fitting = (np.unique(origin[mask & fits]) for mask in (is_over, is_changed, fits))
+        changed = np.setdiff1d(changed, over)
+        rest, lost = np.setdiff1d(fitting, np.union1d(over, changed)), np.setdiff1d(origin, fitting)
+        if len(over):
+            writing.out.to_delay_topics.append(self._sent_on(n, [over.tolist()], ends=True))
+        dues_ms = np.unique(moved.due[is_changed & fits & np.isin(origin, changed)])
+        due_ms = int(dues_ms[0]) if len(dues_ms) == 1 and dues_ms[0] != h.NEVER_MS else None
+        return [
+            result
+            for result in (
+                _result(Outcome.MOVED, changed, due_ms),
+                _result(Outcome.NOT_PENDING, rest),
+                _result(Outcome.UNKNOWN, lost),
+            )
+            if len(result[1])
+        ]
+
+    def _moved(self, n: int, effect: Effect, live: Int64s) -> tuple[DueRows, Bools, Bools]:
+        """The rows that a move copies, due when it says; which of them it has changed, and which are of schedules that
+        turn out to be over. A pause, or its end, leaves what does not recur as it was."""
+        payload = effect.payload.take(pa.array(live))
+        column = {name: payload.column(name).to_pylist() for name in ("due", "schedule", "tick", "attempt")}
+        to_ms, now_ms = self._due[n], self._ts[n]
+        changed, over = np.zeros(len(live), np.bool_), np.zeros(len(live), np.bool_)
+        for i, text in enumerate(column["schedule"]):
+            if text is None and to_ms >= h.NEXT_MS:
+                continue
+            column["attempt"][i] = 0
+            after = (
+                (None, to_ms)
+                if text is None
+                else moved_schedule(text, column["tick"][i], column["due"][i], to_ms, now_ms)
+            )
+            if after is None:
+                over[i] = True
+                continue
+            column["schedule"][i], column["due"][i] = after
+            changed[i] = True
+        column["rolls"] = [0] * len(live)
+        for name, values in column.items():
+            index = payload.schema.get_field_index(name)
+            field = payload.schema.field(index)
+            payload = payload.set_column(index, field, pa.array(values, field.type))
+        at, source = effect.rows.at[live], effect.rows.source[live].astype(np.int32)
+        rows = Rows(at=at, source=source, offset=effect.rows.offset[live], payload=payload)
+        return DueRows(rows, self._rows.columns), changed, over
+
+    def _sent_on(self, n: int, lists: Sequence[Sequence[int] | None], *, ends: bool = False) -> Batch:
+        """The command once more (None), or by origin for each list of these, into its own partition; as a cancel that
+        `ends` them."""
+        topic, partition = self._place(n)[:2]
+        is_move = self._is_move(n) and not ends
+        headers = [self._headers_with(n, origins, is_move=is_move) for origins in lists]
+        return Batch(
+            topic=topic,
+            ids=np.full(len(lists), self.ids[n]),
+            values=[None] * len(lists),
+            keys=[self._keys[n]] * len(lists),
+            headers=headers,
+            partitions=[partition] * len(lists),
+        )
+
+    def _headers_with(self, n: int, origins: Sequence[int] | None, *, is_move: bool) -> Headers:
+        """The command's headers with an absolute time, and the place of the record that its client wrote."""
+        topic, partition, _ = self._place(n)
+        said = self._headers[n]
+        if origins is not None:
+            name = h.MOVE_ORIGIN if is_move else h.CANCEL_ORIGIN
+            said = {each: text for each, text in said.items() if each not in h.COMMANDS}
+            said[name] = h.origins_text(topic, partition, origins).encode()
+        until_ms = self._due[n] if is_move else None
+        return sent_on(said, until_ms=until_ms, forwarded=h.origin_text(*self._command(n)))
+
+    # ---- answers
+
+    def _answer(self, n: int, outcome: Outcome, origins: tuple[h.Origin, ...], due_ms: int | None) -> Answer:
+        correlation = self._headers[n].get(h.CORRELATION)
+        return Answer(
+            command=self._command(n),
+            outcome=outcome,
+            count=max(len(origins), int(outcome is Outcome.DELIVERED)),
+            origins=origins,
+            due_ms=due_ms,
+            correlation=None if correlation is None else h.text_of(correlation),
+        )
+
+    def _reply(
+        self,
+        out: CommandOutput,
+        replies: Sequence[tuple[int, Answer]],
+        resolve: Resolve,
+        limit_of: Callable[[Target], int],
+        findings: Findings,
+        known: dict[str, Target],
+    ) -> None:
+        """The answers that are asked for, to topics that take them."""
+        wanted = {name for n, _ in replies if (name := self._reply_to[n]) is not None}
+        targets = resolve(wanted) if wanted else {}
+        refused = [findings.rejected, findings.put_off, findings.no_letter]
+        for n, answer in replies:
+            name = self._reply_to[n]
+            if name is None:
+                continue
+            target, key = targets.get(name), self._keys[n]
+            headers, value = answer.record_headers(), answer.value()
+            trouble = _trouble(target)
+            if trouble is None and target is not None:
+                if record_bytes(key, value, list(headers)) > limit_of(target):
+                    trouble = "it is larger than its topic takes"
+                elif target.needs_key and key is None:
+                    trouble = "its topic wants a key, and the command has none"
+                elif any(int(self._rows.keys[self.ids[n]]) in found for found in refused):
+                    trouble = "its topic has refused it"
+            if trouble is not None:
+                out.counts[self._verb(n), "answer-dropped"] += 1
+                log.warning("answer-dropped", command=h.origin_text(*answer.command), topic=name, reason=trouble)
+                continue
+            assert target is not None
+            known[name] = target
+            out.to_repliers.append(
+                Batch(topic=name, ids=self.ids[n : n + 1], values=[value], keys=[key], headers=[headers])
+            )
+
+    # ---- what it says
+
+    def _place(self, n: int) -> h.Origin:
+        return *self._rows.sources.name(self._sources[n]), self._offsets[n]
+
+    def _command(self, n: int) -> h.Origin:
+        """The record that the client wrote."""
+        forwarded = self._headers[n].get(h.COPY_FORWARDED)
+        text = "" if forwarded is None else forwarded.decode("utf-8", "replace")
+        return h.parse_origin(text) if re.fullmatch(h.ORIGIN_PATTERN, text) else self._place(n)
+
+    def _names(self, n: int) -> h.Origins:
+        """Of a command by origin."""
+        said = self._headers[n]
+        return h.parse_origins(h.text_of(said[h.CANCEL_ORIGIN if h.CANCEL_ORIGIN in said else h.MOVE_ORIGIN]))
+
+    def _is_home(self, n: int) -> bool:
+        """Whether the client wrote it to this partition."""
+        return self._command(n)[:2] == self._place(n)[:2]
+
+    def _is_move(self, n: int) -> bool:
+        return self._moves[n]
+
+    def _verb(self, n: int) -> str:
+        return "move" if self._is_move(n) else "cancel"
+
+
+def _result(outcome: Outcome, named: Int64s | None, due_ms: int | None = None) -> _Result:
+    """Of the originals `named`, or of an id."""
+    return outcome, _NONE if named is None else named, due_ms
+
+
+def _trouble(target: Target | None) -> str | None:
+    """Why nothing can be written to a target."""
+    if target is None:
+        return "its topic is not one that the configuration allows"
+    if target.refusal is not None:
+        return target.refusal.detail
+    return "a partition of its topic takes nothing now" if target.down else None

@@ -1,0 +1,179 @@
+"""Sends the API's commands into the delay topics, and brings back what the dispatcher answers.
+
+    1 write the command, with a correlation id of its own   a crash leaves a command that is carried out
+    2 the dispatcher finishes it in a transaction           what it has done is in the log
+    3 `on_answers` is called once that is committed         the future that waits for it is settled
+
+Commands outlive pipelines: one that is written while a partition moves to another instance is carried out there, and
+its answer never comes here.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import uuid
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, Final
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from bridge.api.source import NotOwnedError, Order
+from bridge.errors import EnvironmentFailure
+from bridge.kafka.construction import made
+from bridge.wire.answers import Answer
+from bridge.wire.commands import cancel_origin_headers, move_origin_headers
+from bridge.wire.headers import NEXT_MS, origins_text
+from timerstore.clock import Clock
+from timerstore.rows.sources import SourceName
+
+IN_FLIGHT_MAX: Final = 8_000
+"""Commands without an answer."""
+ROOM_S: Final = 30.0
+POLL_S: Final = 0.05
+IDLE_S: Final = 1.0
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A command, and its answers so far; `left` are the messages that these were not about."""
+
+    future: Future[Sequence[Answer]]
+    left: int
+    answers: list[Answer] = field(default_factory=list)
+
+    def add(self, answer: Answer) -> bool:
+        """Whether it was the last one."""
+        self.answers.append(answer)
+        self.left -= answer.count
+        return self.left <= 0
+
+
+class CommandSender:
+    """See the module. Any thread; `on_answers` returns at once."""
+
+    def __init__(
+        self,
+        properties: Mapping[str, Any],
+        *,
+        owned: Callable[[], Collection[SourceName]],
+        delay_max_ms: int,
+        clock: Clock,
+        make: Callable[[dict[str, Any]], Producer] = Producer,
+    ) -> None:
+        """`properties` are the producer's; `owned` are the partitions of this instance."""
+        self._properties = {**properties, "enable.idempotence": True, "linger.ms": 2}
+        for name in ("transactional.id", "transaction.timeout.ms"):
+            self._properties.pop(name, None)
+        self._owned, self._delay_max_ms, self._clock, self._make = owned, delay_max_ms, clock, make
+        self._room = threading.BoundedSemaphore(IN_FLIGHT_MAX)
+        self._lock = threading.Lock()
+        self._waiting: dict[str, _Waiting] = {}
+        self._answers: queue.SimpleQueue[Sequence[Answer]] = queue.SimpleQueue()
+        self._producer: Producer | None = None
+        self._run, self._numbers = uuid.uuid4().hex, count()
+
+    def send(self, orders: Sequence[Order]) -> Sequence[Future[Sequence[Answer]]]:
+        """See `bridge.api.source.Commands`. Raises NotOwnedError, ValueError for a time beyond delay.max, and
+        EnvironmentFailure where commands find no room: those before are sent."""
+        owned, latest_ms = self._owned(), self._clock.now_ms() + self._delay_max_ms
+        for order in orders:
+            if order.source not in owned:
+                raise NotOwnedError(origins_text(*order.source, order.origins))
+            if order.due_ms is not None and latest_ms < order.due_ms < NEXT_MS:
+                raise ValueError("that is further away than delay.max allows.")
+        producer, futures = self._open(), list[Future[Sequence[Answer]]]()
+        try:
+            for order in orders:
+                futures.append(self._send(producer, order))
+        except EnvironmentFailure:
+            for future in futures:
+                future.cancel()
+            raise
+        return futures
+
+    def on_answers(self, answers: Sequence[Answer]) -> None:
+        """Of the dispatcher: these are committed. Those that others have asked for are left alone."""
+        if self._waiting:
+            self._answers.put(answers)
+
+    def _open(self) -> Producer:
+        """Most bridges are never told anything: the producer and its thread are made for the first command."""
+        with self._lock:
+            if self._producer is None:
+                self._producer = made("producer", lambda: self._make(dict(self._properties)))
+                threading.Thread(target=self._settle, name="command-answers", daemon=True).start()
+            return self._producer
+
+    def _send(self, producer: Producer, order: Order) -> Future[Sequence[Answer]]:
+        if not self._room.acquire(timeout=ROOM_S):
+            raise EnvironmentFailure(
+                f"{IN_FLIGHT_MAX} commands are not answered yet",
+                hint="Look at /readyz: delivery waits for something.",
+                code="DB-3040",
+            )
+        correlation, future = f"{self._run}-{next(self._numbers)}", Future[Sequence[Answer]]()
+        with self._lock:
+            self._waiting[correlation] = _Waiting(future, len(order.origins))
+        future.add_done_callback(lambda _: self._forget(correlation))
+        topic, partition = order.source
+        name = origins_text(topic, partition, order.origins)
+        headers = (
+            cancel_origin_headers(name, correlation=correlation)
+            if order.due_ms is None
+            else move_origin_headers(name, at=order.due_ms, correlation=correlation)
+        )
+
+        def on_delivery(error: KafkaError | None, _: Message) -> None:
+            if error is not None:
+                _fail(future, error)
+
+        while True:
+            try:
+                producer.produce(topic, partition=partition, headers=list(headers), on_delivery=on_delivery)
+            except BufferError:
+                producer.poll(POLL_S)
+            except KafkaException as exception:
+                _fail(future, exception.args[0])
+                return future
+            else:
+                return future
+
+    def _forget(self, correlation: str) -> None:
+        """It is settled, or nothing waits for it any more."""
+        with self._lock:
+            self._waiting.pop(correlation, None)
+        self._room.release()
+
+    def _settle(self) -> None:
+        """The thread: serves the producer, and settles futures, so that the dispatcher does not."""
+        while True:
+            try:
+                answers = self._answers.get(timeout=POLL_S if self._waiting else IDLE_S)
+            except queue.Empty:
+                answers = []
+            if self._producer is not None:
+                self._producer.poll(0)
+            for answer in answers:
+                with self._lock:
+                    waiting = self._waiting.get(answer.correlation or "")
+                if waiting is None or not waiting.add(answer):
+                    continue
+                if waiting.future.set_running_or_notify_cancel():
+                    waiting.future.set_result(waiting.answers)
+
+
+def _fail(future: Future[Sequence[Answer]], error: KafkaError) -> None:
+    # Its answer may be here although the client was told nothing of the record: it is in the log then.
+    if not future.done() and future.set_running_or_notify_cancel():
+        future.set_exception(
+            EnvironmentFailure(
+                "a command could not be written into the delay topic",
+                hint="It needs Write there; ask again.",
+                reason=error.str(),
+                code="DB-3041",
+            )
+        )

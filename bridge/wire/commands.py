@@ -1,0 +1,89 @@
+"""The headers of commands: records that cancel or move messages, and ask for an answer. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Final
+
+from bridge.wire import headers as h
+from bridge.wire.headers import Headers
+
+CORRELATION_LENGTH_MAX: Final = 256
+
+
+def cancel_headers(
+    id: str, *, reply_to: str | None = None, correlation: str | None = None, forwarded: str | None = None
+) -> list[tuple[str, bytes]]:
+    """The headers of a record that cancels `id`; send it with the key of what it cancels. Raises ValueError.
+
+    `reply_to` is the topic of its answer, `correlation` what that carries. `forwarded` names the command that was sent
+    on to other partitions: the bridge does not send this one on.
+    """
+    return h.encoded([(h.CANCEL, h.check_id(id)), *_command(reply_to, correlation, forwarded)])
+
+
+def cancel_origin_headers(
+    origin: str, *, reply_to: str | None = None, correlation: str | None = None, forwarded: str | None = None
+) -> list[tuple[str, bytes]]:
+    """The headers of a record that cancels the message that came from `origin` (`topic/partition/offset`), or up to 100
+    of that partition (`topic/partition/offset,offset...`). In any partition; the one of its messages is the quickest.
+    Raises ValueError. The others as for `cancel_headers`."""
+    return h.encoded(
+        [(h.CANCEL_ORIGIN, h.origins_text(*h.parse_origins(origin))), *_command(reply_to, correlation, forwarded)]
+    )
+
+
+def move_headers(
+    id: str,
+    *,
+    at: datetime | int | None = None,
+    after: timedelta | None = None,
+    reply_to: str | None = None,
+    correlation: str | None = None,
+    forwarded: str | None = None,
+    now_ms: int | None = None,
+) -> list[tuple[str, bytes]]:
+    """The headers of a record that gives another due time to what is pending of `id`; send it with the key of that.
+    `at`, `after` and `now_ms` as for `timer_headers`, the others as for `cancel_headers`. Raises ValueError, or
+    TypeError."""
+    return h.encoded(
+        [(h.MOVE, h.check_id(id)), h.time_header(at, after, now_ms), *_command(reply_to, correlation, forwarded)]
+    )
+
+
+def move_origin_headers(
+    origin: str,
+    *,
+    at: datetime | int | None = None,
+    after: timedelta | None = None,
+    reply_to: str | None = None,
+    correlation: str | None = None,
+    forwarded: str | None = None,
+    now_ms: int | None = None,
+) -> list[tuple[str, bytes]]:
+    """As `move_headers`, for what came from `origin`, as `cancel_origin_headers` takes it."""
+    named = (h.MOVE_ORIGIN, h.origins_text(*h.parse_origins(origin)))
+    return h.encoded([named, h.time_header(at, after, now_ms), *_command(reply_to, correlation, forwarded)])
+
+
+def check_correlation(text: str) -> str:
+    """A correlation id, without the white space around it."""
+    text = text.strip(h.WHITE_SPACE)
+    if len(text) > CORRELATION_LENGTH_MAX:
+        raise ValueError(f"a correlation id has at most {CORRELATION_LENGTH_MAX} characters, this one {len(text)}")
+    return text
+
+
+def sent_on(said: Mapping[str, bytes | None], *, until_ms: int | None, forwarded: str) -> Headers:
+    """The headers of a command once more, for another record of it: with a time that does not depend on when that is
+    written, and with the place of the record that its client wrote."""
+    headers = [(name, said[name]) for name in (*h.COMMANDS, h.REPLY_TO, h.CORRELATION) if name in said]
+    headers += [(h.UNTIL, str(max(until_ms, 0)).encode())] if until_ms is not None else []
+    return [*headers, (h.COPY_FORWARDED, forwarded.encode())]
+
+
+def _command(reply_to: str | None, correlation: str | None, forwarded: str | None) -> list[tuple[str, str]]:
+    texts = [(h.REPLY_TO, h.check_topic(reply_to))] if reply_to is not None else []
+    texts += [(h.CORRELATION, check_correlation(correlation))] if correlation is not None else []
+    return texts + ([(h.COPY_FORWARDED, forwarded)] if forwarded is not None else [])

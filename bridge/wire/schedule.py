@@ -1,0 +1,229 @@
+"""Schedules of recurring messages: how often, from when to when, and what becomes of ticks that were missed. Pure.
+
+A *tick* is one delivery of a recurring message. Nothing here depends on when it is asked: the next tick follows from
+the one before, so a schedule never drifts, and its state is a due time and a number.
+
+    delay-every: 1h, delay-missed as below; down from 09:30 to 12:10, the tick of 10:00 pending
+    last   12:10 delivers the tick of 12:00; the next one is due at 13:00
+    all    12:10 delivers the ticks of 10:00, 11:00 and 12:00, one after the other; the next one is due at 13:00
+    none   12:10 delivers none; the next one is due at 13:00
+
+A tick is *missed* once a later one of its schedule is due, too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from functools import lru_cache
+from typing import Final, Self, TypeVar
+
+from bridge.wire import headers as h
+from bridge.wire.cron import YEARS_MAX, Cron
+
+TICK_MAX: Final = 2**31 - 1
+TICK_DELAY_MS_MAX: Final = 366 * YEARS_MAX * 86_400_000
+"""No tick is further from the one before."""
+TEXT_LENGTH_MAX: Final = 256
+"""Of each header of a schedule."""
+_GIVEN: Final = "given"
+_T = TypeVar("_T")
+
+
+class Missed(StrEnum):
+    """What becomes of ticks that were missed."""
+
+    LAST = "last"
+    ALL = "all"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What becomes of a tick that comes up: it is delivered, as the one of `due_ms`, or not; and the tick after it."""
+
+    is_delivered: bool
+    due_ms: int
+    next_ms: int | None
+    """None: it was the last."""
+    was_missed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """Either `every_ms` after the tick before, or when `cron` says; not after `end_ms`, and `times` times at most. With
+    `anchor_ms` ticks of `every_ms` are due whole intervals from then, also after one that was moved. Raises ValueError.
+    """
+
+    every_ms: int | None = None
+    anchor_ms: int | None = None
+    cron: Cron | None = None
+    end_ms: int | None = None
+    times: int | None = None
+    missed: Missed = Missed.LAST
+
+    def __post_init__(self) -> None:
+        if (self.every_ms is None) == (self.cron is None):
+            raise ValueError(f"give either {h.EVERY} or {h.CRON}")
+        if self.every_ms is not None and self.every_ms < 1:
+            raise ValueError(f"{h.EVERY} must be longer than nothing")
+        if self.anchor_ms is not None and self.every_ms is None:
+            raise ValueError(f"{h.ANCHOR}: only {h.EVERY} has one")
+        if self.times is not None and not 1 <= self.times <= TICK_MAX:
+            raise ValueError(f"{h.TIMES} is not in 1..{TICK_MAX}")
+
+    def first(self, now_ms: int, not_before_ms: int | None) -> int | None:
+        """When the first tick of a schedule that was written at `now_ms` is due: not before then, whatever it asks for.
+        None: there is none.
+        """
+        if self.cron is not None:
+            return self._in_time(self.cron.next_after(max(now_ms, not_before_ms or 0) - 1))
+        assert self.every_ms is not None
+        if self.anchor_ms is not None:
+            return self._in_time(self._regular(max(now_ms, not_before_ms or 0)))
+        if not_before_ms is None:
+            return self._in_time(now_ms + self.every_ms)
+        skipped = max(0, -((not_before_ms - now_ms) // self.every_ms))
+        return self._in_time(not_before_ms + skipped * self.every_ms)
+
+    def next_after(self, due_ms: int) -> int | None:
+        """When the tick after the one of `due_ms` is due; None: there is none."""
+        if self.cron is not None:
+            return self._in_time(self.cron.next_after(due_ms))
+        assert self.every_ms is not None
+        return self._in_time(due_ms + self.every_ms if self.anchor_ms is None else self._regular(due_ms + 1))
+
+    def step(self, due_ms: int, tick: int, now_ms: int) -> Step:
+        """What becomes of tick number `tick`, due at `due_ms`, which comes up at `now_ms`."""
+        following = self.next_after(due_ms)
+        was_missed = following is not None and following <= now_ms
+        if was_missed and self.missed is not Missed.ALL:
+            due_ms = self._last_until(due_ms, now_ms)
+            following = self.next_after(due_ms)
+        is_delivered = not was_missed or self.missed is not Missed.NONE
+        if is_delivered and tick >= (self.times or TICK_MAX):
+            following = None
+        return Step(is_delivered=is_delivered, due_ms=due_ms, next_ms=following, was_missed=was_missed)
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        every: timedelta | None = None,
+        anchor: datetime | int | None = None,
+        cron: str | None = None,
+        time_zone: str = "UTC",
+        end: datetime | int | None = None,
+        times: int | None = None,
+        missed: str = Missed.LAST,
+    ) -> Self:
+        """The same, as a program says it. Raises ValueError, TypeError."""
+        if every is not None and time_zone != "UTC":
+            raise ValueError("only cron knows time zones")
+        schedule = cls(
+            every_ms=None if every is None else -(-every // timedelta(milliseconds=1)),
+            anchor_ms=None if anchor is None else h.epoch_ms(anchor),
+            cron=None if cron is None else Cron(cron, time_zone),
+            end_ms=None if end is None else h.epoch_ms(end),
+            times=times,
+            missed=_missed(missed),
+        )
+        if schedule.cron is not None and schedule.cron.next_after(0) is None:
+            raise ValueError(f"{cron!r} names no moment")
+        return schedule
+
+    def texts(self) -> dict[str, str]:
+        """The headers that say it; the inverse of `parsed`."""
+        texts = {h.EVERY: f"{self.every_ms}ms"} if self.cron is None else {h.CRON: self.cron.expression}
+        if self.anchor_ms is not None:
+            texts[h.ANCHOR] = str(self.anchor_ms)
+        if self.cron is not None and self.cron.zone != "UTC":
+            texts[h.TIME_ZONE] = self.cron.zone
+        if self.end_ms is not None:
+            texts[h.END] = str(self.end_ms)
+        if self.times is not None:
+            texts[h.TIMES] = str(self.times)
+        if self.missed is not Missed.LAST:
+            texts[h.MISSED] = self.missed.value
+        return texts
+
+    def _last_until(self, due_ms: int, now_ms: int) -> int:
+        until_ms = now_ms if self.end_ms is None else min(now_ms, self.end_ms)
+        if self.cron is not None:
+            last_ms = self.cron.last_until(due_ms, until_ms)
+            return due_ms if last_ms is None else last_ms
+        assert self.every_ms is not None
+        if self.anchor_ms is not None:
+            return max(due_ms, self._regular(until_ms + 1) - self.every_ms)
+        return due_ms + (until_ms - due_ms) // self.every_ms * self.every_ms
+
+    def _regular(self, from_ms: int) -> int:
+        """The first moment from then on that is a whole number of intervals from the anchor."""
+        assert self.every_ms is not None
+        assert self.anchor_ms is not None
+        return from_ms + (self.anchor_ms - from_ms) % self.every_ms
+
+    def _in_time(self, due_ms: int | None) -> int | None:
+        return None if due_ms is None or due_ms > min(self.end_ms or h.UNTIL_MS_MAX, h.UNTIL_MS_MAX) else due_ms
+
+
+def parsed(given: Mapping[str, str], every_min_ms: int = 1) -> Schedule:
+    """The schedule that headers say, by their names. Raises ValueError with a sentence that begins with the name of the
+    header which is wrong.
+    """
+    if h.EVERY in given and h.TIME_ZONE in given:
+        raise ValueError(f"{h.TIME_ZONE}: only {h.CRON} knows time zones")
+    every_ms = _read(given, h.EVERY, h.parse_duration)
+    if every_ms is not None and every_ms < every_min_ms:
+        raise ValueError(f"{h.EVERY}: {every_ms} ms is less than {every_min_ms} ms, the shortest that is allowed")
+    if h.ANCHOR in given and h.EVERY not in given:
+        raise ValueError(f"{h.ANCHOR}: only {h.EVERY} has one")
+    _read(given, h.TIME_ZONE, lambda text: Cron("* * * * *", text))  # for its name in the message
+    return Schedule(
+        every_ms=every_ms,
+        anchor_ms=_read(given, h.ANCHOR, h.parse_until),
+        cron=_read(given, h.CRON, lambda text: Cron(text, given.get(h.TIME_ZONE, "UTC"))),
+        end_ms=_read(given, h.END, h.parse_until),
+        times=_read(given, h.TIMES, h.parse_times),
+        missed=_read(given, h.MISSED, _missed) or Missed.LAST,
+    )
+
+
+def packed(texts: Mapping[str, str], *, is_start_given: bool) -> str:
+    """The schedule of a record as one text, for the column of that name; `is_start_given`: beside it there is a time
+    before which it does not begin."""
+    short = {name.removeprefix("delay-"): text for name, text in texts.items()}
+    return json.dumps(short | ({_GIVEN: True} if is_start_given else {}), ensure_ascii=False, separators=(",", ":"))
+
+
+@lru_cache(10_000)
+def schedule_of(text: str, every_min_ms: int = 1) -> tuple[Schedule, bool]:
+    """The schedule that `packed` wrote, and whether a start is given. Raises ValueError, as `parsed`."""
+    texts, is_start_given = unpacked(text)
+    return parsed(texts, every_min_ms), is_start_given
+
+
+def unpacked(text: str) -> tuple[Mapping[str, str], bool]:
+    """The inverse of `packed`: headers, and whether a start is given."""
+    short = json.loads(text)
+    is_start_given = bool(short.pop(_GIVEN, False))
+    return {f"delay-{name}": value for name, value in short.items()}, is_start_given
+
+
+def _read(given: Mapping[str, str], name: str, parse: Callable[[str], _T]) -> _T | None:
+    if name not in given:
+        return None
+    try:
+        return parse(given[name])
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+
+
+def _missed(text: str) -> Missed:
+    try:
+        return Missed(text.strip(h.WHITE_SPACE))
+    except ValueError:
+        raise ValueError(f"{text!r} is none of {', '.join(Missed)}") from None

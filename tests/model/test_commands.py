@@ -1,0 +1,259 @@
+"""Moves and recalls against a store that crashes: each message comes once or never, and the answers say which."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.profiles import PROFILE
+from tests.unit.timerstore.entries import Record, entries
+from tests.unit.timerstore.rig import BILLS, NOW_MS, ORDERS, Rig
+from timerstore.cancels.cancels import SEVERAL
+from timerstore.cancels.commands import Decision
+from timerstore.limits import Limits
+from timerstore.operations.transaction import Rows, Transaction
+from timerstore.rows.entry import DECIDED, Kind
+from timerstore.rows.sources import SourceName
+
+EXAMPLES = {"check": 60, "ci": 300, "nightly": 20_000}[PROFILE]
+FAR_MS = NOW_MS + 10_000
+READER = ("ingest", "ingest some")
+STEPS = ("send", "move", "recall", *READER, "deliver", "abort", "crash", "flush", "load", "reopen", "lose")
+
+
+def by_origin(offsets: Iterable[int]) -> dict[str, object]:
+    """What a command by origin has in its columns."""
+    named = sorted(offsets)
+    if len(named) == 1:
+        return {"origin": named[0]}
+    return {"origin": SEVERAL, "value": ",".join(map(str, named)).encode()}
+
+
+class Site:
+    """A log, a store, and what the bridge does with both."""
+
+    def __init__(self, directory: Path, chance: random.Random) -> None:
+        self.chance = chance
+        self.rig = Rig(directory, sources=[ORDERS, BILLS], limits=Limits(window_bytes=1_000, flush_records=1))
+        self.now_ms = NOW_MS
+        self.messages: dict[str, Record] = {}
+        self.commands: dict[str, list[str]] = {}
+        """Of each command, the messages that it is about."""
+        self.moved_ms: dict[str, int] = {}
+        self.arrived: dict[str, list[int]] = defaultdict(list)
+        """When each message was due that came."""
+        self.ended: set[str] = set()
+        """Messages that have come, or were recalled."""
+        self.false: list[str] = []
+        """Commands that were told that nothing is pending, though it was."""
+        self.answers: dict[tuple[str, str], list[tuple[Decision, bool]]] = defaultdict(list)
+        """By command and message."""
+
+    # ---- producers
+
+    def send(self) -> None:
+        name = f"m{len(self.messages)}"
+        source = self.chance.choice((ORDERS, BILLS))
+        due_ms = self.now_ms + self.chance.randrange(0, 3_000)
+        self.messages[name] = self._write(source, due_ms, value=name.encode(), id=name)
+
+    def command(self, kind: Kind) -> None:
+        if not self.messages:
+            return
+        name, message = self.chance.choice(list(self.messages.items()))
+        source = message.topic, message.partition
+        command = f"c{len(self.commands)}"
+        by_id = self.chance.random() < 0.4
+        beside = [each for each, other in self.messages.items() if (other.topic, other.partition) == source]
+        names = [name] if by_id else sorted({name, *self.chance.choices(beside, k=self.chance.randrange(4))})
+        self.commands[command] = names
+        if kind is Kind.MOVE:
+            self.moved_ms[command] = self.now_ms + self.chance.randrange(0, 3_000)
+        named = {"id": name} if by_id else by_origin(self.messages[each].offset for each in names)
+        self._write(source, None, key=command.encode(), command=kind, moved_ms=self.moved_ms.get(command), **named)
+
+    def _write(self, source: SourceName, due_ms: int | None, **more: object) -> Record:
+        log = self.rig.log[source]
+        log.append(replace(Record(*source, len(log), due_ms), **more))  # type: ignore[arg-type]
+        return log[-1]
+
+    # ---- the bridge
+
+    def ingest_some(self) -> None:
+        """A reader that has not come to the end of the log."""
+        at = self.rig.store.next_offsets()
+        ends = {name: self.chance.randint(begin, len(self.rig.log[name])) for name, begin in at.items()}
+        new = [record for name, end in ends.items() for record in self.rig.log[name][at[name] : end]]
+        self.rig.store.append(entries(new), ends, self.now_ms)
+
+    def transact(self, end: str) -> None:
+        """Take, decide, and commit, abort, or commit and crash before it is known."""
+        if not self.rig.store.is_caught_up():
+            return
+        transaction = self.rig.store.begin()
+        output: list[tuple[SourceName, int | None, dict[str, object]]] = []
+        arrived: list[tuple[str, int]] = []
+        answers: list[tuple[str, str, Decision, bool]] = []
+        for _ in range(self.chance.randrange(1, 4)):
+            rows = transaction.take(self.now_ms, self.chance.choice((1, 3, 100)))
+            self._plan(transaction, rows, output, arrived, answers)
+        if end == "abort":
+            transaction.rollback()
+            return
+        # From here on it is committed.
+        progress = transaction.progress()
+        for source, each in progress.items():
+            name = self.rig.store.sources.name(source)
+            self.rig.committed[name] = (each.offset, self.rig.store.sources.named(each.position))
+            self.rig.frozen[name] = self.rig.store.sources.named_steps(each.frozen)
+        for written, due_ms, more in output:
+            self._write(written, due_ms, **more)
+        for message, due in arrived:
+            self.arrived[message].append(due)
+            self.ended.add(message)
+        for command, about, decision, is_move in answers:
+            self.answers[command, about].append((decision, is_move))
+            if decision is Decision.ACT and not is_move:
+                self.ended.add(about)
+            elif decision is not Decision.ACT and about not in self.ended:
+                self.false.append(command)
+        if end == "crash":
+            self.rig.store.close()
+            self.rig.open(self.now_ms)
+        else:
+            if self.chance.random() < 0.3:  # what is committed is read before it is known to be
+                self.ingest_some()
+            transaction.acknowledge()
+
+    def _plan(
+        self,
+        transaction: Transaction,
+        rows: Rows,
+        output: list[tuple[SourceName, int | None, dict[str, object]]],
+        arrived: list[tuple[str, int]],
+        answers: list[tuple[str, str, Decision, bool]],
+    ) -> None:
+        payload, kinds = rows.payload, rows.payload.column("kind").to_numpy()
+        values = [value.decode() for value in payload.column("value").to_pylist()]
+        keys = payload.column("key").to_pylist()
+        at_origin = {(row.topic, row.partition, row.offset): name for name, row in self.messages.items()}
+        names = [self.rig.store.sources.name(source) for source in rows.source.tolist()]
+        dues, origins = payload.column("due").to_pylist(), payload.column("origin").to_pylist()
+        seq = (rows.source.astype(np.int64) << 48) | rows.offset
+        timers = np.flatnonzero(kinds == Kind.TIMER)
+        copied = timers[[self.chance.random() < 0.3 for _ in timers]]
+        if len(copied):
+            transaction.copied(
+                seq[copied], payload.column("origin").to_numpy()[copied], payload.column("id").take(pa.array(copied))
+            )
+        for row in timers.tolist():
+            assert dues[row] <= self.now_ms, "early"
+            if row in copied:
+                later = {"value": values[row].encode(), "id": values[row], "origin": origins[row], "rolls": 1}
+                output.append((names[row], dues[row] + self.chance.randrange(0, 500), later))
+            else:
+                arrived.append((values[row], dues[row]))
+        commands = np.flatnonzero(np.isin(kinds, DECIDED))
+        at = {int(seq[row]): row for row in commands.tolist()}
+        for each in transaction.decide(seq[commands], self.now_ms):
+            row, effect = at[each.effect.seq], each.effect
+            again = {"key": keys[row], "command": Kind(int(kinds[row])), "moved_ms": dues[row]}
+            if each.decision is Decision.AGAIN:
+                id = payload.column("id")[row].as_py()
+                named = {"id": id} if each.named is None else by_origin(each.named.tolist())
+                output.append((names[row], None, again | named))
+            elif each.decision is Decision.ACT and effect.named is None:
+                originals = np.unique(effect.origin[each.live]).tolist()
+                output.extend((names[row], None, again | by_origin([origin])) for origin in originals)
+            else:
+                command = keys[row].decode()
+                about = self.commands[command]
+                if each.named is not None:
+                    about = [at_origin[(*names[row], origin)] for origin in each.named.tolist()]
+                answers += [(command, name, each.decision, effect.is_move) for name in about]
+                for live in each.live.tolist() if each.decision is Decision.ACT and effect.is_move else ():
+                    name = effect.payload.column("id")[live].as_py()
+                    moved = {"value": effect.payload.column("value")[live].as_py(), "id": name}
+                    output.append((names[row], dues[row], moved | {"origin": int(effect.origin[live]), "rolls": 1}))
+
+    def step(self, what: str) -> None:
+        rig = self.rig
+        match what:
+            case "send":
+                for _ in range(3):
+                    self.send()
+            case "move" | "recall":
+                for _ in range(2):
+                    self.command(Kind.MOVE if what == "move" else Kind.RECALL)
+            case "ingest":
+                rig.ingest()
+            case "ingest some":
+                self.ingest_some()
+            case "deliver" | "abort" | "crash":
+                self.now_ms += self.chance.randrange(0, 800)
+                self.transact(what)
+            case "flush":
+                rig.store.maintenance.flush(self.now_ms)
+            case "load":
+                rig.load(self.now_ms)
+            case "reopen":
+                rig.reopen()
+            case "lose":
+                rig.store.close()
+                shutil.rmtree(rig.directory)
+                rig.open(self.now_ms)
+
+    def settle(self) -> None:
+        """Until nothing is pending."""
+        self.now_ms += 100_000
+        for _ in range(400):
+            self.rig.ingest()
+            while self.rig.load(self.now_ms):
+                pass
+            before = {name: len(log) for name, log in self.rig.log.items()}
+            self.transact("deliver")
+            is_written = before != {name: len(log) for name, log in self.rig.log.items()}
+            if not is_written and self.rig.store.next_wakeup_ms() is None and not self.rig.store.stats().pending:
+                return
+            self.now_ms += 1_000
+        raise AssertionError("no end of it")
+
+    def check(self) -> None:
+        assert not self.false, f"{self.false} are told that nothing is pending"
+        told: dict[str, list[tuple[str, Decision, bool]]] = defaultdict(list)
+        for command, names in self.commands.items():
+            for name in names:
+                found = self.answers[command, name]
+                assert len(found) == 1, f"{command} has {len(found)} answers about {name}"
+                told[name].append((command, *found[0]))
+        for name in self.messages:
+            acted = [(command, is_move) for command, decision, is_move in told[name] if decision is Decision.ACT]
+            recalled = [command for command, is_move in acted if not is_move]
+            assert len(recalled) <= 1, f"{name} was recalled twice"
+            assert len(self.arrived[name]) == (0 if recalled else 1), f"{name} came {self.arrived[name]}: {told[name]}"
+            if any(decision is Decision.LEFT for _, decision, _ in told[name]):
+                assert not recalled, f"{name} is told to have left, and was recalled"
+
+
+@settings(max_examples=EXAMPLES, deadline=None, print_blob=True)
+@given(seed=st.integers(0, 1 << 32), steps=st.lists(st.sampled_from(STEPS), min_size=5, max_size=40))
+def test_answers_are_true_through_crashes(seed: int, steps: list[str]) -> None:
+    """Whatever happens in between, a message comes once unless a recall was answered so, and each command is answered
+    once."""
+    with tempfile.TemporaryDirectory() as folder:
+        site = Site(Path(folder) / "store", random.Random(seed))
+        for step in ("send", *steps):
+            site.step(step)
+        site.settle()
+        site.check()
+        site.rig.store.close()

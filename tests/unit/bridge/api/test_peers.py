@@ -1,0 +1,286 @@
+"""Several instances of the API: any of them answers for all, and says which of them did not answer."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from structlog.testing import capture_logs
+
+from bridge.api import cursor as cursors
+from bridge.api.actions import bulk
+from bridge.api.listener import Listener
+from bridge.api.peers import merge
+from bridge.api.peers.batches import BrokenOffError, batches
+from bridge.commands.api_client import ApiClient
+from bridge.settings.model import Http
+from bridge.telemetry.health import Phase
+from bridge.telemetry.http import Protection
+from bridge.telemetry.metrics import StoreSnapshot
+from dev.harness.waiting import wait_until
+from tests.unit.bridge.api.fakes import NOW_MS, Bridge, Paused, Store, message
+from timerstore.errors import Corrupt
+
+TOKEN = "0123456789abcdef"
+
+
+@contextmanager
+def instances(*bridges: Bridge, gone: Sequence[str] = ()) -> Iterator[list[str]]:
+    """Their base URLs; each knows all, itself and those that are gone too."""
+    urls: list[str] = []
+    with ExitStack() as stack:
+        for i, bridge in enumerate(bridges):
+            listener = Listener(
+                "127.0.0.1", 0, source=bridge, protection=Protection(token=TOKEN), show_payloads=False,
+                is_writable=True, peers=urls, instance=f"i-{i}",
+            )  # fmt: skip
+            urls.append(f"http://127.0.0.1:{stack.enter_context(listener).port}")
+        urls.extend(gone)
+        yield urls
+
+
+def ask(url: str, path: str, body: object = None) -> tuple[int, Any]:
+    headers = {"Authorization": f"Bearer {TOKEN}", "X-Delay-Bridge-Action": "1", "Content-Type": "application/json"}
+    data = None if body is None else json.dumps(body).encode()
+    try:
+        with urlopen(Request(f"{url}/api/v1/{path}", data, headers), timeout=30) as response:
+            return response.status, json.load(response)
+    except HTTPError as error:
+        with error:
+            return error.code, json.load(error)
+
+
+def two() -> tuple[Bridge, Bridge]:
+    """Messages 0, 2, ... of partition 0 are of one, 1, 3, ... of partition 1 of the other."""
+    rows = [message(n, partition=n % 2) for n in range(20)]
+    gauges = StoreSnapshot(pending_total=10, pending_by_topic={"orders": 10}, consumer_lag={("delay", 0): 1})
+    made = [Bridge(Store(*rows[i::2]), gauges=gauges, paused=Paused()) for i in (0, 1)]
+    for i, bridge in enumerate(made):
+        assert bridge.dispatcher is not None
+        bridge.dispatcher.partition = i
+    return made[0], made[1]
+
+
+def test_any_instance_answers_for_all() -> None:
+    """Counts add up, lists are merged in order through all pages, and a message is found wherever it is."""
+    made = two()
+    for each in made:
+        assert each.store is not None
+        each.store.rows[0] = replace(each.store.rows[0], schedule='{"every":"1h"}', tick=1)
+    with instances(*made) as urls:
+        for url in urls:
+            assert [each["offset"] for each in ask(url, "schedules")[1]["schedules"]] == [0, 1]
+            assert ask(url, "count") == (200, {"count": 20, "exact": True})
+            summary = ask(url, "summary")[1]
+            assert (summary["pending"], summary["by_target"], len(summary["partitions"])) == (20, {"orders": 20}, 2)
+            assert "incomplete" not in summary
+            edges = f"timeline?edge={NOW_MS + 5}&edge={NOW_MS + 10}"
+            assert ask(url, edges)[1] == {"before": 5, "counts": [5], "after": 10}
+            assert [each["name"] for each in ask(url, "targets")[1]["targets"]] == ["orders", "well"]
+            found = ask(url, "messages?limit=3")[1]
+            offsets = [each["offset"] for each in found["messages"]]
+            while found["next"] is not None:
+                found = ask(url, f"messages?limit=3&cursor={found['next']}")[1]
+                assert len(found["messages"]) <= 3
+                offsets += [each["offset"] for each in found["messages"]]
+            assert offsets == list(range(20))
+            for n in (4, 5):
+                assert ask(url, f"messages/delay/{n % 2}/{n}")[1]["offset"] == n
+            assert ask(url, "messages/delay/0/99")[0] == 404
+            assert ask(url, "count?limit=x")[0] == 422
+
+
+def test_actions_go_to_the_instance_that_owns_the_partition() -> None:
+    """Once; a pause goes to all."""
+    one, other = two()
+    with instances(one, other) as urls:
+        for n in (2, 3):
+            status, done = ask(urls[0], f"messages/delay/{n % 2}/{n}/cancel", {})
+            assert (status, done["outcome"]) == (200, "cancelled")
+        assert one.dispatcher is not None and other.dispatcher is not None
+        assert [len(each.dispatcher.sent) for each in (one, other) if each.dispatcher] == [1, 1]
+        assert ask(urls[0], "messages/delay/7/3/cancel", {})[0] == 404
+        assert ask(urls[1], "messages/delay/1/3/move", {})[0] == 400
+        assert ask(urls[1], "targets/orders/pause", {}) == (200, {"name": "orders", "paused": True, "changed": True})
+        assert one.paused.names() == other.paused.names() == {"orders"}
+
+
+def test_an_instance_that_does_not_answer_is_named() -> None:
+    """By its URL; one that cannot tell yet counts as one; what may be with it is not said to be absent."""
+    one, other = two()
+    gone = "http://127.0.0.1:9"
+    with instances(one, other, gone=[gone]) as urls:
+        assert ask(urls[0], "count") == (200, {"count": 20, "exact": True, "incomplete": [gone]})
+        assert ask(urls[0], "targets/orders/resume", {})[1]["incomplete"] == [gone]
+        assert ask(urls[0], "messages/delay/1/3")[0] == 200
+        status, problem = ask(urls[0], "messages/delay/0/99")
+        assert (status, problem["incomplete"]) == (503, [gone])
+        other.store, other.where = None, Phase(name="catching-up")
+        assert ask(urls[0], "count")[1] == {"count": 10, "exact": True, "incomplete": [urls[1], gone]}
+        assert ask(urls[1], "count")[1] == {"count": 10, "exact": True, "incomplete": ["this instance", gone]}
+        one.store = None
+        assert ask(urls[1], "count")[0] == 503
+
+
+def client_of(url: str) -> ApiClient:
+    client = ApiClient(Http(), url, 30.0)
+    client._headers["Authorization"] = f"Bearer {TOKEN}"
+    return client
+
+
+def act(url: str, path: str, body: object) -> list[dict[str, Any]]:
+    """The lines of a bulk action."""
+    return list(client_of(url).lines(path, {"all": True, **body} if isinstance(body, dict) else {}))
+
+
+def test_any_instance_acts_for_all() -> None:
+    """Once on each message, though an instance is in its own list; a dry run counts them all."""
+    one, other = two()
+    with instances(one, other) as urls:
+        for dry_run in (True, "true"):
+            found = ask(urls[1], "messages/cancel", {"target": "orders", "dry_run": dry_run})
+            assert found == (200, {"count": 20, "exact": True})
+        assert ask(urls[0], "messages/cancel", {"dry_run": True})[0] == 400
+        assert ask(urls[0], "messages/cancel", {"dry_run": 7})[0] == 422
+        last = act(urls[1], "messages/move", {"after": "1h", "due_from": NOW_MS})[-1]
+        assert (last["done"], last["outcomes"], last["complete"]) == (20, {"moved": 20}, True)
+        assert (last["error"], last["cursor"], last.get("incomplete")) == (None, None, None)
+        for i, each in enumerate((one, other)):
+            assert each.dispatcher is not None
+            assert [(order.source[1], order.origins) for order in each.dispatcher.sent] == [(i, tuple(range(i, 20, 2)))]
+            assert {order.due_ms for order in each.dispatcher.sent} == {NOW_MS + 3_600_000}
+        assert act(urls[0], "messages/cancel", {})[-1]["outcomes"] == {"cancelled": 20}
+
+
+def test_a_bulk_action_says_who_did_not_act_and_goes_on_behind_what_all_have_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those that are away, that cannot act yet, and one that breaks off: the cursor is the one of whoever is behind."""
+    monkeypatch.setattr(bulk, "PAGE_S", 0.1)
+    monkeypatch.setattr(bulk, "PAGE_ROWS", 4)
+    one, other = two()
+    assert other.dispatcher is not None
+    gone = "http://127.0.0.1:9"
+    with instances(one, other, gone=[gone]) as urls:
+        last = act(urls[0], "messages/move", {"after": "1h"})[-1]
+        assert (last["done"], last["complete"], last["cursor"], last["incomplete"]) == (20, False, None, [gone])
+        assert gone in last["error"]
+        other.dispatcher.silent = {11}
+        urls.remove(gone)
+    with instances(one, other) as urls:
+        last = act(urls[0], "messages/cancel", {})[-1]
+        assert (last["done"], last["complete"], "incomplete" in last) == (14, False, False)
+        assert last["error"].startswith(f"{urls[1]}: no answers within")
+        assert cursors.read(last["cursor"])[1:3] == ("delay", 1)
+        other.dispatcher.silent = set()
+        again = act(urls[0], "messages/cancel", {"cursor": last["cursor"]})[-1]
+        assert (again["outcomes"], again["complete"]) == ({"cancelled": 4}, True)
+        one.store, one.where = None, Phase(name="catching-up")
+        last = act(urls[0], "messages/cancel", {"state": ["cancelled"]})[-1]
+        assert (last["outcomes"], last["incomplete"]) == ({"not-pending": 10}, ["this instance"])
+        assert ask(urls[0], "messages/cancel", {"all": True, "dry_run": True})[1]["incomplete"] == ["this instance"]
+
+
+def test_a_bulk_action_ends_everywhere_when_its_client_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others end with their next page, and the log says so; what they had sent by then is done."""
+    monkeypatch.setattr(bulk, "PAGE_ROWS", 1)
+    made = two()
+    for i, each in enumerate(made):
+        assert each.store is not None
+        each.store.rows = [message(n, partition=i) for n in range(3_000)]
+    with capture_logs() as logs, instances(*made) as urls:
+        with client_of(urls[0]).opened("messages/cancel", body={"all": True}) as response:
+            assert json.loads(response.readline())["done"] > 0
+        wait_until(lambda: len(logs) == 2, 20, lambda: str(logs))
+    assert [each["outcome"] for each in logs] == ["broken off"] * 2
+    assert all(0 < len(each.dispatcher.sent) < 3_000 for each in made if each.dispatcher)
+
+
+def test_an_export_has_the_messages_of_all() -> None:
+    """From whichever instance; who did not answer is told behind the last row."""
+    one, other = two()
+
+    def exported(url: str) -> tuple[list[tuple[int, int]], list[str]]:
+        request = Request(f"{url}/api/v1/export?target=orders", headers={"Authorization": f"Bearer {TOKEN}"})
+        rows, stream, silent = [], None, []
+        with urlopen(request, timeout=30) as response:
+            stream = batches(response)
+            while True:
+                try:
+                    rows += [(row["partition"], row["offset"]) for row in next(stream).to_pylist()]
+                except StopIteration as end:
+                    silent = end.value
+                    return sorted(rows), silent
+
+    everything = sorted((n % 2, n) for n in range(20))
+    with instances(one, other) as urls:
+        assert exported(urls[0]) == exported(urls[1]) == (everything, [])
+        one.store = None
+        assert exported(urls[0]) == ([each for each in everything if each[0]], ["this instance"])
+        assert exported(urls[1]) == ([each for each in everything if each[0]], [urls[0]])
+        other.store = None
+        assert ask(urls[0], "export")[0] == 503
+
+
+def test_an_export_breaks_off_with_an_instance_that_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And does not seem to be whole; all are closed."""
+    one, other = two()
+    assert other.store is not None
+    closed = []
+
+    class Damaged:
+        def __next__(self) -> Any:
+            raise Corrupt("checksum", path="x")
+
+        def close(self) -> None:
+            closed.append(True)
+
+    monkeypatch.setattr(other.store, "export", lambda *_, **__: Damaged())
+    with instances(one, other) as urls:
+        request = Request(f"{urls[0]}/api/v1/export", headers={"Authorization": f"Bearer {TOKEN}"})
+        with urlopen(request, timeout=30) as response, pytest.raises(BrokenOffError):
+            list(batches(response))
+    assert closed
+
+
+@given(st.integers(1, 40), st.integers(1, 4), st.integers(1, 7), st.integers(0, 2**32))
+def test_merged_pages_have_each_message_once_in_order(rows: int, count: int, limit: int, seed: int) -> None:
+    """However the messages are dealt out, and also where an instance gives fewer than it was asked for."""
+    chance = random.Random(seed)
+    messages = [{"at": chance.randrange(5), "topic": "t", "partition": n % count, "offset": n} for n in range(rows)]
+
+    def key(each: dict[str, Any]) -> tuple[int, str, int, int]:
+        return each["at"], each["topic"], each["partition"], each["offset"]
+
+    def page(instance: int, after: Any) -> dict[str, Any]:
+        mine = sorted((each for each in messages if each["partition"] == instance), key=key)
+        left = [each for each in mine if after is None or key(each) > after]
+        size = chance.randint(1, limit)
+        shown = left[:size]
+        return {"messages": shown, "next": cursors.encode(key(shown[-1])) if len(left) > size else None}
+
+    found: list[dict[str, Any]] = []
+    after, is_last = None, False
+    while not is_last:
+        merged = merge.messages([page(instance, after) for instance in range(count)], limit)
+        assert len(merged["messages"]) <= limit
+        found += merged["messages"]
+        is_last = merged["next"] is None
+        after = None if is_last else cursors.decode(merged["next"])
+    assert found == sorted(messages, key=key)
+
+
+@pytest.mark.parametrize("body", [{"messages": [{}], "next": None}, {"messages": 1, "next": None}, {"next": "x"}, {}])
+def test_an_instance_of_another_version_is_no_bug_of_this_one(body: dict[str, Any]) -> None:
+    """What cannot be merged is an error that the fan-out answers with 503."""
+    with pytest.raises((KeyError, TypeError, ValueError)):
+        merge.messages([{"messages": [], "next": None}, body, {"messages": [{}], "next": None}], 10)

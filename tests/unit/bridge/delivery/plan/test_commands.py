@@ -1,0 +1,225 @@
+"""What commands among due rows write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from bridge.delivery.plan.backoff import RetryPolicy
+from bridge.delivery.plan.fates import Findings, Unplannable
+from bridge.delivery.plan.planner import NOTHING, Plan, Planner
+from bridge.delivery.targets.cache import Targets
+from bridge.delivery.targets.target import Target
+from bridge.wire import headers as h
+from bridge.wire.answers import Outcome
+from bridge.wire.schedule import packed
+from tests.entries import rows_of, timer
+from tests.unit.bridge.delivery.plan.test_ticks import FAILS, MINUTE, NOW, SOURCES, WELL, Known
+from timerstore.cancels.cancels import NO_ORIGIN
+from timerstore.cancels.commands import Decided, Decision, Effect
+from timerstore.operations.transaction import Transaction
+from timerstore.rows.entry import Kind
+from timerstore.rows.position import AT_MIN, Positions
+
+
+class Loan:
+    """A transaction in which every command acts on some rows."""
+
+    def __init__(self, *rows: dict[str, Any]) -> None:
+        self._rows = rows_of([(each["at"], 0, each["offset"], each) for each in rows])
+
+    def decide(self, commands: Sequence[int], _now_ms: int) -> list[Decided]:
+        rows, payload = self._rows, self._rows.payload
+        origin = payload.column("origin").to_numpy()
+        positions = Positions(rows.at, rows.offset)
+        effects = [
+            Effect(
+                seq=int(seq),
+                is_move=True,
+                rows=positions,
+                origin=origin,
+                payload=payload,
+                named=np.array([7]),
+                key=None,
+                is_copied=np.zeros(1, np.bool_),
+            )
+            for seq in commands
+        ]
+        return [
+            Decided(effect=each, decision=Decision.ACT, live=np.arange(len(rows)), named=np.array([7]))
+            for each in effects
+        ]
+
+    def copied(self, *_: object) -> None:
+        """Of no interest."""
+
+
+class Several(Loan):
+    """A transaction in which a command that names several originals comes to this, of each."""
+
+    def __init__(self, *rows: dict[str, Any], decisions: dict[int, Decision]) -> None:
+        super().__init__(*rows)
+        self._decisions = decisions
+
+    def decide(self, commands: Sequence[int], _now_ms: int) -> list[Decided]:
+        rows, payload, named = self._rows, self._rows.payload, np.array(sorted(self._decisions))
+        origin, positions = payload.column("origin").to_numpy(), Positions(rows.at, rows.offset)
+        effect = Effect(
+            seq=int(commands[0]),
+            is_move=True,
+            rows=positions,
+            origin=origin,
+            payload=payload,
+            named=named,
+            key=None,
+            is_copied=np.zeros(len(named), np.bool_),
+        )
+        return [
+            Decided(
+                effect=effect,
+                decision=decision,
+                live=np.arange(len(rows) if decision is Decision.ACT else 0),
+                named=named[[self._decisions[each] is decision for each in named.tolist()]],
+            )
+            for decision in dict.fromkeys(self._decisions.values())
+        ]
+
+
+def planned(
+    due: int,
+    *rows: dict[str, Any],
+    bytes_max: int = 1_000_000,
+    loan: Callable[..., Loan] = Loan,
+    names: str = "delay/0/7",
+    letters: Target = WELL,
+    findings: Findings = NOTHING,
+) -> Plan:
+    """A move of these rows, that was written a second ago; the delay topic takes records of so many bytes."""
+    named: h.Headers = [(h.MOVE_ORIGIN, names.encode()), (h.UNTIL, str(due).encode())]
+    move = {**timer("delay", 0, 20, due, None, kind=int(Kind.MOVE), headers=named), "ts": NOW - 1_000}
+    move["origin"] = 7 if names.startswith("delay/0/") else NO_ORIGIN
+    planner = Planner(
+        targets=cast("Targets", Known({"delay": Target(partitions=1, bytes_max=bytes_max), "delay.dlt": letters})),
+        permitted=lambda _: True,
+        default_targets={"delay": None},
+        dead_letter_topics={"delay": "delay.dlt"},
+        retry=RetryPolicy(),
+    )
+    planner.begin()
+    taken, found = rows_of([(AT_MIN, 0, 20, move)]), cast("Transaction", loan(*rows))
+    return planner.plan(taken, SOURCES, NOW, findings, found)
+
+
+def moved(due: int, *rows: dict[str, Any]) -> list[str]:
+    """When the rows are due after the move."""
+    plan = planned(due, *rows)
+    copies = [dict(headers) for batch in plan.batches() for headers in batch.all_headers()]
+    return [copy[h.COPY_DUE] if isinstance(copy[h.COPY_DUE], str) else copy[h.COPY_DUE].decode() for copy in copies]
+
+
+@pytest.mark.parametrize(
+    ("more", "due", "expected"),
+    [
+        ({}, NOW - 60 * MINUTE, NOW - 60 * MINUTE),
+        ({"schedule": packed({h.EVERY: "1s"}, is_start_given=False), "tick": 3}, NOW - 60 * MINUTE, NOW - 1_000),
+        ({"schedule": packed({h.EVERY: "1s"}, is_start_given=False), "tick": 3}, NOW + MINUTE, NOW + MINUTE),
+    ],
+)
+def test_a_tick_is_moved_no_further_back_than_to_the_move(more: dict[str, Any], due: int, expected: int) -> None:
+    """Else ten years of ticks would have been missed, and `delay-missed: all` delivers them all."""
+    row = {**timer("delay", 0, 9, NOW + 5 * MINUTE, "orders", **more), "origin": 7}
+    assert moved(due, row) == [str(expected)]
+
+
+def test_what_cannot_be_copied_is_not_moved() -> None:
+    """It becomes a dead letter, and the answer does not count it."""
+    small = {**timer("delay", 0, 8, NOW + MINUTE, "orders"), "origin": 7}
+    large = {**timer("delay", 0, 9, NOW + MINUTE, "orders", value=b"v" * 2_000), "origin": 7}
+    both = planned(NOW + 2 * MINUTE, small, large, bytes_max=1_500)
+    assert {batch.topic: len(batch) for batch in both.batches()} == {"delay": 1, "delay.dlt": 1}
+    assert [(answer.outcome, answer.count) for answer in both.answers] == [(Outcome.MOVED, 1)]
+    none = planned(NOW + 2 * MINUTE, large, bytes_max=1_500)
+    assert [(answer.outcome, answer.count) for answer in none.answers] == [(Outcome.UNKNOWN, 1)]
+
+
+def test_where_a_move_needs_a_dead_letter_and_those_fail_its_source_waits() -> None:
+    """Else each transaction would begin with it, and abort. What its topic has refused for its size is cut."""
+    large = {**timer("delay", 0, 9, NOW + MINUTE, "orders", value=b"v" * 2_000), "origin": 7}
+    for trouble in (FAILS, Target(partitions=2, bytes_max=None, down={1: "has no leader"})):
+        with pytest.raises(Unplannable) as raised:
+            planned(NOW, large, bytes_max=1_500, letters=trouble)
+        (waits,) = raised.value.unwritable.values()
+        assert waits.places == {("delay.dlt", -1)}
+        assert planned(NOW, {**large, "value": b""}, bytes_max=1_500, letters=trouble).answers
+    plan = planned(NOW, large, bytes_max=1_500, findings=Findings(no_letter={20}, cut={20}))
+    assert [(len(batch), batch.values) for batch in plan.batches() if batch.topic == "delay.dlt"] == [(1, [None])]
+
+
+@pytest.mark.parametrize("decision", [each for each in Decision if each not in (Decision.AGAIN, Decision.TOO_MANY)])
+def test_answers_about_several_messages_add_up(decision: Decision) -> None:
+    """Also where the last of them has an answer of its own, of a command that was written again for it alone."""
+    several = {7: Decision.ACT, 8: Decision.NOTHING, 9: Decision.AGAIN, 10: Decision.LEFT, 11: Decision.LEFT}
+    rows = [{**timer("delay", 0, 7, NOW + MINUTE, "orders"), "origin": 7}]
+    plan = planned(
+        NOW + 2 * MINUTE, *rows, loan=lambda *found: Several(*found, decisions=several), names="delay/0/7,8,9,10,11"
+    )
+    assert {answer.outcome: [origin[2] for origin in answer.origins] for answer in plan.answers} == {
+        Outcome.MOVED: [7],
+        Outcome.NOT_PENDING: [8],
+        Outcome.DELIVERED: [10, 11],
+    }
+    written = [dict(headers) for batch in plan.batches() for headers in batch.all_headers()]
+    assert [each[h.MOVE_ORIGIN] for each in written if h.MOVE_ORIGIN in each] == [b"delay/0/9"]
+    rows = [{**timer("delay", 0, 12, NOW + MINUTE, "orders"), "origin": 9}] if decision is Decision.ACT else []
+    last = planned(NOW, *rows, loan=lambda *found: Several(*found, decisions={9: decision}), names="delay/0/9")
+    assert sum(answer.count for answer in (*plan.answers, *last.answers)) == len(several)
+
+
+def test_a_resume_of_several_says_what_came_of_each() -> None:
+    """Of four: a schedule that is over, and is ended behind its copies; a message that does not recur, and stays
+    as it is; one that goes on; one whose copy does not fit, a dead letter."""
+    ended, going = (packed({h.EVERY: "1s", **more}, is_start_given=False) for more in ({h.END: str(NOW - MINUTE)}, {}))
+    rows = [
+        {**timer("delay", 0, 7, h.NEVER_MS, "orders", schedule=ended, tick=3), "origin": 1},
+        {**timer("delay", 0, 11, h.NEVER_MS, "orders", schedule=going, tick=3), "origin": 1},
+        {**timer("delay", 0, 8, NOW + MINUTE, "orders"), "origin": 2},
+        {**timer("delay", 0, 9, h.NEVER_MS, "orders", schedule=going, tick=3), "origin": 3},
+        {**timer("delay", 0, 10, h.NEVER_MS, "orders", schedule=going, tick=3, value=b"v" * 2_000), "origin": 4},
+    ]
+    decisions = dict.fromkeys((1, 2, 3, 4), Decision.ACT)
+    plan = planned(
+        h.NEXT_MS,
+        *rows,
+        bytes_max=1_500,
+        loan=lambda *found: Several(*found, decisions=decisions),
+        names="delay/0/1,2,3,4",
+    )
+    assert {answer.outcome: [origin[2] for origin in answer.origins] for answer in plan.answers} == {
+        Outcome.MOVED: [3],
+        Outcome.NOT_PENDING: [2],
+        Outcome.UNKNOWN: [4],
+    }
+    assert [answer.count for answer in plan.answers] == [1, 1, 1]
+    written = [(batch.topic, dict(headers)) for batch in plan.batches() for headers in batch.all_headers()]
+    copies, last = [each for topic, each in written if topic == "delay" and h.COPY_ORIGIN in each], written[4]
+    assert [(int(each[h.COPY_ORIGIN] or 0), int(each[h.COPY_DUE] or 0)) for each in copies] == [
+        (1, h.NEVER_MS),
+        (1, NOW),
+        (2, NOW + MINUTE),
+        (3, NOW),
+    ]
+    assert last[0] == "delay" and last[1][h.CANCEL_ORIGIN] == b"delay/0/1"
+    assert [topic for topic, _ in written] == ["delay"] * 5 + ["delay.dlt"]
+
+
+@pytest.mark.parametrize(("place", "outcome"), [("away/0", Outcome.FORBIDDEN), ("delay/5", Outcome.NOT_PENDING)])
+@pytest.mark.parametrize("offsets", [[7], [7, 8, 12]])
+def test_messages_that_are_nowhere_are_counted_too(place: str, outcome: Outcome, offsets: list[int]) -> None:
+    """In a topic that is none of ours, or a partition that there is not."""
+    names = f"{place}/{','.join(map(str, offsets))}"
+    (answer,) = planned(NOW, loan=lambda *found: Several(*found, decisions={}), names=names).answers
+    assert (answer.outcome, answer.count) == (outcome, len(offsets))
+    assert [offset for *_, offset in answer.origins] == offsets

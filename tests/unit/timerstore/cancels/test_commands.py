@@ -1,0 +1,412 @@
+"""timerstore.cancels.commands: what moves and recalls come to in corners. (The rest is tried by tests/model.)"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from dev.harness.waiting import wait_until
+from tests.unit.timerstore.entries import Record, entries
+from tests.unit.timerstore.rig import BILLS, NOW_MS, ORDERS, Rig
+from timerstore.cancels import commands
+from timerstore.cancels.cancels import SEVERAL
+from timerstore.cancels.commands import Decision, Effect, _Found
+from timerstore.cancels.digests import Digests
+from timerstore.clock import SystemClock
+from timerstore.operations import transaction as operations_transaction
+from timerstore.operations.find import PENDING, PendingState, Query
+from timerstore.operations.transaction import Rows, Transaction
+from timerstore.rows.entry import PAYLOAD, Kind
+from timerstore.rows.position import Bools, Int64s, pack
+from timerstore.rows.sources import SourceName
+
+SOON_MS, FAR_MS = NOW_MS + 1_000, NOW_MS + 100_000
+FEW = 10
+
+
+@pytest.fixture
+def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rig:
+    monkeypatch.setattr(commands, "ROWS_MAX", FEW)
+    rig = Rig(tmp_path / "store", sources=[ORDERS, BILLS])
+    rig.load()
+    return rig
+
+
+def write(rig: Rig, due_ms: int | None, source: SourceName = ORDERS, **more: Any) -> Record:
+    log = rig.log[source]
+    log.append(replace(Record(*source, len(log), due_ms), **more))
+    return log[-1]
+
+
+def seqs(rows: Rows) -> Int64s:
+    return pack(rows.source.astype(np.int64), rows.offset)
+
+
+def take(rig: Rig, now_ms: int = NOW_MS, limit: int = 10) -> tuple[Transaction, Rows]:
+    transaction = rig.store.begin()
+    return transaction, transaction.take(now_ms, limit)
+
+
+def several(*offsets: int) -> dict[str, Any]:
+    """What a command that names several originals has in its columns."""
+    return {"origin": SEVERAL, "value": ",".join(map(str, offsets)).encode()}
+
+
+def decide(rig: Rig, now_ms: int = NOW_MS) -> Decision:
+    """What the one command that was written comes to."""
+    rig.ingest()
+    transaction, rows = take(rig, now_ms)
+    (decided,) = transaction.decide(seqs(rows), now_ms)
+    rig.commit(transaction, [rows])
+    return decided.decision
+
+
+def roll(rig: Rig, meanwhile: Callable[[], None] = lambda: None) -> None:
+    """The message at offset 0 leaves as a copy; `meanwhile` happens between the commit and its being known."""
+    transaction, rows = take(rig)
+    transaction.copied(seqs(rows), rows.payload.column("origin").to_numpy(), rows.payload.column("id"))
+    write(rig, NOW_MS + 5, id="m", origin=0, rolls=1)
+    meanwhile()
+    rig.commit(transaction, [rows])
+
+
+@pytest.mark.parametrize("named", [{"origin": 0}, {"id": "m"}])
+def test_a_copy_that_is_read_before_its_commit_is_known_is_in_transit_no_more(rig: Rig, named: dict[str, Any]) -> None:
+    """Else commands for its message would be written again and again, for ever."""
+    write(rig, NOW_MS - 10, id="m")
+    rig.ingest()
+    roll(rig, rig.ingest)  # type: ignore[arg-type]
+    assert not len(rig.store.state.commands.in_transit)
+    assert [row.rolls for row in rig.deliver(NOW_MS + 10)] == [1]
+    write(rig, None, command=Kind.RECALL, **named)
+    assert decide(rig, NOW_MS + 20) is Decision.NOTHING
+
+
+def test_a_command_that_is_read_before_such_a_copy_is_written_again(rig: Rig) -> None:
+    write(rig, NOW_MS - 10, id="m")
+    rig.ingest()
+    write(rig, None, command=Kind.RECALL, origin=0)
+    roll(rig, rig.ingest)  # type: ignore[arg-type]
+    assert decide(rig) is Decision.AGAIN
+    write(rig, None, command=Kind.RECALL, origin=0)
+    assert decide(rig) is Decision.ACT
+
+
+@pytest.mark.parametrize("named", [{"origin": 0}, {"id": "m"}])
+def test_a_copy_that_is_not_read_yet_is_in_transit(rig: Rig, named: dict[str, Any]) -> None:
+    """The command is in front of the copy, and is read after the commit that wrote it, without it."""
+    write(rig, NOW_MS - 10, id="m")
+    rig.ingest()
+    write(rig, None, command=Kind.RECALL, **named)
+    roll(rig)
+    rig.store.append(entries(rig.log[ORDERS][1:2]), {ORDERS: 2}, NOW_MS)
+    transaction, rows = take(rig)
+    (decided,) = transaction.decide(seqs(rows), NOW_MS)
+    assert decided.decision is Decision.AGAIN
+
+
+@pytest.mark.parametrize("named", [{"origin": 0}, {"id": "m"}])
+def test_after_a_restart_a_copy_may_be_unread(rig: Rig, named: dict[str, Any]) -> None:
+    """What an earlier process wrote behind the command is in transit as well."""
+    write(rig, NOW_MS - 10, id="m")
+    rig.ingest()
+    write(rig, None, command=Kind.RECALL, **named)
+    roll(rig)
+    rig.reopen()
+    begin = rig.store.next_offsets()[ORDERS]
+    rig.store.append(entries(rig.log[ORDERS][begin:2]), {ORDERS: 2, BILLS: 0}, NOW_MS)
+    transaction, rows = take(rig)
+    (decided,) = transaction.decide(seqs(rows), NOW_MS)
+    assert decided.decision is Decision.AGAIN
+
+
+def test_a_command_by_origin_has_no_limit(rig: Rig) -> None:
+    """As it is read again it covers all rows of its message, so it must act on all: ticks that are tried again."""
+    write(rig, NOW_MS - 10)
+    rig.ingest()
+    rig.deliver()
+    for _ in range(FEW + 1):
+        write(rig, SOON_MS, origin=0, rolls=1)
+    write(rig, None, command=Kind.RECALL, origin=0)
+    assert decide(rig) is Decision.ACT
+    assert rig.store.stats().pending == 0
+    rig.store.close()
+    shutil.rmtree(rig.directory)
+    rig.open()
+    rig.ingest()
+    assert rig.store.stats().pending == 0
+
+
+@pytest.mark.parametrize("is_flushed", [False, True])
+@pytest.mark.parametrize(("small", "names"), [(0, 1), (2 * commands.FIRST_READ, 1), (2 * commands.FIRST_READ, 20)])
+def test_moves_wait_until_there_is_room_for_their_messages(
+    rig: Rig, small: int, names: int, *, is_flushed: bool
+) -> None:
+    """What they copy is held in memory until they are decided: a batch with more is taken in piece by piece, also where
+    those that it begins with are `small`."""
+    count, large = 10 * commands.FIRST_READ, b"x" * 1_000
+    rig.store.state.limits = replace(rig.store.state.limits, overtaken_bytes=100 * len(large))
+    for i in range(count):
+        write(rig, FAR_MS, (ORDERS, BILLS)[i % 2], value=b"" if i < small else large)
+    rig.ingest()
+    if is_flushed:
+        rig.deliver()
+        rig.store.maintenance.flush(NOW_MS)
+    for begin in range(0, count // 2, names):
+        for source in (ORDERS, BILLS):
+            named = {"origin": begin} if names == 1 else several(*range(begin, begin + names))
+            write(rig, None, source, command=Kind.MOVE, moved_ms=FAR_MS + 1, **named)
+    reader = threading.Thread(target=rig.ingest)
+    reader.start()
+    decided: list[Decision] = []
+    state = rig.store.state
+    while len(decided) < count // names:
+        wait_until(lambda: len(state.commands.effects), 20, "moves")
+        assert state.commands.bytes < 150 * len(large)
+        transaction, rows = take(rig, limit=count)
+        decided += [each.decision for each in transaction.decide(seqs(rows), NOW_MS)]
+        rig.commit(transaction, [rows])
+    reader.join()
+    assert decided == [Decision.ACT] * (count // names)
+    assert state.commands.bytes == 0
+    assert rig.store.next_offsets() == dict.fromkeys((ORDERS, BILLS), count // 2 + count // 2 // names)
+
+
+@pytest.mark.parametrize("is_flushed", [False, True])
+@pytest.mark.parametrize("how", ["replaced", "moved"])
+def test_what_is_cancelled_or_moved_already_is_none_of_too_many(rig: Rig, how: str, *, is_flushed: bool) -> None:
+    for i in range(FEW + 2):
+        write(rig, FAR_MS, id="m", **({"replace": True} if how == "replaced" or i == 0 else {"origin": 0, "rolls": 1}))
+        rig.ingest()
+        if how == "moved" and i <= FEW:
+            write(rig, None, command=Kind.MOVE, origin=0, moved_ms=FAR_MS)
+            assert decide(rig) is Decision.ACT
+    if is_flushed:
+        rig.deliver()
+        rig.store.maintenance.flush(NOW_MS)
+    write(rig, None, command=Kind.RECALL, id="m")
+    assert decide(rig) is Decision.ACT
+
+
+@pytest.mark.parametrize("command", [Kind.RECALL, Kind.MOVE])
+@pytest.mark.parametrize("also", [None, 0])
+def test_an_offset_that_no_record_can_have_names_nothing_of_another_source(
+    rig: Rig, command: Kind, also: int | None
+) -> None:
+    """Neither when it is decided, nor when it is read again; alone or beside another one."""
+    first, second = sorted((ORDERS, BILLS), key=lambda name: rig.store.sources.index(*name))
+    for _ in range(2):
+        write(rig, SOON_MS, source=second)
+    write(rig, None, source=first)
+    rig.ingest()
+    rig.deliver()
+    named: dict[str, Any] = {"origin": 1 << 48} if also is None else several(also, (1 << 48) + 1, 1 << 48)
+    write(rig, None, source=first, command=command, **named, moved_ms=NOW_MS)
+    assert decide(rig) is Decision.NOTHING
+    for is_lost in (False, True):
+        rig.store.close()
+        if is_lost:
+            shutil.rmtree(rig.directory)
+        rig.open()
+        rig.store.append(entries(rig.log[second]), {second: 2}, NOW_MS)
+        rig.ingest()
+        assert rig.store.stats().pending == 2
+
+
+@pytest.mark.parametrize("is_flushed", [False, True])
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_what_was_recalled_is_found_as_cancelled_and_what_was_moved_as_its_copy(
+    rig: Rig, *, is_flushed: bool, is_lost: bool
+) -> None:
+    """Until it is passed over; also by a process that has read the commands as finished."""
+    for _ in range(4):
+        write(rig, FAR_MS)
+    rig.ingest()
+    if is_flushed:
+        rig.store.maintenance.flush(NOW_MS)
+    write(rig, None, command=Kind.RECALL, **several(0, 3))
+    write(rig, None, command=Kind.MOVE, origin=1, moved_ms=FAR_MS + 1)
+    rig.ingest()
+    transaction, rows = take(rig)
+    assert [each.decision for each in transaction.decide(seqs(rows), NOW_MS)] == [Decision.ACT, Decision.ACT]
+    write(rig, FAR_MS + 1, origin=1, rolls=1)
+    rig.commit(transaction, [rows])
+    if is_lost:
+        rig.store.close()
+        shutil.rmtree(rig.directory)
+        rig.open(NOW_MS)
+    rig.ingest()
+
+    def found(*states: PendingState) -> list[int]:
+        return [row.offset for row in rig.store.find(Query(states=frozenset(states)), NOW_MS).rows]
+
+    assert found(PendingState.CANCELLED) == [0, 3]
+    assert found(*PENDING) == [2, 6]
+    assert rig.store.stats().pending == 2
+    while rig.load(FAR_MS + 1):
+        pass
+    assert [row.offset for row in rig.deliver(FAR_MS + 1)] == [2, 6]
+    assert found(PendingState.CANCELLED) == []
+
+
+def test_each_message_that_a_command_names_has_a_decision(rig: Rig) -> None:
+    """One pending, one delivered, one that was never there, one in transit, and one of the future; only what may be
+    in transit is decided again."""
+    write(rig, NOW_MS - 10, id="m")
+    write(rig, NOW_MS - 5)
+    write(rig, FAR_MS)
+    rig.ingest()
+    write(rig, None, command=Kind.RECALL, **several(1, 0, 2, 2, 3, 99, 999_999_999_999_999))
+    transaction, rows = take(rig, limit=1)
+    transaction.copied(seqs(rows), rows.payload.column("origin").to_numpy(), rows.payload.column("id"))
+    write(rig, NOW_MS + 5, id="m", origin=0, rolls=1)
+    rig.store.append(entries(rig.log[ORDERS][3:4]), {ORDERS: 4}, NOW_MS)
+    rig.commit(transaction, [rows])
+    transaction, rows = take(rig)
+    decided = {each.decision: each for each in transaction.decide(seqs(rows), NOW_MS)}
+    named = {decision: [] if each.named is None else each.named.tolist() for decision, each in decided.items()}
+    assert named == {
+        Decision.ACT: [2],
+        Decision.AGAIN: [0],
+        Decision.LEFT: [1],
+        Decision.NOTHING: [3, 99, 999_999_999_999_999],
+    }
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+@pytest.mark.parametrize("is_taken", [False, True])
+def test_what_a_command_acts_on_is_counted_out_once(rig: Rig, end: str, *, is_taken: bool) -> None:
+    """Also where a cancel of it is read before the commit is known, and whether or not its time has come by then."""
+    for _ in range(3):
+        write(rig, SOON_MS)
+    write(rig, None, command=Kind.RECALL, **several(0, 1))
+    rig.ingest()
+    transaction, rows = take(rig)
+    (decided,) = transaction.decide(seqs(rows), NOW_MS)
+    assert decided.decision is Decision.ACT
+    if is_taken:
+        assert transaction.take(SOON_MS, 10).offset.tolist() == [2]
+    write(rig, None, cancels=True, origin=0)
+    rig.ingest()
+    if end == "rollback":
+        transaction.rollback()
+        assert (rig.store.stats().pending, rig.store.state.cancels.cancelled) == (2, 1)
+        transaction, rows = take(rig)
+        transaction.decide(seqs(rows), NOW_MS)
+    rig.commit(transaction, [rows])
+    assert rig.store.state.cancels.cancelled == 2
+    assert rig.store.stats().pending == (0 if is_taken and end == "commit" else 1)
+
+
+def test_what_one_command_names_is_found_among_those_of_many(tmp_path: Path) -> None:
+    """In no more time than a few look-ups take: a batch may have thousands, which name a hundred each."""
+    rig, count, clock = Rig(tmp_path / "store"), 400_000, SystemClock()
+    offsets = np.random.default_rng(1).permutation(count) * 1_000  # sparse, and in no order
+    nulls = [pa.nulls(count, field.type) for field in PAYLOAD]
+    ordered, spans = np.sort(offsets), {int(each) * 1_000: (each, each + 1) for each in range(count)}
+    found = _Found(ordered, ordered, pa.RecordBatch.from_arrays(nulls, schema=PAYLOAD), 1.0, spans)
+    in_transit = rig.store.state.commands.in_transit
+    in_transit.add(offsets, Digests(np.zeros(count, np.uint64), np.zeros(count, np.uint64)))
+    begin_s, named = clock.monotonic_s(), ordered[:100]
+    for _ in range(100):
+        rows, payload = found.rows_of([*named.tolist(), 0, 5], 50_000)
+        assert rows.offset.tolist() == named[:50].tolist() and len(payload) == 50
+        effect = Effect(
+            seq=1 << 47,
+            is_move=False,
+            rows=rows,
+            origin=rows.offset,
+            payload=payload,
+            named=named,
+            key=None,
+            is_copied=np.zeros(len(named), np.bool_),
+        )
+        assert in_transit.has(effect).all()
+    assert clock.monotonic_s() - begin_s < 10.0
+    in_transit.remove(named[:1])
+    assert in_transit.has(effect).tolist() == [False] + [True] * 99
+    rig.store.close()
+
+
+@pytest.mark.parametrize("named", [{"origin": 1 << 48}, several(0, (1 << 48) + 1, 1 << 48)])
+def test_a_cancel_of_such_an_offset_leaves_another_source_alone(rig: Rig, named: dict[str, Any]) -> None:
+    first, second = sorted((ORDERS, BILLS), key=lambda name: rig.store.sources.index(*name))
+    for source in (second, second, first):
+        write(rig, SOON_MS, source=source)
+    rig.ingest()
+    write(rig, None, source=first, cancels=True, **named)
+    rig.ingest()
+    assert rig.store.stats().pending == (2 if "value" in named else 3)
+
+
+def test_a_cancel_covers_each_of_several_messages(rig: Rig) -> None:
+    """At once, and when the index is made again; not those that come after it."""
+    for _ in range(4):
+        write(rig, SOON_MS)
+    rig.ingest()
+    write(rig, None, cancels=True, **several(3, 0, 5, 3))
+    write(rig, SOON_MS)
+    rig.ingest()
+    assert (rig.store.stats().pending, rig.store.state.cancels.cancelled) == (3, 2)
+    rig.deliver()
+    rig.store.close()
+    shutil.rmtree(rig.directory)
+    rig.open()
+    rig.ingest()
+    assert rig.store.stats().pending == 3
+    rig.finish(SOON_MS)
+    assert [record.offset for record in rig.delivered if record.kind is Kind.TIMER] == [1, 2, 5]
+
+
+def test_each_of_several_messages_has_its_own_decision(rig: Rig) -> None:
+    """Each is named once, in whatever order; of what is acted on, there are rows."""
+    write(rig, NOW_MS - 20)  # 0: leaves as a copy
+    write(rig, NOW_MS - 10)  # 1: is delivered
+    write(rig, FAR_MS)  # 2: waits
+    write(rig, FAR_MS)  # 3: is moved by another command of the transaction
+    write(rig, FAR_MS)  # 4: is cancelled before
+    write(rig, FAR_MS)  # 5: is recalled by another command of the transaction
+    write(rig, None, cancels=True, origin=4)
+    write(rig, None, command=Kind.MOVE, origin=3, moved_ms=FAR_MS)
+    write(rig, None, command=Kind.RECALL, origin=5)
+    write(rig, None, command=Kind.RECALL, **several(4, 2, 3, 1, 0, 2, 5, 6, 11, 1 << 49))
+    rig.ingest()
+    transaction, rows = take(rig)
+    transaction.copied(seqs(rows)[rows.offset == 0], np.array([0]), pa.nulls(1, pa.string()))
+    _, _, *decided = transaction.decide(seqs(rows), NOW_MS)
+    assert {each.decision: each.named.tolist() for each in decided if each.named is not None} == {
+        Decision.ACT: [2],
+        Decision.AGAIN: [0, 3, 5],
+        Decision.LEFT: [1],
+        Decision.NOTHING: [4, 6, 11, 1 << 49],
+    }
+    assert [each.effect.origin[each.live].tolist() for each in decided] == [[2], [], [], []]
+
+
+def test_the_lock_is_held_for_so_many_messages(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for so many commands, each of which may name a hundred."""
+    for _ in range(12):
+        write(rig, FAR_MS)
+    for begin in range(0, 12, 3):
+        write(rig, None, command=Kind.RECALL, **several(*range(begin, begin + 3)))
+    rig.ingest()
+    held: list[int] = []
+    real = Transaction._judged
+
+    def judged(self: Transaction, effects: Sequence[Effect]) -> tuple[list[Bools], list[Bools]]:
+        held.append(sum(len(effect.is_copied) for effect in effects))
+        return real(self, effects)
+
+    monkeypatch.setattr(Transaction, "_judged", judged)
+    monkeypatch.setattr(operations_transaction, "DECIDED_AT_ONCE", 5)
+    transaction, rows = take(rig)
+    assert len(transaction.decide(seqs(rows), NOW_MS)) == 4
+    assert held == [6, 6]
