@@ -76,7 +76,7 @@ def failures_as_one_line() -> Iterator[Redactor]:
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     except Exception as error:
-        log.exception("internal_error")  # the outermost frame: the last line sums it up
+        log.exception("internal-error")  # the outermost frame: the last line sums it up
         wrapped = InternalError(
             f"unexpected {type(error).__name__}: {error}",
             hint="This is a bug: please report it with the log.",

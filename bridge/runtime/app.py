@@ -33,7 +33,7 @@ from bridge.delivery.producer.transaction_markers import MarkerRepair
 from bridge.delivery.targets.cache import Targets
 from bridge.delivery.targets.look_up import TargetLookUp
 from bridge.delivery.targets.pauses import Pauses
-from bridge.errors import BridgeError, EnvironmentFailure
+from bridge.errors import BridgeError, EnvironmentFailure, InternalError
 from bridge.install import connector
 from bridge.kafka.admin import Cluster
 from bridge.kafka.membership import Ownership
@@ -155,6 +155,8 @@ class Application:
 
     def on_fatal(self, error: BridgeError) -> None:
         """A thread cannot continue."""
+        if isinstance(error, InternalError):
+            log.error("internal-error", code=error.code, exc_info=error)
         if not self._stopping and self._failure is None:
             self._failure = error
         self._cancel_start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -37,6 +38,13 @@ def ask_for(page: Page, action: str) -> Locator:
     page.get_by_role("group", name="Actions").first.get_by_role("button", name=action, exact=True).click()
     expect(dialog(page)).to_be_visible()
     return dialog(page).locator("button.strong")
+
+
+def counted(page: Page) -> str:
+    """How many the dialog says that fit, once it has counted them."""
+    status = dialog(page).get_by_role("status")
+    expect(status).to_contain_text(re.compile(r"\d.* fits?\."))
+    return status.inner_text().split()[0]
 
 
 def dispatcher(there: Bridge) -> Dispatcher:
@@ -173,7 +181,7 @@ def test_what_was_cancelled_is_behind_its_number(chromium: Browser) -> None:
     there = bridge()
     with looking(chromium, there, "/messages?key=customer-37", is_writable=True) as (page, complaints):
         ask_for(page, "Cancel …")
-        number = dialog(page).get_by_role("status").inner_text().split()[0]
+        number = counted(page)
         typed = dialog(page).get_by_label("to confirm")
         typed.fill(number)
         typed.press("Enter")
@@ -192,7 +200,7 @@ def test_without_a_filter_all_are_meant(chromium: Browser) -> None:
         page.get_by_label("New due time").fill("2027-02-01T09:30:00")
         label = dialog(page).get_by_label("to confirm")
         expect(label).to_be_visible()
-        label.fill(dialog(page).get_by_role("status").inner_text().split()[0])
+        label.fill(counted(page))
         button.click()
         expect(dialog(page).get_by_role("status")).to_contain_text("195 moved.")
         assert {order.due_ms for order in dispatcher(there).sent} == {1_801_470_600_000}
@@ -210,7 +218,7 @@ def test_what_takes_long_can_be_stopped(chromium: Browser) -> None:
         button = ask_for(page, "Cancel …")
         typed = dialog(page).get_by_label("to confirm")
         expect(typed).to_be_visible()
-        typed.fill(dialog(page).get_by_role("status").inner_text().split()[0])
+        typed.fill(counted(page))
         button.click()
         expect(dialog(page).get_by_role("progressbar")).to_be_visible()
         dialog(page).get_by_role("button", name="Stop").click()

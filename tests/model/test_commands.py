@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tests.profiles import PROFILE
 from tests.unit.timerstore.entries import Record, entries
 from tests.unit.timerstore.rig import BILLS, NOW_MS, ORDERS, Rig
-from timerstore.cancels.cancels import SEVERAL
+from timerstore.cancels.cancels import NO_ORIGIN, SEVERAL
 from timerstore.cancels.commands import Decision
 from timerstore.limits import Limits
 from timerstore.operations.transaction import Rows, Transaction
@@ -68,10 +68,14 @@ class Site:
         self.messages[name] = self._write(source, due_ms, value=name.encode(), id=name)
 
     def command(self, kind: Kind) -> None:
+        """Of some messages; a few are about another topic, and come to nothing."""
         if not self.messages:
             return
         name, message = self.chance.choice(list(self.messages.items()))
         source = message.topic, message.partition
+        if self.chance.random() < 0.1:
+            self._write(source, None, command=kind, moved_ms=self.now_ms, origin=NO_ORIGIN)
+            return
         command = f"c{len(self.commands)}"
         by_id = self.chance.random() < 0.4
         beside = [each for each, other in self.messages.items() if (other.topic, other.partition) == source]

@@ -156,6 +156,8 @@ class Transaction:
                     if (effect := known.get(left.popleft())) is not None:
                         effects.append(effect)
                         count += len(effect.is_copied)
+                if not effects:  # all are about other topics
+                    continue
                 for effect, gone, covered in zip(effects, *self._judged(effects), strict=True):
                     for found in self._decisions(effect, gone, covered):
                         decided.append(found)

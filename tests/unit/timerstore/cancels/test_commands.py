@@ -17,7 +17,7 @@ from dev.harness.waiting import wait_until
 from tests.unit.timerstore.entries import Record, entries
 from tests.unit.timerstore.rig import BILLS, NOW_MS, ORDERS, Rig
 from timerstore.cancels import commands
-from timerstore.cancels.cancels import SEVERAL
+from timerstore.cancels.cancels import NO_ORIGIN, SEVERAL
 from timerstore.cancels.commands import Decision, Effect, _Found
 from timerstore.cancels.digests import Digests
 from timerstore.clock import SystemClock
@@ -126,6 +126,19 @@ def test_after_a_restart_a_copy_may_be_unread(rig: Rig, named: dict[str, Any]) -
     transaction, rows = take(rig)
     (decided,) = transaction.decide(seqs(rows), NOW_MS)
     assert decided.decision is Decision.AGAIN
+
+
+@pytest.mark.parametrize("kind", [Kind.MOVE, Kind.RECALL])
+def test_one_that_names_another_topic_comes_to_nothing(rig: Rig, kind: Kind) -> None:
+    """Alone or beside others."""
+    write(rig, NOW_MS, command=kind, origin=NO_ORIGIN)
+    rig.ingest()
+    transaction, rows = take(rig)
+    assert transaction.decide(seqs(rows), NOW_MS) == []
+    rig.commit(transaction, [rows])
+    write(rig, NOW_MS, command=kind, origin=NO_ORIGIN)
+    write(rig, NOW_MS, command=kind, origin=0)
+    assert decide(rig) is Decision.NOTHING
 
 
 def test_a_command_by_origin_has_no_limit(rig: Rig) -> None:
