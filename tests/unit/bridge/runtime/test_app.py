@@ -9,8 +9,9 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from structlog.testing import capture_logs
 
-from bridge.errors import BridgeError, EnvironmentFailure, FencedError
+from bridge.errors import BridgeError, EnvironmentFailure, FencedError, InternalError
 from bridge.kafka.membership import Membership
 from bridge.runtime import app as module
 from bridge.runtime.app import Application
@@ -298,6 +299,17 @@ def test_what_is_fatal_ends_the_process_with_its_status(bench: Bench) -> None:
     error = bench.end()
     assert error is not None and error.exit_code == 5
     assert bench.made[0].cancel.called and bench.order[-1] == "spark stops"
+
+
+def test_the_trace_of_a_bug_is_logged(bench: Bench) -> None:
+    """The last line says what it was, not where."""
+    with capture_logs() as entries:
+        bench.application.on_fatal(InternalError("delivery failed", hint="Report this.", code="DB-7001"))
+        bench.application.on_fatal(EnvironmentFailure("gone", hint="Look."))
+    (entry,) = entries
+    assert (entry["event"], entry["log_level"]) == ("internal-error", "error")
+    assert isinstance(entry["exc_info"], InternalError)
+    assert isinstance(bench.end(), InternalError)
 
 
 def test_what_fails_while_stopping_is_no_failure(bench: Bench) -> None:
