@@ -185,6 +185,9 @@ class Site:
                 if each.named is not None:
                     about = [at_origin[(*names[row], origin)] for origin in each.named.tolist()]
                 answers += [(command, name, each.decision, effect.is_move) for name in about]
+                if each.decision is Decision.ACT and effect.is_move:
+                    ids = effect.payload.column("id").take(pa.array(each.live))
+                    transaction.copied(effect.rows.seq[each.live], effect.origin[each.live], ids)
                 for live in each.live.tolist() if each.decision is Decision.ACT and effect.is_move else ():
                     name = effect.payload.column("id")[live].as_py()
                     moved = {"value": effect.payload.column("value")[live].as_py(), "id": name}

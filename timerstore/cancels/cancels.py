@@ -262,6 +262,8 @@ class Cancels:
             return None
         expire_ms = np.full(int(np.count_nonzero(makes)), now_ms + self._keep_ms)
         at, named = named_by(payload, index[makes], origin[makes])
+        earlier = named < offset[makes][at]  # nothing is cancelled by what was written before it
+        at, named = at[earlier], named[earlier]
         of, by = source[makes][at], offset[makes][at]
         new = _run(self._seeds.of_origins(named, of), of, by, expire_ms[at])
         rows = np.flatnonzero(timer)
@@ -274,11 +276,7 @@ class Cancels:
             keys[is_covered], source[rows][is_covered], by[is_covered],
             np.maximum(until_ms, fresh.at[rows])[is_covered],
         )  # fmt: skip
-        hits = no_timers()
-        if len(new):
-            # A message cannot be cancelled by what was written before it.
-            below = new[new.offset > new.keys.lo.astype(np.int64)]
-            hits = pending_of(pack(below.source.astype(np.int64), below.keys.lo.astype(np.int64)))
+        hits = pending_of(pack(new.source.astype(np.int64), new.keys.lo.astype(np.int64)))
         at = find(new.keys, hits.keys)
         reached = _run(hits.keys, new.source[at], new.offset[at], hits.at)
         return Judged(covered=covered, tombstones=merged([new, raised, reached]), timers=no_timers(), hits=hits)

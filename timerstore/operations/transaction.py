@@ -30,7 +30,7 @@ from timerstore.memory.pending import TALLIED, Tally, tally_timers
 from timerstore.memory.sorted_runs import EMPTY, concat
 from timerstore.operations.state import Loan, StoreState
 from timerstore.rows.entry import PAYLOAD
-from timerstore.rows.position import OFFSET_MAX, Bools, Int64s, Positions, Progress, end_of, pack, sources_of
+from timerstore.rows.position import AT_MIN, OFFSET_MAX, Bools, Int64s, Positions, Progress, end_of, pack, sources_of
 
 CANCELLED_TAKES_MAX = 16
 """How many takes in a row may find cancelled rows only, before the transaction is better ended."""
@@ -134,11 +134,13 @@ class Transaction:
             rows, payload = rows[~cancelled], payload.filter(pa.array(~cancelled))
         # What leaves the pending counts when the commit is known.
         self._delivered.append((rows.at, payload.select(TALLIED)))
-        self._output.append(rows.seq)
+        # What a message without a key replaces is cancelled by a row with the offset of the message itself.
+        self._output.append(rows.seq[rows.at > AT_MIN])
         return Rows(at=rows.at, source=rows.source.astype(np.int32), offset=rows.offset, payload=payload), is_end
 
     def copied(self, seq: Int64s, origin: Int64s, ids: pa.Array) -> None:
-        """Some of the rows handed out leave as copies: their `seq`, the offsets of their originals, and their ids."""
+        """Rows that were handed out, or are moved, leave as copies: their `seq`, the offsets of their originals, and
+        their ids."""
         self._copied.append(seq)
         self._in_transit.add(pack(sources_of(seq), origin), self._state.commands.digests(ids, sources_of(seq)))
 
@@ -213,9 +215,6 @@ class Transaction:
         effect, live = found.effect, found.live
         self._acted.update(effect.rows.seq[live].tolist())
         self._decided.append(found)
-        if effect.is_move:
-            ids, source = effect.payload.column("id").take(pa.array(live)), effect.rows.source[live]
-            self._in_transit.add(pack(source, effect.origin[live]), self._state.commands.digests(ids, source))
 
     def progress(self) -> dict[int, Progress]:
         """(O', P') of every source that has output, whose O moves, or whose committed P would fall behind for long."""

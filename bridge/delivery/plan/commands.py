@@ -30,13 +30,13 @@ import structlog
 from bridge.delivery.plan.copies import copies
 from bridge.delivery.plan.dead_letters import COPY_TOO_LARGE, dead_letters
 from bridge.delivery.plan.due_rows import Batch, DueRows, Ids
-from bridge.delivery.plan.fates import Findings, OwnTopics, Unplannable
+from bridge.delivery.plan.fates import Findings, OwnTopics, Unplannable, unreadable_copies
 from bridge.delivery.plan.record_size import record_bytes
 from bridge.delivery.plan.ticks import moved as moved_schedule
 from bridge.delivery.targets.target import Target
 from bridge.wire import headers as h
 from bridge.wire.answers import Answer, Outcome
-from bridge.wire.commands import sent_on
+from bridge.wire.commands import key_sent_on, sent_on
 from bridge.wire.headers import Headers
 from timerstore.cancels.cancels import NO_ORIGIN
 from timerstore.cancels.commands import Decided, Decision, Effect
@@ -72,6 +72,8 @@ class CommandOutput:
     to_repliers: list[Batch] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)
     """All that is known of commands that are finished, written or not."""
+    copied: list[tuple[Int64s, pa.RecordBatch]] = field(default_factory=list)
+    """What moves copy: the rows' keys, and their payload."""
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Commands by what they do and what came of it."""
 
@@ -114,7 +116,7 @@ class Commands:
         self._rows = rows
         self.ids: Ids = np.flatnonzero(np.isin(rows.kind, DECIDED))
         self._headers = [dict(own) for own in rows.headers(self.ids).lists()] if len(self.ids) else []
-        self._keys: list[bytes | None] = rows.column("key", self.ids)
+        self._keys = [key_sent_on(key) for key in rows.column("key", self.ids)]
         self._reply_to: list[str | None] = rows.column("target", self.ids)
         self._due: list[int] = rows.column("due", self.ids)
         self._ts: list[int] = rows.column("ts", self.ids)
@@ -197,15 +199,17 @@ class Commands:
         fits = writing.own().of(moved).copyable(ids)
         if int(self._rows.keys[row]) in writing.findings.no_copy:
             fits[:] = False
+        refused = dict.fromkeys(ids[~fits].tolist(), COPY_TOO_LARGE) | unreadable_copies(moved)
+        fits[list(refused)] = False
         for batch in copies(moved, ids[fits]):
             writing.out.to_delay_topics.append(replace(batch, ids=np.full(len(batch), row)))
         if not fits.all():
             if waits := writing.own().without_letters(self._sources[n]):
                 raise Unplannable({self._sources[n]: waits})
-            refused = dict.fromkeys(ids[~fits].tolist(), COPY_TOO_LARGE)
             cut = refused.keys() if int(self._rows.keys[row]) in writing.findings.cut else ()
             for batch in dead_letters(moved, ids[~fits], refused, writing.letter_topics, cut):
                 writing.out.letters.append(replace(batch, ids=np.full(len(batch), row)))
+        writing.out.copied.append((moved.keys[fits], moved.payload.filter(pa.array(fits))))
         over, changed, fitting = (np.unique(origin[mask & fits]) for mask in (is_over, is_changed, fits))
         changed = np.setdiff1d(changed, over)
         rest, lost = np.setdiff1d(fitting, np.union1d(over, changed)), np.setdiff1d(origin, fitting)

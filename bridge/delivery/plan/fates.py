@@ -315,8 +315,8 @@ def recurring(rows: DueRows, fates: Fates, ticks: Ticks, own: OwnTopics) -> Fate
     fates = fates.put(silent[goes_on], Fate.ADVANCE).put(silent[~goes_on], Fate.NOTHING)
     wrong = np.array(list(ticks.wrong), dtype=np.intp)
     fates = fates.put(wrong, Fate.LETTER, list(ticks.wrong.values()))
-    if (hit := rows.misnamed()) is not None:
-        ticks.ends(np.flatnonzero(hit))
+    if unreadable := unreadable_copies(rows):
+        ticks.ends(np.array(sorted(unreadable), dtype=np.intp))
     ids = np.flatnonzero(ticks.has_next)
     ids = ids[~own.copyable(ids) & ~own.is_down[rows.source[ids]]]
     ticks.ends(ids)
@@ -331,6 +331,14 @@ def misnamed(rows: DueRows, fates: Fates) -> Fates:
     for was in (Fate.DELIVER, Fate.ROLL, Fate.ADVANCE):
         fates = fates.instead(hit, Fate.LETTER, refusal, was=was)
     return fates
+
+
+def unreadable_copies(rows: DueRows) -> dict[int, Refusal]:
+    """Rows, by index, whose copies would be rejected when they are read: nothing else is known of these then."""
+    names, targets = rows.misnamed(), rows.targets[1]
+    found = dict.fromkeys(np.flatnonzero(targets < 0).tolist(), _plain(RejectReason.NO_TARGET))
+    wrong = () if names is None else np.flatnonzero(names).tolist()
+    return found | dict.fromkeys(wrong, _plain(RejectReason.BAD_HEADER_NAME))
 
 
 def after_aborts(rows: DueRows, fates: Fates, findings: Findings) -> Fates:
@@ -357,7 +365,9 @@ def deferred(fates: Fates, ids: Ids, slots_ms: Int64s, now_ms: int) -> Fates:
 
 def without_target(fates: Fates, rows: Bools) -> Fates:
     """`rows` bool[n] name no target, and their topic has no default."""
-    return fates.instead(rows, Fate.LETTER, _plain(RejectReason.NO_TARGET))
+    for was in (Fate.DELIVER, Fate.ROLL, Fate.ADVANCE):
+        fates = fates.instead(rows, Fate.LETTER, _plain(RejectReason.NO_TARGET), was=was)
+    return fates
 
 
 def forbidden(rows: DueRows, fates: Fates, mine: Bools, name: str, letter_topics: Mapping[str, str]) -> Fates:

@@ -200,7 +200,7 @@ class Planner:
         cut: frozenset[int] = frozenset()
         next_ids = _next_ids(rows, fates, found)
         commands = Commands(rows)
-        if not fates.are_plain or len(next_ids) or len(commands.ids):
+        if not fates.are_plain or len(next_ids) or len(commands.ids) or forwards.unknown:
             fates = passes.rolls(rows, fates, own())
             fates = passes.given_up(rows, fates, own(), self._retry)
             is_told = True
@@ -221,6 +221,8 @@ class Planner:
             _tell_copied(loan, rows, np.union1d(fates.ids(Fate.ROLL, Fate.DEFER, Fate.RETRY), next_ids))
             if len(commands.ids):
                 output = self._commanded(commands, rows, forwards, own, findings, known, now_ms, loan)
+                for keys, payload in output.copied:
+                    loan.copied(keys, payload.column("origin").to_numpy(), payload.column("id"))
         is_own = not fates.are_plain or len(next_ids) > 0 or (output is not None and output.writes_back)
         return Plan(
             rows=rows,

@@ -571,3 +571,17 @@ class TestByOrigin:
         rig.ingest()
         assert rig.store.stats().pending == 2
         assert delivered(rig, SOON_MS) == sent
+
+    def test_an_offset_that_no_record_can_have_is_in_no_index(self, rig: Rig) -> None:
+        """15 digits are more than 48 bits: such an origin would be looked up as one of another source."""
+        far = [send(rig, FAR_MS, None), send(rig, FAR_MS, None, source=BILLS)]
+        cancel_origin(rig, 10**15 - 1)
+        cancel_origin(rig, 10**15 - 1, source=BILLS)
+        rig.ingest()
+        rig.deliver()
+        rig.store.maintenance.flush(NOW_MS)
+        rig.reopen()
+        rig.ingest()
+        assert not len(rig.store.state.cancels.tombstones)
+        assert rig.store.stats().pending == 2
+        assert delivered(rig, FAR_MS) == far

@@ -141,6 +141,31 @@ def test_one_that_names_another_topic_comes_to_nothing(rig: Rig, kind: Kind) -> 
     assert decide(rig) is Decision.NOTHING
 
 
+@pytest.mark.parametrize("named", [{"origin": 0}, {"id": "m"}])
+@pytest.mark.parametrize("kind", [Kind.MOVE, Kind.RECALL])
+def test_what_replaces_is_pending_for_a_command_of_the_same_transaction(
+    rig: Rig, kind: Kind, named: dict[str, Any]
+) -> None:
+    """What it replaces is cancelled by a row of its own offset, which leaves at once."""
+    timer = write(rig, FAR_MS, id="m", replace=True)
+    command = write(rig, None, command=kind, **named)
+    cancel = replace(timer, due_ms=None, cancels=True, replace=False)
+    rig.store.append(entries([timer, cancel, command]), {ORDERS: 2, BILLS: 0}, NOW_MS)
+    transaction, rows = take(rig)
+    assert len(rows) == 2
+    (decided,) = transaction.decide(seqs(rows), NOW_MS)
+    assert (decided.decision, len(decided.live)) == (Decision.ACT, 1)
+
+
+def test_what_a_move_could_not_copy_is_not_in_transit(rig: Rig) -> None:
+    """It became a dead letter. Else a command about it would be written again and again, for ever."""
+    write(rig, FAR_MS)
+    write(rig, None, command=Kind.MOVE, moved_ms=FAR_MS, origin=0)
+    assert decide(rig) is Decision.ACT
+    write(rig, None, command=Kind.RECALL, origin=0)
+    assert decide(rig) is Decision.NOTHING
+
+
 def test_a_command_by_origin_has_no_limit(rig: Rig) -> None:
     """As it is read again it covers all rows of its message, so it must act on all: ticks that are tried again."""
     write(rig, NOW_MS - 10)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from bridge.delivery.plan.backoff import RetryPolicy
@@ -22,7 +23,7 @@ from timerstore.cancels.cancels import NO_ORIGIN
 from timerstore.cancels.commands import Decided, Decision, Effect
 from timerstore.operations.transaction import Transaction
 from timerstore.rows.entry import Kind
-from timerstore.rows.position import AT_MIN, Positions
+from timerstore.rows.position import AT_MIN, Int64s, Positions
 
 
 class Loan:
@@ -30,6 +31,8 @@ class Loan:
 
     def __init__(self, *rows: dict[str, Any]) -> None:
         self._rows = rows_of([(each["at"], 0, each["offset"], each) for each in rows])
+        self.originals: list[int] = []
+        """Of what leaves as a copy."""
 
     def decide(self, commands: Sequence[int], _now_ms: int) -> list[Decided]:
         rows, payload = self._rows, self._rows.payload
@@ -53,8 +56,8 @@ class Loan:
             for each in effects
         ]
 
-    def copied(self, *_: object) -> None:
-        """Of no interest."""
+    def copied(self, _seq: Int64s, origin: Int64s, _ids: pa.Array) -> None:
+        self.originals += origin.tolist()
 
 
 class Several(Loan):
@@ -143,6 +146,29 @@ def test_what_cannot_be_copied_is_not_moved() -> None:
     assert [(answer.outcome, answer.count) for answer in both.answers] == [(Outcome.MOVED, 1)]
     none = planned(NOW + 2 * MINUTE, large, bytes_max=1_500)
     assert [(answer.outcome, answer.count) for answer in none.answers] == [(Outcome.UNKNOWN, 1)]
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [({"headers": [("delay-topic\0", b"1")]}, b"bad-header-name"), ({"target": None}, b"no-target")],
+)
+def test_what_could_not_be_read_again_is_not_moved(more: dict[str, Any], reason: bytes) -> None:
+    """Its topic has no default target any more, or the client would cut a header's name. Nothing else waits for such a
+    copy to come back."""
+    good = {**timer("delay", 0, 8, NOW + MINUTE, "orders"), "origin": 7}
+    bad = {**timer("delay", 0, 9, NOW + MINUTE, "orders"), "origin": 6, **more}
+    made: list[Loan] = []
+
+    def loan(*rows: dict[str, Any]) -> Loan:
+        made.append(Loan(*rows))
+        return made[-1]
+
+    plan = planned(NOW + 2 * MINUTE, good, bad, loan=loan)
+    letters = [
+        dict(headers) for batch in plan.batches() if batch.topic == "delay.dlt" for headers in batch.all_headers()
+    ]
+    assert [letter[h.REASON] for letter in letters] == [reason]
+    assert made[0].originals == [7]
 
 
 def test_where_a_move_needs_a_dead_letter_and_those_fail_its_source_waits() -> None:
