@@ -167,7 +167,8 @@ class Schedule:
         return from_ms + (self.anchor_ms - from_ms) % self.every_ms
 
     def _in_time(self, due_ms: int | None) -> int | None:
-        return None if due_ms is None or due_ms > min(self.end_ms or h.UNTIL_MS_MAX, h.UNTIL_MS_MAX) else due_ms
+        end_ms = h.UNTIL_MS_MAX if self.end_ms is None else min(self.end_ms, h.UNTIL_MS_MAX)
+        return None if due_ms is None or due_ms > end_ms else due_ms
 
 
 def parsed(given: Mapping[str, str], every_min_ms: int = 1) -> Schedule:

@@ -58,6 +58,8 @@ def test_no_tick_after_the_end() -> None:
     assert every(end_ms=T).next_after(T - HOUR) == T
     assert every(end_ms=T).next_after(T - HOUR + 1) is None
     assert every(end_ms=T - 1).first(T, T) is None
+    assert every(end_ms=0).next_after(T) is None
+    assert every(end_ms=0).step(T, 1, T + 10 * HOUR).next_ms is None
 
 
 def test_ticks_are_due_after_the_due_time_of_the_one_before() -> None:
