@@ -10,6 +10,9 @@ from bridge.wire import headers as h
 from bridge.wire.headers import Headers
 
 CORRELATION_LENGTH_MAX: Final = 256
+KEY_BYTES_MAX: Final = 4_096
+"""A command's key that is larger stays behind when it is sent on, and is not that of its answer: with a header more the
+record might fit nowhere."""
 
 
 def cancel_headers(
@@ -81,6 +84,11 @@ def sent_on(said: Mapping[str, bytes | None], *, until_ms: int | None, forwarded
     headers = [(name, said[name]) for name in (*h.COMMANDS, h.REPLY_TO, h.CORRELATION) if name in said]
     headers += [(h.UNTIL, str(max(until_ms, 0)).encode())] if until_ms is not None else []
     return [*headers, (h.COPY_FORWARDED, forwarded.encode())]
+
+
+def key_sent_on(key: bytes | None) -> bytes | None:
+    """The key of a command's answer, and of the command once more."""
+    return None if key is None or len(key) > KEY_BYTES_MAX else key
 
 
 def _command(reply_to: str | None, correlation: str | None, forwarded: str | None) -> list[tuple[str, str]]:

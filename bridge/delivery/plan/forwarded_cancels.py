@@ -30,7 +30,7 @@ import numpy as np
 from bridge.delivery.plan.due_rows import Batch, DueRows, Ids, Record, batches_by_topic, chunks, integers
 from bridge.errors import EnvironmentFailure
 from bridge.wire import headers as h
-from bridge.wire.commands import cancel_headers, sent_on
+from bridge.wire.commands import cancel_headers, key_sent_on, sent_on
 from timerstore.cancels.cancels import NO_ORIGIN
 from timerstore.rows.entry import DECIDED, Kind
 from timerstore.rows.sources import SourceName
@@ -113,7 +113,7 @@ class Forwards:
                 topic=topic,
                 ids=np.array([row], dtype=np.intp),
                 values=[None],
-                keys=self._rows.column("key", np.array([row])),
+                keys=[key_sent_on(key) for key in self._rows.column("key", np.array([row]))],
                 headers=[self._headers(row, None, h.origin_text(*self._place(row)))],
                 partitions=[partition],
             )

@@ -6,13 +6,20 @@ from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 import numpy as np
+import pytest
 from structlog.testing import capture_logs
 
 from bridge.delivery.plan.backoff import RetryPolicy
+from bridge.delivery.plan.fates import Unplannable
 from bridge.delivery.plan.planner import Plan, Planner
 from bridge.delivery.targets.cache import Targets
 from bridge.delivery.targets.target import Target
+from bridge.errors import EnvironmentFailure
+from bridge.wire import headers as h
+from bridge.wire.commands import KEY_BYTES_MAX
 from tests.entries import reject, rows_of, timer
+from timerstore.cancels.cancels import NO_ORIGIN
+from timerstore.rows.entry import Kind
 from timerstore.rows.sources import Sources
 
 SOURCES = Sources([("delay", 0)])
@@ -29,10 +36,24 @@ class Well:
         return 3
 
 
-def planned(*entries: dict[str, Any]) -> tuple[Plan, dict[str, list[int]]]:
+class Unanswered(Well):
+    """The brokers do not say how many partitions there are."""
+
+    def count_partitions(self, _name: str) -> int:
+        raise EnvironmentFailure("no answer", hint="Look.")
+
+
+def elsewhere(kind: Kind) -> dict[str, Any]:
+    """A command about a message of another partition."""
+    name = h.MOVE_ORIGIN if kind is Kind.MOVE else h.CANCEL_ORIGIN
+    row = timer("delay", 0, 20, NOW, None, kind=int(kind), headers=[(name, b"delay/1/7")])
+    return {**row, "origin": NO_ORIGIN}
+
+
+def planned(*entries: dict[str, Any], targets: Well | None = None) -> tuple[Plan, dict[str, list[int]]]:
     """The plan of these entries, and the offsets of the rows that go to each topic."""
     planner = Planner(
-        targets=cast("Targets", Well()),
+        targets=cast("Targets", targets or Well()),
         permitted=lambda _: True,
         default_targets={"delay": None},
         dead_letter_topics={"delay": "delay.dlt"},
@@ -64,6 +85,24 @@ def test_a_name_that_the_client_would_cut_is_neither_delivered_nor_copied() -> N
     assert sent == {"orders": [1, 3], "delay": [5], "delay.dlt": [2, 4, 6, 7]}
     assert plan.counts.rejected == {"bad-header-name": 3, "no-time": 1}
     assert plan.records == 7
+
+
+@pytest.mark.parametrize("kind", [Kind.CANCEL, Kind.RECALL])
+def test_a_command_waits_while_the_partitions_cannot_be_counted(kind: Kind) -> None:
+    """Alone in its take, and without an answer, too."""
+    with pytest.raises(Unplannable) as raised:
+        planned(elsewhere(kind), targets=Unanswered())
+    assert [each.detail for each in raised.value.unwritable.values()] == ["no answer"]
+
+
+@pytest.mark.parametrize(("size", "is_kept"), [(KEY_BYTES_MAX, True), (KEY_BYTES_MAX + 1, False)])
+@pytest.mark.parametrize("kind", [Kind.CANCEL, Kind.RECALL, Kind.MOVE])
+def test_a_large_key_is_not_forwarded(kind: Kind, size: int, is_kept: bool) -> None:
+    """With a header more the record might fit nowhere, and its partition would wait for ever."""
+    key = b"k" * size
+    plan, _ = planned({**elsewhere(kind), "key": key})
+    (batch,) = plan.batches()
+    assert (batch.topic, batch.partitions, batch.keys) == ("delay", [1], [key if is_kept else None])
 
 
 def test_a_row_that_cannot_become_a_letter_is_counted_as_what_it_becomes() -> None:
