@@ -106,7 +106,7 @@ TAGS = st.one_of(
     st.tuples(st.just("id"), IDS),
     st.tuples(st.sampled_from(["replace", "two rows"]), IDS),
     st.tuples(st.just("cancel"), st.sampled_from(["a", "b", "c", "none"])),
-    st.tuples(st.just("origin"), st.integers(-1, 8)),
+    st.tuples(st.just("origin"), st.integers(-1, 8) | st.just(-9 * 10**14)),
     st.tuples(st.just("recurs"), IDS),
 )
 RECORDS = st.lists(st.tuples(st.sampled_from(PARTITIONS), DELAYS, TAGS), min_size=1, max_size=8)
@@ -218,7 +218,7 @@ class StoreMachine(RuleBasedStateMachine):
             row = Record(name[0], name[1], len(log), due, ["orders", "bills", None][i % 3])
             what, id = tag or (None, None)
             if isinstance(id, int):
-                # Some records back; the next one, which is not there yet; or none of this partition.
+                # Some records back; the next one, which is not there yet; one that cannot be; or elsewhere.
                 named = len(log) - 1 - id
                 log.append([replace(row, due_ms=None, cancels=True, origin=named if named >= 0 else NO_ORIGIN)])
             elif what == "cancel":
