@@ -2,7 +2,7 @@
 
     question, count of a dry run  this one's answer and the others', merged
     one message, an action on it  from the instance that owns its partition: this one, else whichever has it
-    pause, resume                 done by all
+    pause, resume of a target     done by all
     bulk action, export           their routes merge streams (bulk.py and export.py here)
     all else                      this one's: dead letters, which any instance reads
 
@@ -32,7 +32,7 @@ from bridge.api.peers.client import FORWARDED, INSTANCE, THIS, Peers, Reply
 from bridge.api.problems import Problem
 from bridge.api.routing import PREFIX
 
-OWNED: Final = re.compile(r"/messages/[^/]+/[0-9]+/[0-9]+(/(cancel|move|deliver))?")
+OWNED: Final = re.compile(r"/messages/[^/]+/[0-9]+/[0-9]+(/(cancel|move|deliver|pause|resume))?")
 DONE_BY_ALL: Final = re.compile(r"/targets/[^/]+/(pause|resume)")
 BULK: Final = re.compile(r"/messages/(cancel|move|deliver)")
 

@@ -26,6 +26,7 @@ from bridge.settings.model import Http
 from bridge.telemetry.health import Phase
 from bridge.telemetry.http import Protection
 from bridge.telemetry.metrics import StoreSnapshot
+from bridge.wire.headers import NEVER_MS, NEXT_MS
 from dev.harness.waiting import wait_until
 from tests.unit.bridge.api.fakes import NOW_MS, Bridge, Paused, Store, message
 from timerstore.errors import Corrupt
@@ -112,6 +113,19 @@ def test_actions_go_to_the_instance_that_owns_the_partition() -> None:
         assert ask(urls[1], "messages/delay/1/3/move", {})[0] == 400
         assert ask(urls[1], "targets/orders/pause", {}) == (200, {"name": "orders", "paused": True, "changed": True})
         assert one.paused.names() == other.paused.names() == {"orders"}
+
+
+def test_a_schedule_is_paused_and_resumed_by_the_instance_that_owns_it() -> None:
+    """Whichever is asked, once, and by no other."""
+    one, other = two()
+    with instances(one, other) as urls:
+        assert ask(urls[0], "messages/delay/1/3/pause", {})[1]["outcome"] == "moved"
+        assert ask(urls[1], "messages/delay/0/2/resume", {})[1]["outcome"] == "moved"
+        assert ask(urls[0], "messages/delay/7/3/pause", {})[0] == 404
+    sent = [
+        [(order.origins, order.due_ms) for order in each.dispatcher.sent] for each in (one, other) if each.dispatcher
+    ]
+    assert sent == [[((2,), NEXT_MS)], [((3,), NEVER_MS)]]
 
 
 def test_an_instance_that_does_not_answer_is_named() -> None:
