@@ -100,14 +100,7 @@ def routes(asked: Asked) -> FastAPI:
     @app.get(f"{PREFIX}/messages", operation_id="messages", response_model_exclude_unset=True)
     async def messages(filters: Annotated[models.PageFilters, Query()]) -> models.Messages:
         """Messages, a page at a time. The cursor stays valid while messages come and go."""
-        query, after = checked(lambda: (asked.marked(filters.query()), filters.after()))
-        try:
-            page = await asked.ask(
-                lambda store: store.find(query, source.now_ms(), after=after, limit=filters.limit, bulky=False)
-            )
-        except KeyError:
-            detail = "cursor names a partition that this instance does not know: begin anew, without it."
-            raise Problem(HTTPStatus.BAD_REQUEST, detail) from None
+        page = await asked.page(filters)
         following = None if page.next is None else cursors.encode(page.next)
         return models.Messages(messages=[models.Message.of(row) for row in page.rows], next=following)
 

@@ -17,7 +17,7 @@ from bridge.api.problems import MEDIA_TYPE, Problem, not_ready
 from bridge.api.source import PendingMessages, Source
 from bridge.errors import BridgeError
 from bridge.wire.headers import Origin
-from timerstore.operations.find import Query
+from timerstore.operations.find import Page, Query
 from timerstore.rows.position import OFFSET_MAX
 
 PREFIX: Final = "/api/v1"
@@ -95,6 +95,18 @@ class Asked:
         """What a search in the store finds."""
         store = self.pending()
         return await self.workers.run(lambda: work(store))
+
+    async def page(self, filters: models.PageFilters, *, recurring: bool = False) -> Page:
+        """The messages of a page, without values and headers. Raises Problem that says what to give."""
+        query, after = checked(lambda: (replace(filters.query(), recurring=recurring), filters.after()))
+        marked, now_ms = self.marked(query), self.source.now_ms()
+        try:
+            return await self.ask(
+                lambda store: store.find(marked, now_ms, after=after, limit=filters.limit, bulky=False)
+            )
+        except KeyError:
+            detail = "cursor names a partition that this instance does not know: begin anew, without it."
+            raise Problem(HTTPStatus.BAD_REQUEST, detail) from None
 
 
 def checked(read: Callable[[], T]) -> T:

@@ -8,6 +8,7 @@ import pytest
 from fastapi.testclient import TestClient
 from typer.testing import CliRunner
 
+from bridge.api import cursor as cursors
 from bridge.api.application import application
 from bridge.commands import pending
 from bridge.commands.api_client import ApiClient
@@ -62,6 +63,14 @@ def test_a_parameter_that_is_misspelled() -> None:
     """The answer names those that there are."""
     answer = client(Store()).get("/api/v1/schedules?ids=a")
     assert answer.status_code == 422 and "limit" in answer.json()["detail"]
+
+
+def test_a_cursor_of_a_partition_that_is_not_known() -> None:
+    """As for messages, the answer says to begin anew."""
+    cursor = cursors.encode((NOW_MS, "other", 0, 1))
+    answer = client(Store()).get("/api/v1/schedules", params={"cursor": cursor})
+    assert (answer.status_code, answer.headers["Content-Type"]) == (400, "application/problem+json")
+    assert "a partition that this instance does not know" in answer.json()["detail"]
 
 
 def run(monkeypatch: pytest.MonkeyPatch, store: Store, *arguments: str) -> tuple[int, str]:
