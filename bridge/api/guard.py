@@ -108,7 +108,7 @@ class Guard:
             return Problem(HTTPStatus.FORBIDDEN, "This API only reads: set http.api to write.")
         if headers.get(ACTION) != "1":
             return Problem(HTTPStatus.FORBIDDEN, f"Send the header {ACTION}: 1 with every action.")
-        if site not in (None, "same-origin") or (origin and urlsplit(origin).netloc != headers.get("Host")):
+        if site not in (None, "same-origin") or (origin and not _is_at(origin, headers.get("Host"))):
             return Problem(HTTPStatus.FORBIDDEN, "An action from a page of another site is not taken.")
         if "Transfer-Encoding" in headers or not length.isdecimal() or int(length) > BODY_BYTES_MAX:
             detail = f"Send a body of at most {BODY_BYTES_MAX} bytes, and its Content-Length."
@@ -117,6 +117,15 @@ class Guard:
         if length != "0" and media_type != "application/json":
             return Problem(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "Send JSON, with Content-Type: application/json.")
         return None
+
+
+def _is_at(origin: str, host: str | None) -> bool:
+    """Whether an origin is this host and port; what is no URL is nowhere."""
+    try:
+        place = urlsplit(origin).netloc
+    except ValueError:
+        return False
+    return place != "" and place == host
 
 
 class Workers:

@@ -244,6 +244,7 @@ def test_a_dead_letter_goes_back_once() -> None:
         ({"X-Delay-Bridge-Action": "true"}, 403, "X-Delay-Bridge-Action"),
         ({"Origin": "https://elsewhere.example"}, 403, "another site"),
         ({"Origin": "null"}, 403, "another site"),
+        ({"Origin": "http://["}, 403, "another site"),
         ({"Sec-Fetch-Site": "cross-site"}, 403, "another site"),
         ({"Sec-Fetch-Site": "same-site"}, 403, "another site"),
         ({"Sec-Fetch-Site": "none"}, 403, "another site"),
@@ -258,6 +259,16 @@ def test_a_page_of_another_site_can_have_nothing_done(headers: dict[str, str], s
     bridge, dispatcher = bridge_of(3)
     answer = client(bridge).post("/api/v1/messages/cancel", content=b'{"all": true}', headers=headers)
     refused(answer, status, detail)
+    assert dispatcher.sent == []
+
+
+@pytest.mark.parametrize("origin", ["null", "http://[", "//"])
+def test_an_origin_without_a_host_is_no_origin_of_a_request_without_one(origin: str) -> None:
+    """Two that are missing are not the same."""
+    bridge, dispatcher = bridge_of(1)
+    headers = {"Authorization": f"Bearer {TOKEN}", "Host": "", "Origin": origin}
+    answer = client(bridge, Protection(token=TOKEN)).post("/api/v1/messages/delay/0/0/cancel", headers=headers)
+    refused(answer, 403, "another site")
     assert dispatcher.sent == []
 
 
