@@ -16,6 +16,7 @@ long as they are. (A consumer group's offsets are not: Kafka forgets those of a 
 from __future__ import annotations
 
 import json
+import re
 import struct
 from bisect import bisect_right
 from collections import Counter
@@ -135,14 +136,20 @@ def read_letter(headers: Headers | None) -> Letter | None:
             is_cut=h.OMITTED in why or any(name.startswith(h.ESCAPED) for name, _ in record),
             origin=_text(why.get(h.ORIGIN)),
             detail=_text(why.get(h.REASON_DETAIL)),
-            attempts=int(attempts) if (attempts := _text(why.get(h.ATTEMPTS))).isdecimal() else 0,
+            attempts=_number(_text(why[h.ATTEMPTS])) if h.ATTEMPTS in why else 0,
         )
-    except (KeyError, struct.error):
+    except (KeyError, ValueError, struct.error):
         return None
 
 
 def _text(value: bytes | None) -> str:
     return (value or b"").decode("utf-8", "replace").strip(h.WHITE_SPACE)
+
+
+def _number(text: str) -> int:
+    if not re.fullmatch(h.NUMBER_PATTERN, text):
+        raise ValueError(f"{text[:99]!r} is not a whole number of at most 15 digits")
+    return int(text)
 
 
 # -- what has gone back ------------------------------------------------------------------------------------------------

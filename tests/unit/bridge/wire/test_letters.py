@@ -44,6 +44,14 @@ def test_a_letter_without_its_value_never_goes_back() -> None:
     assert not Choice(due_now=True, set_headers=[("x", b"1")]).mends(cut)
 
 
+@pytest.mark.parametrize("attempts", [None, b"", b"-1", b"x", b"\xff", "٣".encode(), b"9" * 16, b"9" * 4_301])
+def test_a_letter_with_attempts_that_are_no_number_is_none_of_the_bridge(attempts: bytes | None) -> None:
+    """Whatever stands there, and however long it is, nothing raises."""
+    written = h.dead_letter_headers(OWN, RejectReason.BAD_FOR, "why", WHERE)
+    assert read_letter([*written, (h.ATTEMPTS, b" 16\n")]) is not None
+    assert read_letter([*written, (h.ATTEMPTS, attempts)]) is None
+
+
 @pytest.mark.parametrize(
     "found", [None, [], OWN, [("delay-reason", b"x"), (h.DLT_TOPIC, b"t"), (h.DLT_PARTITION, b"?")]]
 )
