@@ -291,6 +291,31 @@ DIALECT_REJECTS: list[tuple[str, Some, str]] = [
 ]
 
 
+FORWARDED = ("delay-copy-forwarded", "etf1/0/9")
+KEYED_COMMANDS: list[tuple[Some, dict[str, Any]]] = [
+    ([("delay-cancel", "a")], {"kind": 1, "id": "a"}),
+    ([("delay-cancel-origin", "{topic}/0/7")], {"kind": 1, "origin": 7, "id": None}),
+    ([("delay-move", "a"), ("delay-for", "5s")], {"kind": 3, "id": "a", "due": TS + 5_000}),
+    ([("delay-move-origin", "{topic}/0/7,8"), ("delay-for", "5s")], {"kind": 3, "origin": -2, "value": b"7,8"}),
+    ([("delay-cancel", "k"), ("delay-reply-to", "r"), FORWARDED], {"kind": 4, "id": "k", "target": "r"}),
+    ([("delay-move-origin", "{topic}/0/7"), ("delay-until", str(TS + 9)), FORWARDED], {"kind": 3, "origin": 7}),
+    ([FORWARDED], {"kind": 2, "reason": "no-time"}),
+    ([("delay-reply-to", "r")], {"kind": 4, "id": "k", "target": "r"}),
+    ([("delay-cancel", "a"), ("delay-cancel-origin", "{topic}/0/7")], {"kind": 2, "reason": "two-times"}),
+    ([("delay-for", "5s")], {"kind": 2, "reason": "two-times"}),
+]
+"""Records with a key and no value, and what they are where a dialect takes the key for the id: native commands are
+themselves, and the bridge's own, too; all else cancels the key."""
+
+
+def keyed_commands(topic: str) -> list[Row]:
+    """The records, in a topic."""
+    return [
+        record(*((name, str(text).format(topic=topic)) for name, text in headers), topic=topic, value=None)
+        for headers, _ in KEYED_COMMANDS
+    ]
+
+
 # -- the edges -------------------------------------------------------------------------------------------------------
 
 _HUNDRED = ",".join(str(10**15 - n) for n in range(1, 101))

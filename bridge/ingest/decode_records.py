@@ -17,7 +17,7 @@ import xxhash
 from bridge.wire import headers as h
 from bridge.wire.commands import CORRELATION_LENGTH_MAX
 from bridge.wire.decode_epochs import DecodeEpochs, DecodeParameters
-from bridge.wire.dialects import DIALECTS, NATIVE, Dialect
+from bridge.wire.dialects import DIALECTS, NATIVE, NOT_CANCELLING, Dialect
 from bridge.wire.headers import Headers
 from bridge.wire.reasons import RejectReason
 from bridge.wire.schedule import TICK_DELAY_MS_MAX, TICK_MAX
@@ -316,7 +316,7 @@ def _added(dialect: Dialect, record: Record, found: Mapping[str, bytes | None]) 
     """The native headers that say what the record's headers of the dialect say."""
     key, is_cancelled = record.key, False
     if dialect.keyed and key is not None:
-        is_cancelled = record.value is None
+        is_cancelled = record.value is None and not found.keys() & NOT_CANCELLING
         if dialect.cancels is not None:
             name, text = dialect.cancels
             is_cancelled = is_cancelled or _trimmed(found.get(name)) == text.encode()

@@ -5,7 +5,7 @@ The rule of decode.py against lambdas does not hold here: only topics with a dia
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import reduce
 from typing import Final
 
@@ -13,7 +13,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from bridge.wire import headers as h
-from bridge.wire.dialects import DIALECTS, Dialect
+from bridge.wire.dialects import DIALECTS, NOT_CANCELLING, Dialect
 
 _HEADER_TYPE: Final = "struct<key:string,value:binary>"
 _HEADERS_TYPE: Final = f"array<{_HEADER_TYPE}>"
@@ -50,7 +50,7 @@ def _added(dialect: Dialect) -> Column:
     cancelled = F.lit(False)
     headers: list[Column] = []
     if dialect.keyed:
-        cancelled = F.col("key").isNotNull() & F.col("value").isNull()
+        cancelled = F.col("key").isNotNull() & F.col("value").isNull() & ~_has_any(NOT_CANCELLING)
         if dialect.cancels is not None:
             name, text = dialect.cancels
             cancelled = cancelled | (F.col("key").isNotNull() & F.coalesce(_text(name) == text, F.lit(False)))
@@ -92,6 +92,10 @@ def _place(name: str) -> Column:
 
 def _has(name: str) -> Column:
     return _place(name) > 0
+
+
+def _has_any(names: Collection[str]) -> Column:
+    return F.coalesce(F.arrays_overlap(F.col("headers")["key"], F.array(*map(F.lit, sorted(names)))), F.lit(False))
 
 
 def _value(name: str) -> Column:

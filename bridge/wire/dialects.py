@@ -3,7 +3,7 @@
 A delay topic may be declared with a `dialect`; its records then get, before anything else is decoded, the native
 headers that say the same. What they mean to the bridge is thereby decided in one place. Copies that the bridge wrote
 itself carry native headers only and are left alone, and so is a record without any header of the dialect: native
-headers work in every topic.
+headers work in every topic. (Where the key is the id, a message without a value cannot be told from a cancel.)
 
 dialect   time                                             target                  id, and what else
 etf1      scheduler-epoch (s)                              scheduler-target-topic  the record's key (`keyed`);
@@ -28,6 +28,9 @@ from typing import Final
 from bridge.wire import headers as h
 
 NATIVE: Final = "native"
+NOT_CANCELLING: Final = frozenset((*h.COMMANDS, h.COPY_FORWARDED))
+"""Native headers with which a record without a value does not cancel its key: it is a command and says what it does, or
+the bridge, or a client, has sent it on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +40,8 @@ class Dialect:
     `times` are (foreign header, native header, whether in seconds), the first that is there counts, all of them if
     `several_times` (then two are a mistake). `renamed` are other headers by their native names. `key` is the header
     with the key to be delivered. With `keyed`, the record's key is its id: a later record of the same key takes the
-    earlier one's place, and one without a value, or with the header and text of `cancels`, cancels it.
+    earlier one's place, and one without a value (that has none of `NOT_CANCELLING`), or with the header and text of
+    `cancels`, cancels it.
     """
 
     times: tuple[tuple[str, str, bool], ...]

@@ -17,6 +17,7 @@ from bridge.delivery.plan.dead_letters import dead_letters, held, is_held
 from bridge.delivery.plan.due_rows import DueRows, SourceColumns
 from bridge.wire.decode_epochs import DecodeEpoch, DecodeEpochs
 from bridge.wire.dialects import DIALECTS, NATIVE
+from bridge.wire.headers import COMMANDS, COPY_FORWARDED
 from bridge.wire.reasons import RejectReason
 from tests.decode_examples import (
     AT,
@@ -24,10 +25,12 @@ from tests.decode_examples import (
     DIALECT_EPOCHS,
     DIALECT_REJECTS,
     DIALECT_TIMERS,
+    KEYED_COMMANDS,
     LIMITED,
     PARAMETERS,
     TS,
     Some,
+    keyed_commands,
     record,
 )
 from tests.entries import rows_of
@@ -89,6 +92,16 @@ def test_a_record_without_value_cancels_where_the_key_is_the_id(spark: SparkSess
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("topic", ["etf1", "karafka"])
+def test_a_native_command_is_itself_where_a_record_without_a_value_cancels_its_key(
+    spark: SparkSession, topic: str
+) -> None:
+    """What a client writes, and what the bridge writes for it."""
+    found = decoded(spark, keyed_commands(topic))
+    for row, (headers, expected) in zip(found, KEYED_COMMANDS, strict=True):
+        assert {name: row[name] for name in expected} == expected, headers
+
+
 def test_copies_of_the_bridge_are_not_translated(spark: SparkSession) -> None:
     """A copy keeps the key that it carries, and needs none of the dialect's headers."""
     row = decoded(spark, [record(*COPY, ("delay-id", "k"), topic="etf1", key=b"tk")])[0]
@@ -138,12 +151,15 @@ def test_no_dialect_shares_a_header_with_another(name: str) -> None:
     assert not any(header.startswith("delay-") for header in DIALECTS[name].names)
 
 
-_NAMES = sorted({name for dialect in DIALECTS.values() for name in dialect.names} | {"delay-for", "delay-id", "own"})
+_NATIVE = {"delay-for", "delay-id", *COMMANDS, COPY_FORWARDED}
+_NAMES = sorted({name for dialect in DIALECTS.values() for name in dialect.names} | _NATIVE | {"own"})
 _VALUES = st.one_of(
     st.none(),
     st.integers(-5, 2 * TS).map(lambda number: str(number).encode()),
     st.integers(0, 10**10).map(lambda number: f" {number}\n".encode()),
-    st.sampled_from([b"", b"cancel", b" cancel", b"t", b"1s", b"\xff", str(TS + 5).encode(), str(AT).encode()]),
+    st.sampled_from(
+        [b"", b"cancel", b" cancel", b"t", b"mixed/0/7", b"1s", b"\xff", str(TS + 5).encode(), str(AT).encode()]
+    ),
 )
 TIGHT = replace(
     PARAMETERS, headers_max=3, header_bytes_max=60, payload_bytes_max=4, roll_bytes_max=90, roll_window_ms=1_000

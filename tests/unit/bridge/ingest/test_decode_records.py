@@ -21,6 +21,7 @@ from tests.decode_examples import (
     DIALECT_TIMERS,
     EDGES,
     FOR,
+    KEYED_COMMANDS,
     ONE,
     PARAMETERS,
     RECURRING,
@@ -30,6 +31,7 @@ from tests.decode_examples import (
     TS,
     Row,
     as_record,
+    keyed_commands,
     pairs,
     record,
     rejected,
@@ -83,6 +85,20 @@ def test_every_dialect() -> None:
     rows = [record(*headers, topic=topic) for topic, headers, _ in DIALECT_REJECTS]
     for source, row, (topic, headers, reason) in zip(rows, decoded(rows, DIALECT_EPOCHS), DIALECT_REJECTS, strict=True):
         assert row == rejected(source, _REASONS[reason]), (topic, headers)
+
+
+@pytest.mark.parametrize("topic", ["etf1", "karafka"])
+def test_a_native_command_is_itself_where_a_record_without_a_value_cancels_its_key(topic: str) -> None:
+    """What a client writes, and what the bridge writes for it."""
+    found = decoded(keyed_commands(topic), DIALECT_EPOCHS)
+    for row, (headers, expected) in zip(found, KEYED_COMMANDS, strict=True):
+        assert {name: row[name] for name in expected} == expected, headers
+
+
+def test_a_native_command_beside_another_cancel_of_its_dialect_is_two() -> None:
+    """Karafka's explicit cancel is a header, which is not passed over."""
+    row = record(("schedule_source_type", "cancel"), ("delay-move", "a"), FOR, topic="karafka", value=None)
+    assert decoded([row], DIALECT_EPOCHS)[0]["reason"] == "two-times"
 
 
 @pytest.mark.parametrize(
