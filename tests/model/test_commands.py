@@ -39,6 +39,10 @@ def by_origin(offsets: Iterable[int]) -> dict[str, object]:
     return {"origin": SEVERAL, "value": ",".join(map(str, named)).encode()}
 
 
+SILENT = b"silent"
+"""The key of commands that are written once more, and not answered."""
+
+
 class Site:
     """A log, a store, and what the bridge does with both."""
 
@@ -129,7 +133,7 @@ class Site:
             self.answers[command, about].append((decision, is_move))
             if decision is Decision.ACT and not is_move:
                 self.ended.add(about)
-            elif decision is not Decision.ACT and about not in self.ended:
+            elif decision not in (Decision.ACT, Decision.PASSED) and about not in self.ended:
                 self.false.append(command)
         if end == "crash":
             self.rig.store.close()
@@ -169,8 +173,17 @@ class Site:
                 arrived.append((values[row], dues[row]))
         commands = np.flatnonzero(np.isin(kinds, DECIDED))
         at = {int(seq[row]): row for row in commands.tolist()}
-        for each in transaction.decide(seq[commands], self.now_ms):
+        named_later, passed = set[tuple[SourceName, bytes, int]](), set[int]()
+        for row in reversed(commands.tolist()):
+            if kinds[row] == Kind.MOVE and payload.column("id")[row].as_py() is None and origins[row] != NO_ORIGIN:
+                about_these = names[row], payload.column("value")[row].as_py(), origins[row]
+                passed |= {int(seq[row])} if about_these in named_later else set()
+                named_later.add(about_these)
+        for each in transaction.decide(seq[commands], self.now_ms, passed):
             row, effect = at[each.effect.seq], each.effect
+            if len(each.behind) and keys[row] != SILENT:
+                again = {"command": Kind.MOVE, "moved_ms": dues[row]} if effect.is_move else {"cancels": True}
+                output.append((names[row], None, again | by_origin(each.behind.tolist()) | {"key": SILENT}))
             again = {"key": keys[row], "command": Kind(int(kinds[row])), "moved_ms": dues[row]}
             if each.decision is Decision.AGAIN:
                 id = payload.column("id")[row].as_py()
@@ -181,10 +194,11 @@ class Site:
                 output.extend((names[row], None, again | by_origin([origin])) for origin in originals)
             else:
                 command = keys[row].decode()
-                about = self.commands[command]
+                about = self.commands.get(command, [])
                 if each.named is not None:
                     about = [at_origin[(*names[row], origin)] for origin in each.named.tolist()]
-                answers += [(command, name, each.decision, effect.is_move) for name in about]
+                if command != SILENT.decode():
+                    answers += [(command, name, each.decision, effect.is_move) for name in about]
                 if each.decision is Decision.ACT and effect.is_move:
                     ids = effect.payload.column("id").take(pa.array(each.live))
                     transaction.copied(effect.rows.seq[each.live], effect.origin[each.live], ids)

@@ -22,7 +22,7 @@ command again, behind the copy.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from itertools import chain
 from typing import Any, Final
@@ -73,6 +73,7 @@ class Decision(Enum):
     LEFT = auto()  # what it is about has left in the meantime
     NOTHING = auto()  # nothing of it was pending
     TOO_MANY = auto()  # it is about more than ROWS_MAX messages
+    PASSED = auto()  # a later one of the same transaction acts in its place
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -99,6 +100,11 @@ class Effect:
         """The command's."""
         return self.seq >> OFFSET_BITS
 
+    @property
+    def digest(self) -> tuple[int, int]:
+        """Of the id that the command names; without one, of none."""
+        return (0, 0) if self.key is None else (int(self.key.hi[0]), int(self.key.lo[0]))
+
     def have(self, rows: Bools) -> Bools:
         """Which of the originals have any of these rows (bool[n]); or whether the id has."""
         if self.named is None:
@@ -115,6 +121,8 @@ class Decided:
     decision: Decision
     live: Int64s
     named: Int64s | None
+    behind: Int64s = field(default_factory=lambda: np.empty(0, np.int64))
+    """Originals that are acted on, of which copies may be under way as well: they need the command once more."""
 
 
 class InTransit:
@@ -184,7 +192,7 @@ class Commands:
     def take_in(
         self, effects: Sequence[Effect], finished: Callable[[Positions], Bools], is_unread: Callable[[int], bool]
     ) -> None:
-        """Commands that were read; before the copies that were read with them are taken out of what is in transit.
+        """Commands that were read, after the copies that were read with them have been taken out of what is in transit.
         `is_unread` says of a source whether copies that an earlier process wrote may be unread. What has been finished
         since the commands' rows were looked up may have left as a copy."""
         if not effects:
@@ -267,7 +275,8 @@ class Commands:
                 count = len(wanted) // FEWER
                 continue
             found_of |= dict.fromkeys(group, whole)
-            room, begin = room - whole.payload.nbytes, begin + len(group)
+            held = int(whole.row_bytes * sum(len(about[i]) for i in group))  # each has its own, of shared messages too
+            room, begin = room - max(whole.payload.nbytes, held), begin + len(group)
             count = max(1, room * sum(len(about[i]) for _, i in copying[:begin]) // max(1, room_bytes - room))
         if begin < len(copying):
             left = commands[np.array([i for _, i in copying[begin:]])]

@@ -110,10 +110,10 @@ class Ingest:
                 state.pending.add(timers)
             if judged is not None:
                 self._cancel(judged)
-            state.commands.take_in(effects, resident.finished, state.is_unread)
             read = state.commands.in_transit.remove(_copied(fresh, payload))
             if state.loan is not None:
                 state.loan.copies_read.append(read)
+            state.commands.take_in(effects, resident.finished, state.is_unread)
             state.bound_ready_rows()
             first_ms = resident.ready.first_at_ms()
             is_nearer = first_ms is not None and (nearest_ms is None or first_ms < nearest_ms)

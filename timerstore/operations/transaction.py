@@ -16,7 +16,7 @@ Nothing is forgotten before `acknowledge`; `rollback` makes every row pending ag
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -79,6 +79,7 @@ class Transaction:
         """Those of them that leave as copies."""
         self._acted = self._loan.acted
         """Rows that commands of this transaction act on."""
+        self._acted_ids: set[tuple[int, int]] = set()
         self._decided: list[Decided] = []
         self._decided_ms = 0
         self._in_transit = InTransit()
@@ -144,10 +145,10 @@ class Transaction:
         self._copied.append(seq)
         self._in_transit.add(pack(sources_of(seq), origin), self._state.commands.digests(ids, sources_of(seq)))
 
-    def decide(self, commands: Int64s, now_ms: int) -> list[Decided]:
+    def decide(self, commands: Int64s, now_ms: int, passed: Collection[int] = ()) -> list[Decided]:
         """What the commands among the rows handed out (their `seq`, in order) come to, at `now_ms`: of one that names
         several originals, up to one of each kind. What they act on is not handed out any more. A move by origin that
-        acts needs a copy of each of its rows."""
+        acts needs a copy of each of its rows. Of `passed`, later ones are moves of the same originals."""
         self._decided_ms, decided = now_ms, list[Decided]()
         left = deque(commands.tolist())
         while left:
@@ -160,15 +161,16 @@ class Transaction:
                         count += len(effect.is_copied)
                 if not effects:  # all are about other topics
                     continue
-                for effect, gone, covered in zip(effects, *self._judged(effects), strict=True):
-                    for found in self._decisions(effect, gone, covered):
+                for effect, *judged in zip(effects, *self._judged(effects), strict=True):
+                    for found in self._decisions(effect, *judged, is_passed=effect.seq in passed):
                         decided.append(found)
-                        if found.decision is Decision.ACT and effect.named is not None:
+                        if found.decision is Decision.ACT:
                             self._act(found)
         return decided
 
-    def _judged(self, effects: Sequence[Effect]) -> tuple[list[Bools], list[Bools]]:
-        """Of each one's rows, in one pass: which are finished or handed out, and which a tombstone covers."""
+    def _judged(self, effects: Sequence[Effect]) -> tuple[list[Bools], ...]:
+        """Of each one's rows, in one pass: which are finished or handed out, which a tombstone covers, and which leave
+        as copies, or have been moved or recalled."""
         state = self._state
         at, seq = [each.rows.at for each in effects], [each.rows.seq for each in effects]
         rows = Positions(np.concatenate([EMPTY.at, *at]), np.concatenate([EMPTY.seq, *seq]))
@@ -178,11 +180,16 @@ class Transaction:
         lookup, covered = state.cancels.tombstones.lookup(), None
         for batch in table.to_batches():
             covered = state.cancels.covered(lookup, rows.source, rows.offset, batch)
+        copied = np.isin(rows.seq, np.concatenate(self._copied))
+        origin = np.concatenate([EMPTY.seq, *(each.origin for each in effects)])
+        copied |= state.cancels.decided(lookup, rows.source, rows.offset, origin)
         ends = np.cumsum([len(each.rows) for each in effects])[:-1]
         none: Bools = np.zeros(len(rows), np.bool_)
-        return np.split(gone, ends), np.split(none if covered is None else covered, ends)
+        return np.split(gone, ends), np.split(none if covered is None else covered, ends), np.split(copied, ends)
 
-    def _decisions(self, effect: Effect, gone: Bools, covered: Bools) -> list[Decided]:
+    def _decisions(
+        self, effect: Effect, gone: Bools, covered: Bools, copied: Bools, *, is_passed: bool
+    ) -> list[Decided]:
         """Of one command, one for all that share it; the caller holds the lock."""
         state, rows = self._state, effect.rows
         acted = np.array([seq in self._acted for seq in rows.seq.tolist()], dtype=np.bool_)
@@ -190,13 +197,13 @@ class Transaction:
         if effect.is_too_many:
             return [Decided(effect=effect, decision=Decision.TOO_MANY, live=np.flatnonzero(is_live), named=None)]
         act = effect.have(is_live)
-        if act.all():
-            return [Decided(effect=effect, decision=Decision.ACT, live=np.flatnonzero(is_live), named=effect.named)]
-        lookup = state.cancels.tombstones.lookup()
-        copied = acted | np.isin(rows.seq, np.concatenate(self._copied))
-        copied |= state.cancels.decided(lookup, rows.source, rows.offset, effect.origin)
+        if is_passed and act.all():
+            return [Decided(effect=effect, decision=Decision.PASSED, live=EMPTY.seq, named=effect.named)]
         again = self._in_transit.has(effect) | state.commands.in_transit.has(effect)
-        again |= effect.is_copied | effect.have(copied) | state.is_unread(effect.source)
+        again |= effect.is_copied | effect.have(acted | copied) | state.is_unread(effect.source)
+        if effect.named is None:  # nothing was done yet, so that all can wait for the copies
+            again |= effect.digest in self._acted_ids
+            act &= ~again
         which = [(act, Decision.ACT), (again, Decision.AGAIN), (effect.have(gone), Decision.LEFT)]
         codes = [decision.value for _, decision in which]
         found = np.select([mask for mask, _ in which], codes, Decision.NOTHING.value)
@@ -206,13 +213,17 @@ class Transaction:
                 decision=decision,
                 live=np.flatnonzero(is_live & (decision is Decision.ACT)),
                 named=None if effect.named is None else effect.named[found == decision.value],
+                behind=EMPTY.seq if effect.named is None or decision is not Decision.ACT else effect.named[act & again],
             )
             for decision in map(Decision, np.unique(found).tolist())
         ]
 
     def _act(self, found: Decided) -> None:
-        """Of what a command by origin acts on; the caller holds the lock."""
+        """Of what a command acts on; the caller holds the lock."""
         effect, live = found.effect, found.live
+        if effect.named is None:
+            self._acted_ids.add(effect.digest)
+            return
         self._acted.update(effect.rows.seq[live].tolist())
         self._decided.append(found)
 

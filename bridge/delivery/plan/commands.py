@@ -6,9 +6,13 @@ place, and answers. Each is output of the transaction that finishes the command.
     (pauses)     as it is, of what does not recur;     "                                       moved, not-pending
                  of what is over: and a cancel by origin                                       cancelled
     again        the same command, behind what is under way                                    none: the next one has it
+    passed       nothing: a later move of the same messages acts                               moved
     left         nothing                                                                       delivered
     nothing      nothing                                                                       not-pending
     too many     nothing                                                                       too-many
+
+Where some of a message is pending and a copy of it may be under way, the command acts, and is written once more behind
+the copy, unanswered; a recall as a cancel.
 
 A command that names several messages has an answer for each decision about some of them. By id, the answer is that of
 the commands by origin. Of a command without a key, which is sent on to every partition, the others answer only where
@@ -47,6 +51,7 @@ from timerstore.rows.position import Bools, Int64s
 ANSWER_BYTES: Final = 600
 """Of an answer about one message, about."""
 _OUTCOMES: Final = {
+    Decision.PASSED: Outcome.MOVED,
     Decision.LEFT: Outcome.DELIVERED,
     Decision.NOTHING: Outcome.NOT_PENDING,
     Decision.TOO_MANY: Outcome.TOO_MANY,
@@ -129,6 +134,18 @@ class Commands:
         """The commands, packed, in order."""
         return self._rows.keys[self.ids]
 
+    def passed(self) -> set[int]:
+        """Moves whose messages a later one moves too, packed: else each would wait for the copy of the one before."""
+        found, named = set[int](), set[tuple[int, h.Origins]]()
+        origins, is_by_id = self._rows.column("origin", self.ids), self._rows.column("id", self.ids)
+        for n in reversed(range(len(self.ids))):
+            if self._moves[n] and is_by_id[n] is None and origins[n] != NO_ORIGIN and self._due[n] < h.NEXT_MS:
+                about = self._sources[n], self._names(n)
+                if about in named:
+                    found.add(int(self._rows.keys[self.ids[n]]))
+                named.add(about)
+        return found
+
     def named_elsewhere(self) -> Iterator[tuple[int, str]]:
         """The commands by an origin of another partition: their rows, and the topics that they name."""
         origins = self._rows.column("origin", self.ids)
@@ -187,9 +204,15 @@ class Commands:
             return []
         if each.decision is not Decision.ACT:
             return [_result(_OUTCOMES[each.decision], each.named)]
-        if not effect.is_move:
-            return [_result(Outcome.CANCELLED, each.named)]
-        return self._move(n, each, writing)
+        results = self._move(n, each, writing) if effect.is_move else [_result(Outcome.CANCELLED, each.named)]
+        if (
+            len(each.behind)
+            and not self._is_unanswered(n)
+            and int(self._rows.keys[row]) not in writing.findings.no_copy
+        ):
+            lists = [each.behind.tolist()]
+            writing.out.to_delay_topics.append(self._sent_on(n, lists, ends=not effect.is_move, is_answered=False))
+        return results
 
     def _move(self, n: int, each: Decided, writing: _Writing) -> list[_Result]:
         """As `_act`, of a move by origin that acts. Raises Unplannable where it needs dead letters, and they fail."""
@@ -257,12 +280,14 @@ class Commands:
         rows = Rows(at=at, source=source, offset=effect.rows.offset[live], payload=payload)
         return DueRows(rows, self._rows.columns), changed, over
 
-    def _sent_on(self, n: int, lists: Sequence[Sequence[int] | None], *, ends: bool = False) -> Batch:
+    def _sent_on(
+        self, n: int, lists: Sequence[Sequence[int] | None], *, ends: bool = False, is_answered: bool = True
+    ) -> Batch:
         """The command once more (None), or by origin for each list of these, into its own partition; as a cancel that
         `ends` them."""
         topic, partition = self._place(n)[:2]
         is_move = self._is_move(n) and not ends
-        headers = [self._headers_with(n, origins, is_move=is_move) for origins in lists]
+        headers = [self._headers_with(n, origins, is_move=is_move, is_answered=is_answered) for origins in lists]
         return Batch(
             topic=topic,
             ids=np.full(len(lists), self.ids[n]),
@@ -272,7 +297,7 @@ class Commands:
             partitions=[partition] * len(lists),
         )
 
-    def _headers_with(self, n: int, origins: Sequence[int] | None, *, is_move: bool) -> Headers:
+    def _headers_with(self, n: int, origins: Sequence[int] | None, *, is_move: bool, is_answered: bool) -> Headers:
         """The command's headers with an absolute time, and the place of the record that its client wrote."""
         topic, partition, _ = self._place(n)
         said = self._headers[n]
@@ -280,6 +305,8 @@ class Commands:
             name = h.MOVE_ORIGIN if is_move else h.CANCEL_ORIGIN
             said = {each: text for each, text in said.items() if each not in h.COMMANDS}
             said[name] = h.origins_text(topic, partition, origins).encode()
+        if not is_answered:
+            said = {each: text for each, text in said.items() if each not in (h.REPLY_TO, h.CORRELATION)}
         until_ms = self._due[n] if is_move else None
         return sent_on(said, until_ms=until_ms, forwarded=h.origin_text(*self._command(n)))
 
@@ -352,6 +379,11 @@ class Commands:
     def _is_home(self, n: int) -> bool:
         """Whether the client wrote it to this partition."""
         return self._command(n)[:2] == self._place(n)[:2]
+
+    def _is_unanswered(self, n: int) -> bool:
+        """Whether the bridge wrote it, and it is not to be answered."""
+        said = self._headers[n]
+        return h.COPY_FORWARDED in said and not said.keys() & {h.REPLY_TO, h.CORRELATION}
 
     def _is_move(self, n: int) -> bool:
         return self._moves[n]

@@ -218,7 +218,7 @@ class Planner:
                 log.warning("dead-letter-cut", records=len(cut), reason=reason)
         output = None
         if loan is not None:
-            _tell_copied(loan, rows, np.union1d(fates.ids(Fate.ROLL, Fate.DEFER, Fate.RETRY), next_ids))
+            _tell_copied(loan, rows, np.concatenate((fates.ids(Fate.ROLL, Fate.DEFER, Fate.RETRY), next_ids)))
             if len(commands.ids):
                 output = self._commanded(commands, rows, forwards, own, findings, known, now_ms, loan)
                 for keys, payload in output.copied:
@@ -266,7 +266,7 @@ class Planner:
             if row not in forwards.ids
         }
         return commands.output(
-            loan.decide(commands.seqs, now_ms),
+            loan.decide(commands.seqs, now_ms, commands.passed()),
             elsewhere,
             own,
             self._letter_topics,

@@ -157,6 +157,99 @@ def test_what_replaces_is_pending_for_a_command_of_the_same_transaction(
     assert (decided.decision, len(decided.live)) == (Decision.ACT, 1)
 
 
+@pytest.mark.parametrize("kind", [Kind.MOVE, Kind.RECALL])
+@pytest.mark.parametrize("is_restarted", [False, True])
+@pytest.mark.parametrize("named", [{"origin": 0}, {"id": "m"}])
+def test_a_copy_under_way_beside_what_is_pending(
+    rig: Rig, named: dict[str, Any], is_restarted: bool, kind: Kind
+) -> None:
+    """A tick waits for another attempt, and the next one is being written; or two messages share an id. By origin the
+    command acts, and is needed once more behind the copy; by id all waits for the copy, since nothing was done yet."""
+    write(rig, NOW_MS - 10, id="m")
+    write(rig, FAR_MS, id="m", **({"origin": 0, "rolls": 1} if "origin" in named else {}))
+    rig.ingest()
+    transaction, rows = take(rig)
+    transaction.copied(seqs(rows), rows.payload.column("origin").to_numpy(), rows.payload.column("id"))
+    write(rig, None, command=kind, **named)
+    write(rig, FAR_MS + 5, id="m", origin=0, rolls=1)
+    if is_restarted:
+        rig.commit(transaction, [rows])
+        rig.reopen()
+        begin = rig.store.next_offsets()[ORDERS]
+        rig.store.append(entries(rig.log[ORDERS][begin:3]), {ORDERS: 3, BILLS: 0}, NOW_MS)
+    else:
+        rig.store.append(entries(rig.log[ORDERS][2:3]), {ORDERS: 3, BILLS: 0}, NOW_MS)
+        rig.commit(transaction, [rows])
+    transaction, rows = take(rig)
+    (decided,) = transaction.decide(seqs(rows), NOW_MS)
+    if "origin" in named:
+        assert (decided.decision, decided.behind.tolist()) == (Decision.ACT, [0])
+    else:
+        assert (decided.decision, decided.behind.tolist()) == (Decision.AGAIN, [])
+    rig.commit(transaction, [rows])
+    rig.ingest()
+    write(rig, None, command=kind, **named)
+    rig.ingest()
+    transaction, rows = take(rig)
+    (decided,) = transaction.decide(seqs(rows), NOW_MS)
+    assert (decided.decision, decided.behind.tolist()) == (Decision.ACT, [])
+    assert 3 in decided.effect.rows.offset[decided.live].tolist()
+
+
+def test_a_copy_that_is_read_with_a_command_behind_it_is_not_under_way(rig: Rig) -> None:
+    write(rig, NOW_MS - 10, id="m")
+    rig.ingest()
+    transaction, rows = take(rig)
+    transaction.copied(seqs(rows), rows.payload.column("origin").to_numpy(), rows.payload.column("id"))
+    rig.commit(transaction, [rows])
+    write(rig, FAR_MS, id="m", origin=0, rolls=1)
+    write(rig, None, command=Kind.RECALL, id="m")
+    assert decide(rig) is Decision.ACT
+
+
+def test_of_moves_of_one_message_the_last_acts(rig: Rig) -> None:
+    """If each acted, it would have to wait for the copy of the one before."""
+    write(rig, FAR_MS)
+    moves = [write(rig, None, command=Kind.MOVE, moved_ms=FAR_MS + n, origin=0) for n in range(5)]
+    rig.ingest()
+    transaction, rows = take(rig)
+    passed = {int(seq) for seq in seqs(rows)[:-1]}
+    decided = transaction.decide(seqs(rows), NOW_MS, passed)
+    assert [each.decision for each in decided] == [Decision.PASSED] * 4 + [Decision.ACT]
+    transaction.copied(decided[-1].effect.rows.seq, decided[-1].effect.origin, pa.nulls(1, pa.string()))
+    write(rig, moves[-1].moved_ms, origin=0, rolls=1)
+    rig.commit(transaction, [rows])
+    rig.ingest()
+    assert rig.store.stats().pending == 1
+    rig.reopen()
+    rig.ingest()
+    assert rig.store.stats().pending == 1
+
+
+def test_a_move_whose_message_has_left_is_not_passed_over(rig: Rig) -> None:
+    """Each says so."""
+    write(rig, NOW_MS - 10)
+    rig.ingest()
+    rig.deliver()
+    for _ in range(2):
+        write(rig, None, command=Kind.MOVE, moved_ms=FAR_MS, origin=0)
+    rig.ingest()
+    transaction, rows = take(rig)
+    decided = transaction.decide(seqs(rows), NOW_MS, {int(seqs(rows)[0])})
+    assert [each.decision for each in decided] == [Decision.NOTHING] * 2
+
+
+def test_of_commands_by_one_id_the_first_acts(rig: Rig) -> None:
+    """The others wait for what it writes: each would write a command for each message."""
+    write(rig, FAR_MS, id="m")
+    for _ in range(3):
+        write(rig, None, command=Kind.RECALL, id="m")
+    rig.ingest()
+    transaction, rows = take(rig)
+    decisions = [each.decision for each in transaction.decide(seqs(rows), NOW_MS)]
+    assert decisions == [Decision.ACT, Decision.AGAIN, Decision.AGAIN]
+
+
 def test_what_a_move_could_not_copy_is_not_in_transit(rig: Rig) -> None:
     """It became a dead letter. Else a command about it would be written again and again, for ever."""
     write(rig, FAR_MS)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -10,6 +11,8 @@ import pyarrow as pa
 import pytest
 
 from bridge.delivery.plan.backoff import RetryPolicy
+from bridge.delivery.plan.commands import Commands
+from bridge.delivery.plan.due_rows import DueRows, SourceColumns
 from bridge.delivery.plan.fates import Findings, Unplannable
 from bridge.delivery.plan.planner import NOTHING, Plan, Planner
 from bridge.delivery.targets.cache import Targets
@@ -19,11 +22,11 @@ from bridge.wire.answers import Outcome
 from bridge.wire.schedule import packed
 from tests.entries import rows_of, timer
 from tests.unit.bridge.delivery.plan.test_ticks import FAILS, MINUTE, NOW, SOURCES, WELL, Known
-from timerstore.cancels.cancels import NO_ORIGIN
+from timerstore.cancels.cancels import NO_ORIGIN, SEVERAL
 from timerstore.cancels.commands import Decided, Decision, Effect
 from timerstore.operations.transaction import Transaction
 from timerstore.rows.entry import Kind
-from timerstore.rows.position import AT_MIN, Int64s, Positions
+from timerstore.rows.position import AT_MIN, OFFSET_MAX, Int64s, Positions
 
 
 class Loan:
@@ -34,7 +37,7 @@ class Loan:
         self.originals: list[int] = []
         """Of what leaves as a copy."""
 
-    def decide(self, commands: Sequence[int], _now_ms: int) -> list[Decided]:
+    def decide(self, commands: Sequence[int], _now_ms: int, _passed: Collection[int] = ()) -> list[Decided]:
         rows, payload = self._rows, self._rows.payload
         origin = payload.column("origin").to_numpy()
         positions = Positions(rows.at, rows.offset)
@@ -60,6 +63,18 @@ class Loan:
         self.originals += origin.tolist()
 
 
+class UnderWay(Loan):
+    """A transaction in which a command acts, and may have missed a copy."""
+
+    def __init__(self, *rows: dict[str, Any], kind: Kind) -> None:
+        super().__init__(*rows)
+        self._kind = kind
+
+    def decide(self, commands: Sequence[int], _now_ms: int, _passed: Collection[int] = ()) -> list[Decided]:
+        (found,) = super().decide(commands, _now_ms)
+        return [replace(found, effect=replace(found.effect, is_move=self._kind is Kind.MOVE), behind=np.array([7]))]
+
+
 class Several(Loan):
     """A transaction in which a command that names several originals comes to this, of each."""
 
@@ -67,7 +82,7 @@ class Several(Loan):
         super().__init__(*rows)
         self._decisions = decisions
 
-    def decide(self, commands: Sequence[int], _now_ms: int) -> list[Decided]:
+    def decide(self, commands: Sequence[int], _now_ms: int, _passed: Collection[int] = ()) -> list[Decided]:
         rows, payload, named = self._rows, self._rows.payload, np.array(sorted(self._decisions))
         origin, positions = payload.column("origin").to_numpy(), Positions(rows.at, rows.offset)
         effect = Effect(
@@ -99,10 +114,14 @@ def planned(
     names: str = "delay/0/7",
     letters: Target = WELL,
     findings: Findings = NOTHING,
+    kind: Kind = Kind.MOVE,
+    more: h.Headers = (),
 ) -> Plan:
-    """A move of these rows, that was written a second ago; the delay topic takes records of so many bytes."""
-    named: h.Headers = [(h.MOVE_ORIGIN, names.encode()), (h.UNTIL, str(due).encode())]
-    move = {**timer("delay", 0, 20, due, None, kind=int(Kind.MOVE), headers=named), "ts": NOW - 1_000}
+    """A move of these rows, that was written a second ago; the delay topic takes records of so many bytes. Or their
+    recall."""
+    what = [(h.MOVE_ORIGIN, names.encode()), (h.UNTIL, str(due).encode())]
+    named: h.Headers = [*(what if kind is Kind.MOVE else [(h.CANCEL_ORIGIN, names.encode())]), *more]
+    move = {**timer("delay", 0, 20, due, None, kind=int(kind), headers=named), "ts": NOW - 1_000}
     move["origin"] = 7 if names.startswith("delay/0/") else NO_ORIGIN
     planner = Planner(
         targets=cast("Targets", Known({"delay": Target(partitions=1, bytes_max=bytes_max), "delay.dlt": letters})),
@@ -169,6 +188,42 @@ def test_what_could_not_be_read_again_is_not_moved(more: dict[str, Any], reason:
     ]
     assert [letter[h.REASON] for letter in letters] == [reason]
     assert made[0].originals == [7]
+
+
+@pytest.mark.parametrize(
+    ("headers", "is_unanswered"),
+    [([(h.CORRELATION, b"c")], False), ([], False), ([(h.COPY_FORWARDED, b"delay/0/20")], True)],
+)
+@pytest.mark.parametrize("kind", [Kind.MOVE, Kind.RECALL])
+def test_behind_a_copy_that_is_under_way_a_command_is_written_once_more(
+    kind: Kind, headers: h.Headers, is_unanswered: bool
+) -> None:
+    """It acts on what is pending, and is answered for that. What is written is not answered, and not written again."""
+    row = {**timer("delay", 0, 8, NOW + MINUTE, "orders"), "origin": 7}
+    plan = planned(NOW + 2 * MINUTE, row, loan=lambda *rows: UnderWay(*rows, kind=kind), kind=kind, more=headers)
+    assert [(answer.count, answer.origins) for answer in plan.answers] == [(1, (("delay", 0, 7),))]
+    written = [dict(each) for batch in plan.batches() for each in batch.all_headers()]
+    commands = [each for each in written if each.keys() & {h.MOVE_ORIGIN, h.CANCEL_ORIGIN}]
+    name = h.MOVE_ORIGIN if kind is Kind.MOVE else h.CANCEL_ORIGIN
+    assert [each[name] for each in commands] == ([] if is_unanswered else [b"delay/0/7"])
+    assert not any(h.CORRELATION in each for each in commands)
+    assert len(written) - len(commands) == (kind is Kind.MOVE)
+
+
+def test_moves_that_a_later_one_makes_moot() -> None:
+    """Of the same messages, in whatever order they are named; not pauses, which leave some messages as they are."""
+    told = [
+        ("delay/0/7", NOW, 7), ("delay/0/8", NOW, 8), ("delay/0/7", h.NEVER_MS, 7), ("delay/0/7", NOW + 1, 7),
+        ("delay/1/7", NOW, NO_ORIGIN), ("delay/1/7", NOW, NO_ORIGIN), ("delay/0/8,7", NOW, SEVERAL),
+        ("delay/0/7,8", NOW, SEVERAL),
+    ]  # fmt: skip
+    rows = []
+    for n, (names, due, origin) in enumerate(told):
+        headers = [(h.MOVE_ORIGIN, names.encode())]
+        move = timer("delay", 0, 20 + n, due, None, kind=int(Kind.MOVE), headers=headers)
+        rows.append((AT_MIN, 0, 20 + n, {**move, "origin": origin}))
+    commands = Commands(DueRows(rows_of(rows), SourceColumns(SOURCES, {"delay": None})))
+    assert {seq & OFFSET_MAX for seq in commands.passed()} == {20, 26}
 
 
 def test_where_a_move_needs_a_dead_letter_and_those_fail_its_source_waits() -> None:

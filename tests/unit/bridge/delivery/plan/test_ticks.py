@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -20,6 +21,7 @@ from bridge.wire import headers as h
 from bridge.wire.reasons import RejectReason
 from bridge.wire.schedule import packed
 from tests.entries import rows_of, timer
+from timerstore.operations.transaction import Transaction
 from timerstore.rows.sources import Sources
 
 SOURCES = Sources([("delay", 0)])
@@ -52,6 +54,7 @@ def planned(
     *entries: dict[str, Any],
     targets: Mapping[str, Target] | None = None,
     schedules: ScheduleLimits = LIMITS,
+    loan: Transaction | None = None,
     **options: Any,
 ) -> tuple[Plan, dict[str, list[dict[str, str]]]]:
     """The plan of these entries, and the headers of what is written to each topic."""
@@ -65,7 +68,7 @@ def planned(
         **options,
     )
     planner.begin()
-    plan = planner.plan(rows_of([(e["at"], 0, e["offset"], e) for e in entries]), SOURCES, NOW)
+    plan = planner.plan(rows_of([(e["at"], 0, e["offset"], e) for e in entries]), SOURCES, NOW, loan=loan)
     batches: list[Batch] = list(plan.batches())
     assert sum(map(len, batches)) == plan.records
     written: dict[str, list[dict[str, str]]] = {}
@@ -180,6 +183,15 @@ def test_a_tick_whose_target_fails_is_retried_by_itself() -> None:
     assert (retry[h.COPY_TICK], retry[h.COPY_ATTEMPT], retry[h.COPY_DUE]) == ("4", "1", str(NOW))
     assert h.EVERY not in retry and h.COPY_AT in retry
     assert (following[h.COPY_TICK], following[h.COPY_ATTEMPT], following[h.EVERY]) == ("5", "0", "1h")
+
+
+def test_both_copies_of_a_tick_that_is_retried_are_under_way() -> None:
+    """Its own, and the next tick."""
+    told: list[int] = []
+    loan = SimpleNamespace(copied=lambda _seq, origin, _ids: told.extend(origin.tolist()))
+    _, written = planned(tick(3, NOW - 5_000, every="1h"), targets={"orders": FAILS}, loan=cast("Transaction", loan))
+    assert len(written["delay"]) == 2
+    assert told == [7, 7]
 
 
 def test_a_retried_tick_keeps_its_number() -> None:
