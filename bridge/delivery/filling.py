@@ -32,6 +32,8 @@ Half of it is added to the usual lateness."""
 AHEAD_MS: Final = 40
 """How far ahead rows are taken. A request of another thread waits so long at most, and a cancel that is read within it
 comes too late."""
+BUSY_ROWS: Final = 100
+"""Transactions of so many rows are worth twice as many requests to the brokers: consumers see the records earlier."""
 SET_BACK_MS: Final = 100
 """A clock that was set back by less is waited for."""
 
@@ -53,9 +55,15 @@ class Filling:
     beat: Callable[[], None]
     row_bytes: float = 1_000.0
     """The usual size of a row, learned from plans."""
+    is_busy: bool = False
+    """Whether the transaction before had many rows."""
 
     def fill(self, store: TimerStore, transaction: OpenTransaction) -> None:
         """Take, plan and produce until it is time to commit."""
+        self._fill(store, transaction)
+        self.is_busy = transaction.rows >= BUSY_ROWS
+
+    def _fill(self, store: TimerStore, transaction: OpenTransaction) -> None:
         while True:
             self.beat()
             left_ms = self._left_ms(transaction)
@@ -79,8 +87,9 @@ class Filling:
             store.wait(max((wakeup_ms - now_ms) / 1000, GATHER_S))
 
     def _left_ms(self, transaction: OpenTransaction) -> int:
-        """How much of the commit interval is left."""
-        return int(self.commit_interval_ms - 1000 * (self.clock.monotonic_s() - transaction.opened_s))
+        """How much of the commit interval is left, or of half of it where there is much to deliver."""
+        interval_ms = self.commit_interval_ms / (2 if self.is_busy else 1)
+        return int(interval_ms - 1000 * (self.clock.monotonic_s() - transaction.opened_s))
 
     def _take_until_ms(self, left_ms: int) -> int:
         """What may be taken: what is due, and what falls due before the commit, unless an abort has taught caution."""

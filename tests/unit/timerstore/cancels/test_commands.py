@@ -166,7 +166,7 @@ def test_a_copy_under_way_beside_what_is_pending(
     """A tick waits for another attempt, and the next one is being written; or two messages share an id. By origin the
     command acts, and is needed once more behind the copy; by id all waits for the copy, since nothing was done yet."""
     write(rig, NOW_MS - 10, id="m")
-    write(rig, FAR_MS, id="m", **({"origin": 0, "rolls": 1} if "origin" in named else {}))
+    write(rig, FAR_MS, id="m", **(named | {"rolls": 1} if "origin" in named else {}))
     rig.ingest()
     transaction, rows = take(rig)
     transaction.copied(seqs(rows), rows.payload.column("origin").to_numpy(), rows.payload.column("id"))
@@ -532,7 +532,7 @@ def test_the_lock_is_held_for_so_many_messages(rig: Rig, monkeypatch: pytest.Mon
     held: list[int] = []
     real = Transaction._judged
 
-    def judged(self: Transaction, effects: Sequence[Effect]) -> tuple[list[Bools], list[Bools]]:
+    def judged(self: Transaction, effects: Sequence[Effect]) -> tuple[list[Bools], ...]:
         held.append(sum(len(effect.is_copied) for effect in effects))
         return real(self, effects)
 

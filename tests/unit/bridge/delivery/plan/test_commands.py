@@ -115,12 +115,12 @@ def planned(
     letters: Target = WELL,
     findings: Findings = NOTHING,
     kind: Kind = Kind.MOVE,
-    more: h.Headers = (),
+    more: h.Headers | None = None,
 ) -> Plan:
     """A move of these rows, that was written a second ago; the delay topic takes records of so many bytes. Or their
     recall."""
     what = [(h.MOVE_ORIGIN, names.encode()), (h.UNTIL, str(due).encode())]
-    named: h.Headers = [*(what if kind is Kind.MOVE else [(h.CANCEL_ORIGIN, names.encode())]), *more]
+    named: h.Headers = [*(what if kind is Kind.MOVE else [(h.CANCEL_ORIGIN, names.encode())]), *(more or [])]
     move = {**timer("delay", 0, 20, due, None, kind=int(kind), headers=named), "ts": NOW - 1_000}
     move["origin"] = 7 if names.startswith("delay/0/") else NO_ORIGIN
     planner = Planner(
