@@ -14,7 +14,8 @@ import queue
 import threading
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Final
@@ -22,8 +23,10 @@ from typing import Any, Final
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from bridge.api.source import NotOwnedError, Order
+from bridge.delivery.producer.producer_pool import drop
 from bridge.errors import EnvironmentFailure
 from bridge.kafka.construction import made
+from bridge.kafka.errors import is_fatal, kafka_error
 from bridge.wire.answers import Answer
 from bridge.wire.commands import cancel_origin_headers, move_origin_headers
 from bridge.wire.headers import NEXT_MS, origins_text
@@ -74,6 +77,7 @@ class CommandSender:
         self._waiting: dict[str, _Waiting] = {}
         self._answers: queue.SimpleQueue[Sequence[Answer]] = queue.SimpleQueue()
         self._producer: Producer | None = None
+        self._thread = threading.Thread(target=self._settle, name="command-answers", daemon=True)
         self._run, self._numbers = uuid.uuid4().hex, count()
 
     def send(self, orders: Sequence[Order]) -> Sequence[Future[Sequence[Answer]]]:
@@ -101,11 +105,12 @@ class CommandSender:
             self._answers.put(answers)
 
     def _open(self) -> Producer:
-        """Most bridges are never told anything: the producer and its thread are made for the first command."""
+        """Most bridges are never told anything: the producer is made, and its thread begins, with the first command."""
         with self._lock:
             if self._producer is None:
                 self._producer = made("producer", lambda: self._make(dict(self._properties)))
-                threading.Thread(target=self._settle, name="command-answers", daemon=True).start()
+            if not self._thread.is_alive():
+                self._thread.start()
             return self._producer
 
     def _send(self, producer: Producer, order: Order) -> Future[Sequence[Answer]]:
@@ -131,16 +136,37 @@ class CommandSender:
             if error is not None:
                 _fail(future, error)
 
-        while True:
+        while not future.done():
             try:
                 producer.produce(topic, partition=partition, headers=list(headers), on_delivery=on_delivery)
             except BufferError:
-                producer.poll(POLL_S)
+                self._poll(producer, POLL_S)
             except KafkaException as exception:
-                _fail(future, exception.args[0])
-                return future
+                error = kafka_error(exception)
+                if is_fatal(error):
+                    self._drop(producer, error)
+                _fail(future, error)
             else:
-                return future
+                break
+        return future
+
+    def _poll(self, producer: Producer, timeout_s: float) -> None:
+        """Let reports in. The client raises a fatal error here, once."""
+        try:
+            producer.poll(timeout_s)
+        except KafkaException as exception:
+            self._drop(producer, kafka_error(exception))
+
+    def _drop(self, producer: Producer, error: KafkaError) -> None:
+        """It can send nothing any more: what waits fails, and the next command has another producer made."""
+        with self._lock:
+            if self._producer is not producer:
+                return
+            self._producer = None
+            futures = [waiting.future for waiting in self._waiting.values()]
+        for future in futures:
+            _fail(future, error)
+        drop(producer)
 
     def _forget(self, correlation: str) -> None:
         """It is settled, or nothing waits for it any more."""
@@ -155,20 +181,20 @@ class CommandSender:
                 answers = self._answers.get(timeout=POLL_S if self._waiting else IDLE_S)
             except queue.Empty:
                 answers = []
-            if self._producer is not None:
-                self._producer.poll(0)
             for answer in answers:
                 with self._lock:
                     waiting = self._waiting.get(answer.correlation or "")
-                if waiting is None or not waiting.add(answer):
-                    continue
-                if waiting.future.set_running_or_notify_cancel():
-                    waiting.future.set_result(waiting.answers)
+                if waiting is not None and waiting.add(answer):
+                    with suppress(InvalidStateError):  # given up, or failed, just now
+                        waiting.future.set_result(waiting.answers)
+            producer = self._producer
+            if producer is not None:
+                self._poll(producer, 0)
 
 
 def _fail(future: Future[Sequence[Answer]], error: KafkaError) -> None:
     # Its answer may be here although the client was told nothing of the record: it is in the log then.
-    if not future.done() and future.set_running_or_notify_cancel():
+    with suppress(InvalidStateError):
         future.set_exception(
             EnvironmentFailure(
                 "a command could not be written into the delay topic",

@@ -29,6 +29,7 @@ class Producer:
         self.records: list[SimpleNamespace] = []
         self.refusal: KafkaError | None = None
         self.error: Exception | None = None
+        self.fatal: KafkaError | None = None
 
     def produce(self, topic: str, *, partition: int, headers: Any, on_delivery: Callable[..., None]) -> None:
         if self.error is not None:
@@ -39,7 +40,13 @@ class Producer:
             on_delivery(self.refusal, None)
 
     def poll(self, _: float) -> int:
+        fatal, self.fatal = self.fatal, None
+        if fatal is not None:
+            raise KafkaException(fatal)
         return 0
+
+    def purge(self, **_: bool) -> None:
+        """Nothing is queued here."""
 
     def answer(self, number: int, outcome: Outcome = Outcome.CANCELLED) -> Answer:
         correlation = self.records[number].headers["delay-correlation-id"].decode()
@@ -130,6 +137,32 @@ def test_a_command_that_is_answered_and_then_reported_lost_is_answered(
         record.on_delivery(KafkaError(KafkaError._MSG_TIMED_OUT), None)
     sender.on_answers([producer.answer(1)])
     assert second.result(DEADLINE_S)[0].count == 1
+
+
+@pytest.mark.parametrize("is_told_by_produce", [True, False])
+def test_a_fatal_error_fails_what_waits_and_the_next_command_has_another_producer(is_told_by_produce: bool) -> None:
+    """The client raises it in whatever is called next. The thread that settles goes on."""
+    producers: list[Producer] = []
+
+    def make(_: dict[str, Any]) -> Any:
+        producers.append(Producer())
+        return producers[-1]
+
+    sender = CommandSender({}, owned=lambda: {("delay", 0)}, delay_max_ms=1, clock=ManualClock(NOW_MS), make=make)
+    fatal = KafkaError(KafkaError._FATAL, "out of order sequence number", fatal=True)
+    lost = sender.send([order(1), order(2)])
+    if is_told_by_produce:
+        producers[0].error = KafkaException(fatal)
+        lost = [*lost, *sender.send([order(3)])]
+    else:
+        producers[0].fatal = fatal
+    for future in lost:
+        with pytest.raises(EnvironmentFailure, match="could not be written"):
+            future.result(DEADLINE_S)
+    (again,) = sender.send([order(4)])
+    sender.on_answers([producers[1].answer(0)])
+    assert again.result(DEADLINE_S)[0].count == 1
+    assert len(producers) == 2
 
 
 def test_commands_under_way_are_bounded(producer: Producer, monkeypatch: pytest.MonkeyPatch) -> None:
