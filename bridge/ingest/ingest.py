@@ -31,6 +31,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from bridge.errors import BridgeError, EnvironmentFailure, InternalError
 from bridge.ingest.finish import Finish
 from bridge.ingest.frames import FrameReceiver
+from bridge.ingest.guarded import guarded
 from bridge.ingest.plain_reader import NOTHING, Offsets, PlainReader, by_source
 from bridge.ingest.query import Query, scratch_directory
 from bridge.kafka.errors import records_gone
@@ -40,8 +41,7 @@ from bridge.telemetry.heartbeats import Beat, unwatched
 from bridge.telemetry.metrics import Metrics
 from bridge.wire.decode_epochs import DecodeEpochs
 from timerstore.clock import Clock
-from timerstore.errors import Closed, Corrupt, DiskFailure
-from timerstore.operations import recovery
+from timerstore.errors import Closed, TimerStoreError
 from timerstore.rows.position import OFFSET_MAX
 from timerstore.rows.sources import SourceName
 from timerstore.store import TimerStore
@@ -113,7 +113,7 @@ class Ingest:
         self._receiver: FrameReceiver | None = None
         self._query_serves = threading.Event()
         self._restart: str | None = None
-        self._failure: BridgeError | None = None
+        self._failure: Exception | None = None
         self._opened_s: float | None = None
         self._query_start: Offsets = {}
         self._sent: dict[SourceName, int] = {}
@@ -204,21 +204,9 @@ class Ingest:
 
     def _guarded(self, run: Callable[[], None]) -> None:
         try:
-            run()
+            guarded("ingest", run, clock=self._clock, on_corrupt=self._on_corrupt, on_fatal=self._fail)
         except Closed:
-            if not self._stopping.is_set():
-                self._fail(InternalError("the store is closed", hint="Please report this.", code="DB-7001"))
-        except Corrupt as corrupt:
-            log.error("segment-corrupt", report=recovery.set_aside(corrupt, self._clock.now_ms()))
-            self._on_corrupt()
-        except DiskFailure as failure:
-            self._fail(EnvironmentFailure(failure.message, hint=failure.hint, code=failure.code))
-        except BridgeError as error:
-            self._fail(error)
-        except Exception as error:  # noqa: BLE001 - the application must know that nothing is read any more
-            bug = InternalError(f"ingest failed: {error!r}", hint="Please report this with the log.", code="DB-7001")
-            bug.__cause__ = error
-            self._fail(bug)
+            self._fail(InternalError("the store is closed", hint="Please report this.", code="DB-7001"))
 
     def _fail(self, error: BridgeError) -> None:
         if not self._stopping.is_set():
@@ -497,4 +485,4 @@ class Ingest:
     def _on_take_failure(self, error: Exception) -> None:
         """No later frame may be stored: the offsets of this one would be skipped."""
         if not self._stopping.is_set():
-            self._failure = named_failure("take in frames", error)
+            self._failure = error if isinstance(error, TimerStoreError) else named_failure("take in frames", error)

@@ -10,17 +10,18 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 import structlog
 
-from bridge.errors import BridgeError, EnvironmentFailure, InternalError
+from bridge.errors import BridgeError
+from bridge.ingest.guarded import guarded
 from bridge.telemetry.heartbeats import DISK_BYTES_PER_S, SPARK_S, Beat, unwatched
 from bridge.telemetry.metrics import Metrics
 from timerstore.clock import Clock
-from timerstore.errors import Closed, Corrupt, DiskFailure, DiskFull
+from timerstore.errors import Closed, DiskFull
 from timerstore.log.timerlog import read_window
-from timerstore.operations import recovery
 from timerstore.store import TimerStore
 
 BUSY_WAIT_S: Final = 0.05
@@ -110,23 +111,13 @@ class MaintenanceThread:
             log.warning("flush-skipped", reason=full.message, hint=full.hint)
 
     def _run(self) -> None:
-        try:
-            while not self._stop.is_set():
-                self._news.wait(self._step())
-                self._news.clear()
-        except Corrupt as corrupt:
-            log.error("segment-corrupt", report=recovery.set_aside(corrupt, self._clock.now_ms()))
-            self._on_corrupt()
-        except DiskFailure as failure:
-            self._on_fatal(EnvironmentFailure(failure.message, hint=failure.hint, code=failure.code))
-        except BridgeError as error:
-            self._on_fatal(error)
-        except Closed:
-            return
-        except Exception as error:  # noqa: BLE001 - the application must know that nothing is flushed any more
-            bug = InternalError("maintenance failed", hint="Please report this.", reason=repr(error), code="DB-7001")
-            bug.__cause__ = error
-            self._on_fatal(bug)
+        with suppress(Closed):
+            guarded("maintenance", self._work, clock=self._clock, on_corrupt=self._on_corrupt, on_fatal=self._on_fatal)
+
+    def _work(self) -> None:
+        while not self._stop.is_set():
+            self._news.wait(self._step())
+            self._news.clear()
 
     def _step(self) -> float:
         """Do what there is to do; returns how long to wait until the next look."""

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -21,7 +22,7 @@ from bridge.ingest.plain_reader import NOTHING, Read, by_source
 from bridge.wire.decode_epochs import DecodeEpoch, DecodeParameters
 from dev.harness.waiting import wait_until
 from tests.manual_clock import ManualClock
-from timerstore.errors import Closed, Misuse
+from timerstore.errors import Closed, Corrupt, DiskFailure, Misuse
 from timerstore.rows.sources import SourceName
 
 A: SourceName = ("delay", 0)
@@ -38,7 +39,7 @@ def entries(name: SourceName, first: int, end: int) -> pa.Table:
 
 
 class Store:
-    """Keeps each record once, as the real one does; `refuses` is raised by the next append."""
+    """Keeps each record once, as the real one does; `refuses` is raised for the next rows."""
 
     def __init__(self, committed: Mapping[SourceName, int]) -> None:
         self.committed = committed
@@ -53,7 +54,7 @@ class Store:
             return dict(self.ends)
 
     def append(self, rows: pa.Table, ends: Mapping[SourceName, int], _: int) -> int:
-        if self.refuses is not None:
+        if self.refuses is not None and len(rows):
             raise self.refuses
         with self.lock:
             for name, offsets in by_source(rows):
@@ -141,6 +142,7 @@ class Bench:
         self.jobs: list[tuple[dict[SourceName, int], dict[SourceName, int]]] = []
         self.log_starts: dict[SourceName, int] = {}
         self.failures: list[BridgeError] = []
+        self.rebuilds: list[str] = []
         self.clock = ManualClock()
         self.session: Future[Any] = Future()
         self.metrics = mock.Mock()
@@ -157,7 +159,7 @@ class Bench:
             executor_host=None,
             clock=self.clock,
             metrics=self.metrics,
-            on_corrupt=lambda: None,
+            on_corrupt=lambda: self.rebuilds.append("rebuild"),
             on_fatal=self.failures.append,
         )
 
@@ -363,6 +365,23 @@ def test_a_frame_that_cannot_be_stored_ends_ingest(made: Callable[..., Bench]) -
     stream.send(A, 0, 1)
     wait_until(lambda: bench.failures, SEEN_S, "it ends")
     assert isinstance(bench.failures[0], InternalError)
+
+
+def test_what_the_store_says_of_a_frame_is_judged_as_of_any_batch(made: Callable[..., Bench], tmp_path: Path) -> None:
+    """Damage asks for a rebuild, a failing disk ends the process as one; neither is a bug."""
+    broken, damaged = made(), made()
+    broken.begin()
+    broken.store.refuses = DiskFailure("cannot read: EIO", hint="Replace the volume.", code="DB-3026")
+    broken.next_stream().send(A, 0, 1)
+    wait_until(lambda: broken.failures, SEEN_S, "it ends")
+    assert isinstance(broken.failures[0], EnvironmentFailure) and broken.failures[0].code == "DB-3026"
+    damaged.begin()
+    file = tmp_path / "segment-0000000001.parquet"
+    file.touch()
+    damaged.store.refuses = Corrupt("it fails its checksum", path=str(file))
+    damaged.next_stream().send(A, 0, 1)
+    wait_until(lambda: damaged.rebuilds, SEEN_S, "a rebuild is asked for")
+    assert not damaged.failures and not file.exists()
 
 
 def test_a_log_that_begins_later_is_found_before_the_query_would_spin_on_it(made: Callable[..., Bench]) -> None:

@@ -23,6 +23,7 @@ from tests.manual_clock import ManualClock
 from tests.unit.timerstore.entries import gather
 from tests.unit.timerstore.rig import NOW_MS, ORDERS, Rig
 from timerstore.disk import checkpoint
+from timerstore.errors import Corrupt
 from timerstore.limits import Limits
 from timerstore.log import segment
 from timerstore.operations import compaction
@@ -188,6 +189,20 @@ def test_an_errno_is_an_environment_failure_and_leaves_every_file(bench: Bench) 
     assert [type(error) for error in bench.fatal] == [EnvironmentFailure]
     assert bench.corrupt == []
     assert sorted(path.name for path in bench.rig.directory.iterdir()) == before
+
+
+def test_damage_asks_for_a_rebuild_and_is_told_where_the_file_cannot_be_set_aside(bench: Bench) -> None:
+    """A volume that has become read-only: the thread does not end unnoticed."""
+    bench.flush(NEAR_MS)
+    bench.clock.advance(NEAR_MS - bench.clock.now_ms())
+    [damaged] = bench.rig.directory.glob("segment-*.parquet")
+    damage = Corrupt("it fails its checksum", path=str(damaged))
+    with mock.patch("bridge.runtime.maintenance_thread.read_window", side_effect=damage):
+        with mock.patch("os.replace", side_effect=OSError(errno.EROFS, os.strerror(errno.EROFS))):
+            bench.maintenance._run()
+        assert [error.code for error in bench.fatal] == ["DB-3025"] and bench.corrupt == []
+        bench.maintenance._run()
+    assert len(bench.fatal) == 1 and bench.corrupt == ["corrupt"] and not damaged.exists()
 
 
 @pytest.fixture
