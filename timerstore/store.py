@@ -103,9 +103,11 @@ class TimerStore:
 
     # ---- ingest
 
-    def append(self, entries: pa.Table, ends: Mapping[SourceName, int], now_ms: int) -> int:
+    def append(
+        self, entries: pa.Table, ends: Mapping[SourceName, int], now_ms: int, beat: Callable[[], None] = lambda: None
+    ) -> int:
         """Take in a batch; see `Ingest.append`."""
-        return self._ingest.append(entries, ends, now_ms)
+        return self._ingest.append(entries, ends, now_ms, beat)
 
     def has_room(self) -> bool:
         """Whether `append` goes on at once."""

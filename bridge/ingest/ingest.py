@@ -215,17 +215,22 @@ class Ingest:
 
     # ---- into the store
 
-    def _take(self, run: int, entries: pa.Table, ends: Offsets) -> None:
-        """Any reader's thread. Blocks while the store has no room. What an earlier run has read may lie behind a gap:
-        partitions may have come back since."""
+    def _take(self, run: int, entries: pa.Table, ends: Offsets, beat: Beat) -> None:
+        """Any reader's thread, whose `beat` it is. Blocks while the store has no room. What an earlier run has read may
+        lie behind a gap: partitions may have come back since."""
         finished = self._finish(entries)
         began_s = self._clock.monotonic_s()
-        with self._taking:
+        while not self._taking.acquire(timeout=LOOK_S):
+            if not self._store.has_room():  # the other thread waits for it; else it works, or hangs
+                beat()
+        try:
             if run != self._run:
                 return
             before = self._store.next_offsets()
-            self._store.append(finished, ends, self._clock.now_ms())
+            self._store.append(finished, ends, self._clock.now_ms(), beat)
             self._count(entries, before)
+        finally:
+            self._taking.release()
         if len(entries):
             self._metrics.batch.observe(self._clock.monotonic_s() - began_s)
         self._taken.set()
@@ -279,7 +284,7 @@ class Ingest:
             return
         read = reader.poll(until)
         if read.ends:
-            self._take(run, read.entries, read.ends)
+            self._take(run, read.entries, read.ends, self._beat)
             self._read_to |= {name: int(offsets[-1]) + 1 for name, offsets in by_source(read.entries)}
             if until is None:
                 self._heard.update(read.ends)
@@ -329,7 +334,7 @@ class Ingest:
         reader.assign({})
         known = {name: end for name, end in ends.items() if name not in filled}
         if known:
-            self._take(run, NOTHING, known)
+            self._take(run, NOTHING, known, self._beat)
         return filled
 
     # ---- the query
@@ -439,7 +444,7 @@ class Ingest:
         try:
             query.read(start, end)
             if self._failure is None:
-                self._take(run, NOTHING, end)
+                self._take(run, NOTHING, end, self._beat_query)
         finally:
             self._plain_rests.clear()
 
@@ -478,7 +483,7 @@ class Ingest:
             self.restart("replayed")
         while not (self._store.has_room() or self._stopping.wait(LOOK_S)):
             self._beat_query()
-        self._take(run, frame, ends)
+        self._take(run, frame, ends, self._beat_query)
         if run == self._run:
             self._sent |= {name: max(self._sent.get(name, end), end) for name, end in ends.items()}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -34,22 +34,24 @@ class Ingest:
         self._state = state
         self._one_at_a_time = threading.Lock()
 
-    def append(self, entries: pa.Table, ends: Mapping[SourceName, int], now_ms: int) -> int:
+    def append(
+        self, entries: pa.Table, ends: Mapping[SourceName, int], now_ms: int, beat: Callable[[], None] = lambda: None
+    ) -> int:
         """Take in a batch of `entry.ENTRY` rows, read at `now_ms`; `ends` are the exclusive end offsets it
         reaches, by source.
 
-        Blocks while there is no room. Rows below the next expected offset (a batch seen before) and finished ones are
-        dropped. Returns how many rows were new. Raises Closed when the store is closed meanwhile; Corrupt, DiskFailure
-        where a cancel by origin has segments read.
+        Blocks while there is no room, and calls `beat` meanwhile, each second or more often. Rows below the next
+        expected offset (a batch seen before) and finished ones are dropped. Returns how many rows were new. Raises
+        Closed when the store is closed meanwhile; Corrupt, DiskFailure where a cancel by origin has segments read.
         """
         taken = 0
         with self._one_at_a_time:
             while True:
                 try:
-                    return taken + self._append(entries, ends, now_ms, None)
+                    return taken + self._append(entries, ends, now_ms, None, beat)
                 except NoRoom as no_room:
                     below, first_ends, above = self._cut(entries, ends, no_room.cuts)
-                    taken += self._append(below, first_ends, now_ms, UNBOUNDED)
+                    taken += self._append(below, first_ends, now_ms, UNBOUNDED, beat)
                     entries = above
 
     def _cut(
@@ -65,12 +67,19 @@ class Ingest:
         first_ends = {name: min(end, int(limits[sources.index(*name)])) for name, end in ends.items()}
         return entries.filter(pa.array(is_below)), first_ends, entries.filter(pa.array(~is_below))
 
-    def _append(self, entries: pa.Table, ends: Mapping[SourceName, int], now_ms: int, room_bytes: int | None) -> int:
+    def _append(
+        self,
+        entries: pa.Table,
+        ends: Mapping[SourceName, int],
+        now_ms: int,
+        room_bytes: int | None,
+        beat: Callable[[], None],
+    ) -> int:
         state, resident = self._state, self._state.resident
         everything = select(entries, state.sources)
         payload = payload_of(entries)
         with state.lock:
-            self._wait_for_room()
+            self._wait_for_room(beat)
             reached = resident.ends.copy()
             for name, end in ends.items():
                 source = state.sources.index(*name)
@@ -144,9 +153,10 @@ class Ingest:
         if state.loan is not None:
             state.loan.cancelled.append(lent)
 
-    def _wait_for_room(self) -> None:
+    def _wait_for_room(self, beat: Callable[[], None]) -> None:
         state = self._state
         while not (state.is_closed or state.is_intake_closed):
+            beat()
             if self.has_room():
                 return
             state.changed.wait(1.0)

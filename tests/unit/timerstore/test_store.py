@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -130,6 +131,21 @@ def test_append_blocks_when_the_memtable_is_full_and_goes_on_after_a_flush(tmp_p
     assert blocked.comes_back() == 1
     rig.finish(FAR_MS)
     rig.assert_each_delivered_once()
+
+
+def test_a_thread_that_waits_for_room_beats(tmp_path: Path) -> None:
+    """It may wait for minutes, while brokers are away: it is not one that hangs."""
+    rig = Rig(tmp_path, limits=SMALL)
+    full(rig)
+    batch, beats = [Record(*ORDERS, len(rig.log[ORDERS]), FAR_MS)], queue.SimpleQueue[None]()
+    blocked = Background(
+        lambda: rig.store.append(entries(batch), {ORDERS: batch[0].offset + 1}, NOW_MS, lambda: beats.put(None))
+    )
+    for _ in range(2):
+        beats.get(timeout=10)
+    assert blocked.is_blocked()
+    rig.store.close()
+    assert isinstance(blocked.comes_back(), Closed)
 
 
 @pytest.mark.parametrize("how", ["close", "close_intake"])

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -16,94 +17,14 @@ import pytest
 
 from bridge.errors import BridgeError, EnvironmentFailure, InternalError, StateError
 from bridge.ingest import ingest as module
-from bridge.ingest.decode_records import Record, decode_records
 from bridge.ingest.ingest import FAILURES_MAX, Ingest
-from bridge.ingest.plain_reader import NOTHING, Read, by_source
-from bridge.wire.decode_epochs import DecodeEpoch, DecodeParameters
 from dev.harness.waiting import wait_until
 from tests.manual_clock import ManualClock
+from tests.unit.bridge.ingest.stand_ins import EPOCHS, A, B, Plain, Store, entries
 from timerstore.errors import Closed, Corrupt, DiskFailure, Misuse
 from timerstore.rows.sources import SourceName
 
-A: SourceName = ("delay", 0)
-B: SourceName = ("delay", 1)
 SEEN_S = 10
-PARAMETERS = DecodeParameters(max_delay_ms=10**9, roll_window_ms=10**9, has_default_target=True)
-EPOCHS = dict.fromkeys((A, B), (DecodeEpoch(offset=0, parameters=PARAMETERS),))
-
-
-def entries(name: SourceName, first: int, end: int) -> pa.Table:
-    """The entries of the records [first, end)."""
-    headers: list[tuple[str, bytes | None]] = [("delay-for", b"1s")]
-    return decode_records([Record(*name, offset, 0, True, None, None, headers) for offset in range(first, end)], EPOCHS)
-
-
-class Store:
-    """Keeps each record once, as the real one does; `refuses` is raised for the next rows."""
-
-    def __init__(self, committed: Mapping[SourceName, int]) -> None:
-        self.committed = committed
-        self.ends = dict.fromkeys(committed, 0)
-        self.held: dict[SourceName, list[int]] = {name: [] for name in committed}
-        self.refuses: Exception | None = None
-        self.room = True
-        self.lock = threading.Lock()
-
-    def next_offsets(self) -> dict[SourceName, int]:
-        with self.lock:
-            return dict(self.ends)
-
-    def append(self, rows: pa.Table, ends: Mapping[SourceName, int], _: int) -> int:
-        if self.refuses is not None and len(rows):
-            raise self.refuses
-        with self.lock:
-            for name, offsets in by_source(rows):
-                self.held[name] += [o for o in offsets.tolist() if o >= self.ends[name]]
-            for name, end in ends.items():
-                self.ends[name] = max(self.ends[name], end)
-        return 0
-
-    def has_room(self) -> bool:
-        return self.room
-
-    def is_caught_up(self) -> bool:
-        with self.lock:
-            return all(self.ends.get(name, end) >= end for name, end in self.committed.items())
-
-
-class Plain:
-    """A plain reader that reads what the test puts into `log`, the ends of the partitions."""
-
-    def __init__(self) -> None:
-        self.log = {A: 0, B: 0}
-        self.markers: dict[SourceName, int] = {}
-        self.at: dict[SourceName, int] = {}
-        self.untils: list[Mapping[SourceName, int] | None] = []
-        self.closed = False
-        self.wakes = threading.Event()
-
-    def assign(self, offsets: Mapping[SourceName, int]) -> None:
-        self.at = dict(offsets)
-
-    def poll(self, until: Mapping[SourceName, int] | None = None) -> Read:
-        self.untils.append(until)
-        read, tables = Read(entries=NOTHING), []
-        for name, at in self.at.items():
-            end = self.log[name] if until is None else min(self.log[name], until[name])
-            if at < end:
-                tables.append(entries(name, at, end))
-            else:
-                read.at_end.add(name)
-                end = max(end, self.markers.get(name, 0))
-            read.ends[name] = self.at[name] = max(at, end)
-        if tables:
-            read.entries = pa.concat_tables(tables)
-        else:
-            self.wakes.wait(0.01)
-        return read
-
-    def close(self) -> None:
-        self.closed = True
 
 
 class Stream:
@@ -333,6 +254,22 @@ def test_partitions_that_come_do_not_wait_for_ever_for_a_batch(made: Callable[..
         assert bench.ingest.join({B: 2}, lambda: True, 0.01) is None
     assert bench.ingest.join({B: 2}, lambda: False, 0.01) is False
     assert bench.ingest._run == 0
+
+
+def test_a_thread_that_waits_for_room_beats(made: Callable[..., Bench]) -> None:
+    """Also where another thread waits for it, and lets no other in. Where there is room, the other one may hang."""
+    bench, beats = made(), queue.SimpleQueue[None]()
+    beat = partial(beats.put, None)
+    waits = threading.Thread(target=bench.ingest._take, args=(0, entries(A, 0, 2), {A: 2}, beat), daemon=True)
+    with bench.ingest._taking:
+        waits.start()
+        with pytest.raises(queue.Empty):
+            beats.get(timeout=20 * module.LOOK_S)
+        bench.store.room = False
+        for _ in range(3):
+            beats.get(timeout=SEEN_S)
+    waits.join(SEEN_S)
+    assert bench.store.held[A] == [0, 1] and bench.store.beat is beat
 
 
 def test_a_query_that_never_comes_up_ends_the_process(made: Callable[..., Bench]) -> None:

@@ -1,0 +1,94 @@
+"""Stand-ins for the store and the plain reader, as ingest sees them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+
+import pyarrow as pa
+
+from bridge.ingest.decode_records import Record, decode_records
+from bridge.ingest.plain_reader import NOTHING, Read, by_source
+from bridge.wire.decode_epochs import DecodeEpoch, DecodeParameters
+from timerstore.rows.sources import SourceName
+
+A: SourceName = ("delay", 0)
+B: SourceName = ("delay", 1)
+PARAMETERS = DecodeParameters(max_delay_ms=10**9, roll_window_ms=10**9, has_default_target=True)
+EPOCHS = dict.fromkeys((A, B), (DecodeEpoch(offset=0, parameters=PARAMETERS),))
+
+
+def entries(name: SourceName, first: int, end: int) -> pa.Table:
+    """The entries of the records [first, end)."""
+    headers: list[tuple[str, bytes | None]] = [("delay-for", b"1s")]
+    return decode_records([Record(*name, offset, 0, True, None, None, headers) for offset in range(first, end)], EPOCHS)
+
+
+class Store:
+    """Keeps each record once, as the real one does; `refuses` is raised for the next rows."""
+
+    def __init__(self, committed: Mapping[SourceName, int]) -> None:
+        self.committed = committed
+        self.ends = dict.fromkeys(committed, 0)
+        self.held: dict[SourceName, list[int]] = {name: [] for name in committed}
+        self.refuses: Exception | None = None
+        self.room = True
+        self.beat: Callable[[], None] | None = None
+        self.lock = threading.Lock()
+
+    def next_offsets(self) -> dict[SourceName, int]:
+        with self.lock:
+            return dict(self.ends)
+
+    def append(self, rows: pa.Table, ends: Mapping[SourceName, int], _: int, beat: Callable[[], None]) -> int:
+        self.beat = beat
+        if self.refuses is not None and len(rows):
+            raise self.refuses
+        with self.lock:
+            for name, offsets in by_source(rows):
+                self.held[name] += [o for o in offsets.tolist() if o >= self.ends[name]]
+            for name, end in ends.items():
+                self.ends[name] = max(self.ends[name], end)
+        return 0
+
+    def has_room(self) -> bool:
+        return self.room
+
+    def is_caught_up(self) -> bool:
+        with self.lock:
+            return all(self.ends.get(name, end) >= end for name, end in self.committed.items())
+
+
+class Plain:
+    """A plain reader that reads what the test puts into `log`, the ends of the partitions."""
+
+    def __init__(self) -> None:
+        self.log = {A: 0, B: 0}
+        self.markers: dict[SourceName, int] = {}
+        self.at: dict[SourceName, int] = {}
+        self.untils: list[Mapping[SourceName, int] | None] = []
+        self.closed = False
+        self.wakes = threading.Event()
+
+    def assign(self, offsets: Mapping[SourceName, int]) -> None:
+        self.at = dict(offsets)
+
+    def poll(self, until: Mapping[SourceName, int] | None = None) -> Read:
+        self.untils.append(until)
+        read, tables = Read(entries=NOTHING), []
+        for name, at in self.at.items():
+            end = self.log[name] if until is None else min(self.log[name], until[name])
+            if at < end:
+                tables.append(entries(name, at, end))
+            else:
+                read.at_end.add(name)
+                end = max(end, self.markers.get(name, 0))
+            read.ends[name] = self.at[name] = max(at, end)
+        if tables:
+            read.entries = pa.concat_tables(tables)
+        else:
+            self.wakes.wait(0.01)
+        return read
+
+    def close(self) -> None:
+        self.closed = True
