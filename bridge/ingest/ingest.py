@@ -464,7 +464,7 @@ class Ingest:
                 now_s = self._clock.monotonic_s()
                 if relief is None and now_s - self._opened_s > SETTLE_S:
                     at = self._query_start
-                    relief = {name: end for name, end in self._read_to.items() if end > at.get(name, end)}
+                    relief = {name: end for name, end in dict(self._read_to).items() if end > at.get(name, end)}
                 if relief is not None and all(self._sent[name] >= end for name, end in relief.items()):
                     self._query_serves.set()
                     log.info("query-serves", seconds=round(now_s - began_s, 1))
