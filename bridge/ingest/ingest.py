@@ -108,6 +108,7 @@ class Ingest:
         self._stopping = threading.Event()
         self._taken = threading.Event()
         self._taking = threading.Lock()
+        self._assigning = threading.Lock()
         self._runs, self._run = count(1), 0
         self._threads: list[threading.Thread] = []
         self._receiver: FrameReceiver | None = None
@@ -147,7 +148,9 @@ class Ingest:
         try:
             if not add():
                 return False
-            self._committed = {**self._committed, **committed}
+            with self._assigning:  # some may have left the store again
+                here, both = self._store.next_offsets(), {**self._committed, **committed}
+                self._committed = {name: offset for name, offset in both.items() if name in here}
             self._finish = Finish(self._all_epochs)
             self._begin_anew()
         finally:
@@ -156,7 +159,8 @@ class Ingest:
 
     def give_up(self, gone: Collection[SourceName]) -> None:
         """Partitions have left the store."""
-        self._committed = {name: offset for name, offset in self._committed.items() if name not in gone}
+        with self._assigning:
+            self._committed = {name: offset for name, offset in self._committed.items() if name not in gone}
         self._begin_anew()
 
     def _begin_anew(self) -> None:

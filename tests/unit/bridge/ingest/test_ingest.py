@@ -247,6 +247,19 @@ def test_partitions_that_come_or_go_have_both_readers_begin_anew(made: Callable[
     assert first.stopped.is_set() and not bench.failures
 
 
+def test_a_partition_that_goes_while_it_comes_is_not_waited_for(made: Callable[..., Bench]) -> None:
+    """It has left the store by the time that ingest hears of it."""
+    bench = made({A: 0})
+    bench.ingest.start()
+
+    def come_and_go() -> bool:
+        bench.ingest.give_up({B})
+        return True
+
+    assert bench.ingest.join({B: 2}, come_and_go, SEEN_S)
+    wait_until(bench.ingest.is_reading, SEEN_S, "what is left is read")
+
+
 def test_partitions_that_come_do_not_wait_for_ever_for_a_batch(made: Callable[..., Bench]) -> None:
     """It may wait for room, which maintenance has to make: that is where they come from."""
     bench = made()
