@@ -146,6 +146,12 @@ class Dispatcher:
         """What the thread is doing."""
         return self._life.state
 
+    @property
+    def is_held(self) -> bool:
+        """Whether it waits for `resume` or `go_on_without`."""
+        with self._life.changed:
+            return self._life.is_asked(Request.HOLD) and self.state in AT_REST
+
     def resume(self, store: TimerStore, states: Mapping[SourceName, CommittedState], revocations: int) -> None:
         """Deliver from `store`, which was opened on `states`, read when there had been `revocations` (of `Membership`).
 
@@ -153,7 +159,7 @@ class Dispatcher:
         Raises InternalError for states from before the last commit: what that has delivered would be delivered again.
         """
         with self._life.changed:
-            if self._thread is not None and not (self._life.is_asked(Request.HOLD) and self.state in AT_REST):
+            if self._thread is not None and not self.is_held:
                 raise bug("the dispatcher is running", code="DB-7002")
             if store is not self._store:
                 is_known = revocations == self._revocations and self._unanswered is None  # nothing else commits for us

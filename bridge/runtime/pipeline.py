@@ -204,6 +204,10 @@ class Pipeline:
             if member.revocations < self._member.revocations:
                 return True  # sampled during a revocation: what the group says after it is still to come
             self._member, gone = member, self._owned - owned
+            dispatcher = self._context.dispatcher
+            if not gone and self.store is not None and dispatcher.is_held:
+                # It holds itself where its assignment is out of date: this one is not.
+                dispatcher.resume(self.store, {}, member.revocations)
         if gone and not self.give_up(gone, member.revocations):
             return False
         come = owned - self._owned
@@ -215,6 +219,7 @@ class Pipeline:
         if self._follows and self._maintenance is not None:
             self._maintenance.flush_now(FLUSH_S)
         with self._changing:
+            revocations = max(revocations, self._member.revocations)  # another may have come during the flush
             at_rest = self._context.dispatcher.quiesce()
             store, ingest, maintenance = self.store, self._ingest, self._maintenance
             if not at_rest or not self._follows or store is None or ingest is None or maintenance is None:

@@ -84,7 +84,7 @@ class Bench:
         self.rig = rig
         self.stand_in = StandIn(rig)
         tree = {"store": {"directory": str(rig.directory)}}
-        self.dispatcher = mock.Mock(state=State.HELD)
+        self.dispatcher = mock.Mock(state=State.HELD, is_held=False)
         self.pipeline = Pipeline(
             PipelineContext(
                 settings=Settings.of(tree),
@@ -372,6 +372,33 @@ def test_a_partition_that_goes_again_before_it_has_come_does_not_come(rig: Rig) 
     assert bench.pipeline.follow(BOTH, member(BOTH, 2))
     bench.maintain()
     assert bench.store.next_offsets() == {ORDERS: 2, BILLS: 2}
+    assert bench.pipeline.stop()
+
+
+def test_a_revocation_during_the_flush_for_another_one_stays_counted(rig: Rig) -> None:
+    """The main thread leaves a partition out and waits for the flush, and meanwhile one is revoked. With the count of
+    before, the dispatcher would take each of its transactions for one of an old assignment, and hold itself."""
+    bench = running(rig)
+
+    def revocation(_: float) -> bool:
+        bench.maintenance.flush_now.side_effect = None
+        return bench.pipeline.give_up(frozenset({("delay", 2)}), 1)
+
+    bench.maintenance.flush_now.side_effect = revocation
+    assert bench.pipeline.follow(frozenset({ORDERS}), member(BOTH, 0))
+    assert [call.args for call in bench.dispatcher.go_on_without.call_args_list] == [(set(), 1), ({BILLS}, 1)]
+    assert bench.pipeline.stop()
+
+
+def test_a_dispatcher_that_held_itself_goes_on_though_nothing_has_changed(rig: Rig) -> None:
+    """It does so where it commits with an assignment that is out of date, and nothing else would resume it."""
+    bench = running(rig)
+    bench.dispatcher.resume.reset_mock()
+    assert bench.pipeline.follow(BOTH, member(BOTH, 1))
+    assert not bench.dispatcher.resume.called
+    bench.dispatcher.is_held = True
+    assert bench.pipeline.follow(BOTH, member(BOTH, 1))
+    bench.dispatcher.resume.assert_called_once_with(bench.store, {}, 1)
     assert bench.pipeline.stop()
 
 
