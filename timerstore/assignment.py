@@ -64,8 +64,7 @@ class Assignment:
     def give_up(self, names: Collection[SourceName], now_ms: int) -> None:
         """These sources are another instance's from now on; between two transactions."""
         state, resident = self._state, self._state.resident
-        with state.lock:
-            state.must_be_between_transactions()
+        with state.changing_between_transactions():
             sources = [state.sources.index(*name) for name in names]
             done = Finished.of(len(state.sources), {source: resident.committed[source] for source in sources})
             rows = resident.give_up(sources)
@@ -94,7 +93,7 @@ class Assignment:
                     lookup = state.cancels.tombstones.lookup()
                 cancelled = state.cancels.covered(lookup, in_memory.source, in_memory.offset, payload)
                 counted.append(tally_timers(in_memory.at, payload, cancelled))
-            with state.lock:
+            with state.changing():
                 # In this order no name's count falls below zero on the way.
                 for each in covered:
                     state.pending.add(each)
@@ -153,7 +152,7 @@ class Assignment:
         `arrival`, no batch is being taken in, and `resume_offsets` was not None. `offsets` are the first expected ones,
         `log_starts` and `log_ends` as of `TimerStore.open` and `start_at`."""
         state, resident, sources = self._state, self._state.resident, self._state.sources
-        with state.lock:
+        with state.changing():
             for source, progress in arrival.states.items():
                 name = sources.name(source)
                 resident.ends[source] = offsets[name]
@@ -175,8 +174,8 @@ class Assignment:
         with state.lock:
             if not state.resident.joining.any():
                 return []
-            state.must_be_between_transactions()
-            return [state.sources.name(source) for source in state.resident.joined()]
+            with state.changing_between_transactions():
+                return [state.sources.name(source) for source in state.resident.joined()]
 
     def joining(self) -> list[SourceName]:
         """The sources that are held until they have caught up."""

@@ -7,6 +7,7 @@ TimerStoreError
 ├── DiskFailure        environment: write or fsync failed
 │   └── DiskFull       environment: no room; nothing is lost, the write is tried again later
 ├── Closed             the store was closed while a caller waited
+├── Inconsistent       our bug, or no memory: a change failed half-way; the store must be opened anew
 └── Misuse             our bug: an argument or a call out of order
 """
 
@@ -49,6 +50,11 @@ class DiskFull(DiskFailure):
 
 class Closed(TimerStoreError):
     """The store was closed while a caller waited for room."""
+
+
+class Inconsistent(TimerStoreError):
+    """A change failed half-way, and rows may be missing in memory: nothing more is delivered or written from there.
+    The files are as good as ever: opened anew, the store has everything, as after a crash."""
 
 
 class Misuse(TimerStoreError):

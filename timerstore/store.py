@@ -90,7 +90,7 @@ class TimerStore:
     def start_at(self, offsets: Mapping[SourceName, int], log_ends: Mapping[SourceName, int]) -> None:
         """Set the first expected offset of every owned source, before anything is appended. `log_ends` are where their
         logs ended after the committed states were read: below may lie copies that another process wrote."""
-        with self.state.lock:
+        with self.state.changing():
             for name, offset in offsets.items():
                 self.state.resident.ends[self.sources.index(*name)] = offset
             self.state.cancels.inherited = {self.sources.index(*name): log_ends[name] for name in offsets}
@@ -128,15 +128,16 @@ class TimerStore:
 
     def begin(self, *, only_output: bool = False) -> Transaction:
         """Start a transaction; one at a time, and only when every owned source is ingested up to its committed O
-        (invariant I6). `only_output`: as far as it has output, it moves nothing but the sources of that.
+        (invariant I6). `only_output`: as far as it has output, it moves nothing but the sources of that. Raises
+        Inconsistent after a change that failed, as all do that change something.
         """
         with self.state.lock:
-            self.state.must_be_between_transactions()
             if not self.is_caught_up():
                 raise Misuse(
                     "nothing may be dispatched before ingest has reached the committed offsets", code="DB-7003"
                 )
-            return Transaction(self.state, only_output=only_output)
+            with self.state.changing_between_transactions():
+                return Transaction(self.state, only_output=only_output)
 
     def is_caught_up(self) -> bool:
         """Whether every owned source is ingested up to its committed O."""
@@ -160,8 +161,7 @@ class TimerStore:
         For a partition of the delay topic that takes nothing of what must be written there: it keeps its own P, and
         holds up no other. A source that is released is delivered from its P on, as after a start.
         """
-        with self.state.lock:
-            self.state.must_be_between_transactions()
+        with self.state.changing_between_transactions():
             held = np.zeros(len(self.sources), dtype=np.bool_)
             held[list(sources)] = True
             self.state.resident.hold(held)
@@ -177,8 +177,7 @@ class TimerStore:
 
         What is finished stays the same, so nothing need be committed: the next transaction carries it along.
         """
-        with self.state.lock:
-            self.state.must_be_between_transactions()
+        with self.state.changing_between_transactions():
             self.state.resident.step_back(now_ms)
             self.state.bound_ready_rows()
             self.state.wake()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError
 
+from bridge.delivery import filling
 from bridge.delivery.targets.partitioner import murmur2
 from bridge.delivery.targets.target import Target
 from bridge.errors import InternalError
@@ -16,6 +17,8 @@ from bridge.wire import headers as h
 from tests.model.dispatch_rig import DELAY, LETTERS, OF_A_TOPIC, SOURCES, DispatchRig, ScriptedLookUp
 from tests.model.scripted_kafka import PLACE_CODES, Fault
 from tests.profiles import HUNDREDS, PROFILE
+from timerstore.errors import Inconsistent
+from timerstore.memory.resident import Resident
 
 ABORTS_MAX = 10
 TRIED = PLACE_CODES[:: {"check": 12, "ci": 3, "nightly": 1}[PROFILE]]
@@ -271,6 +274,35 @@ def test_records_that_are_refused_all_the_time_do_not_keep_others_from_being_del
             next_ms += 20
         rig.step()
     assert rig.delivered["orders"] >= 100
+
+
+@pytest.mark.parametrize("is_begun", [False, True], ids=["at first", "with a transaction open"])
+def test_a_take_that_fails_half_way_ends_delivery(rig: DispatchRig, monkeypatch: Any, is_begun: bool) -> None:
+    """With that error, and not with one of the abort that follows. Nothing more is committed, offsets neither, and the
+    next start delivers all of it."""
+    gather_near, calls = Resident.gather_near, 0
+
+    def fail(*args: Any) -> int:
+        nonlocal calls
+        calls += 1
+        if calls > is_begun:
+            raise MemoryError("half-way")
+        return gather_near(*args)
+
+    for i in range(5):
+        rig.timer(i % 2, 0, "orders")
+    with monkeypatch.context() as patch:
+        patch.setattr(filling, "PIECE_ROWS", 2)
+        patch.setattr(Resident, "gather_near", fail)
+        with pytest.raises(MemoryError, match="half-way"):
+            deliver(rig, 5)
+    rig.pass_ms(2_000)
+    with pytest.raises(Inconsistent):
+        rig.dispatcher.step()
+    assert not rig.delivered
+    rig.crash()
+    deliver_all(rig)
+    assert rig.delivered["orders"] == 5
 
 
 def test_records_that_do_not_fit_into_many_targets_cost_one_look_up(rig: DispatchRig, monkeypatch: Any) -> None:

@@ -42,7 +42,8 @@ class Ingest:
 
         Blocks while there is no room, and calls `beat` meanwhile, each second or more often. Rows below the next
         expected offset (a batch seen before) and finished ones are dropped. Returns how many rows were new. Raises
-        Closed when the store is closed meanwhile; Corrupt, DiskFailure where a cancel by origin has segments read.
+        Closed when the store is closed meanwhile; Corrupt, DiskFailure where a cancel by origin has segments read;
+        Inconsistent after a change that failed.
         """
         taken = 0
         with self._one_at_a_time:
@@ -104,7 +105,7 @@ class Ingest:
             known, payload, fresh, unfinished & ~covered_rows, is_over, partial(rows_of, state), room_bytes
         )
         tallies = _tallies(chunks, covered)
-        with state.lock:
+        with state.changing():
             if state.assignments != assignments:  # what was given up meanwhile is not ours to keep
                 chunks = [_owned(part, chunk, resident.owned) for part, chunk in chunks]
                 tallies = _tallies(chunks, covered)

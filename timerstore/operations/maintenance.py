@@ -73,11 +73,11 @@ class Maintenance:
     def flush(self, now_ms: int) -> Flushed:
         """Make every row below a committed O durable, and every tombstone, and move O_c there.
 
-        Raises DiskFull (nothing has changed; try again later) or DiskFailure.
+        Raises DiskFull (nothing has changed; try again later), DiskFailure, or Inconsistent after a change that failed.
         """
         state, resident, live = self._state, self._state.resident, self._state.cancels.tombstones
         # 1. Fix O_c at the committed O (where ingest has come so far); choose the rows below it that no segment holds.
-        with state.lock:
+        with state.changing():
             covered, is_full = resident.covered(), resident.memtable_bytes >= state.limits.flush_bytes
             runs = [*resident.ready, *resident.memtable, *resident.withheld, state.rows_on_loan()]
             payloads = resident.chunks.all()
@@ -109,7 +109,7 @@ class Maintenance:
                 files.remove(merged.file.path)
             raise
         # 5. Only now may memory let go of what the files hold.
-        with state.lock:
+        with state.changing():
             state.next_segment = number + 1
             if written is not None:
                 state.timerlog.add(written)
@@ -256,7 +256,7 @@ class Maintenance:
         state = self._state
         named = tuple(s.named for s in state.timerlog if s not in old) + ((new.named,) if new else ())
         self._write_checkpoint(state.checkpoint.offsets, named, state.cancels.tombstones.files, now_ms, frees=True)
-        with state.lock:
+        with state.changing():
             state.timerlog.remove(old)
             if new is not None:
                 state.timerlog.add(new)
@@ -277,6 +277,7 @@ class Maintenance:
     ) -> None:
         state = self._state
         with state.lock:
+            state.must_be_consistent()
             sources, states = state.sources, state.resident.committed
             progress = {sources.name(s): (each.offset, sources.named(each.position)) for s, each in states.items()}
             frozen = {sources.name(s): sources.named_steps(each.frozen) for s, each in states.items() if each.frozen}

@@ -4,12 +4,17 @@
 
 No IO happens under the lock. An operation takes what it needs under it, works on immutable values (row references,
 batches, segments, tombstones), and comes back for the result. The state reads no clock: time is an argument.
+
+A change is made in `changing`, as a whole. After an exception in the middle of one, rows may be nowhere in memory, and
+a commit or a flush would finish them unseen. So neither is possible any more: the process ends and starts again from
+its files, as after a crash, which loses nothing.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +23,7 @@ import numpy as np
 from timerstore.cancels.cancels import Cancels
 from timerstore.cancels.commands import Commands
 from timerstore.disk.checkpoint import Checkpoint, Identity
-from timerstore.errors import Misuse
+from timerstore.errors import Inconsistent, Misuse
 from timerstore.limits import DAY_MS, Limits
 from timerstore.log.timerlog import TimerLog
 from timerstore.memory.pending import Pending, Tally
@@ -65,6 +70,8 @@ class StoreState:
         self.has_news = False
         self.is_intake_closed = False
         self.is_closed = False
+        self.failed_change: BaseException | None = None
+        """What ended a change half-way."""
         self.directory = directory
         self.identity = identity
         self.sources = sources
@@ -110,10 +117,35 @@ class StoreState:
         inherited = self.cancels.inherited
         return inherited is None or bool(self.resident.ends[source] < inherited.get(source, 0))
 
-    def must_be_between_transactions(self) -> None:
-        """Raises Misuse while a transaction is open."""
-        if self.loan is not None:
-            raise Misuse("a transaction is open", code="DB-7003")
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """Hold the lock for a change. When it fails half-way, no other follows. Raises Inconsistent where one has."""
+        with self.lock:
+            self.must_be_consistent()
+            try:
+                yield
+            except BaseException as error:
+                self.failed_change = error
+                raise
+
+    @contextmanager
+    def changing_between_transactions(self) -> Iterator[None]:
+        """As `changing`. Raises Misuse while a transaction is open."""
+        with self.lock:
+            self.must_be_consistent()
+            if self.loan is not None:
+                raise Misuse("a transaction is open", code="DB-7003")
+            with self.changing():
+                yield
+
+    def must_be_consistent(self) -> None:
+        """Raises Inconsistent where a change has failed; the caller holds the lock."""
+        if self.failed_change is not None:
+            raise Inconsistent(
+                f"a change of the timer store failed half-way: {self.failed_change!r}",
+                hint="Start the bridge again: it continues where it was, and nothing is lost.",
+                code="DB-7005",
+            ) from self.failed_change
 
     def is_caught_up(self) -> bool:
         """Whether every owned source is ingested up to its committed O (invariant I6), but for those that join: of

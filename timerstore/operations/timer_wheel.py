@@ -79,7 +79,8 @@ class TimerWheel:
                     segments = timerlog.segments_between(window.lower, upper)
                     window = Window(lower=window.lower, upper=upper, segments=segments)
             if not window.segments:
-                self._advance(window.upper)
+                with self._state.changing():
+                    self._advance(window.upper)
                 return None
             return window
 
@@ -110,8 +111,9 @@ class TimerWheel:
         with self._state.lock:
             if not self._is_current(window) or self._state.assignments != assignments:
                 return False
-            self._advance(upper)
-            resident.add(rows, payload)
+            with self._state.changing():
+                self._advance(upper)
+                resident.add(rows, payload)
             return True
 
     def _room(self) -> int:

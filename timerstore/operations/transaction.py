@@ -16,7 +16,8 @@ Nothing is forgotten before `acknowledge`; `rollback` makes every row pending ag
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,7 +25,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from timerstore.cancels.commands import Decided, Decision, Effect, InTransit
-from timerstore.errors import Misuse
+from timerstore.errors import Inconsistent, Misuse
 from timerstore.memory.chunks import materialize
 from timerstore.memory.pending import TALLIED, Tally, tally_timers
 from timerstore.memory.sorted_runs import EMPTY, concat
@@ -98,8 +99,7 @@ class Transaction:
 
     def _take(self, until_ms: int, max_rows: int) -> tuple[Rows, bool]:
         """One take; and whether nothing was due."""
-        with self._state.lock:
-            loan = self._open_loan()
+        with self._changing() as loan:
             resident = self._state.resident
             resident.overtake(resident.ready.pop_until(loan.position))
             bound = min(end_of(until_ms), resident.frontier)
@@ -152,8 +152,7 @@ class Transaction:
         self._decided_ms, decided = now_ms, list[Decided]()
         left = deque(commands.tolist())
         while left:
-            with self._state.lock:
-                self._open_loan()
+            with self._changing():
                 known, effects, count = self._state.commands.effects, list[Effect](), 0
                 while left and count < DECIDED_AT_ONCE:
                     if (effect := known.get(left.popleft())) is not None:
@@ -230,6 +229,7 @@ class Transaction:
     def progress(self) -> dict[int, Progress]:
         """(O', P') of every source that has output, whose O moves, or whose committed P would fall behind for long."""
         with self._state.lock:
+            self._state.must_be_consistent()
             resident = self._state.resident
             with_output = np.zeros(len(resident.owned), dtype=np.bool_)
             with_output[self._loan.rows().source] = True
@@ -248,8 +248,8 @@ class Transaction:
     def acknowledge(self) -> None:
         """The commit is known to have happened: what was taken is finished."""
         delivered = self._counted()
-        with self._state.lock:
-            loan, progress, state = self._open_loan(), self.progress(), self._state
+        with self._changing() as loan:
+            progress, state = self.progress(), self._state
             state.loan = None
             for timers in loan.cancelled:  # their cancel came too late, and has counted them out
                 state.pending.add(timers)
@@ -260,9 +260,10 @@ class Transaction:
             state.changed.notify_all()
 
     def rollback(self) -> None:
-        """The commit is known not to have happened: what was taken is pending again."""
-        with self._state.lock:
-            loan, state = self._open_loan(), self._state
+        """The commit is known not to have happened: what was taken is pending again. After a change that failed it does
+        nothing: the error of that change is to be seen, and not another."""
+        state = self._state
+        with suppress(Inconsistent), self._changing() as loan:
             state.loan = None
             state.cancels.cancelled += sum(int(timers.counts.sum()) for timers in loan.cancelled)
             state.resident.replace_all(loan.rows())
@@ -296,7 +297,11 @@ class Transaction:
         payload = pa.Table.from_batches(columns, pa.schema([PAYLOAD.field(name) for name in TALLIED]))
         return tally_timers(np.concatenate([EMPTY.at, *at]), payload)
 
-    def _open_loan(self) -> Loan:
-        if self._state.loan is not self._loan:
-            raise Misuse("the transaction has ended", code="DB-7003")
-        return self._loan
+    @contextmanager
+    def _changing(self) -> Iterator[Loan]:
+        with self._state.lock:
+            self._state.must_be_consistent()
+            if self._state.loan is not self._loan:
+                raise Misuse("the transaction has ended", code="DB-7003")
+            with self._state.changing():
+                yield self._loan

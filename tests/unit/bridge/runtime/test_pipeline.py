@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
@@ -15,6 +16,7 @@ from bridge.kafka.admin import ClusterDescription, Topic, Watermarks
 from bridge.kafka.membership import Membership
 from bridge.runtime import pipeline as module
 from bridge.runtime.app import Application
+from bridge.runtime.maintenance_thread import MaintenanceThread
 from bridge.runtime.pipeline import Pipeline, PipelineContext
 from bridge.runtime.restart import Restart
 from bridge.settings.model import Settings
@@ -25,6 +27,8 @@ from bridge.wire.decode_epochs import DecodeParameters
 from tests.manual_clock import ManualClock
 from tests.unit.timerstore.rig import BILLS, NOW_MS, ORDERS, Rig
 from timerstore.disk import checkpoint, files
+from timerstore.errors import Inconsistent
+from timerstore.memory.resident import Resident
 from timerstore.rows.sources import SourceName
 from timerstore.store import TimerStore
 
@@ -400,6 +404,29 @@ def test_a_dispatcher_that_held_itself_goes_on_though_nothing_has_changed(rig: R
     assert bench.pipeline.follow(BOTH, member(BOTH, 1))
     bench.dispatcher.resume.assert_called_once_with(bench.store, {}, 1)
     assert bench.pipeline.stop()
+
+
+def test_a_store_that_failed_half_way_is_closed_as_it_is(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is in memory may have gaps, which a last flush would make good for ever."""
+    bench = running(rig)
+    tell, clock = mock.Mock(), ManualClock(now_ms=NOW_MS)
+    maintenance = MaintenanceThread(store=bench.store, clock=clock, metrics=tell, on_corrupt=tell, on_fatal=tell)
+    bench.pipeline._maintenance = maintenance
+    rig.produce(FAR_MS)
+    rig.store = bench.store
+    with monkeypatch.context() as patch:
+        patch.setattr(Resident, "add", mock.Mock(side_effect=MemoryError))
+        with pytest.raises(MemoryError):
+            rig.ingest()
+    with suppress(Inconsistent):
+        rig.deliver()
+    names = sorted(path.name for path in rig.directory.iterdir())
+    written = (rig.directory / files.CHECKPOINT).read_bytes()
+    maintenance.start()
+    assert bench.pipeline.stop()
+    assert (rig.directory / files.CHECKPOINT).read_bytes() == written
+    assert sorted(path.name for path in rig.directory.iterdir()) == names
+    assert Bench(rig).start() == {ORDERS: 2, BILLS: 2}, "the directory is free"
 
 
 def test_a_pipeline_is_made_anew_where_it_cannot_follow(rig: Rig) -> None:
