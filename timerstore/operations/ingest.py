@@ -110,7 +110,7 @@ class Ingest:
                 chunks = [_owned(part, chunk, resident.owned) for part, chunk in chunks]
                 tallies = _tallies(chunks, covered)
                 if judged is not None:
-                    judged = replace(judged, timers=judged.timers[resident.owned[judged.timers.source]])
+                    judged = _judged_owned(judged, resident.owned)
                 effects = [each for each in effects if resident.owned[each.source]]
             nearest_ms = resident.ready.first_at_ms()
             resident.ends = reached
@@ -183,3 +183,9 @@ def _tallies(chunks: list[tuple[RowRefs, pa.RecordBatch]], covered: Bools | None
 def _owned(part: RowRefs, chunk: pa.RecordBatch, owned: Bools) -> tuple[RowRefs, pa.RecordBatch]:
     mask = owned[part.source]
     return part[mask], chunk.filter(pa.array(mask))
+
+
+def _judged_owned(judged: Judged, owned: Bools) -> Judged:
+    """A tombstone of a source that is given up would hide from `Assignment.settle` what was counted of it."""
+    timers, tombstones = judged.timers, judged.tombstones
+    return replace(judged, timers=timers[owned[timers.source]], tombstones=tombstones[owned[tombstones.source]])

@@ -11,7 +11,7 @@ from unittest import mock
 
 import pytest
 
-from tests.unit.timerstore.entries import entries
+from tests.unit.timerstore.entries import Record, entries
 from tests.unit.timerstore.rig import BILLS, NOW_MS, ORDERS, Rig
 from timerstore.cancels.cancels import Cancels
 from timerstore.errors import Misuse
@@ -63,6 +63,31 @@ def test_what_is_taken_in_while_its_source_goes_is_not_kept(rig: Rig) -> None:
     stats = rig.store.stats()
     assert (stats.pending, stats.ready_rows, stats.memtable_rows) == (2, 1, 1)
     assert [row.partition for row in rig.deliver(SOON_MS)] == [0]
+
+
+@pytest.mark.parametrize("is_flushed", [False, True])
+def test_a_cancel_that_is_taken_in_while_its_source_goes_is_not_kept(rig: Rig, is_flushed: bool) -> None:
+    """What it cancels is counted out with all else that is given up; it is read again when the source comes back."""
+    rig.log[BILLS] = [Record(*BILLS, 0, FAR_MS, id="message")]
+    rig.ingest()
+    rig.deliver()
+    if is_flushed:
+        rig.store.maintenance.flush(NOW_MS)
+    rig.log[BILLS].append(Record(*BILLS, 1, None, id="message", cancels=True))
+    judge = Cancels.judge
+
+    def judged(*arguments: Any) -> Any:
+        result = judge(*arguments)
+        rig.store.assignment.give_up([BILLS], NOW_MS)
+        return result
+
+    with mock.patch.object(Cancels, "judge", judged):
+        rig.ingest()
+    assert rig.store.assignment.settle() and rig.store.stats().pending == 0
+    take_on(rig)
+    assert rig.store.stats().pending == is_flushed
+    rig.ingest()
+    assert rig.store.stats().pending == 0
 
 
 def test_a_window_that_is_loaded_while_its_source_goes_is_read_again(rig: Rig) -> None:
