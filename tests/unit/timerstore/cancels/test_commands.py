@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from timerstore.cancels.cancels import NO_ORIGIN, SEVERAL
 from timerstore.cancels.commands import Decision, Effect, _Found
 from timerstore.cancels.digests import Digests
 from timerstore.clock import SystemClock
+from timerstore.errors import Closed
 from timerstore.operations import transaction as operations_transaction
 from timerstore.operations.find import PENDING, PendingState, Query
 from timerstore.operations.transaction import Rows, Transaction
@@ -274,6 +276,31 @@ def test_a_command_by_origin_has_no_limit(rig: Rig) -> None:
     rig.open()
     rig.ingest()
     assert rig.store.stats().pending == 0
+
+
+def test_messages_that_many_moves_name_take_their_room_for_each(rig: Rig) -> None:
+    """As each holds its own rows of them."""
+    messages, limit = 20, 100_000
+    for _ in range(messages):
+        write(rig, FAR_MS, value=b"x" * 1_000)
+    rig.ingest()
+    rig.deliver()
+    rig.store.state.limits = replace(rig.store.state.limits, overtaken_bytes=limit)
+    for _ in range(200):
+        write(rig, None, command=Kind.MOVE, moved_ms=FAR_MS + 1, **several(*range(messages)))
+
+    def ingest() -> None:
+        with suppress(Closed):
+            rig.ingest()
+
+    reader = threading.Thread(target=ingest, daemon=True)
+    reader.start()
+    held = rig.store.state.commands
+    wait_until(lambda: held.effects, 30, "the first piece")
+    assert held.bytes <= 2 * limit
+    rig.store.close()
+    reader.join(30)
+    assert not reader.is_alive()
 
 
 @pytest.mark.parametrize("is_flushed", [False, True])
