@@ -319,6 +319,7 @@ def keyed_commands(topic: str) -> list[Row]:
 # -- the edges -------------------------------------------------------------------------------------------------------
 
 _HUNDRED = ",".join(str(10**15 - n) for n in range(1, 101))
+_TWENTY = ",".join(_HUNDRED.split(",")[:20])
 _1980 = 315_532_800_000
 _LEAP = 1_835_395_200_000
 
@@ -439,7 +440,10 @@ EDGES: list[tuple[Row, Row]] = [
     (record(("delay-cancel-origin", " delay/0/7,09,7\n")), {"kind": 1, "origin": -2, "value": b"7,09,7"}),
     (record(("delay-cancel-origin", "delay/00/7,8")), {"kind": 1, "origin": -1, "value": b"v"}),
     (record(("delay-move-origin", "delay/1/7,8"), FOR), {"kind": 3, "origin": -1, "value": b"v"}),
-    (record(("delay-move-origin", f"delay/0/{_HUNDRED}"), FOR), {"kind": 3, "origin": -2, "value": _HUNDRED.encode()}),
+    (record(("delay-cancel-origin", f"delay/0/{_HUNDRED}")), {"kind": 1, "origin": -2, "value": _HUNDRED.encode()}),
+    (record(("delay-cancel-origin", f"delay/0/{_HUNDRED},7")), _refused(RejectReason.BAD_ORIGIN)),
+    (record(("delay-move-origin", f"delay/0/{_TWENTY}"), FOR), {"kind": 3, "origin": -2, "value": _TWENTY.encode()}),
+    (record(("delay-move-origin", f"delay/0/{_TWENTY},7"), FOR), _refused(RejectReason.BAD_ORIGIN)),
     (record(("delay-move-origin", "delay/0/7,8"), ("delay-for", "x")), {"kind": 2, "origin": OFFSET, "value": b"v"}),
     # Timestamps before 1970.
     (_for("1s", ts=0), _due(0, 1_000)),

@@ -197,11 +197,12 @@ def _numbers(frame: DataFrame, _: Parameters) -> DataFrame:
     for word, ms in h.MOVED_TO.items():
         until = until.when(_is_move() & (F.lower(time) == word), long(ms))
     until = until.otherwise(instant_ms(time))
+    is_named = matches(named, h.ORIGINS_PATTERN) & (~_is_move() | matches(named, h.MOVED_PATTERN))
     return frame.withColumns(
         {
             "until": F.when(_at(h.UNTIL) > 0, until),
             "duration": F.when((_at(h.FOR) > 0) & number.isNull(), time),
-            "named": F.when(_names_origin(), F.when(matches(named, h.ORIGINS_PATTERN), _named_origin(named))),
+            "named": F.when(_names_origin(), F.when(is_named, _named_origin(named))),
         }
     )
 

@@ -35,7 +35,7 @@ _BESIDE_SCHEDULE: Final = frozenset(h.SCHEDULE) - {h.EVERY, h.CRON}
 _CONTROL: Final = frozenset(h.CONTROL)
 _STRIPPED: Final = frozenset(h.STRIPPED)
 _COMMANDS: Final = frozenset(h.COMMANDS)
-_BY_ORIGIN: Final = frozenset((h.CANCEL_ORIGIN, h.MOVE_ORIGIN))
+_BY_ORIGIN: Final = {h.CANCEL_ORIGIN: h.ORIGINS_PATTERN, h.MOVE_ORIGIN: h.MOVED_PATTERN}
 
 
 class Record(NamedTuple):
@@ -76,7 +76,7 @@ def _entry(record: Record, p: DecodeParameters) -> tuple[Any, ...]:
     times: list[str] = [name for name in _TIMES if name in found]
     delay = _delay(record.ts, found, times, p)
     commands = found.keys() & _COMMANDS
-    by_origin = bool(commands & _BY_ORIGIN)
+    by_origin = bool(commands & _BY_ORIGIN.keys())
     kind = _kind(found, commands)
     recurs = _recurs(found)
     identity = _id(found.get(next((name for name in (h.CANCEL, h.MOVE) if name in found), h.ID)))
@@ -175,7 +175,7 @@ def _reason(
         identity or ""
     ) <= h.ID_LENGTH_MAX:
         return RejectReason.BAD_ID
-    if any(not re.fullmatch(h.ORIGINS_PATTERN, _text(found[name]) or "") for name in commands & _BY_ORIGIN):
+    if any(not re.fullmatch(_BY_ORIGIN[name], _text(found[name]) or "") for name in commands & _BY_ORIGIN.keys()):
         return RejectReason.BAD_ORIGIN
     if commands and not _can_reply(found):
         return RejectReason.BAD_REPLY

@@ -65,8 +65,8 @@ def move_origin_headers(
     forwarded: str | None = None,
     now_ms: int | None = None,
 ) -> list[tuple[str, bytes]]:
-    """As `move_headers`, for what came from `origin`, as `cancel_origin_headers` takes it."""
-    named = (h.MOVE_ORIGIN, h.origins_text(*h.parse_origins(origin)))
+    """As `move_headers`, for what came from `origin`, as `cancel_origin_headers` takes it, but for up to 20."""
+    named = (h.MOVE_ORIGIN, h.origins_text(*h.parse_origins(origin, of_move=True)))
     return h.encoded([named, h.time_header(at, after, now_ms), *_command(reply_to, correlation, forwarded)])
 
 

@@ -133,8 +133,11 @@ ISO_PATTERN: Final = (  # groups: W D H M S fraction; years and months have no f
 TOPIC_PATTERN: Final = r"(?!\.{1,2}$)[a-zA-Z0-9._-]{1,249}"
 ORIGIN_PATTERN: Final = r"([a-zA-Z0-9._-]{1,249})/([0-9]{1,9})/([0-9]{1,15})"
 NAMED_MAX: Final = 100
-"""Messages of one partition that a command by origin may name."""
+"""Messages of one partition that a cancel by origin may name."""
+MOVED_MAX: Final = 20
+"""The same of a move: it copies all of them in one transaction, and they may be of 1 MiB each."""
 ORIGINS_PATTERN: Final = ORIGIN_PATTERN[:-1] + f"(?:,[0-9]{{1,15}}){{0,{NAMED_MAX - 1}}})"
+MOVED_PATTERN: Final = ORIGIN_PATTERN[:-1] + f"(?:,[0-9]{{1,15}}){{0,{MOVED_MAX - 1}}})"
 
 UNITS_MS: Final = (86_400_000, 3_600_000, 60_000, 1_000, 1)
 ISO_MS: Final = (604_800_000, 86_400_000, 3_600_000, 60_000, 1_000)
@@ -243,11 +246,12 @@ def parse_origin(text: str) -> Origin:
     return topic, int(partition), int(offset)
 
 
-def parse_origins(text: str) -> Origins:
+def parse_origins(text: str, *, of_move: bool = False) -> Origins:
     """Topic, partition and offsets of `topic/partition/offset,offset...`: in order, each once."""
-    match = re.fullmatch(ORIGINS_PATTERN, text.strip(WHITE_SPACE))
+    pattern, most = (MOVED_PATTERN, MOVED_MAX) if of_move else (ORIGINS_PATTERN, NAMED_MAX)
+    match = re.fullmatch(pattern, text.strip(WHITE_SPACE))
     if match is None:
-        raise ValueError(f"{text!r} is not topic/partition/offset of a record, or of up to {NAMED_MAX} of a partition")
+        raise ValueError(f"{text!r} is not topic/partition/offset of a record, or of up to {most} of a partition")
     topic, partition, offsets = match.groups()
     return topic, int(partition), tuple(sorted(set(map(int, offsets.split(",")))))
 

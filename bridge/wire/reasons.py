@@ -48,7 +48,7 @@ class RejectReason(StrEnum):
     )
     BAD_ORIGIN = (
         "bad-origin",
-        "delay-cancel-origin or delay-move-origin is not topic/partition/offset of a record in a delay topic.",
+        "delay-cancel-origin or delay-move-origin does not name a record of a delay topic, or up to 100 or 20 of them.",
     )
     BAD_REPLY = (
         "bad-reply",

@@ -26,7 +26,7 @@ from bridge.api.routing import PREFIX, Asked
 from bridge.api.source import Commands, NotOwnedError, Order, PendingMessages
 from bridge.errors import BridgeError
 from bridge.wire.answers import Answer, Outcome
-from bridge.wire.headers import NAMED_MAX
+from bridge.wire.headers import MOVED_MAX, NAMED_MAX
 from timerstore.errors import TimerStoreError
 from timerstore.operations.find import ORIGINALS_MAX, Query
 from timerstore.rows.sources import NamedPosition, SourceName
@@ -37,8 +37,6 @@ BULKS_MAX: Final = 2
 PAGES_MAX: Final = 4
 """Under way: a transaction takes as long for many as for one."""
 PAGE_ROWS: Final = ORIGINALS_MAX
-MOVED_MAX: Final = 20
-"""Messages that one move names: it copies all of them in one transaction, and they may be of 1 MiB each."""
 PATHS: Final = tuple(f"{PREFIX}/messages/{action}" for action in ("cancel", "move", "deliver"))
 MARGIN_S: Final = 5.0
 PAGE_S: Final = 60.0

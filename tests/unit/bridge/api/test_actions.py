@@ -16,7 +16,7 @@ from bridge.api.source import Order
 from bridge.errors import EnvironmentFailure
 from bridge.telemetry.health import Phase
 from bridge.telemetry.http import Protection
-from bridge.wire.headers import NAMED_MAX
+from bridge.wire.headers import MOVED_MAX, NAMED_MAX
 from tests.unit.bridge.api.fakes import NOW_MS, Bridge, Dispatcher, Letters, Paused, Store, letter, message
 from timerstore.operations.find import PendingState, Query
 
@@ -144,7 +144,7 @@ def test_what_an_action_moves_it_does_not_find_again(after: str) -> None:
     assert found[-1] | {"cursor": None} == found[-1] and found[-1]["complete"]
     moved = [origin for order in dispatcher.sent for origin in order.origins]
     assert sorted(set(moved)) == sorted(moved) and len(moved) == found[-1]["done"] == 2_500
-    assert max(len(order.origins) for order in dispatcher.sent) == bulk.MOVED_MAX < NAMED_MAX
+    assert max(len(order.origins) for order in dispatcher.sent) == MOVED_MAX
 
 
 def test_a_time_that_is_too_far_away_is_told_in_the_last_line(monkeypatch: pytest.MonkeyPatch) -> None:
