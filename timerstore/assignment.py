@@ -191,7 +191,7 @@ class Assignment:
         """What the segments hold of the sources in `done` that is not finished; and what of that is cancelled."""
         state = self._state
         segments = [each for each in state.timerlog if done.owned[list(each.largest)].any()]
-        counted = [count_unfinished(each, state.sources, done) for each in segments]
+        counted = [part for each in segments for part in count_unfinished(each, state.sources, done)]
         return counted, [covered_in(state, each, done.includes) for each in segments]
 
     def _stored(self, left: _Left) -> Int64s:

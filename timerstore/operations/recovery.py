@@ -30,7 +30,7 @@ are put aside too, not removed: until ingest has caught up, Kafka may lose what 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -238,7 +238,8 @@ def _restore(
     state.next_segment += max((files.number_of(each.named.name) for each in kept), default=0)
     for each in kept:
         state.timerlog.add(each)
-        state.pending.add(_count_pending(each, state))
+        for part in _count_pending(each, state):
+            state.pending.add(part)
         state.pending.remove(covered_in(state, each))
         progress(len(kept), len(kept))
     return state
@@ -283,21 +284,24 @@ def _clear(directory: Path, named: set[str], is_rebuilt: bool, now_ms: int) -> t
     return removed, tuple(sorted(directory.glob(f"*{files.ASIDE_SUFFIX}")))
 
 
-def _count_pending(opened: Segment, state: StoreState) -> Tally:
+def _count_pending(opened: Segment, state: StoreState) -> Iterable[Tally]:
     """The pending rows of a segment, counted: by its footer when all are, else by looking at its positions."""
     committed = state.resident.committed
     is_whole = all(source in committed for source in opened.largest)
     if is_whole and opened.first > max(each.highest for each in committed.values()):
-        return opened.timers
+        return [opened.timers]
     return count_unfinished(opened, state.sources, state.resident.done)
 
 
-def count_unfinished(opened: Segment, sources: Sources, done: Finished) -> Tally:
-    """The rows of a segment that are not finished, cancelled ones too, counted. Raises Corrupt, DiskFailure."""
-    table = segment.read_rows(opened, columns=["topic", "partition", "offset", "at", "target", "schedule"])
-    rows = segment.references(opened, table, sources)
-    pending = rows[~done.includes(rows)]
-    return tally(pending.at, labels(table).take(pa.array(pending.row)))
+def count_unfinished(opened: Segment, sources: Sources, done: Finished) -> Iterator[Tally]:
+    """The rows of a segment that are not finished, cancelled ones too, counted by row group. Raises Corrupt,
+    DiskFailure."""
+    with segment.Reader(opened) as reader:
+        for group in range(len(opened.group_rows)):
+            table = reader.read(group, ["topic", "partition", "offset", "at", "target", "schedule"])
+            rows = segment.references(opened, table, sources)
+            pending = rows[~done.includes(rows)]
+            yield tally(pending.at, labels(table).take(pa.array(pending.row)))
 
 
 def lies_before(sources: Sources, name: SourceName, state: Progress, found: Checkpoint) -> bool:
