@@ -112,7 +112,7 @@ def test_a_held_dead_letter_keeps_the_headers_and_the_key_of_its_dialect(spark: 
     """What waits in the delay topic for its dead-letter topic comes back byte for byte: it is a copy, and says so."""
     written: Some = [("scheduler-epoch", "soon"), ("scheduler-target-key", "tk"), ("own", None), ("x-delay", "1")]
     topics, first = {"etf1": "etf1.dlt"}, np.array([0], dtype=np.intp)
-    (copy,) = held(taken(spark, record(*written, topic="etf1", offset=5)), first, topics, np.array([TS + 9]))
+    (copy,) = held(taken(spark, record(*written, topic="etf1", offset=5)), first, {}, topics, np.array([TS + 9]))
     assert copy.headers is not None
     due_rows = taken(spark, record(*copy.headers[0], topic="etf1", offset=9, ts=TS + 1, key=copy.keys[0]))
     assert is_held(due_rows, first).tolist() == [True]

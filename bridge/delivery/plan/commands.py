@@ -49,7 +49,7 @@ from timerstore.rows.entry import DECIDED, Kind
 from timerstore.rows.position import Bools, Int64s
 
 ANSWER_BYTES: Final = 600
-"""Of an answer about one message, about."""
+"""Of the headers of an answer about one message, or of a command, about."""
 _OUTCOMES: Final = {
     Decision.PASSED: Outcome.MOVED,
     Decision.LEFT: Outcome.DELIVERED,
@@ -90,7 +90,12 @@ class CommandOutput:
     @property
     def bytes(self) -> int:
         """About how large these are."""
-        return sum(len(value or b"") + ANSWER_BYTES for batch in self.batches() for value in batch.values)
+        headers = int(sum(payload.column("headers").nbytes for _, payload in self.copied))
+        return headers + sum(
+            len(key or b"") + len(value or b"") + ANSWER_BYTES
+            for batch in self.batches()
+            for key, value in zip(batch.keys, batch.values, strict=True)
+        )
 
     @property
     def writes_back(self) -> bool:
@@ -205,11 +210,7 @@ class Commands:
         if each.decision is not Decision.ACT:
             return [_result(_OUTCOMES[each.decision], each.named)]
         results = self._move(n, each, writing) if effect.is_move else [_result(Outcome.CANCELLED, each.named)]
-        if (
-            len(each.behind)
-            and not self._is_unanswered(n)
-            and int(self._rows.keys[row]) not in writing.findings.no_copy
-        ):
+        if len(each.behind) and int(self._rows.keys[row]) not in writing.findings.no_copy:
             lists = [each.behind.tolist()]
             writing.out.to_delay_topics.append(self._sent_on(n, lists, ends=not effect.is_move, is_answered=False))
         return results
@@ -379,11 +380,6 @@ class Commands:
     def _is_home(self, n: int) -> bool:
         """Whether the client wrote it to this partition."""
         return self._command(n)[:2] == self._place(n)[:2]
-
-    def _is_unanswered(self, n: int) -> bool:
-        """Whether the bridge wrote it, and it is not to be answered."""
-        said = self._headers[n]
-        return h.COPY_FORWARDED in said and not said.keys() & {h.REPLY_TO, h.CORRELATION}
 
     def _is_move(self, n: int) -> bool:
         return self._moves[n]

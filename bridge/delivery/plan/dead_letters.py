@@ -80,12 +80,17 @@ def dead_letters(
 
 
 def held(
-    rows: DueRows, ids: Ids, topic_of: Mapping[str, str], at_ms: Int64s, report: Report = _unreported
+    rows: DueRows,
+    ids: Ids,
+    refused: Mapping[int, Refusal],
+    topic_of: Mapping[str, str],
+    at_ms: Int64s,
+    report: Report = _unreported,
 ) -> Iterator[Batch]:
-    """Copies of the rejects `ids` that become dead letters at `at_ms` int64[m]."""
+    """Copies of the rejects and `refused` rows `ids` that become dead letters at `at_ms` int64[m]."""
     for chunk in chunks(rows.sizes[ids]):
         chosen = ids[chunk]
-        letters, _ = _letters(rows, chosen, {}, (), report)
+        letters, _ = _letters(rows, chosen, refused, (), report)
         columns = rows.column("origin", chosen), rows.column("ts", chosen), _topics(rows, chosen, topic_of)
         records: list[Record] = []
         for (value, key, letter), origin, ts, topic, at in zip(letters, *columns, at_ms[chunk].tolist(), strict=True):

@@ -33,7 +33,8 @@ every row has exactly one at any time.
     given_up       RETRY         no attempt is left, or a copy is not possible      LETTER    the same
     letters_down   LETTER        its topic fails, or it is too large for it; a copy is possible:
                                  a timer                                            RETRY     dead-letter-topic
-                                 a record that decoding rejected                    HOLD      dead-letter-topic
+                                 a record that decoding rejected, or would reject
+                                 when its copy is read                              HOLD      dead-letter-topic
 
 A copy is possible where the delay topic takes records of its size. What needs a partition that takes nothing now, and
 has no other way, is *unwritable*: its source is held (held_sources.py).
@@ -334,10 +335,10 @@ def misnamed(rows: DueRows, fates: Fates) -> Fates:
 
 
 def unreadable_copies(rows: DueRows) -> dict[int, Refusal]:
-    """Rows, by index, whose copies would be rejected when they are read: nothing else is known of these then."""
-    names, targets = rows.misnamed(), rows.targets[1]
-    found = dict.fromkeys(np.flatnonzero(targets < 0).tolist(), _plain(RejectReason.NO_TARGET))
-    wrong = () if names is None else np.flatnonzero(names).tolist()
+    """Timers, by index, whose copies would be rejected when they are read: nothing else is known of these then."""
+    names, is_timer = rows.misnamed(), rows.kind == Kind.TIMER
+    found = dict.fromkeys(np.flatnonzero(is_timer & (rows.targets[1] < 0)).tolist(), _plain(RejectReason.NO_TARGET))
+    wrong = () if names is None else np.flatnonzero(is_timer & names).tolist()
     return found | dict.fromkeys(wrong, _plain(RejectReason.BAD_HEADER_NAME))
 
 
@@ -449,7 +450,7 @@ def letters_down(rows: DueRows, fates: Fates, own: OwnTopics) -> Fates:
     ids = fates.ids(Fate.LETTER)
     ids = ids[~own.takes_letters(ids, fates.refused(ids))]
     ids = ids[own.copyable(ids)]
-    is_timer = rows.kind[ids] == Kind.TIMER
+    is_timer = (rows.kind[ids] == Kind.TIMER) & ~np.isin(ids, list(unreadable_copies(rows)) if len(ids) else [])
     return fates.put(ids[is_timer], Fate.RETRY, [LETTERS_FAIL]).put(ids[~is_timer], Fate.HOLD, [LETTERS_FAIL])
 
 

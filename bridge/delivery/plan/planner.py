@@ -110,14 +110,15 @@ class Plan:
         is_tick = None if self.ticks is None else self.ticks.is_tick[retry]
         attempts = fates.count_attempts(retry)
         yield from copies(rows, retry, failed=attempts, at_ms=fates.at_ms[retry], is_single=is_tick)
-        yield from held(rows, hold, letter_topics, fates.at_ms[hold], _report_plain)
+        refused = passes.unreadable_copies(rows) if len(hold) else {}
+        yield from held(rows, hold, refused, letter_topics, fates.at_ms[hold], _report_plain)
         yield from self.forwards.batches()
-        if self.commands is not None:
-            yield from self.commands.to_delay_topics
         if self.ticks is not None:
             ids = self.next_ids
             is_counted = self.ticks.is_tick[ids] & ~self.ticks.is_silent[ids]
             yield from next_ticks(rows, ids, self.ticks.next_ms[ids], is_counted)
+        if self.commands is not None:  # those that are written once more follow the copies that they are about
+            yield from self.commands.to_delay_topics
 
 
 class Planner:

@@ -15,6 +15,7 @@ from bridge.delivery.plan.commands import Commands
 from bridge.delivery.plan.due_rows import DueRows, SourceColumns
 from bridge.delivery.plan.fates import Findings, Unplannable
 from bridge.delivery.plan.planner import NOTHING, Plan, Planner
+from bridge.delivery.plan.record_size import record_bytes
 from bridge.delivery.targets.cache import Targets
 from bridge.delivery.targets.target import Target
 from bridge.wire import headers as h
@@ -190,24 +191,31 @@ def test_what_could_not_be_read_again_is_not_moved(more: dict[str, Any], reason:
     assert made[0].originals == [7]
 
 
-@pytest.mark.parametrize(
-    ("headers", "is_unanswered"),
-    [([(h.CORRELATION, b"c")], False), ([], False), ([(h.COPY_FORWARDED, b"delay/0/20")], True)],
-)
+@pytest.mark.parametrize("headers", [[(h.CORRELATION, b"c")], [], [(h.COPY_FORWARDED, b"delay/0/20")]])
 @pytest.mark.parametrize("kind", [Kind.MOVE, Kind.RECALL])
-def test_behind_a_copy_that_is_under_way_a_command_is_written_once_more(
-    kind: Kind, headers: h.Headers, is_unanswered: bool
-) -> None:
-    """It acts on what is pending, and is answered for that. What is written is not answered, and not written again."""
+def test_behind_a_copy_that_is_under_way_a_command_is_written_once_more(kind: Kind, headers: h.Headers) -> None:
+    """It acts on what is pending, and is answered for that. What is written is not answered."""
     row = {**timer("delay", 0, 8, NOW + MINUTE, "orders"), "origin": 7}
     plan = planned(NOW + 2 * MINUTE, row, loan=lambda *rows: UnderWay(*rows, kind=kind), kind=kind, more=headers)
     assert [(answer.count, answer.origins) for answer in plan.answers] == [(1, (("delay", 0, 7),))]
     written = [dict(each) for batch in plan.batches() for each in batch.all_headers()]
     commands = [each for each in written if each.keys() & {h.MOVE_ORIGIN, h.CANCEL_ORIGIN}]
     name = h.MOVE_ORIGIN if kind is Kind.MOVE else h.CANCEL_ORIGIN
-    assert [each[name] for each in commands] == ([] if is_unanswered else [b"delay/0/7"])
+    assert [each[name] for each in commands] == [b"delay/0/7"]
     assert not any(h.CORRELATION in each for each in commands)
     assert len(written) - len(commands) == (kind is Kind.MOVE)
+
+
+def test_commands_weigh_what_they_write() -> None:
+    """Transactions are bounded by it: keys and headers count as values do."""
+    row = {**timer("delay", 0, 8, NOW + MINUTE, "orders", headers=[("x", b"h" * 9_000)], key=b"k" * 5_000), "origin": 7}
+    plan = planned(NOW + 2 * MINUTE, row)
+    written = sum(
+        record_bytes(*record)
+        for batch in plan.batches()
+        for record in zip(batch.keys, batch.values, batch.all_headers(), strict=True)
+    )
+    assert written < plan.bytes < 1.2 * written
 
 
 def test_moves_that_a_later_one_makes_moot() -> None:

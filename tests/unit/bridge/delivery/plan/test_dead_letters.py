@@ -233,7 +233,7 @@ def held_copy(offset: int = 9, **changed: Any) -> dict[str, Any]:
     """A held dead letter of the record at offset 4, as decoding would read its copy."""
     due_rows = due_rows_of(reject("delay", 0, 4, TS, "bad-for", key=b"k", headers=OWN))
     ids = np.array([0], dtype=np.intp)
-    (copy,) = held(due_rows, ids, DLT, np.array([TS + 1_000]))
+    (copy,) = held(due_rows, ids, {}, DLT, np.array([TS + 1_000]))
     found = dict(headers_of(copy))
     assert (copy.topic, copy.partitions, found["delay-topic"]) == ("delay", [0], b"delay.dlt")
     assert (found["delay-copy-origin"], found["delay-copy-due"]) == (b"4", b"%d" % TS)

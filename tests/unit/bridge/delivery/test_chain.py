@@ -1,0 +1,189 @@
+"""Commands and copies on their way: a delay topic in memory, its decoding, the store and the planner, one after the
+other; what they write there is read again. No broker, no threads; time stands still between two rounds.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from bridge.delivery.plan.backoff import RetryPolicy
+from bridge.delivery.plan.planner import Planner
+from bridge.delivery.targets.cache import Targets
+from bridge.delivery.targets.target import Target
+from bridge.ingest.decode_records import Record, decode_records
+from bridge.ingest.finish import Finish
+from bridge.kafka.errors import Refusal
+from bridge.wire import headers as h
+from bridge.wire.commands import cancel_headers, move_headers, move_origin_headers
+from bridge.wire.decode_epochs import DecodeEpoch, DecodeParameters
+from bridge.wire.reasons import RejectReason
+from tests.unit.timerstore.entries import gather
+from timerstore.disk.checkpoint import Identity
+from timerstore.limits import Limits
+from timerstore.operations import recovery
+from timerstore.store import TimerStore
+
+DELAY, ORDERS, ANSWERS, LETTERS = "delay", "orders", "answers", "delay.dlt"
+SOURCE = (DELAY, 0)
+BEGIN_MS = 1_800_000_000_000
+WEEK_MS = 7 * 86_400_000
+WELL = Target(partitions=1, bytes_max=1_000_000)
+FAILS = Target(partitions=1, bytes_max=1_000_000, refusal=Refusal(RejectReason.TARGET_UNAVAILABLE, "it has no leader"))
+KEY = b"k"
+EPOCHS = {
+    SOURCE: (
+        DecodeEpoch(
+            offset=0,
+            parameters=DecodeParameters(max_delay_ms=100 * WEEK_MS, roll_window_ms=WEEK_MS, has_default_target=False),
+        ),
+    )
+}
+
+Delivered = dict[str, bytes | None]
+
+
+class Chain:
+    """See the module."""
+
+    def __init__(self, directory: Path) -> None:
+        self.now_ms = BEGIN_MS
+        self.failing: set[str] = set()
+        """Topics that take nothing for now."""
+        self.log: list[Record] = []
+        self.out: defaultdict[str, list[Delivered]] = defaultdict(list)
+        """Headers of what was written to other topics."""
+        self._finish = Finish(EPOCHS)
+        identity = Identity(cluster_id="c", topic_ids={DELAY: "t"})
+        self._store = TimerStore.open(
+            recovery.find(directory, identity, self.now_ms),
+            partitions=[SOURCE],
+            committed={SOURCE: (0, None)},
+            now_ms=self.now_ms,
+            limits=Limits(),
+        )
+        self._store.start_at({SOURCE: 0}, {SOURCE: 0})
+        self._planner = Planner(
+            targets=cast("Targets", self),
+            permitted=lambda _: True,
+            default_targets={DELAY: None},
+            dead_letter_topics={DELAY: LETTERS},
+            retry=RetryPolicy(),
+        )
+
+    # ---- what is known of targets
+
+    def resolve(self, names: Iterable[str]) -> Mapping[str, Target]:
+        return {name: FAILS if name in self.failing else WELL for name in names}
+
+    renew = resolve
+
+    def look_again(self, _names: object) -> frozenset[str]:
+        return frozenset()
+
+    def count_partitions(self, _name: str) -> int:
+        return 1
+
+    # ---- the way
+
+    def send(self, headers: Iterable[tuple[str, bytes | None]], value: bytes | None = b"v") -> int:
+        """Append a record to the delay topic; its offset."""
+        self.log.append(Record(*SOURCE, len(self.log), self.now_ms, True, KEY, value, [*headers]))
+        return len(self.log) - 1
+
+    def run(self, rounds: int = 1, *, step_ms: int = 0) -> None:
+        """Rounds of reading everything, and one transaction, each some time after the one before."""
+        for _ in range(rounds):
+            self.now_ms += step_ms
+            read, end = self._store.next_offsets()[SOURCE], len(self.log)
+            self._store.append(self._finish(decode_records(self.log[read:], EPOCHS)), {SOURCE: end}, self.now_ms)
+            while (window := self._store.wheel.next_window(self.now_ms)) is not None:
+                self._store.wheel.admit(window, gather(window))
+            self._transact()
+
+    def _transact(self) -> None:
+        transaction = self._store.begin()
+        rows = transaction.take(self.now_ms, 5_000)
+        self._planner.begin()
+        plan = self._planner.plan(rows, self._store.sources, self.now_ms, loan=transaction)
+        for batch in plan.batches():
+            for value, headers in zip(batch.values, batch.all_headers(), strict=True):
+                told = [(name, text.encode() if isinstance(text, str) else text) for name, text in headers]
+                if batch.topic == DELAY:
+                    self.send(told, value)
+                else:
+                    self.out[batch.topic].append(dict(told))
+        transaction.acknowledge()
+
+    # ---- what came of it
+
+    def ticks(self) -> list[int]:
+        """The numbers of the ticks that were delivered, in order."""
+        return sorted(int(each[h.TICK] or 0) for each in self.out[ORDERS])
+
+    def outcomes(self) -> list[bytes | None]:
+        return [each[h.OUTCOME] for each in self.out[ANSWERS]]
+
+
+@pytest.fixture
+def chain(tmp_path: Path) -> Chain:
+    return Chain(tmp_path / "store")
+
+
+@pytest.mark.parametrize("reply_to", [ANSWERS, None])
+def test_a_pause_ends_the_ticks_whose_copy_is_under_way(chain: Chain, reply_to: str | None) -> None:
+    """A retry is pending, and the next tick falls due in the transaction of the pause: its copy lies before the command
+    that is written once more."""
+    chain.failing = {ORDERS}
+    chain.send([(h.EVERY, b"10s"), (h.TOPIC, ORDERS.encode()), (h.ID, b"r")])
+    chain.run()
+    chain.run(step_ms=10_000)
+    chain.run(step_ms=10)
+    chain.now_ms = BEGIN_MS + 19_980
+    chain.run()
+    chain.send(move_headers("r", at=h.NEVER_MS, reply_to=reply_to), None)
+    chain.run()
+    chain.run(step_ms=20)
+    chain.run(5, step_ms=10)
+    chain.failing = set()
+    chain.run(12, step_ms=10_000)
+    assert chain.ticks() == [1, 2]
+
+
+def test_a_move_takes_the_next_tick_along(chain: Chain) -> None:
+    """As above, by origin: nothing comes before the new time."""
+    chain.failing = {ORDERS}
+    origin = chain.send([(h.EVERY, b"10s"), (h.TOPIC, ORDERS.encode())])
+    chain.run()
+    chain.run(step_ms=10_000)
+    chain.now_ms = BEGIN_MS + 19_980
+    chain.run()
+    chain.now_ms = BEGIN_MS + 20_000
+    chain.send(move_origin_headers(f"{DELAY}/0/{origin}", after=timedelta(hours=1), reply_to=ANSWERS), None)
+    chain.run(5, step_ms=10)
+    chain.failing = set()
+    chain.run(10, step_ms=10_000)
+    assert chain.outcomes() == [b"moved"]
+    assert not chain.out[ORDERS]
+    chain.run(step_ms=3_600_000)
+    assert {1, 2, 3} <= set(chain.ticks())
+
+
+def test_a_dead_letter_that_waits_is_not_under_way_for_ever(chain: Chain) -> None:
+    """The copy of a message whose header holds NUL would be rejected when it is read: it waits as the dead letter that
+    it becomes, with its own reason, and a command about it is answered."""
+    chain.failing = {LETTERS}
+    chain.send([(h.FOR, b"1s"), (h.TOPIC, ORDERS.encode()), (h.ID, b"m"), (f"{h.TOPIC}\0", b"x")])
+    chain.run()
+    chain.run(step_ms=1_000)
+    chain.send(cancel_headers("m", reply_to=ANSWERS), None)
+    chain.run(3, step_ms=10)
+    assert chain.outcomes() == [b"not-pending"]
+    chain.failing = set()
+    chain.run(3, step_ms=60_000)
+    assert [each[h.REASON] for each in chain.out[LETTERS]] == [b"bad-header-name"]
