@@ -225,7 +225,10 @@ class Cluster:
         }
 
     def _offsets(self, partitions: Sequence[tuple[str, int]], spec: OffsetSpec) -> dict[tuple[str, int], int]:
-        """Asked again for a while when a partition is between two leaders, as a new one is for a moment."""
+        """Asked again for a while when a partition is between two leaders, as a new one is for a moment. The client
+        asks the leader that it knows, under the epoch that it knows, until its metadata is renewed: after an election
+        that would be minutes.
+        """
         deadline_s = self._clock.monotonic_s() + _ELECTION_S
         while True:
             try:
@@ -233,6 +236,8 @@ class Cluster:
             except _Leaderless:
                 if self._clock.monotonic_s() > deadline_s:
                     raise
+            with suppress(KafkaException):
+                self._admin.list_topics(timeout=_CONNECT_S)
             self._pause.wait(_RETRY_S)
 
     def _ask_offsets(self, partitions: Sequence[tuple[str, int]], spec: OffsetSpec) -> dict[tuple[str, int], int]:
@@ -320,13 +325,16 @@ class _Unanswered(EnvironmentFailure):
 
 
 class _Leaderless(EnvironmentFailure):
-    """The partition is between two leaders."""
+    """The partition is between two leaders, or has another one than the client believes."""
 
 
 _KINDS: Final[Mapping[int, type[EnvironmentFailure]]] = {
     KafkaError._TIMED_OUT: _Unanswered,
-    KafkaError.NOT_LEADER_FOR_PARTITION: _Leaderless,
+    KafkaError._NOENT: _Leaderless,
+    KafkaError.FENCED_LEADER_EPOCH: _Leaderless,
     KafkaError.LEADER_NOT_AVAILABLE: _Leaderless,
+    KafkaError.NOT_LEADER_FOR_PARTITION: _Leaderless,
+    KafkaError.UNKNOWN_LEADER_EPOCH: _Leaderless,
 }
 
 

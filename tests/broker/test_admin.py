@@ -1,0 +1,24 @@
+"""What the cluster is asked, while its brokers come and go."""
+
+from __future__ import annotations
+
+import pytest
+
+from bridge.kafka.admin import Cluster
+from bridge.settings.model import Settings
+from dev.broker import EmbeddedBroker
+from dev.harness.kafka import Topics
+
+pytestmark = [pytest.mark.system, pytest.mark.slow]
+
+
+def test_offsets_are_found_again_after_a_leader_was_elected() -> None:
+    """The client asks under the leader's epoch that it knows: it learns the new one then, and not minutes later."""
+    with EmbeddedBroker(tmpfs=True) as broker:
+        place = (Topics(broker.bootstrap).create(), 0)
+        cluster = Cluster(Settings.of({"kafka": {"common": {"bootstrap.servers": broker.bootstrap}}}))
+        before = cluster.watermarks([place])
+        for end in (broker.stop, broker.kill):
+            end()
+            broker.start()
+            assert cluster.watermarks([place]) == before
