@@ -17,7 +17,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from bridge.commands.api_client import ApiClient
-from bridge.commands.export_stream import batches
+from bridge.commands.export import batches
 from bridge.errors import ConfigurationError
 from bridge.settings.model import Http
 

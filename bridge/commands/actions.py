@@ -157,9 +157,8 @@ def body_of(chosen: Sequence[tuple[str, str]]) -> dict[str, Any]:
 
 
 def _act_on_one(api: ApiClient, action: str, origin: str, when: Mapping[str, str], output: pending.Output) -> None:
-    topic, partition, offset = origin.split("/")
     try:
-        done = api.post(f"messages/{quote(topic, safe='')}/{partition}/{offset}/{action}", when)
+        done = api.post(f"messages/{origin}/{action}", when)
     except Absent as absent:
         say(f"{origin} cannot be changed. {absent}".rstrip(), err=True)
         raise typer.Exit(1) from None

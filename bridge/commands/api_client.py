@@ -69,27 +69,18 @@ class ApiClient:
         Raises Absent; ConfigurationError for parameters that are not accepted, EnvironmentFailure without an answer.
         """
         with self.opened(path, parameters) as response:
-            answer = _object(response.read(ANSWER_BYTES_MAX + 1))
-        if answer is None:
-            raise self.foreign()
-        return answer
+            return self._object(response.read(ANSWER_BYTES_MAX + 1))
 
     def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Have the bridge do something, and its answer. Raises as `get`."""
         with self.opened(path, body=body) as response:
-            answer = _object(response.read(ANSWER_BYTES_MAX + 1))
-        if answer is None:
-            raise self.foreign()
-        return answer
+            return self._object(response.read(ANSWER_BYTES_MAX + 1))
 
     def lines(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Have the bridge do much, and each line of its answer as it comes. Raises as `get`."""
         with self.opened(path, body=body) as response:
             while line := response.readline(LINE_BYTES_MAX):
-                found = _object(line)
-                if found is None:
-                    raise self.foreign()
-                yield found
+                yield self._object(line)
 
     @contextmanager
     def opened(
@@ -120,6 +111,11 @@ class ApiClient:
                 reason=str(reason) or type(reason).__name__,
                 code="DB-1015",
             ) from None
+
+    def _object(self, body: bytes) -> dict[str, Any]:
+        if (found := _object(body)) is None:
+            raise self.foreign()
+        return found
 
     def foreign(self) -> EnvironmentFailure:
         """The error for an answer that the API does not give."""

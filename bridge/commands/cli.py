@@ -28,9 +28,9 @@ from rich.text import Text
 from bridge import __version__
 from bridge.checks.finding import Finding
 from bridge.client import DelayClient
-from bridge.commands import actions, change, dead_letters, export, pending, schedules
+from bridge.commands import actions, change, dead_letters, pending, schedules
 from bridge.commands.arrivals import Arrivals
-from bridge.commands.invocation import ConfigOption, failures_as_one_line, read_option, say, settings_of
+from bridge.commands.invocation import ConfigOption, failures_as_one_line, read_headers, read_option, say, settings_of
 from bridge.delivery.producer.transaction_markers import Outcome
 from bridge.errors import ConfigurationError, EnvironmentFailure
 from bridge.runtime import allocator
@@ -39,6 +39,7 @@ from bridge.settings.model import Settings
 from bridge.settings.secrets import Redactor
 from bridge.telemetry import logs
 from bridge.wire.headers import parse_duration, parse_until
+from bridge.wire.letters import Choice, Report
 from bridge.wire.printable import printable
 from bridge.wire.reasons import RejectReason
 from bridge.wire.schedule import Missed
@@ -65,13 +66,6 @@ class Reset(Enum):
     EARLIEST = "earliest"
     LATEST = "latest"
     COMMITTED = "committed"
-
-
-class Due(Enum):
-    """When a dead letter that goes back is due."""
-
-    ORIGINAL = "original"
-    NOW = "now"
 
 
 @app.command()
@@ -171,12 +165,8 @@ def redrive(
     since: Annotated[
         str | None, typer.Option(metavar="TIME", help="Rejected since then: RFC 3339 with a zone, or epoch ms.")
     ] = None,
-    due: Annotated[
-        Due, typer.Option(help="Due at the original time (at once, if that has passed), or now.")
-    ] = Due.ORIGINAL,
-    set_header: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Replace a header; may be repeated.")
-    ] = None,
+    due: dead_letters.DueOption = dead_letters.Due.ORIGINAL,
+    set_header: dead_letters.SetHeaderOption = None,
     execute: Annotated[bool, typer.Option("--execute/--dry-run", help="Put them back, or only count them.")] = False,
 ) -> None:
     """Put dead letters back into their delay topics, each of them once, however often this is run.
@@ -188,21 +178,18 @@ def redrive(
         if unknown := set(reason or ()) - set(RejectReason):
             hint = "See docs/errors.md, which lists them."
             raise ConfigurationError(f"not a reason: {', '.join(sorted(unknown))}", hint=hint, code="DB-1002")
-        from bridge.commands import redrive as command
         from bridge.dead_letters.redrive import redrive as redrive_letters
-        from bridge.wire.letters import Choice
 
         choice = Choice(
             topics=topic or (),
             reasons=reason or (),
             targets=target or (),
             since_ms=read_option(parse_until, since, "--since"),
-            due_now=due is Due.NOW,
-            set_headers=[_header(text, "--set-header") for text in set_header or ()],
+            due_now=due is dead_letters.Due.NOW,
+            set_headers=[(name, os.fsencode(text)) for name, text in read_headers(set_header, "--set-header")],
         )
         report = redrive_letters(settings, SystemClock(), choice, execute=execute)
-        for line in command.lines(report, execute=execute):
-            say(line)
+        _say_report(report, execute=execute)
 
 
 @app.command()
@@ -255,7 +242,7 @@ def send(
             "times": times,
             "missed": missed,
         }
-        headers = [_header(text) for text in header or ()]
+        headers = [(name, os.fsencode(text)) for name, text in read_headers(header, "--header")]
         delay_topic = delay_topic or change.only_delay_topic(settings)
         client = DelayClient(change.producer(settings, bootstrap), delay_topic)
         arrivals = _arrivals(settings, delay_topic, topic, bootstrap) if wait is not None else None
@@ -304,7 +291,6 @@ def version() -> None:
         typer.echo(f"{name} {number}")
 
 
-pending.app.command()(export.export)
 app.add_typer(pending.app)
 app.add_typer(schedules.app)
 change.add(app, schedules.app)
@@ -343,6 +329,24 @@ def _print_findings(findings: Sequence[Finding], redact: Redactor) -> None:
     console.print(table)
 
 
+# --- redrive ---------------------------------------------------------------------------------------------------------
+
+
+def _say_report(report: Report, *, execute: bool) -> None:
+    """One line for each reason and target."""
+    for (reason, target), count in sorted(report.back.items()):
+        say(f"{'put back' if execute else 'goes back':12}{count:>8}  {reason}  {target}")
+    for (reason, target), count in sorted(report.broken.items()):
+        say(f"{'stays':12}{count:>8}  {reason}  {target}  (needs --due now or --set-header)")
+    others = {"not chosen": report.left, "back before": report.before, "no letters": report.foreign}
+    for name, count in others.items():
+        if count:
+            say(f"{name:12}{count:>8}")
+    total = sum(report.back.values())
+    letters = f"{total} dead letter{'s' * (total != 1)}"
+    say(f"{letters} put back" if execute else f"{letters} would go back: --execute does it")
+
+
 # --- send ------------------------------------------------------------------------------------------------------------
 
 
@@ -379,11 +383,3 @@ def _arrivals(settings: Settings, delay_topic: str, topic: str | None, bootstrap
     properties |= {"bootstrap.servers": bootstrap} if bootstrap else {}
     dead_letters = [settings.dead_letter_topic(delay_topic)] if mapped is not None else []
     return Arrivals(properties, [target], SystemClock(), dead_letters)
-
-
-def _header(text: str, option: str = "--header") -> tuple[str, bytes]:
-    name, separator, value = text.partition("=")
-    if not separator or not name:
-        hint = f"Write {option} name=value."
-        raise ConfigurationError(f"{option} {text!r} is not NAME=VALUE", hint=hint, code="DB-1003")
-    return name, os.fsencode(value)

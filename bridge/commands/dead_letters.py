@@ -8,21 +8,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, Any
-from urllib.parse import quote
 
 import typer
 
 from bridge.commands.actions import AllOption, CursorOption, DryRunOption, PatientConnection, YesOption, confirm
 from bridge.commands.api_client import Absent, ApiClient
-from bridge.commands.invocation import bundled, say
+from bridge.commands.invocation import bundled, read_headers, say
 from bridge.commands.pending import (
     Connection,
     Output,
     OutputOption,
     as_json,
-    lines,
     objects,
     place_of,
+    print_one,
     print_rows,
     shown,
     time,
@@ -33,8 +32,6 @@ app = typer.Typer(
     name="dead-letters",
     help="Ask a running bridge what could not be delivered, and put it back.",
     no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
 )
 
 COLUMNS = ("letter", "written", "reason", "origin", "target", "redriven")
@@ -65,6 +62,12 @@ class Due(Enum):
 
     ORIGINAL = "original"
     NOW = "now"
+
+
+DueOption = Annotated[Due, typer.Option(help="Due at the original time (at once, if that has passed), or now.")]
+SetHeaderOption = Annotated[
+    list[str] | None, typer.Option(metavar="NAME=VALUE", help="Replace a header; may be repeated.")
+]
 
 
 @app.command("list")
@@ -104,11 +107,7 @@ def get(
         except Absent as absent:
             say(str(absent) or f"{place} is no dead letter.", err=True)
             raise typer.Exit(1) from None
-        if output is Output.JSON:
-            say(as_json(letter))
-            return
-        for name, text in lines(letter):
-            say(f"{name:17}{text}")
+        print_one(letter, output)
 
 
 @app.command()
@@ -121,12 +120,8 @@ def redrive(
         typer.Argument(metavar="[TOPIC/PARTITION/OFFSET]", help="One letter, as `list` names it; else filters."),
     ] = None,
     everything: AllOption = False,
-    due: Annotated[
-        Due, typer.Option(help="Due at the original time (at once, if that has passed), or now.")
-    ] = Due.ORIGINAL,
-    set_header: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Replace a header; may be repeated.")
-    ] = None,
+    due: DueOption = Due.ORIGINAL,
+    set_header: SetHeaderOption = None,
     dry_run: DryRunOption = False,
     yes: YesOption = False,
     output: OutputOption = Output.TEXT,
@@ -134,7 +129,10 @@ def redrive(
     """Put one dead letter back into its delay topic, or all that fit, each once. Exit status 1 if one stays."""
     with connection.open() as api:
         chosen = filters.parameters()
-        mend: dict[str, Any] = {"due_now": due is Due.NOW, "set_headers": dict(map(_header, set_header or ()))}
+        mend: dict[str, Any] = {
+            "due_now": due is Due.NOW,
+            "set_headers": dict(read_headers(set_header, "--set-header")),
+        }
         if place is not None and (chosen or everything or dry_run):
             raise ConfigurationError("a letter and filters are given", hint="Give one or the other.", code="DB-1003")
         if place is not None:
@@ -173,8 +171,7 @@ def _print_report(report: dict[str, Any], output: Output) -> None:
 
 
 def _path(place: str) -> str:
-    topic, partition, offset = place_of(place, "the letter").split("/")
-    return f"dead-letters/{quote(topic, safe='')}/{partition}/{offset}"
+    return f"dead-letters/{place_of(place, 'the letter')}"
 
 
 def _row(letter: dict[str, Any]) -> list[str]:
@@ -182,11 +179,3 @@ def _row(letter: dict[str, Any]) -> list[str]:
     others = [shown(letter.get(name)) for name in ("reason", "origin", "target")]
     gone = {True: "yes", False: ""}.get(letter.get("redriven"), "?")  # type: ignore[arg-type]
     return [place, time(letter.get("ts")), *others, gone]
-
-
-def _header(text: str) -> tuple[str, str]:
-    name, separator, value = text.partition("=")
-    if not separator or not name:
-        hint = "Write --set-header name=value."
-        raise ConfigurationError(f"--set-header {text!r} is not NAME=VALUE", hint=hint, code="DB-1003")
-    return name, value

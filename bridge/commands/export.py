@@ -1,50 +1,58 @@
-"""`delay-bridge pending export`: what is pending at one moment, as a Parquet file."""
+"""The client's end of an export: Arrow batches of `GET /api/v1/export`, whether they are all, and a file of them."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from contextlib import closing, suppress
+from collections.abc import Generator, Iterable
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Final
 
-import typer
+import pyarrow as pa
+import pyarrow.parquet as pq
+import structlog
 
-from bridge.commands import pending
-from bridge.commands.invocation import bundled, say
+from bridge.api.peers.batches import MEDIA_TYPE, BrokenOffError
+from bridge.api.peers.batches import batches as all_of
+from bridge.commands.api_client import ApiClient, Parameters
 from bridge.errors import EnvironmentFailure
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
 
 ROW_GROUP_BYTES: Final = 64 << 20
 BATCH_BYTES: Final = 4_096
 """Of a batch, beside its rows."""
 
+log = structlog.get_logger("bridge.commands.export")
 
-@bundled
-def export(
-    to: Annotated[Path, typer.Option("--to", metavar="FILE.parquet", help="Where to write them; it is replaced.")],
-    search: pending.Search,
-    connection: pending.Connection,
-) -> None:
-    """Write all pending messages of one moment into a Parquet file; there is none if it fails."""
-    with connection.open() as api:
-        from bridge.commands.export_stream import batches  # it takes Arrow, and a while
 
-        with closing(batches(api, search.parameters())) as stream:
-            rows = write(to, stream)
-        say(f"{rows} messages written to {to}")
+def batches(api: ApiClient, parameters: Parameters) -> Generator[pa.RecordBatch]:
+    """All batches, some without rows; one at least. What was read counts only if this comes to its end;
+    closed before, it ends the export.
+
+    Raises as `ApiClient.get`, and EnvironmentFailure where the stream breaks off. Instances that did not answer are in
+    the log.
+    """
+    with api.opened("export", parameters) as response:
+        if response.headers.get_content_type() != MEDIA_TYPE:
+            raise api.foreign()
+        try:
+            silent = yield from all_of(response)
+        except BrokenOffError as error:
+            raise EnvironmentFailure(
+                f"the export has broken off after {error.rows} messages",
+                hint="Try again; the log of the bridge may say why.",
+                reason=error.reason,
+                code="DB-1020",
+            ) from None
+    if silent:
+        log.warning(
+            "export-incomplete", reason="these instances did not answer: what they have is missing", instances=silent
+        )
 
 
 def write(path: Path, batches: Iterable[pa.RecordBatch]) -> int:
     """Write a Parquet file of one batch or more, which have one schema; returns how many rows it has. It has its name
     when it is whole and durable, and memory is bounded by a row group. Raises EnvironmentFailure, and what `batches`
     raises."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     rest = iter(batches)
     first = next(rest)

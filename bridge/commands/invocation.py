@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from functools import wraps
@@ -105,3 +105,13 @@ def read_option(parse: Callable[[str], Value], text: str | None, option: str) ->
     except ValueError as error:
         hint = "See `delay-bridge send --help` for the forms."
         raise ConfigurationError(f"{option} is invalid: {error}", hint=hint, code="DB-1003") from None
+
+
+def read_headers(texts: Iterable[str] | None, option: str) -> Iterator[tuple[str, str]]:
+    """Names and values of an option that is NAME=VALUE. Raises ConfigurationError."""
+    for text in texts or ():
+        name, separator, value = text.partition("=")
+        if not separator or not name:
+            hint = f"Write {option} name=value."
+            raise ConfigurationError(f"{option} {text!r} is not NAME=VALUE", hint=hint, code="DB-1003")
+        yield name, value

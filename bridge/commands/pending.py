@@ -1,4 +1,5 @@
-"""`delay-bridge pending list|get|count` and `delay-bridge targets`: what a running bridge has to deliver, and where.
+"""`delay-bridge pending list|get|count|export` and `delay-bridge targets`: what a running bridge has to deliver, and
+where.
 
 Twins of the HTTP API: the same filters, and with `--output json` the same documents. On a terminal a table; otherwise a
 message a line, with tabs, for grep and cut. Nothing here changes what is pending.
@@ -12,12 +13,12 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import Enum
+from pathlib import Path
 from typing import Annotated, Any, Final
-from urllib.parse import quote
 
 import typer
 from rich.console import Console
@@ -30,15 +31,8 @@ from bridge.errors import ConfigurationError
 from bridge.wire.headers import parse_until
 from bridge.wire.printable import printable
 
-app = typer.Typer(
-    name="pending",
-    help="Ask a running bridge what is pending.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-
-targets_app = typer.Typer(name="targets", add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(name="pending", help="Ask a running bridge what is pending.", no_args_is_help=True)
+targets_app = typer.Typer(name="targets")
 
 PAGE_MAX: Final = 1_000
 """Messages of one answer: the API gives no more."""
@@ -185,17 +179,12 @@ def get(
 ) -> None:
     """Show one pending message. Exit status 1 if it is not pending."""
     with connection.open() as api:
-        topic, partition, offset = place_of(origin, "the message").split("/")
         try:
-            message = api.get(f"messages/{quote(topic, safe='')}/{partition}/{offset}")
+            message = api.get(f"messages/{place_of(origin, 'the message')}")
         except Absent as absent:
             say(f"{origin} is not pending. {absent}".rstrip(), err=True)
             raise typer.Exit(1) from None
-        if output is Output.JSON:
-            say(as_json(message))
-            return
-        for name, text in lines(message):
-            say(f"{name:17}{text}")
+        print_one(message, output)
 
 
 @app.command()
@@ -211,6 +200,22 @@ def count(
         if not isinstance(found.get("count"), int) or not isinstance(found.get("exact"), bool):
             raise api.foreign()
         say(as_json(found) if output is Output.JSON else f"{'' if found['exact'] else 'at least '}{found['count']}")
+
+
+@app.command()
+@bundled
+def export(
+    to: Annotated[Path, typer.Option("--to", metavar="FILE.parquet", help="Where to write them; it is replaced.")],
+    search: Search,
+    connection: Connection,
+) -> None:
+    """Write all pending messages of one moment into a Parquet file; there is none if it fails."""
+    with connection.open() as api:
+        from bridge.commands.export import batches, write  # it takes Arrow, and a while
+
+        with closing(batches(api, search.parameters())) as stream:
+            rows = write(to, stream)
+        say(f"{rows} messages written to {to}")
 
 
 @targets_app.callback(invoke_without_command=True)
@@ -237,7 +242,7 @@ def targets(
 
 
 def place_of(text: str, what: str) -> str:
-    """`text`, if it is TOPIC/PARTITION/OFFSET. Raises ConfigurationError."""
+    """`text`, if it is TOPIC/PARTITION/OFFSET, and then a part of a URL as it is. Raises ConfigurationError."""
     if not re.fullmatch(r"[A-Za-z0-9._-]{1,249}/[0-9]{1,10}/[0-9]{1,19}", text):
         hint = "Write it as delay/0/42."
         raise ConfigurationError(f"{what} is not TOPIC/PARTITION/OFFSET", hint=hint, code="DB-1003")
@@ -314,11 +319,23 @@ def _row(message: Mapping[str, Any]) -> list[str]:
     return [shown(message.get("origin")), time(message.get("due")), *others]
 
 
-def lines(message: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Names and texts of all that is known of a message, in the order of the API."""
+def print_one(found: Mapping[str, Any], output: Output) -> None:
+    """All that is known of one message, schedule or dead letter."""
+    if output is Output.JSON:
+        say(as_json(found))
+        return
+    for name, text in _lines(found):
+        say(f"{name:17}{text}")
+
+
+def _lines(message: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Names and texts, in the order of the API."""
     for name, found in message.items():
         if name in ("due", "at", "ts"):
             yield name, time(found)
+        elif name == "next" and isinstance(found, list):
+            for due in found:
+                yield name, time(due)
         elif name == "headers" and isinstance(found, list):
             for header in found:
                 if isinstance(header, dict):

@@ -17,8 +17,6 @@ app = typer.Typer(
     name="schedules",
     help="The messages that come again: ask a running bridge for them, and change them.",
     no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
 )
 
 COLUMNS: Final = ("origin", "next", "tick", "target", "id", "schedule")
@@ -61,13 +59,7 @@ def get(
         if not rows:
             say(f"{origin} is not a message that comes again here", err=True)
             raise typer.Exit(1)
-        if output is pending.Output.JSON:
-            say(pending.as_json(rows[0]))
-            return
-        for name, text in pending.lines({**rows[0], "next": None}):
-            say(f"{name:17}{text}")
-        for due in rows[0].get("next") or ():
-            say(f"{'next':17}{pending.time(due)}")
+        pending.print_one(rows[0], output)
 
 
 def _row(message: Mapping[str, Any]) -> list[str]:

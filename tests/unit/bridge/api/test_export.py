@@ -23,7 +23,7 @@ from bridge.api.peers.batches import MEDIA_TYPE
 from bridge.api.source import PendingMessages
 from bridge.commands.api_client import ApiClient
 from bridge.commands.cli import app
-from bridge.commands.export_stream import batches
+from bridge.commands.export import batches
 from bridge.errors import EnvironmentFailure
 from bridge.settings.model import Http
 from bridge.telemetry.http import Protection

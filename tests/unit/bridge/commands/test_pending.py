@@ -319,7 +319,7 @@ JSON: Final = st.recursive(
 def test_any_message_can_be_shown(found: dict[str, Any]) -> None:
     """A field that is absent, new or of another type is shown somehow: an answer is never a bug of the command."""
     assert len(pending._row(found)) == len(pending.COLUMNS)
-    assert all(isinstance(text, str) for line in pending.lines(found) for text in line)
+    assert all(isinstance(text, str) for line in pending._lines(found) for text in line)
 
 
 # --- failures --------------------------------------------------------------------------------------------------------
