@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime, timedelta
-from typing import Any, Final, Self
+from typing import Any, Final, Self, Unpack
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from bridge.errors import EnvironmentFailure
 from bridge.kafka.construction import made
-from bridge.wire.commands import cancel_headers, cancel_origin_headers, move_headers, move_origin_headers
+from bridge.wire.commands import AnswerTo, cancel_headers, cancel_origin_headers, move_headers, move_origin_headers
 from bridge.wire.headers import NEVER_MS, NEXT_MS, origins_text, refuse_control, timer_headers
 from bridge.wire.schedule import Schedule
 from timerstore.clock import Clock, SystemClock
@@ -46,7 +46,10 @@ class DelayClient:
     def __init__(
         self, producer: Producer | Mapping[str, Any], delay_topic: str = "delay", *, clock: Clock | None = None
     ) -> None:
-        self.producer = _made(producer) if isinstance(producer, Mapping) else producer
+        if isinstance(producer, Mapping):
+            config = {**_DEFAULTS, **producer}
+            producer = made("producer", lambda: Producer(config))
+        self.producer = producer
         self.delay_topic = delay_topic
         self._clock = clock or SystemClock()
         self._failures: list[str] = []
@@ -74,8 +77,7 @@ class DelayClient:
         Returns at once, waiting only where the producer's queue is full. Whether the delay topic has taken the record
         is told to `on_delivery`, or else by `flush`. Raises ValueError for what the bridge would reject.
         """
-        own = list(headers.items() if isinstance(headers, Mapping) else headers or ())
-        refuse_control(name for name, _ in own)
+        own = _own(headers)
         control = timer_headers(
             topic, at=at, after=after, id=id, replace=replace, partition=partition, now_ms=self._clock.now_ms()
         )
@@ -112,8 +114,7 @@ class DelayClient:
         schedule = Schedule.of(
             every=every, anchor=anchor, cron=cron, time_zone=time_zone, end=end, times=times, missed=missed
         )
-        own = list(headers.items() if isinstance(headers, Mapping) else headers or ())
-        refuse_control(name for name, _ in own)
+        own = _own(headers)
         control = timer_headers(
             topic,
             at=at,
@@ -131,19 +132,18 @@ class DelayClient:
         id: str,
         key: bytes | str | None = None,
         *,
-        reply_to: str | None = None,
-        correlation: str | None = None,
         on_delivery: OnDelivery | None = None,
+        **answer: Unpack[AnswerTo],
     ) -> None:
         """Cancel the pending message that was sent with this `id`, and with this `key`.
 
         A message without a key may be in any partition, so without a key a cancel goes to all of them. Cancelling what
         is delivered already, or unknown, does nothing. With `reply_to`, a topic, the bridge writes there what became of
-        the message (`bridge.wire.answers`), and with it `correlation`.
+        the message (`bridge.wire.answers`), and with it `correlation`, a text.
         """
-        if key is not None or reply_to is not None or correlation is not None:
+        if key is not None or any(text is not None for text in answer.values()):
             # One record, so that one answer names it; without a key the bridge sends it on.
-            headers: list[Header] = [*cancel_headers(id, reply_to=reply_to, correlation=correlation)]
+            headers: list[Header] = [*cancel_headers(id, **answer)]
             self._produce(None, key, headers, _ANY_PARTITION, on_delivery)
             return
         headers = [*cancel_headers(id, forwarded="client")]
@@ -156,15 +156,13 @@ class DelayClient:
         partition: int,
         offset: int | Collection[int],
         *,
-        reply_to: str | None = None,
-        correlation: str | None = None,
         on_delivery: OnDelivery | None = None,
+        **answer: Unpack[AnswerTo],
     ) -> None:
         """Cancel the pending message whose record is there, as `on_delivery` was told when it was sent: one without an
         id, too. Or those of up to 100 offsets. The rest as for `cancel`.
         """
-        origin = _origin_text(topic, partition, offset)
-        headers = cancel_origin_headers(origin, reply_to=reply_to, correlation=correlation)
+        headers = cancel_origin_headers(_origin_text(topic, partition, offset), **answer)
         self._to_origin(topic, partition, [*headers], on_delivery)
 
     def move(
@@ -174,16 +172,13 @@ class DelayClient:
         *,
         at: datetime | int | None = None,
         after: timedelta | None = None,
-        reply_to: str | None = None,
-        correlation: str | None = None,
         on_delivery: OnDelivery | None = None,
+        **answer: Unpack[AnswerTo],
     ) -> None:
         """Have the pending message that was sent with this `id`, and with this `key`, due at another time, earlier or
         later; after no time, it is delivered now. `at` and `after` as for `send`, the rest as for `cancel`.
         """
-        headers = move_headers(
-            id, at=at, after=after, reply_to=reply_to, correlation=correlation, now_ms=self._clock.now_ms()
-        )
+        headers = move_headers(id, at=at, after=after, now_ms=self._clock.now_ms(), **answer)
         self._produce(None, key, [*headers], _ANY_PARTITION, on_delivery)
 
     def pause(
@@ -191,29 +186,23 @@ class DelayClient:
         id: str,
         key: bytes | str | None = None,
         *,
-        reply_to: str | None = None,
-        correlation: str | None = None,
         on_delivery: OnDelivery | None = None,
+        **answer: Unpack[AnswerTo],
     ) -> None:
         """Deliver no more ticks of the recurring message that was sent with this `id`, and with this `key`, until it is
         resumed. The rest as for `cancel`."""
-        self.move(
-            id, key, at=NEVER_MS, reply_to=reply_to, correlation=correlation, on_delivery=on_delivery
-        )  # fmt: skip
+        self.move(id, key, at=NEVER_MS, on_delivery=on_delivery, **answer)
 
     def resume(
         self,
         id: str,
         key: bytes | str | None = None,
         *,
-        reply_to: str | None = None,
-        correlation: str | None = None,
         on_delivery: OnDelivery | None = None,
+        **answer: Unpack[AnswerTo],
     ) -> None:
         """The opposite of `pause`: the first tick is the next regular one, and those in between are not made up for."""
-        self.move(
-            id, key, at=NEXT_MS, reply_to=reply_to, correlation=correlation, on_delivery=on_delivery
-        )  # fmt: skip
+        self.move(id, key, at=NEXT_MS, on_delivery=on_delivery, **answer)
 
     def move_origin(
         self,
@@ -223,15 +212,12 @@ class DelayClient:
         *,
         at: datetime | int | None = None,
         after: timedelta | None = None,
-        reply_to: str | None = None,
-        correlation: str | None = None,
         on_delivery: OnDelivery | None = None,
+        **answer: Unpack[AnswerTo],
     ) -> None:
         """As `move`, for the messages whose records are there; as for `cancel_origin`."""
-        origin, now_ms = _origin_text(topic, partition, offset), self._clock.now_ms()
-        headers = move_origin_headers(
-            origin, at=at, after=after, reply_to=reply_to, correlation=correlation, now_ms=now_ms
-        )
+        origin = _origin_text(topic, partition, offset)
+        headers = move_origin_headers(origin, at=at, after=after, now_ms=self._clock.now_ms(), **answer)
         self._to_origin(topic, partition, [*headers], on_delivery)
 
     def flush(self, timeout_s: float = 60.0) -> None:
@@ -304,5 +290,7 @@ def _origin_text(topic: str, partition: int, offset: int | Collection[int]) -> s
     return origins_text(topic, partition, [offset] if isinstance(offset, int) else offset)
 
 
-def _made(config: Mapping[str, Any]) -> Producer:
-    return made("producer", lambda: Producer({**_DEFAULTS, **config}))
+def _own(headers: Headers | None) -> list[Header]:
+    own = list(headers.items() if isinstance(headers, Mapping) else headers or ())
+    refuse_control(name for name, _ in own)
+    return own

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Final, TypedDict, Unpack
 
 from bridge.wire import headers as h
 from bridge.wire.headers import Headers
@@ -15,26 +15,32 @@ KEY_BYTES_MAX: Final = 4_096
 record might fit nowhere."""
 
 
-def cancel_headers(
-    id: str, *, reply_to: str | None = None, correlation: str | None = None, forwarded: str | None = None
-) -> list[tuple[str, bytes]]:
-    """The headers of a record that cancels `id`; send it with the key of what it cancels. Raises ValueError.
+class AnswerTo(TypedDict, total=False):
+    """What a command asks for."""
 
-    `reply_to` is the topic of its answer, `correlation` what that carries. `forwarded` names the command that was sent
-    on to other partitions: the bridge does not send this one on.
-    """
-    return h.encoded([(h.CANCEL, h.check_id(id)), *_command(reply_to, correlation, forwarded)])
+    reply_to: str | None
+    """A topic in which the bridge says what became of the messages (`bridge.wire.answers`)."""
+    correlation: str | None
+    """Text that its answer carries."""
 
 
-def cancel_origin_headers(
-    origin: str, *, reply_to: str | None = None, correlation: str | None = None, forwarded: str | None = None
-) -> list[tuple[str, bytes]]:
+class Forwarded(AnswerTo, total=False):
+    """And where it is from."""
+
+    forwarded: str | None
+    """The command that was sent on to other partitions: the bridge does not send this one on."""
+
+
+def cancel_headers(id: str, **about: Unpack[Forwarded]) -> list[tuple[str, bytes]]:
+    """The headers of a record that cancels `id`; send it with the key of what it cancels. Raises ValueError."""
+    return h.encoded([(h.CANCEL, h.check_id(id)), *_command(**about)])
+
+
+def cancel_origin_headers(origin: str, **about: Unpack[Forwarded]) -> list[tuple[str, bytes]]:
     """The headers of a record that cancels the message that came from `origin` (`topic/partition/offset`), or up to 100
     of that partition (`topic/partition/offset,offset...`). In any partition; the one of its messages is the quickest.
-    Raises ValueError. The others as for `cancel_headers`."""
-    return h.encoded(
-        [(h.CANCEL_ORIGIN, h.origins_text(*h.parse_origins(origin))), *_command(reply_to, correlation, forwarded)]
-    )
+    Raises ValueError."""
+    return h.encoded([(h.CANCEL_ORIGIN, h.origins_text(*h.parse_origins(origin))), *_command(**about)])
 
 
 def move_headers(
@@ -42,17 +48,12 @@ def move_headers(
     *,
     at: datetime | int | None = None,
     after: timedelta | None = None,
-    reply_to: str | None = None,
-    correlation: str | None = None,
-    forwarded: str | None = None,
     now_ms: int | None = None,
+    **about: Unpack[Forwarded],
 ) -> list[tuple[str, bytes]]:
     """The headers of a record that gives another due time to what is pending of `id`; send it with the key of that.
-    `at`, `after` and `now_ms` as for `timer_headers`, the others as for `cancel_headers`. Raises ValueError, or
-    TypeError."""
-    return h.encoded(
-        [(h.MOVE, h.check_id(id)), h.time_header(at, after, now_ms), *_command(reply_to, correlation, forwarded)]
-    )
+    `at`, `after` and `now_ms` as for `timer_headers`. Raises ValueError, or TypeError."""
+    return h.encoded([(h.MOVE, h.check_id(id)), h.time_header(at, after, now_ms), *_command(**about)])
 
 
 def move_origin_headers(
@@ -60,14 +61,12 @@ def move_origin_headers(
     *,
     at: datetime | int | None = None,
     after: timedelta | None = None,
-    reply_to: str | None = None,
-    correlation: str | None = None,
-    forwarded: str | None = None,
     now_ms: int | None = None,
+    **about: Unpack[Forwarded],
 ) -> list[tuple[str, bytes]]:
     """As `move_headers`, for what came from `origin`, as `cancel_origin_headers` takes it, but for up to 20."""
     named = (h.MOVE_ORIGIN, h.origins_text(*h.parse_origins(origin, of_move=True)))
-    return h.encoded([named, h.time_header(at, after, now_ms), *_command(reply_to, correlation, forwarded)])
+    return h.encoded([named, h.time_header(at, after, now_ms), *_command(**about)])
 
 
 def check_correlation(text: str) -> str:
@@ -91,7 +90,9 @@ def key_sent_on(key: bytes | None) -> bytes | None:
     return None if key is None or len(key) > KEY_BYTES_MAX else key
 
 
-def _command(reply_to: str | None, correlation: str | None, forwarded: str | None) -> list[tuple[str, str]]:
+def _command(
+    reply_to: str | None = None, correlation: str | None = None, forwarded: str | None = None
+) -> list[tuple[str, str]]:
     texts = [(h.REPLY_TO, h.check_topic(reply_to))] if reply_to is not None else []
     texts += [(h.CORRELATION, check_correlation(correlation))] if correlation is not None else []
     return texts + ([(h.COPY_FORWARDED, forwarded)] if forwarded is not None else [])

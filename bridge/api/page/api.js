@@ -38,6 +38,16 @@ export async function follow(path, body, tell, signal) {
   return last;
 }
 
+// What `work` finds, or what the bridge does not accept in the address, as `refused`.
+export async function answered(work) {
+  try {
+    return await work();
+  } catch (error) {
+    if (error instanceof Refused && error.status < 500) return { refused: error.message };
+    throw error;
+  }
+}
+
 const post = (path, body, signal) =>
   request(path, {
     method: "POST",

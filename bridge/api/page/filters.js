@@ -3,12 +3,21 @@
 import { el } from "./dom.js";
 import { local, utc } from "./format.js";
 
+const LIMIT = 50;
+
 export const epoch = (text) => (/^\d+$/.test(text) ? Number(text) : Date.parse(text ?? ""));
 
 export const without = (asked, ...names) => {
   const rest = new URLSearchParams(asked);
   for (const name of names) rest.delete(name);
   return rest;
+};
+
+// What an address asks for, of a page unless it says how much.
+export const limited = (url) => {
+  const asked = new URLSearchParams(url.search);
+  if (!asked.has("limit")) asked.set("limit", LIMIT);
+  return asked;
 };
 
 const field = (name, label, attributes) =>

@@ -52,15 +52,11 @@ export function utc(ms) {
 }
 
 // Text that comes from Kafka, on one line unless it is a block: what cannot be seen is written out.
-export function foreign(text) {
-  const seen = String(text).replace(HIDDEN, (sign) => `\\u${sign.charCodeAt(0).toString(16).padStart(4, "0")}`);
-  return el("bdi", { class: "foreign" }, seen);
-}
+export const foreign = (text) => el("bdi", { class: "foreign" }, seen(text, ""));
 
-export function block(text) {
-  const seen = String(text).replace(HIDDEN, (sign) => (sign === "\n" || sign === "\t" ? sign : `\\u${sign.charCodeAt(0).toString(16).padStart(4, "0")}`));
-  return el("pre", { tabindex: "0", dir: "auto" }, seen);
-}
+export const block = (text) => el("pre", { tabindex: "0", dir: "auto" }, seen(text, "\n\t"));
+
+const seen = (text, kept) => String(text).replace(HIDDEN, (sign) => (kept.includes(sign) ? sign : `\\u${sign.charCodeAt(0).toString(16).padStart(4, "0")}`));
 
 const quiet = (text) => el("span", { class: "quiet" }, text);
 

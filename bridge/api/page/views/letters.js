@@ -1,32 +1,18 @@
 // Dead letters: what could not be understood or delivered, and the way back.
 
 import { offered } from "../actions.js";
-import { ask, Refused } from "../api.js";
+import { answered, ask } from "../api.js";
 import { el, facts, table } from "../dom.js";
-import { form, pager, text, time, without } from "../filters.js";
+import { form, limited, pager, text, time, without } from "../filters.js";
 import { away, badge, blob, foreign, plural, utc, when } from "../format.js";
 import { headers, value } from "./record.js";
 
 const PATH = "/dead-letters";
-const LIMIT = 50;
-
-async function answered(work) {
-  try {
-    return await work();
-  } catch (error) {
-    if (error instanceof Refused && error.status < 500) return { refused: error.message };
-    throw error;
-  }
-}
 
 export const letters = {
   title: () => "Dead letters",
 
-  load(url, _summary, signal) {
-    const asked = new URLSearchParams(url.search);
-    if (!asked.has("limit")) asked.set("limit", LIMIT);
-    return answered(() => ask("dead-letters", asked, signal));
-  },
+  load: (url, _summary, signal) => answered(() => ask("dead-letters", limited(url), signal)),
 
   draw(page, summary, url) {
     const asked = url.searchParams;

@@ -1,7 +1,7 @@
 // One message: what it is, where it is, and why.
 
 import { offered } from "../actions.js";
-import { ask, Refused } from "../api.js";
+import { answered, ask } from "../api.js";
 import { el, facts } from "../dom.js";
 import { away, badge, blob, foreign, listed, plural, targetName, utc, when } from "../format.js";
 import { headers, value } from "./record.js";
@@ -21,14 +21,7 @@ const WHY = {
 
 export const title = (url) => decodeURIComponent(url.pathname.slice("/messages/".length));
 
-export async function load(url, _summary, signal) {
-  try {
-    return { message: await ask(url.pathname.slice(1), "", signal) };
-  } catch (error) {
-    if (error instanceof Refused && error.status < 500) return { refused: error.message };
-    throw error;
-  }
-}
+export const load = (url, _summary, signal) => answered(async () => ({ message: await ask(url.pathname.slice(1), "", signal) }));
 
 export function draw({ message, refused }, summary, url) {
   const { now } = summary;

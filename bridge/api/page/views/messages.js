@@ -1,29 +1,24 @@
 // The table of messages. The address of the page is that of the API: what it asks for is what is shown.
 
 import { offered } from "../actions.js";
-import { ask, Refused } from "../api.js";
+import { answered, ask } from "../api.js";
 import { el, table } from "../dom.js";
-import { choices, epoch, form, hidden, pager, text, time, without } from "../filters.js";
+import { choices, epoch, form, hidden, limited, pager, text, time, without } from "../filters.js";
 import { away, badge, blob, count, foreign, targetName, when, where } from "../format.js";
 
 const PATH = "/messages";
-const LIMIT = 50;
 const STATES = ["waiting", "rolled", "retrying", "overdue", "paused", "cancelled"];
 // What links ask for, and the form has no field for.
 const OTHERS = { at_from: "comes up from", at_until: "comes up before", key_base64: "key (base64)" };
 
 export const title = () => "Messages";
 
-export async function load(url, _summary, signal) {
-  const asked = new URLSearchParams(url.search);
-  if (!asked.has("limit")) asked.set("limit", LIMIT);
-  try {
+export function load(url, _summary, signal) {
+  const asked = limited(url);
+  return answered(async () => {
     const page = await ask("messages", asked, signal);
     return { page, counted: await ask("count", without(asked, "limit", "cursor"), signal) };
-  } catch (error) {
-    if (error instanceof Refused && error.status < 500) return { refused: error.message };
-    throw error;
-  }
+  });
 }
 
 export function draw({ page, counted, refused }, summary, url) {

@@ -1,26 +1,16 @@
 // Messages that come again, and when their next ticks are due.
 
 import { offered, readOnly } from "../actions.js";
-import { ask, Refused } from "../api.js";
+import { answered, ask } from "../api.js";
 import { el, table } from "../dom.js";
-import { form, pager, text } from "../filters.js";
+import { form, limited, pager, text } from "../filters.js";
 import { away, count, foreign, targetName, when, where } from "../format.js";
 
 const PATH = "/schedules";
-const LIMIT = 50;
 
 export const title = () => "Schedules";
 
-export async function load(url, _summary, signal) {
-  const asked = new URLSearchParams(url.search);
-  if (!asked.has("limit")) asked.set("limit", LIMIT);
-  try {
-    return { page: await ask("schedules", asked, signal) };
-  } catch (error) {
-    if (error instanceof Refused && error.status < 500) return { refused: error.message };
-    throw error;
-  }
-}
+export const load = (url, _summary, signal) => answered(async () => ({ page: await ask("schedules", limited(url), signal) }));
 
 export function draw({ page, refused }, summary, url) {
   const asked = url.searchParams;
