@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 
 from bridge import __version__
 from bridge.api import cursor as cursors
-from bridge.api import export, files, models
+from bridge.api import export, files, models, schedules
 from bridge.api.actions import messages as messages_actions
 from bridge.api.actions import targets as target_actions
 from bridge.api.dead_letters import routes as letters
@@ -28,7 +28,6 @@ from bridge.api.peers.client import Peers
 from bridge.api.peers.fan_out import FanOut
 from bridge.api.problems import Problem, not_ready
 from bridge.api.routing import NOT_FOUND, PLACE, PREFIX, REFUSALS, Asked, Place, checked
-from bridge.api.schedules import routes as schedules
 from bridge.api.source import Overview, PendingMessages, Source
 from bridge.delivery.targets.target import TargetReport
 from bridge.telemetry.health import Phase
@@ -161,11 +160,8 @@ def routes(asked: Asked) -> FastAPI:
 
     for part in (messages_actions, target_actions, letters, schedules):
         part.add(app, asked)
-    app.add_exception_handler(Problem, _answer)
-    app.add_exception_handler(RequestValidationError, _answer)
-    app.add_exception_handler(HTTPException, _answer)
-    app.add_exception_handler(TimerStoreError, _answer)
-    app.add_exception_handler(Exception, _answer)
+    for kind in (Problem, RequestValidationError, HTTPException, TimerStoreError, Exception):
+        app.add_exception_handler(kind, _answer)
     return app
 
 
@@ -178,9 +174,7 @@ async def _once(request: Request) -> None:
 
 
 async def _answer(request: Request, error: Exception) -> JSONResponse:
-    return _problem(request, error).response(
-        error.headers if isinstance(error, HTTPException) else None,
-    )
+    return _problem(request, error).response(error.headers if isinstance(error, HTTPException) else None)
 
 
 def _problem(request: Request, error: Exception) -> Problem:

@@ -1,23 +1,27 @@
-"""A cursor: the position of the last row of a page, as text that clients hand back unread. Pure."""
+"""Cursors: where the next page begins, as text that clients hand back unread. Pure.
+
+Of messages, the position of the last row of a page; of dead letters, for each partition the offset below which the next
+page begins.
+"""
 
 from __future__ import annotations
 
 import base64
 import binascii
 import json
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from timerstore.rows.position import AT_MAX, AT_MIN, OFFSET_MAX
-from timerstore.rows.sources import NamedPosition
+from timerstore.rows.sources import NamedPosition, SourceName
 
-LENGTH_MAX: Final = 1_000
-"""Of the text: a topic's name has at most 249 characters."""
+PARTITION_MAX: Final = 2**31 - 1
+_FOREIGN: Final = "cursor is none of ours: give `next` of the page before, unchanged."
 
 
 def encode(position: NamedPosition) -> str:
     """The cursor behind a position."""
-    text = json.dumps(position, separators=(",", ":"))
-    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+    return _packed(position)
 
 
 def read(text: str) -> NamedPosition:
@@ -25,18 +29,51 @@ def read(text: str) -> NamedPosition:
     try:
         return decode(text)
     except ValueError:
-        raise ValueError("cursor is none of ours: give `next` of the page before, unchanged.") from None
+        raise ValueError(_FOREIGN) from None
 
 
 def decode(text: str) -> NamedPosition:
     """The position of a cursor. Raises ValueError for what `encode` has not made."""
-    try:
-        found = json.loads(base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True))
-    except (binascii.Error, ValueError, RecursionError):
-        raise ValueError("not a cursor") from None
-    match found:
+    match found := _unpacked(text):
         case [int(at_ms), str(topic), int(partition), int(offset)] if (
             AT_MIN <= at_ms <= AT_MAX and 0 <= offset <= OFFSET_MAX and bool not in map(type, found)
         ):
             return at_ms, topic, partition, offset
     raise ValueError("not a cursor")
+
+
+def encode_below(below: Mapping[SourceName, int]) -> str:
+    """The cursor of a list of dead letters."""
+    topics: dict[str, list[list[int]]] = {}
+    for (topic, partition), offset in sorted(below.items()):
+        topics.setdefault(topic, []).append([partition, offset])
+    return _packed(topics)
+
+
+def read_below(text: str) -> dict[SourceName, int]:
+    """What `encode_below` was given. Raises ValueError that says what to give."""
+    try:
+        topics = _unpacked(text)
+        below = {(topic, partition): offset for topic, pairs in topics.items() for partition, offset in pairs}
+    except (AttributeError, TypeError, ValueError):
+        below = None
+    if below is None or not all(_is_place(*place, offset) for place, offset in below.items()):
+        raise ValueError(_FOREIGN)
+    return below
+
+
+def _is_place(topic: object, partition: object, offset: object) -> bool:
+    numbers = ((partition, PARTITION_MAX), (offset, OFFSET_MAX))
+    return isinstance(topic, str) and all(type(n) is int and 0 <= n <= most for n, most in numbers)
+
+
+def _packed(found: object) -> str:
+    return base64.urlsafe_b64encode(json.dumps(found, separators=(",", ":")).encode()).decode().rstrip("=")
+
+
+def _unpacked(text: str) -> Any:
+    """Raises ValueError for what `_packed` has not made."""
+    try:
+        return json.loads(base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True))
+    except (binascii.Error, ValueError, RecursionError):
+        raise ValueError("not a cursor") from None

@@ -4,21 +4,28 @@ limits on what it may use.
 An action must come from a program or from the page, never from a page of another site (CSRF), whatever the browser
 sends along with it by itself: it needs a header that no form can send, and that no script may send elsewhere, since no
 other origin is admitted; and what the browser says of the request's origin must be this one.
+
+A page from elsewhere cannot read answers of another origin, unless its own name leads here: its server has the name
+point to this machine (DNS rebinding), and the browser takes the bridge for that page's server. The name is in the Host
+header, so without a password only names that no stranger can own are answered. A password or TLS keep such a page out
+by themselves: it has neither the password, which browsers give to the origin that it was typed for, nor a certificate
+of its name.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections.abc import Callable, Collection
 from http import HTTPStatus
+from ipaddress import ip_address
 from typing import Final, TypeVar
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from bridge.api.hosts import is_private
 from bridge.api.problems import Problem
 from bridge.telemetry.http import Protection
 
@@ -41,6 +48,10 @@ SECURITY: Final = {
     "X-Frame-Options": "DENY",
 }
 """Headers of each answer, where it has no other of that name. None admits other origins (CORS)."""
+
+PRIVATE: Final = (".localhost", ".svc", ".local", ".internal")
+"""Ends of names that no one can register: this machine, Kubernetes services (`.svc`, `.svc.cluster.local`), private
+networks. A name without a dot, such as a container's or a pod's, is private too."""
 
 T = TypeVar("T")
 
@@ -126,6 +137,27 @@ def _is_at(origin: str, host: str | None) -> bool:
     except ValueError:
         return False
     return place != "" and place == host
+
+
+def is_private(host: str | None, own: Collection[str] = ()) -> bool:
+    """Whether a Host header has an address, a private name, or one of our `own`; also without one, which browsers
+    always send."""
+    if host is None:
+        return True
+    match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]]+)(?::[0-9]{1,5})?", host)
+    if match is None:
+        return False
+    name = match[1].lower().removesuffix(".")
+    is_plain = "." not in name and not name.startswith("[")
+    return is_plain or name in own or name.endswith(PRIVATE) or _is_address(name)
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name.strip("[]"))
+    except ValueError:
+        return False
+    return True
 
 
 class Workers:

@@ -19,7 +19,6 @@ from timerstore.rows.sources import NamedPosition
 
 PREVIEW_BYTES_MAX: Final = 4_096
 """Of a value or a header."""
-PARTITION_MAX: Final = 2**31 - 1
 LIMIT_DEFAULT: Final = 100
 EDGES_MAX: Final = 101
 TEXT_LENGTH_MAX: Final = 8_192
@@ -104,7 +103,7 @@ def _base64(text: str) -> bytes:
 
 def _origin(text: str) -> tuple[str, int, int]:
     match = re.fullmatch(r"([^/]+)/([0-9]{1,10})/([0-9]{1,15})", text, re.ASCII)
-    if match is None or int(match[2]) > PARTITION_MAX or int(match[3]) > OFFSET_MAX:
+    if match is None or int(match[2]) > cursors.PARTITION_MAX or int(match[3]) > OFFSET_MAX:
         raise ValueError("write it as TOPIC/PARTITION/OFFSET, such as delay/0/42")
     return match[1], int(match[2]), int(match[3])
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final, TypeVar
 import structlog
 from fastapi import Depends, Path, Request
 
+from bridge.api import cursor as cursors
 from bridge.api import models
 from bridge.api.guard import WHO, Workers
 from bridge.api.peers.client import FORWARDED, Peers
@@ -25,12 +26,13 @@ FILTER_LENGTH_MAX: Final = 500
 """Of what the log says of an action's filter."""
 
 T = TypeVar("T")
+Responses = dict[int | str, dict[str, Any]]
 Topic = Annotated[str, Path(min_length=1, max_length=249)]
 
 
 async def _place(
     topic: Topic,
-    partition: Annotated[int, Path(ge=0, le=models.PARTITION_MAX)],
+    partition: Annotated[int, Path(ge=0, le=cursors.PARTITION_MAX)],
     offset: Annotated[int, Path(ge=0, le=OFFSET_MAX)],
 ) -> Origin:
     return topic, partition, offset
@@ -43,7 +45,7 @@ Place = Annotated[Origin, Depends(_place)]
 log = structlog.get_logger("bridge.api.actions")
 
 
-def refusal(status: HTTPStatus, description: str | None = None) -> dict[int | str, dict[str, Any]]:
+def refusal(status: HTTPStatus, description: str | None = None) -> Responses:
     """A status that is no success, as the document has it."""
     content = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemDocument"}}}
     described = description or status.phrase

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Final
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
@@ -22,6 +22,7 @@ from bridge.api.routing import (
     PREFIX,
     Asked,
     Place,
+    Responses,
     checked,
     failed,
     note,
@@ -39,13 +40,9 @@ Due = int | None
 
 def add(app: FastAPI, asked: Asked) -> None:
     """The routes."""
-    one: dict[int | str, dict[str, Any]] = {
-        **ACTION_REFUSALS,
-        **NOT_FOUND,
-        **refusal(HTTPStatus.GATEWAY_TIMEOUT, "The command is written, and not answered yet."),
-    }
-    many: dict[int | str, dict[str, Any]] = {
-        **ACTION_REFUSALS,
+    unanswered = refusal(HTTPStatus.GATEWAY_TIMEOUT, "The command is written, and not answered yet.")
+    one = ACTION_REFUSALS | NOT_FOUND | unanswered
+    many: Responses = ACTION_REFUSALS | {
         200: {
             "description": "With dry_run how many fit (JSON); else the progress, a line for each page.",
             "model": models.Counted,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import Any
 
 from fastapi import FastAPI, Request
 
@@ -28,14 +27,12 @@ def add(app: FastAPI, asked: Asked) -> None:
         note(request, "pause" if paused else "resume", name, changed=changed)
         return TargetPause(name=name, paused=paused, changed=changed)
 
-    refusals: dict[int | str, dict[str, Any]] = ACTION_REFUSALS
-
-    @app.post(f"{PREFIX}/targets/{{name}}/pause", operation_id="pause", responses=refusals)
+    @app.post(f"{PREFIX}/targets/{{name}}/pause", operation_id="pause", responses=ACTION_REFUSALS)
     async def pause(request: Request, name: Topic, _: Nothing = None) -> TargetPause:
         """Put the messages of a target off until it is resumed; no attempt is counted."""
         return await put(request, name, paused=True)
 
-    @app.post(f"{PREFIX}/targets/{{name}}/resume", operation_id="resume", responses=refusals)
+    @app.post(f"{PREFIX}/targets/{{name}}/resume", operation_id="resume", responses=ACTION_REFUSALS)
     async def resume(request: Request, name: Topic, _: Nothing = None) -> TargetPause:
         """Deliver to a target again. What was put off comes when it is tried next."""
         return await put(request, name, paused=False)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from bridge.api.dead_letters import cursor as cursors
+from bridge.api import cursor as cursors
 from bridge.api.models import LIMIT_DEFAULT, PREVIEW_BYTES_MAX, Blob, HeaderValue, Text, header_values, time
 from bridge.dead_letters.listing import PlacedLetter
 from bridge.wire.letters import Choice, Report
@@ -51,7 +51,7 @@ class LetterPageFilters(LetterFilters):
 
     def below(self) -> dict[SourceName, int] | None:
         """Where the page begins. Raises ValueError for what is no cursor."""
-        return None if self.cursor is None else cursors.read(self.cursor)
+        return None if self.cursor is None else cursors.read_below(self.cursor)
 
 
 class DeadLetter(BaseModel):

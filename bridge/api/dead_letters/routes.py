@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Final, TypeVar
 
 from fastapi import FastAPI, Query, Request
 
-from bridge.api.dead_letters import cursor as cursors
+from bridge.api import cursor as cursors
 from bridge.api.dead_letters import models
 from bridge.api.problems import Problem
 from bridge.api.routing import (
@@ -49,13 +49,12 @@ def add(app: FastAPI, asked: Asked) -> None:
         """Dead letters, the newest first, a page at a time."""
         choice, below = checked(lambda: (filters.choice(), filters.below()))
         page = await ask(lambda letters: letters.page(choice, below, filters.limit))
-        following = None if page.next is None else cursors.encode(page.next)
+        following = None if page.next is None else cursors.encode_below(page.next)
         return models.DeadLetters(letters=[models.DeadLetter.of(each) for each in page.letters], next=following)
 
-    one: dict[int | str, dict[str, Any]] = NOT_FOUND
     path = f"{PREFIX}/dead-letters/{PLACE}"
 
-    @app.get(path, operation_id="dead_letter", responses=one, response_model_exclude_unset=True)
+    @app.get(path, operation_id="dead_letter", responses=NOT_FOUND, response_model_exclude_unset=True)
     async def dead_letter(place: Place) -> models.DeadLetterDetail:
         """One dead letter, by its own topic, partition and offset."""
         found = await ask(lambda letters: letters.get(place))
@@ -63,7 +62,7 @@ def add(app: FastAPI, asked: Asked) -> None:
             raise Problem(HTTPStatus.NOT_FOUND, f"{origin_text(*place)} is no dead letter.")
         return models.DeadLetterDetail.of_all(found, show_payloads=asked.show_payloads)
 
-    @app.post(f"{path}/redrive", operation_id="redrive", responses={**one, **ACTION_REFUSALS})
+    @app.post(f"{path}/redrive", operation_id="redrive", responses=NOT_FOUND | ACTION_REFUSALS)
     async def redrive(request: Request, place: Place, mend: models.Mend) -> models.Redriven:
         """Put one dead letter back into its delay topic, once."""
         choice = models.LetterFilters().choice(places=[place], **mend.mended())
@@ -72,7 +71,7 @@ def add(app: FastAPI, asked: Asked) -> None:
         note(request, "redrive", origin_text(*place), outcome=answer.outcome.value)
         return answer
 
-    @app.post(f"{PREFIX}/dead-letters/redrive", operation_id="redrive_many", responses={**ACTION_REFUSALS})
+    @app.post(f"{PREFIX}/dead-letters/redrive", operation_id="redrive_many", responses=ACTION_REFUSALS)
     async def redrive_many(request: Request, which: models.ManyLetters) -> models.ManyRedriven:
         """Put all dead letters that fit back into their delay topics, each of them once."""
         checked(which.must_choose)

@@ -44,11 +44,9 @@ def targets(answers: Sequence[Json]) -> Json:
     """Each target as the instance has it that has most trouble with it."""
     found: dict[str, Json] = {}
     for each in (target for answer in answers for target in answer["targets"]):
-        other = found.get(each["name"])
-        if other is None or _trouble(each) > _trouble(other):
-            found[each["name"]] = each | {"paused": each["paused"] or (other is not None and other["paused"])}
-        else:
-            found[each["name"]] = other | {"paused": each["paused"] or other["paused"]}
+        other = found.get(each["name"], each)
+        worst = each if _trouble(each) > _trouble(other) else other
+        found[each["name"]] = worst | {"paused": each["paused"] or other["paused"]}
     return {"targets": sorted(found.values(), key=lambda each: (not each["failing_partitions"], each["name"]))}
 
 

@@ -1,10 +1,10 @@
-"""bridge.api.hosts: a name that a stranger could own is not answered without a password."""
+"""bridge.api.guard: a name that a stranger could own is not answered without a password."""
 
 from __future__ import annotations
 
 import pytest
 
-from bridge.api.hosts import is_private
+from bridge.api.guard import is_private
 
 PRIVATE = [
     *("localhost", "localhost:8081", "LocalHost:1", "a.localhost:8081", "127.0.0.1", "10.2.3.4:8081", "[::1]:8081"),

@@ -1,12 +1,15 @@
-"""Recurring messages as the OpenAPI document shows them."""
+"""Recurring messages: their route, and how the OpenAPI document shows them."""
 
 from __future__ import annotations
 
-from typing import Final, Self
+from typing import Annotated, Final, Self
 
+from fastapi import FastAPI, Query
 from pydantic import BaseModel, Field
 
-from bridge.api.models import INCOMPLETE, Message
+from bridge.api import cursor as cursors
+from bridge.api.models import INCOMPLETE, Message, PageFilters
+from bridge.api.routing import PREFIX, Asked
 from bridge.wire import headers as h
 from bridge.wire.schedule import Schedule, schedule_of, unpacked
 from timerstore.operations.find import PendingRow
@@ -42,6 +45,17 @@ class RecurringMessages(BaseModel):
     schedules: list[RecurringMessage]
     next: str | None = Field(description="The cursor of the next page; null: there are no more.")
     incomplete: list[str] = Field(default=[], description=INCOMPLETE)
+
+
+def add(app: FastAPI, asked: Asked) -> None:
+    """The route."""
+
+    @app.get(f"{PREFIX}/schedules", operation_id="schedules", response_model_exclude_unset=True)
+    async def schedules(filters: Annotated[PageFilters, Query()]) -> RecurringMessages:
+        """Messages that come again, with their next ticks; filters and pages as those of messages."""
+        page = await asked.page(filters, recurring=True)
+        following = None if page.next is None else cursors.encode(page.next)
+        return RecurringMessages(schedules=[RecurringMessage.of_tick(row) for row in page.rows], next=following)
 
 
 def _next(schedule: Schedule, row: PendingRow, *, is_start_given: bool) -> list[int]:

@@ -1,1 +1,0 @@
-"""Recurring messages: their schedules, and when their next ticks are due."""
