@@ -72,8 +72,6 @@ class PendingDataSource(DataSource):
 
 
 class PendingReader(DataSourceReader):
-    """Reads one export."""
-
     def __init__(self, options: Mapping[str, str]) -> None:
         self._options = dict(options)
 

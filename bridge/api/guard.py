@@ -70,7 +70,6 @@ class Guard:
         self._requests = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, or refuse to."""
         if scope["type"] != "http":
             return  # no websockets; uvicorn refuses them where nothing accepts
 

@@ -69,7 +69,6 @@ class Listener:
 
     @property
     def port(self) -> int:
-        """The port that is listened on."""
         return int(self._socket.getsockname()[1])
 
     @property

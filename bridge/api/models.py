@@ -201,7 +201,6 @@ class Message(BaseModel):
 
     @classmethod
     def of(cls, row: PendingRow) -> Self:
-        """Of a row of the store."""
         return cls(**cls._fields(row))
 
     @staticmethod
@@ -234,7 +233,6 @@ class MessageDetail(Message):
 
     @classmethod
     def of_all(cls, row: PendingRow, *, show_payloads: bool) -> Self:
-        """Of a row with value and headers."""
         value = row.value if show_payloads else None
         return cls(
             **cls._fields(row),
@@ -314,7 +312,6 @@ class Lateness(BaseModel):
 
     @classmethod
     def of(cls, recent: RecentLateness) -> Self:
-        """Rounded."""
         p99_ms = None if recent.p99_ms is None else round(recent.p99_ms, 1)
         return cls(delivered=recent.delivered, p99_ms=p99_ms, over_s=round(recent.over_s, 1))
 

@@ -24,7 +24,6 @@ class Problem(Exception):
         self.status, self.detail, self.more = status, detail, more
 
     def response(self, headers: Mapping[str, str] | None = None) -> JSONResponse:
-        """The answer."""
         body = {"type": "about:blank", "title": self.status.phrase, "status": self.status.value, "detail": self.detail}
         retry = {"Retry-After": str(RETRY_S)} if self.status in _LATER else {}
         return JSONResponse(body | self.more, self.status.value, {**retry, **(headers or {})}, MEDIA_TYPE)

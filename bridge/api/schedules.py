@@ -27,7 +27,6 @@ class RecurringMessage(Message):
 
     @classmethod
     def of_tick(cls, row: PendingRow) -> Self:
-        """Of a row with a schedule."""
         texts, _ = unpacked(row.schedule or "{}")
         try:
             schedule, is_start_given = schedule_of(row.schedule or "{}")
@@ -48,8 +47,6 @@ class RecurringMessages(BaseModel):
 
 
 def add(app: FastAPI, asked: Asked) -> None:
-    """The route."""
-
     @app.get(f"{PREFIX}/schedules", operation_id="schedules", response_model_exclude_unset=True)
     async def schedules(filters: Annotated[PageFilters, Query()]) -> RecurringMessages:
         """Messages that come again, with their next ticks; filters and pages as those of messages."""

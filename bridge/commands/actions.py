@@ -122,7 +122,6 @@ def putting(action: str) -> Callable[..., None]:
 
 
 def add() -> None:
-    """The commands, beside those that ask."""
     ends = "Exit status 1 if it was not pending, or not all are done."
     pending.app.command("cancel", help=f"Cancel one pending message, or all that fit. {ends}")(command_of("cancel"))
     pending.app.command()(move)

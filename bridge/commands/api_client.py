@@ -40,8 +40,6 @@ class Absent(Exception):
 
 
 class ApiClient:
-    """One bridge."""
-
     def __init__(self, settings: Http, url: str | None, timeout_s: float) -> None:
         """`url` wins over the address in `settings`; `timeout_s` is for each wait, not for the whole answer.
 

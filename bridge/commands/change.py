@@ -117,7 +117,6 @@ def _moving(verb: str) -> Callable[..., None]:
 
 
 def add(app: typer.Typer, schedules: typer.Typer) -> None:
-    """The commands, of messages and of schedules."""
     for each in (app, schedules):
         each.command()(cancel)
     app.command()(move)

@@ -333,7 +333,6 @@ def _print_findings(findings: Sequence[Finding], redact: Redactor) -> None:
 
 
 def _say_report(report: Report, *, execute: bool) -> None:
-    """One line for each reason and target."""
     for (reason, target), count in sorted(report.back.items()):
         say(f"{'put back' if execute else 'goes back':12}{count:>8}  {reason}  {target}")
     for (reason, target), count in sorted(report.broken.items()):

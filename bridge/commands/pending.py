@@ -146,7 +146,6 @@ class Search(Filters):
     ] = None
 
     def parameters(self) -> list[tuple[str, str]]:
-        """As those of filters."""
         origin = [] if self.origin is None else [("origin", place_of(self.origin, "--origin"))]
         return [*origin, *Filters.parameters(self)]
 
@@ -269,7 +268,6 @@ def _pages(
 
 
 def objects(api: ApiClient, answer: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
-    """A list of objects in an answer."""
     found = answer.get(name)
     if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
         raise api.foreign()

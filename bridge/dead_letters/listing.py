@@ -197,7 +197,6 @@ def _take(
     choice: Choice,
     topics: LetterTopics,
 ) -> None:
-    """Add what was read of a piece."""
     for message in reversed(messages):
         part = parts[place_of(message)]
         part.ts_ms = min(part.ts_ms, message.timestamp()[1])

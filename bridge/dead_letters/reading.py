@@ -50,7 +50,6 @@ class LetterTopics:
             self._into.setdefault(settings.dead_letter_topic(topic), {})[topic] = found.partitions
 
     def places(self) -> list[Place]:
-        """Their partitions."""
         return [(topic, partition) for topic, found in self.topics.items() for partition in range(found.partitions)]
 
     def letter(self, message: Message) -> Letter | None:
@@ -106,5 +105,4 @@ def batches(consumer: Consumer, marks: Marks, clock: Clock, *, visible: bool = F
 
 
 def place_of(message: Message) -> Place:
-    """The partition of a record."""
     return message.topic() or "", message.partition() or 0

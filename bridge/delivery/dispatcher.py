@@ -143,7 +143,6 @@ class Dispatcher:
 
     @property
     def state(self) -> State:
-        """What the thread is doing."""
         return self._life.state
 
     @property

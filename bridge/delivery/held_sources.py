@@ -43,7 +43,6 @@ class HeldSources:
         self._holds: dict[int, _Hold] = {}
 
     def now(self) -> frozenset[int]:
-        """Those that are held now."""
         return frozenset(source for source, hold in self._holds.items() if not hold.is_over)
 
     def clear(self) -> None:
@@ -56,7 +55,6 @@ class HeldSources:
             self._holds.pop(source, None)
 
     def add(self, unwritable: Mapping[int, Unwritable], sources: Sources) -> None:
-        """Hold these from now on."""
         now_s = self._clock.monotonic_s()
         for source, why in unwritable.items():
             old = self._holds.get(source)

@@ -90,7 +90,6 @@ class Lifecycle:
             self.changed.notify_all()
 
     def resume(self) -> None:
-        """Let the thread go on."""
         with self.changed:
             self._requests.discard(Request.HOLD)
             self.changed.notify_all()

@@ -241,7 +241,6 @@ def _judged(frame: DataFrame, parameters: Parameters) -> DataFrame:
 
 
 def _verdict(frame: DataFrame, parameters: Parameters) -> DataFrame:
-    """The entry."""
     kind = F.when(F.col("reason").isNotNull(), 2).when(_is_cancel(), _cancel_kind()).when(_is_command(), 3).otherwise(0)
     due = F.col("ts") + F.when(F.col("kind").isin(0, 3), F.col("delay")).otherwise(long(0))
     return frame.withColumn("kind", kind.cast("tinyint")).withColumn("due", due).select(*_entry(parameters))
@@ -437,7 +436,6 @@ def _bytes() -> Column:
 
 
 def _payload_bytes() -> Column:
-    """Size of key and value."""
     return F.coalesce(F.octet_length("key"), F.lit(0)) + F.coalesce(F.octet_length("value"), F.lit(0))
 
 

@@ -168,13 +168,11 @@ class Ingest:
         self._query_serves.clear()
 
     def note_log_ends(self, ends: Offsets) -> None:
-        """Where the logs end, as far as known."""
         self._log_ends = ends
 
     # ---- life
 
     def start(self) -> None:
-        """Begin to read where the store stands."""
         for name, run in (("ingest", self._run_reader), ("query", self._run_queries)):
             thread = threading.Thread(target=self._guarded, args=(run,), name=name, daemon=True)
             self._threads.append(thread)

@@ -102,7 +102,6 @@ class PlainReader:
         return read
 
     def close(self) -> None:
-        """Leave the brokers."""
         self._consumer.close()
 
     def _judge(self, error: KafkaError, name: SourceName, message: Message, read: Read, until: Offsets | None) -> None:

@@ -130,7 +130,6 @@ def _end(session: SparkSession) -> None:
 
 
 def main() -> int:
-    """The command line; returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m bridge.install.class_archive", description="an archive of Spark's classes"
     )

@@ -116,7 +116,6 @@ def _shipped() -> frozenset[str]:
 
 
 def main() -> int:
-    """The command line; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m bridge.install.connector", description="Spark's Kafka connector")
     commands = parser.add_subparsers(dest="command", required=True)
     installer = commands.add_parser("install", help="resolve the jars with Maven")

@@ -58,7 +58,6 @@ def _javac() -> str:
 
 
 def main() -> int:
-    """The command line; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m bridge.install.frame_writer", description="The query's sink")
     parser.add_argument("command", choices=["install"])
     parser.add_argument("--into", type=Path, default=connector.installed_directory(), metavar="DIR")

@@ -49,7 +49,6 @@ class _Call:
         self.done.set()
 
     def refuse(self) -> None:
-        """Do not run it."""
         if self.claim.acquire(blocking=False):
             self.error = Closed()
             self.done.set()

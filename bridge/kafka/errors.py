@@ -152,12 +152,10 @@ class Refusal:
 
 
 def meaning_of(error: KafkaError) -> Meaning:
-    """What the table says of it."""
     return MEANINGS.get(error.code(), _NOTHING)
 
 
 def fault_of(error: KafkaError) -> Fault:
-    """Whose fault it is."""
     return meaning_of(error).fault
 
 

@@ -181,7 +181,6 @@ class Ownership:
     # -- what is ours
 
     def assignment(self) -> frozenset[SourceName]:
-        """Owned partitions."""
         with self._lock:
             return self._partitions
 
@@ -196,7 +195,6 @@ class Ownership:
             return Membership(partitions=self._partitions, revocations=self._revocations, metadata=self._metadata)
 
     def group_metadata(self) -> object:
-        """The group metadata alone."""
         return self.membership().metadata
 
     # -- committed states

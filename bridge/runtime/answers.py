@@ -44,11 +44,9 @@ class Answers:
         self._lateness, self._health, self._lag, self._clock = lateness, health, lag, clock
 
     def now_ms(self) -> int:
-        """The bridge's clock."""
         return self._clock.now_ms()
 
     def phase(self) -> Phase:
-        """Where the bridge is."""
         return self._health.phase
 
     def pending(self) -> PendingMessages | None:
@@ -56,7 +54,6 @@ class Answers:
         return self._store()
 
     def overview(self) -> Overview | None:
-        """What the gauges show, and a little more."""
         store, now_ms = self._store(), self._clock.now_ms()
         if store is None:
             return None
@@ -72,7 +69,6 @@ class Answers:
         )
 
     def targets(self) -> list[TargetReport]:
-        """Those that were used lately."""
         targets = self._targets()
         return [] if targets is None else targets.reports(TARGETS_MAX)
 
@@ -85,7 +81,6 @@ class Answers:
         return self._letters
 
     def pauses(self) -> Pauses:
-        """Of this instance."""
         return self._pauses
 
     def _store(self) -> TimerStore | None:

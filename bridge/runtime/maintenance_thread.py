@@ -70,7 +70,6 @@ class MaintenanceThread:
         self.disk_is_full = False
 
     def start(self) -> None:
-        """Begin."""
         self._thread.start()
 
     def stop(self, timeout_s: float = 5.0) -> bool:
@@ -99,7 +98,6 @@ class MaintenanceThread:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the thread runs."""
         return self._thread.is_alive()
 
     def flush(self) -> None:

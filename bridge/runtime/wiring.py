@@ -21,7 +21,6 @@ from timerstore.clock import Clock
 
 
 def make_planner(settings: Settings, targets: Targets, tracer: OpenTelemetry | None) -> Planner:
-    """What becomes of each due row."""
     properties = librdkafka(settings, "producer")
     return Planner(
         targets=targets,
@@ -53,7 +52,6 @@ def make_planner(settings: Settings, targets: Targets, tracer: OpenTelemetry | N
 
 
 def make_writer(settings: Settings, ownership: Ownership, clock: Clock, repair: MarkerRepair) -> Writer:
-    """What writes to Kafka, as a member of the group."""
     properties = librdkafka(settings, "producer")
     if settings.delivery.mode == "at-least-once":
         return AcknowledgedWriter(properties, clock, ownership.commit_offsets, budgets=settings.budgets)
@@ -61,7 +59,6 @@ def make_writer(settings: Settings, ownership: Ownership, clock: Clock, repair: 
 
 
 def make_sender(settings: Settings, ownership: Ownership, clock: Clock) -> CommandSender:
-    """What writes the API's commands."""
     return CommandSender(
         librdkafka(settings, "producer"),
         owned=lambda: ownership.membership().partitions,

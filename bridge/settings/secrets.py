@@ -97,7 +97,6 @@ class Redactor:
         self.add(secrets)
 
     def add(self, secrets: Iterable[str]) -> None:
-        """Replace these, too, from now on."""
         self._known |= {part for secret in secrets for part in (secret, *secret.splitlines())}
         by_length = sorted((s for s in self._known if len(s.strip()) >= _REDACT_LENGTH_MIN), key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, by_length))) if by_length else None

@@ -48,7 +48,6 @@ class TopicFacts:
 
     @property
     def partitions(self) -> int:
-        """Partition count."""
         return len(self.log_start)
 
 

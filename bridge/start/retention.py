@@ -133,7 +133,6 @@ class RetentionGuard:
         oldest: Mapping[SourceName, Oldest],
         lag_s: Mapping[SourceName, float],
     ) -> None:
-        """Compute headroom and alarms."""
         now_ms = self._clock.now_ms()
         since_ms = store.waits_since_ms()
         overdue_ms = 0 if since_ms is None else max(0, now_ms - since_ms)

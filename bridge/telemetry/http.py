@@ -181,11 +181,9 @@ class ManagementServer(ThreadingHTTPServer):
 
     @property
     def port(self) -> int:
-        """The port that is listened on."""
         return int(self.server_address[1])
 
     def start(self) -> Self:
-        """Begin to serve."""
         self._thread.start()
         return self
 

@@ -44,7 +44,6 @@ class Lateness(Collector):
         self._noted: deque[tuple[float, npt.NDArray[np.int64]]] = deque()
 
     def observe(self, lateness_ms: npt.NDArray[np.int64]) -> None:
-        """Count messages in."""
         buckets = np.searchsorted(self._EDGES_MS, lateness_ms, side="left")
         counts = np.bincount(buckets, minlength=len(self._LABELS))
         total = int(lateness_ms.sum())
@@ -70,7 +69,6 @@ class Lateness(Collector):
         return RecentLateness(delivered=int(counts.sum()), p99_ms=_quantile_ms(counts, 0.99), over_s=now_s - since_s)
 
     def collect(self) -> Iterable[Metric]:
-        """For Prometheus."""
         with self._lock:
             cumulative, total_ms = np.cumsum(self._counts).tolist(), self._sum_ms
         text = "Time of delivery minus due time of each message. Seconds; the clock is the bridge's."

@@ -91,7 +91,6 @@ class Repeats(logging.Filter):
         self._left_out: Counter[str] = Counter()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the line is to be logged."""
         text = record.getMessage()
         client = text.partition("]")[0]
         if not text.startswith("FAIL "):

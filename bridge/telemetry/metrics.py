@@ -145,7 +145,6 @@ class Metrics:
         self.batch = self._duration("ingest_batch", "Entries of delay topics that came together, into the store.")
 
     def ingested(self, topic: str, rows: int) -> None:
-        """`rows` records of delay topic `topic` were read."""
         self._ingested.labels(topic).inc(rows)
 
     def committed(self, counts: Counts, seconds: float) -> None:
@@ -174,7 +173,6 @@ class Metrics:
         self._aborted.inc()
 
     def partitions_held(self, count: int) -> None:
-        """`count` partitions of delay topics are held."""
         self._held.set(count)
 
     def clock_step_refused(self) -> None:

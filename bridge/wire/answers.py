@@ -62,7 +62,6 @@ class Answer:
             raise ValueError(f"an answer names at most {ORIGINS_MAX} origins, not {len(self.origins)}")
 
     def record_headers(self) -> Headers:
-        """Of its record."""
         correlation = [] if self.correlation is None else [(h.CORRELATION, self.correlation)]
         texts = [(h.OUTCOME, str(self.outcome)), (h.COMMAND, origin_text(*self.command)), (h.COUNT, str(self.count))]
         return [(name, text.encode()) for name, text in texts + correlation]

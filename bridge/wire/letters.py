@@ -109,7 +109,6 @@ class Report:
     before: int = 0
 
     def add(self, other: Report) -> None:
-        """Count what another one has counted."""
         for mine, theirs in ((self.back, other.back), (self.broken, other.broken)):
             for (reason, target), count in theirs.items():
                 is_known = (reason, target) in mine or len(mine) < LINES_MAX

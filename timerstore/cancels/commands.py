@@ -97,7 +97,6 @@ class Effect:
 
     @property
     def source(self) -> int:
-        """The command's."""
         return self.seq >> OFFSET_BITS
 
     @property

@@ -45,7 +45,6 @@ class Digests:
         return Digests(self.hi[key], self.lo[key])
 
     def order(self) -> npt.NDArray[np.intp]:
-        """Indices that sort the keys."""
         order = np.argsort(self.hi, kind="stable")
         hi, lo = self.hi[order], self.lo[order]
         if ((hi[1:] == hi[:-1]) & (lo[1:] != lo[:-1])).any():
@@ -62,7 +61,6 @@ NO_DIGESTS = Digests(np.empty(0, np.uint64), np.empty(0, np.uint64))
 
 
 def concat_digests(parts: Sequence[Digests]) -> Digests:
-    """All keys, one after the other."""
     if len(parts) == 1:
         return parts[0]
     return (

@@ -97,7 +97,6 @@ def concat_timers(parts: Sequence[Timers]) -> Timers:
 
 
 def no_timers() -> Timers:
-    """No rows."""
     none = np.empty(0, np.int64)
     return Timers(keys=concat_digests([]), at=none, seq=none, origin=none, target=none.astype(np.int32), names=())
 
@@ -116,7 +115,6 @@ class SegmentIds:
 
     @property
     def bytes(self) -> int:
-        """Size of the file."""
         return self._file.bytes
 
     def matches(self, wanted: Digests) -> Iterator[tuple[Int64s, Timers]]:
@@ -125,11 +123,9 @@ class SegmentIds:
         return ((query, self._timers(found)) for query, found in find_all(keys, wanted, FOUND_ROWS_MAX))
 
     def pieces(self) -> Iterator[Timers]:
-        """All timers, in pieces."""
         return (self._timers(part) for part in columns.slices(len(self), FOUND_ROWS_MAX))
 
     def drop_pages(self) -> None:
-        """See `ColumnFile.drop_pages`."""
         self._file.drop_pages()
 
     def _timers(self, rows: slice | npt.NDArray[Any]) -> Timers:

@@ -56,7 +56,6 @@ class Run:
         return Run(keys=self.keys[key], source=self.source[key], offset=self.offset[key], expire_ms=self.expire_ms[key])
 
     def look_up(self, wanted: Digests) -> tuple[Int64s, Int64s]:
-        """As `Lookup.look_up`, in this run."""
         return _look_up(self.keys, self.offset, self.expire_ms, wanted)
 
 
@@ -92,7 +91,6 @@ class TombstoneFile:
         )
 
     def look_up(self, wanted: Digests) -> tuple[Int64s, Int64s]:
-        """As `Lookup.look_up`, in this file."""
         return _look_up(Digests(self.file["hi"], self.file["lo"]), self.file["offset"], self.file["expire_ms"], wanted)
 
 
@@ -144,7 +142,6 @@ class Tombstones:
 
     @property
     def memory_rows(self) -> int:
-        """Rows that are in memory only."""
         return sum(len(run) for run in (*self._frozen, *self._memory))
 
     @property
@@ -153,7 +150,6 @@ class Tombstones:
         return self._files
 
     def lookup(self) -> Lookup:
-        """All tombstones as they are now."""
         return Lookup(
             memory=(*self._frozen, *self._memory),
             files=self._files,
@@ -163,7 +159,6 @@ class Tombstones:
         )
 
     def restore(self, files: Sequence[TombstoneFile]) -> None:
-        """The files of the checkpoint."""
         self._files = tuple(files)
         for file in files:
             self._highest = _raised(self._highest, *_columns(file.highest))

@@ -37,12 +37,10 @@ _VOLUME = "check the volume of store.directory"
 
 
 def segment_name(number: int) -> str:
-    """File name of a segment."""
     return f"segment-{number:010d}{SEGMENT_SUFFIX}"
 
 
 def tombstones_name(number: int) -> str:
-    """File name of a file of tombstones."""
     return f"cancels-{number:010d}{TOMBSTONES_SUFFIX}"
 
 

@@ -48,7 +48,6 @@ class OriginIndex:
         return np.unique(np.concatenate(found)).astype(np.int64) if found else np.empty(0, np.int64)
 
     def drop_pages(self) -> None:
-        """See `ColumnFile.drop_pages`."""
         self._file.drop_pages()
 
 

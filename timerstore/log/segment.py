@@ -118,7 +118,6 @@ class Footer:
 
     @property
     def names(self) -> list[SourceName]:
-        """The sources that it has rows of."""
         return [(topic, partition) for topic, partition in self.content["sources"]]
 
 

@@ -42,7 +42,6 @@ class TimerLog:
 
     @property
     def bytes(self) -> int:
-        """Size of all segment files."""
         return sum(segment.named.bytes for segment in self._segments)
 
     def add(self, segment: Segment) -> None:

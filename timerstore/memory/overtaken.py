@@ -67,11 +67,9 @@ class Overtaken:
         return int(at.min()) if len(at) else None
 
     def all(self) -> RowRefs:
-        """Every row."""
         return self._rows
 
     def pop_all(self) -> RowRefs:
-        """Remove and return every row."""
         rows = self._rows
         self._set(EMPTY)
         return rows

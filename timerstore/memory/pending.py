@@ -187,13 +187,11 @@ class Pending:
         return sum(count for label, count in self._by_target.items() if label.endswith(RECURS))
 
     def add(self, timers: Tally) -> None:
-        """Count timers in."""
         self.histogram.add_slots(timers.slots, timers.counts)
         for name, count in timers.targets.items():
             count_in(self._by_target, name, count)
 
     def remove(self, timers: Tally) -> None:
-        """Count timers out."""
         self.histogram.add_slots(timers.slots, -timers.counts)
         for name, count in timers.targets.items():
             left = self._take(name, count)

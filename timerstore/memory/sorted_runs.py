@@ -59,7 +59,6 @@ class RowRefs(Positions):
         return self[mask] if mask.any() else EMPTY
 
     def last(self) -> Position:
-        """The last row's position."""
         return Position.of(int(self.at[-1]), int(self.seq[-1]))
 
     def sorted(self) -> RowRefs:
@@ -71,7 +70,6 @@ EMPTY = RowRefs(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int
 
 
 def concat(parts: Sequence[RowRefs]) -> RowRefs:
-    """All rows of several parts, one after the other."""
     some = [s for s in parts if len(s)]
     if not some:
         return EMPTY

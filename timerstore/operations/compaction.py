@@ -121,5 +121,4 @@ class Compaction:
             return self._writer.close()
 
     def abandon(self) -> None:
-        """Remove what was written."""
         self._writer.abandon()

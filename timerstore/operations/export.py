@@ -90,7 +90,6 @@ class Export:
         return next(self._batches)
 
     def close(self) -> None:
-        """Close the files and forget the rows."""
         self._batches.close()
         self._files.close()
 

@@ -263,7 +263,6 @@ class Search:
         self.close()
 
     def close(self) -> None:
-        """Close the files."""
         self._files.close()
 
     def run(self, limit: int, scanned_rows_max: int) -> None:

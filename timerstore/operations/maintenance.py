@@ -35,8 +35,6 @@ class Flushed:
 
 
 class Maintenance:
-    """See the module."""
-
     def __init__(self, state: StoreState) -> None:
         self._state = state
         self._flushed_ms: int | None = None

@@ -73,7 +73,6 @@ class Found:
     reports: tuple[str, ...] = ()
 
     def release(self) -> None:
-        """Give the lock back."""
         os.close(self.descriptor)
 
 

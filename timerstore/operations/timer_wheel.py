@@ -49,7 +49,6 @@ class TimerWheel:
         self._state = state
 
     def next_due_ms(self) -> int | None:
-        """When the next row in memory is due, or None. (In the past: at once.)"""
         resident = self._state.resident
         with self._state.lock:
             candidates = (resident.ready.first_at_ms(), resident.overtaken.first_at_ms(resident.held))

@@ -54,7 +54,6 @@ class Sources:
         return name in self._index
 
     def name(self, source: int) -> SourceName:
-        """(topic, partition) of a source."""
         return self._names[source]
 
     def index(self, topic: str, partition: int) -> int:

@@ -55,7 +55,6 @@ class Acted(BaseModel):
 
     @classmethod
     def of(cls, done: Answer, origin: str) -> Self:
-        """Of a command's answer."""
         return cls(outcome=done.outcome, count=done.count, origin=origin, command=origin_text(*done.command))
 
 

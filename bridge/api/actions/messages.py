@@ -39,7 +39,6 @@ Due = int | None
 
 
 def add(app: FastAPI, asked: Asked) -> None:
-    """The routes."""
     unanswered = refusal(HTTPStatus.GATEWAY_TIMEOUT, "The command is written, and not answered yet.")
     one = ACTION_REFUSALS | NOT_FOUND | unanswered
     many: Responses = ACTION_REFUSALS | {

@@ -14,8 +14,6 @@ from bridge.wire.headers import check_topic
 
 
 def add(app: FastAPI, asked: Asked) -> None:
-    """The routes."""
-
     async def put(request: Request, name: str, *, paused: bool) -> TargetPause:
         try:
             name, pauses = check_topic(name), asked.source.pauses()

@@ -75,7 +75,6 @@ class DeadLetter(BaseModel):
 
     @classmethod
     def of(cls, found: PlacedLetter) -> Self:
-        """Of a record of a dead-letter topic."""
         return cls(**cls._fields(found))
 
     @staticmethod
@@ -107,7 +106,6 @@ class DeadLetterDetail(DeadLetter):
 
     @classmethod
     def of_all(cls, found: PlacedLetter, *, show_payloads: bool) -> Self:
-        """Of a record of a dead-letter topic."""
         value = found.value if show_payloads else None
         return cls(
             **cls._fields(found),
@@ -197,7 +195,6 @@ class ManyRedriven(BaseModel):
 
     @classmethod
     def of(cls, report: Report, *, dry_run: bool) -> Self:
-        """Of a run."""
         by, broken = (
             [LetterCount(reason=reason, target=target, count=n) for (reason, target), n in sorted(counts.items())]
             for counts in (report.back, report.broken)

@@ -33,8 +33,6 @@ T = TypeVar("T")
 
 
 def add(app: FastAPI, asked: Asked) -> None:
-    """The routes."""
-
     async def ask(work: Callable[[DeadLetters], T], within_s: float | None = None) -> T:
         letters = asked.source.dead_letters()
         try:

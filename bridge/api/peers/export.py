@@ -35,7 +35,6 @@ class Everywhere:
         raise StopIteration
 
     def close(self) -> None:
-        """End all."""
         while self._left:
             self._left.popleft().close()
 

@@ -44,8 +44,6 @@ class FanOut:
         self._app, self._peers = app, peers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer."""
-
         async def named(message: Message) -> None:
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message)[INSTANCE] = self._peers.instance

@@ -30,12 +30,10 @@ def messages(answers: Sequence[Json], limit: int, name: str = "messages") -> Jso
 
 
 def count(answers: Sequence[Json]) -> Json:
-    """The sum."""
     return {"count": _sum(answers, "count"), "exact": all(each["exact"] for each in answers)}
 
 
 def timeline(answers: Sequence[Json]) -> Json:
-    """The sums."""
     counts = [sum(each) for each in zip(*(answer["counts"] for answer in answers), strict=True)]
     return {"before": _sum(answers, "before"), "counts": counts, "after": _sum(answers, "after")}
 

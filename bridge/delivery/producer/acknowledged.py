@@ -17,8 +17,6 @@ from timerstore.clock import Clock
 
 
 class AcknowledgedWriter(Writer):
-    """See the module."""
-
     is_each_reported = True
 
     def __init__(
@@ -34,14 +32,12 @@ class AcknowledgedWriter(Writer):
         self._commit_offsets = commit_offsets
 
     def open(self) -> None:
-        """Make the producer."""
         self.close()
         self._forget()
         self._faults = []
         self._producer = self._new(self._faults)
 
     def begin(self) -> None:
-        """Begin to count acknowledgements."""
         self._forget()
 
     def commit(
@@ -50,7 +46,6 @@ class AcknowledgedWriter(Writer):
         group_metadata: object,  # noqa: ARG002 - for transactions
         on_stall: OnStall,
     ) -> None:
-        """Wait for the acknowledgements, then commit."""
         self._await_reports(on_stall)
         try:
             self._commit_offsets(offsets)

@@ -32,17 +32,14 @@ class Failure:
 
     @classmethod
     def of(cls, error: KafkaError) -> Self:
-        """What an error of the client means."""
         return cls(meaning_of(error), error.str(), error)
 
     @property
     def code(self) -> str | None:
-        """The name of the error's code."""
         return None if self.error is None else self.error.name()
 
     @property
     def fault(self) -> Fault:
-        """Whose fault it is."""
         return self.meaning.fault
 
     @property
@@ -100,7 +97,6 @@ class Aborted(Exception):
 
     @classmethod
     def by(cls, failure: Failure, failed: Mapping[int, FailedRow], *, was_alone: bool = False) -> Self:
-        """Because of this failure."""
         passes = failure.fault in (Fault.BROKERS, Fault.GROUP)
         return cls(Cause.BROKERS_BUSY if passes else Cause.REFUSED, failure, dict(failed), was_alone)
 

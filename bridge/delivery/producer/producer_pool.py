@@ -279,7 +279,6 @@ class ProducerPool:
 
 
 def in_thread(run: Callable[[], None]) -> None:
-    """Call it in a thread of its own."""
     threading.Thread(target=run, name="spare-producer", daemon=True).start()
 
 

@@ -57,8 +57,6 @@ log = structlog.get_logger("bridge.delivery.producer.transaction_markers")
 
 
 class Outcome(Enum):
-    """How a transaction ended."""
-
     COMMITTED = "committed"
     ABORTED = "aborted"
 
@@ -221,7 +219,6 @@ def _consumer(settings: Settings, isolation: str = "read_committed") -> Consumer
 
 
 def _partitions(settings: Settings) -> list[tuple[str, int]]:
-    """Of the delay topics."""
     admin = _admin(settings)
     return [(t, p) for t in settings.delay_topics for p in admin.list_topics(t, timeout=ASK_S).topics[t].partitions]
 

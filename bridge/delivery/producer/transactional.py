@@ -37,8 +37,6 @@ log = structlog.get_logger("bridge.delivery.producer.transactional")
 
 
 class TransactionalWriter(Writer):
-    """See the module."""
-
     def __init__(
         self,
         properties: Mapping[str, Any],
@@ -64,7 +62,6 @@ class TransactionalWriter(Writer):
         self._use(self._pool.open())
 
     def close(self) -> None:
-        """Drop all producers without waiting for anything."""
         self._drop()
         self._pool.close()
 
@@ -131,7 +128,6 @@ class TransactionalWriter(Writer):
             producer.poll(0)
 
     def abort(self) -> None:
-        """Abort it at the brokers."""
         deadline_s = self._clock.monotonic_s() + self._budgets.step_s
         try:
             self._step(partial(self._client().abort_transaction, self._budgets.call_s), deadline_s)

@@ -101,7 +101,6 @@ class Targets:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread, soon."""
         self._stopped = True
         self._woken.set()
 

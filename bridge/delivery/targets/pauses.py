@@ -44,11 +44,9 @@ class Pauses:
             log.warning("targets-paused", topics=sorted(self._names))
 
     def names(self) -> frozenset[str]:
-        """Those that are paused."""
         return self._names
 
     def topics(self) -> frozenset[str]:
-        """Delay topics whose default target is paused."""
         return frozenset(topic for topic, target in self._defaults.items() if target in self._names)
 
     def put(self, name: str, *, paused: bool) -> bool:

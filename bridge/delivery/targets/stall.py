@@ -25,7 +25,6 @@ class StallWatch:
         self._refresh_s = LOOK_S
 
     def begin(self) -> None:
-        """Another transaction begins."""
         self._refresh_s = LOOK_S
 
     def is_explained(self, stalled_s: float, believed: Mapping[str, Target]) -> bool:
