@@ -1,4 +1,4 @@
-"""Dead letters, the newest first, a page at a time; and one of them.
+"""Dead letters, the newest first, a page at a time; one of them; and the way back (redrive.py).
 
 A page reads each partition backwards in pieces. Within one, letters come in the order of their offsets; letters of
 several are merged by the time at which they were written, as far down as all partitions have been read. It keeps
@@ -8,6 +8,7 @@ neither values nor headers, and looks at a bounded number of records: then it ha
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -15,12 +16,13 @@ from typing import Final
 from confluent_kafka import Consumer, KafkaException, Message
 
 from bridge.dead_letters.reading import LetterTopics, Place, batches, make_consumer, place_of
+from bridge.dead_letters.redrive import redrive
 from bridge.errors import EnvironmentFailure, StateError
 from bridge.kafka.admin import Cluster, Watermarks
 from bridge.kafka.errors import kafka_error
 from bridge.settings.model import Settings
 from bridge.wire.headers import Origin
-from bridge.wire.letters import Choice, Gone, Letter, Range, is_redriven, read_redriven
+from bridge.wire.letters import Choice, Gone, Letter, Range, Report, is_redriven, read_redriven
 from bridge.wire.received import headers_of
 from timerstore.clock import Clock
 
@@ -66,11 +68,12 @@ class _Part:
     """Letters that fit, the newest first, each with the least timestamp so far: so they stay in order of offset."""
 
 
-class Listing:
-    """Reads the dead-letter topics of a configuration. Any thread."""
+class Letterbox:
+    """The dead-letter topics of a configuration: lists, and redrive, one at a time. Any thread."""
 
     def __init__(self, settings: Settings, clock: Clock) -> None:
         self._settings, self._clock = settings, clock
+        self._redriving = threading.Lock()
 
     def page(self, choice: Choice, below: Mapping[Place, int] | None, limit: int) -> LetterPage:
         """At most `limit` letters. Raises EnvironmentFailure."""
@@ -128,6 +131,16 @@ class Listing:
             placed = _placed(found[0], letter)
             is_gone = _has_gone(placed, reader.gone())
             return replace(placed, redriven=is_gone if is_gone or end == mark.end else None)
+
+    def redrive(self, choice: Choice, *, execute: bool) -> Report:
+        """Put back what is chosen, or only count it. Raises BridgeError, also while another one goes on: it would be
+        fenced."""
+        if not self._redriving.acquire(blocking=False):
+            raise EnvironmentFailure("another redrive is under way", hint="Wait for its end.", code="DB-3037")
+        try:
+            return redrive(self._settings, self._clock, choice, execute=execute)
+        finally:
+            self._redriving.release()
 
 
 class _Reader:
@@ -205,7 +218,8 @@ def _take(
             continue
         placed = _placed(message, letter)
         if choice.chooses(letter, placed.ts_ms, placed.place):
-            light = replace(placed, value=None, letter=replace(letter, headers=[]), key=_head(placed.key))
+            key = None if placed.key is None else placed.key[:KEY_BYTES_MAX]
+            light = replace(placed, value=None, letter=replace(letter, headers=[]), key=key)
             part.found.append((part.ts_ms, light))
     for place, mark in piece.items():
         parts[place].low = mark.start
@@ -217,10 +231,6 @@ def _placed(message: Message, letter: Letter) -> PlacedLetter:
     return PlacedLetter(
         place=place, ts_ms=message.timestamp()[1], letter=letter, key=key, value=value, redriven=None
     )  # fmt: skip
-
-
-def _head(key: bytes | None) -> bytes | None:
-    return None if key is None else key[:KEY_BYTES_MAX]
 
 
 def _next(part: _Part, chosen: set[Origin]) -> int:

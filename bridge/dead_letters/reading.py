@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
@@ -10,7 +9,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from bridge.errors import EnvironmentFailure
 from bridge.kafka.admin import Cluster, Topic, Watermarks
-from bridge.kafka.construction import made
+from bridge.kafka.construction import CLIENT_LOG, made
 from bridge.settings.clients import librdkafka
 from bridge.settings.model import Settings
 from bridge.wire.letters import Letter, read_letter
@@ -67,7 +66,7 @@ def make_consumer(settings: Settings) -> Consumer:
         "auto.offset.reset": "earliest",
         "enable.partition.eof": True,
         "queued.max.messages.kbytes": "16384",
-        "logger": logging.getLogger("bridge.settings.librdkafka"),
+        "logger": CLIENT_LOG,
     }
     reading.pop("group.instance.id", None)
     return made("consumer", lambda: Consumer(reading))

@@ -14,7 +14,6 @@ ones they are (bridge/wire/letters.py). A run begins by reading those records:
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -23,6 +22,7 @@ from confluent_kafka import KafkaException, Message, Producer
 from bridge.dead_letters.reading import LetterTopics, Marks, Place, batches, make_consumer, place_of
 from bridge.errors import EnvironmentFailure, StateError
 from bridge.kafka.admin import Cluster, Watermarks
+from bridge.kafka.construction import CLIENT_LOG
 from bridge.kafka.errors import kafka_error
 from bridge.settings.clients import librdkafka
 from bridge.settings.model import Settings
@@ -50,7 +50,7 @@ class Redrive:
         self._consumer = make_consumer(settings)
         self._producer_config = librdkafka(settings, "producer") | {
             "transactional.id": f"{settings.group_id}-redrive",
-            "logger": logging.getLogger("bridge.settings.librdkafka"),
+            "logger": CLIENT_LOG,
         }
 
     def run(self, *, execute: bool) -> Report:

@@ -133,8 +133,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m bridge.install.class_archive", description="an archive of Spark's classes"
     )
-    commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("install", help="make it, beside the connector's jars")
+    parser.add_argument("command", choices=["install"], help="make it, beside the connector's jars")
     parser.parse_args()
     try:
         print(install(connector.jars()))

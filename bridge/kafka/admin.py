@@ -293,13 +293,9 @@ class Cluster:
 
     def _unless_missing(self, future: Future[Any], what: str, *, code: str) -> Any | None:
         try:
-            return future.result(timeout=self._timeout_s + 1)
-        except KafkaException as error:
-            if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-                return None
-            raise self._failure(what, error.args[0], code=code) from None
-        except TimeoutError:
-            raise self._failure(what, None, code=code) from None
+            return self._result(future, what, code=code)
+        except _Missing:
+            return None
 
     def _remember(self, error: KafkaError) -> None:
         """Keep the most telling error: a refused password is followed by `all brokers down`, which says nothing."""
@@ -328,6 +324,10 @@ class _Leaderless(EnvironmentFailure):
     """The partition is between two leaders, or has another one than the client believes."""
 
 
+class _Missing(EnvironmentFailure):
+    """There is no such topic."""
+
+
 _KINDS: Final[Mapping[int, type[EnvironmentFailure]]] = {
     KafkaError._TIMED_OUT: _Unanswered,
     KafkaError._NOENT: _Leaderless,
@@ -335,6 +335,7 @@ _KINDS: Final[Mapping[int, type[EnvironmentFailure]]] = {
     KafkaError.LEADER_NOT_AVAILABLE: _Leaderless,
     KafkaError.NOT_LEADER_FOR_PARTITION: _Leaderless,
     KafkaError.UNKNOWN_LEADER_EPOCH: _Leaderless,
+    KafkaError.UNKNOWN_TOPIC_OR_PART: _Missing,
 }
 
 

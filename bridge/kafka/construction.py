@@ -4,8 +4,9 @@ which is what it may find while files are being replaced: no bug, but something 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from confluent_kafka import KafkaException
 
@@ -13,6 +14,8 @@ from bridge.errors import EnvironmentFailure
 from bridge.kafka.errors import kafka_error
 
 T = TypeVar("T")
+CLIENT_LOG: Final = logging.getLogger("bridge.settings.librdkafka")
+"""Where the clients write what they notice by themselves."""
 
 
 def made(what: str, make: Callable[[], T]) -> T:

@@ -19,7 +19,6 @@ between two polls: asked for during one it would wait for its end, and a revocat
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,7 +30,7 @@ from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, To
 
 from bridge.errors import BridgeError, EnvironmentFailure, InternalError
 from bridge.kafka.calls import Closed, OwnerThreadCalls, Unanswered
-from bridge.kafka.construction import made
+from bridge.kafka.construction import CLIENT_LOG, made
 from bridge.kafka.error_log import ErrorLog
 from bridge.kafka.errors import fenced, is_denied, is_fatal, is_fenced, kafka_error, may_pass
 from bridge.settings.time_budgets import USUAL
@@ -156,9 +155,9 @@ class Ownership:
         self._thread.start()
 
     def _member(self) -> Consumer:
-        logger = logging.getLogger("bridge.settings.librdkafka")
-        consumer = Consumer({**self._config, "error_cb": self._on_error, "logger": logger})
-        consumer.subscribe(self._topics, on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost)
+        consumer = Consumer({**self._config, "error_cb": self._judge, "logger": CLIENT_LOG})
+        revoked, lost = (partial(self._give_up, lost=is_lost) for is_lost in (False, True))
+        consumer.subscribe(self._topics, on_assign=self._on_assign, on_revoke=revoked, on_lost=lost)
         return consumer
 
     def stop(self, timeout_s: float = 10.0) -> None:
@@ -349,11 +348,8 @@ class Ownership:
             self._told = news
             self._listener.on_assigned(self._owned)
 
-    def _on_error(self, error: KafkaError) -> None:
-        """Errors of the client itself; called from poll."""
-        self._judge(error)
-
     def _judge(self, error: KafkaError) -> None:
+        """Of a poll, and of the client itself."""
         if is_fenced(error):
             raise fenced(error)
         if is_fatal(error) or _is_refused(error):
@@ -379,12 +375,6 @@ class Ownership:
         if added:
             consumer.pause(added)
         log.info("partitions-assigned", added=len(names), owned=len(self._owned))
-
-    def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        self._give_up(consumer, partitions, lost=False)
-
-    def _on_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        self._give_up(consumer, partitions, lost=True)
 
     def _give_up(self, consumer: Consumer, partitions: list[TopicPartition], *, lost: bool) -> None:
         names = frozenset((p.topic, p.partition) for p in partitions)

@@ -26,7 +26,7 @@ from pyspark.sql import SparkSession
 
 from bridge.api.listener import Listener
 from bridge.checks.run import require, run_checks
-from bridge.dead_letters.letterbox import Letterbox
+from bridge.dead_letters.listing import Letterbox
 from bridge.delivery.dispatcher import Dispatcher
 from bridge.delivery.plan.spans import OpenTelemetry
 from bridge.delivery.producer.transaction_markers import MarkerRepair

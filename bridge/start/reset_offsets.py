@@ -13,7 +13,6 @@ next start, which would end in the same error as before); 2. one commit for all 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from typing import Any, Final, Literal
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from bridge.errors import EnvironmentFailure, StateError
-from bridge.kafka.construction import made
+from bridge.kafka.construction import CLIENT_LOG, made
 from bridge.kafka.errors import Fault, fault_of, kafka_error
 from bridge.kafka.membership import FORCED
 from bridge.start.first_commits import TopicFacts
@@ -118,7 +117,7 @@ def _committed(config: Mapping[str, Any], topics: Mapping[str, TopicFacts]) -> d
 def _consumer(config: Mapping[str, Any]) -> Consumer:
     """One that does not join: the group takes a commit of it only while it has no members."""
     alone = {name: value for name, value in config.items() if name != "group.instance.id"}
-    return made("consumer", lambda: Consumer({**alone, "logger": logging.getLogger("bridge.settings.librdkafka")}))
+    return made("consumer", lambda: Consumer({**alone, "logger": CLIENT_LOG}))
 
 
 def _commit(config: dict[str, Any], states: Mapping[SourceName, CommittedState]) -> None:

@@ -13,7 +13,6 @@ leaves everything to choose again: the same command, with the same choice, goes 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Final
 
@@ -23,6 +22,7 @@ from confluent_kafka.admin import AdminClient
 from bridge.delivery.producer.producer_pool import names_of
 from bridge.delivery.producer.transaction_markers import MarkerRepair, Outcome, are_offsets_pending
 from bridge.errors import EnvironmentFailure, StateError
+from bridge.kafka.construction import CLIENT_LOG
 from bridge.kafka.errors import kafka_error
 from bridge.settings.clients import librdkafka
 from bridge.settings.model import Settings
@@ -67,7 +67,7 @@ def resolve(settings: Settings, choice: Outcome, ask: Callable[[str], str | None
         for name in names_of(settings.transactional_id):
             outcome = repair.outcome_of(name)
             if outcome is not None:
-                producer = Producer({**librdkafka(settings, "producer"), "transactional.id": name}, logger=_logger())
+                producer = Producer({**librdkafka(settings, "producer"), "transactional.id": name}, logger=CLIENT_LOG)
                 producer.init_transactions(INIT_S)
                 repair.write(name, producer, outcome)
                 done[name] = outcome
@@ -87,7 +87,7 @@ def resolve(settings: Settings, choice: Outcome, ask: Callable[[str], str | None
 
 def _members(settings: Settings) -> set[str]:
     """The names of the static members that the group has."""
-    admin = AdminClient(librdkafka(settings, "admin"), logger=_logger())
+    admin = AdminClient(librdkafka(settings, "admin"), logger=CLIENT_LOG)
     answer = admin.describe_consumer_groups([settings.group_id], request_timeout=ANSWER_S)[settings.group_id]
     return {member.group_instance_id for member in answer.result().members}
 
@@ -99,7 +99,3 @@ def _failure(exception: KafkaException) -> EnvironmentFailure:
         reason=kafka_error(exception).str(),
         code="DB-3005",
     )
-
-
-def _logger() -> logging.Logger:
-    return logging.getLogger("bridge.settings.librdkafka")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 import numpy.typing as npt
@@ -32,16 +32,8 @@ class Counts:
     lateness_ms: list[npt.NDArray[np.int64]] = field(default_factory=list)
 
     def __iadd__(self, other: Counts) -> Counts:
-        self.delivered += other.delivered
-        self.rejected += other.rejected
-        self.retried += other.retried
-        self.rolled += other.rolled
-        self.deferred += other.deferred
-        self.forwarded += other.forwarded
-        self.ticks += other.ticks
-        self.missed += other.missed
-        self.commands += other.commands
-        self.lateness_ms += other.lateness_ms
+        for each in fields(self):
+            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
         return self
 
     def are_unreadable(self, planned: Mapping[str, int]) -> None:

@@ -125,10 +125,6 @@ class Protection:
         """Whether everybody may ask."""
         return self.user is None and self.token is None
 
-    def permits(self, authorization: str | None) -> bool:
-        """Whether a request with this Authorization header may see the metrics, or ask the API."""
-        return self.who(authorization) is not None
-
     def who(self, authorization: str | None) -> str | None:
         """Who sends this Authorization header: the user, `TOKEN`, or "" where everybody may ask; None: a stranger."""
         if self.is_open:
@@ -283,7 +279,7 @@ class _Handler(BaseHTTPRequestHandler):
                 body = {"ready": phase.ready, "phase": phase.name, "reasons": phase.reasons}
                 optional = {"progress": progress, "reader": phase.reader}
                 self._json(status, body | {name: value for name, value in optional.items() if value is not None})
-            case "/metrics" if self.server.protection.permits(self.headers.get("Authorization")):
+            case "/metrics" if self.server.protection.who(self.headers.get("Authorization")) is not None:
                 encode, content_type = choose_encoder(self.headers.get("Accept", ""))
                 self._answer(HTTPStatus.OK, content_type, encode(self.server.registry))
             case "/metrics":

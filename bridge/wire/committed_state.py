@@ -168,9 +168,24 @@ def decode_metadata(source: SourceName, offset: int, metadata: str | None) -> Co
         _must_be_known(fields)
         return _decode_fields(source, offset, fields)
     except NewerFormat as newer:
-        raise _newer(source, newer) from newer
+        # No other remedy is offered: what this version does not know may be what keeps messages from coming twice.
+        raise StateError(
+            "the committed state was written by a newer version of the bridge",
+            hint="Run that version, or a later one.",
+            topic=source[0],
+            partition=source[1],
+            reason=str(newer),
+            code="DB-4005",
+        ) from newer
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-        raise _unreadable(source, error) from error
+        raise StateError(
+            "the committed metadata cannot be read",
+            hint=f"Something else commits offsets under this group's name; stop it. {RESET}.",
+            topic=source[0],
+            partition=source[1],
+            reason=str(error),
+            code="DB-4004",
+        ) from error
 
 
 def _must_be_known(fields: dict[str, Any]) -> None:
@@ -221,29 +236,6 @@ def _must_be_epochs(epochs: DecodeEpochs) -> None:
     offsets = [epoch.offset for epoch in epochs]
     if not offsets or offsets[0] != 0 or any(a >= b for a, b in pairwise(offsets)):
         raise ValueError(f"decode epochs {offsets} do not start at 0 and rise")
-
-
-def _newer(source: SourceName, newer: NewerFormat) -> StateError:
-    """No other remedy is offered: what this version does not know may be what keeps messages from coming twice."""
-    return StateError(
-        "the committed state was written by a newer version of the bridge",
-        hint="Run that version, or a later one.",
-        topic=source[0],
-        partition=source[1],
-        reason=str(newer),
-        code="DB-4005",
-    )
-
-
-def _unreadable(source: SourceName, error: Exception) -> StateError:
-    return StateError(
-        "the committed metadata cannot be read",
-        hint=f"Something else commits offsets under this group's name; stop it. {RESET}.",
-        topic=source[0],
-        partition=source[1],
-        reason=str(error),
-        code="DB-4004",
-    )
 
 
 def amend_epochs(

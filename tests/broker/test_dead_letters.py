@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from bridge.dead_letters import listing
-from bridge.dead_letters.letterbox import Letterbox
-from bridge.dead_letters.listing import PlacedLetter
+from bridge.dead_letters.listing import Letterbox, PlacedLetter
 from bridge.errors import EnvironmentFailure
 from bridge.wire.letters import Choice, redriven
 from dev.harness.kafka import Outgoing, Topics, produce

@@ -25,7 +25,6 @@ broker removes it after `offsets.retention.minutes`), its records are cancels of
 
 from __future__ import annotations
 
-import logging
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -40,6 +39,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public, but
 )
 
 from bridge.errors import EnvironmentFailure, StateError
+from bridge.kafka.construction import CLIENT_LOG
 from bridge.kafka.errors import is_unreadable, kafka_error
 from bridge.settings.clients import librdkafka
 from bridge.settings.model import Settings
@@ -52,7 +52,6 @@ SOON_S: Final = 0.25
 ASK_S: Final = 2.0
 CALL_S: Final = 10.0
 
-CLIENT_LOG: Final = logging.getLogger("bridge.settings.librdkafka")
 log = structlog.get_logger("bridge.delivery.producer.transaction_markers")
 
 

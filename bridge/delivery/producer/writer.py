@@ -5,7 +5,6 @@ The loops around `produce` are the hottest code of delivery.
 
 from __future__ import annotations
 
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -31,7 +30,7 @@ from bridge.delivery.producer.outcomes import (
 )
 from bridge.delivery.producer.producer_pool import drop
 from bridge.kafka.calls import AbandonableCalls
-from bridge.kafka.construction import made
+from bridge.kafka.construction import CLIENT_LOG, made
 from bridge.kafka.error_log import ErrorLog
 from bridge.kafka.errors import is_fatal, is_fenced, kafka_error
 from bridge.settings.time_budgets import USUAL, TimeBudgets
@@ -118,7 +117,7 @@ class Writer(ABC):
 
     def _new(self, faults: list[KafkaError], **more: str) -> Producer:
         """Another producer; its fatal errors are added to `faults`. Raises EnvironmentFailure."""
-        own = {"error_cb": partial(self._on_error, faults), "logger": logging.getLogger("bridge.settings.librdkafka")}
+        own = {"error_cb": partial(self._on_error, faults), "logger": CLIENT_LOG}
         return made("for delivery", lambda: self._make_producer({**self._properties, **more, **own}))
 
     def _client(self) -> Producer:

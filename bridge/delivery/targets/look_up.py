@@ -4,7 +4,6 @@ whether the bridge may write to it, and which partitions have no leader, or fewe
 
 from __future__ import annotations
 
-import logging
 import socket
 import threading
 from collections.abc import Mapping, Sequence
@@ -23,7 +22,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public, but
 
 from bridge.delivery.targets.target import Leader, Place, Target
 from bridge.errors import EnvironmentFailure
-from bridge.kafka.construction import made
+from bridge.kafka.construction import CLIENT_LOG, made
 from bridge.kafka.errors import Refusal, kafka_error
 from bridge.wire.reasons import RejectReason
 
@@ -39,8 +38,7 @@ class TargetLookUp:
         """
         # Else asking about a misspelt name would create the topic, where the brokers do that.
         asking = {**properties, "allow.auto.create.topics": "false"}
-        logger = logging.getLogger("bridge.settings.librdkafka")
-        self._admin = made("for targets", lambda: AdminClient(asking, logger=logger))
+        self._admin = made("for targets", lambda: AdminClient(asking, logger=CLIENT_LOG))
         self._timeout_s = timeout_s
 
     def __call__(self, names: Sequence[str]) -> Mapping[str, Target]:
