@@ -35,6 +35,7 @@ from timerstore.operations.state import StoreState
 from timerstore.operations.stats import Stats
 from timerstore.operations.timer_wheel import TimerWheel
 from timerstore.operations.transaction import Transaction
+from timerstore.rows.position import ORIGIN
 from timerstore.rows.sources import NamedPosition, NamedState, NamedStep, SourceName
 
 
@@ -170,7 +171,8 @@ class TimerStore:
     def is_clock_behind(self, now_ms: int) -> bool:
         """Whether the clock has been set back behind P, further than is just waited for."""
         with self.state.lock:
-            return self.state.resident.ahead_of_clock_ms(now_ms) > self.state.limits.clock_step_ms
+            furthest_ms = int(self.state.resident.done.at.max(initial=ORIGIN.at_ms))
+            return furthest_ms - now_ms > self.state.limits.clock_step_ms
 
     def step_back(self, now_ms: int) -> None:
         """Go on from a clock that was set back behind P (invariant I4); between two transactions.

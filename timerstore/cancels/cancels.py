@@ -90,7 +90,7 @@ class Cancels:
         """Timers that were cancelled since the store was opened."""
         self.inherited: Mapping[int, int] | None = None
         """Up to where, by owned source, the log may hold what another process wrote; None: not known."""
-        self._seeds = Seeds(sources)
+        self.seeds = Seeds(sources)
         self._keep_ms = window_ms + MARGIN_MS
 
     # ---- delivery
@@ -110,11 +110,11 @@ class Cancels:
 
     def moved(self, lookup: Lookup, source: Int64s, offset: Int64s, origin: Int64s) -> Bools:
         """Those that moves cover, which a copy replaces."""
-        return _below(lookup, self._seeds.of_moves, source, offset, origin)
+        return _below(lookup, self.seeds.of_moves, source, offset, origin)
 
     def recalled(self, lookup: Lookup, source: Int64s, offset: Int64s, origin: Int64s) -> Bools:
         """Those that recalls cover."""
-        return _below(lookup, self._seeds.of_recalls, source, offset, origin)
+        return _below(lookup, self.seeds.of_recalls, source, offset, origin)
 
     def cancelled_by(self, lookup: Lookup, source: Int64s, payload: pa.RecordBatch) -> Bools:
         """Mask of the timers among rows of `entry.PAYLOAD` that cancels cover."""
@@ -124,11 +124,11 @@ class Cancels:
         by_id = is_timer & (origin < lookup.highest[source])
         if by_id.any() and ids.null_count < len(ids):
             rows = np.flatnonzero(by_id & ids.is_valid().to_numpy(zero_copy_only=False))
-            offset, _ = lookup.look_up(self._seeds.digest(ids.take(pa.array(rows)), source[rows]))
+            offset, _ = lookup.look_up(self.seeds.digest(ids.take(pa.array(rows)), source[rows]))
             mask[rows] = offset > origin[rows]
         rows = np.flatnonzero(is_timer & (origin < lookup.highest_by_origin[source]))
         if len(rows):
-            offset, _ = lookup.look_up(self._seeds.of_origins(origin[rows], source[rows]))
+            offset, _ = lookup.look_up(self.seeds.of_origins(origin[rows], source[rows]))
             mask[rows] |= offset > origin[rows]
         return mask
 
@@ -136,10 +136,6 @@ class Cancels:
         """Mask of the timers, known by their ids, that a tombstone covers."""
         offset, _ = lookup.look_up(timers.keys)
         return (offset > timers.origin) | self._are_covered_otherwise(lookup, timers)
-
-    def keys_of(self, id: str) -> Digests:
-        """What an id is known by, in every source."""
-        return self._seeds.digest_everywhere(id)
 
     # ---- ingest
 
@@ -197,7 +193,7 @@ class Cancels:
         if not len(rows):
             return None
         index, source, offset = rows.row, rows.source, rows.offset
-        keys = self._seeds.digest(ids.take(pa.array(index)), source)
+        keys = self.seeds.digest(ids.take(pa.array(index)), source)
         kind = payload.column("kind").to_numpy()[index]
         origin = payload.column("origin").to_numpy()[index]
         replaces = payload.column("replace").to_numpy(zero_copy_only=False)[index]
@@ -265,9 +261,9 @@ class Cancels:
         earlier = named < offset[makes][at]  # nothing is cancelled by what was written before it
         at, named = at[earlier], named[earlier]
         of, by = source[makes][at], offset[makes][at]
-        new = _run(self._seeds.of_origins(named, of), of, by, expire_ms[at])
+        new = _run(self.seeds.of_origins(named, of), of, by, expire_ms[at])
         rows = np.flatnonzero(timer)
-        keys = self._seeds.of_origins(origin[rows], source[rows])
+        keys = self.seeds.of_origins(origin[rows], source[rows])
         by, until_ms = self._cover(known.lookup, new, keys, source[rows], origin[rows])
         is_covered = by > origin[rows]
         covered = np.zeros(len(payload), dtype=np.bool_)
@@ -307,15 +303,13 @@ class Cancels:
         covered = np.zeros(len(payload), dtype=np.bool_)
         found: list[Run] = []
         hits = [no_timers()]
-        for keys_of, mine in ((self._seeds.of_moves, is_move), (self._seeds.of_recalls, ~is_move)):
+        for keys_of, mine in ((self.seeds.of_moves, is_move), (self.seeds.of_recalls, ~is_move)):
             mine = mine & (named < by)
             new = _run(keys_of(named[mine], of[mine]), of[mine], by[mine], expire_ms[at][mine])
             keys = keys_of(origin[rows], source[rows])
             until, until_ms = known.lookup.look_up(keys)
-            which = find(new.keys, keys)
             if len(new):
-                np.maximum(until, np.where(which >= 0, new.offset[which], -1), out=until)
-                np.maximum(until_ms, np.where(which >= 0, new.expire_ms[which], -1), out=until_ms)
+                until, until_ms = _later((until, until_ms), new.look_up(keys))
             is_covered = until > offset[rows]
             covered[index[rows[is_covered]]] = True
             found += [
@@ -339,7 +333,7 @@ class Cancels:
     ) -> None:
         """Tombstones of commands at `offset` that were just finished, moves or recalls, for these originals; `until_ms`
         are the times of the rows that they cover."""
-        moves, recalls = self._seeds.of_moves(origin, source), self._seeds.of_recalls(origin, source)
+        moves, recalls = self.seeds.of_moves(origin, source), self.seeds.of_recalls(origin, source)
         keys = Digests(np.where(is_move, moves.hi, recalls.hi), moves.lo)
         run = _run(keys, source, offset, np.maximum(until_ms, now_ms + self._keep_ms))
         none: Bools = np.zeros(len(run), dtype=np.bool_)
@@ -349,7 +343,7 @@ class Cancels:
         """Add what was judged. Returns the timers that were pending until now, counted, and those of them (`in_hand`,
         packed) that the open transaction has taken or acts on."""
         new = judged.tombstones
-        are = self._seeds.are_origins, self._seeds.are_commands
+        are = self.seeds.are_origins, self.seeds.are_commands
         self.tombstones.add(new, *(each(new.keys, new.source) for each in are))
         self.unstored.add(judged.timers, lambda timers: _is_gone(resident, timers))
         hits = judged.hits[~resident.finished(judged.hits)]
@@ -368,11 +362,7 @@ class Cancels:
         known = np.flatnonzero(origin < lookup.highest[source])
         if len(known):
             by[known], until_ms[known] = lookup.look_up(keys[known])
-        if len(new):
-            at = find(new.keys, keys)
-            np.maximum(by, np.where(at >= 0, new.offset[at], -1), out=by)
-            np.maximum(until_ms, np.where(at >= 0, new.expire_ms[at], -1), out=until_ms)
-        return by, until_ms
+        return _later((by, until_ms), new.look_up(keys)) if len(new) else (by, until_ms)
 
     def _hits(self, known: Known, new: Run, finished: Callable[[Positions], Bools]) -> tuple[Timers, Int64s]:
         """Pending timers that `new` covers and nothing did before, and by which of `new`.
@@ -401,7 +391,7 @@ class Cancels:
         mask: Bools = timers.origin < lookup.highest_by_origin[timers.source]
         if mask.any():
             rows = timers[mask]
-            offset, _ = lookup.look_up(self._seeds.of_origins(rows.origin, rows.source))
+            offset, _ = lookup.look_up(self.seeds.of_origins(rows.origin, rows.source))
             mask[mask] = offset > rows.origin
         return mask | decided
 
@@ -429,14 +419,10 @@ class Cancels:
         if (lookup.highest_by_origin >= 0).any() or (lookup.highest_by_command >= 0).any():
             for run in lookup.runs():
                 known = run[run.source >= 0]
-                is_origin = self._seeds.are_origins(known.keys, known.source)
-                named = known[is_origin | self._seeds.are_commands(known.keys, known.source)]
+                is_origin = self.seeds.are_origins(known.keys, known.source)
+                named = known[is_origin | self.seeds.are_commands(known.keys, known.source)]
                 found.append(pack(named.source.astype(np.int64), named.keys.lo.astype(np.int64)))
         return np.unique(np.concatenate(found))
-
-    def keys_of_origins(self, origin: Int64s, source: Int64s) -> Digests:
-        """What original records are known by."""
-        return self._seeds.of_origins(origin, source)
 
     @staticmethod
     def tally_once(timers: Timers, finished: Callable[[Positions], Bools]) -> Tally:
@@ -459,6 +445,11 @@ class Cancels:
         held = [resident.committed[source].position.at_ms for source in resident.held_sources()]
         ready_ms = resident.ready.first_at_ms()
         return min([now_ms, resident.frontier.at_ms, first, *held, *([] if ready_ms is None else [ready_ms])])
+
+
+def _later(some: tuple[Int64s, Int64s], others: tuple[Int64s, Int64s]) -> tuple[Int64s, Int64s]:
+    """Of two look-ups of the same keys the larger offsets and expiries."""
+    return np.maximum(some[0], others[0]), np.maximum(some[1], others[1])
 
 
 def _below(

@@ -34,7 +34,7 @@ from timerstore.cancels.cancels import NO_ORIGIN, Known, named_by
 from timerstore.cancels.digests import Digests, concat_digests
 from timerstore.cancels.id_index import Seeds, SegmentIds, Timers, target_codes
 from timerstore.memory.sorted_runs import RowRefs
-from timerstore.rows.entry import DECIDED, PAYLOAD, PAYLOAD_COLUMNS, Kind
+from timerstore.rows.entry import DECIDED, PAYLOAD, PAYLOAD_COLUMNS, Kind, payload_of
 from timerstore.rows.position import OFFSET_BITS, OFFSET_MAX, Bools, Int64s, Positions, offsets_of, pack, sources_of
 from timerstore.rows.sources import Sources
 
@@ -361,24 +361,16 @@ class _Found:
             if len(wanted)
             else np.zeros(len(timers), np.bool_)
         ]
-        both = pa.concat_tables(
-            [
-                table.select(list(columns)),
-                pa.Table.from_batches([payload]).select(list(columns)).take(pa.array(mine.row)),
-            ]
-        )
+        fresh = pa.Table.from_batches([payload]).select(list(columns)).take(pa.array(mine.row))
+        both = pa.concat_tables([table.select(list(columns)), fresh])
         at, seq = np.concatenate([rows.at, mine.at]), np.concatenate([rows.seq, mine.seq])
         packed = pack(sources_of(seq), both.column("origin").to_numpy())
         order = np.lexsort((offsets_of(seq), packed))
-        both = both.take(pa.array(order)).combine_chunks()
-        arrays = [
-            both.column(field.name).combine_chunks() if field.name in columns else pa.nulls(len(both), field.type)
-            for field in PAYLOAD
-        ]
-        flat = [each.chunk(0) if isinstance(each, pa.ChunkedArray) and each.num_chunks else each for each in arrays]
-        flat = [pa.array([], field.type) if isinstance(each, pa.ChunkedArray) else each
-                for each, field in zip(flat, PAYLOAD, strict=True)]  # fmt: skip
-        batch = pa.RecordBatch.from_arrays(flat, schema=PAYLOAD)
+        both = both.take(pa.array(order))
+        for each in PAYLOAD:
+            if each.name not in columns:
+                both = both.append_column(each, pa.nulls(len(both), each.type))
+        batch = payload_of(both)
         packed = packed[order]
         originals, begins = np.unique(packed, return_index=True)
         bounds = zip(begins.tolist(), [*begins[1:].tolist(), len(packed)], strict=True) if len(packed) else ()

@@ -26,8 +26,8 @@ Uint64s = npt.NDArray[np.uint64]
 
 _C1, _C2 = np.uint64(0x87C37B91114253D5), np.uint64(0x4CF5AD432745937F)
 _M1, _M2 = np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53)
-_MOVE = np.uint64(0x9E3779B97F4A7C15)
-_RECALL = np.uint64(0xC2B2AE3D27D4EB4F)
+MOVE = np.uint64(0x9E3779B97F4A7C15)
+RECALL = np.uint64(0xC2B2AE3D27D4EB4F)
 _FIVE, _N1, _N2, _33 = np.uint64(5), np.uint64(0x52DCE729), np.uint64(0x38495AB5), np.uint64(33)
 
 
@@ -97,21 +97,6 @@ def origin_keys(origins: Int64s, seeds: Uint64s) -> Digests:
     are (`are_origins`); an id's digest is one of them with a chance of 2^-64."""
     lo = origins.astype(np.uint64)
     return Digests(_final(lo ^ seeds), lo)
-
-
-def move_keys(origins: Int64s, seeds: Uint64s) -> Digests:
-    """Keys of the originals that moves name: others than those of `origin_keys`, and tell the same."""
-    return origin_keys(origins, seeds ^ _MOVE)
-
-
-def recall_keys(origins: Int64s, seeds: Uint64s) -> Digests:
-    """Keys of the originals that recalls name."""
-    return origin_keys(origins, seeds ^ _RECALL)
-
-
-def are_commands(keys: Digests, seeds: Uint64s) -> Bools:
-    """Which keys are of `move_keys` or `recall_keys`, bool[n]."""
-    return are_origins(keys, seeds ^ _MOVE) | are_origins(keys, seeds ^ _RECALL)
 
 
 def are_origins(keys: Digests, seeds: Uint64s) -> Bools:

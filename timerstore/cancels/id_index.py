@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,22 +23,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from timerstore.cancels.digests import (
+    MOVE,
+    RECALL,
     Digests,
     Uint64s,
-    are_commands,
     are_origins,
     concat_digests,
     digest,
     find_all,
-    move_keys,
     origin_keys,
-    recall_keys,
     seed,
 )
 from timerstore.disk import column_file as columns
 from timerstore.disk import files
 from timerstore.disk.column_file import ColumnFile
-from timerstore.errors import Corrupt
 from timerstore.memory.pending import label_of, labels
 from timerstore.rows.entry import Kind
 from timerstore.rows.position import Bools, Int64s, Positions, pack
@@ -141,19 +140,10 @@ class SegmentIds:
 
 
 def open_or_make(segment: Path, crc: int, sources: Sources) -> SegmentIds:
-    """The index beside a segment file whose footer has this CRC. Made from the segment if it is missing or damaged.
-
-    Raises Corrupt (the segment is), DiskFull, DiskFailure.
-    """
+    """The index beside a segment file whose footer has this CRC. Raises as `column_file.derived`."""
     path = segment.with_suffix(files.IDS_SUFFIX)
-    try:
-        file = columns.read(path)
-        if file.note["segment_crc"] == crc:
-            return SegmentIds(file, sources)
-    except (Corrupt, LookupError, TypeError, ValueError):
-        files.remove(path)
-    _make(segment, path, crc, sources)
-    return SegmentIds(columns.read(path), sources)
+    make = partial(_make, segment, path, crc, sources)
+    return columns.derived(path, crc, lambda file: SegmentIds(file, sources), make)
 
 
 def _make(segment: Path, path: Path, crc: int, sources: Sources) -> None:
@@ -224,16 +214,17 @@ class Seeds:
         return origin_keys(origin, self._seeds[source])
 
     def of_moves(self, origin: Int64s, source: Int64s) -> Digests:
-        """Keys of the originals that moves name."""
-        return move_keys(origin, self._seeds[source])
+        """Keys of the originals that moves name: others than those of `of_origins`, and tell the same."""
+        return origin_keys(origin, self._seeds[source] ^ MOVE)
 
     def of_recalls(self, origin: Int64s, source: Int64s) -> Digests:
         """Keys of the originals that recalls name."""
-        return recall_keys(origin, self._seeds[source])
+        return origin_keys(origin, self._seeds[source] ^ RECALL)
 
     def are_commands(self, keys: Digests, source: Int64s | Int32s) -> Bools:
-        """Which keys, of these sources, are of commands."""
-        return are_commands(keys, self._seeds[source])
+        """Which keys, of these sources, are of `of_moves` or `of_recalls`."""
+        seeds = self._seeds[source]
+        return are_origins(keys, seeds ^ MOVE) | are_origins(keys, seeds ^ RECALL)
 
     def are_origins(self, keys: Digests, source: Int64s | Int32s) -> Bools:
         """Which keys, of these sources, are of original records."""

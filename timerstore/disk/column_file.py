@@ -16,7 +16,7 @@ import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,7 @@ TAIL_BYTES: Final = 8 + len(MAGIC)
 CRC_PIECE_BYTES: Final = 1 << 22
 
 Column = npt.NDArray[Any]
+T = TypeVar("T")
 
 
 class ColumnFile:
@@ -129,6 +130,19 @@ def read(path: Path) -> ColumnFile:
                 raise Corrupt(f"{path.name} fails the checksum of its column {name}", path=str(path))
         opened.drop_pages()
         return opened
+
+
+def derived(path: Path, segment_crc: int, wrap: Callable[[ColumnFile], T], make: Callable[[], None]) -> T:
+    """A file that is made from a segment whose footer has this CRC, as `wrap` understands it; made once more if it is
+    missing or damaged. Raises Corrupt (the segment is), DiskFull, DiskFailure."""
+    try:
+        file = read(path)
+        if file.note["segment_crc"] == segment_crc:
+            return wrap(file)
+    except (Corrupt, LookupError, TypeError, ValueError):
+        files.remove(path)
+    make()
+    return wrap(read(path))
 
 
 def slices(rows: int, step: int) -> Iterator[slice]:

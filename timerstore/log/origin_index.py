@@ -7,6 +7,7 @@ It is derived from the segment; one that is missing or damaged is made again.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +18,6 @@ import pyarrow.parquet as pq
 from timerstore.disk import column_file as columns
 from timerstore.disk import files
 from timerstore.disk.column_file import Column, ColumnFile
-from timerstore.errors import Corrupt
 from timerstore.rows.entry import Kind
 from timerstore.rows.position import Int64s, offsets_of, pack, sources_of
 from timerstore.rows.sources import Sources
@@ -52,19 +52,10 @@ class OriginIndex:
 
 
 def open_or_make(segment: Path, crc: int, sources: Sources) -> OriginIndex:
-    """The index beside a segment file whose footer has this CRC. Made from the segment if it is missing or damaged.
-
-    Raises Corrupt (the segment is), DiskFull, DiskFailure.
-    """
+    """The index beside a segment file whose footer has this CRC. Raises as `column_file.derived`."""
     path = segment.with_suffix(files.ORIGINS_SUFFIX)
-    try:
-        file = columns.read(path)
-        if file.note["segment_crc"] == crc:
-            return OriginIndex(file, sources)
-    except (Corrupt, LookupError, TypeError, ValueError):
-        files.remove(path)
-    _make(segment, path, crc, sources)
-    return OriginIndex(columns.read(path), sources)
+    make = partial(_make, segment, path, crc, sources)
+    return columns.derived(path, crc, lambda file: OriginIndex(file, sources), make)
 
 
 def _make(segment: Path, path: Path, crc: int, sources: Sources) -> None:

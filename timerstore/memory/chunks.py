@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from timerstore.rows.entry import PAYLOAD
+from timerstore.rows.entry import NO_PAYLOAD
 from timerstore.rows.position import Bools, Int64s
 
 ROW_REFERENCE_BYTES = 28
@@ -107,7 +107,7 @@ def materialize(
 ) -> pa.RecordBatch:
     """The payload of the given row references, in their order, as one record batch of `PAYLOAD`."""
     if len(chunk) == 0:
-        return pa.RecordBatch.from_arrays([pa.array([], type=f.type) for f in PAYLOAD], schema=PAYLOAD)
+        return NO_PAYLOAD
     if chunk[0] == chunk[-1] and (chunk == chunk[0]).all():
         return _rows(payloads[int(chunk[0])], row)
     by_chunk = np.argsort(chunk, kind="stable")

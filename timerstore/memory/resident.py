@@ -201,10 +201,6 @@ class Resident:
         self.position = max(self.position, position)
         self.overtake(self.ready.pop_until(self.position))
 
-    def ahead_of_clock_ms(self, now_ms: int) -> int:
-        """How far the furthest P lies ahead of the clock (negative: behind it, as it should be)."""
-        return int(self.done.at.max(initial=ORIGIN.at_ms)) - now_ms
-
     def step_back(self, now_ms: int) -> None:
         """Freeze the committed states whose P lies ahead of the clock, and go on just below `now_ms` (invariant I4).
 

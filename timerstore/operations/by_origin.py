@@ -141,7 +141,7 @@ def _timers(state: StoreState, rows: RowRefs, table: pa.Table) -> Timers:
     codes: dict[str, int] = {}
     origin = table.column("origin").to_numpy()
     return Timers(
-        keys=state.cancels.keys_of_origins(origin, rows.source),
+        keys=state.cancels.seeds.of_origins(origin, rows.source),
         at=rows.at,
         seq=rows.seq,
         origin=origin,

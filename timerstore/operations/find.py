@@ -387,7 +387,7 @@ class Search:
             mask &= lasts.at >= query.at_from_ms
         if query.id is not None:
             named = np.zeros(len(fences), dtype=np.bool_)
-            keys = self._state.cancels.keys_of(query.id)
+            keys = self._state.cancels.seeds.digest_everywhere(query.id)
             for _, timers in segment.ids.matches(keys) if segment.ids is not None else ():
                 for at, seq in zip(timers.at.tolist(), timers.seq.tolist(), strict=True):
                     named[np.count_nonzero(fences.at_or_below(Position.of(at, seq))) - 1] = True

@@ -39,7 +39,6 @@ class Stats:
     segment_bytes: int
     tombstones: int
     cancelled: int
-    frontier_ms: int
     checkpoint_ms: int | None
     ingested: dict[SourceName, int]
     committed: dict[SourceName, int]
@@ -65,7 +64,6 @@ def look(state: StoreState, edges_ms: Sequence[int]) -> Stats:
             segment_bytes=state.timerlog.bytes,
             tombstones=len(state.cancels.tombstones),
             cancelled=state.cancels.cancelled,
-            frontier_ms=resident.frontier.at_ms,
             checkpoint_ms=state.checkpoint_ms,
             ingested={name: int(resident.ends[source]) for name, source in owned},
             committed={name: resident.committed[source].offset for name, source in owned},

@@ -67,8 +67,9 @@ for the record that begins it, and for all other messages."""
 
 PAYLOAD = pa.schema(_PAYLOAD_FIELDS)
 """The columns that delivery needs beside the position."""
+NO_PAYLOAD = pa.RecordBatch.from_pylist([], PAYLOAD)
 
-SEGMENT = pa.schema([pa.field("topic", pa.dictionary(pa.int32(), pa.string())), *ENTRY][:1] + list(ENTRY)[1:])
+SEGMENT = ENTRY.set(0, pa.field("topic", pa.dictionary(pa.int32(), pa.string())))
 """The columns of a segment file: those of an entry, the topic as a dictionary."""
 
 
@@ -78,6 +79,4 @@ def payload_of(table: pa.Table) -> pa.RecordBatch:
     if columns.schema != PAYLOAD:
         columns = columns.cast(PAYLOAD)
     batches = columns.combine_chunks().to_batches()
-    if not batches:
-        return pa.RecordBatch.from_arrays([pa.array([], type=f.type) for f in PAYLOAD], schema=PAYLOAD)
-    return batches[0]
+    return batches[0] if batches else NO_PAYLOAD
