@@ -31,20 +31,22 @@ class SystemClock:
         return time.monotonic()
 
 
+JUMP_MS_MIN = 1_000
+"""Less between two looks is no jump: clocks are slewed, and a look takes time."""
+
+
 class ClockWatch:
     """Tells when the wall clock has jumped against the monotonic one. (A machine that slept jumps forward, too.)"""
 
-    def __init__(self, clock: Clock, threshold_ms: int = 1_000) -> None:
-        """Less than `threshold_ms` between two looks is no jump: clocks are slewed, and a look takes time."""
+    def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._threshold_ms = threshold_ms
         self._difference_ms = self._measure_ms()
 
     def jump_ms(self) -> int:
         """How far the wall clock has jumped since the last look (negative: back), or 0."""
         before_ms, self._difference_ms = self._difference_ms, self._measure_ms()
         jump_ms = self._difference_ms - before_ms
-        return jump_ms if abs(jump_ms) >= self._threshold_ms else 0
+        return jump_ms if abs(jump_ms) >= JUMP_MS_MIN else 0
 
     def _measure_ms(self) -> int:
         return self._clock.now_ms() - int(self._clock.monotonic_s() * 1_000)

@@ -7,7 +7,6 @@ Whatever a record holds, nothing raises.
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -16,7 +15,7 @@ import xxhash
 
 from bridge.wire import headers as h
 from bridge.wire.commands import CORRELATION_LENGTH_MAX
-from bridge.wire.decode_epochs import DecodeEpochs, DecodeParameters
+from bridge.wire.decode_epochs import DecodeEpochs, DecodeParameters, in_force
 from bridge.wire.dialects import DIALECTS, NATIVE, NOT_CANCELLING, Dialect
 from bridge.wire.headers import Headers
 from bridge.wire.reasons import RejectReason
@@ -53,13 +52,9 @@ class Record(NamedTuple):
 
 def decode_records(records: Iterable[Record], all_epochs: Mapping[tuple[str, int], DecodeEpochs]) -> pa.Table:
     """The entries of the records, as `decode` makes them: `Finish` takes the control headers out."""
-    rows = [_entry(record, _in_force(all_epochs[record.topic, record.partition], record.offset)) for record in records]
+    rows = [_entry(record, in_force(all_epochs[record.topic, record.partition], record.offset)) for record in records]
     columns = zip(*rows, strict=True) if rows else [()] * len(ENTRY)
     return pa.table([pa.array(column, field.type) for column, field in zip(columns, ENTRY, strict=True)], schema=ENTRY)
-
-
-def _in_force(epochs: DecodeEpochs, offset: int) -> DecodeParameters:
-    return epochs[bisect_right(epochs, offset, key=lambda epoch: epoch.offset) - 1].parameters
 
 
 def _entry(record: Record, p: DecodeParameters) -> tuple[Any, ...]:
@@ -79,7 +74,7 @@ def _entry(record: Record, p: DecodeParameters) -> tuple[Any, ...]:
     by_origin = bool(commands & _BY_ORIGIN.keys())
     kind = _kind(found, commands)
     recurs = _recurs(found)
-    identity = _id(found.get(next((name for name in (h.CANCEL, h.MOVE) if name in found), h.ID)))
+    identity = _text(found.get(next((name for name in (h.CANCEL, h.MOVE) if name in found), h.ID)))
     replaces = (_text(found.get(h.REPLACE)) or "").lower()
     numbers = {name: _number(_text(found[name])) for name in _NUMBERED if name in found}
     reason = _reason(record, p, headers, found, times, delay, identity, replaces, numbers, key)
@@ -355,9 +350,6 @@ def _text(value: bytes | None) -> str | None:
         return None if value is None else h.text_of(value)
     except ValueError:
         return None
-
-
-_id = _text
 
 
 def _number(text: str | None) -> int | None:

@@ -16,7 +16,6 @@ records that carry control headers only (`decode` leaves their `headers` null). 
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -25,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bridge.wire import headers as h
-from bridge.wire.decode_epochs import DecodeEpochs
+from bridge.wire.decode_epochs import DecodeEpochs, in_force
 from bridge.wire.dialects import DIALECTS, NATIVE
 from bridge.wire.reasons import RejectReason
 from bridge.wire.schedule import TEXT_LENGTH_MAX, packed
@@ -85,8 +84,7 @@ class HeaderLimits:
         return _rejects(entries, rejected, RejectReason.HEADERS_TOO_LARGE) if rejected.any() else entries
 
     def _limit(self, topic: str, partition: int, offset: int) -> int | None:
-        epochs = self._all_epochs[topic, partition]
-        parameters = epochs[bisect_right(epochs, offset, key=lambda epoch: epoch.offset) - 1].parameters
+        parameters = in_force(self._all_epochs[topic, partition], offset)
         return parameters.header_bytes_max or None if parameters.dialect == NATIVE else None
 
 

@@ -40,7 +40,7 @@ from bridge.kafka.errors import Fault, fault_of
 from bridge.settings.clients import librdkafka
 from bridge.settings.model import Settings
 from bridge.settings.secrets import Redactor
-from timerstore.clock import Clock, SystemClock
+from timerstore.clock import SystemClock
 
 _POLLS: Final = 20
 _RETRY_S: Final = 0.1
@@ -57,7 +57,6 @@ class ClusterDescription:
     """Which cluster this is; `brokers` are host:port."""
 
     cluster_id: str
-    controller: str
     brokers: tuple[str, ...]
 
 
@@ -91,10 +90,10 @@ class Oldest:
 class Cluster:
     """A connection for look-ups. Make one, use it, drop it; it holds no state of ours."""
 
-    def __init__(self, settings: Settings, *, timeout_s: float = 10.0, clock: Clock | None = None) -> None:
+    def __init__(self, settings: Settings, *, timeout_s: float = 10.0) -> None:
         self._bootstrap = settings.kafka.bootstrap_servers
         self._timeout_s = timeout_s
-        self._clock = clock or SystemClock()
+        self._clock = SystemClock()
         self._pause = threading.Event()  # never set: a wait for it is a pause
         self._redact = Redactor(settings.secrets())
         self._last_error: KafkaError | None = None
@@ -111,10 +110,8 @@ class Cluster:
     def describe(self) -> ClusterDescription:
         """The cluster's id and brokers; also the proof that it can be reached."""
         result = self._describe()
-        controller = result.controller
         return ClusterDescription(
             cluster_id=result.cluster_id or "",
-            controller=f"{controller.host}:{controller.port}" if controller else "",
             brokers=tuple(sorted(f"{node.host}:{node.port}" for node in result.nodes)),
         )
 

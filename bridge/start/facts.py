@@ -26,14 +26,13 @@ def plan_start(
     assigned: frozenset[SourceName],
     gather: Callable[[], StartFacts],
     clock: Clock,
-    timeout_s: float = FIRST_COMMITS_S,
 ) -> StartPlan | None:
     """Gather the facts and decide, until no first commits are missing: those that are this instance's to make are made,
     the others waited for. None when the assignment is `assigned` no more (facts may be of some of these partitions).
 
     Raises StateError as in the table, EnvironmentFailure when another instance does not make the first commits in time.
     """
-    deadline_s = clock.monotonic_s() + timeout_s
+    deadline_s = clock.monotonic_s() + FIRST_COMMITS_S
     while group.assignment() == assigned:
         decision = decide(gather())
         if isinstance(decision, StartPlan):
@@ -46,7 +45,7 @@ def plan_start(
                 "another instance did not make the first commits of a delay topic",
                 hint="The instance that owns the topic's partition 0 makes them: look into its log.",
                 topic=min(decision.states)[0],
-                waited_s=timeout_s,
+                waited_s=FIRST_COMMITS_S,
                 code="DB-3010",
             )
         group.wait(LOOK_S)

@@ -6,6 +6,7 @@ says by then (`committed_state.amend_epochs`).
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -122,3 +123,8 @@ class DecodeEpoch:
 
 
 DecodeEpochs = tuple[DecodeEpoch, ...]
+
+
+def in_force(epochs: DecodeEpochs, offset: int) -> DecodeParameters:
+    """The decode parameters at an offset."""
+    return epochs[bisect_right(epochs, offset, key=lambda epoch: epoch.offset) - 1].parameters

@@ -333,11 +333,6 @@ def origins_text(topic: str, partition: int, origins: Iterable[int]) -> str:
     return f"{topic}/{partition}/{','.join(map(str, origins))}"
 
 
-def delivered_headers(topic: str, partition: int, origin: int, due_ms: int) -> list[tuple[str, bytes]]:
-    """What a delivered message carries beyond its own headers. `topic`, `partition`, `origin`: of the delay topic."""
-    return encoded([(ORIGIN, origin_text(topic, partition, origin)), (DUE, str(due_ms))])
-
-
 def copy_headers(
     *,
     origin: int,

@@ -26,7 +26,7 @@ from typing import Final
 
 from bridge.errors import StateError
 from bridge.wire import headers as h
-from bridge.wire.headers import Headers
+from bridge.wire.headers import Headers, Origin
 from bridge.wire.reasons import RejectReason
 
 _R = RejectReason
@@ -40,8 +40,6 @@ LINES_MAX: Final = 100
 OTHERS: Final = "(others)"
 
 Range = tuple[int, int]
-Record = tuple[str, int, int]
-"""Topic, partition and offset."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,12 +67,12 @@ class Choice:
     targets: Collection[str] = ()
     since_ms: int | None = None
     until_ms: int | None = None
-    places: Collection[Record] = ()
+    places: Collection[Origin] = ()
     """Letters by topic, partition and offset of their own."""
     due_now: bool = False
     set_headers: Sequence[tuple[str, bytes]] = ()
 
-    def chooses(self, letter: Letter, timestamp_ms: int, place: Record) -> bool:
+    def chooses(self, letter: Letter, timestamp_ms: int, place: Origin) -> bool:
         """Whether the filters let it pass; `timestamp_ms` and `place` are those of the dead letter."""
         if self.places and place not in self.places:
             return False

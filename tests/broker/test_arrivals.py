@@ -26,7 +26,7 @@ def letter(topic: str, origin: int, *, own: h.Headers | None = None) -> Outgoing
 
 def delivered(topic: str, origin: int, *, own: h.Headers | None = None) -> Outgoing:
     """What the bridge delivers of delay/0/`origin`."""
-    return Outgoing(topic=topic, headers=[*(own or []), *h.delivered_headers("delay", 0, origin, 99)])
+    return Outgoing(topic=topic, headers=[*(own or []), (h.ORIGIN, f"delay/0/{origin}".encode()), (h.DUE, b"99")])
 
 
 def test_a_wait_ends_only_on_what_was_sent(broker: Broker, topics: Topics) -> None:

@@ -46,7 +46,7 @@ class StandIn:
         self.first_offset = 0
 
     def describe(self) -> ClusterDescription:
-        return ClusterDescription(cluster_id="cluster", controller="", brokers=())
+        return ClusterDescription(cluster_id="cluster", brokers=())
 
     def topic_ids(self, names: Iterable[str]) -> dict[str, str]:
         return dict.fromkeys(names, "a")
