@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +36,7 @@ from timerstore.cancels.id_index import (
     Unstored,
     concat_timers,
     no_timers,
-    target_codes,
+    timers_of,
 )
 from timerstore.cancels.tombstones import Lookup, Run, Tombstones, merged
 from timerstore.memory.pending import Tally, labels, tally_coded
@@ -77,6 +77,15 @@ class Judged:
     tombstones: Run
     timers: Timers
     hits: Timers
+
+
+class _Batch(NamedTuple):
+    """As `Cancels.judge` is given it."""
+
+    payload: pa.RecordBatch
+    fresh: RowRefs
+    is_unfinished: Bools
+    now_ms: int
 
 
 class Cancels:
@@ -158,9 +167,10 @@ class Cancels:
         `row` of `fresh` is the index in `payload`; `is_unfinished` is by row of `fresh`. `finished` says which
         positions are finished. No lock is held.
         """
-        by_id = self._judge_ids(known, payload, fresh, is_unfinished, finished, now_ms)
-        by_origin = self._judge_origins(known, payload, fresh, is_unfinished, pending_of, now_ms)
-        by_command = self._judge_commands(known, payload, fresh, is_unfinished, pending_of, now_ms)
+        batch = _Batch(payload, fresh, is_unfinished, now_ms)
+        by_id = self._judge_ids(known, batch, finished)
+        by_origin = self._judge_origins(known, batch, pending_of)
+        by_command = self._judge_commands(known, batch, pending_of)
         parts = [part for part in (by_id, by_origin, by_command) if part is not None]
         if len(parts) < 2:
             return parts[0] if parts else None
@@ -175,16 +185,8 @@ class Cancels:
             hits=hits[once],
         )
 
-    def _judge_ids(
-        self,
-        known: Known,
-        payload: pa.RecordBatch,
-        fresh: RowRefs,
-        is_unfinished: Bools,
-        finished: Callable[[Positions], Bools],
-        now_ms: int,
-    ) -> Judged | None:
-        """What the rows with ids mean."""
+    def _judge_ids(self, known: Known, batch: _Batch, finished: Callable[[Positions], Bools]) -> Judged | None:
+        payload, fresh, is_unfinished, now_ms = batch
         ids = payload.column("id")
         if ids.null_count == len(ids):
             return None
@@ -214,16 +216,7 @@ class Cancels:
                  np.maximum(until_ms, at)[is_covered])
         ]  # fmt: skip
         live = timer[~is_covered]
-        codes: dict[str, int] = {}
-        target = target_codes(labels(payload).take(pa.array(index[live])), codes)
-        timers = Timers(
-            keys=keys[live],
-            at=rows.at[live],
-            seq=rows.seq[live],
-            origin=origin[live],
-            target=target,
-            names=tuple(codes),
-        )
+        timers = timers_of(keys[live], rows[live], origin[live], labels(payload).take(pa.array(index[live])))
 
         hits = no_timers()
         if len(new):
@@ -237,16 +230,9 @@ class Cancels:
             hits=hits,
         )
 
-    def _judge_origins(
-        self,
-        known: Known,
-        payload: pa.RecordBatch,
-        fresh: RowRefs,
-        is_unfinished: Bools,
-        pending_of: PendingOf,
-        now_ms: int,
-    ) -> Judged | None:
+    def _judge_origins(self, known: Known, batch: _Batch, pending_of: PendingOf) -> Judged | None:
         """What cancels by origin mean, those of the batch and those before, for the timers of the batch and others."""
+        payload, fresh, is_unfinished, now_ms = batch
         index, source, offset = fresh.row, fresh.source, fresh.offset
         kind, origin = payload.column("kind").to_numpy()[index], payload.column("origin").to_numpy()[index]
         makes = kind == Kind.CANCEL
@@ -277,16 +263,9 @@ class Cancels:
         reached = _run(hits.keys, new.source[at], new.offset[at], hits.at)
         return Judged(covered=covered, tombstones=merged([new, raised, reached]), timers=no_timers(), hits=hits)
 
-    def _judge_commands(
-        self,
-        known: Known,
-        payload: pa.RecordBatch,
-        fresh: RowRefs,
-        is_unfinished: Bools,
-        pending_of: PendingOf,
-        now_ms: int,
-    ) -> Judged | None:
+    def _judge_commands(self, known: Known, batch: _Batch, pending_of: PendingOf) -> Judged | None:
         """What finished commands by origin mean, those of the batch, which was read before, and earlier ones."""
+        payload, fresh, is_unfinished, now_ms = batch
         index, source, offset = fresh.row, fresh.source, fresh.offset
         kind, origin = payload.column("kind").to_numpy()[index], payload.column("origin").to_numpy()[index]
         makes = np.isin(kind, DECIDED) & ~is_unfinished & (origin != NO_ORIGIN) & (origin < offset)

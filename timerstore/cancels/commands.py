@@ -25,14 +25,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from itertools import chain
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
 from timerstore.cancels.cancels import NO_ORIGIN, Known, named_by
 from timerstore.cancels.digests import Digests, concat_digests
-from timerstore.cancels.id_index import Seeds, SegmentIds, Timers, target_codes
+from timerstore.cancels.id_index import Seeds, SegmentIds, Timers, timers_of
 from timerstore.memory.sorted_runs import RowRefs
 from timerstore.rows.entry import DECIDED, PAYLOAD, PAYLOAD_COLUMNS, Kind, payload_of
 from timerstore.rows.position import OFFSET_BITS, OFFSET_MAX, Bools, Int64s, Positions, offsets_of, pack, sources_of
@@ -445,15 +445,5 @@ def _timers(payload: pa.RecordBatch, rows: RowRefs, seeds: Seeds) -> Timers:
     ids = payload.column("id").take(pa.array(rows.row))
     rows = rows[ids.is_valid().to_numpy(zero_copy_only=False)]
     keys = seeds.digest(ids.drop_null(), rows.source)
-    order = keys.order()
-    codes: dict[str, int] = {}
-    columns: dict[str, Any] = {name: payload.column(name).take(pa.array(rows.row)) for name in ("origin", "target")}
-    timers = Timers(
-        keys=keys,
-        at=rows.at,
-        seq=rows.seq,
-        origin=columns["origin"].to_numpy(),
-        target=target_codes(columns["target"], codes),
-        names=tuple(codes),
-    )
-    return timers[order]
+    origin, target = (payload.column(name).take(pa.array(rows.row)) for name in ("origin", "target"))
+    return timers_of(keys, rows, origin.to_numpy(), target)[keys.order()]

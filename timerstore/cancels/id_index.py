@@ -194,6 +194,13 @@ def target_codes(target: pa.ChunkedArray | pa.Array, codes: dict[str, int]) -> I
     return known[encoded.indices.to_numpy()] if len(known) else np.empty(0, np.int32)
 
 
+def timers_of(keys: Digests, rows: Positions, origin: Int64s, target: pa.ChunkedArray | pa.Array) -> Timers:
+    """Timers, row by row; a target that is null is the default."""
+    names: dict[str, int] = {}
+    codes = target_codes(target, names)
+    return Timers(keys=keys, at=rows.at, seq=rows.seq, origin=origin, target=codes, names=tuple(names))
+
+
 def _code(name: str, codes: dict[str, int]) -> int:
     return codes.setdefault(label_of(name, codes), len(codes))
 

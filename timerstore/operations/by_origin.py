@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from timerstore.cancels.cancels import PendingOf
 from timerstore.cancels.commands import TooLarge
-from timerstore.cancels.id_index import Timers, concat_timers, no_timers, target_codes
+from timerstore.cancels.id_index import Timers, concat_timers, no_timers, timers_of
 from timerstore.errors import Corrupt
 from timerstore.log.segment import Reader, Segment, references
 from timerstore.memory.chunks import materialize
@@ -138,13 +138,5 @@ def _covered(state: StoreState, rows: RowRefs, table: pa.Table) -> Bools:
 
 
 def _timers(state: StoreState, rows: RowRefs, table: pa.Table) -> Timers:
-    codes: dict[str, int] = {}
     origin = table.column("origin").to_numpy()
-    return Timers(
-        keys=state.cancels.seeds.of_origins(origin, rows.source),
-        at=rows.at,
-        seq=rows.seq,
-        origin=origin,
-        target=target_codes(labels(table), codes),
-        names=tuple(codes),
-    )
+    return timers_of(state.cancels.seeds.of_origins(origin, rows.source), rows, origin, labels(table))
