@@ -212,7 +212,6 @@ def _target(report: TargetReport, paused: Collection[str]) -> models.TargetState
 
 
 def _one(store: PendingMessages, query: find.Query, now_ms: int) -> find.PendingRow | None:
-    """The first message that fits."""
     after = None
     for _ in range(PAGES_MAX):
         page = store.find(query, now_ms, after=after, limit=1, bulky=True)

@@ -106,7 +106,6 @@ def move(
 
 
 def _moving(verb: str) -> Callable[..., None]:
-    """The command of a verb of MOVES."""
     to_ms = MOVES[verb][0]
 
     @bundled

@@ -5,27 +5,17 @@ Twins of the HTTP API. `delay-bridge redrive` does without a running bridge.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, Any
 
 import typer
 
-from bridge.commands.actions import AllOption, CursorOption, DryRunOption, PatientConnection, YesOption, confirm
+from bridge.commands import pending
+from bridge.commands.actions import AllOption, DryRunOption, PatientConnection, YesOption, confirm
 from bridge.commands.api_client import Absent, ApiClient
 from bridge.commands.invocation import bundled, read_headers, say
-from bridge.commands.pending import (
-    Connection,
-    Output,
-    OutputOption,
-    as_json,
-    objects,
-    place_of,
-    print_one,
-    print_rows,
-    shown,
-    time,
-)
 from bridge.errors import ConfigurationError
 
 app = typer.Typer(
@@ -72,33 +62,18 @@ SetHeaderOption = Annotated[
 
 @app.command("list")
 @bundled
-def list_letters(
-    filters: Filters,
-    connection: Connection,
-    limit: Annotated[int, typer.Option(help="Show at most so many.", min=1, max=1_000)] = 100,
-    cursor: CursorOption = None,
-    output: OutputOption = Output.TEXT,
-) -> None:
+def list_letters(filters: Filters, connection: pending.Connection, listing: pending.Listing) -> None:
     """List dead letters, the newest at the top."""
     with connection.open() as api:
-        parameters = filters.parameters()
-        parameters += [("limit", str(limit)), *([] if cursor is None else [("cursor", cursor)])]
-        found = api.get("dead-letters", parameters)
-        letters = objects(api, found, "letters")
-        if output is Output.JSON:
-            say(as_json(found))
-            return
-        print_rows(COLUMNS, [_row(letter) for letter in letters])
-        if found.get("next") is not None:
-            say(f"there are more: --cursor {found['next']}", err=True)
+        listing.show(api, "dead-letters", "letters", filters.parameters(), COLUMNS, _row)
 
 
 @app.command()
 @bundled
 def get(
     place: Annotated[str, typer.Argument(metavar="TOPIC/PARTITION/OFFSET", help="The letter, as `list` names it.")],
-    connection: Connection,
-    output: OutputOption = Output.TEXT,
+    connection: pending.Connection,
+    output: pending.OutputOption = pending.Output.TEXT,
 ) -> None:
     """Show one dead letter. Exit status 1 if there is none."""
     with connection.open() as api:
@@ -107,7 +82,7 @@ def get(
         except Absent as absent:
             say(str(absent) or f"{place} is no dead letter.", err=True)
             raise typer.Exit(1) from None
-        print_one(letter, output)
+        pending.print_one(letter, output)
 
 
 @app.command()
@@ -124,7 +99,7 @@ def redrive(
     set_header: SetHeaderOption = None,
     dry_run: DryRunOption = False,
     yes: YesOption = False,
-    output: OutputOption = Output.TEXT,
+    output: pending.OutputOption = pending.Output.TEXT,
 ) -> None:
     """Put one dead letter back into its delay topic, or all that fit, each once. Exit status 1 if one stays."""
     with connection.open() as api:
@@ -152,16 +127,16 @@ def redrive(
         _print_report(api.post("dead-letters/redrive", body), output)
 
 
-def _redrive_one(api: ApiClient, place: str, mend: dict[str, Any], output: Output) -> None:
+def _redrive_one(api: ApiClient, place: str, mend: dict[str, Any], output: pending.Output) -> None:
     done = api.post(f"{_path(place)}/redrive", mend)
-    say(as_json(done) if output is Output.JSON else f"{place}: {shown(done.get('outcome'))}")
+    say(pending.as_json(done) if output is pending.Output.JSON else f"{place}: {pending.shown(done.get('outcome'))}")
     if done.get("outcome") not in ("redriven", "redriven-before"):
         raise typer.Exit(1)
 
 
-def _print_report(report: dict[str, Any], output: Output) -> None:
-    if output is Output.JSON:
-        say(as_json(report))
+def _print_report(report: dict[str, Any], output: pending.Output) -> None:
+    if output is pending.Output.JSON:
+        say(pending.as_json(report))
         return
     verb = "goes back" if report.get("dry_run") is True else "put back"
     for name, what in (("by", verb), ("broken", "stays")):
@@ -171,11 +146,11 @@ def _print_report(report: dict[str, Any], output: Output) -> None:
 
 
 def _path(place: str) -> str:
-    return f"dead-letters/{place_of(place, 'the letter')}"
+    return f"dead-letters/{pending.place_of(place, 'the letter')}"
 
 
-def _row(letter: dict[str, Any]) -> list[str]:
-    place = "/".join(shown(letter.get(name)) for name in ("topic", "partition", "offset"))
-    others = [shown(letter.get(name)) for name in ("reason", "origin", "target")]
+def _row(letter: Mapping[str, Any]) -> list[str]:
+    place = "/".join(pending.shown(letter.get(name)) for name in ("topic", "partition", "offset"))
+    others = [pending.shown(letter.get(name)) for name in ("reason", "origin", "target")]
     gone = {True: "yes", False: ""}.get(letter.get("redriven"), "?")  # type: ignore[arg-type]
-    return [place, time(letter.get("ts")), *others, gone]
+    return [place, pending.time(letter.get("ts")), *others, gone]

@@ -12,7 +12,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -148,6 +148,35 @@ class Search(Filters):
     def parameters(self) -> list[tuple[str, str]]:
         origin = [] if self.origin is None else [("origin", place_of(self.origin, "--origin"))]
         return [*origin, *Filters.parameters(self)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """Options of a list that is one page."""
+
+    limit: Annotated[int, typer.Option("--limit", help="Show at most so many.", min=1, max=PAGE_MAX)] = 100
+    cursor: CursorOption = None
+    output: OutputOption = Output.TEXT
+
+    def show(
+        self,
+        api: ApiClient,
+        path: str,
+        name: str,
+        parameters: Sequence[tuple[str, str]],
+        columns: Sequence[str],
+        row: Callable[[Mapping[str, Any]], list[str]],
+    ) -> None:
+        """A page of `path`, whose answer calls it `name`; `row` gives the cells of `columns`."""
+        cursor = [] if self.cursor is None else [("cursor", self.cursor)]
+        found = api.get(path, [*parameters, ("limit", str(self.limit)), *cursor])
+        rows = objects(api, found, name)
+        if self.output is Output.JSON:
+            say(as_json(found))
+            return
+        print_rows(columns, [row(each) for each in rows])
+        if found.get("next") is not None:
+            say(f"there are more: --cursor {found['next']}", err=True)
 
 
 @app.command("list")

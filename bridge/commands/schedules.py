@@ -26,23 +26,14 @@ COLUMNS: Final = ("origin", "next", "tick", "target", "id", "schedule")
 @bundled
 def list_schedules(
     connection: pending.Connection,
+    listing: pending.Listing,
     id: Annotated[str | None, typer.Option("--id", help="With this id.")] = None,
     target: Annotated[str | None, typer.Option("--target", help="For this real topic.")] = None,
-    limit: Annotated[int, typer.Option(help="Show at most so many.", min=1, max=pending.PAGE_MAX)] = 100,
-    cursor: pending.CursorOption = None,
-    output: pending.OutputOption = pending.Output.TEXT,
 ) -> None:
     """List messages that come again, those whose next tick is due first at the top."""
     with connection.open() as api:
-        parameters = [*pending.Filters(id=id, target=target).parameters(), ("limit", str(limit))]
-        found = api.get("schedules", [*parameters, *([] if cursor is None else [("cursor", cursor)])])
-        rows = pending.objects(api, found, "schedules")
-        if output is pending.Output.JSON:
-            say(pending.as_json(found))
-            return
-        pending.print_rows(COLUMNS, [_row(each) for each in rows])
-        if found.get("next") is not None:
-            say(f"there are more: --cursor {found['next']}", err=True)
+        parameters = pending.Filters(id=id, target=target).parameters()
+        listing.show(api, "schedules", "schedules", parameters, COLUMNS, _row)
 
 
 @app.command()

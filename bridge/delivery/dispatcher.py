@@ -264,7 +264,6 @@ class Dispatcher:
         return None
 
     def _deliver(self) -> Event | None:
-        """Deliver what is due, or wait for something to become due."""
         store = self._store
         if store is None:
             raise bug("there is no store to deliver from", code="DB-7002")
@@ -319,7 +318,6 @@ class Dispatcher:
             log.error("clock-steps-exhausted", now_ms=now_ms, steps=steps)
 
     def _transact(self, store: TimerStore) -> Event | None:
-        """One transaction, whatever becomes of it."""
         transaction = OpenTransaction(store.begin(only_output=self._narrowing.is_narrowest), self._clock.monotonic_s())
         self._planner.begin()
         self._stall_watch.begin()
@@ -403,7 +401,6 @@ class Dispatcher:
         return None
 
     def _after_abort(self, transaction: OpenTransaction, aborted: Aborted) -> Event | None:
-        """Give up, and decide how the next attempt differs from this one."""
         cause, failure = aborted.cause, aborted.failure
         event = self._give_up(transaction, leave=cause is Cause.TARGETS_WORSE)
         self._metrics.transaction_aborted()

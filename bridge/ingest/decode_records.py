@@ -230,7 +230,6 @@ def _is_moved_to(due: int, found: Mapping[str, bytes | None]) -> bool:
 
 
 def _kind(found: Mapping[str, bytes | None], commands: set[str]) -> Kind:
-    """What a record without a fault is."""
     if not commands:
         return Kind.TIMER
     if commands & {h.MOVE, h.MOVE_ORIGIN}:

@@ -419,7 +419,6 @@ class Ownership:
         return self._consumer
 
     def _gone(self) -> BridgeError:
-        """Why there is no consumer."""
         return self._failure or EnvironmentFailure(
             "group membership has ended", hint="The bridge is stopping.", code="DB-3009"
         )

@@ -267,7 +267,6 @@ class Application:
         return listener
 
     def _check(self) -> None:
-        """Raises BridgeError where what the bridge needs is not there."""
         findings = run_checks(self._settings, create=True)
         for finding in findings:
             if finding.status == "warning":
@@ -415,7 +414,6 @@ class Application:
             self._health.enter("running", ready=not impediments, reasons=reasons, reader=pipeline.reader)
 
     def _shut_down(self) -> None:
-        """End everything in order, within `STOP_S_MAX`."""
         self._stopping = True
         self._health.enter("stopping", reasons=("stopping",))
         log.info("stopping")

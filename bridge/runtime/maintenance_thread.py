@@ -118,7 +118,6 @@ class MaintenanceThread:
             self._news.clear()
 
     def _step(self) -> float:
-        """Do what there is to do; returns how long to wait until the next look."""
         self._beat()
         self._do_asked()
         self._reclaim()
@@ -147,7 +146,6 @@ class MaintenanceThread:
                 self._note_full(full)
 
     def _flush_due(self) -> bool:
-        """Flush if it is time to; whether there was one."""
         if self._clock.monotonic_s() < self._flush_s:
             return False
         is_due = self._store.maintenance.flush_due(self._clock.now_ms())
@@ -186,7 +184,6 @@ class MaintenanceThread:
             self._compact_s = began_s + COMPACT_INTERVAL_S
 
     def _load_window(self) -> bool:
-        """Load what is due next; whether there was something to load."""
         window = self._store.wheel.next_window(self._clock.now_ms())
         if window is None:
             return False
@@ -197,7 +194,6 @@ class MaintenanceThread:
         return True
 
     def _try_flush(self) -> bool:
-        """Flush; whether there was room."""
         try:
             self._flush()
         except DiskFull as full:

@@ -104,7 +104,6 @@ class Heartbeats:
         return [f"thread {thread} has stood still for {age_s:.0f} s" for thread, age_s in late.items()]
 
     def _place(self, thread: str) -> list[str]:
-        """Its innermost calls: file, line and function."""
         heart = self._hearts.get(thread)
         frame = None if heart is None or heart.ident is None else sys._current_frames().get(heart.ident)
         calls = [] if frame is None else traceback.extract_stack(frame)[-FRAMES:]

@@ -234,7 +234,6 @@ class ManagementServer(ThreadingHTTPServer):
             self._forget(connection)
 
     def _forget(self, connection: socket.socket) -> None:
-        """Its thread has ended."""
         self._cut_off(connection)
         with self._lock:
             self._running -= 1

@@ -425,7 +425,6 @@ def _packed(source: int, offsets: Int64s) -> Int64s:
 
 
 def _group(commands: Sequence[int], about: Mapping[int, Sequence[int]], messages: int) -> list[int]:
-    """The first of these commands, about so many messages, and one at least."""
     ends = np.cumsum([len(about[i]) for i in commands])
     return list(commands[: max(1, int(np.searchsorted(ends, messages, side="right")))])
 

@@ -77,7 +77,6 @@ def _in_view(
 
 
 def _bounded(found: Iterator[tuple[RowRefs, pa.Table]], bytes_max: int | None) -> list[tuple[RowRefs, pa.Table]]:
-    """All of it, or TooLarge."""
     parts, size = [], 0
     for rows, table in found:
         parts.append((rows, table))
@@ -126,7 +125,6 @@ def _where(rows: RowRefs, table: pa.Table, mask: Bools) -> tuple[RowRefs, pa.Tab
 
 
 def _covered(state: StoreState, rows: RowRefs, table: pa.Table) -> Bools:
-    """Which of the rows a tombstone covers."""
     none: Bools = np.zeros(len(rows), dtype=np.bool_)
     if not len(rows):
         return none

@@ -196,7 +196,6 @@ class Find:
         return ORIGIN if after is None else self._state.sources.position(after)
 
     def _end(self, search: Search, limit: int) -> NamedPosition | None:
-        """The cursor behind the first `limit` rows."""
         end = search.hits.refs[limit - 1 : limit].last() if len(search.hits.refs) > limit else search.complete_to
         return None if end is None else self._state.sources.named(end)
 
@@ -428,7 +427,6 @@ class Search:
     # ---- both
 
     def _fits(self, table: pa.Table) -> Bools:
-        """Mask of the rows of a table with the columns of `self._columns` that the query's values fit."""
         query = self._query
         mask = pc.and_(self._has_asked(table), pc.equal(table["kind"], Kind.TIMER))
         if query.id is not None:
@@ -454,7 +452,6 @@ class Search:
         return mask
 
     def _is_at(self, rows: RowRefs) -> Bools:
-        """Mask of the rows whose positions fit."""
         query, mask = self._query, np.ones(len(rows), dtype=np.bool_)
         if query.origin is not None:
             mask &= np.isin(rows.source, sources_of(self._origin))

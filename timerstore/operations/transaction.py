@@ -291,7 +291,6 @@ class Transaction:
         commands.forget(self._loan.rows().seq)
 
     def _counted(self) -> Tally:
-        """What was output, counted once for all takes."""
         at = [at for at, _ in self._delivered]
         columns = [payload for _, payload in self._delivered]
         payload = pa.Table.from_batches(columns, pa.schema([PAYLOAD.field(name) for name in TALLIED]))

@@ -103,7 +103,6 @@ class FanOut:
         return await self._peers.ask(target, body)
 
     async def _local(self, scope: Scope, body: bytes | None) -> tuple[int, Any]:
-        """Status and JSON of this instance's own answer."""
         status, parts = 0, bytearray()
 
         async def keep(message: Message) -> None:

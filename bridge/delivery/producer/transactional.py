@@ -73,7 +73,6 @@ class TransactionalWriter(Writer):
         self._used, self._producer, self._faults = pooled, pooled.producer, pooled.faults
 
     def _drop(self) -> None:
-        """Without the producer there was."""
         super().close()
         pooled, self._used = self._used, None
         if pooled is not None:

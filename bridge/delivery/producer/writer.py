@@ -140,7 +140,6 @@ class Writer(ABC):
             raise Broken(Failure.of(self._faults[-1]))
 
     def _forget(self) -> None:
-        """Another transaction begins."""
         self._failed: dict[int, FailedRow] = {}
         self._is_overdue = False
         self._awaited = self._reported = 0
