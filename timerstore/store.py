@@ -141,7 +141,6 @@ class TimerStore:
                 return Transaction(self.state, only_output=only_output)
 
     def is_caught_up(self) -> bool:
-        """Whether every owned source is ingested up to its committed O."""
         return self.state.is_caught_up()
 
     def next_wakeup_ms(self) -> int | None:
@@ -149,11 +148,9 @@ class TimerStore:
         return self.wheel.next_due_ms()
 
     def offsets_behind(self) -> bool:
-        """Whether a transaction would move O without rows."""
         return self.state.offsets_behind()
 
     def needs_offset_commit(self) -> bool:
-        """Whether O should be committed at once, so that the memtable can be flushed."""
         return self.state.needs_offset_commit()
 
     def hold(self, sources: Collection[int]) -> None:

@@ -18,6 +18,7 @@ import asyncio
 import re
 import threading
 from collections.abc import Callable, Collection
+from concurrent.futures import Future
 from http import HTTPStatus
 from ipaddress import ip_address
 from typing import Final, TypeVar
@@ -169,29 +170,19 @@ class Workers:
         """What `work` returns or raises. Raises Problem if there is no thread for it, or no end of it in time."""
         if not self._free.acquire(blocking=False):
             raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, f"{self._max} searches are under way. Ask again.")
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[T] = loop.create_future()
-
-        def settle(result: T | None, error: BaseException | None) -> None:
-            if done.done():
-                return  # given up
-            if error is not None:
-                done.set_exception(error)
-            else:
-                done.set_result(result)  # type: ignore[arg-type] # of `work`, since there is no error
+        done = Future[T]()
+        done.set_running_or_notify_cancel()  # it can be given up, not cancelled
 
         def process() -> None:
-            result, error = None, None
             try:
-                result = work()
-            except Exception as raised:  # noqa: BLE001 - raised where it is waited for
-                error = raised
-            finally:
-                self._free.release()
-            try:
-                loop.call_soon_threadsafe(settle, result, error)
-            except RuntimeError:
-                pass  # the loop has ended: nothing waits for it
+                try:
+                    result = work()
+                finally:
+                    self._free.release()
+            except Exception as error:  # noqa: BLE001 - raised where it is waited for
+                done.set_exception(error)
+            else:
+                done.set_result(result)
 
         try:
             threading.Thread(target=process, name="api-request", daemon=True).start()
@@ -199,7 +190,7 @@ class Workers:
             self._free.release()
             raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, "No thread could be started. Ask again.") from None
         try:
-            return await asyncio.wait_for(done, within_s)
+            return await asyncio.wait_for(asyncio.wrap_future(done), within_s)
         except TimeoutError:
             detail = f"No answer within {within_s:.0f} s. Narrow the filters, or give a smaller limit."
             raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, detail) from None

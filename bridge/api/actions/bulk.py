@@ -13,6 +13,7 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from typing import Final
 
@@ -109,11 +110,11 @@ class Bulks:
         try:
             while pages or not is_last:
                 while not is_last and len(pages) < PAGES_MAX:
-                    page = await self._workers.run(_next_page(job, after))
+                    page = await self._workers.run(partial(_next_page, job, after))
                     pages.append(page)
                     after, is_last = page.next, page.next is None
                 page = pages.popleft()
-                answers = await self._workers.run(_answers(page), PAGE_S + MARGIN_S)
+                answers = await self._workers.run(partial(_answers, page), PAGE_S + MARGIN_S)
                 for answer in answers:
                     counts[answer.outcome] += answer.count
                 reached = page.next if page.next is not None else reached
@@ -136,33 +137,27 @@ class Bulks:
         yield line(complete=error is None, error=error)
 
 
-def _next_page(job: Job, after: NamedPosition | None) -> Callable[[], _Page]:
-    def read() -> _Page:
-        page = job.store.find_originals(job.query, job.now_ms(), after=after, limit=PAGE_ROWS)
-        orders, named_max = [], NAMED_MAX if job.due_ms is None else MOVED_MAX
-        for source, (origin, due_ms) in page.found.items():
-            is_old = origin < job.ends.get(source, 0)
-            kept = origin[is_old if job.due_ms is None else is_old & (due_ms != job.due_ms)]
-            named = list(dict.fromkeys(kept.tolist()))
-            orders += [
-                Order(source, tuple(named[begin : begin + named_max]), job.due_ms)
-                for begin in range(0, len(named), named_max)
-            ]
-        return _Page(job.commands.send(orders), page.next)
-
-    return read
+def _next_page(job: Job, after: NamedPosition | None) -> _Page:
+    page = job.store.find_originals(job.query, job.now_ms(), after=after, limit=PAGE_ROWS)
+    orders, named_max = [], NAMED_MAX if job.due_ms is None else MOVED_MAX
+    for source, (origin, due_ms) in page.found.items():
+        is_old = origin < job.ends.get(source, 0)
+        kept = origin[is_old if job.due_ms is None else is_old & (due_ms != job.due_ms)]
+        named = list(dict.fromkeys(kept.tolist()))
+        orders += [
+            Order(source, tuple(named[begin : begin + named_max]), job.due_ms)
+            for begin in range(0, len(named), named_max)
+        ]
+    return _Page(job.commands.send(orders), page.next)
 
 
-def _answers(page: _Page) -> Callable[[], list[Answer]]:
-    def read() -> list[Answer]:
-        _, left = wait(page.futures, PAGE_S)
-        for future in left:
-            future.cancel()
-        if left:
-            raise _SilentError  # no TimeoutError: that would be of the thread that waits
-        return [answer for future in page.futures for answer in future.result()]
-
-    return read
+def _answers(page: _Page) -> list[Answer]:
+    _, left = wait(page.futures, PAGE_S)
+    for future in left:
+        future.cancel()
+    if left:
+        raise _SilentError  # no TimeoutError: that would be of the thread that waits
+    return [answer for future in page.futures for answer in future.result()]
 
 
 def _text(position: NamedPosition | None) -> str | None:

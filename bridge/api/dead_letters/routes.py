@@ -10,6 +10,7 @@ from fastapi import FastAPI, Query, Request
 
 from bridge.api import cursor as cursors
 from bridge.api.dead_letters import models
+from bridge.api.guard import REQUEST_S
 from bridge.api.problems import Problem
 from bridge.api.routing import (
     ACTION_REFUSALS,
@@ -33,11 +34,9 @@ T = TypeVar("T")
 
 
 def add(app: FastAPI, asked: Asked) -> None:
-    async def ask(work: Callable[[DeadLetters], T], within_s: float | None = None) -> T:
+    async def ask(work: Callable[[DeadLetters], T], within_s: float = REQUEST_S) -> T:
         letters = asked.source.dead_letters()
         try:
-            if within_s is None:
-                return await asked.workers.run(lambda: work(letters))
             return await asked.workers.run(lambda: work(letters), within_s)
         except BridgeError as error:
             raise failed(error) from None

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from confluent_kafka import TopicPartition
+from confluent_kafka import Producer, TopicPartition
 
 from bridge.delivery.producer.outcomes import NO_ANSWER, Failure, Indefinite, OnStall
 from bridge.delivery.producer.writer import Writer
@@ -24,10 +24,11 @@ class AcknowledgedWriter(Writer):
         properties: Mapping[str, Any],
         clock: Clock,
         commit_offsets: Callable[[Sequence[TopicPartition]], None],
+        make_producer: Callable[[dict[str, Any]], Producer] = Producer,
         budgets: TimeBudgets = USUAL,
     ) -> None:
         """`commit_offsets` commits as the group's member; it raises EnvironmentFailure or FencedError."""
-        super().__init__(properties, clock, budgets=budgets)
+        super().__init__(properties, clock, make_producer, budgets)
         self._commit_offsets = commit_offsets
 
     def open(self) -> None:
