@@ -193,9 +193,6 @@ class Ownership:
         with self._lock:
             return Membership(partitions=self._partitions, revocations=self._revocations, metadata=self._metadata)
 
-    def group_metadata(self) -> object:
-        return self.membership().metadata
-
     # -- committed states
 
     def read_committed_states(

@@ -112,40 +112,35 @@ class CommittedState:
         return len(self.frozen) < STEPS_MAX and chars <= METADATA_CHARS_MAX - SPARE_CHARS
 
     def metadata(self) -> str:
-        """The text for Kafka; raises StateError when it is longer than Kafka takes."""
-        return encode(self)
+        """The text for Kafka. Raises StateError when it is too long (epochs after very many changes)."""
+        fields: dict[str, Any] = {
+            "v": VERSION_WITH_STEPS if self.frozen else VERSION,
+            "t": self.topic_id,
+            "n": self.partitions,
+            "p": self.position,
+            "h": [[epoch.offset, epoch.parameters.to_json()] for epoch in self.epochs],
+        }
+        if self.first_offset:
+            fields["f"] = self.first_offset
+        if self.frozen:
+            fields["s"] = self.frozen
+        text = json.dumps(fields, separators=(",", ":"), ensure_ascii=True)
+        if len(text) > METADATA_CHARS_MAX:
+            raise StateError(
+                "the committed metadata is too long: the decode parameters were changed too often within the retention",
+                hint="Go back to the previous levels, maximum delay and roll window until the oldest records have "
+                "expired.",
+                characters=len(text),
+                characters_max=METADATA_CHARS_MAX,
+                changes=len(self.epochs),
+                code="DB-4006",
+            )
+        return text
 
 
 def are_same_progress(states: Mapping[SourceName, CommittedState], others: Mapping[SourceName, CommittedState]) -> bool:
     """Whether they say the same of every partition that is in both."""
     return all(states[name].is_same_progress(others[name]) for name in states.keys() & others.keys())
-
-
-def encode(state: CommittedState) -> str:
-    """A state's metadata. Raises StateError when it is too long (epochs after very many changes)."""
-    p = state.position
-    fields: dict[str, Any] = {
-        "v": VERSION_WITH_STEPS if state.frozen else VERSION,
-        "t": state.topic_id,
-        "n": state.partitions,
-        "p": None if p is None else list(p),
-        "h": [[epoch.offset, epoch.parameters.to_json()] for epoch in state.epochs],
-    }
-    if state.first_offset:
-        fields["f"] = state.first_offset
-    if state.frozen:
-        fields["s"] = state.frozen
-    text = json.dumps(fields, separators=(",", ":"), ensure_ascii=True)
-    if len(text) > METADATA_CHARS_MAX:
-        raise StateError(
-            "the committed metadata is too long: the decode parameters were changed too often within the retention",
-            hint="Go back to the previous levels, maximum delay and roll window until the oldest records have expired.",
-            characters=len(text),
-            characters_max=METADATA_CHARS_MAX,
-            changes=len(state.epochs),
-            code="DB-4006",
-        )
-    return text
 
 
 def decode_metadata(source: SourceName, offset: int, metadata: str | None) -> CommittedState:

@@ -185,7 +185,7 @@ def test_committed_states_are_read_stable(broker: Broker, topics: Topics) -> Non
         producer.init_transactions(DEADLINE_S)
         producer.begin_transaction()
         producer.send_offsets_to_transaction(
-            [TopicPartition(delay, 0, 0, state.metadata())], ownership.group_metadata(), DEADLINE_S
+            [TopicPartition(delay, 0, 0, state.metadata())], ownership.membership().metadata, DEADLINE_S
         )
         with pytest.raises(EnvironmentFailure, match="cannot read the committed offsets"):
             ownership.read_committed_states([(delay, 0)], timeout_s=1.0)

@@ -17,7 +17,6 @@ from bridge.wire.committed_state import (
     CommittedState,
     amend_epochs,
     decode_metadata,
-    encode,
     initial_state,
     largest_roll_window_ms,
 )
@@ -74,7 +73,7 @@ states = st.builds(
 @given(states)
 def test_metadata_is_ascii_within_the_limit_and_reads_back(state: CommittedState) -> None:
     """What Kafka gives back is the state that was committed."""
-    text = encode(state)
+    text = state.metadata()
     assert text.isascii() and "\0" not in text
     assert len(text) <= METADATA_CHARS_MAX
     assert decode_metadata(SOURCE, state.offset, text) == state
@@ -85,7 +84,7 @@ def test_decode_epochs_that_do_not_fit_are_refused_before_kafka_refuses_them() -
     epochs = tuple(DecodeEpoch(offset=i, parameters=parameters(levels_ms=tuple(range(i, i + 60)))) for i in range(20))
     state = replace(initial_state(offset=5, topic_id="id", partitions=1, parameters=A), epochs=epochs)
     with pytest.raises(StateError, match="too long") as refused:
-        encode(state)
+        state.metadata()
     assert "Go back" in refused.value.hint
 
 
@@ -126,7 +125,7 @@ def test_metadata_of_others_is_refused(metadata: str | None, message: str) -> No
 )
 def test_metadata_with_a_damaged_field_is_refused(field: str, value: object) -> None:
     """No field is guessed at."""
-    fields = json.loads(encode(initial_state(offset=5, topic_id="id", partitions=1, parameters=A)))
+    fields = json.loads(initial_state(offset=5, topic_id="id", partitions=1, parameters=A).metadata())
     with pytest.raises(StateError, match="cannot be read"):
         decode_metadata(SOURCE, 5, json.dumps({**fields, field: value}))
 
@@ -144,7 +143,7 @@ def test_metadata_with_a_damaged_field_is_refused(field: str, value: object) -> 
 )
 def test_metadata_of_a_newer_version_is_refused_and_nothing_else_is_suggested(fields: dict[str, object]) -> None:
     """After a downgrade, a reset would repeat or lose: the only remedy is the version that wrote it. Status 4."""
-    ours = json.loads(encode(initial_state(offset=5, topic_id="id", partitions=1, parameters=A)))
+    ours = json.loads(initial_state(offset=5, topic_id="id", partitions=1, parameters=A).metadata())
     with pytest.raises(StateError, match="written by a newer version") as refused:
         decode_metadata(SOURCE, 5, json.dumps({**ours, **fields}))
     assert refused.value.exit_code == 4
@@ -256,4 +255,4 @@ def test_steps_that_are_no_stairs_are_refused(steps: list[list[int]]) -> None:
     """Offsets rise to O, positions fall to P; anything else was not written by the bridge."""
     state = replace(initial_state(offset=5, topic_id="id", partitions=1, parameters=A), position=(20, *SOURCE, 1))
     with pytest.raises(StateError, match="cannot be read"):
-        decode_metadata(SOURCE, 5, json.dumps({**json.loads(encode(state)), "v": 2, "s": steps}))
+        decode_metadata(SOURCE, 5, json.dumps({**json.loads(state.metadata()), "v": 2, "s": steps}))
