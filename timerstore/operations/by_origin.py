@@ -14,13 +14,12 @@ import pyarrow as pa
 from timerstore.cancels.cancels import PendingOf
 from timerstore.cancels.commands import TooLarge
 from timerstore.cancels.id_index import Timers, concat_timers, no_timers, timers_of
-from timerstore.errors import Corrupt
 from timerstore.log.segment import Reader, Segment, references
 from timerstore.memory.chunks import materialize
 from timerstore.memory.pending import Tally, labels
 from timerstore.memory.sorted_runs import EMPTY, RowRefs, concat
 from timerstore.operations.state import StoreState
-from timerstore.operations.view import ATTEMPTS, View
+from timerstore.operations.view import View, looked
 from timerstore.rows.entry import PAYLOAD, Kind
 from timerstore.rows.position import Bools, Int64s, Positions, offsets_of, pack
 
@@ -45,13 +44,7 @@ def rows_of(
     wanted = list(dict.fromkeys((*COLUMNS, *columns)))
     if not len(origins):
         return EMPTY, pa.schema([PAYLOAD.field(name) for name in wanted]).empty_table()
-    for attempt in range(ATTEMPTS):
-        try:
-            parts = _bounded(_in_view(state, View.of(state), origins, wanted), bytes_max)
-            break
-        except Corrupt as error:
-            if attempt == ATTEMPTS - 1 or not View.is_outdated(state, error):
-                raise
+    parts = looked(state, lambda view: _bounded(_in_view(state, view, origins, wanted), bytes_max))
     rows = concat([part for part, _ in parts])
     table = pa.concat_tables([table.select(wanted) for _, table in parts])
     return _where(rows, table, ~state.finished(rows))

@@ -19,13 +19,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from timerstore.errors import Corrupt
 from timerstore.log.segment import ROW_GROUP_ROWS, Reader, Segment, open_file
 from timerstore.memory.chunks import materialize
 from timerstore.memory.sorted_runs import RowRefs
 from timerstore.operations.find import BULKY, POSITION_COLUMNS, STATES, Hits, Query, Search
 from timerstore.operations.state import StoreState
-from timerstore.operations.view import ATTEMPTS, View
+from timerstore.operations.view import View, looked
 from timerstore.rows.entry import HEADERS, PAYLOAD_COLUMNS
 from timerstore.rows.position import ORIGIN
 
@@ -66,12 +65,12 @@ class Export:
     `next` raises Corrupt, DiskFailure.
     """
 
-    def __init__(self, state: StoreState, query: Query, now_ms: int, *, bulky: bool) -> None:
+    def __init__(self, state: StoreState, view: View, query: Query, now_ms: int, *, bulky: bool) -> None:
         """Raises Corrupt, DiskFailure."""
         self._sources = state.sources
         self._names = [n for n in PAYLOAD_COLUMNS if n not in _OUTSIDE and (bulky or n not in BULKY)]
         self._files = ExitStack()
-        self._view = View.of(state)
+        self._view = view
         self._search = Search(state, self._view, query, now_ms, ORIGIN)
         self._plan: list[tuple[Segment, pa.NativeFile, list[int]]] = []
         try:
@@ -154,10 +153,4 @@ EMPTY: Final = pa.RecordBatch.from_pylist([], schema=SCHEMA)
 
 def export(state: StoreState, query: Query, now_ms: int, *, bulky: bool) -> Export:
     """See `TimerStore.export`."""
-    for _ in range(ATTEMPTS - 1):
-        try:
-            return Export(state, query, now_ms, bulky=bulky)
-        except Corrupt as error:
-            if not View.is_outdated(state, error):
-                raise
-    return Export(state, query, now_ms, bulky=bulky)
+    return looked(state, lambda view: Export(state, view, query, now_ms, bulky=bulky))

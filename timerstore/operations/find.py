@@ -26,11 +26,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from timerstore.errors import Corrupt, Misuse
+from timerstore.errors import Misuse
 from timerstore.log.segment import Reader, Segment, references
 from timerstore.memory.sorted_runs import EMPTY, RowRefs, concat
 from timerstore.operations.state import StoreState
-from timerstore.operations.view import ATTEMPTS, View
+from timerstore.operations.view import View, looked
 from timerstore.rows.entry import PAYLOAD_COLUMNS, Kind
 from timerstore.rows.position import OFFSET_MAX, ORIGIN, Bools, Int64s, Position, Positions, pack, sources_of
 from timerstore.rows.sources import NamedPosition, SourceName
@@ -212,21 +212,18 @@ class Find:
             return Count(rows=search.total, is_exact=search.complete_to is None)
 
     def _search(self, query: Query, now_ms: int, after: Position, limit: int, scanned_rows_max: int) -> Search:
-        """A search that has run; begun anew where a segment was removed before it was opened."""
-        for attempt in range(ATTEMPTS):
-            search = Search(self._state, View.of(self._state), query, now_ms, after)
+        """A search that has run."""
+
+        def look(view: View) -> Search:
+            search = Search(self._state, view, query, now_ms, after)
             try:
                 search.run(limit, scanned_rows_max)
-            except Corrupt as error:
-                search.close()
-                if attempt == ATTEMPTS - 1 or not View.is_outdated(self._state, error):
-                    raise
             except BaseException:
                 search.close()
                 raise
-            else:
-                break
-        return search
+            return search
+
+        return looked(self._state, look)
 
 
 class Search:

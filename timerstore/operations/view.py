@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +19,7 @@ from timerstore.operations.state import StoreState
 from timerstore.rows.entry import PAYLOAD
 from timerstore.rows.position import Bools, Int64s, Position
 
+T = TypeVar("T")
 ATTEMPTS: Final = 3
 """Segments may be gone when they are to be opened: a look begins anew."""
 
@@ -51,12 +52,6 @@ class View:
                 tombstones=state.cancels.tombstones.lookup(),
             )
 
-    @staticmethod
-    def is_outdated(state: StoreState, error: Corrupt) -> bool:
-        """Whether a segment could not be opened since it was removed meanwhile: look again."""
-        with state.lock:
-            return error.path not in [str(segment.path) for segment in state.timerlog]
-
     def payload(self, columns: Sequence[str]) -> tuple[pa.Table, Int64s]:
         """Some columns of everything in memory, and by chunk the index at which it begins there."""
         ids = sorted(self.chunks)
@@ -75,3 +70,16 @@ class View:
     @cached_property
     def _resident(self) -> Int64s:
         return concat(self.runs).seq
+
+
+def looked(state: StoreState, look: Callable[[View], T]) -> T:
+    """What `look` makes of a snapshot; of another one where a segment was removed before it was opened. Raises as
+    `look` does."""
+    for _ in range(ATTEMPTS - 1):
+        try:
+            return look(View.of(state))
+        except Corrupt as error:
+            with state.lock:
+                if error.path in [str(segment.path) for segment in state.timerlog]:
+                    raise
+    return look(View.of(state))
