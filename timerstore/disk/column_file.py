@@ -70,37 +70,29 @@ def write(
 
     `schema` is numpy type by name. Raises DiskFull (nothing was written) or DiskFailure.
     """
-    files.write_durably(path, lambda temporary: _write(temporary, schema, rows_max, pieces, note))
-
-
-def _write(
-    path: Path,
-    schema: Mapping[str, str],
-    rows_max: int,
-    pieces: Iterable[Mapping[str, Column]],
-    note: Callable[[], Any],
-) -> None:
     offsets, end = {}, 64
     for name, dtype in schema.items():
         offsets[name] = end
         end += -(-rows_max * np.dtype(dtype).itemsize // 64) * 64
     crc = dict.fromkeys(schema, 0)
     rows = 0
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
-    try:
-        _put(descriptor, MAGIC, 0)
-        for piece in pieces:
-            for name, dtype in schema.items():
-                data = np.ascontiguousarray(piece[name], dtype=dtype).tobytes()
-                crc[name] = zlib.crc32(data, crc[name])
-                _put(descriptor, data, offsets[name] + rows * np.dtype(dtype).itemsize)
-            rows += len(piece[next(iter(schema))])
-        columns = [[name, dtype, offsets[name], crc[name]] for name, dtype in schema.items()]
-        footer = json.dumps({"rows": rows, "columns": columns, "note": note()}, separators=(",", ":")).encode()
-        lengths = len(footer).to_bytes(4, "little") + zlib.crc32(footer).to_bytes(4, "little")
-        _put(descriptor, footer + lengths + MAGIC, end)
-    finally:
-        os.close(descriptor)
+    with files.writing(path) as temporary:
+        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+        try:
+            _put(descriptor, MAGIC, 0)
+            for piece in pieces:
+                for name, dtype in schema.items():
+                    data = np.ascontiguousarray(piece[name], dtype=dtype).tobytes()
+                    crc[name] = zlib.crc32(data, crc[name])
+                    _put(descriptor, data, offsets[name] + rows * np.dtype(dtype).itemsize)
+                rows += len(piece[next(iter(schema))])
+            columns = [[name, dtype, offsets[name], crc[name]] for name, dtype in schema.items()]
+            footer = json.dumps({"rows": rows, "columns": columns, "note": note()}, separators=(",", ":")).encode()
+            lengths = len(footer).to_bytes(4, "little") + zlib.crc32(footer).to_bytes(4, "little")
+            _put(descriptor, footer + lengths + MAGIC, end)
+        finally:
+            os.close(descriptor)
+    files.publish(path)
 
 
 def _put(descriptor: int, data: bytes, offset: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -463,7 +464,7 @@ class TestFiles:
         rig.ingest()
         assert store.stats().pending == 0
 
-    @pytest.mark.parametrize("step", ["_write", "read"])
+    @pytest.mark.parametrize("step", ["_put", "read"])
     def test_a_full_disk_keeps_the_cancels_in_memory(
         self, rig: Rig, monkeypatch: pytest.MonkeyPatch, step: str
     ) -> None:
@@ -475,7 +476,7 @@ class TestFiles:
         names = sorted(path.name for path in rig.directory.iterdir())
 
         def full(*_: object, **__: object) -> None:
-            raise DiskFull("full")
+            raise DiskFull("full") if step == "read" else OSError(errno.ENOSPC, "full")
 
         with monkeypatch.context() as patch:
             patch.setattr(
