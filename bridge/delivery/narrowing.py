@@ -36,10 +36,10 @@ from typing import Final
 import numpy as np
 import structlog
 
-from bridge.delivery.open_transaction import FailedRecord, OpenTransaction
+from bridge.delivery.open_transaction import OpenTransaction
 from bridge.delivery.plan.due_rows import Batch
 from bridge.delivery.plan.fates import Findings, Unwritable
-from bridge.delivery.producer.outcomes import Aborted, Cause, Failure
+from bridge.delivery.producer.outcomes import Aborted, Cause, FailedRecord, Failure
 from bridge.delivery.targets.breakers import EVERY, LARGE
 from bridge.delivery.targets.cache import Targets
 from bridge.kafka.errors import Fault, Refusal

@@ -10,7 +10,7 @@ import numpy as np
 from bridge.delivery.plan.due_rows import Sent
 from bridge.delivery.plan.planner import Plan
 from bridge.delivery.plan.spans import Delivery
-from bridge.delivery.producer.outcomes import FailedRow, Failure
+from bridge.delivery.producer.outcomes import FailedRecord
 from bridge.delivery.targets.target import Target
 from bridge.errors import InternalError
 from bridge.telemetry.counts import Counts
@@ -19,15 +19,6 @@ from bridge.wire.committed_state import CommittedState
 from timerstore.operations.transaction import Transaction
 from timerstore.rows.position import Int64s
 from timerstore.rows.sources import SourceName, Sources
-
-
-@dataclass(frozen=True, slots=True)
-class FailedRecord:
-    """A record that failed, and where it was sent. `partition` is -1 where that is not known."""
-
-    topic: str
-    partition: int
-    failure: Failure
 
 
 @dataclass(slots=True)
@@ -75,15 +66,15 @@ class OpenTransaction:
         if plan.traced:
             self.traced.append((now_ms, plan.traced))
 
-    def failed_records(self, rows: Mapping[int, FailedRow]) -> dict[int, FailedRecord]:
-        """Failed rows, by number within the transaction, as packed (source, offset) -> failed record."""
+    def failed_records(self, rows: Mapping[int, FailedRecord]) -> dict[int, FailedRecord]:
+        """The same, by packed (source, offset) in place of the row's number within the transaction."""
         keys = np.concatenate(self.keys) if self.keys else np.empty(0, np.int64)
         wanted = np.fromiter(rows, np.int64)
         result = {}
         for sent in self.sent:
             for row in np.intersect1d(sent.ids + sent.first, wanted).tolist():
                 if rows[row].topic == sent.topic:  # a tick is sent to its target and, as the next one, to its own topic
-                    result[int(keys[row])] = FailedRecord(sent.topic, rows[row].partition, rows[row].failure)
+                    result[int(keys[row])] = rows[row]
         return result
 
     def places(self) -> set[tuple[str, int]]:

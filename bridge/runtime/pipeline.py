@@ -382,15 +382,15 @@ class Pipeline:
     def _ingest_start(self, plan: StartPlan, resume: Mapping[SourceName, int | None]) -> Mapping[SourceName, int]:
         """Where ingest begins; `resume` is where the index ends. Raises StateError where something may have been
         lost."""
-        start = plan.ingest_start(resume)
+        start, unheld = plan.ingest_start(resume)
         must_hold_what_is_pending(
             self._context.cluster,
-            start.unheld,
-            {name: plan.log_marks[name] for name in start.unheld},
+            unheld,
+            {name: plan.log_marks[name] for name in unheld},
             plan.spare_ms,
             self._context.clock.now_ms(),
         )
-        return start.offsets
+        return start
 
     def _make_maintenance(self, store: TimerStore) -> MaintenanceThread:
         context = self._context

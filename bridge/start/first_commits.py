@@ -109,25 +109,19 @@ class StartPlan:
         """O by partition: ingest reads up to it before anything is delivered (invariant I6)."""
         return {name: state.offset for name, state in self.states.items()}
 
-    def ingest_start(self, covered: Mapping[SourceName, int | None]) -> IngestStart:
-        """Where ingest begins. `covered` is the end of what the open index holds of each partition (None: nothing)."""
+    def ingest_start(
+        self, covered: Mapping[SourceName, int | None]
+    ) -> tuple[dict[SourceName, int], dict[SourceName, int]]:
+        """Where ingest begins: the end of what the index covers, else the log's start or where the bridge's part of the
+        topic begins; and O where records are gone already that no index covers. `covered` is the end of what the open
+        index holds of each partition (None: nothing)."""
         offsets, unheld = {}, {}
         for name, end in covered.items():
             first, log_start = self.states[name].first_offset, self.log_marks[name].start
             offsets[name] = max(log_start, first) if end is None else end
             if end is None and log_start > first:
                 unheld[name] = self.states[name].offset
-        return IngestStart(offsets=offsets, unheld=unheld)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IngestStart:
-    """By partition: `offsets` is where ingest begins, the end of what the index covers, else the log's start or where
-    the bridge's part of the topic begins; `unheld` is O where records are gone already that no index covers.
-    """
-
-    offsets: Mapping[SourceName, int]
-    unheld: Mapping[SourceName, int]
+        return offsets, unheld
 
 
 StartDecision = StartPlan | FirstCommits

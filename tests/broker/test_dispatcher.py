@@ -14,7 +14,7 @@ from bridge.delivery.plan.backoff import RetryPolicy
 from bridge.delivery.plan.due_rows import Batch
 from bridge.delivery.plan.overdue import OverduePolicy
 from bridge.delivery.plan.record_size import SizeLimits
-from bridge.delivery.producer.outcomes import Aborted, Broken, FailedRow, Failure, Indefinite, OnStall
+from bridge.delivery.producer.outcomes import Aborted, Broken, FailedRecord, Failure, Indefinite, OnStall
 from bridge.delivery.producer.writer import Writer
 from bridge.delivery.states import Request, State
 from bridge.errors import FencedError, InternalError
@@ -247,7 +247,7 @@ def test_a_record_that_the_client_refuses_at_once_becomes_a_dead_letter(broker: 
     delay, target = delay_topic(topics), topics.create()
     rig, writer = rig_with_interference(broker, delay)
     too_large = Failure.of(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE, "too large"))
-    writer.on_send.append(raising(Aborted.by(too_large, {4: FailedRow(too_large, target, -1)}, was_alone=True)))
+    writer.on_send.append(raising(Aborted.by(too_large, {4: FailedRecord(target, -1, too_large)}, was_alone=True)))
     with rig:
         rig.add(timers(rig, target, 10))
         rig.start()

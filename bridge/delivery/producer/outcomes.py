@@ -76,12 +76,12 @@ class Cause(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class FailedRow:
-    """A record of a transaction's row that failed, and where it was to go; `partition` is -1 where it is not known."""
+class FailedRecord:
+    """A record that failed, and where it was to go; `partition` is -1 where that is not known."""
 
-    failure: Failure
     topic: str
     partition: int
+    failure: Failure
 
 
 @dataclass(eq=False)
@@ -92,11 +92,11 @@ class Aborted(Exception):
 
     cause: Cause
     failure: Failure
-    failed: Mapping[int, FailedRow] = field(default_factory=dict)
+    failed: Mapping[int, FailedRecord] = field(default_factory=dict)
     was_alone: bool = False
 
     @classmethod
-    def by(cls, failure: Failure, failed: Mapping[int, FailedRow], *, was_alone: bool = False) -> Self:
+    def by(cls, failure: Failure, failed: Mapping[int, FailedRecord], *, was_alone: bool = False) -> Self:
         passes = failure.fault in (Fault.BROKERS, Fault.GROUP)
         return cls(Cause.BROKERS_BUSY if passes else Cause.REFUSED, failure, dict(failed), was_alone)
 

@@ -24,7 +24,7 @@ from bridge.delivery.producer.outcomes import (
     Aborted,
     Broken,
     Cause,
-    FailedRow,
+    FailedRecord,
     Failure,
     OnStall,
 )
@@ -140,7 +140,7 @@ class Writer(ABC):
             raise Broken(Failure.of(self._faults[-1]))
 
     def _forget(self) -> None:
-        self._failed: dict[int, FailedRow] = {}
+        self._failed: dict[int, FailedRecord] = {}
         self._is_overdue = False
         self._awaited = self._reported = 0
         self._began_s = self._clock.monotonic_s()
@@ -188,7 +188,7 @@ class Writer(ABC):
             failure = Failure.of(error)
             if error.code() == KafkaError._STATE:
                 raise Aborted.by(failure, self._failed) from None  # after a failed record nothing is taken any more
-        raise Aborted.by(failure, {row: FailedRow(failure, topic, partition)}, was_alone=True) from None
+        raise Aborted.by(failure, {row: FailedRecord(topic, partition, failure)}, was_alone=True) from None
 
     def _report(self, row: int, error: KafkaError | None, message: Message) -> None:
         """Delivery report of one record, called from poll and flush."""
@@ -198,7 +198,7 @@ class Writer(ABC):
             return
         partition = message.partition()
         failure = UNACKNOWLEDGED if is_purged else Failure.of(error)
-        failed = FailedRow(failure, str(message.topic()), -1 if partition is None else partition)
+        failed = FailedRecord(str(message.topic()), -1 if partition is None else partition, failure)
         self._failed.setdefault(row, failed)
 
     def _await_reports(self, on_stall: OnStall = lambda _: False, *, was_alone: bool = False) -> None:

@@ -20,8 +20,7 @@ from bridge.delivery.narrowing import (
     Narrowing,
     Next,
 )
-from bridge.delivery.open_transaction import FailedRecord
-from bridge.delivery.producer.outcomes import Aborted, Cause, Failure
+from bridge.delivery.producer.outcomes import Aborted, Cause, FailedRecord, Failure
 from bridge.delivery.targets.breakers import EVERY, LARGE
 from bridge.delivery.targets.cache import Targets
 from bridge.kafka.errors import Refusal

@@ -163,8 +163,7 @@ def test_where_ingest_begins(
 ) -> None:
     """At the end of what the open index covers; else where the log, or the bridge's part of it, begins."""
     found = plan(facts(topic(log), {0: state(7, 1, first_offset=first_offset)}))
-    start = found.ingest_start({("d", 0): covered})
-    assert (start.offsets, start.unheld) == ({("d", 0): offset}, unheld)
+    assert found.ingest_start({("d", 0): covered}) == ({("d", 0): offset}, unheld)
     assert found.committed == {("d", 0): 7}
     assert found.log_marks == {("d", 0): Watermarks(start=log[0], end=log[1])}
 
