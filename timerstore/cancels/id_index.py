@@ -112,10 +112,6 @@ class SegmentIds:
     def __len__(self) -> int:
         return len(self._file)
 
-    @property
-    def bytes(self) -> int:
-        return self._file.bytes
-
     def matches(self, wanted: Digests) -> Iterator[tuple[Int64s, Timers]]:
         """(index in `wanted`, timer) of all timers with these keys, in pieces of bounded size."""
         keys = Digests(self._file["hi"], self._file["lo"])

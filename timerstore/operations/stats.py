@@ -31,9 +31,7 @@ class Stats:
     pending_until: tuple[int, ...]
     ready_rows: int
     ready_rows_bytes: int
-    memtable_rows: int
     memtable_bytes: int
-    overtaken_rows: int
     physical_bytes: int
     segments: int
     segment_bytes: int
@@ -56,9 +54,7 @@ def look(state: StoreState, edges_ms: Sequence[int]) -> Stats:
             pending_until=pending.histogram.until(*edges_ms),
             ready_rows=len(resident.ready),
             ready_rows_bytes=resident.ready.bytes,
-            memtable_rows=len(resident.memtable),
             memtable_bytes=resident.memtable_bytes,
-            overtaken_rows=len(resident.overtaken),
             physical_bytes=resident.chunks.physical_bytes,
             segments=len(state.timerlog),
             segment_bytes=state.timerlog.bytes,

@@ -122,12 +122,8 @@ class Progress:
         """The position above which nothing is finished."""
         return self.frozen[0].position if self.frozen else self.position
 
-    def finished(self, at_ms: int, source: int, offset: int) -> bool:
-        """Whether the entry at that position is finished under this state (invariant I1)."""
-        return self.finishes(offset + 1, Position(at_ms, source, offset))
-
     def finishes(self, offset: int, position: Position) -> bool:
-        """Whether everything below `offset` and at or below `position` is finished."""
+        """Whether everything below `offset` and at or below `position` is finished (invariant I1)."""
         return any(step.includes(offset, position) for step in self.steps)
 
     def includes(self, other: Progress, source: int) -> bool:

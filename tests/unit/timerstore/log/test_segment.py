@@ -107,7 +107,7 @@ def test_names_of_targets_cost_no_more_than_a_thousand_of_them(tmp_path: Path, m
     assert footers[1] < footers[0] + 1_000, footers
     assert len(many.timers.targets) == 1_001 and sum(many.timers.targets.values()) == 40_000
     assert few.ids is not None and many.ids is not None
-    assert many.ids.bytes < few.ids.bytes + 1_000
+    assert many.ids._file.bytes < few.ids._file.bytes + 1_000
     assert len(set(read_rows(many, columns=["target"]).column("target").to_pylist())) == 40_000
 
 

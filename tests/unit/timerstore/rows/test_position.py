@@ -66,14 +66,14 @@ def test_the_origin_lies_below_every_timer_and_above_every_reject() -> None:
     """With P at the origin a reject is finished by O alone, a timer is not."""
     assert Position(AT_MIN + 1, 0, 0) > ORIGIN
     assert Position(AT_MIN, SOURCE_MAX, OFFSET_MAX) <= ORIGIN
-    assert Progress(5).finished(AT_MIN, 0, 4) and not Progress(5).finished(0, 0, 4)
+    assert finished(Progress(5), AT_MIN, 0, 4) and not finished(Progress(5), 0, 0, 4)
 
 
 def test_finished_takes_both_coordinates() -> None:
     """An entry is finished exactly when its offset is below O and its position at or below P."""
     state = Progress(10, Position(100, 1, 5))
-    assert state.finished(100, 1, 5) and state.finished(99, 2, 9)
-    assert not state.finished(100, 1, 6) and not state.finished(99, 1, 10)
+    assert finished(state, 100, 1, 5) and finished(state, 99, 2, 9)
+    assert not finished(state, 100, 1, 6) and not finished(state, 99, 1, 10)
 
 
 def test_the_end_of_a_millisecond_covers_it() -> None:
@@ -95,9 +95,14 @@ COORDINATES = st.tuples(st.integers(0, 5), st.integers(0, 5))
 SOURCE = 1
 
 
+def finished(state: Progress, at_ms: int, source: int, offset: int) -> bool:
+    """Whether the entry at that position is finished under a state."""
+    return state.finishes(offset + 1, Position(at_ms, source, offset))
+
+
 def finished_set(state: Progress) -> set[tuple[int, int]]:
     """(at, offset) of the finished entries of source 1, by the plain definition."""
-    return {(at, o) for at in range(-1, 7) for o in range(7) if state.finished(at, SOURCE, o)}
+    return {(at, o) for at in range(-1, 7) for o in range(7) if finished(state, at, SOURCE, o)}
 
 
 @given(st.lists(st.tuples(COORDINATES, st.booleans()), max_size=12), st.integers(0, 2))
