@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from bridge.api.source import Commands, DeadLetters, Overview, Pauses, PendingMessages
+from bridge.api.source import Commands, DeadLetters, Overview, Pauses
 from bridge.delivery.targets.cache import Targets
 from bridge.delivery.targets.target import TargetReport
 from bridge.runtime.gauges import Lag, largest
@@ -49,12 +49,13 @@ class Answers:
     def phase(self) -> Phase:
         return self._health.phase
 
-    def pending(self) -> PendingMessages | None:
+    def pending(self) -> TimerStore | None:
         """The store, once it is complete."""
-        return self._store()
+        pipeline = self._pipeline()
+        return None if pipeline is None or self._health.phase.name not in COMPLETE else pipeline.store
 
     def overview(self) -> Overview | None:
-        store, now_ms = self._store(), self._clock.now_ms()
+        store, now_ms = self.pending(), self._clock.now_ms()
         if store is None:
             return None
         stats = store.stats([now_ms - now_ms % SLOT_MS])
@@ -74,7 +75,7 @@ class Answers:
 
     def commands(self) -> Commands | None:
         """Once the index is complete: before, no command is finished."""
-        return None if self._store() is None else self._commands()
+        return None if self.pending() is None else self._commands()
 
     def dead_letters(self) -> DeadLetters:
         """Read from the brokers when it is asked for."""
@@ -82,7 +83,3 @@ class Answers:
 
     def pauses(self) -> Pauses:
         return self._pauses
-
-    def _store(self) -> TimerStore | None:
-        pipeline = self._pipeline()
-        return None if pipeline is None or self._health.phase.name not in COMPLETE else pipeline.store
