@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, TypeVar
 
 import structlog
 from fastapi import Depends, Path, Request
+from pydantic import BaseModel
 
 from bridge.api import cursor as cursors
 from bridge.api import models
@@ -117,6 +118,12 @@ def checked(read: Callable[[], T]) -> T:
         return read()
     except ValueError as error:
         raise Problem(HTTPStatus.BAD_REQUEST, str(error)) from None
+
+
+def must_choose(body: BaseModel, filters: type[BaseModel], *, all: bool) -> None:
+    """Raises Problem where nothing is given of the filters, and not `all` is meant."""
+    if not all and not body.model_dump(include=set(filters.model_fields), exclude_defaults=True):
+        raise Problem(HTTPStatus.BAD_REQUEST, "no filter is given: give one, or all: true.")
 
 
 def failed(error: BridgeError) -> Problem:

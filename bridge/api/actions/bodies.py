@@ -67,12 +67,6 @@ class Many(Filters):
     dry_run: bool = Field(default=False, description="true: only count.")
     cursor: Text | None = Field(default=None, description="Where an action that was broken off goes on.")
 
-    def must_choose(self) -> None:
-        """Raises ValueError where nothing is given: all messages must be meant."""
-        chosen = self.model_dump(include=set(Filters.model_fields), exclude_defaults=True)
-        if not chosen and not self.all:
-            raise ValueError("no filter is given: give one, or all: true.")
-
     def after_position(self) -> NamedPosition | None:
         """Where it goes on. Raises ValueError for what is no cursor."""
         return None if self.cursor is None else cursors.read(self.cursor)

@@ -25,6 +25,7 @@ from bridge.api.routing import (
     Responses,
     checked,
     failed,
+    must_choose,
     note,
     refusal,
 )
@@ -118,7 +119,7 @@ def add(app: FastAPI, asked: Asked) -> None:
         return Acted.of(done, name)
 
     async def act_on(request: Request, action: str, which: Many, due_ms: Due) -> Response:
-        checked(which.must_choose)
+        must_choose(which, models.Filters, all=which.all)
         query, after = asked.marked(checked(which.query)), checked(which.after_position)
         if which.dry_run:
             found = await asked.ask(lambda store: store.count_where(query, now_ms()))

@@ -143,12 +143,6 @@ class ManyLetters(LetterFilters, Mend):
     all: bool = Field(default=False, description="true: without any filter, all of them.")
     dry_run: bool = Field(default=False, description="true: only count.")
 
-    def must_choose(self) -> None:
-        """Raises ValueError where nothing is given: all letters must be meant."""
-        chosen = self.model_dump(include=set(LetterFilters.model_fields), exclude_defaults=True)
-        if not chosen and not self.all:
-            raise ValueError("no filter is given: give one, or all: true.")
-
 
 class Redrive(StrEnum):
     """What has come of one letter."""

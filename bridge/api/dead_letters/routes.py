@@ -21,6 +21,7 @@ from bridge.api.routing import (
     Place,
     checked,
     failed,
+    must_choose,
     note,
 )
 from bridge.api.source import DeadLetters
@@ -71,7 +72,7 @@ def add(app: FastAPI, asked: Asked) -> None:
     @app.post(f"{PREFIX}/dead-letters/redrive", operation_id="redrive_many", responses=ACTION_REFUSALS)
     async def redrive_many(request: Request, which: models.ManyLetters) -> models.ManyRedriven:
         """Put all dead letters that fit back into their delay topics, each of them once."""
-        checked(which.must_choose)
+        must_choose(which, models.LetterFilters, all=which.all)
         choice = checked(lambda: which.choice(**which.mended()))
         report = await ask(lambda letters: letters.redrive(choice, execute=not which.dry_run), REDRIVE_S)
         answer = models.ManyRedriven.of(report, dry_run=which.dry_run)
