@@ -21,7 +21,7 @@ a segment is found damaged, the pipeline is stopped and a new one is made.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Final
@@ -55,7 +55,7 @@ from timerstore.clock import Clock
 from timerstore.errors import TimerStoreError
 from timerstore.operations import recovery
 from timerstore.operations.recovery import Found
-from timerstore.rows.sources import NamedState, NamedStep, SourceName
+from timerstore.rows.sources import SourceName
 from timerstore.store import TimerStore
 
 INGEST: Final = "ingest"
@@ -259,8 +259,8 @@ class Pipeline:
         plan = self._plan(index, come, member)
         if plan is None:
             return True  # the group says something else now
-        newcomers = _Newcomers(plan)
-        resume = newcomers.resume_offsets(store)
+        progress, frozen = plan.progress, plan.frozen
+        resume = store.assignment.resume_offsets(progress, frozen, plan.log_starts)
         if resume is None or plan.gives_up_index or not self._spans(plan.windows):
             return False
         start = self._ingest_start(plan, resume)
@@ -271,13 +271,13 @@ class Pipeline:
             turn = self._joins
 
         def join() -> bool:
-            arrival = store.assignment.arrival(newcomers.committed, newcomers.frozen)
+            arrival = store.assignment.arrival(progress, frozen)
 
             def add() -> bool:
                 with self._changing:
                     if turn != self._joins or not self._follows:
                         return False
-                    if newcomers.resume_offsets(store) != resume:
+                    if store.assignment.resume_offsets(progress, frozen, plan.log_starts) != resume:
                         self.abandon()
                         self._context.on_rebuild()
                         return False
@@ -285,7 +285,8 @@ class Pipeline:
                     self._context.dispatcher.expect(plan.states)
                     ends = {name: mark.end for name, mark in plan.log_marks.items()}
                     store.assignment.join(arrival, plan.log_starts, start, ends, self._context.clock.now_ms())
-                log.info("partitions-come", partitions=_names(come), read_again=newcomers.behind(start))
+                behind = sum(max(0, offset - start[name]) for name, offset in plan.committed.items())
+                log.info("partitions-come", partitions=_names(come), read_again=behind)
                 return True
 
             return ingest.join(plan.committed, add, JOIN_S) is not None
@@ -425,27 +426,6 @@ class Pipeline:
             beat=context.hearts.watch(INGEST, CALLS_S),
             beat_query=context.hearts.watch(QUERY, SPARK_S),
         )
-
-
-class _Newcomers:
-    """Partitions that come, as the store wants to know of them."""
-
-    def __init__(self, plan: StartPlan) -> None:
-        self._plan = plan
-        self.committed: dict[SourceName, NamedState] = {
-            name: (state.offset, state.position) for name, state in plan.states.items()
-        }
-        self.frozen: dict[SourceName, Sequence[NamedStep]] = {
-            name: state.frozen for name, state in plan.states.items() if state.frozen
-        }
-
-    def resume_offsets(self, store: TimerStore) -> dict[SourceName, int | None] | None:
-        """As `Assignment.resume_offsets`."""
-        return store.assignment.resume_offsets(self.committed, self.frozen, self._plan.log_starts)
-
-    def behind(self, start: Mapping[SourceName, int]) -> int:
-        """How many offsets have to be read before they are delivered."""
-        return sum(max(0, offset - start[name]) for name, offset in self._plan.committed.items())
 
 
 def _names(partitions: Collection[SourceName]) -> str:

@@ -31,7 +31,7 @@ from bridge.wire.committed_state import (
     largest_roll_window_ms,
 )
 from bridge.wire.decode_epochs import DecodeParameters
-from timerstore.rows.sources import SourceName
+from timerstore.rows.sources import NamedState, NamedStep, SourceName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +108,16 @@ class StartPlan:
     def committed(self) -> dict[SourceName, int]:
         """O by partition: ingest reads up to it before anything is delivered (invariant I6)."""
         return {name: state.offset for name, state in self.states.items()}
+
+    @property
+    def progress(self) -> dict[SourceName, NamedState]:
+        """(O, P) by partition, as the store takes them."""
+        return {name: (state.offset, state.position) for name, state in self.states.items()}
+
+    @property
+    def frozen(self) -> dict[SourceName, tuple[NamedStep, ...]]:
+        """Frozen steps by partition, where there are some."""
+        return {name: state.frozen for name, state in self.states.items() if state.frozen}
 
     def ingest_start(
         self, covered: Mapping[SourceName, int | None]

@@ -63,8 +63,8 @@ def open_index(
         return TimerStore.open(
             found,
             partitions=partitions,
-            committed={name: (state.offset, state.position) for name, state in plan.states.items()},
-            frozen={name: state.frozen for name, state in plan.states.items() if state.frozen},
+            committed=plan.progress,
+            frozen=plan.frozen,
             log_starts=plan.log_starts,
             now_ms=now_ms,
             limits=limits(settings, max(window.largest_ms for window in plan.windows.values())),
