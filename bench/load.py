@@ -38,9 +38,12 @@ def main() -> None:
     parser.add_argument("--cancel", action="store_true")
     parser.add_argument("--wait", action="store_true", help="for a line on standard input, ready to send")
     arguments = parser.parse_args()
+    failed: list[object] = []
     producer = Producer(
         {
             "bootstrap.servers": arguments.bootstrap,
+            "delivery.report.only.error": True,
+            "on_delivery": lambda error, _message: failed.append(error),
             "linger.ms": 5,
             "enable.idempotence": True,
             "log_level": 0,
@@ -63,6 +66,7 @@ def main() -> None:
         producer.list_topics()
         sys.stdin.readline()
     send(producer, records, per_second=arguments.rate)
+    assert not failed, f"{len(failed)} records were not taken: {failed[0]}"
 
 
 def headers_of(i: int, arguments: argparse.Namespace, chance: random.Random) -> list[tuple[str, bytes | None]]:

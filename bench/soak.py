@@ -48,6 +48,7 @@ def soak(bridge: Bridge, arguments: argparse.Namespace, report: Report) -> None:
             outages.append(((gone_ms - began_ms) / 60_000, (bridge.clock.now_ms() - began_ms) / 60_000))
             report.add("soak", f"broker away from minute {outages[-1][0]:.1f} to", f"{outages[-1][1]:.1f}")
         bridge.wait(lambda: load.poll() is not None, seconds, "the load")
+        assert load.returncode == 0, "not all was sent"
         bridge.wait(lambda: bridge.metric("pending_messages") == 0, REST_S, "the rest")
     width_ms = seconds * 1000 // WINDOWS
     windows: list[str] = []

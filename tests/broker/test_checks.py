@@ -130,6 +130,9 @@ def test_a_moment_without_a_leader_is_waited_out_and_no_more(
             refused.set_exception(KafkaException(KafkaError(KafkaError.NOT_LEADER_FOR_PARTITION)))
             return dict.fromkeys(asked, refused)
 
+        def list_topics(self, timeout: float) -> object:
+            return admin.list_topics(timeout=timeout)
+
         def poll(self, timeout_s: float) -> int:
             return admin.poll(timeout_s)
 
