@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from timerstore.cancels.cancels import PendingOf
-from timerstore.cancels.commands import TooLarge
+from timerstore.cancels.effects import TooLarge
 from timerstore.cancels.id_index import Timers, concat_timers, no_timers, timers_of
 from timerstore.log.segment import Reader, Segment, references
 from timerstore.memory.chunks import materialize

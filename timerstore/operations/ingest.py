@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from timerstore.cancels.cancels import Judged, Known
-from timerstore.cancels.commands import NoRoom
+from timerstore.cancels.effects import NoRoom, effects_of
 from timerstore.cancels.id_index import Timers
 from timerstore.errors import Closed, Misuse
 from timerstore.memory.pending import Tally, tally_timers
@@ -101,9 +101,8 @@ class Ingest:
         covered = None if judged is None else judged.covered
         covered_rows = np.zeros(len(fresh), np.bool_) if judged is None else judged.covered[fresh.row]
         is_over = partial(_is_over, state, known)
-        effects = state.commands.effects_of(
-            known, payload, fresh, unfinished & ~covered_rows, is_over, partial(rows_of, state), room_bytes
-        )
+        is_pending, seeds = unfinished & ~covered_rows, state.commands.seeds
+        effects = effects_of(seeds, known, payload, fresh, is_pending, is_over, partial(rows_of, state), room_bytes)
         tallies = _tallies(chunks, covered)
         with state.changing():
             if state.assignments != assignments:  # what was given up meanwhile is not ours to keep

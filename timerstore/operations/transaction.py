@@ -19,12 +19,15 @@ from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import starmap
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from timerstore.cancels.commands import Decided, Decision, Effect, InTransit
+from timerstore.cancels.id_index import Timers
 from timerstore.errors import Inconsistent, Misuse
 from timerstore.memory.chunks import materialize
 from timerstore.memory.pending import TALLIED, Tally, tally_timers
@@ -40,7 +43,7 @@ GATHERED_AHEAD_MS = 250
 """How far ahead rows that come from many chunks are put together."""
 
 DECIDED_AT_ONCE = 500
-"""Messages, about, whose commands are decided in one hold of the lock."""
+"""Messages, or rows of them, whose commands are decided in one hold of the lock, about."""
 
 JUDGED = pa.schema([PAYLOAD.field(name) for name in ("kind", "id", "origin")])
 
@@ -63,6 +66,15 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self.at)
+
+
+class _Judged(NamedTuple):
+    """Of a command's rows: which are finished or handed out, which a tombstone covers, and which leave as copies, or
+    have been moved or recalled."""
+
+    gone: Bools
+    covered: Bools
+    copied: Bools
 
 
 class Transaction:
@@ -157,51 +169,74 @@ class Transaction:
                 while left and count < DECIDED_AT_ONCE:
                     if (effect := known.get(left.popleft())) is not None:
                         effects.append(effect)
-                        count += len(effect.is_copied)
+                        count += self._size(effect)
                 if not effects:  # all are about other topics
                     continue
-                for effect, *judged in zip(effects, *self._judged(effects), strict=True):
-                    for found in self._decisions(effect, *judged, is_passed=effect.seq in passed):
+                by_origin = [effect for effect in effects if effect.named is not None]
+                judged = dict(zip([each.seq for each in by_origin], self._judged(by_origin), strict=True))
+                for effect in effects:
+                    for found in self._decisions(effect, judged.get(effect.seq), is_passed=effect.seq in passed):
                         decided.append(found)
                         if found.decision is Decision.ACT:
                             self._act(found)
         return decided
 
-    def _judged(self, effects: Sequence[Effect]) -> tuple[list[Bools], ...]:
-        """Of each one's rows, in one pass: which are finished or handed out, which a tombstone covers, and which leave
-        as copies, or have been moved or recalled."""
+    def _size(self, effect: Effect) -> int:
+        """How many rows or messages must be looked at."""
+        if effect.upto is not None:
+            return 1 if effect.digest in self._acted_ids else max(1, effect.upto)
+        return max(len(effect.is_copied), len(effect.rows))
+
+    def _judged(self, effects: Sequence[Effect]) -> list[_Judged]:
+        """Of the rows of each of some by origin, in one pass."""
+        if not effects:
+            return []
         state = self._state
         at, seq = [each.rows.at for each in effects], [each.rows.seq for each in effects]
         rows = Positions(np.concatenate([EMPTY.at, *at]), np.concatenate([EMPTY.seq, *seq]))
         columns = [each.payload.select(JUDGED.names) for each in effects]
         table = pa.Table.from_batches(columns, JUDGED).combine_chunks()
-        gone = state.resident.finished(rows) | np.isin(rows.seq, np.concatenate(self._output))
         lookup, covered = state.cancels.tombstones.lookup(), None
         for batch in table.to_batches():
             covered = state.cancels.covered(lookup, rows.source, rows.offset, batch)
-        copied = np.isin(rows.seq, np.concatenate(self._copied))
-        origin = np.concatenate([EMPTY.seq, *(each.origin for each in effects)])
-        copied |= state.cancels.decided(lookup, rows.source, rows.offset, origin)
-        ends = np.cumsum([len(each.rows) for each in effects])[:-1]
         none: Bools = np.zeros(len(rows), np.bool_)
-        return np.split(gone, ends), np.split(none if covered is None else covered, ends), np.split(copied, ends)
+        gone, copied = self._left(rows, np.concatenate([each.origin for each in effects]))
+        ends = np.cumsum([len(each.rows) for each in effects])[:-1]
+        parts = (np.split(mask, ends) for mask in (gone, none if covered is None else covered, copied))
+        return list(starmap(_Judged, zip(*parts, strict=True)))
 
-    def _decisions(
-        self, effect: Effect, gone: Bools, covered: Bools, copied: Bools, *, is_passed: bool
-    ) -> list[Decided]:
-        """Of one command, one for all that share it; the caller holds the lock."""
-        state, rows = self._state, effect.rows
-        acted = np.array([seq in self._acted for seq in rows.seq.tolist()], dtype=np.bool_)
-        is_live = ~(gone | acted | covered)
+    def _judged_by_id(self, effect: Effect) -> _Judged:
+        """The same, of one by id."""
+        assert isinstance(effect.rows, Timers)
+        timers = effect.rows[: effect.upto]
+        lookup = self._state.cancels.tombstones.lookup()
+        gone, copied = self._left(timers, timers.origin)
+        return _Judged(gone, self._state.cancels.are_covered(lookup, timers), copied)
+
+    def _left(self, rows: Positions, origin: Int64s) -> tuple[Bools, Bools]:
+        """Which rows are finished or handed out, and which leave as copies, or have been moved or recalled."""
+        state = self._state
+        lookup = state.cancels.tombstones.lookup()
+        gone = state.resident.finished(rows) | np.isin(rows.seq, np.concatenate(self._output))
+        copied = np.isin(rows.seq, np.concatenate(self._copied))
+        return gone, copied | state.cancels.decided(lookup, rows.source, rows.offset, origin)
+
+    def _decisions(self, effect: Effect, judged: _Judged | None, *, is_passed: bool) -> list[Decided]:
+        """Of one command, one for all that share it; `judged` is of one by origin. The caller holds the lock."""
         if effect.is_too_many:
-            return [Decided(effect=effect, decision=Decision.TOO_MANY, live=np.flatnonzero(is_live), named=None)]
+            return [_of_all(effect, Decision.TOO_MANY)]
+        if effect.digest in self._acted_ids:  # nothing was done yet, so that all can wait
+            return [_of_all(effect, Decision.AGAIN)]
+        state = self._state
+        gone, covered, copied = self._judged_by_id(effect) if judged is None else judged
+        acted = np.array([seq in self._acted for seq in effect.rows.seq[: effect.upto].tolist()], dtype=np.bool_)
+        is_live = ~(gone | acted | covered)
         act = effect.have(is_live)
         if is_passed and act.all():
             return [Decided(effect=effect, decision=Decision.PASSED, live=EMPTY.seq, named=effect.named)]
         again = self._in_transit.has(effect) | state.commands.in_transit.has(effect)
         again |= effect.is_copied | effect.have(acted | copied) | state.is_unread(effect.source)
-        if effect.named is None:  # nothing was done yet, so that all can wait for the copies
-            again |= effect.digest in self._acted_ids
+        if effect.named is None:  # the same: for the copies
             act &= ~again
         which = [(act, Decision.ACT), (again, Decision.AGAIN), (effect.have(gone), Decision.LEFT)]
         codes = [decision.value for _, decision in which]
@@ -304,3 +339,8 @@ class Transaction:
                 raise Misuse("the transaction has ended", code="DB-7003")
             with self._state.changing():
                 yield self._loan
+
+
+def _of_all(effect: Effect, decision: Decision) -> Decided:
+    """A decision about an id."""
+    return Decided(effect=effect, decision=decision, live=EMPTY.seq, named=None)

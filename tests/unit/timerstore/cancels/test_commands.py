@@ -17,17 +17,18 @@ import pytest
 from dev.harness.waiting import wait_until
 from tests.unit.timerstore.entries import Record, entries
 from tests.unit.timerstore.rig import BILLS, NOW_MS, ORDERS, Rig
-from timerstore.cancels import commands
+from timerstore.cancels import effects
 from timerstore.cancels.cancels import NO_ORIGIN, SEVERAL
-from timerstore.cancels.commands import Decision, Effect, _Found
+from timerstore.cancels.commands import Decision, Effect
 from timerstore.cancels.digests import Digests
+from timerstore.cancels.effects import _Found
 from timerstore.clock import SystemClock
 from timerstore.errors import Closed
 from timerstore.operations import transaction as operations_transaction
 from timerstore.operations.find import PENDING, PendingState, Query
 from timerstore.operations.transaction import Rows, Transaction
 from timerstore.rows.entry import PAYLOAD, Kind
-from timerstore.rows.position import Bools, Int64s, pack
+from timerstore.rows.position import Int64s, pack
 from timerstore.rows.sources import SourceName
 
 SOON_MS, FAR_MS = NOW_MS + 1_000, NOW_MS + 100_000
@@ -36,7 +37,7 @@ FEW = 10
 
 @pytest.fixture
 def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rig:
-    monkeypatch.setattr(commands, "ROWS_MAX", FEW)
+    monkeypatch.setattr(effects, "ROWS_MAX", FEW)
     rig = Rig(tmp_path / "store", sources=[ORDERS, BILLS])
     rig.load()
     return rig
@@ -278,6 +279,64 @@ def test_a_command_by_origin_has_no_limit(rig: Rig) -> None:
     assert rig.store.stats().pending == 0
 
 
+@pytest.mark.parametrize("kind", [Kind.MOVE, Kind.RECALL])
+@pytest.mark.parametrize("is_flushed", [False, True])
+def test_commands_by_one_id_share_what_they_are_about(rig: Rig, kind: Kind, *, is_flushed: bool) -> None:
+    """Thousands of them may come at once, about a thousand messages: rows for each would take gigabytes. Each is about
+    what was sent before it."""
+    for _ in range(FEW // 2):
+        write(rig, FAR_MS, id="i" * 200, target="t" * 200)
+    if is_flushed:
+        rig.ingest()
+        rig.deliver()
+        rig.store.maintenance.flush(NOW_MS)
+    for _ in range(FEW // 2):
+        for _ in range(100):
+            write(rig, None, command=kind, id="i" * 200)
+        write(rig, FAR_MS, id="i" * 200, target="t" * 200)
+    write(rig, None, command=kind, id="i" * 200)
+    rig.ingest()
+    found = list(rig.store.state.commands.effects.values())
+    assert len({id(effect.rows) for effect in found}) == 1
+    assert [effect.upto for effect in found[::100]] == list(range(FEW // 2, FEW + 1))
+    size = effects.EFFECT_BYTES * len(found) + effects.TIMER_BYTES * FEW
+    assert rig.store.state.commands.bytes == size
+    transaction, rows = take(rig, limit=1_000)
+    transaction.decide(seqs(rows), NOW_MS)
+    rig.commit(transaction, [rows])
+    assert rig.store.state.commands.bytes == 0
+
+
+@pytest.mark.parametrize("is_flushed", [False, True])
+@pytest.mark.parametrize("by_id", [False, True])
+def test_commands_wait_until_there_is_room_for_what_they_are_about(rig: Rig, *, by_id: bool, is_flushed: bool) -> None:
+    """Those that copy nothing, too: a batch may have thousands, about a hundred messages or a thousand each."""
+    ids, limit = 40, 40_000
+    for i in range(ids * FEW):
+        write(rig, FAR_MS, id=f"{i % ids}" * 100)
+    if is_flushed:
+        rig.ingest()
+        rig.deliver()
+        rig.store.maintenance.flush(NOW_MS)
+    rig.store.state.limits = replace(rig.store.state.limits, overtaken_bytes=limit)
+    for i in range(ids):
+        write(rig, None, command=Kind.RECALL, **({"id": f"{i}" * 100} if by_id else several(*range(i, 400, ids))))
+    reader = threading.Thread(target=rig.ingest)
+    reader.start()
+    held, pieces, decided = rig.store.state.commands, 0, list[Decision]()
+    while len(decided) < ids:
+        wait_until(lambda: held.effects, 20, "commands")
+        assert held.bytes < limit + limit // 4
+        pieces += 1
+        transaction, rows = take(rig, limit=1_000)
+        decided += [each.decision for each in transaction.decide(seqs(rows), NOW_MS)]
+        rig.commit(transaction, [rows])
+    reader.join()
+    assert decided == [Decision.ACT] * ids
+    assert pieces > 1
+    assert held.bytes == 0
+
+
 def test_messages_that_many_moves_name_take_their_room_for_each(rig: Rig) -> None:
     """As each holds its own rows of them."""
     messages, limit = 20, 100_000
@@ -304,13 +363,13 @@ def test_messages_that_many_moves_name_take_their_room_for_each(rig: Rig) -> Non
 
 
 @pytest.mark.parametrize("is_flushed", [False, True])
-@pytest.mark.parametrize(("small", "names"), [(0, 1), (2 * commands.FIRST_READ, 1), (2 * commands.FIRST_READ, 20)])
+@pytest.mark.parametrize(("small", "names"), [(0, 1), (2 * effects.FIRST_READ, 1), (2 * effects.FIRST_READ, 20)])
 def test_moves_wait_until_there_is_room_for_their_messages(
     rig: Rig, small: int, names: int, *, is_flushed: bool
 ) -> None:
     """What they copy is held in memory until they are decided: a batch with more is taken in piece by piece, also where
     those that it begins with are `small`."""
-    count, large = 10 * commands.FIRST_READ, b"x" * 1_000
+    count, large = 10 * effects.FIRST_READ, b"x" * 1_000
     rig.store.state.limits = replace(rig.store.state.limits, overtaken_bytes=100 * len(large))
     for i in range(count):
         write(rig, FAR_MS, (ORDERS, BILLS)[i % 2], value=b"" if i < small else large)
@@ -550,16 +609,18 @@ def test_each_of_several_messages_has_its_own_decision(rig: Rig) -> None:
 
 
 def test_the_lock_is_held_for_so_many_messages(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not for so many commands, each of which may name a hundred."""
+    """Not for so many commands, each of which may name a hundred, with many rows each."""
     for _ in range(12):
         write(rig, FAR_MS)
+    for _ in range(3):
+        write(rig, FAR_MS, origin=0, rolls=1)
     for begin in range(0, 12, 3):
         write(rig, None, command=Kind.RECALL, **several(*range(begin, begin + 3)))
     rig.ingest()
     held: list[int] = []
     real = Transaction._judged
 
-    def judged(self: Transaction, effects: Sequence[Effect]) -> tuple[list[Bools], ...]:
+    def judged(self: Transaction, effects: Sequence[Effect]) -> Any:
         held.append(sum(len(effect.is_copied) for effect in effects))
         return real(self, effects)
 
@@ -567,4 +628,4 @@ def test_the_lock_is_held_for_so_many_messages(rig: Rig, monkeypatch: pytest.Mon
     monkeypatch.setattr(operations_transaction, "DECIDED_AT_ONCE", 5)
     transaction, rows = take(rig)
     assert len(transaction.decide(seqs(rows), NOW_MS)) == 4
-    assert held == [6, 6]
+    assert held == [3, 6, 3]
