@@ -17,7 +17,7 @@ import pytest
 from dev.harness.waiting import wait_until
 from tests.unit.timerstore.entries import Record, entries
 from tests.unit.timerstore.rig import BILLS, NOW_MS, ORDERS, Rig
-from timerstore.cancels import effects
+from timerstore.cancels import effects, id_index
 from timerstore.cancels.cancels import NO_ORIGIN, SEVERAL
 from timerstore.cancels.commands import Decision, Effect
 from timerstore.cancels.digests import Digests
@@ -411,6 +411,46 @@ def test_what_is_cancelled_or_moved_already_is_none_of_too_many(rig: Rig, how: s
         rig.store.maintenance.flush(NOW_MS)
     write(rig, None, command=Kind.RECALL, id="m")
     assert decide(rig) is Decision.ACT
+
+
+@pytest.mark.parametrize("is_flushed", [False, True])
+@pytest.mark.parametrize("command", [Kind.RECALL, Kind.MOVE])
+def test_many_rows_of_one_message_are_not_too_many_messages(rig: Rig, command: Kind, *, is_flushed: bool) -> None:
+    """A message that comes each second has a thousand after a quarter of an hour in which its target fails."""
+    write(rig, NOW_MS - 10, id="m")
+    rig.ingest()
+    rig.deliver()
+    for _ in range(3 * FEW):
+        write(rig, FAR_MS, id="m", origin=0, rolls=1)
+    rig.ingest()
+    if is_flushed:
+        rig.deliver()
+        rig.store.maintenance.flush(NOW_MS)
+    write(rig, None, command=command, id="m")
+    rig.ingest()
+    transaction, rows = take(rig)
+    (decided,) = transaction.decide(seqs(rows), NOW_MS)
+    assert (decided.decision, len(decided.live)) == (Decision.ACT, 3 * FEW)
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 1 << 18])
+@pytest.mark.parametrize("flushed", [0, 2])
+def test_an_id_has_too_many_messages_from_one_more_on(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, flushed: int, at_once: int
+) -> None:
+    """For the commands behind that; wherever its messages are, and however many of them are looked at at a time."""
+    monkeypatch.setattr(id_index, "FOUND_ROWS_MAX", at_once)
+    for i in range(2 * FEW):
+        write(rig, FAR_MS, id="m", **({"origin": 3, "rolls": 1} if i == 3 else {}))
+        if i + 1 == flushed:
+            rig.ingest()
+            rig.deliver()
+            rig.store.maintenance.flush(NOW_MS)
+        if i in (1, FEW, FEW + 1, 2 * FEW - 1):
+            write(rig, None, command=Kind.RECALL, id="m")
+    rig.ingest()
+    found = rig.store.state.commands.effects.values()
+    assert [(effect.upto, effect.is_too_many) for effect in found] == [(2, False), (11, False), (0, True), (0, True)]
 
 
 @pytest.mark.parametrize("command", [Kind.RECALL, Kind.MOVE])
