@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -40,7 +41,8 @@ def by_origin(offsets: Iterable[int]) -> dict[str, object]:
 
 
 SILENT = b"silent"
-"""The key of commands that are written once more, and not answered."""
+"""How the keys of commands begin that are not answered: this alone, of those that are written once more behind a copy;
+with the offset of the client's record, of moves by id."""
 
 
 class Site:
@@ -52,7 +54,9 @@ class Site:
         self.now_ms = NOW_MS
         self.messages: dict[str, Record] = {}
         self.commands: dict[str, list[str]] = {}
-        """Of each command, the messages that it is about."""
+        """Of each command that is answered, the messages that it is about."""
+        self.sent: dict[bytes, int] = {}
+        """Where clients wrote commands, by their keys."""
         self.moved_ms: dict[str, int] = {}
         self.arrived: dict[str, list[int]] = defaultdict(list)
         """When each message was due that came."""
@@ -82,13 +86,19 @@ class Site:
             return
         command = f"c{len(self.commands)}"
         by_id = self.chance.random() < 0.4
+        if by_id and kind is Kind.MOVE and self.chance.random() < 0.5:
+            key = SILENT + b"/%d" % len(self.rig.log[source])
+            due_ms = self.now_ms + self.chance.randrange(0, 3_000)
+            self.sent[key] = self._write(source, None, key=key, command=kind, moved_ms=due_ms, id=name).offset
+            return
         beside = [each for each, other in self.messages.items() if (other.topic, other.partition) == source]
         names = [name] if by_id else sorted({name, *self.chance.choices(beside, k=self.chance.randrange(4))})
         self.commands[command] = names
         if kind is Kind.MOVE:
             self.moved_ms[command] = self.now_ms + self.chance.randrange(0, 3_000)
         named = {"id": name} if by_id else by_origin(self.messages[each].offset for each in names)
-        self._write(source, None, key=command.encode(), command=kind, moved_ms=self.moved_ms.get(command), **named)
+        key, moved_ms = command.encode(), self.moved_ms.get(command)
+        self.sent[key] = self._write(source, None, key=key, command=kind, moved_ms=moved_ms, **named).offset
 
     def _write(self, source: SourceName, due_ms: int | None, **more: object) -> Record:
         log = self.rig.log[source]
@@ -173,12 +183,18 @@ class Site:
                 arrived.append((values[row], dues[row]))
         commands = np.flatnonzero(np.isin(kinds, DECIDED))
         at = {int(seq[row]): row for row in commands.tolist()}
-        named_later, passed = set[tuple[SourceName, bytes, int]](), set[int]()
+        latest, passed = dict[tuple[Any, ...], int](), dict[int, int]()
+        for row in sorted(commands.tolist(), key=lambda row: self.sent.get(keys[row], 0), reverse=True):
+            if kinds[row] == Kind.MOVE and (id := payload.column("id")[row].as_py()) is not None:
+                if (names[row], id) in latest and keys[row].startswith(SILENT):
+                    passed[int(seq[row])] = latest[names[row], id]
+                latest.setdefault((names[row], id), int(seq[row]))
         for row in reversed(commands.tolist()):
             if kinds[row] == Kind.MOVE and payload.column("id")[row].as_py() is None and origins[row] != NO_ORIGIN:
                 about_these = names[row], payload.column("value")[row].as_py(), origins[row]
-                passed |= {int(seq[row])} if about_these in named_later else set()
-                named_later.add(about_these)
+                if about_these in latest:
+                    passed[int(seq[row])] = latest[about_these]
+                latest.setdefault(about_these, int(seq[row]))
         for each in transaction.decide(seq[commands], self.now_ms, passed):
             row, effect = at[each.effect.seq], each.effect
             if len(each.behind) and keys[row] != SILENT:
@@ -197,7 +213,7 @@ class Site:
                 about = self.commands.get(command, [])
                 if each.named is not None:
                     about = [at_origin[(*names[row], origin)] for origin in each.named.tolist()]
-                if command != SILENT.decode():
+                if not keys[row].startswith(SILENT):
                     answers += [(command, name, each.decision, effect.is_move) for name in about]
                 if each.decision is Decision.ACT and effect.is_move:
                     ids = effect.payload.column("id").take(pa.array(each.live))

@@ -16,7 +16,7 @@ Nothing is forgotten before `acknowledge`; `rollback` makes every row pending ag
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import starmap
@@ -38,6 +38,12 @@ from timerstore.rows.position import AT_MIN, OFFSET_MAX, Bools, Int64s, Position
 
 CANCELLED_TAKES_MAX = 16
 """How many takes in a row may find cancelled rows only, before the transaction is better ended."""
+
+NAMED_MAX = 1_000
+"""Commands by origin that those by id write in one transaction, before commands of one id wait for each other. (Moves
+need not, but for this number: of moves by origin that wait together, the last one acts.)"""
+
+NOT_PASSED: Mapping[int, int] = {}
 
 GATHERED_AHEAD_MS = 250
 """How far ahead rows that come from many chunks are put together."""
@@ -93,6 +99,9 @@ class Transaction:
         self._acted = self._loan.acted
         """Rows that commands of this transaction act on."""
         self._acted_ids: set[tuple[int, int]] = set()
+        """Whose further commands wait for the commands by origin that were written."""
+        self._named = 0
+        """How many these are."""
         self._decided: list[Decided] = []
         self._decided_ms = 0
         self._in_transit = InTransit()
@@ -157,10 +166,11 @@ class Transaction:
         self._copied.append(seq)
         self._in_transit.add(pack(sources_of(seq), origin), self._state.commands.digests(ids, sources_of(seq)))
 
-    def decide(self, commands: Int64s, now_ms: int, passed: Collection[int] = ()) -> list[Decided]:
+    def decide(self, commands: Int64s, now_ms: int, passed: Mapping[int, int] = NOT_PASSED) -> list[Decided]:
         """What the commands among the rows handed out (their `seq`, in order) come to, at `now_ms`: of one that names
         several originals, up to one of each kind. What they act on is not handed out any more. A move by origin that
-        acts needs a copy of each of its rows. Of `passed`, later ones are moves of the same originals."""
+        acts needs a copy of each of its rows. `passed` says of moves which other one among these acts in their place:
+        it names the same originals; or the same id, which they move for no answer."""
         self._decided_ms, decided = now_ms, list[Decided]()
         left = deque(commands.tolist())
         while left:
@@ -175,7 +185,9 @@ class Transaction:
                 by_origin = [effect for effect in effects if effect.named is not None]
                 judged = dict(zip([each.seq for each in by_origin], self._judged(by_origin), strict=True))
                 for effect in effects:
-                    for found in self._decisions(effect, judged.get(effect.seq), is_passed=effect.seq in passed):
+                    later = known.get(passed.get(effect.seq, -1))
+                    is_passed = later is not None and not later.is_too_many
+                    for found in self._decisions(effect, judged.get(effect.seq), is_passed=is_passed):
                         decided.append(found)
                         if found.decision is Decision.ACT:
                             self._act(found)
@@ -225,6 +237,8 @@ class Transaction:
         """Of one command, one for all that share it; `judged` is of one by origin. The caller holds the lock."""
         if effect.is_too_many:
             return [_of_all(effect, Decision.TOO_MANY)]
+        if is_passed and effect.named is None:
+            return [_of_all(effect, Decision.PASSED)]
         if effect.digest in self._acted_ids:  # nothing was done yet, so that all can wait
             return [_of_all(effect, Decision.AGAIN)]
         state = self._state
@@ -256,7 +270,9 @@ class Transaction:
         """Of what a command acts on; the caller holds the lock."""
         effect, live = found.effect, found.live
         if effect.named is None:
-            self._acted_ids.add(effect.digest)
+            self._named += len(np.unique(effect.origin[live]))
+            if not effect.is_move or self._named > NAMED_MAX:
+                self._acted_ids.add(effect.digest)
             return
         self._acted.update(effect.rows.seq[live].tolist())
         self._decided.append(found)

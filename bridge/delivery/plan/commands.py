@@ -6,7 +6,8 @@ place, and answers. Each is output of the transaction that finishes the command.
     (pauses)     as it is, of what does not recur;     "                                       moved, not-pending
                  of what is over: and a cancel by origin                                       cancelled
     again        the same command, behind what is under way                                    none: the next one has it
-    passed       nothing: a later move of the same messages acts                               moved
+    passed       nothing: a later move of the same messages acts,                              moved
+                 or, of an id, which asks for no answer, is decided                            (none)
     left         nothing                                                                       delivered
     nothing      nothing                                                                       not-pending
     too many     nothing                                                                       too-many
@@ -139,17 +140,31 @@ class Commands:
         """The commands, packed, in order."""
         return self._rows.keys[self.ids]
 
-    def passed(self) -> set[int]:
-        """Moves whose messages a later one moves too, packed: else each would wait for the copy of the one before."""
-        found, named = set[int](), set[tuple[int, h.Origins]]()
-        origins, is_by_id = self._rows.column("origin", self.ids), self._rows.column("id", self.ids)
-        for n in reversed(range(len(self.ids))):
-            if self._moves[n] and is_by_id[n] is None and origins[n] != NO_ORIGIN and self._due[n] < h.NEXT_MS:
+    def passed(self, no_copy: Collection[int] = ()) -> dict[int, int]:
+        """Moves in whose place a later one acts, and which, packed: else each would wait for the copy of the one
+        before. Those of `no_copy` cannot be written once more."""
+        later, named = dict[int, int](), dict[tuple[int, h.Origins], int]()
+        origins, seqs = self._rows.column("origin", self.ids), self.seqs.tolist()
+        by_id: dict[tuple[int, str, str, int], list[tuple[int, int]]] = {}
+        for n, id in reversed([*enumerate(self._rows.column("id", self.ids))]):
+            if not self._moves[n] or self._due[n] >= h.NEXT_MS:
+                continue
+            if id is not None:
+                # Written once more, a move is no newer than its client's record.
+                topic, partition, offset = self._command(n)
+                by_id.setdefault((self._sources[n], id, topic, partition), []).append((offset, n))
+            elif origins[n] != NO_ORIGIN:
                 about = self._sources[n], self._names(n)
                 if about in named:
-                    found.add(int(self._rows.keys[self.ids[n]]))
-                named.add(about)
-        return found
+                    later[seqs[n]] = named[about]
+                named.setdefault(about, seqs[n])
+        for moves in by_id.values():
+            # The last one is about all that these are about. If it does not act yet, it is written again by the
+            # transaction that finishes these, and a crash undoes both or neither: one by id leaves no tombstone. Where
+            # an answer is wanted, there is one for each message, which nothing knows before that is moved.
+            last, at = max(((offset, n) for offset, n in moves if seqs[n] not in no_copy), default=(0, 0))
+            later |= {seqs[n]: seqs[at] for offset, n in moves if offset < last and not self._asks(n)}
+        return later
 
     def named_elsewhere(self) -> Iterator[tuple[int, str]]:
         """The commands by an origin of another partition: their rows, and the topics that they name."""
@@ -380,6 +395,10 @@ class Commands:
     def _is_home(self, n: int) -> bool:
         """Whether the client wrote it to this partition."""
         return self._command(n)[:2] == self._place(n)[:2]
+
+    def _asks(self, n: int) -> bool:
+        """Whether it is to be answered."""
+        return self._reply_to[n] is not None or h.CORRELATION in self._headers[n]
 
     def _is_move(self, n: int) -> bool:
         return self._moves[n]

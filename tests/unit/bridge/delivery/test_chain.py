@@ -187,3 +187,27 @@ def test_a_dead_letter_that_waits_is_not_under_way_for_ever(chain: Chain) -> Non
     chain.failing = set()
     chain.run(3, step_ms=60_000)
     assert [each[h.REASON] for each in chain.out[LETTERS]] == [b"bad-header-name"]
+
+
+@pytest.mark.parametrize("is_split", [False, True])
+@pytest.mark.parametrize(("reply_to", "written"), [(None, 2), (ANSWERS, 101)])
+def test_of_moves_by_one_id_that_wait_together_the_last_acts(
+    chain: Chain, reply_to: str | None, written: int, *, is_split: bool
+) -> None:
+    """As when a timeout is put off again and again. Each that asks for an answer has one."""
+    moves = 100
+    chain.send([(h.FOR, b"1h"), (h.TOPIC, ORDERS.encode()), (h.ID, b"session")])
+    chain.run()
+    for n in range(moves):
+        if is_split and n == moves // 2:
+            chain.run()
+        chain.send(move_headers("session", after=timedelta(hours=2, seconds=n), reply_to=reply_to), None)
+    before = len(chain.log)
+    chain.run(10, step_ms=20)
+    assert len(chain.log) - before <= 2 * written
+    assert chain.outcomes() == [b"moved"] * (moves if reply_to else 0)
+    chain.run(step_ms=3_600_000 + 3_590_000)
+    assert not chain.out[ORDERS]
+    chain.run(3, step_ms=100_000)
+    (delivered,) = chain.out[ORDERS]
+    assert delivered[h.DUE] == str(BEGIN_MS + 7_200_000 + 1_000 * (moves - 1)).encode()

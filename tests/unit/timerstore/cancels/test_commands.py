@@ -216,7 +216,7 @@ def test_of_moves_of_one_message_the_last_acts(rig: Rig) -> None:
     moves = [write(rig, None, command=Kind.MOVE, moved_ms=FAR_MS + n, origin=0) for n in range(5)]
     rig.ingest()
     transaction, rows = take(rig)
-    passed = {int(seq) for seq in seqs(rows)[:-1]}
+    passed = {int(seq): int(seqs(rows)[-1]) for seq in seqs(rows)[:-1]}
     decided = transaction.decide(seqs(rows), NOW_MS, passed)
     assert [each.decision for each in decided] == [Decision.PASSED] * 4 + [Decision.ACT]
     transaction.copied(decided[-1].effect.rows.seq, decided[-1].effect.origin, pa.nulls(1, pa.string()))
@@ -238,7 +238,7 @@ def test_a_move_whose_message_has_left_is_not_passed_over(rig: Rig) -> None:
         write(rig, None, command=Kind.MOVE, moved_ms=FAR_MS, origin=0)
     rig.ingest()
     transaction, rows = take(rig)
-    decided = transaction.decide(seqs(rows), NOW_MS, {int(seqs(rows)[0])})
+    decided = transaction.decide(seqs(rows), NOW_MS, {int(seqs(rows)[0]): int(seqs(rows)[1])})
     assert [each.decision for each in decided] == [Decision.NOTHING] * 2
 
 
@@ -251,6 +251,45 @@ def test_of_commands_by_one_id_the_first_acts(rig: Rig) -> None:
     transaction, rows = take(rig)
     decisions = [each.decision for each in transaction.decide(seqs(rows), NOW_MS)]
     assert decisions == [Decision.ACT, Decision.AGAIN, Decision.AGAIN]
+
+
+def test_moves_by_one_id_need_not_wait_for_each_other(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each writes one by origin for each message, of which the last acts; else a hundred that wait together would be
+    written a hundred times each. Not any number of them; and not behind a recall."""
+    monkeypatch.setattr(operations_transaction, "NAMED_MAX", 5)
+    for _ in range(2):
+        write(rig, FAR_MS, id="m")
+    write(rig, FAR_MS, id="n")
+    for kind in (Kind.MOVE, Kind.MOVE, Kind.MOVE, Kind.MOVE, Kind.RECALL):
+        write(rig, None, command=kind, id="m")
+    for kind in (Kind.RECALL, Kind.MOVE):
+        write(rig, None, command=kind, id="n")
+    rig.ingest()
+    transaction, rows = take(rig)
+    act, again = Decision.ACT, Decision.AGAIN
+    decisions = [each.decision for each in transaction.decide(seqs(rows), NOW_MS)]
+    assert decisions == [act, act, act, again, again, act, again]
+
+
+def test_a_move_by_id_that_a_later_one_makes_moot_is_passed_over(rig: Rig) -> None:
+    """Whatever becomes of its messages, and whatever lies between; but not where the later one is about too many."""
+    write(rig, FAR_MS, id="m")
+    for kind in (Kind.MOVE, Kind.RECALL, Kind.MOVE, Kind.MOVE):
+        write(rig, None, command=kind, id="m")
+    rig.ingest()
+    transaction, rows = take(rig)
+    first, _, second, last = seqs(rows).tolist()
+    decided = transaction.decide(seqs(rows), NOW_MS, {first: last, second: last})
+    assert [each.decision for each in decided] == [Decision.PASSED, Decision.ACT, Decision.PASSED, Decision.AGAIN]
+    assert not any(len(each.live) for each in decided if each.decision is not Decision.ACT)
+    transaction.rollback()
+    for _ in range(FEW):
+        write(rig, FAR_MS, id="m")
+    write(rig, None, command=Kind.MOVE, id="m")
+    rig.ingest()
+    transaction, rows = take(rig)
+    decided = transaction.decide(seqs(rows), NOW_MS, {first: int(seqs(rows)[-1])})
+    assert [each.decision for each in decided][::4] == [Decision.ACT, Decision.TOO_MANY]
 
 
 def test_what_a_move_could_not_copy_is_not_in_transit(rig: Rig) -> None:
@@ -441,7 +480,8 @@ def test_an_id_has_too_many_messages_from_one_more_on(
     """For the commands behind that; wherever its messages are, and however many of them are looked at at a time."""
     monkeypatch.setattr(id_index, "FOUND_ROWS_MAX", at_once)
     for i in range(2 * FEW):
-        write(rig, FAR_MS, id="m", **({"origin": 3, "rolls": 1} if i == 3 else {}))
+        copy: dict[str, Any] = {"origin": 3, "rolls": 1} if i == 3 else {}
+        write(rig, FAR_MS, id="m", **copy)
         if i + 1 == flushed:
             rig.ingest()
             rig.deliver()

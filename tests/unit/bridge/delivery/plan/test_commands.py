@@ -234,6 +234,28 @@ def test_moves_that_a_later_one_makes_moot() -> None:
     assert {seq & OFFSET_MAX for seq in commands.passed()} == {20, 26}
 
 
+def test_moves_by_id_that_a_later_one_makes_moot() -> None:
+    """Those that ask for no answer, since an answer would be a guess: the later one moves nothing yet. They are ordered
+    by the clients' records: what was written once more is older than what was written meanwhile. Neither pauses, nor
+    recalls, nor what cannot be written."""
+    again, elsewhere = (h.COPY_FORWARDED, b"delay/0/3"), (h.COPY_FORWARDED, b"delay/1/900")
+    asks, correlates = (h.REPLY_TO, b"answers"), (h.CORRELATION, b"c")
+    told: list[tuple[str, int, h.Headers]] = [
+        ("a", NOW, []), ("b", NOW, [asks]), ("a", NOW, [correlates]), ("a", h.NEVER_MS, []), ("a", NOW, [elsewhere]),
+        ("a", NOW + 1, []), ("a", NOW, [again]), ("b", NOW, []), ("a", NOW, [(h.COPY_FORWARDED, b"delay/1/901")]),
+        ("c", NOW, []), ("c", NOW, []), ("d", NOW, []), ("d", h.NEXT_MS, []),
+    ]  # fmt: skip
+    rows = []
+    for n, (id, due, more) in enumerate(told):
+        headers, target = [(h.MOVE, id.encode()), *more], "answers" if asks in more else None
+        move = timer("delay", 0, 20 + n, due, target, kind=int(Kind.MOVE), id=id, headers=headers)
+        rows.append((AT_MIN, 0, 20 + n, move))
+    rows.append((AT_MIN, 0, 40, timer("delay", 0, 40, NOW, None, kind=int(Kind.RECALL), id="a")))
+    commands = Commands(DueRows(rows_of(rows), SourceColumns(SOURCES, {"delay": None})))
+    assert commands.passed() == {20: 25, 24: 28, 26: 25, 29: 30}
+    assert commands.passed({25, 30}) == {20: 22, 24: 28, 26: 22}
+
+
 def test_where_a_move_needs_a_dead_letter_and_those_fail_its_source_waits() -> None:
     """Else each transaction would begin with it, and abort. What its topic has refused for its size is cut."""
     large = {**timer("delay", 0, 9, NOW + MINUTE, "orders", value=b"v" * 2_000), "origin": 7}
