@@ -184,17 +184,13 @@ class Site:
         commands = np.flatnonzero(np.isin(kinds, DECIDED))
         at = {int(seq[row]): row for row in commands.tolist()}
         latest, passed = dict[tuple[Any, ...], int](), dict[int, int]()
-        for row in sorted(commands.tolist(), key=lambda row: self.sent.get(keys[row], 0), reverse=True):
-            if kinds[row] == Kind.MOVE and (id := payload.column("id")[row].as_py()) is not None:
-                if (names[row], id) in latest and keys[row].startswith(SILENT):
-                    passed[int(seq[row])] = latest[names[row], id]
-                latest.setdefault((names[row], id), int(seq[row]))
-        for row in reversed(commands.tolist()):
-            if kinds[row] == Kind.MOVE and payload.column("id")[row].as_py() is None and origins[row] != NO_ORIGIN:
-                about_these = names[row], payload.column("value")[row].as_py(), origins[row]
-                if about_these in latest:
-                    passed[int(seq[row])] = latest[about_these]
-                latest.setdefault(about_these, int(seq[row]))
+        for row in sorted(commands.tolist(), key=lambda row: (self.sent.get(keys[row], 0), row), reverse=True):
+            id, is_silent = payload.column("id")[row].as_py(), keys[row].startswith(SILENT)
+            same = names[row], id, None if id is not None else (payload.column("value")[row].as_py(), origins[row])
+            if kinds[row] == Kind.MOVE and origins[row] != NO_ORIGIN:
+                if same in latest and (id is None or is_silent):
+                    passed[int(seq[row])] = latest[same]
+                latest.setdefault(same, int(seq[row]))
         for each in transaction.decide(seq[commands], self.now_ms, passed):
             row, effect = at[each.effect.seq], each.effect
             if len(each.behind) and keys[row] != SILENT:

@@ -102,7 +102,8 @@ class Transaction:
         """Whose further commands wait for the commands by origin that were written."""
         self._named = 0
         """How many these are."""
-        self._decided: list[Decided] = []
+        self._decided: dict[int, Decided] = {}
+        """What commands by origin act on, by their `seq`."""
         self._decided_ms = 0
         self._in_transit = InTransit()
 
@@ -186,8 +187,8 @@ class Transaction:
                 judged = dict(zip([each.seq for each in by_origin], self._judged(by_origin), strict=True))
                 for effect in effects:
                     later = known.get(passed.get(effect.seq, -1))
-                    is_passed = later is not None and not later.is_too_many
-                    for found in self._decisions(effect, judged.get(effect.seq), is_passed=is_passed):
+                    later = None if later is None or later.is_too_many else later
+                    for found in self._decisions(effect, judged.get(effect.seq), later):
                         decided.append(found)
                         if found.decision is Decision.ACT:
                             self._act(found)
@@ -233,11 +234,12 @@ class Transaction:
         copied = np.isin(rows.seq, np.concatenate(self._copied))
         return gone, copied | state.cancels.decided(lookup, rows.source, rows.offset, origin)
 
-    def _decisions(self, effect: Effect, judged: _Judged | None, *, is_passed: bool) -> list[Decided]:
-        """Of one command, one for all that share it; `judged` is of one by origin. The caller holds the lock."""
+    def _decisions(self, effect: Effect, judged: _Judged | None, later: Effect | None) -> list[Decided]:
+        """Of one command, one for all that share it; `judged` is of one by origin, and `later` what is to act in its
+        place. The caller holds the lock."""
         if effect.is_too_many:
             return [_of_all(effect, Decision.TOO_MANY)]
-        if is_passed and effect.named is None:
+        if effect.named is None and later is not None:
             return [_of_all(effect, Decision.PASSED)]
         if effect.digest in self._acted_ids:  # nothing was done yet, so that all can wait
             return [_of_all(effect, Decision.AGAIN)]
@@ -246,7 +248,7 @@ class Transaction:
         acted = np.array([seq in self._acted for seq in effect.rows.seq[: effect.upto].tolist()], dtype=np.bool_)
         is_live = ~(gone | acted | covered)
         act = effect.have(is_live)
-        if is_passed and act.all():
+        if later is not None and self._is_passed(effect, later, is_live):
             return [Decided(effect=effect, decision=Decision.PASSED, live=EMPTY.seq, named=effect.named)]
         again = self._in_transit.has(effect) | state.commands.in_transit.has(effect)
         again |= effect.is_copied | effect.have(acted | copied) | state.is_unread(effect.source)
@@ -275,7 +277,17 @@ class Transaction:
                 self._acted_ids.add(effect.digest)
             return
         self._acted.update(effect.rows.seq[live].tolist())
-        self._decided.append(found)
+        self._decided[effect.seq] = found
+
+    def _is_passed(self, effect: Effect, later: Effect, is_live: Bools) -> bool:
+        """Whether another move acts, or has acted, on all rows of one by origin that are pending: once this one is
+        finished, its tombstone covers them. One that was sent later may have been read earlier, and not know them all.
+        """
+        if later.seq > effect.seq:
+            return bool(effect.have(is_live).all())
+        found = self._decided.get(later.seq)
+        acted = np.isin(effect.rows.seq, EMPTY.seq if found is None else later.rows.seq[found.live])
+        return not is_live.any() and bool(effect.have(acted).all())
 
     def progress(self) -> dict[int, Progress]:
         """(O', P') of every source that has output, whose O moves, or whose committed P would fall behind for long."""
@@ -324,7 +336,7 @@ class Transaction:
         """What commands have decided, and what has left as copies; the caller holds the lock."""
         state, commands = self._state, self._state.commands
         if self._decided:
-            lives = [(each.effect, each.live) for each in self._decided]
+            lives = [(each.effect, each.live) for each in self._decided.values()]
             at = np.concatenate([effect.rows.at[live] for effect, live in lives])
             source = np.concatenate([effect.rows.source[live] for effect, live in lives])
             origin = np.concatenate([effect.origin[live] for effect, live in lives])

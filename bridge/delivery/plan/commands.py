@@ -23,7 +23,7 @@ they have something. An answer that cannot be written is dropped, and counted: n
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -142,28 +142,29 @@ class Commands:
 
     def passed(self, no_copy: Collection[int] = ()) -> dict[int, int]:
         """Moves in whose place a later one acts, and which, packed: else each would wait for the copy of the one
-        before. Those of `no_copy` cannot be written once more."""
-        later, named = dict[int, int](), dict[tuple[int, h.Origins], int]()
-        origins, seqs = self._rows.column("origin", self.ids), self.seqs.tolist()
-        by_id: dict[tuple[int, str, str, int], list[tuple[int, int]]] = {}
-        for n, id in reversed([*enumerate(self._rows.column("id", self.ids))]):
-            if not self._moves[n] or self._due[n] >= h.NEXT_MS:
-                continue
-            if id is not None:
-                # Written once more, a move is no newer than its client's record.
-                topic, partition, offset = self._command(n)
-                by_id.setdefault((self._sources[n], id, topic, partition), []).append((offset, n))
-            elif origins[n] != NO_ORIGIN:
-                about = self._sources[n], self._names(n)
-                if about in named:
-                    later[seqs[n]] = named[about]
-                named.setdefault(about, seqs[n])
-        for moves in by_id.values():
-            # The last one is about all that these are about. If it does not act yet, it is written again by the
-            # transaction that finishes these, and a crash undoes both or neither: one by id leaves no tombstone. Where
-            # an answer is wanted, there is one for each message, which nothing knows before that is moved.
-            last, at = max(((offset, n) for offset, n in moves if seqs[n] not in no_copy), default=(0, 0))
-            later |= {seqs[n]: seqs[at] for offset, n in moves if offset < last and not self._asks(n)}
+        before. Those of `no_copy` cannot be written once more.
+
+        By id the later one is about all that these are about. If it does not act yet, it is written again by the
+        transaction that finishes these, and a crash undoes both or neither: one by id leaves no tombstone. Where an
+        answer is wanted, there is one for each message, which nothing knows before that is moved."""
+        later, moves = dict[int, int](), defaultdict[tuple[object, ...], list[int]](list)
+        origins, ids, seqs = (
+            self._rows.column("origin", self.ids),
+            self._rows.column("id", self.ids),
+            self.seqs.tolist(),
+        )
+        for n, id in enumerate(ids):
+            if self._moves[n] and self._due[n] < h.NEXT_MS and (id is not None or origins[n] != NO_ORIGIN):
+                named = self._names(n) if id is None else (id, self._command(n)[:2])
+                moves[self._sources[n], named].append(n)
+        for same in moves.values():
+            # Written once more, a move is no newer than its client's record; those of two partitions have no order.
+            places = {self._command(n)[:2] for n in same}
+            age = {n: (self._command(n)[2] if len(places) == 1 else 0, n) for n in same}
+            last = max((n for n in same if seqs[n] not in no_copy), key=age.__getitem__, default=None)
+            if last is not None:
+                older = [n for n in same if age[n] < age[last] and (ids[n] is None or not self._asks(n))]
+                later |= {seqs[n]: seqs[last] for n in older}
         return later
 
     def named_elsewhere(self) -> Iterator[tuple[int, str]]:

@@ -229,6 +229,25 @@ def test_of_moves_of_one_message_the_last_acts(rig: Rig) -> None:
     assert rig.store.stats().pending == 1
 
 
+@pytest.mark.parametrize("is_behind", [False, True])
+def test_an_older_move_that_was_written_once_more_is_passed_over(rig: Rig, *, is_behind: bool) -> None:
+    """The later one, which was sent meanwhile, is in front of it, and acts first. Not where there is a copy between the
+    two: nothing else would act on it, and it would be lost when the command is read again."""
+    write(rig, FAR_MS)
+    rig.ingest()
+    transaction, rows = take(rig)
+    transaction.rollback()
+    later = write(rig, None, command=Kind.MOVE, moved_ms=FAR_MS + 2, origin=0)
+    if is_behind:
+        write(rig, FAR_MS, origin=0, rolls=1)
+    older = write(rig, None, command=Kind.MOVE, moved_ms=FAR_MS + 1, origin=0)
+    rig.ingest()
+    transaction, rows = take(rig)
+    decided = transaction.decide(seqs(rows), NOW_MS, {older.offset: later.offset})
+    expected = [Decision.ACT, Decision.ACT] if is_behind else [Decision.ACT, Decision.PASSED]
+    assert [each.decision for each in decided] == expected
+
+
 def test_a_move_whose_message_has_left_is_not_passed_over(rig: Rig) -> None:
     """Each says so."""
     write(rig, NOW_MS - 10)

@@ -27,7 +27,7 @@ from timerstore.cancels.cancels import NO_ORIGIN, SEVERAL
 from timerstore.cancels.commands import Decided, Decision, Effect
 from timerstore.operations.transaction import Transaction
 from timerstore.rows.entry import Kind
-from timerstore.rows.position import AT_MIN, OFFSET_MAX, Int64s, Positions
+from timerstore.rows.position import AT_MIN, Int64s, Positions
 
 
 class Loan:
@@ -231,7 +231,20 @@ def test_moves_that_a_later_one_makes_moot() -> None:
         move = timer("delay", 0, 20 + n, due, None, kind=int(Kind.MOVE), headers=headers)
         rows.append((AT_MIN, 0, 20 + n, {**move, "origin": origin}))
     commands = Commands(DueRows(rows_of(rows), SourceColumns(SOURCES, {"delay": None})))
-    assert {seq & OFFSET_MAX for seq in commands.passed()} == {20, 26}
+    assert commands.passed() == {20: 23, 26: 27}
+
+
+def test_a_move_that_was_written_once_more_is_older_than_what_was_written_meanwhile() -> None:
+    """The last one in the order of the clients acts: a timeout that was put off twice must not end at the first time.
+    Where clients wrote to several partitions, there is none but that of the records."""
+    for place, expected in ((b"delay/0/3", {21: 20, 22: 20}), (b"delay/1/3", {20: 22, 21: 22})):
+        rows = []
+        for n, forwarded in enumerate((b"delay/0/20", place, b"delay/0/4")):
+            headers = [(h.MOVE_ORIGIN, b"delay/0/7"), (h.COPY_FORWARDED, forwarded)]
+            move = timer("delay", 0, 20 + n, NOW, None, kind=int(Kind.MOVE), headers=headers)
+            rows.append((AT_MIN, 0, 20 + n, {**move, "origin": 7}))
+        commands = Commands(DueRows(rows_of(rows), SourceColumns(SOURCES, {"delay": None})))
+        assert commands.passed() == expected
 
 
 def test_moves_by_id_that_a_later_one_makes_moot() -> None:
