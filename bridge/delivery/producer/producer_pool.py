@@ -12,8 +12,10 @@ nothing else.
       | '-------------------------------------------open---------------------------------------|-'
       '----------------------------------------------put_back----------------------------------'
 
-The id that was left comes back as soon as it is ready (`next`). Brokers may have lost the end of its last transaction
-in some partition (transaction_markers.py), and only the next end there under the same id stands in for it.
+Brokers may have lost the end of the last transaction of an id in some partition (transaction_markers.py), also of one
+whose commit they had confirmed, and only the next end there under the same id stands in for it: an abort would take
+back what was committed. So after trouble the id that has committed last is not used before another one has committed a
+transaction, when all is well again; and then it comes back as soon as it is ready (`next`).
 
 Exactly-once does not rest on the id. A transaction that is left is never asked to commit, whatever becomes of its
 abort. Between two processes the group's metadata decides: the brokers refuse offsets of a former member, and committed
@@ -76,7 +78,10 @@ class PooledProducer:
     owed_outcome: Outcome | None = None
     """How its last transaction, whose end the brokers have lost, is to be ended once more."""
     comes_back: bool = False
-    """It was in use when there was trouble, or a commit of its was written again: it goes on as soon as it is ready."""
+    """It was in use when there was trouble, or a commit of its was written again: it goes on as soon as it is ready,
+    and another one has committed a transaction."""
+    commits: int = 0
+    """How many commits of the pool there had been with its last one."""
 
 
 class ProducerPool:
@@ -100,15 +105,19 @@ class ProducerPool:
         self._all = [PooledProducer(name) for name in names]
         self._changed = threading.Condition()
         self._closed = threading.Event()
+        self._commits = 0
+        self.is_well = False
+        """Whether the transaction before this one was committed."""
 
     def open(self) -> PooledProducer:
         """One that is ready, else the first that is unmade: it is initialised now, and the others in the background.
 
         Raises EnvironmentFailure when that can never work, NotReady when it may work later, Broken.
         """
+        self.is_well = False
         with self._changed:
             unmade = (one for one in self._all if one.state is _State.UNMADE)
-            pooled = self._used(self._first_ready() or next(unmade, None))
+            pooled = self._used(self._first_ready() or min(unmade, key=_commits, default=None))
         if pooled is None:
             raise NotReady(HELD_UP)
         if pooled.producer is None:
@@ -117,8 +126,8 @@ class ProducerPool:
         return pooled
 
     def next(self, current: PooledProducer) -> PooledProducer:
-        """The one for the next transaction: one that comes back, if it is ready, else `current`. Reports of those that
-        are ready are let in, and those that have failed are replaced.
+        """The one for the next transaction: one that comes back, if it is ready and all is well, else `current`.
+        Reports of those that are ready are let in, and those that have failed are replaced.
         """
         for pooled in self._all:
             if pooled.state is _State.READY and pooled.producer is not None:
@@ -130,11 +139,16 @@ class ProducerPool:
                     self.recycle(pooled)
         with self._changed:
             found = self._first_ready()
-            if found is None or not found.comes_back:
+            if found is None or not found.comes_back or not self.is_well:
                 return current
             current.state = _State.READY
             self._used(found)
             return found
+
+    def committed(self, pooled: PooledProducer) -> None:
+        """Its transaction was committed."""
+        self._commits += 1
+        pooled.commits, self.is_well = self._commits, True
 
     def await_ready(self, timeout_s: float) -> PooledProducer | None:
         """One that is ready, or as soon as one is; None if that takes longer, or none is on its way."""
@@ -174,7 +188,7 @@ class ProducerPool:
 
     def _first_ready(self) -> PooledProducer | None:
         ready = [one for one in self._all if one.state is _State.READY and not one.faults]
-        return min(ready, key=lambda one: not one.comes_back, default=None)
+        return min(ready, key=_commits, default=None)
 
     @staticmethod
     def _used(found: PooledProducer | None) -> PooledProducer | None:
@@ -300,3 +314,7 @@ def _repeated(call: Callable[[float], None], call_s: float, may_repeat: Callable
         # BUSY: the call that was left is still under way in it.
         if is_fatal(error) or not (error.retriable() or fault_of(error) is Fault.BUSY) or not may_repeat():
             return error
+
+
+def _commits(pooled: PooledProducer) -> int:
+    return pooled.commits

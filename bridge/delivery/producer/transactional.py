@@ -123,10 +123,13 @@ class TransactionalWriter(Writer):
             if isinstance(failed, Aborted) and asked == 1:
                 raise
             raise Indefinite(failed.failure) from None
+        if self._used is not None:
+            self._pool.committed(self._used)
         with suppress(KafkaException):  # whatever it is: the commit has been made
             producer.poll(0)
 
     def abort(self) -> None:
+        self._pool.is_well = False
         deadline_s = self._clock.monotonic_s() + self._budgets.step_s
         try:
             self._step(partial(self._client().abort_transaction, self._budgets.call_s), deadline_s)
@@ -141,6 +144,7 @@ class TransactionalWriter(Writer):
         left = self._used
         if left is None:
             raise Broken(NO_PRODUCER)
+        self._pool.is_well = False
         self._calls.close()  # its call may go on for a while
         self._used = self._producer = None
         self._pool.recycle(left, is_open=True)

@@ -379,6 +379,29 @@ class TestSpare:
             assert again.calls[-1] == "begin"
             ready.writer.commit([], None, lambda _: False)
 
+    @pytest.mark.parametrize("way", ["leave", "open"])
+    def test_after_trouble_the_id_that_has_committed_last_waits_for_a_commit_of_the_other(
+        self, ready: Told, way: str
+    ) -> None:
+        """The end of its commit may be lost where there was no leader: an abort there would take back what was
+        delivered."""
+        _, spare = ready.made
+        ready.writer.commit([], None, lambda _: False)
+        ready.writer.begin()
+        getattr(ready.writer, way)()
+        ready.background()
+        assert ready.names == ["x", "x.spare", "x"]
+        again = ready.made[-1]
+        for _ in range(3):
+            ready.writer.begin()
+            assert spare.calls[-1] == "begin"
+            ready.writer.abort()
+        ready.writer.begin()
+        ready.writer.commit([], None, lambda _: False)
+        assert "begin" not in again.calls
+        ready.writer.begin()
+        assert again.calls[-1] == "begin"
+
     def test_a_spare_id_that_is_left_comes_back_too(self, ready: Told) -> None:
         """It may have something open, too, and stays: nothing calls the usual one back."""
         ready.writer.leave()
@@ -563,6 +586,8 @@ class TestLostMarkers:
         told.writer.open()
         told.background()
         assert told.repair.written == [("x.spare", outcome)]
+        told.writer.begin()
+        told.writer.commit([], None, lambda _: False)
         told.writer.begin()
         assert told.made[outcome is Outcome.COMMITTED].calls[-1] == "begin"
 
