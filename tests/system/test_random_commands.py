@@ -88,7 +88,7 @@ class Commands:
                 # As many long before as shortly before, at, and after the due time.
                 ahead_ms = self._random.choice((delay, 300, 100, 20, 0, -200))
                 beside = [each for each in written if each.partition == record.partition and each is not record]
-                about = [record, *self._random.sample(beside, min(len(beside), self._random.choice((0, 0, 3, 20))))]
+                about = [record, *self._random.sample(beside, min(len(beside), self._random.choice((0, 0, 3, MOVED_MAX - 1))))]
                 self._waiting.append((record.timestamp_ms + delay - self._random.randint(0, max(1, ahead_ms)), about))
         self.send_until(now_ms)
 
