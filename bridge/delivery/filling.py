@@ -111,7 +111,7 @@ class Filling:
     def _produce(self, store: TimerStore, transaction: OpenTransaction, plan: Plan) -> None:
         """Hand all of a plan to the client, each record when it is due and each batch in its order."""
         if plan.records and not transaction.begun:
-            self.writer.begin()
+            self.writer.begin(plan.records)
             transaction.begun = True
         first, departures = transaction.add(plan), Departures(plan)
         while True:

@@ -54,8 +54,8 @@ class Interfering(Writer):
             self.on_open.pop(0)()
         self.writer.open()
 
-    def begin(self) -> None:
-        self.writer.begin()
+    def begin(self, records: int = 0) -> None:
+        self.writer.begin(records)
 
     def send(self, batch: Batch, *, first_id: int = 0, careful: bool = False) -> int:
         if self.on_send:

@@ -16,7 +16,7 @@ from confluent_kafka import Producer
 
 from bridge.wire.answers import Outcome
 from bridge.wire.commands import cancel_headers, cancel_origin_headers, move_headers, move_origin_headers
-from bridge.wire.headers import CORRELATION, COUNT, DUE, OUTCOME, origin_text, origins_text, timer_headers
+from bridge.wire.headers import CORRELATION, COUNT, DUE, MOVED_MAX, OUTCOME, origin_text, origins_text, timer_headers
 from dev.harness.kafka import Outgoing, Reader, Record, Topics, produce_with
 from dev.harness.waiting import wait_until
 from tests.profiles import IS_NIGHTLY
@@ -88,7 +88,8 @@ class Commands:
                 # As many long before as shortly before, at, and after the due time.
                 ahead_ms = self._random.choice((delay, 300, 100, 20, 0, -200))
                 beside = [each for each in written if each.partition == record.partition and each is not record]
-                about = [record, *self._random.sample(beside, min(len(beside), self._random.choice((0, 0, 3, MOVED_MAX - 1))))]
+                more = min(len(beside), self._random.choice((0, 0, 3, MOVED_MAX - 1)))
+                about = [record, *self._random.sample(beside, more)]
                 self._waiting.append((record.timestamp_ms + delay - self._random.randint(0, max(1, ahead_ms)), about))
         self.send_until(now_ms)
 

@@ -14,8 +14,8 @@ nothing else.
 
 Brokers may have lost the end of the last transaction of an id in some partition (transaction_markers.py), also of one
 whose commit they had confirmed, and only the next end there under the same id stands in for it: an abort would take
-back what was committed. So after trouble the id that has committed last is not used before another one has committed a
-transaction, when all is well again; and then it comes back as soon as it is ready (`next`).
+back what was committed. So after trouble the id that has committed last is not used for a large transaction before
+another one has committed one, when all is well again; and then it comes back as soon as it is ready (`next`).
 
 Exactly-once does not rest on the id. A transaction that is left is never asked to commit, whatever becomes of its
 abort. Between two processes the group's metadata decides: the brokers refuse offsets of a former member, and committed
@@ -79,7 +79,7 @@ class PooledProducer:
     """How its last transaction, whose end the brokers have lost, is to be ended once more."""
     comes_back: bool = False
     """It was in use when there was trouble, or a commit of its was written again: it goes on as soon as it is ready,
-    and another one has committed a transaction."""
+    and what it is to write is likely to be committed."""
     commits: int = 0
     """How many commits of the pool there had been with its last one."""
 
@@ -125,9 +125,9 @@ class ProducerPool:
         self.prepare()
         return pooled
 
-    def next(self, current: PooledProducer) -> PooledProducer:
-        """The one for the next transaction: one that comes back, if it is ready and all is well, else `current`.
-        Reports of those that are ready are let in, and those that have failed are replaced.
+    def next(self, current: PooledProducer, *, is_small: bool) -> PooledProducer:
+        """The one for the next transaction: one that comes back, if it is ready and all is well or the transaction is
+        small, else `current`. Reports of those that are ready are let in, and those that have failed are replaced.
         """
         for pooled in self._all:
             if pooled.state is _State.READY and pooled.producer is not None:
@@ -139,7 +139,7 @@ class ProducerPool:
                     self.recycle(pooled)
         with self._changed:
             found = self._first_ready()
-            if found is None or not found.comes_back or not self.is_well:
+            if found is None or not found.comes_back or not (self.is_well or is_small):
                 return current
             current.state = _State.READY
             self._used(found)

@@ -30,6 +30,8 @@ from bridge.kafka.errors import Fault, fault_of, fenced, kafka_error
 from bridge.settings.time_budgets import USUAL, TimeBudgets
 from timerstore.clock import Clock
 
+SMALL_RECORDS: Final = 100
+"""A transaction that begins with no more is hardly aborted for want of time."""
 CONFLICT_S: Final = 0.05
 """Between two calls that are refused because an earlier one is still under way."""
 
@@ -78,12 +80,12 @@ class TransactionalWriter(Writer):
         if pooled is not None:
             self._pool.put_back(pooled)
 
-    def begin(self) -> None:
+    def begin(self, records: int = 0) -> None:
         """Start a transaction: local, the brokers hear of it with the first record. An id that was left is used again
-        from here on, if it is ready."""
+        from here on, if it is ready, and this is likely to be committed."""
         if self._used is not None:
             self._serve(self._client().poll, 0)
-            self._use(self._pool.next(self._used))
+            self._use(self._pool.next(self._used, is_small=records <= SMALL_RECORDS))
         try:
             self._client().begin_transaction()
         except KafkaException as exception:

@@ -17,7 +17,7 @@ from bridge.delivery.producer.acknowledged import AcknowledgedWriter
 from bridge.delivery.producer.outcomes import Aborted, Broken, Cause, Failure, Indefinite, NotReady
 from bridge.delivery.producer.producer_pool import ProducerPool
 from bridge.delivery.producer.transaction_markers import Outcome
-from bridge.delivery.producer.transactional import TransactionalWriter
+from bridge.delivery.producer.transactional import SMALL_RECORDS, TransactionalWriter
 from bridge.errors import EnvironmentFailure, FencedError
 from bridge.settings.time_budgets import TimeBudgets
 from bridge.wire.headers import Headers
@@ -379,12 +379,13 @@ class TestSpare:
             assert again.calls[-1] == "begin"
             ready.writer.commit([], None, lambda _: False)
 
+    @pytest.mark.parametrize("records", [SMALL_RECORDS, 1_000])
     @pytest.mark.parametrize("way", ["leave", "open"])
     def test_after_trouble_the_id_that_has_committed_last_waits_for_a_commit_of_the_other(
-        self, ready: Told, way: str
+        self, ready: Told, way: str, records: int
     ) -> None:
         """The end of its commit may be lost where there was no leader: an abort there would take back what was
-        delivered."""
+        delivered. It does not wait with a few records."""
         _, spare = ready.made
         ready.writer.commit([], None, lambda _: False)
         ready.writer.begin()
@@ -393,13 +394,14 @@ class TestSpare:
         assert ready.names == ["x", "x.spare", "x"]
         again = ready.made[-1]
         for _ in range(3):
-            ready.writer.begin()
+            ready.writer.begin(1_000)
             assert spare.calls[-1] == "begin"
             ready.writer.abort()
-        ready.writer.begin()
-        ready.writer.commit([], None, lambda _: False)
+        if records > SMALL_RECORDS:
+            ready.writer.begin(records)
+            ready.writer.commit([], None, lambda _: False)
         assert "begin" not in again.calls
-        ready.writer.begin()
+        ready.writer.begin(records)
         assert again.calls[-1] == "begin"
 
     def test_a_spare_id_that_is_left_comes_back_too(self, ready: Told) -> None:
