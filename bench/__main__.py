@@ -1,12 +1,13 @@
 """Measure the bridge on this machine, and print a table beside what RocketMQ 5.5 and a prototype of this design did
 on such a machine.
 
-make bench                              everything but `pending`, `lookups` and `soak` (half an hour)
+make bench                              everything but `pending`, `lookups`, `soak` and `outages` (half an hour)
 make bench BENCH_ARGS="--only burst"    one scenario: on-time, on-time-1k, on-time-short, kills, rolling (from the first
                                         second on), burst, idle, outage, stopped-target, killed-target
 make bench BENCH_ARGS="--only pending"  ten million pending, a million of them cancelled (ten minutes, 8 GB of disk)
 make bench BENCH_ARGS="--only lookups"  searches over the API among ten million pending (five minutes, 8 GB of disk)
 make bench BENCH_ARGS="--only soak"     an hour at 2,000/s with broker restarts (5 GB of disk)
+make bench BENCH_ARGS="--only outages"  twenty outages of the only broker at 2,000/s, and the same of a plain producer
 make bench BENCH_ARGS="--messages 200000"   a smaller burst
 """
 
@@ -25,6 +26,7 @@ from bench.bulk import bulk
 from bench.load import VALUE_BYTES
 from bench.lookups import lookups
 from bench.on_time import kills, on_time, rolling
+from bench.outages import outages
 from bench.report import Report, mib, tell
 from bench.soak import soak
 
@@ -32,6 +34,8 @@ SETTLED_SECONDS = 120
 IDLE_SECONDS = 30
 LEAD_MS = 30_000
 OUTAGES = 4
+APART = ("pending", "lookups", "soak", "outages")
+"""They take long: only by name."""
 CLIENT_DEFAULTS = {"metadata.recovery.strategy": "rebootstrap", "reconnect.backoff.max.ms": "10000"}
 
 
@@ -42,9 +46,10 @@ def main() -> None:
     parser.add_argument("--messages", type=int, default=1_000_000, help="of the burst, and pending at each kill")
     parser.add_argument("--seconds", type=int, default=30, help="before and after a target is away")
     parser.add_argument("--minutes", type=int, default=60, help="of the soak")
+    parser.add_argument("--outages", type=int, default=20, help="of the broker, about")
     arguments = parser.parse_args()
     report = Report()
-    for name in arguments.only or [name for name in SCENARIOS if name not in ("pending", "lookups", "soak")]:
+    for name in arguments.only or [name for name in SCENARIOS if name not in APART]:
         with bridge_on_broker() as bridge:
             SCENARIOS[name](bridge, arguments, report)
     report.print()
@@ -211,6 +216,7 @@ SCENARIOS: dict[str, Callable[[Bridge, argparse.Namespace, Report], None]] = {
     "lookups": lookups,
     "bulk": bulk,
     "soak": soak,
+    "outages": outages,
 }
 
 if __name__ == "__main__":

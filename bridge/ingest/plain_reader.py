@@ -38,7 +38,7 @@ FORCED: Final[Mapping[str, Any]] = {
     # What lies here unread: librdkafka's queue, in place of its 64 MiB.
     "queued.max.messages.kbytes": 8 << 10,
     "queued.min.messages": 2_000,
-    # The group's member tells of brokers that are away. Nobody polls this client while the query serves: what it logs
+    # The group's consumer logs that brokers are away. This client is not polled while the query serves: what it logs
     # would go to standard error, twenty lines a second, or wait here without a bound.
     "log_level": 0,
 }

@@ -80,8 +80,6 @@ class PooledProducer:
     comes_back: bool = False
     """It was in use when there was trouble, or a commit of its was written again: it goes on as soon as it is ready,
     and what it is to write is likely to be committed."""
-    commits: int = 0
-    """How many commits of the pool there had been with its last one."""
 
 
 class ProducerPool:
@@ -105,7 +103,6 @@ class ProducerPool:
         self._all = [PooledProducer(name) for name in names]
         self._changed = threading.Condition()
         self._closed = threading.Event()
-        self._commits = 0
         self.is_well = False
         """Whether the transaction before this one was committed."""
 
@@ -117,7 +114,7 @@ class ProducerPool:
         self.is_well = False
         with self._changed:
             unmade = (one for one in self._all if one.state is _State.UNMADE)
-            pooled = self._used(self._first_ready() or min(unmade, key=_commits, default=None))
+            pooled = self._used(self._first_ready() or next(unmade, None))
         if pooled is None:
             raise NotReady(HELD_UP)
         if pooled.producer is None:
@@ -144,11 +141,6 @@ class ProducerPool:
             current.state = _State.READY
             self._used(found)
             return found
-
-    def committed(self, pooled: PooledProducer) -> None:
-        """Its transaction was committed."""
-        self._commits += 1
-        pooled.commits, self.is_well = self._commits, True
 
     def await_ready(self, timeout_s: float) -> PooledProducer | None:
         """One that is ready, or as soon as one is; None if that takes longer, or none is on its way."""
@@ -187,8 +179,7 @@ class ProducerPool:
             self.put_back(pooled)
 
     def _first_ready(self) -> PooledProducer | None:
-        ready = [one for one in self._all if one.state is _State.READY and not one.faults]
-        return min(ready, key=_commits, default=None)
+        return next((one for one in self._all if one.state is _State.READY and not one.faults), None)
 
     @staticmethod
     def _used(found: PooledProducer | None) -> PooledProducer | None:
@@ -314,7 +305,3 @@ def _repeated(call: Callable[[float], None], call_s: float, may_repeat: Callable
         # BUSY: the call that was left is still under way in it.
         if is_fatal(error) or not (error.retriable() or fault_of(error) is Fault.BUSY) or not may_repeat():
             return error
-
-
-def _commits(pooled: PooledProducer) -> int:
-    return pooled.commits

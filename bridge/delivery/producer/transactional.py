@@ -125,8 +125,7 @@ class TransactionalWriter(Writer):
             if isinstance(failed, Aborted) and asked == 1:
                 raise
             raise Indefinite(failed.failure) from None
-        if self._used is not None:
-            self._pool.committed(self._used)
+        self._pool.is_well = True
         with suppress(KafkaException):  # whatever it is: the commit has been made
             producer.poll(0)
 
