@@ -97,15 +97,14 @@ class Cluster:
         self._pause = threading.Event()  # never set: a wait for it is a pause
         self._redact = Redactor(settings.secrets())
         self._last_error: KafkaError | None = None
-        properties: dict[str, Any] = librdkafka(settings, "admin")
-        properties["error_cb"] = self._remember
+        self._properties: dict[str, Any] = {**librdkafka(settings, "admin"), "error_cb": self._remember}
         self._consumer: dict[str, Any] = {
             **librdkafka(settings, "admin"),
             "group.id": f"{settings.group_id}-sample",
             "enable.auto.commit": False,
             "auto.offset.reset": "earliest",
         }
-        self._admin = made("for look-ups", lambda: AdminClient(properties, logger=_collecting_logger([])))
+        self._admin = self._make_admin()
 
     def describe(self) -> ClusterDescription:
         """The cluster's id and brokers; also the proof that it can be reached."""
@@ -221,20 +220,22 @@ class Cluster:
             for name, entries in self._patiently(ask).items()
         }
 
+    def _make_admin(self) -> AdminClient:
+        return made("for look-ups", lambda: AdminClient(self._properties, logger=_collecting_logger([])))
+
     def _offsets(self, partitions: Sequence[tuple[str, int]], spec: OffsetSpec) -> dict[tuple[str, int], int]:
-        """Asked again for a while when a partition is between two leaders, as a new one is for a moment. The client
-        asks the leader that it knows, under the epoch that it knows, until its metadata is renewed: after an election
-        that would be minutes.
+        """Asked again for a while when a partition is between two leaders, as a new one is for a moment. After an
+        election librdkafka asks under the old epoch until it renews its metadata, for minutes; another client does not.
         """
-        deadline_s = self._clock.monotonic_s() + _ELECTION_S
+        deadline_s, is_renewed = self._clock.monotonic_s() + _ELECTION_S, False
         while True:
             try:
                 return self._ask_offsets(partitions, spec)
             except _Leaderless:
                 if self._clock.monotonic_s() > deadline_s:
                     raise
-            with suppress(KafkaException):
-                self._admin.list_topics(timeout=_CONNECT_S)
+            if not is_renewed:
+                self._admin, is_renewed = self._make_admin(), True
             self._pause.wait(_RETRY_S)
 
     def _ask_offsets(self, partitions: Sequence[tuple[str, int]], spec: OffsetSpec) -> dict[tuple[str, int], int]:
