@@ -33,7 +33,7 @@ import pyarrow as pa
 import structlog
 
 from bridge.delivery.plan.copies import copies
-from bridge.delivery.plan.dead_letters import COPY_TOO_LARGE, dead_letters
+from bridge.delivery.plan.dead_letters import COPY_TOO_LARGE, dead_letters, held_rows
 from bridge.delivery.plan.due_rows import Batch, DueRows, Ids
 from bridge.delivery.plan.fates import Findings, OwnTopics, Unplannable, unreadable_copies
 from bridge.delivery.plan.record_size import record_bytes
@@ -234,7 +234,7 @@ class Commands:
     def _move(self, n: int, each: Decided, writing: _Writing) -> list[_Result]:
         """As `_act`, of a move by origin that acts. Raises Unplannable where it needs dead letters, and they fail."""
         row, effect, origin = int(self.ids[n]), each.effect, each.effect.origin[each.live]
-        moved, is_changed, is_over = self._moved(n, effect, each.live)
+        moved, is_changed, is_over = self._moved(n, effect, each.live, writing.letter_topics)
         ids = np.arange(len(moved))
         fits = writing.own().of(moved).copyable(ids)
         if int(self._rows.keys[row]) in writing.findings.no_copy:
@@ -267,15 +267,21 @@ class Commands:
             if len(result[1])
         ]
 
-    def _moved(self, n: int, effect: Effect, live: Int64s) -> tuple[DueRows, Bools, Bools]:
+    def _moved(
+        self, n: int, effect: Effect, live: Int64s, letter_topics: Mapping[str, str]
+    ) -> tuple[DueRows, Bools, Bools]:
         """The rows that a move copies, due when it says; which of them it has changed, and which are of schedules that
-        turn out to be over. A pause, or its end, leaves what does not recur as it was."""
+        turn out to be over. A pause, or its end, leaves what does not recur as it was; any move leaves dead letters
+        that wait for their topic."""
         payload = effect.payload.take(pa.array(live))
+        at, source = effect.rows.at[live], effect.rows.source[live].astype(np.int32)
+        rows = Rows(at=at, source=source, offset=effect.rows.offset[live], payload=payload)
+        is_letter = held_rows(DueRows(rows, self._rows.columns), letter_topics)
         column = {name: payload.column(name).to_pylist() for name in ("due", "schedule", "tick", "attempt")}
         to_ms, now_ms = self._due[n], self._ts[n]
         changed, over = np.zeros(len(live), np.bool_), np.zeros(len(live), np.bool_)
         for i, text in enumerate(column["schedule"]):
-            if text is None and to_ms >= h.NEXT_MS:
+            if is_letter[i] or (text is None and to_ms >= h.NEXT_MS):
                 continue
             column["attempt"][i] = 0
             after = (
@@ -293,9 +299,7 @@ class Commands:
             index = payload.schema.get_field_index(name)
             field = payload.schema.field(index)
             payload = payload.set_column(index, field, pa.array(values, field.type))
-        at, source = effect.rows.at[live], effect.rows.source[live].astype(np.int32)
-        rows = Rows(at=at, source=source, offset=effect.rows.offset[live], payload=payload)
-        return DueRows(rows, self._rows.columns), changed, over
+        return DueRows(replace(rows, payload=payload), self._rows.columns), changed, over
 
     def _sent_on(
         self, n: int, lists: Sequence[Sequence[int] | None], *, ends: bool = False, is_answered: bool = True

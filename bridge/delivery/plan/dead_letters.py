@@ -111,6 +111,16 @@ def is_held(rows: DueRows, ids: Ids) -> Bools:
     )
 
 
+def held_rows(rows: DueRows, letter_topics: Mapping[str, str]) -> Bools:
+    """Which of the rows are held dead letters on their way to one of these topics; bool[n]."""
+    names, codes = rows.targets
+    found: Bools = np.isin(codes, [code for code, name in enumerate(names) if name in letter_topics.values()])
+    ids = np.flatnonzero(found)
+    if len(ids):
+        found[ids] = is_held(rows, ids)
+    return found
+
+
 def reason_of(headers: Headers) -> str:
     """The reason that a held letter gives."""
     return _text(dict(headers).get(h.REASON))

@@ -236,9 +236,12 @@ class OwnTopics:
     def copyable(self, ids: Ids) -> Bools:
         """Which of the rows can be copied into their own partition of the delay topic; bool[m]."""
         rows, is_timer = self._rows, self._rows.kind[ids] == Kind.TIMER
-        # The copy of what decoding rejected is a whole dead letter.
-        needed = copy_sizes(rows, ids) + np.where(is_timer, 0, HEADER_ALLOWANCE_BYTES // 8)
+        # The copy of what decoding rejects is a whole dead letter.
+        needed, more = copy_sizes(rows, ids), HEADER_ALLOWANCE_BYTES // 8
         room = self._copy_bytes_max[rows.source[ids]]
+        if (needed + more > room).any():
+            is_timer &= ~np.isin(ids, list(unreadable_copies(rows)))
+        needed = needed + np.where(is_timer, 0, more)
         fits: Bools = needed <= room
         near = ~fits & is_timer & (room > 0)
         if near.any():

@@ -13,7 +13,9 @@ from typing import cast
 import pytest
 
 from bridge.delivery.plan.backoff import RetryPolicy
+from bridge.delivery.plan.fates import Unplannable
 from bridge.delivery.plan.planner import Planner
+from bridge.delivery.plan.record_size import record_bytes
 from bridge.delivery.targets.cache import Targets
 from bridge.delivery.targets.target import Target
 from bridge.ingest.decode_records import Record, decode_records
@@ -33,7 +35,6 @@ DELAY, ORDERS, ANSWERS, LETTERS = "delay", "orders", "answers", "delay.dlt"
 SOURCE = (DELAY, 0)
 BEGIN_MS = 1_800_000_000_000
 WEEK_MS = 7 * 86_400_000
-WELL = Target(partitions=1, bytes_max=1_000_000)
 FAILS = Target(partitions=1, bytes_max=1_000_000, refusal=Refusal(RejectReason.TARGET_UNAVAILABLE, "it has no leader"))
 KEY = b"k"
 EPOCHS = {
@@ -55,6 +56,8 @@ class Chain:
         self.now_ms = BEGIN_MS
         self.failing: set[str] = set()
         """Topics that take nothing for now."""
+        self.bytes_max = 1_000_000
+        """The largest record of every topic."""
         self.log: list[Record] = []
         self.out: defaultdict[str, list[Delivered]] = defaultdict(list)
         """Headers of what was written to other topics."""
@@ -79,7 +82,8 @@ class Chain:
     # ---- what is known of targets
 
     def resolve(self, names: Iterable[str]) -> Mapping[str, Target]:
-        return {name: FAILS if name in self.failing else WELL for name in names}
+        well = Target(partitions=1, bytes_max=self.bytes_max)
+        return {name: FAILS if name in self.failing else well for name in names}
 
     renew = resolve
 
@@ -110,7 +114,11 @@ class Chain:
         transaction = self._store.begin()
         rows = transaction.take(self.now_ms, 5_000)
         self._planner.begin()
-        plan = self._planner.plan(rows, self._store.sources, self.now_ms, loan=transaction)
+        try:
+            plan = self._planner.plan(rows, self._store.sources, self.now_ms, loan=transaction)
+        except Unplannable:
+            transaction.rollback()
+            raise
         for batch in plan.batches():
             for value, headers in zip(batch.values, batch.all_headers(), strict=True):
                 told = [(name, text.encode() if isinstance(text, str) else text) for name, text in headers]
@@ -187,6 +195,36 @@ def test_a_dead_letter_that_waits_is_not_under_way_for_ever(chain: Chain) -> Non
     chain.failing = set()
     chain.run(3, step_ms=60_000)
     assert [each[h.REASON] for each in chain.out[LETTERS]] == [b"bad-header-name"]
+
+
+def test_a_move_leaves_a_dead_letter_that_waits_as_it_is(chain: Chain) -> None:
+    """It has no time of its own: its copy says why it is one."""
+    chain.failing = {LETTERS}
+    origin = chain.send([(h.FOR, b"1s"), (h.TOPIC, ORDERS.encode()), (f"{h.TOPIC}\0", b"x")])
+    chain.run()
+    chain.run(2, step_ms=1_000)
+    chain.send(move_origin_headers(f"{DELAY}/0/{origin}", after=timedelta(hours=1), reply_to=ANSWERS), None)
+    chain.run(3, step_ms=10)
+    assert chain.outcomes() == [b"not-pending"]
+    chain.failing = set()
+    chain.run(3, step_ms=60_000)
+    assert [each[h.REASON] for each in chain.out[LETTERS]] == [b"bad-header-name"]
+
+
+def test_a_dead_letter_that_waits_is_written_only_if_its_topic_takes_it(chain: Chain) -> None:
+    """It is larger than its message by what it says of it. One that does not fit holds its source."""
+    chain.failing = {LETTERS}
+    headers: list[tuple[str, bytes | None]] = [(h.FOR, b"1s"), (h.TOPIC, ORDERS.encode()), (f"{h.TOPIC}\0", b"x")]
+    chain.bytes_max = 200_000
+    for spared in (5_000, 600):
+        chain.send(headers, b"v" * (chain.bytes_max - spared))
+    chain.run()
+    with pytest.raises(Unplannable):
+        chain.run(step_ms=1_000)
+    chain.bytes_max += 10_000
+    chain.run(step_ms=10)
+    assert all(record_bytes(each.key, each.value, each.headers) <= chain.bytes_max for each in chain.log)
+    assert len(chain.log) == 4
 
 
 @pytest.mark.parametrize("is_split", [False, True])
