@@ -202,8 +202,8 @@ class Site:
                 named = {"id": id} if each.named is None else by_origin(each.named.tolist())
                 output.append((names[row], None, again | named))
             elif each.decision is Decision.ACT and effect.named is None:
-                originals = np.unique(effect.origin[each.live]).tolist()
-                output.extend((names[row], None, again | by_origin([origin])) for origin in originals)
+                assert each.named is not None
+                output.extend((names[row], None, again | by_origin([origin])) for origin in each.named.tolist())
             else:
                 command = keys[row].decode()
                 about = self.commands.get(command, [])

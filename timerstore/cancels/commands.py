@@ -16,13 +16,15 @@ Replay. A command below the committed O is finished: its tombstone is made when 
 transaction acted on every pending row of the origin below d; and it is read before anything is delivered (I6).
 
 In transit. A copy that a transaction has written (a roll, a retry, a tick, the copy of a move) is above the commands
-that were read before it. Where a command finds nothing but such a copy may be under way, its transaction writes the
-command again, behind the copy.
+that were read before it. Where a command by origin finds nothing but such a copy may be under way, its transaction
+writes the command again, behind the copy. One by id becomes one by origin for such a message, too. Only where nobody
+knows which these are (copies that an earlier process wrote may be unread), it is written again as it is; what was sent
+after its client's record stays out of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -31,7 +33,7 @@ import pyarrow as pa
 
 from timerstore.cancels.digests import Digests, concat_digests
 from timerstore.cancels.id_index import Seeds
-from timerstore.rows.position import OFFSET_BITS, OFFSET_MAX, Bools, Int64s, Positions, pack, sources_of
+from timerstore.rows.position import OFFSET_BITS, OFFSET_MAX, Bools, Int64s, Positions, offsets_of, pack, sources_of
 from timerstore.rows.sources import Sources
 
 
@@ -44,6 +46,20 @@ class Decision(Enum):
     NOTHING = auto()  # nothing of it was pending
     TOO_MANY = auto()  # it is about more than effects.ROWS_MAX messages
     PASSED = auto()  # a later one of the same transaction acts in its place
+
+
+@dataclass(slots=True, eq=False)
+class Copied:
+    """Of what a command is about, the originals (offsets) of which a row may have left as a copy, which is above the
+    command. Commands that share their rows share this; of an id, there may be later messages in it."""
+
+    origins: Int64s = field(default_factory=lambda: np.empty(0, np.int64))
+    is_unsure: bool = False
+    """Whether there may be others, of copies that an earlier process wrote."""
+
+    def add(self, *origins: Int64s) -> None:
+        if any(map(len, origins)):
+            self.origins = np.unique(np.concatenate((self.origins, *origins)))
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -61,8 +77,7 @@ class Effect:
     payload: pa.RecordBatch
     named: Int64s | None
     key: Digests | None
-    is_copied: Bools
-    """Of each original, or of the id, whether a row may have left as a copy, which is above the command."""
+    copied: Copied = field(default_factory=Copied)
     is_too_many: bool = False
     upto: int | None = None
     bytes: int = 0
@@ -78,16 +93,16 @@ class Effect:
         return (0, 0) if self.key is None else (int(self.key.hi[0]), int(self.key.lo[0]))
 
     def have(self, rows: Bools) -> Bools:
-        """Which of the originals have any of these rows (bool[n]); or whether the id has."""
-        if self.named is None:
-            return np.array([rows[: self.upto].any()])
+        """Which of the originals that it names have any of these rows."""
+        assert self.named is not None
         return np.isin(self.named, self.origin[rows])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Decided:
     """A command's decision about the originals `named`, all those of its effect that have it, or about an id (None);
-    `live` are the indices of the effect's rows that are acted on."""
+    `live` are the indices of the effect's rows that are acted on. One by id that acts does so by commands about the
+    originals `named`."""
 
     effect: Effect
     decision: Decision
@@ -139,16 +154,16 @@ class InTransit:
         if len(other):
             self.add(other._origins, other._ids)
 
-    def has(self, effect: Effect) -> Bools:
-        """Which of the originals that a command names one of them may be of, or whether one may be of its id."""
+    def of(self, effect: Effect) -> Int64s:
+        """The originals (offsets) that they are of, among those that a command names, or of its id."""
         if not len(self):
-            return np.zeros_like(effect.is_copied)
-        if effect.named is not None:
-            if self._ordered is None:
-                self._ordered = np.sort(self._origins, kind="stable")
-            return among(packed_in(effect.source, effect.named), self._ordered)
-        key = effect.key
-        return np.array([key is not None and ((self._ids.hi == key.hi[0]) & (self._ids.lo == key.lo[0])).any()])
+            return self._origins
+        if effect.named is None:
+            hi, lo = effect.digest
+            return offsets_of(self._origins[(self._ids.hi == hi) & (self._ids.lo == lo)])
+        if self._ordered is None:
+            self._ordered = np.sort(self._origins, kind="stable")
+        return effect.named[among(packed_in(effect.source, effect.named), self._ordered)]
 
 
 class Commands:
@@ -169,16 +184,15 @@ class Commands:
         since the commands' rows were looked up may have left as a copy."""
         if not effects:
             return
-        shared = {id(effect.rows): effect.rows for effect in effects}
-        at, seq = [rows.at for rows in shared.values()], [rows.seq for rows in shared.values()]
+        distinct = _distinct(effects)
+        at, seq = [each.rows.at for each in distinct], [each.rows.seq for each in distinct]
         gone = finished(Positions(np.concatenate(at), np.concatenate(seq)))
         ends = np.cumsum([len(each) for each in seq])[:-1]
-        left = dict(zip(shared, np.split(gone, ends), strict=True))
-        for effect in effects:
-            effect.is_copied |= self.in_transit.has(effect) | effect.have(left[id(effect.rows)])
-            effect.is_copied |= is_unread(effect.source)
-            self.effects[effect.seq] = effect
-            self.bytes += effect.bytes
+        for effect, left in zip(distinct, np.split(gone, ends), strict=True):
+            effect.copied.add(self.in_transit.of(effect), effect.origin[left])
+            effect.copied.is_unsure |= is_unread(effect.source)
+        self.effects.update((effect.seq, effect) for effect in effects)
+        self.bytes += sum(effect.bytes for effect in effects)
 
     def forget(self, seqs: Int64s) -> None:
         """Rows that are finished, commands among them."""
@@ -193,17 +207,20 @@ class Commands:
 
     def note_copied(self, seqs: Int64s, copies: InTransit, read: Int64s) -> None:
         """Rows that have left as copies; of these, those of the originals `read` (packed) were read already."""
-        ordered, left = np.sort(seqs), dict[int, Bools]()
-        for effect in self.effects.values() if len(seqs) or len(copies) else ():
-            if (shared := id(effect.rows)) not in left:
-                left[shared] = among(effect.rows.seq, ordered)
-            effect.is_copied |= copies.has(effect) | effect.have(left[shared])
+        ordered = np.sort(seqs)
+        for effect in _distinct(self.effects.values()) if len(seqs) or len(copies) else ():
+            effect.copied.add(copies.of(effect), effect.origin[among(effect.rows.seq, ordered)])
         copies.remove(read)
         self.in_transit.add_all(copies)
 
     def digests(self, ids: pa.Array, source: Int64s) -> Digests:
         """Of ids, zeros where there is none."""
         return digests_of(ids, source, self.seeds)
+
+
+def _distinct(effects: Iterable[Effect]) -> Collection[Effect]:
+    """Of those that share their rows, and what is known of these, one."""
+    return {id(effect.copied): effect for effect in effects}.values()
 
 
 def among(wanted: Int64s, ordered: Int64s) -> Bools:

@@ -11,7 +11,7 @@ before it is made. A batch is to be cut in front of the first one for which ther
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Final
 
@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from timerstore.cancels import id_index
 from timerstore.cancels.cancels import NO_ORIGIN, Known, named_by
-from timerstore.cancels.commands import Effect, among, digests_of, packed_in
+from timerstore.cancels.commands import Copied, Effect, among, digests_of, packed_in
 from timerstore.cancels.digests import Digests, concat_digests
 from timerstore.cancels.id_index import Seeds, Timers, no_timers, timers_of
 from timerstore.memory.sorted_runs import EMPTY, RowRefs
@@ -152,7 +152,8 @@ class _Batch:
     def read(self, commands: Sequence[int], bytes_max: int | None) -> tuple[list[Effect], int]:
         """Their effects, and how many bytes these take. Raises TooLarge."""
         size = EFFECT_BYTES * len(commands)
-        new = {key: i for i in commands if (key := self._key_of.get(i)) is not None and key not in self._of_id}
+        keys = [(self._key_of.get(i), i) for i in reversed(commands)]
+        new = {key: i for key, i in keys if key is not None and key not in self._of_id}  # the first of each
         of_id = self._read_ids(new, _left(bytes_max, size))
         size += sum(TIMER_BYTES * len(each.timers) for each in of_id.values())
         found: dict[int, _Found] = {}
@@ -174,7 +175,10 @@ class _Batch:
         keys = self._keys[np.array(list(new.values()))]
         below = np.array([self._below[key] for key in new], dtype=np.int64)
         try:
-            return dict(zip(new, _of_ids(keys, below, self._holders, self._is_over, bytes_max), strict=True))
+            found = _of_ids(keys, below, self._holders, self._is_over, bytes_max)
+            for i, of_id in zip(new.values(), found, strict=True):
+                of_id.copied.add(self._above.of_id(int(self.commands.seq[i]), self._keys[i : i + 1]))
+            return dict(zip(new, found, strict=True))
         finally:
             for segment in self._segments:
                 segment.drop_pages()
@@ -190,7 +194,7 @@ class _Batch:
             bytes=EFFECT_BYTES + int(len(rows) * found.row_bytes),
             named=self._named[i],
             key=None,
-            is_copied=self._above.has(int(self.commands.seq[i]), self._named[i], None),
+            copied=Copied(self._above.of(int(self.commands.seq[i]), self._named[i])),
         )
 
     def _by_id(self, i: int) -> Effect:
@@ -211,7 +215,7 @@ class _Batch:
             named=None,
             key=digest,
             is_too_many=is_too_many,
-            is_copied=self._above.has(seq, None, digest),
+            copied=of_id.copied,
         )
 
 
@@ -222,6 +226,7 @@ class _OfId:
 
     timers: Timers
     end: int
+    copied: Copied = field(default_factory=Copied)
 
 
 def _of_ids(
@@ -357,17 +362,15 @@ class _Above:
         ids = payload.column("id").take(pa.array(copies.row))
         self._ids = digests_of(ids, copies.source, seeds) if len(copies) else concat_digests([])
 
-    def has(self, seq: int, named: Int64s | None, key: Digests | None) -> Bools:
-        """Which of the originals `named` have one above a command (`seq`), while they are below; or whether an id has
-        one (None)."""
-        if not len(self._seq):
-            return np.zeros(1 if named is None else len(named), np.bool_)
-        mask = (self._seq > seq) & (self._origin < seq)
-        if named is not None:
-            packed, origin = packed_in(seq >> OFFSET_BITS, named), self._origin[mask]
-            return np.isin(packed, origin[among(origin, packed)])
-        is_of = key is not None and (mask & (self._ids.hi == key.hi[0]) & (self._ids.lo == key.lo[0])).any()
-        return np.array([is_of], np.bool_)
+    def of(self, seq: int, named: Int64s) -> Int64s:
+        """The originals (offsets), among those `named`, of the copies above a command (`seq`)."""
+        origin = self._origin[self._seq > seq]
+        return offsets_of(np.unique(origin[among(origin, packed_in(seq >> OFFSET_BITS, named))]))
+
+    def of_id(self, seq: int, key: Digests) -> Int64s:
+        """Those of the copies of an id."""
+        is_of = (self._seq > seq) & (self._ids.hi == key.hi[0]) & (self._ids.lo == key.lo[0])
+        return offsets_of(self._origin[is_of])
 
 
 def _left(bytes_max: int | None, size: int) -> int | None:

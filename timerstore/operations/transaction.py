@@ -27,6 +27,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from timerstore.cancels.commands import Decided, Decision, Effect, InTransit
+from timerstore.cancels.effects import ROWS_MAX
 from timerstore.cancels.id_index import Timers
 from timerstore.errors import Inconsistent, Misuse
 from timerstore.memory.chunks import materialize
@@ -43,7 +44,7 @@ NAMED_MAX = 1_000
 """Commands by origin that those by id write in one transaction, before commands of one id wait for each other. (Moves
 need not, but for this number: of moves by origin that wait together, the last one acts.)"""
 
-NOT_PASSED: Mapping[int, int] = {}
+NONE: Mapping[int, int] = {}
 
 GATHERED_AHEAD_MS = 250
 """How far ahead rows that come from many chunks are put together."""
@@ -167,11 +168,14 @@ class Transaction:
         self._copied.append(seq)
         self._in_transit.add(pack(sources_of(seq), origin), self._state.commands.digests(ids, sources_of(seq)))
 
-    def decide(self, commands: Int64s, now_ms: int, passed: Mapping[int, int] = NOT_PASSED) -> list[Decided]:
+    def decide(
+        self, commands: Int64s, now_ms: int, passed: Mapping[int, int] = NONE, sent: Mapping[int, int] = NONE
+    ) -> list[Decided]:
         """What the commands among the rows handed out (their `seq`, in order) come to, at `now_ms`: of one that names
         several originals, up to one of each kind. What they act on is not handed out any more. A move by origin that
         acts needs a copy of each of its rows. `passed` says of moves which other one among these acts in their place:
-        it names the same originals; or the same id, which they move for no answer."""
+        it names the same originals; or the same id, which they move for no answer. `sent` says of those by id that
+        were written again at what offset their client's record is."""
         self._decided_ms, decided = now_ms, list[Decided]()
         left = deque(commands.tolist())
         while left:
@@ -188,7 +192,11 @@ class Transaction:
                 for effect in effects:
                     later = known.get(passed.get(effect.seq, -1))
                     later = None if later is None or later.is_too_many else later
-                    for found in self._decisions(effect, judged.get(effect.seq), later):
+                    for found in (
+                        [self._decision_by_id(effect, sent.get(effect.seq, OFFSET_MAX), later)]
+                        if effect.named is None
+                        else self._decisions(effect, judged[effect.seq], later)
+                    ):
                         decided.append(found)
                         if found.decision is Decision.ACT:
                             self._act(found)
@@ -198,7 +206,7 @@ class Transaction:
         """How many rows or messages must be looked at."""
         if effect.upto is not None:
             return 1 if effect.digest in self._acted_ids else max(1, effect.upto)
-        return max(len(effect.is_copied), len(effect.rows))
+        return max(1 if effect.named is None else len(effect.named), len(effect.rows))
 
     def _judged(self, effects: Sequence[Effect]) -> list[_Judged]:
         """Of the rows of each of some by origin, in one pass."""
@@ -234,26 +242,49 @@ class Transaction:
         copied = np.isin(rows.seq, np.concatenate(self._copied))
         return gone, copied | state.cancels.decided(lookup, rows.source, rows.offset, origin)
 
-    def _decisions(self, effect: Effect, judged: _Judged | None, later: Effect | None) -> list[Decided]:
-        """Of one command, one for all that share it; `judged` is of one by origin, and `later` what is to act in its
-        place. The caller holds the lock."""
+    def _decision_by_id(self, effect: Effect, below: int, later: Effect | None) -> Decided:
+        """Of one command by id, about the messages below an offset; `later` is what is to act in its place. The caller
+        holds the lock."""
         if effect.is_too_many:
-            return [_of_all(effect, Decision.TOO_MANY)]
-        if effect.named is None and later is not None:
-            return [_of_all(effect, Decision.PASSED)]
-        if effect.digest in self._acted_ids:  # nothing was done yet, so that all can wait
-            return [_of_all(effect, Decision.AGAIN)]
+            return _of_all(effect, Decision.TOO_MANY)
+        if later is not None:
+            return _of_all(effect, Decision.PASSED)
+        # Of one that has acted nothing was done yet, so that all can wait.
+        if effect.digest in self._acted_ids or effect.copied.is_unsure or self._state.is_unread(effect.source):
+            return _of_all(effect, Decision.AGAIN)
+        gone, covered, copied = self._judged_by_id(effect)
+        origin, acted = effect.origin[: effect.upto], self._are_acted(effect)
+        is_live = ~(gone | acted | covered)
+        moving = origin[acted | copied], effect.copied.origins, *self._moving(effect)
+        named = np.unique(np.concatenate((origin[is_live], *moving)))
+        named = named[named < min(below, effect.seq & OFFSET_MAX)]
+        if len(named) > ROWS_MAX:
+            return _of_all(effect, Decision.TOO_MANY)
+        if len(named):
+            return Decided(effect=effect, decision=Decision.ACT, live=EMPTY.seq, named=named)
+        return _of_all(effect, Decision.LEFT if (gone & (origin < below)).any() else Decision.NOTHING)
+
+    def _are_acted(self, effect: Effect) -> Bools:
+        """Which of its rows commands of this transaction act on."""
+        return np.array([seq in self._acted for seq in effect.rows.seq[: effect.upto].tolist()], dtype=np.bool_)
+
+    def _moving(self, effect: Effect) -> tuple[Int64s, Int64s]:
+        """The originals that it is about of which a copy is written, or not read yet."""
+        return self._in_transit.of(effect), self._state.commands.in_transit.of(effect)
+
+    def _decisions(self, effect: Effect, judged: _Judged, later: Effect | None) -> list[Decided]:
+        """Of one command by origin, one for all that share it; `later` is what is to act in its place. The caller holds
+        the lock."""
         state = self._state
-        gone, covered, copied = self._judged_by_id(effect) if judged is None else judged
-        acted = np.array([seq in self._acted for seq in effect.rows.seq[: effect.upto].tolist()], dtype=np.bool_)
+        gone, covered, copied = judged
+        acted = self._are_acted(effect)
         is_live = ~(gone | acted | covered)
         act = effect.have(is_live)
         if later is not None and self._is_passed(effect, later, is_live):
             return [Decided(effect=effect, decision=Decision.PASSED, live=EMPTY.seq, named=effect.named)]
-        again = self._in_transit.has(effect) | state.commands.in_transit.has(effect)
-        again |= effect.is_copied | effect.have(acted | copied) | state.is_unread(effect.source)
-        if effect.named is None:  # the same: for the copies
-            act &= ~again
+        assert effect.named is not None
+        again = np.isin(effect.named, np.concatenate((effect.copied.origins, *self._moving(effect))))
+        again |= effect.have(acted | copied) | (effect.copied.is_unsure or state.is_unread(effect.source))
         which = [(act, Decision.ACT), (again, Decision.AGAIN), (effect.have(gone), Decision.LEFT)]
         codes = [decision.value for _, decision in which]
         found = np.select([mask for mask, _ in which], codes, Decision.NOTHING.value)
@@ -262,8 +293,8 @@ class Transaction:
                 effect=effect,
                 decision=decision,
                 live=np.flatnonzero(is_live & (decision is Decision.ACT)),
-                named=None if effect.named is None else effect.named[found == decision.value],
-                behind=EMPTY.seq if effect.named is None or decision is not Decision.ACT else effect.named[act & again],
+                named=effect.named[found == decision.value],
+                behind=effect.named[act & again & (decision is Decision.ACT)],
             )
             for decision in map(Decision, np.unique(found).tolist())
         ]
@@ -272,7 +303,7 @@ class Transaction:
         """Of what a command acts on; the caller holds the lock."""
         effect, live = found.effect, found.live
         if effect.named is None:
-            self._named += len(np.unique(effect.origin[live]))
+            self._named += 0 if found.named is None else len(found.named)
             if not effect.is_move or self._named > NAMED_MAX:
                 self._acted_ids.add(effect.digest)
             return

@@ -167,6 +167,13 @@ class Commands:
                 later |= {seqs[n]: seqs[last] for n in older}
         return later
 
+    def sent(self) -> dict[int, int]:
+        """Of those that were written again, packed, the offsets of their clients' records. (Of one that came from
+        another partition, there is none here.)"""
+        written = (n for n, said in enumerate(self._headers) if h.COPY_FORWARDED in said and self._is_home(n))
+        seqs = self.seqs
+        return {int(seqs[n]): self._command(n)[2] for n in written}
+
     def named_elsewhere(self) -> Iterator[tuple[int, str]]:
         """The commands by an origin of another partition: their rows, and the topics that they name."""
         origins = self._rows.column("origin", self.ids)
@@ -219,8 +226,8 @@ class Commands:
             if int(self._rows.keys[row]) in writing.findings.no_copy:
                 return [_result(Outcome.UNKNOWN, each.named)]
             lists: list[Sequence[int] | None] = [None if each.named is None else each.named.tolist()]
-            if each.decision is Decision.ACT:
-                lists = [[origin] for origin in np.unique(effect.origin[each.live]).tolist()]
+            if each.decision is Decision.ACT and each.named is not None:
+                lists = [[origin] for origin in each.named.tolist()]
             writing.out.to_delay_topics.append(self._sent_on(n, lists))
             return []
         if each.decision is not Decision.ACT:

@@ -267,7 +267,7 @@ class Planner:
             if row not in forwards.ids
         }
         return commands.output(
-            loan.decide(commands.seqs, now_ms, commands.passed(findings.no_copy)),
+            loan.decide(commands.seqs, now_ms, commands.passed(findings.no_copy), commands.sent()),
             elsewhere,
             own,
             self._letter_topics,

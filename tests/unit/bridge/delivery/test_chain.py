@@ -5,8 +5,9 @@ other; what they write there is read again. No broker, no threads; time stands s
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -29,6 +30,8 @@ from tests.unit.timerstore.entries import gather
 from timerstore.disk.checkpoint import Identity
 from timerstore.limits import Limits
 from timerstore.operations import recovery
+from timerstore.rows.position import ORIGIN
+from timerstore.rows.sources import NamedState
 from timerstore.store import TimerStore
 
 DELAY, ORDERS, ANSWERS, LETTERS = "delay", "orders", "answers", "delay.dlt"
@@ -62,15 +65,9 @@ class Chain:
         self.out: defaultdict[str, list[Delivered]] = defaultdict(list)
         """Headers of what was written to other topics."""
         self._finish = Finish(EPOCHS)
-        identity = Identity(cluster_id="c", topic_ids={DELAY: "t"})
-        self._store = TimerStore.open(
-            recovery.find(directory, identity, self.now_ms),
-            partitions=[SOURCE],
-            committed={SOURCE: (0, None)},
-            now_ms=self.now_ms,
-            limits=Limits(),
-        )
-        self._store.start_at({SOURCE: 0}, {SOURCE: 0})
+        self._directory = directory
+        self._committed: NamedState = 0, None
+        self._open()
         self._planner = Planner(
             targets=cast("Targets", self),
             permitted=lambda _: True,
@@ -78,6 +75,24 @@ class Chain:
             dead_letter_topics={DELAY: LETTERS},
             retry=RetryPolicy(),
         )
+
+    def _open(self) -> None:
+        identity = Identity(cluster_id="c", topic_ids={DELAY: "t"})
+        self._store = TimerStore.open(
+            recovery.find(self._directory, identity, self.now_ms),
+            partitions=[SOURCE],
+            committed={SOURCE: self._committed},
+            now_ms=self.now_ms,
+            limits=Limits(),
+        )
+        begins = self._store.resume_offsets()
+        self._store.start_at({SOURCE: begins[SOURCE] or 0}, {SOURCE: len(self.log)})
+
+    def restart(self, sent_meanwhile: Callable[[], None]) -> None:
+        """The bridge ends, and begins after something was sent."""
+        self._store.close()
+        sent_meanwhile()
+        self._open()
 
     # ---- what is known of targets
 
@@ -104,13 +119,19 @@ class Chain:
         """Rounds of reading everything, and one transaction, each some time after the one before."""
         for _ in range(rounds):
             self.now_ms += step_ms
-            read, end = self._store.next_offsets()[SOURCE], len(self.log)
-            self._store.append(self._finish(decode_records(self.log[read:], EPOCHS)), {SOURCE: end}, self.now_ms)
-            while (window := self._store.wheel.next_window(self.now_ms)) is not None:
-                self._store.wheel.admit(window, gather(window))
-            self._transact()
+            self.read()
+            self.transact()
 
-    def _transact(self) -> None:
+    def read(self, end: int | None = None) -> None:
+        """The delay topic, up to an offset or its end."""
+        read, end = self._store.next_offsets()[SOURCE], len(self.log) if end is None else end
+        self._store.append(self._finish(decode_records(self.log[read:end], EPOCHS)), {SOURCE: end}, self.now_ms)
+        while (window := self._store.wheel.next_window(self.now_ms)) is not None:
+            self._store.wheel.admit(window, gather(window))
+
+    def transact(self) -> None:
+        if not self._store.is_caught_up():
+            return
         transaction = self._store.begin()
         rows = transaction.take(self.now_ms, 5_000)
         self._planner.begin()
@@ -126,6 +147,9 @@ class Chain:
                     self.send(told, value)
                 else:
                     self.out[batch.topic].append(dict(told))
+        for progress in transaction.progress().values():
+            position = None if progress.position == ORIGIN else self._store.sources.named(progress.position)
+            self._committed = progress.offset, position
         transaction.acknowledge()
 
     # ---- what came of it
@@ -214,7 +238,7 @@ def test_a_move_leaves_a_dead_letter_that_waits_as_it_is(chain: Chain) -> None:
 def test_a_dead_letter_that_waits_is_written_only_if_its_topic_takes_it(chain: Chain) -> None:
     """It is larger than its message by what it says of it. One that does not fit holds its source."""
     chain.failing = {LETTERS}
-    headers: list[tuple[str, bytes | None]] = [(h.FOR, b"1s"), (h.TOPIC, ORDERS.encode()), (f"{h.TOPIC}\0", b"x")]
+    headers = [(h.FOR, b"1s"), (h.TOPIC, ORDERS.encode()), (f"{h.TOPIC}\0", b"x")]
     chain.bytes_max = 200_000
     for spared in (5_000, 600):
         chain.send(headers, b"v" * (chain.bytes_max - spared))
@@ -223,8 +247,66 @@ def test_a_dead_letter_that_waits_is_written_only_if_its_topic_takes_it(chain: C
         chain.run(step_ms=1_000)
     chain.bytes_max += 10_000
     chain.run(step_ms=10)
-    assert all(record_bytes(each.key, each.value, each.headers) <= chain.bytes_max for each in chain.log)
+    assert all(record_bytes(each.key, each.value, [*each.headers]) <= chain.bytes_max for each in chain.log)
     assert len(chain.log) == 4
+
+
+@pytest.mark.parametrize("reply_to", [ANSWERS, None])
+def test_many_ticks_of_one_id_do_not_put_a_pause_off(chain: Chain, reply_to: str | None) -> None:
+    """There is always a copy of one of them under way."""
+    for _ in range(40):
+        chain.send([(h.EVERY, b"1s"), (h.TOPIC, ORDERS.encode()), (h.ID, b"tenant")])
+        chain.run(step_ms=25)
+    chain.run(40, step_ms=40)
+    chain.send(move_headers("tenant", at=h.NEVER_MS, reply_to=reply_to), None)
+    chain.run(3, step_ms=40)
+    before = len(chain.out[ORDERS])
+    chain.run(40, step_ms=40)
+    assert len(chain.out[ORDERS]) == before
+    assert chain.outcomes() == ([b"moved"] * 40 if reply_to else [])
+
+
+@pytest.mark.parametrize("headers", [cancel_headers, partial(move_headers, after=timedelta(hours=9))])
+def test_what_is_sent_after_a_command_by_id_is_left_alone(
+    chain: Chain, headers: Callable[..., list[tuple[str, bytes]]]
+) -> None:
+    """A copy of the old message is under way when the command is decided: what it writes lies behind the new one."""
+    message: list[tuple[str, bytes | None]] = [(h.TOPIC, ORDERS.encode()), (h.ID, b"job")]
+    chain.failing = {ORDERS}
+    old = chain.send([(h.FOR, b"1s"), *message])
+    chain.run()
+    chain.now_ms += 1_000
+    chain.send(headers("job", reply_to=ANSWERS), None)
+    chain.read()
+    new = chain.send([(h.FOR, b"1s"), *message])
+    chain.transact()
+    chain.run(10, step_ms=20)
+    chain.failing = set()
+    chain.run(2, step_ms=100_000)
+    assert old + 1 == new - 1
+    assert [each[h.ORIGIN] for each in chain.out[ORDERS]] == [f"{DELAY}/0/{new}".encode()]
+    assert chain.outcomes() == [b"cancelled" if headers is cancel_headers else b"moved"]
+
+
+def test_what_is_sent_after_a_command_by_id_is_left_alone_after_a_restart(chain: Chain) -> None:
+    """The command is read before it is known what an earlier process has written, and is written again."""
+    message: list[tuple[str, bytes | None]] = [(h.FOR, b"1h"), (h.TOPIC, ORDERS.encode()), (h.ID, b"job")]
+    chain.send(message)
+    chain.run()
+
+    def send() -> None:
+        chain.send(cancel_headers("job", reply_to=ANSWERS), None)
+        chain.send(message)
+
+    chain.restart(send)
+    chain.read(1)
+    chain.read(2)
+    chain.transact()
+    chain.run(5, step_ms=20)
+    assert h.CANCEL in dict(chain.log[3].headers)
+    assert chain.outcomes() == [b"cancelled"]
+    chain.run(step_ms=3_600_000)
+    assert [each[h.ORIGIN] for each in chain.out[ORDERS]] == [f"{DELAY}/0/2".encode()]
 
 
 @pytest.mark.parametrize("is_split", [False, True])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -38,7 +38,7 @@ class Loan:
         self.originals: list[int] = []
         """Of what leaves as a copy."""
 
-    def decide(self, commands: Sequence[int], _now_ms: int, _passed: Collection[int] = ()) -> list[Decided]:
+    def decide(self, commands: Sequence[int], _now_ms: int, *_: object) -> list[Decided]:
         rows, payload = self._rows, self._rows.payload
         origin = payload.column("origin").to_numpy()
         positions = Positions(rows.at, rows.offset)
@@ -51,7 +51,6 @@ class Loan:
                 payload=payload,
                 named=np.array([7]),
                 key=None,
-                is_copied=np.zeros(1, np.bool_),
             )
             for seq in commands
         ]
@@ -71,7 +70,7 @@ class UnderWay(Loan):
         super().__init__(*rows)
         self._kind = kind
 
-    def decide(self, commands: Sequence[int], _now_ms: int, _passed: Collection[int] = ()) -> list[Decided]:
+    def decide(self, commands: Sequence[int], _now_ms: int, *_: object) -> list[Decided]:
         (found,) = super().decide(commands, _now_ms)
         return [replace(found, effect=replace(found.effect, is_move=self._kind is Kind.MOVE), behind=np.array([7]))]
 
@@ -83,7 +82,7 @@ class Several(Loan):
         super().__init__(*rows)
         self._decisions = decisions
 
-    def decide(self, commands: Sequence[int], _now_ms: int, _passed: Collection[int] = ()) -> list[Decided]:
+    def decide(self, commands: Sequence[int], _now_ms: int, *_: object) -> list[Decided]:
         rows, payload, named = self._rows, self._rows.payload, np.array(sorted(self._decisions))
         origin, positions = payload.column("origin").to_numpy(), Positions(rows.at, rows.offset)
         effect = Effect(
@@ -94,7 +93,6 @@ class Several(Loan):
             payload=payload,
             named=named,
             key=None,
-            is_copied=np.zeros(len(named), np.bool_),
         )
         return [
             Decided(
