@@ -14,8 +14,9 @@ nothing else.
 
 Brokers may have lost the end of the last transaction of an id in some partition (transaction_markers.py), also of one
 whose commit they had confirmed, and only the next end there under the same id stands in for it: an abort would take
-back what was committed. So after trouble the id that has committed last is not used for a large transaction before
-another one has committed one, when all is well again; and then it comes back as soon as it is ready (`next`).
+back what was committed. So after trouble another id than the one that has committed last goes on, if any is ready
+(`open`, `await_ready`). The one that was in use comes back when it is ready, for a small transaction at once, for a
+large one after the other has committed one, when all is well again (`next`).
 
 Exactly-once does not rest on the id. A transaction that is left is never asked to commit, whatever becomes of its
 abort. Between two processes the group's metadata decides: the brokers refuse offsets of a former member, and committed
@@ -105,16 +106,18 @@ class ProducerPool:
         self._closed = threading.Event()
         self.is_well = False
         """Whether the transaction before this one was committed."""
+        self.last_committer: PooledProducer | None = None
+        """The last one that may have committed: it was asked to, and the answer was not no."""
 
     def open(self) -> PooledProducer:
-        """One that is ready, else the first that is unmade: it is initialised now, and the others in the background.
+        """One that is ready, else one that is unmade: it is initialised now, and the others in the background.
 
         Raises EnvironmentFailure when that can never work, NotReady when it may work later, Broken.
         """
         self.is_well = False
         with self._changed:
-            unmade = (one for one in self._all if one.state is _State.UNMADE)
-            pooled = self._used(self._first_ready() or next(unmade, None))
+            unmade = [one for one in self._all if one.state is _State.UNMADE]
+            pooled = self._used(self._first_ready() or self._first_of(unmade))
         if pooled is None:
             raise NotReady(HELD_UP)
         if pooled.producer is None:
@@ -179,7 +182,11 @@ class ProducerPool:
             self.put_back(pooled)
 
     def _first_ready(self) -> PooledProducer | None:
-        return next((one for one in self._all if one.state is _State.READY and not one.faults), None)
+        return self._first_of([one for one in self._all if one.state is _State.READY and not one.faults])
+
+    def _first_of(self, found: Sequence[PooledProducer]) -> PooledProducer | None:
+        """The id that has committed last comes last."""
+        return min(found, key=lambda one: one is self.last_committer, default=None)
 
     @staticmethod
     def _used(found: PooledProducer | None) -> PooledProducer | None:
@@ -229,7 +236,8 @@ class ProducerPool:
             if error is None and repair is not None:
                 if pooled.owed_outcome is not None:
                     repair.write(pooled.name, held[0], pooled.owed_outcome)
-                    pooled.comes_back |= pooled.owed_outcome is Outcome.COMMITTED
+                    if pooled.owed_outcome is Outcome.COMMITTED:  # what it had in the targets may still be open there
+                        pooled.comes_back, self.last_committer = True, pooled
                     pooled.owed_outcome = None
                 repair.concluded(pooled.name)
         except KafkaException as exception:

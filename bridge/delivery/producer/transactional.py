@@ -111,7 +111,8 @@ class TransactionalWriter(Writer):
         # The commit would wait for the records, too, but without a word.
         if not self._wait(lambda: len(producer), on_stall):
             raise Aborted(Cause.UNACKNOWLEDGED, UNACKNOWLEDGED)
-        asked = 0
+        asked, pool = 0, self._pool
+        before, pool.last_committer = pool.last_committer, self._used  # before the answer, which may be lost
 
         def ask() -> None:
             nonlocal asked
@@ -123,9 +124,10 @@ class TransactionalWriter(Writer):
         except (Broken, Aborted) as failed:
             # An abort that is asked for at the first call is a definite no. A call before it may have been made.
             if isinstance(failed, Aborted) and asked == 1:
+                pool.last_committer = before
                 raise
             raise Indefinite(failed.failure) from None
-        self._pool.is_well = True
+        pool.is_well = True
         with suppress(KafkaException):  # whatever it is: the commit has been made
             producer.poll(0)
 

@@ -335,6 +335,22 @@ def test_a_fatal_error_out_of_poll_breaks_the_producer(told: Told, step: str) ->
         act()
 
 
+def after_trouble_with_both(told: Told) -> str:
+    """The only broker was away; when it is back, both ids are ready. Returns the one that begins a large transaction
+    then."""
+    told.producer = StubProducer(told.clock)
+    told.writer.open()
+    told.producer = StubProducer(told.clock)
+    told.producer.script["init"] = [RETRIABLE]
+    with pytest.raises(NotReady):
+        told.writer.open()
+    told.background()
+    told.writer.open()
+    told.writer.begin(1_000)
+    (name,) = [name for name, made in zip(told.names, told.made, strict=True) if made.calls[-1] == "begin"]
+    return name
+
+
 class TestSpare:
     """Another transactional id, for while a partition without a leader holds up the usual one."""
 
@@ -403,6 +419,54 @@ class TestSpare:
         assert "begin" not in again.calls
         ready.writer.begin(records)
         assert again.calls[-1] == "begin"
+
+    @pytest.mark.parametrize("is_answered", [True, False])
+    def test_when_both_ids_had_trouble_the_one_that_has_not_committed_last_goes_on(
+        self, ready: Told, is_answered: bool
+    ) -> None:
+        """The answer may be lost with the only broker: then nobody knows which one has."""
+        if is_answered:
+            ready.writer.commit([], None, lambda _: False)
+        else:
+            ready.producer.forever["commit"] = RETRIABLE
+            with pytest.raises(Indefinite):
+                ready.writer.commit([], None, lambda _: False)
+        assert after_trouble_with_both(ready) == "x.spare"
+
+    def test_a_commit_that_was_refused_is_none(self, ready: Told) -> None:
+        """The usual id has still committed last."""
+        ready.writer.commit([], None, lambda _: False)
+        ready.writer.leave()
+        ready.made[1].script["commit"] = [ABORTABLE]
+        ready.writer.begin()
+        with pytest.raises(Aborted):
+            ready.writer.commit([], None, lambda _: False)
+        assert after_trouble_with_both(ready) == "x.spare"
+
+    def test_a_commit_that_was_written_again_counts(self) -> None:
+        """What it had in the targets may still be open there."""
+        made = Told()
+        made.repair.lost["x"] = Outcome.COMMITTED
+        made.writer.open()
+        made.background()
+        assert after_trouble_with_both(made) == "x.spare"
+
+    def test_of_ids_that_are_not_made_the_one_that_has_committed_last_is_made_last(self) -> None:
+        """The spare one could not be made beforehand."""
+        failures: list[Exception] = []
+
+        def make(_name: str, _faults: list[KafkaError]) -> Any:
+            if failures:
+                raise failures.pop()
+            return StubProducer(ManualClock())
+
+        later: list[Callable[[], None]] = []
+        pool = ProducerPool(["x", "x.spare"], make, later.append)
+        pool.last_committer = usual = pool.open()
+        failures.append(EnvironmentFailure("cannot make the producer", hint=""))
+        later.pop()()
+        pool.put_back(usual)
+        assert pool.open().name == "x.spare"
 
     def test_a_spare_id_that_is_left_comes_back_too(self, ready: Told) -> None:
         """It may have something open, too, and stays: nothing calls the usual one back."""
