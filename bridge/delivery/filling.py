@@ -16,7 +16,7 @@ from bridge.delivery.open_transaction import OpenTransaction
 from bridge.delivery.plan.due_rows import Batch
 from bridge.delivery.plan.planner import Plan, Planner
 from bridge.delivery.producer.outcomes import Aborted, Cause, Failure
-from bridge.delivery.producer.writer import Writer
+from bridge.delivery.producer.writer import SMALL_RECORDS, Writer
 from bridge.kafka.errors import Fault, Meaning
 from bridge.settings.time_budgets import TimeBudgets
 from timerstore.clock import Clock
@@ -73,7 +73,7 @@ class Filling:
             if len(rows):
                 self._produce(store, transaction, self._plan(store, rows, transaction))
             open_s = self.clock.monotonic_s() - transaction.opened_s
-            is_full = transaction.rows >= self.narrowing.rows or transaction.bytes >= TRANSACTION_BYTES_MAX
+            is_full = transaction.rows >= self._rows_max(transaction) or transaction.bytes >= TRANSACTION_BYTES_MAX
             if is_full or open_s >= self.budgets.fill_s or self.is_to_end():
                 return
             if len(rows) >= room:
@@ -98,9 +98,14 @@ class Filling:
             return min(now_ms, bound_ms)
         return now_ms if self.narrowing.is_careful else now_ms + max(0, min(left_ms, AHEAD_MS))
 
+    def _rows_max(self, transaction: OpenTransaction) -> int:
+        is_small = transaction.begun and self.writer.is_to_stay_small
+        return min(self.narrowing.rows, SMALL_RECORDS) if is_small else self.narrowing.rows
+
     def _piece_rows(self, transaction: OpenTransaction) -> int:
         """How many rows to take next: bounded in rows, and by what rows weighed lately in bytes."""
-        return max(1, min(PIECE_ROWS, self.narrowing.rows - transaction.rows, int(PIECE_BYTES / self.row_bytes)))
+        left = self._rows_max(transaction) - transaction.rows
+        return max(1, min(PIECE_ROWS, left, int(PIECE_BYTES / self.row_bytes)))
 
     def _plan(self, store: TimerStore, rows: Rows, transaction: OpenTransaction) -> Plan:
         findings = self.narrowing.findings

@@ -24,14 +24,12 @@ from bridge.delivery.producer.outcomes import (
 )
 from bridge.delivery.producer.producer_pool import HELD_UP, PooledProducer, ProducerPool, in_thread, names_of
 from bridge.delivery.producer.transaction_markers import MarkerRepair
-from bridge.delivery.producer.writer import STALLED_S, UNACKNOWLEDGED, Writer
+from bridge.delivery.producer.writer import SMALL_RECORDS, STALLED_S, UNACKNOWLEDGED, Writer
 from bridge.kafka.calls import Unanswered
 from bridge.kafka.errors import Fault, fault_of, fenced, kafka_error
 from bridge.settings.time_budgets import USUAL, TimeBudgets
 from timerstore.clock import Clock
 
-SMALL_RECORDS: Final = 100
-"""A transaction that begins with no more is hardly aborted for want of time."""
 CONFLICT_S: Final = 0.05
 """Between two calls that are refused because an earlier one is still under way."""
 
@@ -79,6 +77,10 @@ class TransactionalWriter(Writer):
         pooled, self._used = self._used, None
         if pooled is not None:
             self._pool.put_back(pooled)
+
+    @property
+    def is_to_stay_small(self) -> bool:
+        return not self._pool.is_well and self._used is self._pool.last_committer
 
     def begin(self, records: int = 0) -> None:
         """Start a transaction: local, the brokers hear of it with the first record. An id that was left is used again

@@ -41,6 +41,8 @@ STALLED_S: Final = 0.1
 """Without an acknowledgement for this long the targets are looked at, and again after as long. Usually it takes
 milliseconds."""
 FULL_POLL_S: Final = 0.05
+SMALL_RECORDS: Final = 100
+"""A transaction that has no more is hardly aborted for want of time."""
 
 UNACKNOWLEDGED: Final = Failure(UNANSWERED, "not acknowledged in time")
 _PURGED: Final = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})
@@ -76,6 +78,11 @@ class Writer(ABC):
 
         Raises EnvironmentFailure when it can never work, NotReady when it may work later, Broken.
         """
+
+    @property
+    def is_to_stay_small(self) -> bool:
+        """Whether the open transaction is to be ended once it has SMALL_RECORDS or more."""
+        return False
 
     @abstractmethod
     def begin(self, records: int = 0) -> None:

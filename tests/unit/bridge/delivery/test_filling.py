@@ -1,4 +1,4 @@
-"""bridge.delivery.filling: how far ahead rows are taken."""
+"""bridge.delivery.filling: how far ahead rows are taken, and how many."""
 
 from __future__ import annotations
 
@@ -9,19 +9,26 @@ import pytest
 
 from bridge.delivery.filling import BUSY_ROWS, Filling
 from bridge.delivery.open_transaction import OpenTransaction
+from bridge.delivery.producer.writer import SMALL_RECORDS
 from tests.manual_clock import ManualClock
 from timerstore.store import TimerStore
 
 INTERVAL_MS = 30
+ROWS_MAX = 10_000
+
+
+def filling_of(clock: ManualClock, *, is_to_end: bool, is_small: bool = False) -> Filling:
+    narrowing = mock.Mock(rows=ROWS_MAX, until_ms=None, is_careful=False)
+    parts: dict[str, Any] = {"planner": mock.Mock(), "narrowing": narrowing, "budgets": mock.Mock(fill_s=1.0)}
+    parts |= {"writer": mock.Mock(is_to_stay_small=is_small), "is_to_end": lambda: is_to_end, "beat": lambda: None}
+    return Filling(**parts, clock=clock, commit_interval_ms=INTERVAL_MS)
 
 
 @pytest.mark.parametrize(("rows", "ahead_ms"), [(BUSY_ROWS - 1, INTERVAL_MS), (BUSY_ROWS, INTERVAL_MS // 2)])
 def test_where_there_is_much_to_deliver_half_of_the_interval_is_enough(rows: int, ahead_ms: int) -> None:
     """As the transaction before tells."""
     clock = ManualClock()
-    budgets, narrowing = mock.Mock(fill_s=1.0), mock.Mock(rows=10_000, until_ms=None, is_careful=False)
-    parts: dict[str, Any] = {"writer": mock.Mock(), "planner": mock.Mock(), "narrowing": narrowing, "budgets": budgets}
-    filling = Filling(**parts, clock=clock, commit_interval_ms=INTERVAL_MS, is_to_end=lambda: True, beat=lambda: None)
+    filling = filling_of(clock, is_to_end=True)
     taken: list[int] = []
     for _ in range(2):
         transaction = mock.Mock(rows=rows, bytes=0, opened_s=clock.monotonic_s())
@@ -29,3 +36,28 @@ def test_where_there_is_much_to_deliver_half_of_the_interval_is_enough(rows: int
         filling.fill(mock.Mock(spec=TimerStore), cast("OpenTransaction", transaction))
         taken.append(transaction.until_ms - clock.now_ms())
     assert taken == [INTERVAL_MS, ahead_ms]
+
+
+@pytest.mark.parametrize(("is_small", "rows"), [(True, SMALL_RECORDS), (False, ROWS_MAX)])
+def test_a_transaction_that_is_to_stay_small_is_ended_early(is_small: bool, rows: int) -> None:
+    """It began with less than what falls due within its time."""
+    clock, pieces = ManualClock(), iter([SMALL_RECORDS - 1])
+    filling = filling_of(clock, is_to_end=False, is_small=is_small)
+    store = mock.Mock()
+    store.next_wakeup_ms.side_effect = clock.now_ms
+    transaction = mock.Mock(rows=0, bytes=0, begun=False, opened_s=clock.monotonic_s())
+    transaction.loan.take.side_effect = lambda _until_ms, room: range(min(room, next(pieces, room)))
+
+    def plan(taken: range, *_: object) -> object:
+        return mock.Mock(records=len(taken), bytes=len(taken))
+
+    def add(planned: Any) -> int:
+        transaction.rows += planned.records
+        return 0
+
+    cast("Any", filling.planner).plan.side_effect = plan
+    transaction.add.side_effect = add
+    with mock.patch("bridge.delivery.filling.Departures") as departures:
+        departures().until.return_value, departures().next_ms.return_value = (), None
+        filling.fill(store, cast("OpenTransaction", transaction))
+    assert transaction.rows == rows

@@ -17,7 +17,8 @@ from bridge.delivery.producer.acknowledged import AcknowledgedWriter
 from bridge.delivery.producer.outcomes import Aborted, Broken, Cause, Failure, Indefinite, NotReady
 from bridge.delivery.producer.producer_pool import ProducerPool
 from bridge.delivery.producer.transaction_markers import Outcome
-from bridge.delivery.producer.transactional import SMALL_RECORDS, TransactionalWriter
+from bridge.delivery.producer.transactional import TransactionalWriter
+from bridge.delivery.producer.writer import SMALL_RECORDS
 from bridge.errors import EnvironmentFailure, FencedError
 from bridge.settings.time_budgets import TimeBudgets
 from bridge.wire.headers import Headers
@@ -417,8 +418,10 @@ class TestSpare:
             ready.writer.begin(records)
             ready.writer.commit([], None, lambda _: False)
         assert "begin" not in again.calls
+        assert not ready.writer.is_to_stay_small
         ready.writer.begin(records)
         assert again.calls[-1] == "begin"
+        assert ready.writer.is_to_stay_small is (records <= SMALL_RECORDS)
 
     @pytest.mark.parametrize("is_answered", [True, False])
     def test_when_both_ids_had_trouble_the_one_that_has_not_committed_last_goes_on(
