@@ -14,9 +14,9 @@ nothing else.
 
 Brokers may have lost the end of the last transaction of an id in some partition (transaction_markers.py), also of one
 whose commit they had confirmed, and only the next end there under the same id stands in for it: an abort would take
-back what was committed. So after trouble another id than the one that has committed last goes on, if any is ready
-(`open`, `await_ready`). The one that was in use comes back when it is ready, for a small transaction at once, for a
-large one after the other has committed one, when all is well again (`next`).
+back what was committed. So after trouble the id that has committed last goes on only where no other one is ready
+(`open`, `await_ready`). One that was in use comes back when it is ready: for a small transaction at once, for a large
+one after the other has committed one, when all is well again (`next`).
 
 Exactly-once does not rest on the id. A transaction that is left is never asked to commit, whatever becomes of its
 abort. Between two processes the group's metadata decides: the brokers refuse offsets of a former member, and committed
