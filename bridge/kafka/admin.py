@@ -46,6 +46,7 @@ _POLLS: Final = 20
 _RETRY_S: Final = 0.1
 _CONNECT_S: Final = 1.0
 _ELECTION_S: Final = 2.0
+_RENEW_S: Final = 1.0
 _SAMPLE_S: Final = 2.0
 _SAMPLE_RECORDS: Final = 200
 _RECORD_BYTES: Final = 100
@@ -225,17 +226,22 @@ class Cluster:
 
     def _offsets(self, partitions: Sequence[tuple[str, int]], spec: OffsetSpec) -> dict[tuple[str, int], int]:
         """Asked again for a while when a partition is between two leaders, as a new one is for a moment. After an
-        election librdkafka asks under the old epoch until it renews its metadata, for minutes; another client does not.
+        election librdkafka asks under the old epoch until it renews its metadata, for minutes; another client does not,
+        unless it was made before the election as well.
         """
-        deadline_s, is_renewed = self._clock.monotonic_s() + _ELECTION_S, False
+        renew_s = self._clock.monotonic_s()
+        deadline_s = renew_s + _ELECTION_S
         while True:
             try:
                 return self._ask_offsets(partitions, spec)
             except _Leaderless:
-                if self._clock.monotonic_s() > deadline_s:
+                now_s = self._clock.monotonic_s()
+                if now_s > deadline_s:
                     raise
-            if not is_renewed:
-                self._admin, is_renewed = self._make_admin(), True
+            if now_s >= renew_s:
+                renew_s = now_s + _RENEW_S
+                with suppress(EnvironmentFailure):  # its certificate is just being replaced, say: the old one goes on
+                    self._admin = self._make_admin()
             self._pause.wait(_RETRY_S)
 
     def _ask_offsets(self, partitions: Sequence[tuple[str, int]], spec: OffsetSpec) -> dict[tuple[str, int], int]:

@@ -7,6 +7,7 @@ import os
 import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, Protocol
 from unittest import mock
@@ -111,12 +112,14 @@ def test_watermarks_count_what_is_in_the_log(bench: Bench) -> None:
     assert (marks.start, marks.end) == (0, 3)
 
 
-@pytest.mark.parametrize(("times", "is_stuck"), [(1, False), (1_000_000, False), (1_000_000, True)])
+@pytest.mark.parametrize("renewals", [["stuck"], ["none"], ["well"], ["stuck", "well"], ["none", "well"]])
+@pytest.mark.parametrize("times", [1, 1_000_000])
 def test_a_moment_without_a_leader_is_waited_out_and_no_more(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, times: int, is_stuck: bool
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, times: int, renewals: list[str]
 ) -> None:
     """A new topic's broker, or the one that led until now, may answer that it does not lead. Another client, which has
-    no leader of before, is asked then."""
+    no leader of before, is asked then, and one more if that one was made too early. Where none can be made, the client
+    that there is goes on."""
     bench.create(STAMPED)
     admin, left = bench.cluster._admin, [times]
 
@@ -134,10 +137,17 @@ def test_a_moment_without_a_leader_is_waited_out_and_no_more(
         def poll(self, timeout_s: float) -> int:
             return admin.poll(timeout_s)
 
+    made = chain(renewals, repeat(renewals[-1]))
+
+    def make() -> object:
+        renewal = next(made)
+        if renewal == "none":
+            raise EnvironmentFailure("a Kafka client cannot be made", hint="")
+        return admin if renewal == "well" else Electing()
+
     monkeypatch.setattr(bench.cluster, "_admin", Electing())
-    renewed = [Electing(), admin]  # as long as all say so, or only the one that is stuck
-    monkeypatch.setattr(bench.cluster, "_make_admin", lambda: renewed[is_stuck])
-    if times == 1 or is_stuck:
+    monkeypatch.setattr(bench.cluster, "_make_admin", make)
+    if times == 1 or "well" in renewals:
         assert bench.cluster.watermarks([(bench.name, 0)])[bench.name, 0].end == 0
     else:
         with pytest.raises(EnvironmentFailure, match="cannot look up offsets"):
