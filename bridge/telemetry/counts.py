@@ -33,7 +33,9 @@ class Counts:
 
     def __iadd__(self, other: Counts) -> Counts:
         for each in fields(self):
-            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+            mine = getattr(self, each.name)
+            mine += getattr(other, each.name)
+            setattr(self, each.name, mine)
         return self
 
     def are_unreadable(self, planned: Mapping[str, int]) -> None:
