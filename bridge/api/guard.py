@@ -170,7 +170,7 @@ class Workers:
         """What `work` returns or raises. Raises Problem if there is no thread for it, or no end of it in time."""
         if not self._free.acquire(blocking=False):
             raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, f"{self._max} searches are under way. Ask again.")
-        done = Future[T]()
+        outcome, done = Future[T](), Future[Future[T]]()  # asyncio takes some exceptions of work for its own
         done.set_running_or_notify_cancel()  # it can be given up, not cancelled
 
         def process() -> None:
@@ -180,9 +180,10 @@ class Workers:
                 finally:
                     self._free.release()
             except Exception as error:  # noqa: BLE001 - raised where it is waited for
-                done.set_exception(error)
+                outcome.set_exception(error)
             else:
-                done.set_result(result)
+                outcome.set_result(result)
+            done.set_result(outcome)
 
         try:
             threading.Thread(target=process, name="api-request", daemon=True).start()
@@ -190,7 +191,7 @@ class Workers:
             self._free.release()
             raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, "No thread could be started. Ask again.") from None
         try:
-            return await asyncio.wait_for(asyncio.wrap_future(done), within_s)
+            return (await asyncio.wait_for(asyncio.wrap_future(done), within_s)).result()
         except TimeoutError:
             detail = f"No answer within {within_s:.0f} s. Narrow the filters, or give a smaller limit."
             raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, detail) from None

@@ -1,10 +1,13 @@
-"""bridge.api.guard: a name that a stranger could own is not answered without a password."""
+"""bridge.api.guard: a name that a stranger could own is not answered without a password; what threads return."""
 
 from __future__ import annotations
 
+import asyncio
+from concurrent.futures import CancelledError
+
 import pytest
 
-from bridge.api.guard import is_private
+from bridge.api.guard import Workers, is_private
 
 PRIVATE = [
     *("localhost", "localhost:8081", "LocalHost:1", "a.localhost:8081", "127.0.0.1", "10.2.3.4:8081", "[::1]:8081"),
@@ -28,3 +31,16 @@ def test_private_names_addresses_and_our_own_are_answered(host: str | None) -> N
 def test_names_that_may_be_strangers_are_not(host: str) -> None:
     """However they look, and whatever they contain."""
     assert not is_private(host, {"own.example.com"})
+
+
+@pytest.mark.parametrize(("raised", "told"), [(CancelledError, CancelledError), (StopIteration, RuntimeError)])
+def test_what_work_raises_is_not_taken_for_the_end_of_the_request(
+    raised: type[Exception], told: type[Exception]
+) -> None:
+    """A future that it waits for was cancelled, say: the request is not, and is answered."""
+
+    def work() -> None:
+        raise raised
+
+    with pytest.raises(told):
+        asyncio.run(Workers().run(work))
