@@ -191,7 +191,9 @@ class Site:
                 if same in latest and (id is None or is_silent):
                     passed[int(seq[row])] = latest[same]
                 latest.setdefault(same, int(seq[row]))
-        for each in transaction.decide(seq[commands], self.now_ms, passed):
+        by_id = [row for row in commands.tolist() if payload.column("id")[row].is_valid]
+        sent = {int(seq[row]): self.sent[keys[row]] for row in by_id if self.sent[keys[row]] < rows.offset[row]}
+        for each in transaction.decide(seq[commands], self.now_ms, passed, sent):
             row, effect = at[each.effect.seq], each.effect
             if len(each.behind) and keys[row] != SILENT:
                 again = {"command": Kind.MOVE, "moved_ms": dues[row]} if effect.is_move else {"cancels": True}

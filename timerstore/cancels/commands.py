@@ -19,11 +19,13 @@ In transit. A copy that a transaction has written (a roll, a retry, a tick, the 
 that were read before it. Where a command by origin finds nothing but such a copy may be under way, its transaction
 writes the command again, behind the copy. One by id becomes one by origin for such a message, too. Only where nobody
 knows which these are (copies that an earlier process wrote may be unread), it is written again as it is; what was sent
-after its client's record stays out of it.
+after its client's record stays out of it, and later commands of the id that are decided before it is are written again
+behind it.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -88,9 +90,10 @@ class Effect:
         return self.seq >> OFFSET_BITS
 
     @property
-    def digest(self) -> tuple[int, int]:
-        """Of the id that the command names; without one, of none."""
-        return (0, 0) if self.key is None else (int(self.key.hi[0]), int(self.key.lo[0]))
+    def id(self) -> Id:
+        """The id that the command names; without one, none."""
+        hi, lo = (0, 0) if self.key is None else (int(self.key.hi[0]), int(self.key.lo[0]))
+        return self.source, hi, lo
 
     def have(self, rows: Bools) -> Bools:
         """Which of the originals that it names have any of these rows."""
@@ -159,11 +162,15 @@ class InTransit:
         if not len(self):
             return self._origins
         if effect.named is None:
-            hi, lo = effect.digest
+            _, hi, lo = effect.id
             return offsets_of(self._origins[(self._ids.hi == hi) & (self._ids.lo == lo)])
         if self._ordered is None:
             self._ordered = np.sort(self._origins, kind="stable")
         return effect.named[among(packed_in(effect.source, effect.named), self._ordered)]
+
+
+Id = tuple[int, int, int]
+"""A source, and the digest of an id of it."""
 
 
 class Commands:
@@ -173,6 +180,8 @@ class Commands:
         self.effects: dict[int, Effect] = {}
         """By the command's `seq`."""
         self.in_transit = InTransit()
+        self.again: Counter[Id] = Counter()
+        """Commands by id that were written again, and are not decided yet: later ones of the id go behind them."""
         self.bytes = 0
         self.seeds = Seeds(sources)
 
@@ -204,6 +213,7 @@ class Commands:
         """Sources that are another instance's from now on: what is in transit there, it reads."""
         self.forget(np.array([seq for seq, each in self.effects.items() if each.source in sources], dtype=np.int64))
         self.in_transit.give_up(sources)
+        self.again = Counter({key: count for key, count in self.again.items() if key[0] not in sources})
 
     def note_copied(self, seqs: Int64s, copies: InTransit, read: Int64s) -> None:
         """Rows that have left as copies; of these, those of the originals `read` (packed) were read already."""

@@ -15,7 +15,7 @@ Nothing is forgotten before `acknowledge`; `rollback` makes every row pending ag
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from timerstore.cancels.commands import Decided, Decision, Effect, InTransit
+from timerstore.cancels.commands import Decided, Decision, Effect, Id, InTransit
 from timerstore.cancels.effects import ROWS_MAX
 from timerstore.cancels.id_index import Timers
 from timerstore.errors import Inconsistent, Misuse
@@ -99,8 +99,10 @@ class Transaction:
         """Those of them that leave as copies."""
         self._acted = self._loan.acted
         """Rows that commands of this transaction act on."""
-        self._acted_ids: set[tuple[int, int]] = set()
+        self._acted_ids: set[Id] = set()
         """Whose further commands wait for the commands by origin that were written."""
+        self._again: Counter[Id] = Counter()
+        """Commands by id that it writes again, less those that were, and are decided."""
         self._named = 0
         """How many these are."""
         self._decided: dict[int, Decided] = {}
@@ -175,7 +177,7 @@ class Transaction:
         several originals, up to one of each kind. What they act on is not handed out any more. A move by origin that
         acts needs a copy of each of its rows. `passed` says of moves which other one among these acts in their place:
         it names the same originals; or the same id, which they move for no answer. `sent` says of those by id that
-        were written again at what offset their client's record is."""
+        were written again below what offset what they are about was sent."""
         self._decided_ms, decided = now_ms, list[Decided]()
         left = deque(commands.tolist())
         while left:
@@ -193,7 +195,7 @@ class Transaction:
                     later = known.get(passed.get(effect.seq, -1))
                     later = None if later is None or later.is_too_many else later
                     for found in (
-                        [self._decision_by_id(effect, sent.get(effect.seq, OFFSET_MAX), later)]
+                        [self._decision_by_id(effect, sent.get(effect.seq), later)]
                         if effect.named is None
                         else self._decisions(effect, judged[effect.seq], later)
                     ):
@@ -205,7 +207,7 @@ class Transaction:
     def _size(self, effect: Effect) -> int:
         """How many rows or messages must be looked at."""
         if effect.upto is not None:
-            return 1 if effect.digest in self._acted_ids else max(1, effect.upto)
+            return 1 if effect.id in self._acted_ids else max(1, effect.upto)
         return max(1 if effect.named is None else len(effect.named), len(effect.rows))
 
     def _judged(self, effects: Sequence[Effect]) -> list[_Judged]:
@@ -242,15 +244,26 @@ class Transaction:
         copied = np.isin(rows.seq, np.concatenate(self._copied))
         return gone, copied | state.cancels.decided(lookup, rows.source, rows.offset, origin)
 
-    def _decision_by_id(self, effect: Effect, below: int, later: Effect | None) -> Decided:
-        """Of one command by id, about the messages below an offset; `later` is what is to act in its place. The caller
-        holds the lock."""
+    def _decision_by_id(self, effect: Effect, sent: int | None, later: Effect | None) -> Decided:
+        """Of one command by id; `sent` is said of one that was written again, and `later` is what is to act in its
+        place. The caller holds the lock."""
+        known = self._state.commands.again
+        is_behind = sent is None and known[effect.id] + self._again[effect.id] > 0
+        self._again[effect.id] -= sent is not None
+        found = self._decided_by_id(
+            effect, effect.seq & OFFSET_MAX if sent is None else sent, later, is_behind=is_behind
+        )
+        self._again[effect.id] += found.decision is Decision.AGAIN
+        return found
+
+    def _decided_by_id(self, effect: Effect, below: int, later: Effect | None, *, is_behind: bool) -> Decided:
         if effect.is_too_many:
             return _of_all(effect, Decision.TOO_MANY)
         if later is not None:
             return _of_all(effect, Decision.PASSED)
         # Of one that has acted nothing was done yet, so that all can wait.
-        if effect.digest in self._acted_ids or effect.copied.is_unsure or self._state.is_unread(effect.source):
+        is_behind |= effect.id in self._acted_ids
+        if is_behind or effect.copied.is_unsure or self._state.is_unread(effect.source):
             return _of_all(effect, Decision.AGAIN)
         gone, covered, copied = self._judged_by_id(effect)
         origin, acted = effect.origin[: effect.upto], self._are_acted(effect)
@@ -305,7 +318,7 @@ class Transaction:
         if effect.named is None:
             self._named += 0 if found.named is None else len(found.named)
             if not effect.is_move or self._named > NAMED_MAX:
-                self._acted_ids.add(effect.digest)
+                self._acted_ids.add(effect.id)
             return
         self._acted.update(effect.rows.seq[live].tolist())
         self._decided[effect.seq] = found
@@ -382,6 +395,7 @@ class Transaction:
         commands.note_copied(
             np.concatenate(self._copied), self._in_transit, np.concatenate([EMPTY.seq, *self._loan.copies_read])
         )
+        commands.again += self._again
         commands.forget(self._loan.rows().seq)
 
     def _counted(self) -> Tally:

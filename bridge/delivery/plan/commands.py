@@ -47,7 +47,7 @@ from timerstore.cancels.cancels import NO_ORIGIN
 from timerstore.cancels.commands import Decided, Decision, Effect
 from timerstore.operations.transaction import Rows
 from timerstore.rows.entry import DECIDED, Kind
-from timerstore.rows.position import Bools, Int64s
+from timerstore.rows.position import OFFSET_MAX, Bools, Int64s
 
 ANSWER_BYTES: Final = 600
 """Of the headers of an answer about one message, or of a command, about."""
@@ -168,11 +168,11 @@ class Commands:
         return later
 
     def sent(self) -> dict[int, int]:
-        """Of those that were written again, packed, the offsets of their clients' records. (Of one that came from
-        another partition, there is none here.)"""
-        written = (n for n, said in enumerate(self._headers) if h.COPY_FORWARDED in said and self._is_home(n))
-        seqs = self.seqs
-        return {int(seqs[n]): self._command(n)[2] for n in written}
+        """Of those by id that were written again, packed, the offsets of their clients' records. (Nobody knows what was
+        sent before one in another partition.)"""
+        seqs, ids = self.seqs.tolist(), self._rows.column("id", self.ids)
+        again = [n for n, said in enumerate(self._headers) if ids[n] is not None and h.COPY_FORWARDED in said]
+        return {seqs[n]: self._command(n)[2] if self._is_home(n) else OFFSET_MAX for n in again}
 
     def named_elsewhere(self) -> Iterator[tuple[int, str]]:
         """The commands by an origin of another partition: their rows, and the topics that they name."""

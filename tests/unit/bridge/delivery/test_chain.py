@@ -309,6 +309,39 @@ def test_what_is_sent_after_a_command_by_id_is_left_alone_after_a_restart(chain:
     assert [each[h.ORIGIN] for each in chain.out[ORDERS]] == [f"{DELAY}/0/2".encode()]
 
 
+@pytest.mark.parametrize("reply_to", [ANSWERS, None])
+@pytest.mark.parametrize("is_restarted", [False, True])
+@pytest.mark.parametrize("read", [4, 5])
+def test_the_move_that_was_sent_last_acts_after_a_restart(
+    chain: Chain, read: int, reply_to: str | None, *, is_restarted: bool
+) -> None:
+    """The first one is written again, behind the second. That is read when all is known, or after another restart."""
+    chain.send([(h.FOR, b"1h"), (h.TOPIC, ORDERS.encode()), (h.ID, b"session")])
+    chain.run()
+
+    def send(hours: int) -> None:
+        chain.send(move_headers("session", after=timedelta(hours=hours), reply_to=reply_to), None)
+
+    def send_another() -> None:
+        chain.send([(h.FOR, b"9h"), (h.TOPIC, ORDERS.encode())])
+
+    send(2)
+    chain.restart(send_another)
+    chain.read(1)
+    chain.read(2)
+    send(3)
+    chain.transact()
+    assert h.MOVE in dict(chain.log[4].headers)
+    if is_restarted:
+        chain.restart(send_another)
+    chain.read(read)
+    chain.transact()
+    chain.run(5, step_ms=20)
+    chain.run(2, step_ms=2 * 3_600_000 + 1_000)
+    assert [each[h.DUE] for each in chain.out[ORDERS]] == [str(BEGIN_MS + 3 * 3_600_000).encode()]
+    assert chain.outcomes() == ([b"moved"] * 2 if reply_to else [])
+
+
 @pytest.mark.parametrize("is_split", [False, True])
 @pytest.mark.parametrize(("reply_to", "written"), [(None, 2), (ANSWERS, 101)])
 def test_of_moves_by_one_id_that_wait_together_the_last_acts(

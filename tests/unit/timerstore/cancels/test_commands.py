@@ -199,7 +199,7 @@ def test_a_copy_under_way_beside_what_is_pending(
     write(rig, None, command=kind, **named)
     rig.ingest()
     transaction, rows = take(rig)
-    (decided,) = transaction.decide(seqs(rows), NOW_MS)
+    (decided,) = transaction.decide(seqs(rows), NOW_MS, {}, {int(seqs(rows)[0]): 2})
     assert (decided.decision, decided.behind.tolist()) == (Decision.ACT, [])
     assert decided.named is not None and 0 in decided.named.tolist()
 
