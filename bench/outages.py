@@ -48,9 +48,12 @@ def outages(bridge: Bridge, arguments: argparse.Namespace, report: Report) -> No
     count, began_s = RATE * seconds, bridge.clock.monotonic_s()
     reader = run(bridge, "receive", "--messages", str(count), "--seconds", str(seconds + 2 * REST_S))
     load = run(bridge, "load", "--messages", str(count), "--rate", str(RATE), "--delay", *DELAY_MS)
-    number = 0
+    number = restarts = 0
     while load.poll() is None:
         pause(UP_S)
+        if not bridge.running:  # as what runs it would
+            bridge.start()
+            restarts += 1
         if bridge.clock.monotonic_s() - began_s < seconds - CYCLE_S:
             (bridge.broker.kill if number % 2 else bridge.broker.stop)()
             pause(AWAY_S[number % len(AWAY_S)])
@@ -60,6 +63,7 @@ def outages(bridge: Bridge, arguments: argparse.Namespace, report: Report) -> No
     got: dict[str, Any] = json.loads(reader.communicate()[0])
     exact = f"{got['received']:,} / {got['doubled']} / {got['early']}"
     report.add("outages", f"received / doubled / early, over {number} outages", exact, f"{count:,} / 0 / 0")
+    report.add("outages", "the bridge ended, and was started again", str(restarts))
     if (got["received"], got["doubled"]) != (count, 0):
         kept = Path(tempfile.mkdtemp(prefix="delay-bridge-outages-"))
         shutil.copy(bridge.log_file, kept)

@@ -5,7 +5,7 @@ partitions, and so that the group metadata in every transaction fences an instan
 (design, section 3, *Ownership*):
 
     - static membership: a restart within the session time-out moves no partition, a second instance of the same name
-      fences the first
+      fences the first; a member that comes back after its time-out may be fenced as well, and the process starts anew
     - every assigned partition is paused at once, and assigned at the log's end, so that nothing is fetched and
       `auto.offset.reset` never asked
     - a revocation is answered only after `on_revoked` has returned, and that only after the open transaction has ended
@@ -138,6 +138,8 @@ class Ownership:
         self._metadata: object = None
         # The polling thread's own: what it was told to own, and of what it has told the listener.
         self._owned: frozenset[SourceName] = frozenset()
+        self._is_lost = False
+        """Partitions were lost, and none have come since."""
         self._told: tuple[frozenset[SourceName], int] = (frozenset(), 0)
         self._stop = threading.Event()
         self._failure: BridgeError | None = None
@@ -315,7 +317,7 @@ class Ownership:
             self._fail(failure)
         except KafkaException as exception:
             reason = kafka_error(exception)
-            self._fail(fenced(reason) if is_fenced(reason) else _ended(reason))
+            self._fail(self._fenced(reason) if is_fenced(reason) else _ended(reason))
         except Exception as exception:  # noqa: BLE001 - the application must know that polling has ended
             bug = InternalError(
                 "group membership failed", hint="Please report this.", reason=repr(exception), code="DB-7001"
@@ -348,10 +350,15 @@ class Ownership:
     def _judge(self, error: KafkaError) -> None:
         """Of a poll, and of the client itself."""
         if is_fenced(error):
-            raise fenced(error)
+            raise self._fenced(error)
         if is_fatal(error) or _is_refused(error):
             raise _ended(error)
         self._trouble.warn(error)
+
+    def _fenced(self, error: KafkaError) -> BridgeError:
+        """By another instance; or, after the session has timed out, by itself: a broker takes the second JoinGroup of a
+        member that comes back for another one's (librdkafka issue 3437)."""
+        return _ended(error) if self._is_lost else fenced(error)
 
     def _fail(self, error: BridgeError) -> None:
         if self._failure is None:
@@ -369,6 +376,7 @@ class Ownership:
         else:
             consumer.assign(added)
             self._owned = names
+        self._is_lost &= not names
         if added:
             consumer.pause(added)
         log.info("partitions-assigned", added=len(names), owned=len(self._owned))
@@ -376,6 +384,7 @@ class Ownership:
     def _give_up(self, consumer: Consumer, partitions: list[TopicPartition], *, lost: bool) -> None:
         names = frozenset((p.topic, p.partition) for p in partitions)
         self._owned -= names
+        self._is_lost |= lost
         if lost:
             # Another member may own them already: a transaction that is open now must not be committed.
             self._set(self._owned, revoked=True)
@@ -436,6 +445,8 @@ def _hint(error: KafkaError) -> str:
         return "Grant the bridge READ on its group and delay topics, and check its credentials."
     if error.code() == KafkaError.UNSTABLE_OFFSET_COMMIT:
         return "A transaction of this bridge id is still open; it ends with its transaction time-out, then start again."
+    if is_fenced(error):
+        return "Start it again: its session with the group's coordinator had timed out, and it came back."
     return "Check that the brokers are reachable and that the group's coordinator answers."
 
 

@@ -1,0 +1,84 @@
+"""Group membership, of a client that says what a broker does not say on demand. (The rest is in tests/broker.)"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, TopicPartition
+
+from bridge.errors import BridgeError, EnvironmentFailure, FencedError
+from bridge.kafka import membership
+from bridge.kafka.membership import Ownership
+from timerstore.clock import SystemClock
+from timerstore.rows.sources import SourceName
+
+MINE = [TopicPartition("delay", 0)]
+FENCED = KafkaError(KafkaError.FENCED_INSTANCE_ID, fatal=True)
+
+
+class Client:
+    """A consumer that is given partitions, loses them or not, gets others or not, and is fenced."""
+
+    steps: tuple[str, ...] = ()
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self._error_cb: Callable[[KafkaError], None] = config["error_cb"]
+        self._left = iter(self.steps)
+        self._callbacks: dict[str, Callable[..., None]] = {}
+
+    def subscribe(self, _topics: list[str], **callbacks: Callable[..., None]) -> None:
+        self._callbacks = callbacks
+
+    def poll(self, _timeout_s: float) -> None:
+        match next(self._left, None):
+            case "fence":
+                self._error_cb(FENCED)
+            case str(name):
+                self._callbacks[name](self, MINE)
+
+    def __getattr__(self, _name: str) -> Callable[..., None]:
+        return lambda *_: None
+
+
+class Listener:
+    def __init__(self) -> None:
+        self.heard = threading.Event()
+        self.failure: BridgeError | None = None
+
+    def on_assigned(self, partitions: frozenset[SourceName]) -> None:
+        pass
+
+    def on_revoked(self, partitions: frozenset[SourceName], *, lost: bool, revocations: int) -> None:
+        pass
+
+    def on_fatal(self, error: BridgeError) -> None:
+        self.failure = error
+        self.heard.set()
+
+
+@pytest.mark.parametrize(
+    ("steps", "error"),
+    [
+        (("on_assign", "fence"), FencedError),
+        (("on_assign", "on_revoke", "fence"), FencedError),
+        (("on_assign", "on_lost", "fence"), EnvironmentFailure),
+        (("on_assign", "on_lost", "on_assign", "fence"), FencedError),
+    ],
+)
+def test_one_that_comes_back_after_its_session_may_be_fenced_by_itself(
+    monkeypatch: pytest.MonkeyPatch, steps: tuple[str, ...], error: type[BridgeError]
+) -> None:
+    """That is no other instance: it is to be started again."""
+    monkeypatch.setattr(membership, "Consumer", Client)
+    monkeypatch.setattr(Client, "steps", steps)
+    listener = Listener()
+    ownership = Ownership(
+        config={}, group_id="g", instance_id="i", topics=["delay"], listener=listener, clock=SystemClock()
+    )
+    ownership.start()
+    assert listener.heard.wait(10)
+    assert type(listener.failure) is error
+    ownership.stop()
