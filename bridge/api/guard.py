@@ -170,7 +170,7 @@ class Workers:
         """What `work` returns or raises. Raises Problem if there is no thread for it, or no end of it in time."""
         if not self._free.acquire(blocking=False):
             raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, f"{self._max} searches are under way. Ask again.")
-        outcome, done = Future[T](), Future[Future[T]]()  # asyncio takes some exceptions of work for its own
+        outcome, done = Future[T](), Future[None]()  # asyncio takes some exceptions of work for its own
         done.set_running_or_notify_cancel()  # it can be given up, not cancelled
 
         def process() -> None:
@@ -183,7 +183,7 @@ class Workers:
                 outcome.set_exception(error)
             else:
                 outcome.set_result(result)
-            done.set_result(outcome)
+            done.set_result(None)
 
         try:
             threading.Thread(target=process, name="api-request", daemon=True).start()
@@ -191,7 +191,8 @@ class Workers:
             self._free.release()
             raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, "No thread could be started. Ask again.") from None
         try:
-            return (await asyncio.wait_for(asyncio.wrap_future(done), within_s)).result()
+            await asyncio.wait_for(asyncio.wrap_future(done), within_s)
         except TimeoutError:
             detail = f"No answer within {within_s:.0f} s. Narrow the filters, or give a smaller limit."
             raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, detail) from None
+        return outcome.result()

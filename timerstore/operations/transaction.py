@@ -177,7 +177,7 @@ class Transaction:
         several originals, up to one of each kind. What they act on is not handed out any more. A move by origin that
         acts needs a copy of each of its rows. `passed` says of moves which other one among these acts in their place:
         it names the same originals; or the same id, which they move for no answer. `sent` says of those by id that
-        were written again below what offset what they are about was sent."""
+        were written again below what offset what they are about was sent, OFFSET_MAX if it is in another partition."""
         self._decided_ms, decided = now_ms, list[Decided]()
         left = deque(commands.tolist())
         while left:
@@ -249,11 +249,12 @@ class Transaction:
         place. The caller holds the lock."""
         known = self._state.commands.again
         is_behind = sent is None and known[effect.id] + self._again[effect.id] > 0
-        self._again[effect.id] -= sent is not None
+        is_counted = sent != OFFSET_MAX  # what came from another partition has no order among those of this one
+        self._again[effect.id] -= sent is not None and is_counted
         found = self._decided_by_id(
             effect, effect.seq & OFFSET_MAX if sent is None else sent, later, is_behind=is_behind
         )
-        self._again[effect.id] += found.decision is Decision.AGAIN
+        self._again[effect.id] += found.decision is Decision.AGAIN and is_counted
         return found
 
     def _decided_by_id(self, effect: Effect, below: int, later: Effect | None, *, is_behind: bool) -> Decided:

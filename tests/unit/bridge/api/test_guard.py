@@ -33,7 +33,10 @@ def test_names_that_may_be_strangers_are_not(host: str) -> None:
     assert not is_private(host, {"own.example.com"})
 
 
-@pytest.mark.parametrize(("raised", "told"), [(CancelledError, CancelledError), (StopIteration, RuntimeError)])
+@pytest.mark.parametrize(
+    ("raised", "told"),
+    [(CancelledError, CancelledError), (StopIteration, RuntimeError), (TimeoutError, TimeoutError)],
+)
 def test_what_work_raises_is_not_taken_for_the_end_of_the_request(
     raised: type[Exception], told: type[Exception]
 ) -> None:

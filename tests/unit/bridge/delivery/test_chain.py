@@ -310,12 +310,15 @@ def test_what_is_sent_after_a_command_by_id_is_left_alone_after_a_restart(chain:
 
 
 @pytest.mark.parametrize("reply_to", [ANSWERS, None])
-@pytest.mark.parametrize("is_restarted", [False, True])
-@pytest.mark.parametrize("read", [4, 5])
+@pytest.mark.parametrize(
+    ("read", "is_restarted", "is_beside"),
+    [(4, False, False), (5, False, False), (4, True, False), (5, True, False), (5, False, True)],
+)
 def test_the_move_that_was_sent_last_acts_after_a_restart(
-    chain: Chain, read: int, reply_to: str | None, *, is_restarted: bool
+    chain: Chain, read: int, reply_to: str | None, *, is_restarted: bool, is_beside: bool
 ) -> None:
-    """The first one is written again, behind the second. That is read when all is known, or after another restart."""
+    """The first one is written again, behind the second. That is read when all is known, or after another restart; and
+    one that another partition has sent on may lie between them."""
     chain.send([(h.FOR, b"1h"), (h.TOPIC, ORDERS.encode()), (h.ID, b"session")])
     chain.run()
 
@@ -329,17 +332,20 @@ def test_the_move_that_was_sent_last_acts_after_a_restart(
     chain.restart(send_another)
     chain.read(1)
     chain.read(2)
+    if is_beside:
+        again = (h.COPY_FORWARDED, f"{DELAY}/1/7".encode())
+        chain.send([*move_headers("session", after=timedelta(hours=2), reply_to=reply_to), again], None)
     send(3)
     chain.transact()
-    assert h.MOVE in dict(chain.log[4].headers)
+    assert h.MOVE in dict(chain.log[4 + is_beside].headers)
     if is_restarted:
         chain.restart(send_another)
-    chain.read(read)
+    chain.read(read + is_beside)
     chain.transact()
     chain.run(5, step_ms=20)
     chain.run(2, step_ms=2 * 3_600_000 + 1_000)
     assert [each[h.DUE] for each in chain.out[ORDERS]] == [str(BEGIN_MS + 3 * 3_600_000).encode()]
-    assert chain.outcomes() == ([b"moved"] * 2 if reply_to else [])
+    assert chain.outcomes() == ([b"moved"] * (2 + is_beside) if reply_to else [])
 
 
 @pytest.mark.parametrize("is_split", [False, True])
