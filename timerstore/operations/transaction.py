@@ -101,6 +101,8 @@ class Transaction:
         """Rows that commands of this transaction act on."""
         self._acted_ids: set[Id] = set()
         """Whose further commands wait for the commands by origin that were written."""
+        self._recalled: dict[Id, Int64s] = {}
+        """Originals, by their id, that commands by origin which were written for it recall: later ones leave them."""
         self._again: Counter[Id] = Counter()
         """Commands by id that it writes again, less those that were, and are decided."""
         self._named = 0
@@ -274,8 +276,11 @@ class Transaction:
         named = named[named < min(below, effect.seq & OFFSET_MAX)]
         if len(named) > ROWS_MAX:
             return _of_all(effect, Decision.TOO_MANY)
+        left = np.setdiff1d(named, self._recalled.get(effect.id, EMPTY.seq))
+        if len(left):
+            return Decided(effect=effect, decision=Decision.ACT, live=EMPTY.seq, named=left)
         if len(named):
-            return Decided(effect=effect, decision=Decision.ACT, live=EMPTY.seq, named=named)
+            return _of_all(effect, Decision.AGAIN)
         return _of_all(effect, Decision.LEFT if (gone & (origin < below)).any() else Decision.NOTHING)
 
     def _are_acted(self, effect: Effect) -> Bools:
@@ -317,8 +322,11 @@ class Transaction:
         """Of what a command acts on; the caller holds the lock."""
         effect, live = found.effect, found.live
         if effect.named is None:
-            self._named += 0 if found.named is None else len(found.named)
-            if not effect.is_move or self._named > NAMED_MAX:
+            assert found.named is not None
+            self._named += len(found.named)
+            if not effect.is_move:
+                self._recalled[effect.id] = np.union1d(self._recalled.get(effect.id, EMPTY.seq), found.named)
+            if self._named > NAMED_MAX:
                 self._acted_ids.add(effect.id)
             return
         self._acted.update(effect.rows.seq[live].tolist())

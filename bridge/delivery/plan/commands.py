@@ -174,6 +174,12 @@ class Commands:
         again = [n for n, said in enumerate(self._headers) if ids[n] is not None and h.COPY_FORWARDED in said]
         return {seqs[n]: self._command(n)[2] if self._is_home(n) else OFFSET_MAX for n in again}
 
+    def in_order(self, sent: Mapping[int, int]) -> Int64s:
+        """The commands, packed, as they were sent: one by id that was written again as its client's record."""
+        seqs = self.seqs
+        places = [(seq & ~OFFSET_MAX) | min(sent.get(seq, OFFSET_MAX), seq & OFFSET_MAX) for seq in seqs.tolist()]
+        return seqs[np.argsort(np.array(places, np.int64), kind="stable")]
+
     def named_elsewhere(self) -> Iterator[tuple[int, str]]:
         """The commands by an origin of another partition: their rows, and the topics that they name."""
         origins = self._rows.column("origin", self.ids)

@@ -266,8 +266,9 @@ class Planner:
             for row, topic in commands.named_elsewhere()
             if row not in forwards.ids
         }
+        sent = commands.sent()
         return commands.output(
-            loan.decide(commands.seqs, now_ms, commands.passed(findings.no_copy), commands.sent()),
+            loan.decide(commands.in_order(sent), now_ms, commands.passed(findings.no_copy), sent),
             elsewhere,
             own,
             self._letter_topics,

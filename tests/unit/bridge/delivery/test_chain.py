@@ -266,6 +266,35 @@ def test_many_ticks_of_one_id_do_not_put_a_pause_off(chain: Chain, reply_to: str
     assert chain.outcomes() == ([b"moved"] * 40 if reply_to else [])
 
 
+def test_an_id_may_be_used_again_as_often_as_it_is_cancelled(chain: Chain) -> None:
+    """Of many messages of one id, each with its cancel behind it, all are cancelled at once, each by its own."""
+    for _ in range(50):
+        chain.send([(h.FOR, b"1h"), (h.TOPIC, ORDERS.encode()), (h.ID, b"job")])
+        chain.send(cancel_headers("job", reply_to=ANSWERS), None)
+    chain.run(2)
+    assert len(chain.log) == 100 + 50
+    assert chain.outcomes() == [b"cancelled"] * 50
+
+
+def test_a_stream_of_moves_by_one_id_acts_after_a_restart(chain: Chain) -> None:
+    """One in each transaction: the first, which is written again, is passed by one that would wait for it."""
+    chain.send([(h.FOR, b"1h"), (h.TOPIC, ORDERS.encode()), (h.ID, b"session")])
+    chain.run()
+    chain.send(move_headers("session", after=timedelta(hours=2)), None)
+
+    def send_another() -> None:
+        chain.send([(h.FOR, b"9h"), (h.TOPIC, ORDERS.encode())])
+
+    chain.restart(send_another)
+    chain.read(1)
+    chain.read(2)
+    for n in range(5):
+        chain.send(move_headers("session", after=timedelta(hours=2, seconds=n)), None)
+        chain.transact()
+        chain.read()
+    assert any(h.MOVE_ORIGIN in dict(each.headers) for each in chain.log)
+
+
 @pytest.mark.parametrize("headers", [cancel_headers, partial(move_headers, after=timedelta(hours=9))])
 def test_what_is_sent_after_a_command_by_id_is_left_alone(
     chain: Chain, headers: Callable[..., list[tuple[str, bytes]]]
