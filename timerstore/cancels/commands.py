@@ -17,10 +17,10 @@ transaction acted on every pending row of the origin below d; and it is read bef
 
 In transit. A copy that a transaction has written (a roll, a retry, a tick, the copy of a move) is above the commands
 that were read before it. Where a command by origin finds nothing but such a copy may be under way, its transaction
-writes the command again, behind the copy. One by id becomes one by origin for such a message, too. Only where nobody
-knows which these are (copies that an earlier process wrote may be unread), it is written again as it is; what was sent
-after its client's record stays out of it, and later commands of the id that are decided before it is are written again
-behind it.
+writes the command again, behind the copy. One by id becomes one by origin for such a message, too. Only where the
+store does not know all copies (those that an earlier process wrote may be unread), it is written again as it is; what
+was sent after its client's record stays out of it, and later commands of the id that are decided before it is are
+written again behind it.
 """
 
 from __future__ import annotations

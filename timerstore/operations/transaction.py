@@ -101,12 +101,12 @@ class Transaction:
         """Rows that commands of this transaction act on."""
         self._acted_ids: set[Id] = set()
         """Whose further commands wait for the commands by origin that were written."""
+        self._named = 0
+        """How many these are."""
         self._recalled: dict[Id, Int64s] = {}
         """Originals, by their id, that commands by origin which were written for it recall: later ones leave them."""
         self._again: Counter[Id] = Counter()
         """Commands by id that it writes again, less those that were, and are decided."""
-        self._named = 0
-        """How many these are."""
         self._decided: dict[int, Decided] = {}
         """What commands by origin act on, by their `seq`."""
         self._decided_ms = 0
