@@ -168,8 +168,8 @@ class Commands:
         return later
 
     def sent(self) -> dict[int, int]:
-        """Of those by id that were written again, packed, the offsets of their clients' records; OFFSET_MAX for a record
-        in another partition, whose offsets have no order among those of this one."""
+        """Of those by id that were written again, packed, the offsets of their clients' records; OFFSET_MAX where that
+        is in another partition, whose offsets have no order among those of this one."""
         seqs, ids = self.seqs.tolist(), self._rows.column("id", self.ids)
         again = [n for n, said in enumerate(self._headers) if ids[n] is not None and h.COPY_FORWARDED in said]
         return {seqs[n]: self._command(n)[2] if self._is_home(n) else OFFSET_MAX for n in again}
