@@ -1,4 +1,4 @@
-"""A record of a delay topic -> the columns of an entry, as Catalyst column expressions: no Python per record.
+"""A record of a delay topic -> the columns of an entry, as SQL expressions of Spark: no Python per record.
 
 Invariants. No record, whatever its bytes, raises: Spark 4 is in ANSI mode, where one poison record would stop the query
 for ever, so every cast is a `try_cast` behind a pattern that bounds the digits, and every look-up a `get`. The result
@@ -15,16 +15,18 @@ enough for HotSpot to compile. Cheap patterns stand before expensive ones.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from typing import Final
 
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame
 
+from bridge.ingest import sql as F
 from bridge.ingest.decode_in_force import Parameters, in_force
-from bridge.ingest.decode_times import duration_fields, fields_ms, instant_ms, long, matches, one_unit_ms, whole_number
+from bridge.ingest.decode_times import duration_fields, fields_ms, instant_ms, matches, one_unit_ms, whole_number
 from bridge.ingest.dialect_columns import delivered_key, native_headers
+from bridge.ingest.sql import Column, Relation, long
 from bridge.wire import headers as h
 from bridge.wire.commands import CORRELATION_LENGTH_MAX
 from bridge.wire.decode_epochs import DecodeEpochs
@@ -58,67 +60,67 @@ def decode(records: DataFrame, all_epochs: Mapping[tuple[str, int], DecodeEpochs
         (_judged,),
         (_verdict,),
     )
-    parameters = in_force(all_epochs)
+    parameters, view = in_force(all_epochs), f"records_{uuid.uuid4().hex}"
     first, *others = methods
-    frame = _staged(records, first, parameters)
+    rows = _staged(Relation(view), first, parameters)
     for stages in others:
-        frame = _staged(_bounded(frame), stages, parameters)
-    return frame
+        rows = _staged(_bounded(rows), stages, parameters)
+    session = records.sparkSession
+    records.createTempView(view)
+    try:
+        return session.sql(rows.sql)
+    finally:
+        session.catalog.dropTempView(view)
 
 
-def _staged(frame: DataFrame, stages: Sequence[_Stage], parameters: Parameters) -> DataFrame:
-    return reduce(lambda above, stage: stage(above, parameters), stages, frame)
+def _staged(rows: Relation, stages: Sequence[_Stage], parameters: Parameters) -> Relation:
+    return reduce(lambda above, stage: stage(above, parameters), stages, rows)
 
 
-def _bounded(frame: DataFrame) -> DataFrame:
+def _bounded(rows: Relation) -> Relation:
     """The same rows; generated code has what comes before in another method than what follows.
 
     Otherwise all of decoding would be one method of 27,000 bytecodes: HotSpot only interprets what is longer than
     8,000, and when told to compile it all the same takes more than ten seconds of a core. Of the operators that do not
-    change rows, Expand (of which `unpivot` is made) is the only one that asks for every column of its input at once,
+    change rows, Expand (of which UNPIVOT is made) is the only one that asks for every column of its input at once,
     which is Spark's condition for a method. The optimizer does not look through it either, so it has less to try.
     """
-    *others, last = frame.columns
-    return frame.unpivot([F.col(name) for name in others], [F.col(last)], "unused", last).drop("unused")
+    unpivoted = Relation(f"{rows.sql} UNPIVOT INCLUDE NULLS (`partition` FOR unused IN (`partition`))")
+    return unpivoted.with_columns({}, without=["unused"])
 
 
-_Stage = Callable[[DataFrame, Parameters], DataFrame]
+_Stage = Callable[[Relation, Parameters], Relation]
 
 
 # -- stages ----------------------------------------------------------------------------------------------------------
 
 
-def _native(records: DataFrame, parameters: Parameters) -> DataFrame:
+def _native(records: Relation, parameters: Parameters) -> Relation:
     """Parameters that differ by record; and headers and key as our own producers would have written them, where a topic
     has a dialect, beside those that a reject keeps."""
-    if parameters.lookup is not None:
-        records = records.withColumn("p", parameters.lookup)
+    if parameters.row is not None and parameters.lookup is not None:
+        records = records.with_columns({"p_row": parameters.row}).with_columns({"p": parameters.lookup})
     if not parameters.dialects:
         return records
-    return records.withColumns(
-        {
-            "raw_headers": F.col("headers"),
-            "raw_key": F.col("key"),
-            "headers": native_headers(parameters.dialects, parameters.dialect),
-            "key": delivered_key(parameters.dialects, parameters.dialect),
-        }
-    )
+    native = {
+        "raw_headers": F.col("headers"),
+        "raw_key": F.col("key"),
+        "headers": native_headers(parameters.dialects, parameters.dialect),
+        "key": delivered_key(parameters.dialects, parameters.dialect),
+    }
+    return records.with_columns(native, without=["headers", "key"])
 
 
-def _record(records: DataFrame, parameters: Parameters) -> DataFrame:
+def _record(records: Relation, parameters: Parameters) -> Relation:
     """What the record is, the names of its headers, and the parameters that apply to it."""
+    kept = ["topic", "partition", "offset", "key", "value", "headers"]
+    kept += ["p"] if parameters.lookup is not None else []
+    kept += ["raw_headers", "raw_key"] if parameters.dialects else []
     return records.select(
-        "topic",
-        "partition",
-        "offset",
-        F.coalesce(F.unix_millis("timestamp"), long(0)).alias("ts"),
-        F.coalesce(F.col("timestampType") == 1, F.lit(False)).alias("by_broker"),
-        "key",
-        "value",
-        "headers",
+        *map(F.col, kept),
+        F.coalesce(F.unix_millis(F.col("timestamp")), long(0)).alias("ts"),
+        F.coalesce(F.col("timestampType") == 1, False).alias("by_broker"),
         F.coalesce(F.col("headers")["key"], F.array().cast("array<string>")).alias("names"),
-        *(["p"] if parameters.lookup is not None else []),
-        *(["raw_headers", "raw_key"] if parameters.dialects else []),
     )
 
 
@@ -127,38 +129,38 @@ _OTHER: Final = tuple(name for name in h.STRIPPED if name not in _COMMON)
 _TIMES: Final = (h.UNTIL, h.FOR, h.LEVEL, h.CANCEL, h.CANCEL_ORIGIN)
 
 
-def _common_headers(frame: DataFrame, _: Parameters) -> DataFrame:
+def _common_headers(rows: Relation, _: Parameters) -> Relation:
     """Where the common control headers are: `at_<name>`, counted from 1, 0 for none."""
-    return frame.withColumns({"size": F.size("names")} | {_place(name): _position(name) for name in _COMMON})
+    return rows.with_columns({"size": F.size(F.col("names"))} | {_place(name): _position(name) for name in _COMMON})
 
 
-def _other_headers(frame: DataFrame, _: Parameters) -> DataFrame:
+def _other_headers(rows: Relation, _: Parameters) -> Relation:
     """Where the other control headers are; not looked for where the common ones are all there are."""
     rest = F.col("size") > _count(_COMMON)
-    return frame.withColumns({_place(name): F.when(rest, _position(name)).otherwise(long(0)) for name in _OTHER})
+    return rows.with_columns({_place(name): F.when(rest, _position(name)).otherwise(long(0)) for name in _OTHER})
 
 
-def _own_headers(frame: DataFrame, _: Parameters) -> DataFrame:
+def _own_headers(rows: Relation, _: Parameters) -> Relation:
     """The headers of a record that has some of its own, null of one that has none; and where some are there twice,
     those that remain without half of the control headers."""
     more = F.col("size") > F.col("controls")
-    repeats = more & (F.size(F.array_distinct("names")) < F.col("size"))
+    repeats = more & (F.size(F.array_distinct(F.col("names"))) < F.col("size"))
     others = reduce(F.array_remove, h.CONTROL[::2], F.col("names"))
-    return frame.withColumn("controls", _count(h.STRIPPED)).withColumns(
+    return rows.with_columns({"controls": _count(h.STRIPPED)}).with_columns(
         {"own": F.when(more, F.col("headers")), "others": F.when(repeats, others)}
     )
 
 
-def _repeats(frame: DataFrame, _: Parameters) -> DataFrame:
+def _repeats(rows: Relation, _: Parameters) -> Relation:
     """Whether a control header is there twice; and what there is of a schedule."""
     others = reduce(F.array_remove, h.CONTROL[1::2], F.col("others"))
-    twice = F.coalesce(F.col("size") - F.size(others) > _count(h.CONTROL), F.lit(False))
+    twice = F.coalesce(F.col("size") - F.size(others) > _count(h.CONTROL), False)
     schedules = _count((h.EVERY, h.CRON))
     one = (schedules == 1) & (_count((h.LEVEL, *h.COMMANDS)) == 0)
     beside = _count(tuple(name for name in h.SCHEDULE if name not in (h.EVERY, h.CRON))) > 0
-    return frame.withColumns(
+    return rows.with_columns(
         {
-            "twice": F.when(F.col("others").isNotNull(), twice).otherwise(F.lit(False)),
+            "twice": F.when(F.col("others").is_not_null(), twice).otherwise(False),
             "recurs": schedules > 0,
             "is_one_schedule": one,
             "is_beside_none": (schedules == 0) & beside,
@@ -166,7 +168,7 @@ def _repeats(frame: DataFrame, _: Parameters) -> DataFrame:
     )
 
 
-def _texts(frame: DataFrame, _: Parameters) -> DataFrame:
+def _texts(rows: Relation, _: Parameters) -> Relation:
     """The texts of the headers. One time is legal at most, so whichever is there is `time`, `number`, `until`."""
     time_at = reduce(lambda a, b: a + b, (_at(name) for name in _TIMES))
     columns = {
@@ -183,67 +185,69 @@ def _texts(frame: DataFrame, _: Parameters) -> DataFrame:
     }
     for name in (h.PARTITION, h.COPY_ORIGIN, h.COPY_DUE, h.COPY_ROLLS, h.COPY_ATTEMPT, h.COPY_AT, h.COPY_TICK):
         columns[_number_name(name)] = F.when(_at(name) > 0, whole_number(_text(_at(name))))
-    return frame.withColumns(columns)
+    return rows.with_columns(columns)
 
 
-def _numbers(frame: DataFrame, _: Parameters) -> DataFrame:
+def _numbers(rows: Relation, _: Parameters) -> Relation:
     """`number`, `until` (epoch ms), `duration`, the text of one that is no bare number, and `named`, the offset that a
     command by origin names: SEVERAL where there are more, NO_ORIGIN where they are of another partition; each null
     where the time is of another form.
     """
-    frame = frame.withColumn("number", whole_number(F.col("time")))
+    rows = rows.with_columns({"number": whole_number(F.col("time"))})
     time, number, named = F.col("time"), F.col("number"), F.col("named_text")
-    until = F.when(number.isNotNull(), number)
+    moment = F.when(number.is_not_null(), number)
     for word, ms in h.MOVED_TO.items():
-        until = until.when(_is_move() & (F.lower(time) == word), long(ms))
-    until = until.otherwise(instant_ms(time))
+        moment = moment.when(_is_move() & (F.lower(time) == word), long(ms))
+    until = moment.otherwise(instant_ms(time))
     is_named = matches(named, h.ORIGINS_PATTERN) & (~_is_move() | matches(named, h.MOVED_PATTERN))
-    return frame.withColumns(
+    return rows.with_columns(
         {
             "until": F.when(_at(h.UNTIL) > 0, until),
-            "duration": F.when((_at(h.FOR) > 0) & number.isNull(), time),
+            "duration": F.when((_at(h.FOR) > 0) & number.is_null(), time),
             "named": F.when(_names_origin(), F.when(is_named, _named_origin(named))),
         }
     )
 
 
-def _fields(frame: DataFrame, _: Parameters) -> DataFrame:
+def _fields(rows: Relation, _: Parameters) -> Relation:
     """`duration_ms` of one number with a unit; `fields` of any other duration, the numbers W D H M S ms as texts."""
     duration = F.col("duration")
     simple = matches(duration, h.ONE_UNIT_PATTERN)
     fits = F.octet_length(duration) <= h.TIME_LENGTH_MAX
-    return frame.withColumns(
+    return rows.with_columns(
         {
             "duration_ms": F.when(simple, one_unit_ms(duration)),
-            "fields": F.when(duration.isNotNull() & ~simple & fits, duration_fields(duration)),
+            "fields": F.when(duration.is_not_null() & ~simple & fits, duration_fields(duration)),
         }
     )
 
 
-def _times(frame: DataFrame, parameters: Parameters) -> DataFrame:
+def _times(rows: Relation, parameters: Parameters) -> Relation:
     """`delay`: due - ts in ms, null where it is not valid."""
     number, ts = F.col("number"), F.col("ts")
     until = F.col("until")  # of a stage before: it is used four times here, and would be computed as often
     sane = until.between(long(0), long(h.UNTIL_MS_MAX)) & (until >= ts - h.PAST_MS_MAX)
     delay = (
         F.when(F.col("is_copy"), F.col(_number_name(h.COPY_DUE)) - ts)
-        .when(_at(h.FOR) > 0, F.coalesce(number, "duration_ms", fields_ms(F.col("duration"), F.col("fields"))))
+        .when(_at(h.FOR) > 0, F.coalesce(number, F.col("duration_ms"), fields_ms(F.col("duration"), F.col("fields"))))
         .when(_at(h.UNTIL) > 0, F.when(sane, until) - ts)
         .when(_at(h.LEVEL) > 0, F.when(number >= 1, parameters.level_ms(number)))
         .when(_is_cancel() | ((F.col("times") == 0) & F.col("recurs")), long(0))
     )
-    return frame.withColumn("delay", delay)
+    return rows.with_columns({"delay": delay})
 
 
-def _judged(frame: DataFrame, parameters: Parameters) -> DataFrame:
+def _judged(rows: Relation, parameters: Parameters) -> Relation:
     """The reason of a reject, or null."""
-    return frame.withColumn("reason", _reason(parameters))
+    return rows.with_columns({"reason": _reason(parameters)})
 
 
-def _verdict(frame: DataFrame, parameters: Parameters) -> DataFrame:
-    kind = F.when(F.col("reason").isNotNull(), 2).when(_is_cancel(), _cancel_kind()).when(_is_command(), 3).otherwise(0)
+def _verdict(rows: Relation, parameters: Parameters) -> Relation:
+    kind = (
+        F.when(F.col("reason").is_not_null(), 2).when(_is_cancel(), _cancel_kind()).when(_is_command(), 3).otherwise(0)
+    )
     due = F.col("ts") + F.when(F.col("kind").isin(0, 3), F.col("delay")).otherwise(long(0))
-    return frame.withColumn("kind", kind.cast("tinyint")).withColumn("due", due).select(*_entry(parameters))
+    return rows.with_columns({"kind": kind.cast("tinyint")}).with_columns({"due": due}).select(*_entry(parameters))
 
 
 def _reason(parameters: Parameters) -> Column:
@@ -256,20 +260,20 @@ def _reason(parameters: Parameters) -> Column:
         (own_times == 0)
         & ~_is_command()
         & (_at(h.REPLACE) == 0)
-        & F.coalesce(copy[h.COPY_ORIGIN] < F.col("offset"), F.lit(False))
-        & F.coalesce((delay <= longest_ms) | (F.col("recurs") & (copy[h.COPY_DUE] == h.NEVER_MS)), F.lit(False))
-        & F.coalesce(copy[h.COPY_ROLLS] <= _SMALLINT_MAX, F.lit(False))
-        & F.coalesce(copy[h.COPY_ATTEMPT] <= _SMALLINT_MAX, F.lit(False))
-        & ((_at(h.COPY_AT) == 0) | copy[h.COPY_AT].isNotNull())
+        & F.coalesce(copy[h.COPY_ORIGIN] < F.col("offset"), False)
+        & F.coalesce((delay <= longest_ms) | (F.col("recurs") & (copy[h.COPY_DUE] == h.NEVER_MS)), False)
+        & F.coalesce(copy[h.COPY_ROLLS] <= _SMALLINT_MAX, False)
+        & F.coalesce(copy[h.COPY_ATTEMPT] <= _SMALLINT_MAX, False)
+        & ((_at(h.COPY_AT) == 0) | copy[h.COPY_AT].is_not_null())
         & ((_at(h.COPY_TICK) > 0) | ~F.col("recurs"))
-        & ((_at(h.COPY_TICK) == 0) | F.coalesce(copy[h.COPY_TICK] <= TICK_MAX, F.lit(False)))
+        & ((_at(h.COPY_TICK) == 0) | F.coalesce(copy[h.COPY_TICK] <= TICK_MAX, False))
     )
     original, timer = ~F.col("is_copy"), ~_is_command()
     has_id = (timer & (_at(h.ID) > 0)) | (_at(h.CANCEL) > 0) | (_at(h.MOVE) > 0)
     bad_topic = ~matches(F.col("topic_text"), h.TOPIC_PATTERN)
-    correlates = F.coalesce(F.length("correlation_text") <= CORRELATION_LENGTH_MAX, F.lit(False))
-    id_length = F.coalesce(F.length("id_text"), F.lit(0))
-    replaces = F.coalesce(F.col("replace_text"), F.lit(""))
+    correlates = F.coalesce(F.length(F.col("correlation_text")) <= CORRELATION_LENGTH_MAX, False)
+    id_length = F.coalesce(F.length(F.col("id_text")), 0)
+    replaces = F.coalesce(F.col("replace_text"), "")
     partition = F.coalesce(F.col(_number_name(h.PARTITION)), long(-1))
     sent = F.col("raw_headers" if parameters.dialects else "headers")
     rules: list[tuple[RejectReason, Column]] = [
@@ -282,15 +286,15 @@ def _reason(parameters: Parameters) -> Column:
             (own_times > 1) | (_count(h.COMMANDS) > 1) | (original & F.col("recurs") & ~F.col("is_one_schedule")),
         ),
         (RejectReason.BAD_SCHEDULE, F.col("is_beside_none")),
-        (RejectReason.BAD_UNTIL, delay.isNull() & (_at(h.UNTIL) > 0)),
-        (RejectReason.BAD_FOR, delay.isNull() & (_at(h.FOR) > 0)),
-        (RejectReason.BAD_LEVEL, delay.isNull()),
+        (RejectReason.BAD_UNTIL, delay.is_null() & (_at(h.UNTIL) > 0)),
+        (RejectReason.BAD_FOR, delay.is_null() & (_at(h.FOR) > 0)),
+        (RejectReason.BAD_LEVEL, delay.is_null()),
         (RejectReason.BEYOND_MAX, original & (delay > parameters.max_delay_ms) & ~_is_moved_to()),
         (RejectReason.NO_TARGET, timer & (_at(h.TOPIC) == 0) & ~parameters.has_default_target),
         (RejectReason.BAD_TARGET, timer & (_at(h.TOPIC) > 0) & bad_topic),
         (RejectReason.BAD_PARTITION, timer & (_at(h.PARTITION) > 0) & ~partition.between(long(0), long(2**31 - 1))),
         (RejectReason.BAD_ID, has_id & ~id_length.between(1, h.ID_LENGTH_MAX)),
-        (RejectReason.BAD_ORIGIN, _names_origin() & F.col("named").isNull()),
+        (RejectReason.BAD_ORIGIN, _names_origin() & F.col("named").is_null()),
         (
             RejectReason.BAD_REPLY,
             ~timer & (((_at(h.REPLY_TO) > 0) & bad_topic) | ((_at(h.CORRELATION) > 0) & ~correlates)),
@@ -300,7 +304,7 @@ def _reason(parameters: Parameters) -> Column:
             timer & (_at(h.REPLACE) > 0) & ~((replaces == "false") | ((replaces == "true") & (_at(h.ID) > 0))),
         ),
         # Of what producers write: a copy is the bridge's own, and its original was within the limits.
-        (RejectReason.TOO_MANY_HEADERS, original & (F.coalesce(F.size(sent), F.lit(0)) > parameters.headers_max)),
+        (RejectReason.TOO_MANY_HEADERS, original & (F.coalesce(F.size(sent), 0) > parameters.headers_max)),
         (RejectReason.PAYLOAD_TOO_LARGE, original & (_payload_bytes() > parameters.payload_bytes_max)),
         (
             RejectReason.TOO_LARGE_TO_ROLL,
@@ -315,9 +319,9 @@ def _reason(parameters: Parameters) -> Column:
         large = _header_bytes(sent) > parameters.header_bytes_max
         rules.append((RejectReason.HEADERS_TOO_LARGE, original & (parameters.dialect != NATIVE) & large))
     (first, applies), *others = rules
-    reason = F.when(applies, F.lit(first.value))
+    reason = F.when(applies, first.value)
     for code, applies in others:
-        reason = reason.when(applies, F.lit(code.value))
+        reason = reason.when(applies, code.value)
     return reason
 
 
@@ -326,14 +330,14 @@ def _entry(parameters: Parameters) -> list[Column]:
     timer, rejected = F.col("kind") == 0, F.col("kind") == 2
     ts, due, window = F.col("ts"), F.col("due"), parameters.roll_window_ms
     # The last quarter of (ts, ts + W], spread so that what was scheduled together does not roll together.
-    spread = F.xxhash64("topic", "partition", "offset")
-    rolls_at = ts + window - F.pmod(spread, F.call_function("div", window, long(4)))
+    spread = F.xxhash64(F.col("topic"), F.col("partition"), F.col("offset"))
+    rolls_at = ts + window - F.pmod(spread, window.div(long(4)))
     # A recurring message comes up at once, and its first tick is written as a copy (plan/ticks.py).
     at = F.when(F.col("recurs") & ~F.col("is_copy"), ts).when(due - ts <= window, due).otherwise(rolls_at)
     # A forged backoff must not outlive the topic's retention. (`least` and `greatest` pass over nulls, hence the
     # condition.)
     copy_at = F.col(_number_name(h.COPY_AT))
-    backoff = F.when(copy_at.isNotNull(), F.least(copy_at, ts + window))
+    backoff = F.when(copy_at.is_not_null(), F.least(copy_at, ts + window))
     copied = timer & F.col("is_copy")
     own = F.when(F.col("recurs"), F.col("headers")).otherwise(F.col("own"))  # finish.py reads the schedule out of them
     key, headers = F.col("key"), F.when(timer, own).otherwise(F.col("headers"))
@@ -356,16 +360,16 @@ def _entry(parameters: Parameters) -> list[Column]:
         .alias("value"),
         headers.alias("headers"),
         F.when(~(rejected | _names_origin()), F.col("id_text")).alias("id"),
-        (timer & F.coalesce(F.col("replace_text") == "true", F.lit(False))).alias("replace"),
+        (timer & F.coalesce(F.col("replace_text") == "true", False)).alias("replace"),
         F.when(copied, F.col(_number_name(h.COPY_ORIGIN)))
         .when(rejected, F.col("offset"))
-        .otherwise(F.coalesce("named", "offset"))
+        .otherwise(F.coalesce(F.col("named"), F.col("offset")))
         .alias("origin"),
         _smallint(F.when(copied, F.col(_number_name(h.COPY_ATTEMPT)))).alias("attempt"),
         _smallint(F.when(copied, F.col(_number_name(h.COPY_ROLLS)))).alias("rolls"),
         F.col("reason"),
-        F.when(timer & F.col("recurs"), F.lit("")).alias("schedule"),
-        F.coalesce(F.when(copied, F.col(_number_name(h.COPY_TICK))).try_cast("int"), F.lit(0)).alias("tick"),
+        F.when(timer & F.col("recurs"), "").alias("schedule"),
+        F.coalesce(F.when(copied, F.col(_number_name(h.COPY_TICK))).try_cast("int"), 0).alias("tick"),
     ]
 
 
@@ -385,7 +389,7 @@ def _at(name: str) -> Column:
 
 
 def _position(name: str) -> Column:
-    return F.array_position("names", name)
+    return F.array_position(F.col("names"), name)
 
 
 def _count(names: Sequence[str]) -> Column:
@@ -412,7 +416,7 @@ def _is_move() -> Column:
 
 def _is_moved_to() -> Column:
     """A recurring message is paused, or resumed."""
-    return _is_move() & F.coalesce(F.col("until") >= h.NEXT_MS, F.lit(False))
+    return _is_move() & F.coalesce(F.col("until") >= h.NEXT_MS, False)
 
 
 def _names_origin() -> Column:
@@ -420,8 +424,8 @@ def _names_origin() -> Column:
 
 
 def _named_origin(text: Column) -> Column:
-    is_own = text.startswith(F.concat_ws("/", "topic", "partition", F.lit("")))
-    offset = F.when(text.contains(","), long(SEVERAL)).otherwise(_named_offsets(text).try_cast("bigint"))
+    is_own = F.startswith(text, F.concat_ws("/", F.col("topic"), F.col("partition"), ""))
+    offset = F.when(F.contains(text, ","), long(SEVERAL)).otherwise(_named_offsets(text).try_cast("bigint"))
     return F.when(is_own, offset).otherwise(long(NO_ORIGIN))
 
 
@@ -431,23 +435,23 @@ def _named_offsets(text: Column) -> Column:
 
 def _bytes() -> Column:
     """Size of key, value and headers, uncompressed."""
-    framing = F.coalesce(F.size("names") * _HEADER_BYTES, F.lit(0))
+    framing = F.coalesce(F.size(F.col("names")) * _HEADER_BYTES, 0)
     return _payload_bytes() + _header_bytes(F.col("headers")) + framing
 
 
 def _payload_bytes() -> Column:
-    return F.coalesce(F.octet_length("key"), F.lit(0)) + F.coalesce(F.octet_length("value"), F.lit(0))
+    return F.coalesce(F.octet_length(F.col("key")), 0) + F.coalesce(F.octet_length(F.col("value")), 0)
 
 
 def _header_bytes(headers: Column) -> Column:
     """Size of all names and values. No lambda: it would keep its stage out of generated code."""
     texts = F.concat_ws("", headers["key"], headers["value"].cast("array<string>"))
-    return F.coalesce(F.octet_length(texts), F.lit(0))
+    return F.coalesce(F.octet_length(texts), 0)
 
 
 def _text(position: Column) -> Column:
     """The value of the header at `position` as text without white space around it; the bytes may still not be UTF-8."""
-    return F.btrim(F.get("headers", position.cast("int") - 1)["value"].cast("string"), F.lit(h.WHITE_SPACE))
+    return F.btrim(F.get(F.col("headers"), position.cast("int") - 1)["value"].cast("string"), h.WHITE_SPACE)
 
 
 def _smallint(number: Column) -> Column:

@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
 
-from pyspark.sql import Column
-from pyspark.sql import functions as F
-
-from bridge.ingest.decode_times import long
+from bridge.ingest import sql as F
+from bridge.ingest.sql import Column, long
 from bridge.wire.decode_epochs import DecodeEpochs, DecodeParameters
 from bridge.wire.dialects import NATIVE
 
@@ -20,8 +18,10 @@ _BYTES_MAX: Final = 2**31
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parameters:
-    """The parameters as columns: literals, or if several sets are in force, fields of `p`, looked up once a record."""
+    """The parameters as columns: literals, or if several sets are in force, fields of `p`, looked up once a record, by
+    `lookup`, in what there is of its partition (`p_row`, looked up by `row`)."""
 
+    row: Column | None
     lookup: Column | None
     dialects: tuple[str, ...]
     dialect: Column
@@ -64,9 +64,10 @@ def in_force(all_epochs: Mapping[tuple[str, int], DecodeEpochs]) -> Parameters:
     dialects = tuple(dict.fromkeys(s.dialect for s in sets if s.dialect != NATIVE))
     if len(sets) == 1:
         literals = {name: _literal(value_of(sets[0])) for name, (_, value_of) in _FIELDS.items()}
-        return Parameters(lookup=None, dialects=dialects, **literals)
+        return Parameters(row=None, lookup=None, dialects=dialects, **literals)
     fields = {name: F.col("p")[name] for name in _FIELDS}
-    return Parameters(lookup=_lookup(all_epochs, sets), dialects=dialects, **fields)
+    row, lookup = _looked_up(all_epochs, sets)
+    return Parameters(row=row, lookup=lookup, dialects=dialects, **fields)
 
 
 def _literal(value: Any) -> Column:
@@ -75,8 +76,11 @@ def _literal(value: Any) -> Column:
     return F.lit(value) if isinstance(value, str | bool) else long(value)
 
 
-def _lookup(all_epochs: Mapping[tuple[str, int], DecodeEpochs], sets: Sequence[DecodeParameters]) -> Column:
-    """The parameter set of a record, from tables that reach the plan as JSON: thousands of `lit` would not fit."""
+def _looked_up(
+    all_epochs: Mapping[tuple[str, int], DecodeEpochs], sets: Sequence[DecodeParameters]
+) -> tuple[Column, Column]:
+    """The epochs of a record's partition, and its parameter set; from tables that reach the plan as JSON: thousands of
+    literals would not fit."""
     topics = sorted({topic for topic, _ in all_epochs})
     depth = max(map(len, all_epochs.values()))
     tables: list[list[dict[str, list[int]]]] = []
@@ -87,17 +91,15 @@ def _lookup(all_epochs: Mapping[tuple[str, int], DecodeEpochs], sets: Sequence[D
     set_rows = [{name: value_of(each) for name, (_, value_of) in _FIELDS.items()} for each in sets]
     table = _constant(tables, "array<array<struct<o:array<bigint>,s:array<int>>>>")
     topic_index = F.array_position(_constant(topics, "array<string>"), F.col("topic")).cast("int") - 1
-    row = F.get(F.get(table, topic_index), F.col("partition"))
+    row = F.col("p_row")
     index = F.lit(None).cast("int")
     for i in range(depth):  # later epochs win; beyond a row's end the offset is null and the branch is not taken
-        index = F.when(F.get(row["o"], F.lit(i)) <= F.col("offset"), F.get(row["s"], F.lit(i))).otherwise(index)
-    unknown = F.raise_error(
-        F.concat(F.lit("no decode parameters for "), F.col("topic"), F.lit("/"), F.col("partition"))
-    )
+        index = F.when(F.get(row["o"], i) <= F.col("offset"), F.get(row["s"], i)).otherwise(index)
+    unknown = F.raise_error(F.concat("no decode parameters for ", F.col("topic"), "/", F.col("partition")))
     found = F.coalesce(index, unknown.cast("int"))
     schema = f"array<struct<{','.join(f'{name}:{kind}' for name, (kind, _) in _FIELDS.items())}>>"
-    return F.get(_constant(set_rows, schema), found)
+    return F.get(F.get(table, topic_index), F.col("partition")), F.get(_constant(set_rows, schema), found)
 
 
 def _constant(value: object, schema: str) -> Column:
-    return F.from_json(F.lit(json.dumps(value)), schema)
+    return F.from_json(json.dumps(value), schema)

@@ -1,4 +1,4 @@
-"""The forms of time that a header may have, as Catalyst column expressions (`headers.py` has the same as functions).
+"""The forms of time that a header may have, as column expressions (`headers.py` has the same as functions).
 
 None raises, whatever the text: every cast is a `try_cast` behind a pattern that bounds the digits.
 """
@@ -8,20 +8,14 @@ from __future__ import annotations
 from functools import reduce
 from typing import Final
 
-from pyspark.sql import Column
-from pyspark.sql import functions as F
-
+from bridge.ingest import sql as F
+from bridge.ingest.sql import Column, long
 from bridge.wire import headers as h
-
-
-def long(value: int) -> Column:
-    """A literal of type bigint."""
-    return F.lit(value).cast("bigint")
 
 
 def matches(text: Column, pattern: str) -> Column:
     """Whether the whole text matches; null counts as no."""
-    return F.coalesce(text.rlike(rf"^(?:{pattern})\z"), F.lit(False))
+    return F.coalesce(F.rlike(text, rf"^(?:{pattern})\z"), False)
 
 
 def whole_number(text: Column) -> Column:
@@ -32,22 +26,22 @@ def whole_number(text: Column) -> Column:
 def instant_ms(text: Column) -> Column:
     """Epoch ms of RFC 3339, rounded up. Spark keeps microseconds; `tiny` is what it cuts off."""
     micros = F.unix_micros(F.translate(text, "tz", "TZ").try_cast("timestamp"))
-    tiny = text.rlike(r"\.[0-9]{6}[0-9]*[1-9]").cast("int")
+    tiny = F.rlike(text, r"\.[0-9]{6}[0-9]*[1-9]").cast("int")
     fits = (F.octet_length(text) <= h.TIME_LENGTH_MAX) & matches(text, h.INSTANT_PATTERN)
-    return F.when(fits, F.call_function("div", micros + tiny + 999, long(1000)))
+    return F.when(fits, (micros + tiny + 999).div(long(1000)))
 
 
 def one_unit_ms(text: Column) -> Column:
     """Ms of a text that matches ONE_UNIT_PATTERN. Its numbers are too small to overflow."""
-    end = F.length(text) - F.when(text.endswith("ms"), 2).otherwise(1)
+    end = F.length(text) - F.when(F.endswith(text, "ms"), 2).otherwise(1)
     unit_ms = (
-        F.when(text.endswith("ms"), long(1))
-        .when(text.endswith("s"), long(1_000))
-        .when(text.endswith("m"), long(60_000))
-        .when(text.endswith("h"), long(3_600_000))
+        F.when(F.endswith(text, "ms"), long(1))
+        .when(F.endswith(text, "s"), long(1_000))
+        .when(F.endswith(text, "m"), long(60_000))
+        .when(F.endswith(text, "h"), long(3_600_000))
         .otherwise(long(86_400_000))
     )
-    return text.substr(F.lit(1), end).try_cast("bigint") * unit_ms
+    return F.substr(text, 1, end).try_cast("bigint") * unit_ms
 
 
 _FIELDS_MS: Final = (*h.ISO_MS, 1)
@@ -65,8 +59,8 @@ def duration_fields(text: Column) -> Column:
 
 def fields_ms(text: Column, fields: Column) -> Column:
     """The sum of the fields and of the fraction that ISO 8601 allows, rounded up. Too small to overflow."""
-    numbers = (F.coalesce(F.get(fields, F.lit(i)).try_cast("bigint"), long(0)) * ms for i, ms in enumerate(_FIELDS_MS))
+    numbers = (F.coalesce(F.get(fields, i).try_cast("bigint"), long(0)) * ms for i, ms in enumerate(_FIELDS_MS))
     fraction = F.regexp_extract(text, r"\.([0-9]+)S", 1)
     milli = F.coalesce(F.rpad(fraction, 3, "0").try_cast("bigint"), long(0))
-    tiny = fraction.rlike("^[0-9]{3}[0-9]*[1-9]").cast("bigint")
-    return F.when(fields.isNotNull(), reduce(lambda a, b: a + b, numbers) + milli + tiny)
+    tiny = F.rlike(fraction, "^[0-9]{3}[0-9]*[1-9]").cast("bigint")
+    return F.when(fields.is_not_null(), reduce(lambda a, b: a + b, numbers) + milli + tiny)

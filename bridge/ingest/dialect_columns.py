@@ -9,9 +9,8 @@ from collections.abc import Collection, Sequence
 from functools import reduce
 from typing import Final
 
-from pyspark.sql import Column
-from pyspark.sql import functions as F
-
+from bridge.ingest import sql as F
+from bridge.ingest.sql import Column
 from bridge.wire import headers as h
 from bridge.wire.dialects import DIALECTS, NOT_CANCELLING, Dialect
 
@@ -37,7 +36,7 @@ def delivered_key(dialects: Sequence[str], in_force: Column) -> Column:
     for name in dialects:
         header = DIALECTS[name].key
         if header is not None:
-            named = (in_force == name) & F.coalesce(_has(header), F.lit(False)) & ~_is_copy()
+            named = (in_force == name) & F.coalesce(_has(header), False) & ~_is_copy()
             key = F.when(named, _value(header)).otherwise(key)
     return key
 
@@ -50,13 +49,13 @@ def _added(dialect: Dialect) -> Column:
     cancelled = F.lit(False)
     headers: list[Column] = []
     if dialect.keyed:
-        cancelled = F.col("key").isNotNull() & F.col("value").isNull() & ~_has_any(NOT_CANCELLING)
+        cancelled = F.col("key").is_not_null() & F.col("value").is_null() & ~_has_any(NOT_CANCELLING)
         if dialect.cancels is not None:
             name, text = dialect.cancels
-            cancelled = cancelled | (F.col("key").isNotNull() & F.coalesce(_text(name) == text, F.lit(False)))
+            cancelled = cancelled | (F.col("key").is_not_null() & F.coalesce(_text(name) == text, False))
         headers.append(F.when(cancelled, _header(h.CANCEL, F.col("key"))))
     if dialect.several_times:
-        chosen = [F.when(there, _header(native, value)) for there, native, value in times]
+        chosen: list[Column] = [F.when(there, _header(native, value)) for there, native, value in times]
     else:
         first = F.lit(None).cast(_HEADER_TYPE)
         for there, native, value in reversed(times):
@@ -68,7 +67,7 @@ def _added(dialect: Dialect) -> Column:
     ]
     if dialect.keyed:
         timed = reduce(lambda a, b: a | b, (there for there, _, _ in times))
-        replaces = ~cancelled & timed & F.col("key").isNotNull()
+        replaces = ~cancelled & timed & F.col("key").is_not_null()
         headers += [
             F.when(replaces, _header(h.ID, F.col("key"))),
             F.when(replaces, _header(h.REPLACE, F.lit(b"true"))),
@@ -77,13 +76,11 @@ def _added(dialect: Dialect) -> Column:
 
 
 def _is_copy() -> Column:
-    return F.coalesce(_has(h.COPY_ORIGIN), F.lit(False))
+    return F.coalesce(_has(h.COPY_ORIGIN), False)
 
 
 def _header(name: str, value: Column) -> Column:
-    return F.struct(F.lit(name).alias("key"), value.cast("binary").alias("value")).cast(
-        "struct<key:string,value:binary>"
-    )
+    return F.named_struct("key", name, "value", value.cast("binary")).cast(_HEADER_TYPE)
 
 
 def _place(name: str) -> Column:
@@ -95,19 +92,19 @@ def _has(name: str) -> Column:
 
 
 def _has_any(names: Collection[str]) -> Column:
-    return F.coalesce(F.arrays_overlap(F.col("headers")["key"], F.array(*map(F.lit, sorted(names)))), F.lit(False))
+    return F.coalesce(F.arrays_overlap(F.col("headers")["key"], F.array(*sorted(names))), False)
 
 
 def _value(name: str) -> Column:
-    return F.get("headers", _place(name) - 1)["value"]
+    return F.get(F.col("headers"), _place(name) - 1)["value"]
 
 
 def _text(name: str) -> Column:
-    return F.btrim(_value(name).cast("string"), F.lit(h.WHITE_SPACE))
+    return F.btrim(_value(name).cast("string"), h.WHITE_SPACE)
 
 
 def _milliseconds(name: str) -> Column:
     """Whole seconds as text of milliseconds; null, which decoding refuses, for anything else. (Milliseconds in place of
     seconds become too long a number, and are refused as well.)"""
     text = _text(name)
-    return F.when(F.coalesce(text.rlike(r"^[0-9]+\z"), F.lit(False)), F.concat(text, F.lit("000")).cast("binary"))
+    return F.when(F.coalesce(F.rlike(text, r"^[0-9]+\z"), False), F.concat(text, "000").cast("binary"))

@@ -15,9 +15,11 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from py4j.clientserver import ClientServerConnection  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame, SparkSession
 
 from bridge.ingest.decode import AT_MIN, decode
+from bridge.ingest.sql import lit
 from bridge.wire import headers as h
 from bridge.wire.decode_epochs import DEFAULT_LEVELS_MS, DecodeEpoch, DecodeEpochs, DecodeParameters
 from bridge.wire.reasons import RejectReason
@@ -447,3 +449,27 @@ def test_generated_methods_are_short_enough_to_be_compiled(spark: SparkSession, 
         sizes = [stages.apply(i)._3().maxMethodCodeSize() for i in range(stages.size())]
         assert len(sizes) <= (2 if dialect != "native" else 1)
         assert max(sizes) <= METHOD_BYTES_MAX
+
+
+CALLS_MAX = 100
+"""24,000 of them, one for each node of the expressions, held up delivery for seconds of every start."""
+
+
+def test_a_plan_is_made_in_a_few_calls_into_the_jvm(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    records, calls = table(spark, [record()]), list[str]()
+    send = ClientServerConnection.send_command
+
+    def counted(self: ClientServerConnection, command: str) -> object:
+        calls.append(command)
+        return send(self, command)
+
+    monkeypatch.setattr(ClientServerConnection, "send_command", counted)
+    decode(records, ONE)
+    assert 0 < len(calls) <= CALLS_MAX
+
+
+@pytest.mark.parametrize(
+    "value", [r"\A it's \'d\' \z %_ \n" + '\n\t"é\0', b"\x00\xff'", -(2**63), 2**63 - 1, -1, True, None]
+)
+def test_a_literal_is_what_it_says(spark: SparkSession, value: object) -> None:
+    assert spark.sql(f"SELECT {lit(value).sql}").collect()[0][0] == value
