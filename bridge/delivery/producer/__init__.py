@@ -1,1 +1,1 @@
-"""Transactions: the producer, its spare id, and the markers that brokers lose."""
+"""Transactions: the producers, which take turns, and the markers that brokers lose."""

@@ -1,27 +1,31 @@
-"""The producers of a writer: the one in use, and a spare one to go on with while the first is held up.
+"""The producers of a writer, which take turns, and stand in for one that is held up.
 
 Each has a transactional id of its own. When a transaction is decided, its coordinator writes the end of it to every
-partition that was in it, and takes nothing new under that id before all of them have it. So one leader that has died
-holds up the id: until the brokers have noticed (`broker.session.timeout.ms`, 9 s), and before Kafka 4 until the
-partition has a leader again. Delivery goes on at once under the spare id, which is initialised beforehand and used for
-nothing else.
+partition that was in it, and takes nothing new under that id before all of them have it. That takes milliseconds, and a
+client that is refused waits for 20 more. So the next transaction is the turn of the id that has rested longest.
+
+It takes longer where a leader has died: until the brokers have noticed (`broker.session.timeout.ms`, 9 s), and before
+Kafka 4 until the partition has a leader again. Delivery goes on at once under another id. There are three, since two of
+them may have been in the dead leader's partitions when it died.
 
     unmade --prepare--> recycling --(in the background)--> ready --open, next, await_ready--> used
-      ^ |                   ^                                                                | | ^
-      | |                   '--------------------------recycle-------------------------------' | |
-      | '-------------------------------------------open---------------------------------------|-'
+      ^ |                   ^                               ^                                | | ^
+      | |                   |                               '-------------next---------------' | |
+      | |                   '--------------------------recycle---------------------------------' |
+      | '-------------------------------------------open-----------------------------------------'
       '----------------------------------------------put_back----------------------------------'
 
 Brokers may have lost the end of the last transaction of an id in some partition (transaction_markers.py), also of one
 whose commit they had confirmed, and only the next end there under the same id stands in for it: an abort would take
 back what was committed. So after trouble the id that has committed last goes on only where no other one is ready
-(`open`, `await_ready`). One that was in use comes back when it is ready: for a small transaction at once, for a large
-one after the other has committed one, when all is well again (`next`).
+(`open`, `await_ready`), and what was in use comes back when it is ready: for a small transaction at once, for a large
+one after another id has committed one. Then all is well again, and all take turns (`next`).
 
-Exactly-once does not rest on the id. A transaction that is left is never asked to commit, whatever becomes of its
-abort. Between two processes the group's metadata decides: the brokers refuse offsets of a former member, and committed
-offsets are read only when no transaction is pending on them (require-stable). Every process initialises all of its ids
-when it starts, which ends what an earlier one of the same name left open.
+Exactly-once does not rest on the id. No transaction is begun before the one before is known to be committed, or will
+never be asked to, whatever becomes of its abort. Offsets that two of them have committed count in the order in which
+they were sent, whichever end is written first. Between two processes the group's metadata decides: the brokers refuse
+offsets of a former member, and committed offsets are read only when no transaction is pending on them (require-stable).
+Every process initialises all of its ids when it starts, which ends what an earlier one of the same name left open.
 """
 
 from __future__ import annotations
@@ -32,6 +36,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
+from itertools import count
 from typing import Final
 
 import structlog
@@ -55,9 +60,9 @@ Make = Callable[[str, list[KafkaError]], Producer]
 """A producer of that transactional id, which adds its fatal errors to the list. Raises EnvironmentFailure."""
 
 
-def names_of(name: str) -> tuple[str, str]:
-    """The transactional ids of a writer: the usual one, and the spare one."""
-    return name, f"{name}.spare"
+def names_of(name: str) -> tuple[str, ...]:
+    """The transactional ids of a writer."""
+    return name, f"{name}.2", f"{name}.3"
 
 
 class _State(Enum):
@@ -81,6 +86,8 @@ class PooledProducer:
     comes_back: bool = False
     """It was in use when there was trouble, or a commit of its was written again: it goes on as soon as it is ready,
     and what it is to write is likely to be committed."""
+    turn: int = 0
+    """When it was in use last; 0: not yet."""
 
 
 class ProducerPool:
@@ -102,6 +109,7 @@ class ProducerPool:
         self._repair = repair
         self._call_s = call_s
         self._all = [PooledProducer(name) for name in names]
+        self._turns = count(1)
         self._changed = threading.Condition()
         self._closed = threading.Event()
         self.is_well = False
@@ -117,7 +125,7 @@ class ProducerPool:
         self.is_well = False
         with self._changed:
             unmade = [one for one in self._all if one.state is _State.UNMADE]
-            pooled = self._used(self._first_ready() or self._first_of(unmade))
+            pooled = self._used(self._first_of(self._ready()) or self._first_of(unmade))
         if pooled is None:
             raise NotReady(HELD_UP)
         if pooled.producer is None:
@@ -126,8 +134,9 @@ class ProducerPool:
         return pooled
 
     def next(self, current: PooledProducer, *, is_small: bool) -> PooledProducer:
-        """The one for the next transaction: one that comes back, if it is ready and all is well or the transaction is
-        small, else `current`. Reports of those that are ready are let in, and those that have failed are replaced.
+        """The one for the next transaction: if all is well the one that has rested longest, else `current`, or one that
+        comes back if the transaction is small. Reports of those that are ready are let in, and those that have failed
+        are replaced.
         """
         for pooled in self._all:
             if pooled.state is _State.READY and pooled.producer is not None:
@@ -138,22 +147,20 @@ class ProducerPool:
                 if pooled.faults:
                     self.recycle(pooled)
         with self._changed:
-            found = self._first_ready()
-            if found is None or not found.comes_back or not (self.is_well or is_small):
-                return current
-            current.state = _State.READY
-            self._used(found)
-            return found
+            found = self._first_of([one for one in self._ready() if self.is_well or (is_small and one.comes_back)])
+            if found is not None:
+                current.state = _State.READY
+            return self._used(found) or current
 
     def await_ready(self, timeout_s: float) -> PooledProducer | None:
         """One that is ready, or as soon as one is; None if that takes longer, or none is on its way."""
 
         def is_decided() -> bool:
-            return self._first_ready() is not None or all(one.state is not _State.RECYCLING for one in self._all)
+            return bool(self._ready()) or all(one.state is not _State.RECYCLING for one in self._all)
 
         with self._changed:
             self._changed.wait_for(is_decided, timeout_s)
-            return self._used(self._first_ready())
+            return self._used(self._first_of(self._ready()))
 
     def put_back(self, pooled: PooledProducer) -> None:
         """It is not used any more, and its producer is of no use."""
@@ -181,17 +188,16 @@ class ProducerPool:
         for pooled in self._all:
             self.put_back(pooled)
 
-    def _first_ready(self) -> PooledProducer | None:
-        return self._first_of([one for one in self._all if one.state is _State.READY and not one.faults])
+    def _ready(self) -> list[PooledProducer]:
+        return [one for one in self._all if one.state is _State.READY and not one.faults]
 
     def _first_of(self, found: Sequence[PooledProducer]) -> PooledProducer | None:
-        """The id that has committed last comes last."""
-        return min(found, key=lambda one: one is self.last_committer, default=None)
+        """The one that has rested longest; the id that has committed last comes last."""
+        return min(found, key=lambda one: (one is self.last_committer, one.turn), default=None)
 
-    @staticmethod
-    def _used(found: PooledProducer | None) -> PooledProducer | None:
+    def _used(self, found: PooledProducer | None) -> PooledProducer | None:
         if found is not None:
-            found.state, found.comes_back = _State.USED, False
+            found.state, found.comes_back, found.turn = _State.USED, False, next(self._turns)
         return found
 
     def _initialise(self, pooled: PooledProducer) -> None:
@@ -292,7 +298,7 @@ class ProducerPool:
 
 
 def in_thread(run: Callable[[], None]) -> None:
-    threading.Thread(target=run, name="spare-producer", daemon=True).start()
+    threading.Thread(target=run, name="producer-start", daemon=True).start()
 
 
 def drop(producer: Producer) -> None:

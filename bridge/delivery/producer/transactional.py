@@ -46,8 +46,8 @@ class TransactionalWriter(Writer):
         repair: MarkerRepair | None = None,
         budgets: TimeBudgets = USUAL,
     ) -> None:
-        """`run` makes the spare producer ready, beside delivery; `repair` mends what the brokers have lost, if they may
-        have.
+        """`run` makes the other producers ready, beside delivery; `repair` mends what the brokers have lost, if they
+        may have.
         """
         super().__init__(properties, clock, make_producer, budgets)
         names = names_of(str(properties.get("transactional.id", "")))
@@ -57,7 +57,7 @@ class TransactionalWriter(Writer):
 
     def open(self) -> None:
         """Make a producer, fence every earlier one of the same name and end the transactions that they left open; the
-        spare one follows in the background."""
+        others follow in the background."""
         self._drop()
         self._use(self._pool.open())
 
@@ -83,8 +83,8 @@ class TransactionalWriter(Writer):
         return not self._pool.is_well and self._used is self._pool.last_committer
 
     def begin(self, records: int = 0) -> None:
-        """Start a transaction: local, the brokers hear of it with the first record. An id that was left is used again
-        from here on, if it is ready, and this is likely to be committed."""
+        """Start a transaction: local, the brokers hear of it with the first record. It is another id's turn; one that
+        was left is used again from here on, if it is ready, and this is likely to be committed."""
         if self._used is not None:
             self._serve(self._client().poll, 0)
             self._use(self._pool.next(self._used, is_small=records <= SMALL_RECORDS))
@@ -153,11 +153,11 @@ class TransactionalWriter(Writer):
         self._calls.close()  # its call may go on for a while
         self._used = self._producer = None
         self._pool.recycle(left, is_open=True)
-        spare = self._pool.await_ready(self._budgets.step_s)
-        if spare is None:
+        other = self._pool.await_ready(self._budgets.step_s)
+        if other is None:
             raise Broken(HELD_UP)
-        log.warning("transactional-id-left", id=left.name, for_id=spare.name)
-        self._use(spare)
+        log.warning("transactional-id-left", id=left.name, for_id=other.name)
+        self._use(other)
 
     def _step(self, call: Callable[[], object], deadline_s: float) -> None:
         """Repeat a call while the client says that it may be repeated, until the deadline."""

@@ -13,18 +13,18 @@ from bridge.settings.model import Settings
 
 
 def test_nothing_is_forgotten_while_another_id_is_being_initialised(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is pending may be of the id whose last transaction is just being ended; the spare id never had one."""
+    """What is pending may be of the id whose last transaction is just being ended; the other id never had one."""
     pending = False
     monkeypatch.setattr(transaction_markers, "are_offsets_pending", lambda *_: pending)
     monkeypatch.setattr(MarkerRepair, "_must_be_allowed", lambda _: None)
-    repair = MarkerRepair(cast("Settings", None), {"a": "Ongoing", "a.spare": "Empty"}.__getitem__)
+    repair = MarkerRepair(cast("Settings", None), {"a": "Ongoing", "a.2": "Empty"}.__getitem__)
     assert repair.outcome_of("a") is None
     pending = True
-    assert repair.outcome_of("a.spare") is None
+    assert repair.outcome_of("a.2") is None
     assert repair.explain() is None
     repair.concluded("a")
     explained = repair.explain()
-    assert explained is not None and (explained.code, explained.fields["ids"]) == ("DB-4007", "a.spare")
+    assert explained is not None and (explained.code, explained.fields["ids"]) == ("DB-4007", "a.2")
     pending = False
     assert repair.explain() is None
 

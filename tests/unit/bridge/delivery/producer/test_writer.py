@@ -336,115 +336,137 @@ def test_a_fatal_error_out_of_poll_breaks_the_producer(told: Told, step: str) ->
         act()
 
 
-def after_trouble_with_both(told: Told) -> str:
-    """The only broker was away; when it is back, both ids are ready. Returns the one that begins a large transaction
+def begun(told: Told, records: int = 0) -> str:
+    """Begin a transaction; returns the id that does."""
+    before = [made.calls.count("begin") for made in told.made]
+    told.writer.begin(records)
+    counts = zip(told.names, told.made, before, strict=True)
+    (name,) = [name for name, made, begins in counts if made.calls.count("begin") > begins]
+    return name
+
+
+def after_trouble_with_all(told: Told) -> str:
+    """The only broker was away; when it is back, all ids are ready. Returns the one that begins a large transaction
     then."""
-    told.producer = StubProducer(told.clock)
-    told.writer.open()
+    for _ in range(2):
+        told.writer.open()
     told.producer = StubProducer(told.clock)
     told.producer.script["init"] = [RETRIABLE]
     with pytest.raises(NotReady):
         told.writer.open()
     told.background()
     told.writer.open()
-    told.writer.begin(1_000)
-    (name,) = [name for name, made in zip(told.names, told.made, strict=True) if made.calls[-1] == "begin"]
-    return name
+    return begun(told, 1_000)
 
 
-class TestSpare:
-    """Another transactional id, for while a partition without a leader holds up the usual one."""
+class TestTurns:
+    """Other transactional ids: for the time in which the end of the last transaction is written, and for while a
+    partition without a leader holds one up."""
 
     @pytest.fixture
     def ready(self) -> Told:
-        """Both ids are initialised, and the usual one has a transaction open."""
+        """All ids are initialised, and the first has a transaction open."""
         made = Told()
         made.writer.open()
         made.writer.begin()
         made.background()
-        assert made.names == ["x", "x.spare"]
+        assert made.names == ["x", "x.2", "x.3"]
         return made
 
-    def test_it_is_not_used_while_all_is_well(self, ready: Told) -> None:
-        """Operators see one id at work; the other one only has its reports let in."""
-        for _ in range(10):
+    def test_they_take_turns_while_all_is_well(self, ready: Told) -> None:
+        """None is asked for a transaction while the end of its last one may still be written."""
+        order = []
+        for _ in range(6):
             ready.writer.commit([], None, lambda _: False)
-            ready.clock.advance(10_000)
-            ready.writer.begin()
-        usual, spare = ready.made
-        assert usual.calls.count("begin") == 11
-        assert set(spare.calls) == {"init", "poll"}
+            order.append(begun(ready, 1_000))
+        assert order == ["x.2", "x.3", "x"] * 2
+        assert [made.calls.count("init") for made in ready.made] == [1, 1, 1]
 
-    def test_delivery_goes_on_under_the_spare_id_and_comes_back(self, ready: Told) -> None:
+    def test_an_abort_is_followed_by_a_transaction_of_the_same_id(self, ready: Told) -> None:
+        """The one that has committed last rests: an abort of its own could take that back."""
+        ready.writer.commit([], None, lambda _: False)
+        assert begun(ready) == "x.2"
+        for records in (0, 1_000):
+            ready.writer.abort()
+            assert begun(ready, records) == "x.2"
+        ready.writer.commit([], None, lambda _: False)
+        assert begun(ready) == "x.3"
+
+    def test_delivery_goes_on_under_another_id_and_comes_back(self, ready: Told) -> None:
         """Without a word to the producer that is left; what it has open is aborted in the background. The id comes back
         between two transactions: what it left open in a partition ends with what it writes there next."""
-        left, spare = ready.made
+        left, other, _ = ready.made
         ready.writer.send(batch(b"a"))
         ready.writer.leave()
         assert "abort" not in left.calls
-        ready.writer.begin()
+        assert begun(ready) == "x.2"
         ready.writer.send(batch(b"a"))
         ready.background()
         assert "abort" in left.calls
         ready.writer.commit([], None, lambda _: False)
-        assert spare.calls.count("commit") == 1
+        assert other.calls.count("commit") == 1
         assert "commit" not in left.calls
-        again = ready.made[-1]
-        assert ready.names == ["x", "x.spare", "x"]
+        order = []
         for _ in range(3):
-            ready.writer.begin()
-            assert again.calls[-1] == "begin"
+            order.append(begun(ready, 1_000))
             ready.writer.commit([], None, lambda _: False)
+        assert order == ["x.3", "x", "x.2"]
+        assert ready.made[-1].calls.count("commit") == 1
 
     @pytest.mark.parametrize("records", [SMALL_RECORDS, 1_000])
     @pytest.mark.parametrize("way", ["leave", "open"])
-    def test_after_trouble_the_id_that_has_committed_last_waits_for_a_commit_of_the_other(
+    def test_after_trouble_the_id_that_has_committed_last_waits_for_a_commit_of_another(
         self, ready: Told, way: str, records: int
     ) -> None:
         """The end of its commit may be lost where there was no leader: an abort there would take back what was
-        delivered. It does not wait with a few records."""
-        _, spare = ready.made
+        delivered. The one that was in trouble does not wait with a few records."""
         ready.writer.commit([], None, lambda _: False)
-        ready.writer.begin()
+        assert begun(ready) == "x.2"
         getattr(ready.writer, way)()
         ready.background()
-        assert ready.names == ["x", "x.spare", "x"]
-        again = ready.made[-1]
+        assert ready.names == ["x", "x.2", "x.3", "x.2"]
         for _ in range(3):
-            ready.writer.begin(1_000)
-            assert spare.calls[-1] == "begin"
+            assert begun(ready, 1_000) == "x.3"
             ready.writer.abort()
-        if records > SMALL_RECORDS:
-            ready.writer.begin(records)
-            ready.writer.commit([], None, lambda _: False)
-        assert "begin" not in again.calls
+        assert begun(ready, records) == ("x.2" if records <= SMALL_RECORDS else "x.3")
         assert not ready.writer.is_to_stay_small
-        ready.writer.begin(records)
-        assert again.calls[-1] == "begin"
-        assert ready.writer.is_to_stay_small is (records <= SMALL_RECORDS)
+        ready.writer.commit([], None, lambda _: False)
+        assert begun(ready, records) == "x"
+
+    @pytest.mark.parametrize("records", [SMALL_RECORDS, 1_000])
+    def test_an_id_whose_commit_was_not_answered_comes_back_with_few_records(self, ready: Told, records: int) -> None:
+        """It may have committed last."""
+        ready.producer.forever["commit"] = RETRIABLE
+        with pytest.raises(Indefinite):
+            ready.writer.commit([], None, lambda _: False)
+        ready.writer.open()
+        ready.background()
+        is_small = records <= SMALL_RECORDS
+        assert begun(ready, records) == ("x" if is_small else "x.2")
+        assert ready.writer.is_to_stay_small is is_small
 
     @pytest.mark.parametrize("is_answered", [True, False])
-    def test_when_both_ids_had_trouble_the_one_that_has_not_committed_last_goes_on(
+    def test_when_all_ids_had_trouble_one_that_has_not_committed_last_goes_on(
         self, ready: Told, is_answered: bool
     ) -> None:
-        """The answer may be lost with the only broker: then nobody knows which one has."""
+        """The answer may be lost with the only broker: then nobody knows whether it has."""
         if is_answered:
             ready.writer.commit([], None, lambda _: False)
         else:
             ready.producer.forever["commit"] = RETRIABLE
             with pytest.raises(Indefinite):
                 ready.writer.commit([], None, lambda _: False)
-        assert after_trouble_with_both(ready) == "x.spare"
+        assert after_trouble_with_all(ready) == "x.2"
 
     def test_a_commit_that_was_refused_is_none(self, ready: Told) -> None:
-        """The usual id has still committed last."""
+        """The first id has still committed last."""
         ready.writer.commit([], None, lambda _: False)
         ready.writer.leave()
         ready.made[1].script["commit"] = [ABORTABLE]
         ready.writer.begin()
         with pytest.raises(Aborted):
             ready.writer.commit([], None, lambda _: False)
-        assert after_trouble_with_both(ready) == "x.spare"
+        assert after_trouble_with_all(ready) == "x.2"
 
     def test_a_commit_that_was_written_again_counts(self) -> None:
         """What it had in the targets may still be open there."""
@@ -452,10 +474,10 @@ class TestSpare:
         made.repair.lost["x"] = Outcome.COMMITTED
         made.writer.open()
         made.background()
-        assert after_trouble_with_both(made) == "x.spare"
+        assert after_trouble_with_all(made) == "x.2"
 
     def test_of_ids_that_are_not_made_the_one_that_has_committed_last_is_made_last(self) -> None:
-        """The spare one could not be made beforehand."""
+        """The other one could not be made beforehand."""
         failures: list[Exception] = []
 
         def make(_name: str, _faults: list[KafkaError]) -> Any:
@@ -464,27 +486,26 @@ class TestSpare:
             return StubProducer(ManualClock())
 
         later: list[Callable[[], None]] = []
-        pool = ProducerPool(["x", "x.spare"], make, later.append)
+        pool = ProducerPool(["x", "x.2"], make, later.append)
         pool.last_committer = usual = pool.open()
         failures.append(EnvironmentFailure("cannot make the producer", hint=""))
         later.pop()()
         pool.put_back(usual)
-        assert pool.open().name == "x.spare"
+        assert pool.open().name == "x.2"
 
-    def test_a_spare_id_that_is_left_comes_back_too(self, ready: Told) -> None:
-        """It may have something open, too, and stays: nothing calls the usual one back."""
-        ready.writer.leave()
-        ready.background()
-        ready.writer.leave()
-        ready.writer.begin()
-        assert (ready.names[-1], ready.made[-1].calls[-1]) == ("x", "begin")
-        ready.background()
-        again = ready.made[-1]
-        assert ready.names[-1] == "x.spare"
+    def test_every_id_that_is_left_comes_back(self, ready: Told) -> None:
+        """It may have something open, too."""
+        order = []
+        for _ in range(3):
+            ready.writer.leave()
+            order.append(begun(ready, 1_000))
+            ready.background()
+        assert order == ["x.2", "x.3", "x"]
+        assert ready.names[3:] == ["x", "x.2", "x.3"]
         for _ in range(3):
             ready.writer.commit([], None, lambda _: False)
-            ready.writer.begin()
-            assert again.calls[-1] == "begin"
+            order.append(begun(ready, 1_000))
+        assert order[3:] == ["x.2", "x.3", "x"]
 
     def test_an_abort_that_waits_for_the_call_that_was_left_is_repeated(self, ready: Told) -> None:
         """Then the id is initialised for as long as that takes."""
@@ -500,13 +521,13 @@ class TestSpare:
 
     def test_the_id_that_is_ready_first_goes_on(self, told: Told) -> None:
         """Soon after a start no other id is ready yet. Delivery waits for no abort that may wait for a dead node."""
-        left, spare = told.producer, StubProducer(told.clock)
-        told.producer = spare
+        left, other = told.producer, StubProducer(told.clock)
+        told.producer = other
         threading.Timer(0.1, told.later[0]).start()
         told.writer.leave()
         assert "abort" not in left.calls
         told.writer.begin()
-        assert spare.calls[-1] == "begin"
+        assert other.calls[-1] == "begin"
 
     def test_no_id_is_ready_in_time(self, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
         """Then the producer is opened again, as often as it takes."""
@@ -530,7 +551,7 @@ class TestSpare:
         assert told.producer.calls.count("abort") == 5
         assert len(pauses) == 3
 
-    def test_a_spare_id_that_is_denied_changes_nothing(self) -> None:
+    def test_another_id_that_is_denied_changes_nothing(self) -> None:
         """Rights on the one id were enough once."""
         made = Told()
         made.writer.open()
@@ -559,7 +580,7 @@ class TestSpare:
             made.writer.open()
         made.producer = StubProducer(made.clock)
         made.writer.open()
-        assert made.names == ["x", "x.spare"]
+        assert made.names == ["x", "x.2"]
         made.writer.begin()
         made.writer.commit([], None, lambda _: False)
 
@@ -576,18 +597,18 @@ class TestSpare:
         assert made.names == ["x"]
         assert slow.calls.count("init") == 3
 
-    def test_a_spare_producer_that_fails_is_made_anew(self, ready: Told) -> None:
+    def test_a_producer_that_fails_while_it_rests_is_made_anew(self, ready: Told) -> None:
         """And is not used meanwhile."""
-        usual, spare = ready.made
-        spare.forever["poll"] = FATAL
+        usual, other, _ = ready.made
+        other.forever["poll"] = FATAL
         ready.clock.advance(1_000)
         ready.writer.begin()
         assert usual.calls[-1] == "begin"
         ready.background()
         ready.writer.leave()
         ready.writer.begin()
-        assert ready.made[2].calls[-1] == "begin"
-        assert ready.names[2] == "x.spare"
+        assert ready.made[3].calls[-1] == "begin"
+        assert ready.names[3] == "x.2"
 
     def test_an_id_whose_producer_could_not_be_made_is_tried_again(self) -> None:
         """Its key was just being replaced, say. Left at rest, it would be lost until the process ends."""
@@ -600,7 +621,7 @@ class TestSpare:
         with pytest.raises(EnvironmentFailure):
             pool.open()
 
-    def test_a_spare_that_cannot_be_made_for_whatever_reason_is_left_to_what_takes_it_next(self) -> None:
+    def test_an_id_that_cannot_be_made_ready_for_whatever_reason_is_left_to_what_takes_it_next(self) -> None:
         """The thread that was to make it ready ends; the id is not lost with it, or delivery would wait for ever."""
 
         def fail(_name: str, _faults: list[KafkaError]) -> Producer:
@@ -636,29 +657,28 @@ class TestLostMarkers:
     """A transaction whose end the brokers have lost is ended once more when its id is initialised."""
 
     @pytest.mark.parametrize("outcome", list(Outcome))
-    def test_the_usual_id_ends_it_and_goes_on(self, outcome: Outcome) -> None:
+    def test_the_first_id_ends_it_and_goes_on(self, outcome: Outcome) -> None:
         """Its coordinator is asked before it is initialised: afterwards it no longer knows."""
         told = Told()
         told.repair.lost["x"] = outcome
         told.writer.open()
         assert told.repair.written == [("x", outcome)]
         told.background()
-        assert told.repair.asked == ["x", "x.spare"]
+        assert told.repair.asked == ["x", "x.2", "x.3"]
         told.writer.begin()
         assert told.made[0].calls[-1] == "begin"
 
-    @pytest.mark.parametrize("outcome", list(Outcome))
-    def test_the_spare_id_ends_it_and_goes_on_if_it_was_committed(self, outcome: Outcome) -> None:
-        """What it had in the targets ends with what it writes there next. What was aborted there would be seen then."""
+    def test_another_id_ends_it_and_goes_on_if_it_was_committed(self) -> None:
+        """What it had in the targets ends with what it writes there next: at once if that is little, and else when
+        another one has committed."""
         told = Told()
-        told.repair.lost["x.spare"] = outcome
+        told.repair.lost["x.3"] = Outcome.COMMITTED
         told.writer.open()
         told.background()
-        assert told.repair.written == [("x.spare", outcome)]
-        told.writer.begin()
-        told.writer.commit([], None, lambda _: False)
-        told.writer.begin()
-        assert told.made[outcome is Outcome.COMMITTED].calls[-1] == "begin"
+        assert told.repair.written == [("x.3", Outcome.COMMITTED)]
+        assert begun(told, 1_000) == "x"
+        told.writer.abort()
+        assert begun(told) == "x.3"
 
     @pytest.mark.parametrize("failure", [RETRIABLE, error(KafkaError.TOPIC_AUTHORIZATION_FAILED)])
     def test_an_end_that_could_not_be_written_is_kept_in_mind(self, failure: Exception) -> None:
@@ -685,11 +705,12 @@ class TestLostMarkers:
         assert told.made == []
         told.repair.lost["x"] = Outcome.COMMITTED
         told.writer.open()
-        assert told.repair.written == [("x", Outcome.COMMITTED)]
+        assert told.names == ["x.2"]
         told.repair.unanswered = [failure, failure]
         told.background()
-        assert told.repair.asked == ["x"] * 2 + ["x.spare"] * 3
-        assert told.names == ["x", "x.spare"]
+        assert told.repair.asked == ["x", "x.2", *["x"] * 3, "x.3"]
+        assert told.repair.written == [("x", Outcome.COMMITTED)]
+        assert told.names == ["x.2", "x", "x.3"]
 
     def test_the_end_of_what_was_left_may_be_lost_as_well(self, told: Told) -> None:
         """It is asked about when it is aborted, before its id is initialised."""
