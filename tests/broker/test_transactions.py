@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
+from contextlib import closing
 
 import pytest
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from bridge.delivery.producer.transaction_markers import DECIDED, OPEN, Outcome
+from bridge.delivery.producer.producer_pool import names_of
+from bridge.delivery.producer.transaction_markers import (
+    DECIDED,
+    OPEN,
+    SOON_S,
+    MarkerRepair,
+    Outcome,
+    are_offsets_pending,
+)
+from bridge.delivery.producer.transactional import TransactionalWriter
 from bridge.kafka.errors import kafka_error
+from bridge.settings.clients import librdkafka
 from bridge.spark.transactions import coordinator
-from dev.harness.kafka import Topics
+from dev.harness.kafka import Topics, read_committed
 from dev.harness.waiting import wait_until
 from tests.broker.rig import settings_for
 from tests.system.broker import Broker
+from timerstore.clock import SystemClock
 
 
 def test_the_states_of_a_transactional_id(broker: Broker, topics: Topics, spark: SparkSession) -> None:  # noqa: ARG001 - its JVM
@@ -37,6 +50,32 @@ def test_the_states_of_a_transactional_id(broker: Broker, topics: Topics, spark:
     assert said == [None, "Empty", OPEN, "CompleteCommit", OPEN, "CompleteAbort"]
     outcomes = [DECIDED.get(str(state)) for state in said]
     assert outcomes == [None, None, None, Outcome.COMMITTED, None, Outcome.ABORTED], "an open one is not decided"
+
+
+def test_what_a_kill_has_left_open_is_ended_first(broker: Broker, topics: Topics, spark: SparkSession) -> None:  # noqa: ARG001 - its JVM
+    """It may have been any id's turn. Nothing else is written again for want of stable offsets."""
+    delay = topics.create()
+    settings = settings_for(broker.bootstrap, delay)
+    for name, asked in zip(names_of(settings.transactional_id), (1, 2, 3), strict=True):
+        killed = Producer({"bootstrap.servers": broker.bootstrap, "transactional.id": name})
+        killed.init_transactions(30)
+        killed.begin_transaction()
+        with closing(Consumer(librdkafka(settings, "consumer") | {"group.instance.id": ""})) as consumer:
+            killed.send_offsets_to_transaction([TopicPartition(delay, 0, 0)], consumer.consumer_group_metadata(), 30)
+        calls, known = list[str](), coordinator(settings)
+
+        def ask(name: str, calls: list[str] = calls, known: Callable[[str], str | None] = known) -> str | None:
+            calls.append(name)
+            return known(name)
+
+        repair = MarkerRepair(settings, ask)
+        assert repair.left_open(names_of(settings.transactional_id)) == name
+        assert len(calls) == asked
+        writer = TransactionalWriter(librdkafka(settings, "producer"), SystemClock(), run=lambda _: None, repair=repair)
+        with closing(writer):
+            writer.open()
+            assert not are_offsets_pending(settings, SOON_S)
+        assert read_committed(broker.bootstrap, delay) == []
 
 
 def test_without_an_answer_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,14 +118,16 @@ class ProducerPool:
         """The last one that may have committed: it was asked to, and the answer was not no."""
 
     def open(self) -> PooledProducer:
-        """One that is ready, else one that is unmade: it is initialised now, and the others in the background.
+        """One that is ready, else one that is unmade: it is initialised now, and the others in the background. At a
+        start it is the one whose last transaction is still open, if one is.
 
         Raises EnvironmentFailure when that can never work, NotReady when it may work later, Broken.
         """
         self.is_well = False
+        left_open = self._left_open()
         with self._changed:
             unmade = [one for one in self._all if one.state is _State.UNMADE]
-            pooled = self._used(self._first_of(self._ready()) or self._first_of(unmade))
+            pooled = self._used(self._first_of(self._ready()) or left_open or self._first_of(unmade))
         if pooled is None:
             raise NotReady(HELD_UP)
         if pooled.producer is None:
@@ -199,6 +201,16 @@ class ProducerPool:
         if found is not None:
             found.state, found.comes_back, found.turn = _State.USED, False, next(self._turns)
         return found
+
+    def _left_open(self) -> PooledProducer | None:
+        """At a start: the one under which a process that was killed has left a transaction open. Raises NotReady."""
+        if self._repair is None or any(one.state is not _State.UNMADE for one in self._all):
+            return None
+        try:
+            name = self._repair.left_open([one.name for one in self._all])
+        except KafkaException as exception:
+            raise NotReady(Failure.of(kafka_error(exception))) from None
+        return next((one for one in self._all if one.name == name), None)
 
     def _initialise(self, pooled: PooledProducer) -> None:
         """Make its producer, by one call. One that needs more goes on in the background."""

@@ -26,7 +26,7 @@ broker removes it after `offsets.retention.minutes`), its records are cancels of
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from enum import Enum
 from typing import Final
@@ -85,6 +85,14 @@ class MarkerRepair:
         self._unrepaired: set[str] = set()
         """Ids that are yet to be asked about, to be initialised, or whose end is yet to be written."""
         self._forgotten: set[str] = set()
+
+    def left_open(self, names: Sequence[str]) -> str | None:
+        """The id, of these, under which a process that was killed has left a transaction open, if one has: while that
+        holds offsets back, it cannot be seen whether the others have lost anything. None of them is initialised yet.
+        Raises KafkaException without an answer."""
+        if not are_offsets_pending(self._settings, SOON_S):
+            return None
+        return next((name for name in names if self._ask(name) == OPEN), None)
 
     def outcome_of(self, name: str) -> Outcome | None:
         """How the last transaction of that id ended, or will end, if it may have to be written once more. The id is not
