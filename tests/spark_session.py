@@ -30,6 +30,7 @@ def spark() -> Iterator[SparkSession]:
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.session.timeZone", "Pacific/Chatham")
         .config("spark.sql.ansi.enabled", "true")
+        .config("spark.sql.variable.substitute", "false")
         .config("spark.sql.execution.arrow.pyspark.enabled", "true")
         .getOrCreate()
     )

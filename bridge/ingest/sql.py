@@ -130,7 +130,7 @@ def col(name: str) -> Column:
 
 
 def lit(value: Value) -> Column:
-    """A literal; a column as it is. Whole numbers are of type int where they fit, else bigint."""
+    """A literal; a column as it is. Whole numbers are of type int where they fit, else bigint. Raises TypeError."""
     if isinstance(value, Column):
         return value
     if isinstance(value, bytes):
@@ -138,9 +138,11 @@ def lit(value: Value) -> Column:
     if isinstance(value, str):
         escaped = value.replace("\\", "\\\\").replace("'", "\\'")
         return Column(f"'{escaped}'")
-    if value is None or isinstance(value, bool):
-        return Column(str("NULL" if value is None else value))
-    return Column(str(int(value)))
+    if value is None:
+        return Column("NULL")
+    if not isinstance(value, int):
+        raise TypeError(f"no literal: {value!r}")
+    return Column(str(value))
 
 
 def long(value: int) -> Column:

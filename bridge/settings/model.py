@@ -65,6 +65,8 @@ SPARK_OWNED: Final[Mapping[str, str]] = {
     "spark.hadoop.parquet.page.verify-checksum.enabled": "a flipped bit must not become a message",
     "spark.sql.session.timeZone": "due times are decoded in UTC",
     "spark.sql.ansi.enabled": "decoding is written for ANSI mode",
+    "spark.sql.parser.escapedStringLiterals": "decoding is written for escaped ones",
+    "spark.sql.variable.substitute": "what decoding compares with is taken as it is",
 }
 
 

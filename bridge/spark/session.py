@@ -78,6 +78,8 @@ REQUIRED: Final = {
     "spark.sql.redaction.options.regex": "(?i)url|secret|password|token|jaas|keystore",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.ansi.enabled": "true",
+    "spark.sql.parser.escapedStringLiterals": "false",
+    "spark.sql.variable.substitute": "false",
     "spark.task.maxFailures": "1",
     # The query's log is not our recovery point: no CRC files for it; and no process for the mode of each file.
     "spark.sql.streaming.checkpointFileManagerClass": (

@@ -469,7 +469,17 @@ def test_a_plan_is_made_in_a_few_calls_into_the_jvm(spark: SparkSession, monkeyp
 
 
 @pytest.mark.parametrize(
-    "value", [r"\A it's \'d\' \z %_ \n" + '\n\t"é\0', b"\x00\xff'", -(2**63), 2**63 - 1, -1, True, None]
+    "value",
+    [
+        "${spark.app.name} ${x}",
+        r"\A it's \'d\' \z %_ \n" + '\n\t"é\0',
+        b"\x00\xff'",
+        -(2**63),
+        2**63 - 1,
+        -1,
+        True,
+        None,
+    ],
 )
 def test_a_literal_is_what_it_says(spark: SparkSession, value: object) -> None:
     assert spark.sql(f"SELECT {lit(value).sql}").collect()[0][0] == value

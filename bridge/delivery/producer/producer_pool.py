@@ -1,31 +1,32 @@
-"""The producers of a writer, which take turns, and stand in for one that is held up.
+"""The producers of a writer: two that take turns, and one that rests until one of them is held up.
 
 Each has a transactional id of its own. When a transaction is decided, its coordinator writes the end of it to every
 partition that was in it, and takes nothing new under that id before all of them have it. That takes milliseconds, and a
-client that is refused waits for 20 more. So the next transaction is the turn of the id that has rested longest.
+client that is refused waits for 20 more. So the next transaction is another id's turn.
 
 It takes longer where a leader has died: until the brokers have noticed (`broker.session.timeout.ms`, 9 s), and before
-Kafka 4 until the partition has a leader again. Delivery goes on at once under another id. There are three, since two of
-them may have been in the dead leader's partitions when it died.
+Kafka 4 until the partition has a leader again. Delivery goes on at once under the id that rests. The one that committed
+the transaction before may be held up as well, and is initialised again, which waits until it is not.
 
     unmade --prepare--> recycling --(in the background)--> ready --open, next, await_ready--> used
-      ^ |                   ^                               ^                                | | ^
-      | |                   |                               '-------------next---------------' | |
+      ^ |                   ^ ^                             | ^                              | | ^
+      | |                   | '---------recycle-------------' '------------next--------------' | |
       | |                   '--------------------------recycle---------------------------------' |
       | '-------------------------------------------open-----------------------------------------'
       '----------------------------------------------put_back----------------------------------'
 
 Brokers may have lost the end of the last transaction of an id in some partition (transaction_markers.py), also of one
 whose commit they had confirmed, and only the next end there under the same id stands in for it: an abort would take
-back what was committed. So after trouble the id that has committed last goes on only where no other one is ready
-(`open`, `await_ready`), and what was in use comes back when it is ready: for a small transaction at once, for a large
-one after another id has committed one. Then all is well again, and all take turns (`next`).
+back what was committed. So after trouble the id goes on whose last commit is the longest ago (`open`, `await_ready`),
+and the last two that have committed begin small transactions only, until one is committed. What was in use comes back
+when it is ready: for a small transaction at once, for a large one after another id has committed one (`next`).
 
 Exactly-once does not rest on the id. No transaction is begun before the one before is known to be committed, or will
 never be asked to, whatever becomes of its abort. Offsets that two of them have committed count in the order in which
-they were sent, whichever end is written first. Between two processes the group's metadata decides: the brokers refuse
-offsets of a former member, and committed offsets are read only when no transaction is pending on them (require-stable).
-Every process initialises all of its ids when it starts, which ends what an earlier one of the same name left open.
+Kafka's coordinator wrote them, whichever end is written first. Between two processes the group's metadata decides: the
+brokers refuse offsets of a former member, and committed offsets are read only when no transaction is pending on them
+(require-stable). Every process initialises all of its ids when it starts, which ends what an earlier one of the same
+name left open.
 """
 
 from __future__ import annotations
@@ -52,6 +53,9 @@ AGAIN_S: Final = 0.2
 """Between two calls that failed."""
 ABORTS_MAX: Final = 60
 """How often an abort is asked for; then the next `init_transactions` under that id does it."""
+SUSPECTS: Final = 2
+"""So many ids, the last that have committed, may lack the end of that: a transaction can be shorter than the writing of
+the end of the one before."""
 HELD_UP: Final = Failure(NO_ANSWER, "every transactional id is held up")
 
 log = structlog.get_logger("bridge.delivery.producer.producer_pool")
@@ -86,8 +90,8 @@ class PooledProducer:
     comes_back: bool = False
     """It was in use when there was trouble, or a commit of its was written again: it goes on as soon as it is ready,
     and what it is to write is likely to be committed."""
-    turn: int = 0
-    """When it was in use last; 0: not yet."""
+    committed: int = 0
+    """In what order, among all commits, it may have committed last: it was asked to, and the answer was not no."""
 
 
 class ProducerPool:
@@ -109,13 +113,11 @@ class ProducerPool:
         self._repair = repair
         self._call_s = call_s
         self._all = [PooledProducer(name) for name in names]
-        self._turns = count(1)
+        self._commits = count(1)
         self._changed = threading.Condition()
         self._closed = threading.Event()
         self.is_well = False
         """Whether the transaction before this one was committed."""
-        self.last_committer: PooledProducer | None = None
-        """The last one that may have committed: it was asked to, and the answer was not no."""
 
     def open(self) -> PooledProducer:
         """One that is ready, else one that is unmade: it is initialised now, and the others in the background. At a
@@ -136,9 +138,9 @@ class ProducerPool:
         return pooled
 
     def next(self, current: PooledProducer, *, is_small: bool) -> PooledProducer:
-        """The one for the next transaction: if all is well the one that has rested longest, else `current`, or one that
-        comes back if the transaction is small. Reports of those that are ready are let in, and those that have failed
-        are replaced.
+        """The one for the next transaction: if all is well one that comes back, or has committed the one before the
+        last, else `current`, or one that comes back if the transaction is small. Reports of those that are ready are
+        let in, and those that have failed are replaced.
         """
         for pooled in self._all:
             if pooled.state is _State.READY and pooled.producer is not None:
@@ -149,7 +151,8 @@ class ProducerPool:
                 if pooled.faults:
                     self.recycle(pooled)
         with self._changed:
-            found = self._first_of([one for one in self._ready() if self.is_well or (is_small and one.comes_back)])
+            able = [one for one in self._ready() if self.is_well or (is_small and one.comes_back)]
+            found = max(able, key=lambda one: (one.comes_back, one.committed), default=None)
             if found is not None:
                 current.state = _State.READY
             return self._used(found) or current
@@ -176,13 +179,31 @@ class ProducerPool:
             if pooled.state is _State.UNMADE:
                 self.recycle(pooled)
 
-    def recycle(self, pooled: PooledProducer, *, is_open: bool = False) -> None:
-        """Make it ready again in the background; `is_open`: its producer has a transaction open, to be aborted."""
+    def recycle(self, pooled: PooledProducer, *, is_open: bool = False, anew: bool = False) -> None:
+        """Make it ready again in the background; `is_open`: its producer has a transaction open, to be aborted; `anew`:
+        by another producer."""
         with self._changed:
             left = [] if pooled.producer is None else [pooled.producer]
             pooled.producer, pooled.state = None, _State.RECYCLING
             pooled.comes_back |= is_open
-        self._run(partial(self._make_ready, pooled, left, is_open))
+        self._run(partial(self._make_ready, pooled, left, is_open, anew or is_open))
+
+    def doubt_last_committer(self) -> None:
+        """The end of its transaction may wait for a partition that does not answer: it is ready when it is known not
+        to."""
+        last = max(self._all, key=lambda one: one.committed)
+        if last.committed and last.state is _State.READY:
+            self.recycle(last, anew=True)
+
+    def asked_to_commit(self, pooled: PooledProducer) -> int:
+        """It may commit from now on. Returns what `committed` was before, for an answer that is no."""
+        before, pooled.committed = pooled.committed, next(self._commits)
+        return before
+
+    def is_to_stay_small(self, pooled: PooledProducer) -> bool:
+        """Whether the end of its last commit may be lost: then its next transaction must not be aborted."""
+        later = sum(one.committed > pooled.committed for one in self._all)
+        return not self.is_well and pooled.committed > 0 and later < SUSPECTS
 
     def close(self) -> None:
         """Drop all of them, without waiting for anything."""
@@ -194,12 +215,13 @@ class ProducerPool:
         return [one for one in self._all if one.state is _State.READY and not one.faults]
 
     def _first_of(self, found: Sequence[PooledProducer]) -> PooledProducer | None:
-        """The one that has rested longest; the id that has committed last comes last."""
-        return min(found, key=lambda one: (one is self.last_committer, one.turn), default=None)
+        """The one whose last commit is the longest ago."""
+        return min(found, key=lambda one: one.committed, default=None)
 
-    def _used(self, found: PooledProducer | None) -> PooledProducer | None:
+    @staticmethod
+    def _used(found: PooledProducer | None) -> PooledProducer | None:
         if found is not None:
-            found.state, found.comes_back, found.turn = _State.USED, False, next(self._turns)
+            found.state, found.comes_back = _State.USED, False
         return found
 
     def _left_open(self) -> PooledProducer | None:
@@ -255,7 +277,8 @@ class ProducerPool:
                 if pooled.owed_outcome is not None:
                     repair.write(pooled.name, held[0], pooled.owed_outcome)
                     if pooled.owed_outcome is Outcome.COMMITTED:  # what it had in the targets may still be open there
-                        pooled.comes_back, self.last_committer = True, pooled
+                        pooled.comes_back = True
+                        self.asked_to_commit(pooled)
                     pooled.owed_outcome = None
                 repair.concluded(pooled.name)
         except KafkaException as exception:
@@ -266,7 +289,7 @@ class ProducerPool:
 
     # -- in the background
 
-    def _make_ready(self, pooled: PooledProducer, held: list[Producer], is_open: bool) -> None:
+    def _make_ready(self, pooled: PooledProducer, held: list[Producer], is_open: bool, anew: bool) -> None:
         """`held`: the producer there was, if any; the caller keeps no reference to it. One that could not be
         initialised in time goes on with that by itself, and would fence a second one: it is used further.
         """
@@ -275,7 +298,7 @@ class ProducerPool:
             _repeated(
                 held[0].abort_transaction, self._call_s, lambda: next(more, None) is not None and self._may_go_on()
             )
-        if held and (is_open or pooled.faults):
+        if held and (anew or pooled.faults):
             drop(held.pop())
         while not self._closed.is_set():
             state = self._attempted(pooled, held)

@@ -72,6 +72,11 @@ class TransactionalWriter(Writer):
         self._forget()
         self._used, self._producer, self._faults = pooled, pooled.producer, pooled.faults
 
+    def _in_use(self) -> PooledProducer:
+        if self._used is None:
+            raise Broken(NO_PRODUCER)
+        return self._used
+
     def _drop(self) -> None:
         super().close()
         pooled, self._used = self._used, None
@@ -80,7 +85,7 @@ class TransactionalWriter(Writer):
 
     @property
     def is_to_stay_small(self) -> bool:
-        return not self._pool.is_well and self._used is self._pool.last_committer
+        return self._used is not None and self._pool.is_to_stay_small(self._used)
 
     def begin(self, records: int = 0) -> None:
         """Start a transaction: local, the brokers hear of it with the first record. It is another id's turn; one that
@@ -113,8 +118,8 @@ class TransactionalWriter(Writer):
         # The commit would wait for the records, too, but without a word.
         if not self._wait(lambda: len(producer), on_stall):
             raise Aborted(Cause.UNACKNOWLEDGED, UNACKNOWLEDGED)
-        asked, pool = 0, self._pool
-        before, pool.last_committer = pool.last_committer, self._used  # before the answer, which may be lost
+        asked, pool, used = 0, self._pool, self._in_use()
+        before = pool.asked_to_commit(used)  # before the answer, which may be lost
 
         def ask() -> None:
             nonlocal asked
@@ -126,7 +131,7 @@ class TransactionalWriter(Writer):
         except (Broken, Aborted) as failed:
             # An abort that is asked for at the first call is a definite no. A call before it may have been made.
             if isinstance(failed, Aborted) and asked == 1:
-                pool.last_committer = before
+                used.committed = before
                 raise
             raise Indefinite(failed.failure) from None
         pool.is_well = True
@@ -146,13 +151,12 @@ class TransactionalWriter(Writer):
         """Go on under another id while this one is aborted in the background: the brokers take nothing more under it
         before every partition has the transaction's end. Where no other one is ready yet (soon after a start), the one
         that is ready first goes on, be it this one."""
-        left = self._used
-        if left is None:
-            raise Broken(NO_PRODUCER)
+        left = self._in_use()
         self._pool.is_well = False
         self._calls.close()  # its call may go on for a while
         self._used = self._producer = None
         self._pool.recycle(left, is_open=True)
+        self._pool.doubt_last_committer()
         other = self._pool.await_ready(self._budgets.step_s)
         if other is None:
             raise Broken(HELD_UP)

@@ -52,6 +52,11 @@ def test_literals(value: object, text: str) -> None:
     assert F.lit(value).sql == text
 
 
+def test_what_is_no_literal_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"no literal: 1\.5"):
+        F.lit(1.5)
+
+
 def test_a_long_is_one_whatever_its_size() -> None:
     assert [F.long(value).sql for value in (0, -(2**63))] == ["0L", "-9223372036854775808L"]
 

@@ -384,8 +384,9 @@ class TestTurns:
         for _ in range(6):
             ready.writer.commit([], None, lambda _: False)
             order.append(begun(ready, 1_000))
-        assert order == ["x.2", "x.3", "x"] * 2
+        assert order == ["x.2", "x"] * 3
         assert [made.calls.count("init") for made in ready.made] == [1, 1, 1]
+        assert set(ready.made[2].calls) == {"init", "poll"}, "one rests"
 
     def test_an_abort_is_followed_by_a_transaction_of_the_same_id(self, ready: Told) -> None:
         """The one that has committed last rests: an abort of its own could take that back."""
@@ -395,7 +396,7 @@ class TestTurns:
             ready.writer.abort()
             assert begun(ready, records) == "x.2"
         ready.writer.commit([], None, lambda _: False)
-        assert begun(ready) == "x.3"
+        assert begun(ready) == "x"
 
     def test_delivery_goes_on_under_another_id_and_comes_back(self, ready: Told) -> None:
         """Without a word to the producer that is left; what it has open is aborted in the background. The id comes back
@@ -415,8 +416,23 @@ class TestTurns:
         for _ in range(3):
             order.append(begun(ready, 1_000))
             ready.writer.commit([], None, lambda _: False)
-        assert order == ["x.3", "x", "x.2"]
-        assert ready.made[-1].calls.count("commit") == 1
+        assert order == ["x", "x.2", "x"]
+        assert ready.made[-1].calls.count("commit") == 2
+
+    def test_the_id_that_has_committed_before_may_be_held_up_as_well(self, ready: Told) -> None:
+        """By the end of its transaction, in the same partition. It is made anew, which waits for that; the one that
+        rests was in no partition."""
+        ready.writer.commit([], None, lambda _: False)
+        assert begun(ready) == "x.2"
+        ready.writer.leave()
+        assert begun(ready) == "x.3"
+        for _ in range(3):
+            ready.writer.commit([], None, lambda _: False)
+            assert begun(ready, 1_000) == "x.3"
+        ready.background()
+        assert ready.names[3:] == ["x.2", "x"]
+        ready.writer.commit([], None, lambda _: False)
+        assert begun(ready, 1_000) == "x.2"
 
     @pytest.mark.parametrize("records", [SMALL_RECORDS, 1_000])
     @pytest.mark.parametrize("way", ["leave", "open"])
@@ -429,14 +445,27 @@ class TestTurns:
         assert begun(ready) == "x.2"
         getattr(ready.writer, way)()
         ready.background()
-        assert ready.names == ["x", "x.2", "x.3", "x.2"]
+        assert ready.names == ["x", "x.2", "x.3", "x.2", *(["x"] if way == "leave" else [])]
         for _ in range(3):
             assert begun(ready, 1_000) == "x.3"
             ready.writer.abort()
         assert begun(ready, records) == ("x.2" if records <= SMALL_RECORDS else "x.3")
         assert not ready.writer.is_to_stay_small
         ready.writer.commit([], None, lambda _: False)
-        assert begun(ready, records) == "x"
+        assert begun(ready, records) == ("x" if records <= SMALL_RECORDS else "x.2")
+
+    def test_the_last_two_that_have_committed_stay_small(self, ready: Told) -> None:
+        """A transaction can be shorter than the writing of the end of the one before."""
+        for name in ("x.2", "x"):
+            ready.writer.commit([], None, lambda _: False)
+            assert begun(ready) == name
+        ready.later.clear()
+        ready.writer.open()
+        assert (begun(ready), ready.writer.is_to_stay_small) == ("x.3", False)
+        ready.writer.open()
+        assert (begun(ready), ready.writer.is_to_stay_small) == ("x.2", True)
+        ready.writer.commit([], None, lambda _: False)
+        assert not ready.writer.is_to_stay_small
 
     @pytest.mark.parametrize("records", [SMALL_RECORDS, 1_000])
     def test_an_id_whose_commit_was_not_answered_comes_back_with_few_records(self, ready: Told, records: int) -> None:
@@ -492,7 +521,9 @@ class TestTurns:
 
         later: list[Callable[[], None]] = []
         pool = ProducerPool(["x", "x.2"], make, later.append)
-        pool.last_committer = usual = pool.open()
+        usual = pool.open()
+        assert usual is not None
+        pool.asked_to_commit(usual)
         failures.append(EnvironmentFailure("cannot make the producer", hint=""))
         later.pop()()
         pool.put_back(usual)
@@ -505,12 +536,10 @@ class TestTurns:
             ready.writer.leave()
             order.append(begun(ready, 1_000))
             ready.background()
-        assert order == ["x.2", "x.3", "x"]
-        assert ready.names[3:] == ["x", "x.2", "x.3"]
-        for _ in range(3):
-            ready.writer.commit([], None, lambda _: False)
-            order.append(begun(ready, 1_000))
-        assert order[3:] == ["x.2", "x.3", "x"]
+        assert order == ["x.2", "x", "x.2"]
+        assert ready.names[3:] == ["x", "x.2", "x"]
+        ready.writer.commit([], None, lambda _: False)
+        assert begun(ready, 1_000) == "x"
 
     def test_an_abort_that_waits_for_the_call_that_was_left_is_repeated(self, ready: Told) -> None:
         """Then the id is initialised for as long as that takes."""
@@ -720,12 +749,11 @@ class TestLostMarkers:
         assert told.made == []
         told.repair.lost["x"] = Outcome.COMMITTED
         told.writer.open()
-        assert told.names == ["x.2"]
+        assert told.repair.written == [("x", Outcome.COMMITTED)]
         told.repair.unanswered = [failure, failure]
         told.background()
-        assert told.repair.asked == ["x", "x.2", *["x"] * 3, "x.3"]
-        assert told.repair.written == [("x", Outcome.COMMITTED)]
-        assert told.names == ["x.2", "x", "x.3"]
+        assert told.repair.asked == ["x"] * 2 + ["x.2"] * 3 + ["x.3"]
+        assert told.names == ["x", "x.2", "x.3"]
 
     def test_the_end_of_what_was_left_may_be_lost_as_well(self, told: Told) -> None:
         """It is asked about when it is aborted, before its id is initialised."""
