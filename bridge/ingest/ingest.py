@@ -51,6 +51,9 @@ log = structlog.get_logger("bridge.ingest.ingest")
 LOOK_S: Final = 0.2
 SETTLE_S: Final = 1.0
 """After the first task of a query has begun, before the plain reader may end: the others follow, and fetch first."""
+CLOSE_S: Final = 0.25
+"""The query may be so far behind the plain reader when it relieves that; after CATCH_UP_S of trying, further."""
+CATCH_UP_S: Final = 20.0
 QUIET_S: Final = 5.0
 """A partition whose end lies further, and from which nothing has come for so long, is asked for its end."""
 ANSWER_S: Final = 3.0
@@ -457,19 +460,21 @@ class Ingest:
                 raise records_gone(topic=name[0], partition=name[1], wanted=offsets[name], log_start=log_start)
 
     def _serve(self, run: int, streaming: StreamingQuery) -> None:
-        """Watch the query; relieve the plain reader when it has come as far."""
+        """Watch the query; relieve the plain reader when it has come nearly as far: what it lacks then is read late."""
         relief: Offsets | None = None
-        began_s = self._clock.monotonic_s()
+        began_s = relief_s = self._clock.monotonic_s()
         while not (self._stopping.is_set() or self._restart or self._failure is not None or run != self._run):
             self._beat_query()
             if not self._query_serves.is_set() and self._opened_s is not None:
                 now_s = self._clock.monotonic_s()
-                if relief is None and now_s - self._opened_s > SETTLE_S:
-                    at = self._query_start
-                    relief = {name: end for name, end in dict(self._read_to).items() if end > at.get(name, end)}
                 if relief is not None and all(self._sent[name] >= end for name, end in relief.items()):
                     self._query_serves.set()
                     log.info("query-serves", seconds=round(now_s - began_s, 1))
+                elif now_s > self._opened_s + SETTLE_S and (
+                    relief is None or relief_s + CLOSE_S < now_s < began_s + CATCH_UP_S
+                ):
+                    at, relief_s = self._query_start, now_s
+                    relief = {name: end for name, end in dict(self._read_to).items() if end > at.get(name, end)}
             if streaming.awaitTermination(LOOK_S if self._query_serves.is_set() else LOOK_S / 4):  # type: ignore[arg-type]
                 return
 

@@ -34,6 +34,7 @@ class Stream:
         self.bench, self.offsets = bench, dict(offsets)
         self.stopped = threading.Event()
         self.error: Exception | None = None
+        self.looks = 0
 
     def opens(self) -> None:
         """The tasks run, and have had the time to settle."""
@@ -47,7 +48,13 @@ class Stream:
         if self.error is not None:
             raise self.error
         self.stopped.wait(0.01)
+        self.looks += 1
         return False
+
+    def is_looked_at(self) -> None:
+        """Return when it has been looked at, and what was found has been thought over."""
+        looks = self.looks
+        wait_until(lambda: self.looks >= looks + 2, SEEN_S, "two looks")
 
     def stop(self) -> None:
         self.stopped.set()
@@ -165,6 +172,26 @@ def test_the_plain_reader_reads_until_the_query_has_come_as_far(made: Callable[.
     assert bench.store.held[A] == [*range(8), 9, 10, 11]
     counted = [call.args for call in bench.metrics.ingested.call_args_list]
     assert sum(count for _, count in counted) == 11
+
+
+@pytest.mark.parametrize("is_hurried", [False, True])
+def test_a_query_that_is_behind_does_not_serve_yet(made: Callable[..., Bench], is_hurried: bool) -> None:
+    """What it lacks would be late: it must come as far as the plain reader had just now, unless it is too slow."""
+    bench = made()
+    bench.begin()
+    stream = bench.next_stream()
+    bench.reads(A, 8)
+    stream.opens()
+    stream.is_looked_at()
+    bench.reads(A, 20)
+    bench.clock.advance(int(1000 * (module.CATCH_UP_S if is_hurried else module.CLOSE_S)) + 100)
+    stream.is_looked_at()
+    stream.send(A, 0, 8)
+    if not is_hurried:
+        stream.is_looked_at()
+        assert bench.ingest.reader == "plain"
+        stream.send(A, 8, 20)
+    wait_until(lambda: bench.ingest.reader == "spark", SEEN_S, "the query serves")
 
 
 def test_on_a_quiet_topic_the_query_serves_as_soon_as_its_tasks_run(made: Callable[..., Bench]) -> None:
