@@ -30,10 +30,18 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from timerstore.memory.chunks import Chunks, materialize
+from timerstore.memory.chunks import Chunks
 from timerstore.memory.finished import Finished
 from timerstore.memory.overtaken import Overtaken
-from timerstore.memory.sorted_runs import EMPTY, RowRefs, SortedRuns, concat
+from timerstore.memory.sorted_runs import (
+    EMPTY,
+    GATHERED_BYTES_MAX,
+    GATHERED_ROWS_MAX,
+    RowRefs,
+    SortedRuns,
+    concat,
+    gathered,
+)
 from timerstore.rows.position import OFFSET_MAX, ORIGIN, Bools, Int64s, Position, Positions, Progress
 
 REPACKED_ROWS_MAX: Final = 1 << 16
@@ -42,9 +50,6 @@ REPACKED_ROWS_MAX: Final = 1 << 16
 SCATTERED_CHUNKS: Final = 4
 SCATTERED_ROWS: Final = 32
 """Rows from so many chunks or more, and fewer than so many of each, are scattered: see `gather_near`."""
-GATHERED_ROWS_MAX: Final = 4_096
-GATHERED_BYTES_MAX: Final = 4 << 20
-"""At once, and more than they were in memory until their old chunks are empty."""
 
 
 class Resident:
@@ -267,11 +272,7 @@ class Resident:
 
     def _copy_into(self, holder: SortedRuns, rows: RowRefs) -> int:
         """Insert rows, in the order of position, with their payloads in a chunk of their own; returns how many."""
-        if len(rows):
-            payload = materialize(self.chunks.payloads(rows.chunk), rows.chunk, rows.row)
-            self.chunks.release(rows.chunk)
-            chunk = np.full(len(rows), self.chunks.add(payload), dtype=np.int32)
-            holder.insert(RowRefs(rows.at, rows.seq, chunk, np.arange(len(rows), dtype=np.int32)))
+        holder.insert(gathered(self.chunks, rows))
         return len(rows)
 
     def _keep_unstored(self, holder: SortedRuns, rows: RowRefs) -> None:

@@ -9,6 +9,9 @@ log-structured merge of Patrick O'Neil et al., 1996, in memory). Popping what is
     insert [4 6 7]       runs: [3 4 5 6 7 9]          (equal sizes are merged)
     insert [8]           runs: [3 4 5 6 7 9] [8]
     pop_until 5          -> 3 4 5;  runs: [6 7 9] [8]
+
+What comes in small batches has its payloads put together, too, as its runs are merged: what is due at one time was sent
+over a long one, and a take from hundreds of batches costs a hundred times what one from a few does.
 """
 
 from __future__ import annotations
@@ -16,12 +19,13 @@ from __future__ import annotations
 import bisect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from timerstore.memory.chunks import Chunks
+from timerstore.memory.chunks import Chunks, materialize
 from timerstore.rows.position import (
     ORIGIN,
     SEQ_MAX,
@@ -40,6 +44,11 @@ Int32s = npt.NDArray[np.int32]
 MERGED_ROWS_MAX = 1 << 16
 """Larger runs are left alone: a merge happens under the store's lock, and must not hold up delivery for more than some
 10 ms."""
+GATHERED_CHUNKS: Final = 8
+"""A run with payloads from so many chunks or more gets a chunk of its own, if it has not more rows and bytes than
+these; each row is copied once or twice."""
+GATHERED_ROWS_MAX: Final = 1 << 13
+GATHERED_BYTES_MAX: Final = 4 << 20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,6 +92,16 @@ def concat(parts: Sequence[RowRefs]) -> RowRefs:
     )
 
 
+def gathered(chunks: Chunks, rows: RowRefs) -> RowRefs:
+    """The same rows, in their order, with their payloads in a chunk of their own."""
+    if not len(rows):
+        return rows
+    payload = materialize(chunks.payloads(rows.chunk), rows.chunk, rows.row)
+    chunks.release(rows.chunk)
+    chunk = np.full(len(rows), chunks.add(payload), dtype=np.int32)
+    return RowRefs(rows.at, rows.seq, chunk, np.arange(len(rows), dtype=np.int32))
+
+
 def select(entries: pa.Table, sources: Sources) -> RowRefs:
     """The positions of an entry table; `row` is the index in the table, `chunk` means nothing. Rows of unknown sources
     are left out."""
@@ -113,7 +132,7 @@ class SortedRuns:
         self.bytes += self._chunks.bytes_of(rows.chunk)
         while len(self._runs) > 1 and self._mergeable(self._runs[-2], self._runs[-1]):
             newest = self._runs.pop()
-            self._runs[-1] = concat([self._runs[-1], newest]).sorted()
+            self._runs[-1] = self._put_together(concat([self._runs[-1], newest]).sorted())
 
     def __iter__(self) -> Iterator[RowRefs]:
         """The runs, each in the order of position."""
@@ -226,6 +245,17 @@ class SortedRuns:
     def _left(self, runs: list[RowRefs]) -> list[RowRefs]:
         self.bytes -= sum(self._chunks.bytes_of(run.chunk) for run in runs)
         return runs
+
+    def _put_together(self, run: RowRefs) -> RowRefs:
+        """The run, in a chunk of its own if it is a small one from many chunks."""
+        if len(run) > GATHERED_ROWS_MAX or np.count_nonzero(np.bincount(run.chunk)) < GATHERED_CHUNKS:
+            return run
+        before = self._chunks.bytes_of(run.chunk)
+        if before > GATHERED_BYTES_MAX:
+            return run
+        run = gathered(self._chunks, run)
+        self.bytes += self._chunks.bytes_of(run.chunk) - before
+        return run
 
     @staticmethod
     def _mergeable(older: RowRefs, newer: RowRefs) -> bool:

@@ -37,6 +37,8 @@ SOURCE_MAX = (1 << 15) - 1
 AT_MIN = -(1 << 63)
 AT_MAX = (1 << 63) - 1
 SEQ_MAX = (SOURCE_MAX << OFFSET_BITS) | OFFSET_MAX
+PACKED_ROWS_MIN = 512
+"""Fewer rows are sorted before their keys are packed."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -204,5 +206,21 @@ class Positions:
 
 
 def order_by_position(at: Int64s, seq: Int64s) -> npt.NDArray[np.intp]:
-    """Indices that sort rows by position."""
-    return np.lexsort((seq, at))
+    """Indices that sort rows by position.
+
+    Most are a few sorted runs in a row. Timsort, numpy's stable sort of one key, only merges these, in a tenth of the
+    time of `lexsort`; so positions that are near each other are packed into one key.
+    """
+    if len(at) < PACKED_ROWS_MIN:
+        return np.lexsort((seq, at))
+    source, offset = sources_of(seq), offsets_of(seq)
+    (at_ms, times), (first, sources), (begin, offsets) = _span(at), _span(source), _span(offset)
+    if times * sources * offsets > SEQ_MAX:
+        return np.lexsort((seq, at))
+    return np.argsort(((at - at_ms) * sources + (source - first)) * offsets + (offset - begin), kind="stable")
+
+
+def _span(values: Int64s) -> tuple[int, int]:
+    """The smallest value, and how many there are from it to the largest."""
+    low, high = int(values.min()), int(values.max())
+    return low, high - low + 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 
 from timerstore.errors import Misuse
 from timerstore.rows.position import (
@@ -13,6 +13,7 @@ from timerstore.rows.position import (
     AT_MIN,
     OFFSET_MAX,
     ORIGIN,
+    PACKED_ROWS_MIN,
     SEQ_MAX,
     SOURCE_MAX,
     Position,
@@ -21,6 +22,7 @@ from timerstore.rows.position import (
     at_or_below,
     end_of,
     order_by_position,
+    pack,
     search,
 )
 
@@ -48,6 +50,28 @@ def test_vectors_agree_with_objects(positions: list[Position], bound: Position) 
     assert [positions[i] for i in order] == sorted(positions)
     assert at_or_below(at, seq, bound.at_ms, bound.seq).tolist() == [p <= bound for p in positions]
     assert search(at[order], seq[order], bound) == sum(p <= bound for p in positions)
+
+
+@given(
+    st.integers(0, 2**32),
+    st.sampled_from([AT_MIN, 0, 1_700_000_000_000, AT_MAX - 5_000]),
+    st.sampled_from([1, 5_000, 1 << 40]),
+    st.sampled_from([1, 4, SOURCE_MAX]),
+    st.sampled_from([1, 10_000, OFFSET_MAX]),
+)
+@settings(max_examples=60)
+def test_many_rows_are_sorted_as_a_few_are(seed: int, first_ms: int, times: int, sources: int, offsets: int) -> None:
+    """Sorted runs one after the other, near each other or far apart, with the outermost rows among them: the order is
+    that of the two keys."""
+    random = np.random.default_rng(seed)
+    count, last_ms = 2 * PACKED_ROWS_MIN, min(first_ms + times - 1, AT_MAX)
+    at = random.integers(first_ms, last_ms, count, dtype=np.int64, endpoint=True)
+    seq = pack(random.integers(0, sources, count), random.integers(0, offsets, count))
+    at[0], at[-1], seq[0], seq[-1] = first_ms, last_ms, 0, Position(0, sources - 1, offsets - 1).seq
+    runs = np.array_split(np.arange(count), 3)
+    order = np.concatenate([run[np.lexsort((seq[run], at[run]))] for run in runs])
+    at, seq = at[order], seq[order]
+    assert order_by_position(at, seq).tolist() == np.lexsort((seq, at)).tolist()
 
 
 @given(POSITIONS)
