@@ -6,7 +6,8 @@ One transaction (invariant I1: output is exactly what becomes finished), and wha
     2. plan         targets, sizes and permissions are looked at         nothing
     3. produce      records go out, each when it is due, invisible to    the successor's init_transactions aborts them
                     read_committed
-    4. offsets      O, P and the group metadata join the transaction     as 3
+    4. offsets      O, P and the group metadata join the transaction,    as 3
+                    beside 3 where nothing more is likely to be taken
     5. commit       the brokers decide                                   the committed (O, P) tell which way
     6. acknowledge  the store forgets the rows                           a start drops what is finished under (O, P)
 
@@ -27,7 +28,6 @@ from types import MappingProxyType
 from typing import Final
 
 import structlog
-from confluent_kafka import TopicPartition
 
 from bridge.delivery.filling import Filling
 from bridge.delivery.held_sources import HeldSources
@@ -124,6 +124,7 @@ class Dispatcher:
             budgets=budgets,
             commit_interval_ms=commit_interval_ms,
             is_to_end=lambda: self._life.is_asked(Request.HOLD, Request.STOP),
+            on_taken=self._send_offsets,
             beat=beat,
         )
         self._held_sources = HeldSources(targets, clock)
@@ -353,7 +354,7 @@ class Dispatcher:
         if transaction.accepted != transaction.planned:
             lost = transaction.planned - transaction.accepted
             raise bug("records were lost between plan and client", code="DB-7002", lost=lost)
-        transaction.states = transaction.leads_to(self._states, store.sources)
+        transaction.look_ahead(self._states, store.sources)
         if not transaction.states:
             if transaction.accepted:
                 raise bug("a transaction has output, but moves no position", code="DB-7002")
@@ -363,10 +364,7 @@ class Dispatcher:
             self._committed_s = self._clock.monotonic_s()
             self._pause(NOTHING_S)
             return
-        member = self._membership()
-        if member.revocations > self._revocations or not member.partitions >= transaction.states.keys():
-            raise _Stale
-        offsets = [TopicPartition(*name, state.offset, state.metadata()) for name, state in transaction.states.items()]
+        member = self._member_for(transaction)
         if not transaction.begun:
             self._writer.begin()
             transaction.begun = True
@@ -375,8 +373,22 @@ class Dispatcher:
             self._beat()
             return self._stall_watch.is_explained(stalled_s, transaction.targets)
 
-        self._writer.commit(offsets, member.metadata, is_explained)
+        self._writer.commit(transaction.offsets, member.metadata, is_explained)
         self._acknowledge(transaction)
+
+    def _send_offsets(self, store: TimerStore, transaction: OpenTransaction) -> None:
+        """All that the transaction is likely to have was taken: what it leads to may join it while records wait for
+        their time, so that the commit does not have to wait for that."""
+        transaction.look_ahead(self._states, store.sources)
+        if transaction.states:
+            self._writer.send_offsets(transaction.offsets, self._member_for(transaction).metadata)
+
+    def _member_for(self, transaction: OpenTransaction) -> Membership:
+        """Raises _Stale where it may not commit what the transaction leads to."""
+        member = self._membership()
+        if member.revocations > self._revocations or not member.partitions >= transaction.states.keys():
+            raise _Stale
+        return member
 
     def _acknowledge(self, transaction: OpenTransaction) -> None:
         transaction.acknowledge()

@@ -52,6 +52,8 @@ class Filling:
     commit_interval_ms: int
     is_to_end: Callable[[], bool]
     """Whether another thread waits for the end of the transaction."""
+    on_taken: Callable[[TimerStore, OpenTransaction], None]
+    """Called once in a transaction at most: nothing more is likely to be taken for it."""
     beat: Callable[[], None]
     row_bytes: float = 1_000.0
     """The usual size of a row, learned from plans."""
@@ -71,7 +73,7 @@ class Filling:
             room = self._piece_rows(transaction)
             rows = transaction.loan.take(transaction.until_ms, room)
             if len(rows):
-                self._produce(store, transaction, self._plan(store, rows, transaction))
+                self._produce(store, transaction, self._plan(store, rows, transaction), is_last=len(rows) < room)
             open_s = self.clock.monotonic_s() - transaction.opened_s
             is_full = transaction.rows >= self._rows_max(transaction) or transaction.bytes >= TRANSACTION_BYTES_MAX
             if is_full or open_s >= self.budgets.fill_s or self.is_to_end():
@@ -113,12 +115,15 @@ class Filling:
         self.row_bytes += 0.5 * (max(1.0, plan.bytes / len(rows)) - self.row_bytes)
         return plan
 
-    def _produce(self, store: TimerStore, transaction: OpenTransaction, plan: Plan) -> None:
-        """Hand all of a plan to the client, each record when it is due and each batch in its order."""
+    def _produce(self, store: TimerStore, transaction: OpenTransaction, plan: Plan, *, is_last: bool) -> None:
+        """Hand all of a plan to the client, each record when it is due and each batch in its order; `is_last`: nothing
+        else was due by now."""
         if plan.records and not transaction.begun:
             self.writer.begin(plan.records)
             transaction.begun = True
         first, departures = transaction.add(plan), Departures(plan)
+        if is_last and transaction.begun and not (transaction.states or self.narrowing.is_careful):
+            self.on_taken(store, transaction)
         while True:
             now_ms = self.clock.now_ms()
             for part in departures.until(now_ms):

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from confluent_kafka import TopicPartition
 
 from bridge.delivery.plan.due_rows import Sent
 from bridge.delivery.plan.planner import Plan
@@ -45,6 +46,9 @@ class OpenTransaction:
     answers: list[Answer] = field(default_factory=list)
     """What came of commands."""
     states: dict[SourceName, CommittedState] = field(default_factory=dict)
+    """What it leads to, when it was last asked."""
+    offsets: list[TopicPartition] = field(default_factory=list)
+    """These, as Kafka takes them."""
 
     def add(self, plan: Plan) -> int:
         """Rows that were planned. Returns the number within the transaction of the first of them."""
@@ -81,10 +85,9 @@ class OpenTransaction:
         """Topics and partitions that records were sent to; -1 for those that the partitioner chose."""
         return {place for sent in self.sent for place in sent.places()}
 
-    def leads_to(
-        self, states: Mapping[SourceName, CommittedState], sources: Sources
-    ) -> dict[SourceName, CommittedState]:
-        """The committed states after it. Raises InternalError when one would go back (I1)."""
+    def look_ahead(self, states: Mapping[SourceName, CommittedState], sources: Sources) -> None:
+        """Set the committed states after it, and the offsets, which are the same object while they are the same. Raises
+        InternalError when one would go back (I1)."""
         result = {}
         for source, new in self.loan.progress().items():
             name = sources.name(source)
@@ -92,7 +95,9 @@ class OpenTransaction:
             if not new.includes(old, source):
                 raise bug("the committed state would go back", code="DB-7002", source=name, old=old, new=new)
             result[name] = states[name].moved(new, sources)
-        return result
+        if result != self.states:
+            self.states = result
+            self.offsets = [TopicPartition(*name, state.offset, state.metadata()) for name, state in result.items()]
 
     def acknowledge(self) -> None:
         """The commit is known."""

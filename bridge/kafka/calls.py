@@ -28,7 +28,7 @@ class Closed(Exception):
 
 
 @dataclass(slots=True, eq=False)
-class _Call:
+class Call:
     """A call on its way. The thread that takes `claim` first decides: it runs the call, or gives it up."""
 
     run: Callable[[], Any]
@@ -71,7 +71,16 @@ class AbandonableCalls:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._calls: queue.SimpleQueue[_Call | None] | None = None
+        self._calls: queue.SimpleQueue[Call | None] | None = None
+
+    def begin(self, run: Callable[[], object]) -> Call:
+        """Have it run, after those that were begun before; `result` is what came of it."""
+        if self._calls is None:
+            self._calls = queue.SimpleQueue()
+            threading.Thread(target=_serve, args=(self._calls,), name=self._name, daemon=True).start()
+        call = Call(run)
+        self._calls.put(call)
+        return call
 
     def call(
         self,
@@ -80,21 +89,28 @@ class AbandonableCalls:
         meanwhile: Callable[[], None] = lambda: None,
         every_s: float = math.inf,
     ) -> T:
-        """What `run` returns or raises. Raises Unanswered after `timeout_s`; a later call gets a new thread.
+        """What `run` returns or raises; as `begin` and `result`."""
+        result: T = self.result(self.begin(run), timeout_s, meanwhile, every_s)
+        return result
+
+    def result(
+        self,
+        call: Call,
+        timeout_s: float,
+        meanwhile: Callable[[], None] = lambda: None,
+        every_s: float = math.inf,
+    ) -> Any:
+        """What a call that was begun returns or raises. Raises Unanswered when that takes `timeout_s` from now; a later
+        call gets a new thread.
 
         `meanwhile` is called every `every_s` of waiting; what it raises ends the wait as well.
         """
-        if self._calls is None:
-            self._calls = queue.SimpleQueue()
-            threading.Thread(target=_serve, args=(self._calls,), name=self._name, daemon=True).start()
-        call = _Call(run)
-        self._calls.put(call)
         waited_s = 0.0
         try:
             while not call.done.wait(slice_s := min(every_s, timeout_s - waited_s)) and waited_s + slice_s < timeout_s:
                 waited_s += slice_s
                 meanwhile()
-            result: T = call.wait(0)
+            return call.wait(0)
         except Unanswered:
             self.close()
             raise Unanswered(f"no answer within {timeout_s:g} s") from None
@@ -102,7 +118,6 @@ class AbandonableCalls:
             if not call.done.is_set():
                 self.close()
             raise
-        return result
 
     def close(self) -> None:
         """Let the thread end, when its call has returned."""
@@ -115,13 +130,13 @@ class OwnerThreadCalls:
     """Calls for the one thread that owns a client; `call` from any thread, `serve` and `close` from that one."""
 
     def __init__(self) -> None:
-        self._calls: queue.SimpleQueue[_Call] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[Call] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._is_closed = False
 
     def call(self, run: Callable[[], T], timeout_s: float) -> T:
         """What `run` returns or raises. Raises Unanswered (a call that was not begun by then never will be), Closed."""
-        call = _Call(run)
+        call = Call(run)
         with self._lock:
             if self._is_closed:
                 raise Closed
@@ -131,7 +146,7 @@ class OwnerThreadCalls:
 
     def wake(self) -> None:
         """End `serve` now."""
-        self._calls.put(_Call(lambda: None))
+        self._calls.put(Call(lambda: None))
 
     def serve(self, timeout_s: float) -> None:
         """Run what is there; wait for something to run for up to `timeout_s` if that is nothing."""
@@ -154,7 +169,7 @@ class OwnerThreadCalls:
                 return
 
 
-def _serve(calls: queue.SimpleQueue[_Call | None]) -> None:
+def _serve(calls: queue.SimpleQueue[Call | None]) -> None:
     while True:
         call = calls.get()
         if call is None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 import uuid
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
+import numpy as np
 import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
+from bridge.delivery.plan.due_rows import Batch
 from bridge.delivery.producer.producer_pool import names_of
 from bridge.delivery.producer.transaction_markers import (
     DECIDED,
@@ -92,3 +96,47 @@ def test_brokers_that_do_not_answer_are_asked_again(spark: SparkSession, monkeyp
     with pytest.raises(KafkaException) as unanswered:
         coordinator(settings_for("127.0.0.1:9", "delay"))("any")
     assert kafka_error(unanswered.value).retriable()
+
+
+def test_offsets_of_an_instance_that_is_busy_are_not_taken_for_pending(broker: Broker, topics: Topics) -> None:
+    """They are pending most of the time, in one transaction after the other. Another instance that starts, or an id
+    that is initialised again, must not look for one whose end was lost."""
+    delay, target = topics.create(), topics.create()
+    settings, committed, stopped = settings_for(broker.bootstrap, delay), threading.Event(), threading.Event()
+    writer = TransactionalWriter(librdkafka(settings, "producer"), SystemClock())
+    offsets = [TopicPartition(delay, 0, 0)]
+
+    def be_busy() -> None:
+        with closing(Consumer(librdkafka(settings, "consumer") | {"group.instance.id": ""})) as consumer:
+            wait_until(lambda: has_coordinator(consumer, delay), 30, "the group has a coordinator")
+            metadata = consumer.consumer_group_metadata()
+        while not stopped.is_set():
+            writer.begin()
+            writer.send(batch_for(target))
+            writer.send_offsets(offsets, metadata)
+            stopped.wait(0.02)
+            writer.commit(offsets, metadata, lambda _: False)
+            committed.set()
+
+    with closing(writer), ThreadPoolExecutor(1) as threads:
+        writer.open()
+        busy = threads.submit(be_busy)
+        try:
+            wait_until(lambda: committed.is_set() or busy.done(), 30, "the first commit")
+            found = [are_offsets_pending(settings, SOON_S) for _ in range(10)]
+        finally:
+            stopped.set()
+        busy.result(30)
+    assert sum(found) <= 3, found
+
+
+def has_coordinator(consumer: Consumer, topic: str) -> bool:
+    try:
+        return bool(consumer.committed([TopicPartition(topic, 0)], 5))
+    except KafkaException:
+        return False
+
+
+def batch_for(topic: str) -> Batch:
+    """One record."""
+    return Batch(topic=topic, ids=np.arange(1), values=[b"v"], keys=[None], origins=["o"], dues=["0"], headers=None)

@@ -31,6 +31,7 @@ from bridge.delivery.targets.cache import Targets
 from bridge.delivery.targets.look_up import TargetLookUp
 from bridge.delivery.targets.target import Leader, Target
 from bridge.errors import BridgeError, EnvironmentFailure, FencedError
+from bridge.kafka.calls import Call
 from bridge.kafka.errors import MEANINGS, Fault, Refusal
 from bridge.kafka.membership import Membership
 from bridge.settings.time_budgets import TimeBudgets
@@ -173,10 +174,24 @@ class SteppedDispatcher(Dispatcher):
         self.pass_ms(1_000 * seconds)
 
 
-class _AtOnce:
-    """In place of `AbandonableCalls`: calls in line, since nothing hangs here that cannot be interrupted."""
+class _InLine:
+    """In place of `AbandonableCalls`: calls in line, since nothing hangs here that cannot be interrupted. One that is
+    begun is run at once by a Kafka that is prompt, else when its result is asked for."""
 
-    def call(self, run: Callable[[], Any], *_: object, **_more: object) -> Any:
+    def __init__(self, kafka: Kafka) -> None:
+        self._kafka = kafka
+
+    def begin(self, run: Callable[[], object]) -> Call:
+        call = Call(run)
+        if self._kafka.is_prompt:
+            call.serve()
+        return call
+
+    def result(self, call: Call, *_: object) -> Any:
+        call.serve()
+        return call.wait(0)
+
+    def call(self, run: Callable[[], Any], *_: object) -> Any:
         return run()
 
     def close(self) -> None:
@@ -267,7 +282,7 @@ class DispatchRig:
             run=lambda ready: self._in_background(ready),
             budgets=self.budgets,
         )
-        self.writer._calls = cast(Any, _AtOnce())
+        self.writer._calls = cast(Any, _InLine(self.kafka))
         self.writer._pause = cast(Any, self)  # `wait`
         planner = Planner(
             targets=self.targets,

@@ -49,6 +49,9 @@ PENDING_S: Final = 1.0
 """How long offsets may be pending before the reason is looked for: a commit takes milliseconds."""
 SOON_S: Final = 0.25
 """How long an answer may take before the coordinator is asked whether a transaction is open, as after most kills."""
+LOOKS: Final[Mapping[str, object]] = {"retry.backoff.ms": 5, "retry.backoff.max.ms": 10}
+"""Between two looks. Offsets of a bridge with much to deliver are pending most of the time, but not of one transaction:
+between two of them they are not for some milliseconds."""
 ASK_S: Final = 2.0
 CALL_S: Final = 10.0
 
@@ -222,7 +225,7 @@ def _has_offsets(consumer: Consumer, wanted: list[TopicPartition], timeout_s: fl
 def _consumer(settings: Settings, isolation: str = "read_committed") -> Consumer:
     """One that is no member of the group, and gets none of its partitions."""
     no_member = {"group.instance.id": "", "group.protocol": "classic", "isolation.level": isolation}
-    return Consumer({**librdkafka(settings, "consumer"), **no_member}, logger=CLIENT_LOG)
+    return Consumer({**librdkafka(settings, "consumer"), **no_member, **LOOKS}, logger=CLIENT_LOG)
 
 
 def _partitions(settings: Settings) -> list[tuple[str, int]]:

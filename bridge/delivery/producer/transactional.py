@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import structlog
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
@@ -24,8 +24,8 @@ from bridge.delivery.producer.outcomes import (
 )
 from bridge.delivery.producer.producer_pool import HELD_UP, PooledProducer, ProducerPool, in_thread, names_of
 from bridge.delivery.producer.transaction_markers import MarkerRepair
-from bridge.delivery.producer.writer import SMALL_RECORDS, STALLED_S, UNACKNOWLEDGED, Writer
-from bridge.kafka.calls import Unanswered
+from bridge.delivery.producer.writer import SMALL_RECORDS, STALLED_S, UNACKNOWLEDGED, Writer, code_of
+from bridge.kafka.calls import Call, Unanswered
 from bridge.kafka.errors import Fault, fault_of, fenced, kafka_error
 from bridge.settings.time_budgets import USUAL, TimeBudgets
 from timerstore.clock import Clock
@@ -53,6 +53,8 @@ class TransactionalWriter(Writer):
         names = names_of(str(properties.get("transactional.id", "")))
         self._pool = ProducerPool(names, self._make, run, repair, budgets.call_s)
         self._used: PooledProducer | None = None
+        self._joining: tuple[Sequence[TopicPartition], Call] | None = None
+        """Offsets that join the open transaction beside its records."""
         self._pause = threading.Event()  # never set: a wait for it is a pause
 
     def open(self) -> None:
@@ -71,6 +73,7 @@ class TransactionalWriter(Writer):
     def _use(self, pooled: PooledProducer) -> None:
         self._forget()
         self._used, self._producer, self._faults = pooled, pooled.producer, pooled.faults
+        self._joining = None
 
     def _in_use(self) -> PooledProducer:
         if self._used is None:
@@ -98,21 +101,47 @@ class TransactionalWriter(Writer):
         except KafkaException as exception:
             raise Broken(Failure.of(kafka_error(exception))) from None
 
+    def send_offsets(self, offsets: Sequence[TopicPartition], group_metadata: object) -> None:
+        """The offsets join the transaction beside its records: of what a commit takes this is the longest."""
+        self._joining = offsets, self._calls.begin(self._sending(offsets, group_metadata))
+
+    def _stop(self, exception: Exception, row: int, topic: str, partition: int) -> NoReturn:
+        """When offsets could not join, the client takes no records any more, and does not say why."""
+        if self._joining is not None and code_of(exception) == KafkaError._STATE:
+            (_, call), self._joining = self._joining, None
+            try:
+                self._calls.result(call, CONFLICT_S)
+            except Unanswered:
+                pass
+            except KafkaException as failed:
+                self._judge(kafka_error(failed), may_repeat=True)
+        super()._stop(exception, row, topic, partition)
+
+    def _sending(self, offsets: Sequence[TopicPartition], group_metadata: object) -> Callable[[], object]:
+        """The call that has them join. It may ignore its time-out (kafka/calls.py)."""
+        send = self._client().send_offsets_to_transaction
+        return partial(send, list(offsets), group_metadata, self._budgets.call_s)
+
     def commit(self, offsets: Sequence[TopicPartition], group_metadata: object, on_stall: OnStall) -> None:
-        """The offsets join the transaction; when all records are acknowledged, it is committed."""
+        """The offsets join the transaction, if they have not; when all records are acknowledged, it is committed."""
         producer = self._client()
         began_s = self._clock.monotonic_s()
         deadline_s = began_s + self._budgets.step_s
-        send = partial(producer.send_offsets_to_transaction, list(offsets), group_metadata, self._budgets.call_s)
 
         def look() -> None:
             if on_stall(self._clock.monotonic_s() - began_s):
                 raise Aborted(Cause.TARGETS_WORSE, TARGETS_WORSE)
 
-        # This call may ignore its time-out (kafka/calls.py).
-        call = partial(self._calls.call, send, self._budgets.unanswered_s, meanwhile=look, every_s=STALLED_S)
+        def join() -> None:
+            (joined, call), self._joining = self._joining or (None, None), None
+            if call is not None:
+                self._calls.result(call, self._budgets.unanswered_s, look, STALLED_S)
+            if joined is not offsets:
+                send = self._sending(offsets, group_metadata)
+                self._calls.call(send, self._budgets.unanswered_s, look, STALLED_S)
+
         try:
-            self._step(call, deadline_s)
+            self._step(join, deadline_s)
         except Unanswered as unanswered:
             raise Broken(Failure(NO_ANSWER, f"sending offsets: {unanswered}")) from None
         # The commit would wait for the records, too, but without a word.
@@ -171,11 +200,15 @@ class TransactionalWriter(Writer):
                 return
             except KafkaException as exception:
                 error = kafka_error(exception)
-            if error.code() == KafkaError.FENCED_INSTANCE_ID:
-                raise fenced(error)
-            if error.txn_requires_abort():
-                raise Aborted.by(Failure.of(error), self._failed)
-            if not error.retriable() or self._clock.monotonic_s() > deadline_s:
-                raise Broken(Failure.of(error))
+            self._judge(error, may_repeat=self._clock.monotonic_s() <= deadline_s)
             if fault_of(error) is Fault.BUSY:  # said at once, for as long as the call that was left is under way
                 self._pause.wait(CONFLICT_S)
+
+    def _judge(self, error: KafkaError, *, may_repeat: bool) -> None:
+        """What a call that failed means for the transaction; nothing, where the call may be repeated."""
+        if error.code() == KafkaError.FENCED_INSTANCE_ID:
+            raise fenced(error)
+        if error.txn_requires_abort():
+            raise Aborted.by(Failure.of(error), self._failed)
+        if not error.retriable() or not may_repeat:
+            raise Broken(Failure.of(error))

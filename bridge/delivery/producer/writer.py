@@ -99,6 +99,10 @@ class Writer(ABC):
         self._serve(self._client().poll, 0)
         return accepted
 
+    def send_offsets(self, offsets: Sequence[TopicPartition], group_metadata: object) -> None:  # noqa: B027 - may be left out
+        """`commit` is likely to get these, the same object: begin what can be done with them beside sending. Whether it
+        fails is told by `commit`."""
+
     @abstractmethod
     def commit(self, offsets: Sequence[TopicPartition], group_metadata: object, on_stall: OnStall) -> None:
         """Commit everything sent, and the offsets, together. While nothing is acknowledged `on_stall` is called now and
@@ -167,7 +171,7 @@ class Writer(ABC):
                 return done
             except _Stopped as stopped:
                 before, done = done, stopped.done
-                if _is_unknown_partition(stopped.cause) and not is_up_to_date:
+                if code_of(stopped.cause) == KafkaError._UNKNOWN_PARTITION and not is_up_to_date:
                     # It may have been added since this client has looked, which it does every five minutes.
                     is_up_to_date = True
                     with suppress(KafkaException):  # without an answer the record is refused as it is
@@ -290,5 +294,6 @@ def _produce_any(
     return len(batch)
 
 
-def _is_unknown_partition(cause: Exception) -> bool:
-    return isinstance(cause, KafkaException) and kafka_error(cause).code() == KafkaError._UNKNOWN_PARTITION
+def code_of(exception: Exception) -> int | None:
+    """The client's code; None for what is no error of the client's."""
+    return kafka_error(exception).code() if isinstance(exception, KafkaException) else None

@@ -21,6 +21,7 @@ def filling_of(clock: ManualClock, *, is_to_end: bool, is_small: bool = False) -
     narrowing = mock.Mock(rows=ROWS_MAX, until_ms=None, is_careful=False)
     parts: dict[str, Any] = {"planner": mock.Mock(), "narrowing": narrowing, "budgets": mock.Mock(fill_s=1.0)}
     parts |= {"writer": mock.Mock(is_to_stay_small=is_small), "is_to_end": lambda: is_to_end, "beat": lambda: None}
+    parts["on_taken"] = mock.Mock()
     return Filling(**parts, clock=clock, commit_interval_ms=INTERVAL_MS)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 
 from bridge.delivery.plan.due_rows import Batch
 from bridge.delivery.producer.acknowledged import AcknowledgedWriter
@@ -54,6 +54,7 @@ class StubProducer:
         self.forever: dict[str, Exception] = {}
         self.calls: list[str] = []
         self.sent: list[bytes | None] = []
+        self.joined: list[Sequence[TopicPartition]] = []
         self.reports: list[Callable[..., None]] = []
         self.failing: set[bytes] = set()
 
@@ -71,7 +72,8 @@ class StubProducer:
     def begin_transaction(self) -> None:
         self._do("begin")
 
-    def send_offsets_to_transaction(self, _offsets: Any, _metadata: Any, _timeout: float) -> None:
+    def send_offsets_to_transaction(self, offsets: Sequence[TopicPartition], _metadata: Any, _timeout: float) -> None:
+        self.joined.append(offsets)
         self._do("offsets")
 
     def commit_transaction(self, _timeout: float) -> None:
@@ -339,6 +341,81 @@ def test_a_fatal_error_out_of_poll_breaks_the_producer(told: Told, step: str) ->
     act = told.writer.abort if step == "abort" else partial(told.writer.send, batch(b"a"), careful=step == "careful")
     with pytest.raises(Broken):
         act()
+
+
+class TestOffsetsThatJoinBesideRecords:
+    """`send_offsets` is called while records wait for their time."""
+
+    OFFSETS = (TopicPartition("delay", 0, 7),)
+
+    def test_the_commit_does_not_send_them_again(self, told: Told) -> None:
+        told.writer.send_offsets(self.OFFSETS, None)
+        told.writer.send(batch(b"a"))
+        told.writer.commit(self.OFFSETS, None, lambda _: False)
+        assert told.producer.calls.count("offsets") == 1
+
+    def test_where_more_was_taken_the_last_ones_join_last(self, told: Told) -> None:
+        more = [TopicPartition("delay", 0, 8)]
+        told.writer.send_offsets(self.OFFSETS, None)
+        told.writer.commit(more, None, lambda _: False)
+        assert [[each.offset for each in offsets] for offsets in told.producer.joined] == [[7], [8]]
+
+    @pytest.mark.parametrize("failure", [RETRIABLE, error(KafkaError._CONFLICT, retriable=True)])
+    def test_a_failure_that_passes_is_repeated_by_the_commit(self, told: Told, failure: Exception) -> None:
+        told.producer.script["offsets"] = [failure]
+        told.writer.send_offsets(self.OFFSETS, None)
+        told.writer.commit(self.OFFSETS, None, lambda _: False)
+        assert told.producer.calls.count("offsets") == 2
+        assert told.producer.calls[-2:] == ["commit", "poll"]
+
+    @pytest.mark.parametrize(
+        ("failure", "raised"),
+        [
+            (error(KafkaError.ILLEGAL_GENERATION, txn_requires_abort=True), Aborted),
+            (error(KafkaError.FENCED_INSTANCE_ID, txn_requires_abort=True), FencedError),
+            (error(KafkaError.GROUP_AUTHORIZATION_FAILED), Broken),
+        ],
+    )
+    @pytest.mark.parametrize("told_by", ["produce", "commit"])
+    def test_the_reason_is_theirs_whatever_tells_of_it_first(
+        self, told: Told, failure: Exception, raised: type[Exception], told_by: str
+    ) -> None:
+        """The client takes no record after it, and says of that one only that it does not."""
+        told.producer.script = {"offsets": [failure], "produce": [error(KafkaError._STATE)]}
+        told.writer.send_offsets(self.OFFSETS, None)
+        calls: dict[str, Callable[[], object]] = {
+            "produce": lambda: told.writer.send(batch(b"a")),
+            "commit": lambda: told.writer.commit(self.OFFSETS, None, lambda _: False),
+        }
+        with pytest.raises(raised) as failed:
+            calls[told_by]()
+        assert "commit" not in told.producer.calls
+        if isinstance(failed.value, Aborted):
+            assert failed.value.failure.code == "ILLEGAL_GENERATION" and not failed.value.failed
+
+    def test_a_record_that_has_failed_is_the_reason_if_they_have_joined(self, told: Told) -> None:
+        told.producer.script["produce"] = [error(KafkaError._STATE)]
+        told.writer.send_offsets(self.OFFSETS, None)
+        with pytest.raises(Aborted) as aborted:
+            told.writer.send(batch(b"a"))
+        assert aborted.value.failure.code == "_STATE"
+
+    def test_those_of_a_transaction_that_was_aborted_are_forgotten(self, told: Told) -> None:
+        told.writer.send_offsets(self.OFFSETS, None)
+        told.writer.abort()
+        told.writer.begin()
+        told.writer.commit(self.OFFSETS, None, lambda _: False)
+        assert told.producer.calls.count("offsets") == 2
+
+    def test_a_call_that_does_not_return_is_left_behind(self, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As one that the commit makes itself: delivery goes on with another producer."""
+        returned = threading.Event()
+        monkeypatch.setattr(told.producer, "send_offsets_to_transaction", lambda *_: returned.wait())
+        monkeypatch.setattr(TimeBudgets, "unanswered_s", 0.05)
+        told.writer.send_offsets(self.OFFSETS, None)
+        with pytest.raises(Broken):
+            told.writer.commit(self.OFFSETS, None, lambda _: False)
+        returned.set()
 
 
 def begun(told: Told, records: int = 0) -> str:
