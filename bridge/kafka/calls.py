@@ -48,6 +48,10 @@ class Call:
             self.error = error.with_traceback(None)
         self.done.set()
 
+    def give_up(self) -> bool:
+        """Whether it will never run: it has not begun."""
+        return self.claim.acquire(blocking=False)
+
     def refuse(self) -> None:
         if self.claim.acquire(blocking=False):
             self.error = Closed()

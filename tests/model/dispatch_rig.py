@@ -176,23 +176,30 @@ class SteppedDispatcher(Dispatcher):
 
 class _InLine:
     """In place of `AbandonableCalls`: calls in line, since nothing hangs here that cannot be interrupted. One that is
-    begun is run at once by a Kafka that is prompt, else when its result is asked for."""
+    begun runs at once where Kafka is prompt, else as late as it can: when a result is waited for, be it another's."""
 
     def __init__(self, kafka: Kafka) -> None:
         self._kafka = kafka
+        self._begun: list[Call] = []
 
     def begin(self, run: Callable[[], object]) -> Call:
         call = Call(run)
+        self._begun.append(call)
         if self._kafka.is_prompt:
-            call.serve()
+            self._serve()
         return call
 
     def result(self, call: Call, *_: object) -> Any:
-        call.serve()
+        self._serve()
         return call.wait(0)
 
+    def _serve(self) -> None:
+        begun, self._begun = self._begun, []
+        for call in begun:
+            call.serve()
+
     def call(self, run: Callable[[], Any], *_: object) -> Any:
-        return run()
+        return self.result(self.begin(run))
 
     def close(self) -> None:
         pass

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import structlog
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
@@ -24,7 +24,7 @@ from bridge.delivery.producer.outcomes import (
 )
 from bridge.delivery.producer.producer_pool import HELD_UP, PooledProducer, ProducerPool, in_thread, names_of
 from bridge.delivery.producer.transaction_markers import MarkerRepair
-from bridge.delivery.producer.writer import SMALL_RECORDS, STALLED_S, UNACKNOWLEDGED, Writer, code_of
+from bridge.delivery.producer.writer import SMALL_RECORDS, STALLED_S, UNACKNOWLEDGED, Writer
 from bridge.kafka.calls import Call, Unanswered
 from bridge.kafka.errors import Fault, fault_of, fenced, kafka_error
 from bridge.settings.time_budgets import USUAL, TimeBudgets
@@ -105,17 +105,27 @@ class TransactionalWriter(Writer):
         """The offsets join the transaction beside its records: of what a commit takes this is the longest."""
         self._joining = offsets, self._calls.begin(self._sending(offsets, group_metadata))
 
-    def _stop(self, exception: Exception, row: int, topic: str, partition: int) -> NoReturn:
-        """When offsets could not join, the client takes no records any more, and does not say why."""
-        if self._joining is not None and code_of(exception) == KafkaError._STATE:
-            (_, call), self._joining = self._joining, None
-            try:
-                self._calls.result(call, CONFLICT_S)
-            except Unanswered:
-                pass
-            except KafkaException as failed:
-                self._judge(kafka_error(failed), may_repeat=True)
-        super()._stop(exception, row, topic, partition)
+    def _explain(self) -> None:
+        """Offsets that could not join: after that the client takes and sends no records, and does not say why."""
+        if self._joining is None or not self._joining[1].done.wait(CONFLICT_S):
+            return
+        (_, call), self._joining = self._joining, None
+        try:
+            call.wait(0)
+        except KafkaException as failed:
+            self._judge(kafka_error(failed), may_repeat=True)
+
+    def _end_joining(self) -> None:
+        """A call that is still on its way must not have its offsets join the next transaction. Raises Broken."""
+        joining, self._joining = self._joining, None
+        if joining is None or joining[1].give_up():
+            return
+        try:
+            self._calls.result(joining[1], self._budgets.unanswered_s)
+        except Unanswered as unanswered:
+            raise Broken(Failure(NO_ANSWER, f"sending offsets: {unanswered}")) from None
+        except KafkaException:
+            pass  # it was to be aborted anyway
 
     def _sending(self, offsets: Sequence[TopicPartition], group_metadata: object) -> Callable[[], object]:
         """The call that has them join. It may ignore its time-out (kafka/calls.py)."""
@@ -135,7 +145,14 @@ class TransactionalWriter(Writer):
         def join() -> None:
             (joined, call), self._joining = self._joining or (None, None), None
             if call is not None:
-                self._calls.result(call, self._budgets.unanswered_s, look, STALLED_S)
+                try:
+                    self._calls.result(call, self._budgets.unanswered_s, look, STALLED_S)
+                except KafkaException as failed:
+                    if joined is offsets:
+                        raise
+                    # Brokers may still have these before them, and must not take them after the others.
+                    self._judge(kafka_error(failed), may_repeat=True)
+                    raise Aborted.by(Failure.of(kafka_error(failed)), self._failed) from None
             if joined is not offsets:
                 send = self._sending(offsets, group_metadata)
                 self._calls.call(send, self._budgets.unanswered_s, look, STALLED_S)
@@ -169,6 +186,7 @@ class TransactionalWriter(Writer):
 
     def abort(self) -> None:
         self._pool.is_well = False
+        self._end_joining()
         deadline_s = self._clock.monotonic_s() + self._budgets.step_s
         try:
             self._step(partial(self._client().abort_transaction, self._budgets.call_s), deadline_s)

@@ -198,8 +198,12 @@ class Writer(ABC):
                 raise Broken(Failure.of(error)) from None
             failure = Failure.of(error)
             if error.code() == KafkaError._STATE:
+                self._explain()
                 raise Aborted.by(failure, self._failed) from None  # after a failed record nothing is taken any more
         raise Aborted.by(failure, {row: FailedRecord(topic, partition, failure)}, was_alone=True) from None
+
+    def _explain(self) -> None:  # noqa: B027 - may be left out
+        """Raises why the client takes or sends nothing, where that is another call's failure."""
 
     def _report(self, row: int, error: KafkaError | None, message: Message) -> None:
         """Delivery report of one record, called from poll and flush."""
@@ -218,6 +222,7 @@ class Writer(ABC):
         """
         producer = self._client()
         if self._reported < self._awaited and not self._wait(lambda: self._awaited - self._reported, on_stall):
+            self._explain()
             self._is_overdue = True
             producer.purge(blocking=False)
             self._serve(producer.flush, 1.0)  # reports what is purged: that is what was not acknowledged

@@ -57,6 +57,8 @@ class StubProducer:
         self.joined: list[Sequence[TopicPartition]] = []
         self.reports: list[Callable[..., None]] = []
         self.failing: set[bytes] = set()
+        self.is_silent = False
+        self.joining: Callable[[], object] = lambda: None
 
     def _do(self, name: str) -> None:
         self.calls.append(name)
@@ -73,6 +75,7 @@ class StubProducer:
         self._do("begin")
 
     def send_offsets_to_transaction(self, offsets: Sequence[TopicPartition], _metadata: Any, _timeout: float) -> None:
+        self.joining()
         self.joined.append(offsets)
         self._do("offsets")
 
@@ -96,6 +99,8 @@ class StubProducer:
 
     def flush(self, _timeout: float) -> int:
         self._do("flush")
+        if self.is_silent:
+            return len(self)
         for report in self.reports:
             report()
         self.reports = []
@@ -400,12 +405,58 @@ class TestOffsetsThatJoinBesideRecords:
             told.writer.send(batch(b"a"))
         assert aborted.value.failure.code == "_STATE"
 
-    def test_those_of_a_transaction_that_was_aborted_are_forgotten(self, told: Told) -> None:
+    def test_those_of_a_transaction_that_was_aborted_join_no_other(self, told: Told) -> None:
+        """Nor if their call is made later than the abort: they say that rows are finished which nobody gets."""
+        goes_on = threading.Event()
+        told.writer._calls.begin(goes_on.wait)
         told.writer.send_offsets(self.OFFSETS, None)
         told.writer.abort()
+        goes_on.set()
         told.writer.begin()
-        told.writer.commit(self.OFFSETS, None, lambda _: False)
-        assert told.producer.calls.count("offsets") == 2
+        told.writer.commit([], None, lambda _: False)
+        assert told.producer.joined == [[]]
+
+    @pytest.mark.parametrize("returns", [True, False])
+    def test_an_abort_waits_for_the_call_that_is_under_way(
+        self, told: Told, monkeypatch: pytest.MonkeyPatch, returns: bool
+    ) -> None:
+        """For as long as a commit would."""
+        is_called, goes_on = threading.Event(), threading.Event()
+        monkeypatch.setattr(TimeBudgets, "unanswered_s", 30 if returns else 0.05)
+
+        def join() -> None:
+            is_called.set()
+            assert goes_on.wait(30)
+
+        told.producer.joining = join
+        told.writer.send_offsets(self.OFFSETS, None)
+        assert is_called.wait(10)
+        if returns:
+            threading.Timer(0.05, goes_on.set).start()
+            told.writer.abort()
+            assert told.producer.calls[-3:] == ["offsets", "abort", "poll"]
+        else:
+            with pytest.raises(Broken):
+                told.writer.abort()
+            assert "abort" not in told.producer.calls
+        goes_on.set()
+
+    def test_where_more_was_taken_and_they_have_failed_none_are_sent(self, told: Told) -> None:
+        """Brokers may have the first ones before them still, and would take them last."""
+        told.producer.script["offsets"] = [RETRIABLE]
+        told.writer.send_offsets(self.OFFSETS, None)
+        with pytest.raises(Aborted) as aborted:
+            told.writer.commit([TopicPartition("delay", 0, 8)], None, lambda _: False)
+        assert aborted.value.cause is Cause.BROKERS_BUSY
+        assert told.producer.calls.count("offsets") == 1
+
+    def test_a_record_that_is_not_acknowledged_because_of_them_is_not_to_blame(self, told: Told) -> None:
+        told.producer.script["offsets"] = [error(KafkaError.UNKNOWN_MEMBER_ID, txn_requires_abort=True)]
+        told.producer.is_silent = True
+        told.writer.send_offsets(self.OFFSETS, None)
+        with pytest.raises(Aborted) as aborted:
+            told.writer.send(replace(batch(b"a"), alone=True))
+        assert aborted.value.failure.code == "UNKNOWN_MEMBER_ID" and not aborted.value.failed
 
     def test_a_call_that_does_not_return_is_left_behind(self, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
         """As one that the commit makes itself: delivery goes on with another producer."""
