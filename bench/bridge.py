@@ -11,7 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+import psutil
+
 from bench.load import DELAY_TOPIC, TARGETS
+from bridge.spark import session
 from dev.broker import EmbeddedBroker
 from dev.harness.bridge import BridgeProcess
 from dev.harness.kafka import Topics
@@ -51,6 +54,12 @@ class Bridge(BridgeProcess):
             return condition()
 
         wait_until(met, seconds, lambda: f"{what}; log:\n{self.tail()}")
+
+    def has_class_archive(self) -> bool:
+        """Whether the JVM has mapped it. It does not fit when the virtual environment was moved, or is a link."""
+        processes = psutil.Process(self._running_process().pid).children(recursive=True)
+        maps = (Path(f"/proc/{process.pid}/maps") for process in processes)
+        return any(session.ARCHIVE in each.read_text() for each in maps if each.is_file())
 
     @contextmanager
     def sampled(self) -> Iterator[None]:
@@ -96,6 +105,8 @@ def warm_up(bridge: Bridge) -> None:
         60,
         "the warm-up",
     )
+    if not bridge.has_class_archive():
+        print("Starts are measured without the archive of Spark's classes: run `make install` here.", file=sys.stderr)
 
 
 def pause(seconds: float) -> None:

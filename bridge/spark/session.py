@@ -28,6 +28,7 @@ from bridge.settings.model import Settings, plain
 from bridge.spark.errors import named_failure
 
 LOG_LEVEL: Final = "ERROR"
+ARCHIVE: Final = "spark-classes.jsa"
 NICE: Final = 10
 """Of the JVM: where processors are short, delivery, the plain reader and brokers go before its start and compiler."""
 JVM_OPTIONS: Final = " ".join(
@@ -202,7 +203,7 @@ def _allowed_urls(settings: Settings) -> list[str]:
 
 def archive(jars: Sequence[Path]) -> Path:
     """Where the archive of classes is that goes with these jars (class_archive.py)."""
-    return jars[0].parent / "spark-classes.jsa"
+    return jars[0].parent / ARCHIVE
 
 
 def shipped() -> list[Path]:
