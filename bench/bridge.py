@@ -56,7 +56,7 @@ class Bridge(BridgeProcess):
         wait_until(met, seconds, lambda: f"{what}; log:\n{self.tail()}")
 
     def has_class_archive(self) -> bool:
-        """Whether the JVM has mapped it. It does not fit when the virtual environment was moved, or is a link."""
+        """Whether the JVM has mapped it. It does not fit where jars are not where they were when it was made."""
         processes = psutil.Process(self._running_process().pid).children(recursive=True)
         maps = (Path(f"/proc/{process.pid}/maps") for process in processes)
         return any(session.ARCHIVE in each.read_text() for each in maps if each.is_file())
