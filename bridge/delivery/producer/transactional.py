@@ -82,7 +82,7 @@ class TransactionalWriter(Writer):
 
     def _drop(self) -> None:
         super().close()
-        pooled, self._used = self._used, None
+        pooled, self._used, self._joining = self._used, None, None
         if pooled is not None:
             self._pool.put_back(pooled)
 
@@ -152,7 +152,8 @@ class TransactionalWriter(Writer):
                         raise
                     # Brokers may still have these before them, and must not take them after the others.
                     self._judge(kafka_error(failed), may_repeat=True)
-                    raise Aborted.by(Failure.of(kafka_error(failed)), self._failed) from None
+                    failure = Failure.of(kafka_error(failed))
+                    raise Aborted(Cause.BROKERS_BUSY, failure, dict(self._failed)) from None
             if joined is not offsets:
                 send = self._sending(offsets, group_metadata)
                 self._calls.call(send, self._budgets.unanswered_s, look, STALLED_S)
@@ -186,8 +187,8 @@ class TransactionalWriter(Writer):
 
     def abort(self) -> None:
         self._pool.is_well = False
-        self._end_joining()
         deadline_s = self._clock.monotonic_s() + self._budgets.step_s
+        self._end_joining()
         try:
             self._step(partial(self._client().abort_transaction, self._budgets.call_s), deadline_s)
         except Aborted as aborted:
