@@ -6,13 +6,15 @@ from collections.abc import Callable
 
 import hypothesis.strategies as st
 import numpy as np
+import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 
 import timerstore.memory.sorted_runs
-from timerstore.memory.chunks import Chunks
-from timerstore.memory.sorted_runs import RowRefs, SortedRuns
-from timerstore.rows.position import ORIGIN, Position
+from timerstore.memory.chunks import Chunks, materialize
+from timerstore.memory.sorted_runs import GATHERED_BYTES_MAX, GATHERED_CHUNKS, RowRefs, SortedRuns
+from timerstore.rows.entry import PAYLOAD
+from timerstore.rows.position import ORIGIN, Position, end_of
 
 KEYS = st.tuples(st.integers(0, 6), st.integers(0, 3), st.integers(0, 50))
 BATCHES = st.lists(st.lists(KEYS, max_size=12), max_size=8)
@@ -123,3 +125,52 @@ def test_a_mask_of_all_copies_nothing() -> None:
     assert everything(rows.where(np.array([True, True])))
     assert len(rows.where(np.array([False, False]))) == 0
     assert listed(rows.where(np.array([False, True]))) == [Position(2, 0, 2)]
+
+
+def insert_sent(runs: SortedRuns, chunks: Chunks, offsets: list[int], due_ms: list[int], value: bytes) -> None:
+    """A batch of rows of one source, whose payloads tell their offsets."""
+    order = sorted(range(len(offsets)), key=lambda i: (due_ms[i], offsets[i]))
+    columns = {"origin": pa.array([offsets[i] for i in order], pa.int64()), "value": pa.array([value] * len(order))}
+    payload = pa.RecordBatch.from_arrays(
+        [columns.get(each.name, pa.nulls(len(order), each.type)) for each in PAYLOAD], schema=PAYLOAD
+    )
+    at, seq = (np.array([values[i] for i in order], np.int64) for values in (due_ms, offsets))
+    chunk = np.full(len(order), chunks.add(payload), np.int32)
+    runs.insert(RowRefs(at, seq, chunk, np.arange(len(order), dtype=np.int32)))
+
+
+def offsets_in(chunks: Chunks, rows: RowRefs) -> list[int]:
+    """What the payloads say."""
+    found: list[int] = materialize(chunks.payloads(rows.chunk), rows.chunk, rows.row).column("origin").to_pylist()
+    return found
+
+
+@given(st.integers(0, 2**32), st.integers(1, 30), st.lists(st.integers(0, 5_000), max_size=3))
+@settings(max_examples=30)
+def test_small_batches_are_put_together(seed: int, rows: int, bounds_ms: list[int]) -> None:
+    """What is due at one time comes from a few chunks, whatever was popped meanwhile; each row keeps its payload, bytes
+    are those of what is there, and what was popped before can still be read."""
+    random, chunks, popped, count = np.random.default_rng(seed), Chunks(), list[RowRefs](), 200
+    runs = SortedRuns(chunks)
+    for batch in range(count):
+        offsets = list(range(batch * rows, (batch + 1) * rows))
+        insert_sent(runs, chunks, offsets, random.integers(0, 5_000, rows).tolist(), bytes(int(random.integers(9))))
+        if batch % 50 == 49 and bounds_ms:
+            popped.append(runs.pop_until(end_of(bounds_ms.pop())))
+    left = runs.all()
+    for each in (*popped, left):
+        assert offsets_in(chunks, each) == each.seq.tolist()
+    assert sorted(np.concatenate([each.seq for each in (*popped, left)]).tolist()) == list(range(count * rows))
+    assert runs.bytes == chunks.bytes_of(left.chunk)
+    assert len(np.unique(left.chunk)) <= count // GATHERED_CHUNKS
+    chunks.release(np.concatenate([each.chunk for each in (*popped, left)]))
+    assert len(chunks) == 0
+
+
+def test_large_rows_are_left_where_they_are() -> None:
+    """Putting them together would copy megabytes under the store's lock, and a chunk of one row costs little more."""
+    chunks = Chunks()
+    runs = SortedRuns(chunks)
+    for offset in range(4 * GATHERED_CHUNKS):
+        insert_sent(runs, chunks, [offset], [0], bytes(GATHERED_BYTES_MAX // GATHERED_CHUNKS))
+    assert len(chunks) == 4 * GATHERED_CHUNKS
