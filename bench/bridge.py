@@ -96,17 +96,19 @@ def run(bridge: Bridge, module: str, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-def warm_up(bridge: Bridge) -> None:
+def warm_up(bridge: Bridge, rate: int = WARM_RATE) -> int:
     """Half a minute of load, delivered before anything is measured: the compilers of broker and bridge have done most
-    of their work then."""
-    run(bridge, "load", "--messages", str(WARMED), "--rate", str(WARM_RATE), "--delay", "100", "2000").wait()
+    of their work then. Returns how many messages that were."""
+    count = WARM_S * rate
+    run(bridge, "load", "--messages", str(count), "--rate", str(rate), "--delay", "100", "2000").wait()
     bridge.wait(
-        lambda: bridge.metric("pending_messages") == 0 and bridge.metric("records_delivered_total") >= WARMED,
+        lambda: bridge.metric("pending_messages") == 0 and bridge.metric("records_delivered_total") >= count,
         60,
         "the warm-up",
     )
     if not bridge.has_class_archive():
         print("Starts are measured without the archive of Spark's classes: run `make install` here.", file=sys.stderr)
+    return count
 
 
 def pause(seconds: float) -> None:

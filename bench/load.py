@@ -44,7 +44,9 @@ def main() -> None:
             "bootstrap.servers": arguments.bootstrap,
             "delivery.report.only.error": True,
             "on_delivery": lambda error, _message: failed.append(error),
-            "linger.ms": 5,
+            # Longer than a busy broker takes to answer: while a record has lingered and an earlier one of its partition
+            # is not acknowledged, the client spins, on a processor that broker and bridge have to share with it.
+            "linger.ms": 50,
             "enable.idempotence": True,
             "log_level": 0,
             "queue.buffering.max.messages": 200_000,

@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 from bridge.settings.java import translate
 from bridge.settings.model import Settings
-from bridge.settings.time_budgets import MESSAGE_MARGIN_MS, TRANSACTION_TIMEOUT_MS
+from bridge.settings.time_budgets import LINGER_MS, MESSAGE_MARGIN_MS, TRANSACTION_TIMEOUT_MS
 
 Role = Literal["consumer", "reader", "producer", "admin"]
 
@@ -41,9 +41,7 @@ _READER: Final[Mapping[str, str]] = {
 }
 _PRODUCER: Final[Mapping[str, str]] = {
     "partitioner": "murmur2_random",  # as the Java client's: equal keys meet in the partition where others put them
-    # A transaction ends with a flush, which does not wait for this. It keeps the records of a transaction that stays
-    # open for several times as long from travelling alone.
-    "linger.ms": "5",
+    "linger.ms": str(LINGER_MS),
     "batch.num.messages": "10000",
     "queue.buffering.max.kbytes": str(PRODUCER_QUEUE_KIB),
     # The default of 100 ms is paid between the end of one transaction and the start of the next.

@@ -26,6 +26,11 @@ TRANSACTION_TIMEOUT_MS: Final = 10_000
 """T unless it is set: the open transaction of a dead instance hides its targets no longer than this."""
 TRANSACTION_TIMEOUT_MS_MIN: Final = 3_000
 MESSAGE_MARGIN_MS: Final = 1_000
+LINGER_MS: Final = 100
+"""linger.ms unless it is set. A transaction ends with a flush, which does not wait for this. Until then a record waits
+in the client for others of its partition, since an idempotent producer of librdkafka has one request of a partition
+under way, and its thread spins while a record waits there that has lingered (seen in 2.16). So it is longer than a
+usual transaction, and than a usual answer of a broker that is busy."""
 POLL_INTERVAL_MS: Final = 300_000
 """max.poll.interval.ms unless it is set."""
 LOOK_UP_REQUESTS: Final = 3
@@ -50,7 +55,7 @@ class TimeBudgets:
     transaction_s: float = TRANSACTION_TIMEOUT_MS / 1000
     message_s: float = (TRANSACTION_TIMEOUT_MS - MESSAGE_MARGIN_MS) / 1000
     """message.timeout.ms: a record that cannot be written is known before the transaction is over."""
-    linger_s: float = 0.005
+    linger_s: float = LINGER_MS / 1000
     commit_interval_s: float = 0.02
     poll_interval_s: float = POLL_INTERVAL_MS / 1000
 
@@ -91,7 +96,7 @@ class TimeBudgets:
         """
         transaction_ms = _number(producer, "transaction.timeout.ms", TRANSACTION_TIMEOUT_MS)
         message_ms = _number(producer, "message.timeout.ms", _number(producer, "delivery.timeout.ms", -1))
-        linger_ms = _number(producer, "linger.ms", _number(producer, "queue.buffering.max.ms", 5))
+        linger_ms = _number(producer, "linger.ms", _number(producer, "queue.buffering.max.ms", LINGER_MS))
         budgets = cls(
             transaction_s=transaction_ms / 1000,
             message_s=(message_ms if message_ms >= 0 else max(1, transaction_ms - MESSAGE_MARGIN_MS)) / 1000,

@@ -62,6 +62,13 @@ def test_the_users_properties_override_defaults_for_their_role_only() -> None:
     assert librdkafka(s, "consumer")["client.rack"] == "r"
 
 
+def test_records_do_not_linger_out_within_a_usual_transaction() -> None:
+    """The client's thread spins while one has, and an earlier one of its partition is not acknowledged."""
+    s = settings()
+    assert int(librdkafka(s, "producer")["linger.ms"]) >= 2 * s.delivery.commit_interval
+    assert s.budgets.linger_s * 1000 == int(librdkafka(s, "producer")["linger.ms"])
+
+
 def test_the_queue_holds_more_than_one_transaction() -> None:
     """A full queue in the middle of a transaction would be a failure that nobody caused."""
     s = settings(delivery={"transaction_rows": 300_000})
