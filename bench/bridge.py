@@ -26,7 +26,7 @@ PARTITIONS: Final = 4
 WARM_S: Final = 30
 WARM_RATE: Final = 2_000
 WARMED: Final = WARM_S * WARM_RATE
-"""Messages of `warm_up`."""
+"""Messages of `warm_up`, unless it is told otherwise."""
 
 
 class Bridge(BridgeProcess):
@@ -96,10 +96,10 @@ def run(bridge: Bridge, module: str, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-def warm_up(bridge: Bridge, rate: int = WARM_RATE) -> int:
-    """Half a minute of load, delivered before anything is measured: the compilers of broker and bridge have done most
-    of their work then. Returns how many messages that were."""
-    count = WARM_S * rate
+def warm_up(bridge: Bridge, rate: int = WARM_RATE, seconds: int = WARM_S) -> int:
+    """A stretch of load, delivered before anything is measured: the compilers of broker and bridge have done most of
+    their work then. Returns how many messages that were."""
+    count = seconds * rate
     run(bridge, "load", "--messages", str(count), "--rate", str(rate), "--delay", "100", "2000").wait()
     bridge.wait(
         lambda: bridge.metric("pending_messages") == 0 and bridge.metric("records_delivered_total") >= count,
