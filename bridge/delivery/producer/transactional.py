@@ -128,9 +128,21 @@ class TransactionalWriter(Writer):
             pass  # it was to be aborted anyway
 
     def _sending(self, offsets: Sequence[TopicPartition], group_metadata: object) -> Callable[[], object]:
-        """The call that has them join. It may ignore its time-out (kafka/calls.py)."""
+        """The call that has them join. It may ignore its time-out (kafka/calls.py). It raises Broken where brokers may
+        still have the request before them: after an abort they could take it into the next transaction of this epoch.
+        """
         send = self._client().send_offsets_to_transaction
-        return partial(send, list(offsets), group_metadata, self._budgets.call_s)
+
+        def call() -> None:
+            try:
+                send(list(offsets), group_metadata, self._budgets.call_s)
+            except KafkaException as failed:
+                error = kafka_error(failed)
+                if error.txn_requires_abort() and fault_of(error) is Fault.BROKERS:
+                    raise Broken(Failure.of(error)) from None
+                raise
+
+        return call
 
     def commit(self, offsets: Sequence[TopicPartition], group_metadata: object, on_stall: OnStall) -> None:
         """The offsets join the transaction, if they have not; when all records are acknowledged, it is committed."""
