@@ -35,6 +35,7 @@ def main() -> None:
     parser.add_argument("--skip-due-before", type=int, default=0)
     parser.add_argument("--windows", nargs="+", default=(), help="name, first and last due time (epoch ms), and again")
     parser.add_argument("--wait", action="store_true", help="for a line on standard input: the windows, as JSON")
+    parser.add_argument("--from-end", action="store_true", help="without what is there already")
     parser.add_argument("--targets", nargs="+", default=TARGETS)
     arguments = parser.parse_args()
     gc.disable()  # its pauses, which grow with what has come, would be measured as lateness
@@ -52,9 +53,11 @@ def main() -> None:
     )
     # Not as a member of a group: one that is evicted while the broker is away would read everything again.
     topics = consumer.list_topics().topics
-    consumer.assign(
-        [TopicPartition(name, each, OFFSET_BEGINNING) for name in arguments.targets for each in topics[name].partitions]
-    )
+    partitions = [TopicPartition(name, each) for name in arguments.targets for each in topics[name].partitions]
+    for partition in partitions:
+        _, end = consumer.get_watermark_offsets(partition)
+        partition.offset = end if arguments.from_end else OFFSET_BEGINNING
+    consumer.assign(partitions)
     origins: list[bytes] = []  # a set would be measured, too, whenever it is made larger
     stamped: list[int] = []
     arrived: list[int] = []

@@ -41,7 +41,8 @@ _READER: Final[Mapping[str, str]] = {
 }
 _PRODUCER: Final[Mapping[str, str]] = {
     "partitioner": "murmur2_random",  # as the Java client's: equal keys meet in the partition where others put them
-    "linger.ms": str(LINGER_MS),
+    # Records without a key choose a partition for so long. By default it goes by linger.ms.
+    "sticky.partitioning.linger.ms": "10",
     "batch.num.messages": "10000",
     "queue.buffering.max.kbytes": str(PRODUCER_QUEUE_KIB),
     # The default of 100 ms is paid between the end of one transaction and the start of the next.
@@ -110,7 +111,10 @@ def _producer(settings: Settings) -> dict[str, str]:
     promised = {"enable.idempotence": "true", "acks": "all"}
     properties = {**_PRODUCER, **queued, **settings.kafka.properties("common", "producer"), **promised}
     if settings.delivery.mode == "at-least-once":
-        return {**_UNANSWERED, **properties}
+        # Consumers see a record when it is written, not at the end of a transaction.
+        return {"linger.ms": "5", **_UNANSWERED, **properties}
+    if "queue.buffering.max.ms" not in properties:
+        properties.setdefault("linger.ms", str(LINGER_MS))
     properties.setdefault("transaction.timeout.ms", str(TRANSACTION_TIMEOUT_MS))
     # When no broker answers, the client would forget them all and begin with the bootstrap servers; but offsets of
     # transactions it goes on sending to the group's coordinator that it has forgotten, without end (seen in

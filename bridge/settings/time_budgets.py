@@ -27,10 +27,9 @@ TRANSACTION_TIMEOUT_MS: Final = 10_000
 TRANSACTION_TIMEOUT_MS_MIN: Final = 3_000
 MESSAGE_MARGIN_MS: Final = 1_000
 LINGER_MS: Final = 100
-"""linger.ms unless it is set. A transaction ends with a flush, which does not wait for this. Until then a record waits
-in the client for others of its partition, since an idempotent producer of librdkafka has one request of a partition
-under way, and its thread spins while a record waits there that has lingered (seen in 2.16). So it is longer than a
-usual transaction, and than a usual answer of a broker that is busy."""
+"""linger.ms of transactions unless it is set: longer than a usual one, which ends with a flush. An idempotent producer
+of librdkafka sends no more of a partition while five of its records are not acknowledged. While one that has lingered
+waits for that, the client's thread spins (seen in 2.16)."""
 POLL_INTERVAL_MS: Final = 300_000
 """max.poll.interval.ms unless it is set."""
 LOOK_UP_REQUESTS: Final = 3

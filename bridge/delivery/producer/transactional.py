@@ -30,6 +30,8 @@ from bridge.kafka.errors import Fault, fault_of, fenced, kafka_error
 from bridge.settings.time_budgets import USUAL, TimeBudgets
 from timerstore.clock import Clock
 
+SENDING_S: Final = 0.001
+"""Enough for the client's threads to begin to send what lingers."""
 CONFLICT_S: Final = 0.05
 """Between two calls that are refused because an earlier one is still under way."""
 
@@ -128,21 +130,9 @@ class TransactionalWriter(Writer):
             pass  # it was to be aborted anyway
 
     def _sending(self, offsets: Sequence[TopicPartition], group_metadata: object) -> Callable[[], object]:
-        """The call that has them join. It may ignore its time-out (kafka/calls.py). It raises Broken where brokers may
-        still have the request before them: after an abort they could take it into the next transaction of this epoch.
-        """
+        """The call that has them join. It may ignore its time-out (kafka/calls.py)."""
         send = self._client().send_offsets_to_transaction
-
-        def call() -> None:
-            try:
-                send(list(offsets), group_metadata, self._budgets.call_s)
-            except KafkaException as failed:
-                error = kafka_error(failed)
-                if error.txn_requires_abort() and fault_of(error) is Fault.BROKERS:
-                    raise Broken(Failure.of(error)) from None
-                raise
-
-        return call
+        return partial(send, list(offsets), group_metadata, self._budgets.call_s)
 
     def commit(self, offsets: Sequence[TopicPartition], group_metadata: object, on_stall: OnStall) -> None:
         """The offsets join the transaction, if they have not; when all records are acknowledged, it is committed."""
@@ -170,6 +160,8 @@ class TransactionalWriter(Writer):
                 send = self._sending(offsets, group_metadata)
                 self._calls.call(send, self._budgets.unanswered_s, look, STALLED_S)
 
+        if len(producer):  # records leave beside the offsets, if these are still on their way
+            self._serve(producer.flush, SENDING_S)
         try:
             self._step(join, deadline_s)
         except Unanswered as unanswered:

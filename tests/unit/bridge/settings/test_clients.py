@@ -62,11 +62,23 @@ def test_the_users_properties_override_defaults_for_their_role_only() -> None:
     assert librdkafka(s, "consumer")["client.rack"] == "r"
 
 
-def test_records_do_not_linger_out_within_a_usual_transaction() -> None:
-    """The client's thread spins while one has, and an earlier one of its partition is not acknowledged."""
+def test_records_of_a_usual_transaction_wait_for_its_end() -> None:
+    """The client's thread spins while one has lingered long enough, and earlier ones are not acknowledged."""
     s = settings()
     assert int(librdkafka(s, "producer")["linger.ms"]) >= 2 * s.delivery.commit_interval
     assert s.budgets.linger_s * 1000 == int(librdkafka(s, "producer")["linger.ms"])
+    assert "linger.ms" not in librdkafka(settings(kafka={"producer": {"queue.buffering.max.ms": "7"}}), "producer")
+
+
+def test_without_transactions_records_leave_at_once() -> None:
+    """Consumers see them as soon as they are written."""
+    p = librdkafka(settings(delivery={"mode": "at-least-once"}), "producer")
+    assert int(p["linger.ms"]) <= 5
+
+
+def test_records_without_a_key_do_not_stay_with_a_partition_for_long() -> None:
+    """By default for twice linger.ms: all records of several transactions."""
+    assert int(librdkafka(settings(), "producer")["sticky.partitioning.linger.ms"]) <= 10
 
 
 def test_the_queue_holds_more_than_one_transaction() -> None:
