@@ -96,9 +96,9 @@ def run(bridge: Bridge, module: str, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-def warm_up(bridge: Bridge, rate: int = WARM_RATE, seconds: int = WARM_S) -> int:
+def warm_up(bridge: Bridge, rate: int = WARM_RATE, seconds: int = WARM_S) -> None:
     """A stretch of load, delivered before anything is measured: the compilers of broker and bridge have done most of
-    their work then. Returns how many messages that were."""
+    their work then."""
     count = seconds * rate
     run(bridge, "load", "--messages", str(count), "--rate", str(rate), "--delay", "100", "2000").wait()
     bridge.wait(
@@ -108,7 +108,6 @@ def warm_up(bridge: Bridge, rate: int = WARM_RATE, seconds: int = WARM_S) -> int
     )
     if not bridge.has_class_archive():
         print("Starts are measured without the archive of Spark's classes: run `make install` here.", file=sys.stderr)
-    return count
 
 
 def pause(seconds: float) -> None:
