@@ -7,12 +7,13 @@ query's: `read_committed`, exact offsets, order within a partition, the same ent
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Consumer, KafkaError, Message, TopicPartition
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from bridge.errors import EnvironmentFailure
 from bridge.ingest.decode_records import Record, decode_records
@@ -26,6 +27,7 @@ Offsets = Mapping[SourceName, int]
 
 RECORDS_MAX: Final = 2_000
 POLL_S: Final = 0.2
+WAKE_S: Final = 0.01
 GATHER_S: Final = 0.01
 """After the first record: a record at a time costs more in overhead than in work."""
 
@@ -38,6 +40,8 @@ FORCED: Final[Mapping[str, Any]] = {
     # What lies here unread: librdkafka's queue, in place of its 64 MiB.
     "queued.max.messages.kbytes": 8 << 10,
     "queued.min.messages": 2_000,
+    # When that is full, librdkafka fetches on only a second later, and so long after another `assign`.
+    "fetch.queue.backoff.ms": 10,
     # The group's consumer logs that brokers are away. This client is not polled while the query serves: what it logs
     # would go to standard error, twenty lines a second, or wait here without a bound.
     "log_level": 0,
@@ -68,12 +72,23 @@ class PlainReader:
 
     def assign(self, offsets: Offsets) -> None:
         """Read on from here; nothing where there are none."""
+        had_paused = bool(self._paused)
         self._unreadable.clear()
         self._paused.clear()
         partitions = [TopicPartition(*name, offset) for name, offset in sorted(offsets.items())]
         self._consumer.assign(partitions)
         if partitions:
             self._consumer.resume(partitions)  # an assignment ends no pause
+        if partitions and had_paused:
+            self._wake(partitions)
+
+    def _wake(self, partitions: list[TopicPartition]) -> None:
+        """librdkafka's thread of a broker of which all partitions were paused looks a second later whether one is not
+        any more (seen in 2.16), unless it has something to do: have it ask for an offset."""
+        with suppress(KafkaException):  # nobody waits for the answer
+            self._consumer.offsets_for_times(
+                [TopicPartition(each.topic, each.partition, 0) for each in partitions], WAKE_S
+            )
 
     def poll(self, until: Offsets | None = None) -> Read:
         """What has come, within POLL_S. `until` are exclusive ends at which partitions are left for now.

@@ -57,8 +57,10 @@ class Query:
         self._address, self._token = address, token
 
     def slots(self) -> int:
-        """How many tasks run at a time. A task of the query keeps its slot, and there is one for each partition."""
-        return int(self._session.sparkContext.defaultParallelism)
+        """How many tasks the executors of now can run at a time. A task of the query keeps its slot, and there is one
+        for each partition. (Spark's default parallelism is something else: it is 2 without an executor.)"""
+        context = self._session.sparkContext._jsc.sc()
+        return int(context.maxNumConcurrentTasks(context.resourceProfileManager().defaultResourceProfile()))
 
     def warm_up(self, offsets: Offsets) -> None:
         """Compile the plan and load its classes on nothing, so that the first record does not wait for it."""

@@ -62,7 +62,6 @@ SPARK_OWNED: Final[Mapping[str, str]] = {
     "spark.jars": "it is the connector's; further jars go into spark.driver.extraClassPath",
     "spark.sql.streaming.checkpointFileManagerClass": "Spark's own log is written as cheaply as can be",
     "spark.hadoop.fs.file.impl": "Spark's own log is written as cheaply as can be",
-    "spark.hadoop.parquet.page.verify-checksum.enabled": "a flipped bit must not become a message",
     "spark.sql.session.timeZone": "due times are decoded in UTC",
     "spark.sql.ansi.enabled": "decoding is written for ANSI mode",
     "spark.sql.parser.escapedStringLiterals": "decoding is written for escaped ones",
@@ -282,6 +281,12 @@ class Spark(Section):
             if not name.startswith("spark."):
                 raise ValueError(f"spark.conf.{name} is not a key of Spark; did you mean spark.conf.spark.{name}?")
         return value
+
+    @model_validator(mode="after")
+    def _reached_by_executors(self) -> Self:
+        if self.executor_host is None and not self.master.startswith("local"):
+            raise ValueError("spark.executor_host: is missing; executors of a cluster send there what they have read")
+        return self
 
 
 class Http(Section):

@@ -65,9 +65,6 @@ DEFAULTS: Final = {
     "spark.ui.retainedJobs": "1",
     "spark.ui.retainedStages": "1",
     "spark.ui.retainedTasks": "10",
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
-    "spark.sql.files.openCostInBytes": "65536",
-    "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.maxResultSize": "1g",
@@ -88,9 +85,10 @@ REQUIRED: Final = {
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
     "spark.hadoop.fs.file.impl": "com.globalmentor.apache.hadoop.fs.NakedLocalFileSystem",
-    "spark.hadoop.parquet.page.verify-checksum.enabled": "true",
 }
 
+
+_JVM_RUNS: Final = threading.Event()
 
 SPARE_SLOTS: Final = 16
 """For partitions that are added while the bridge runs, and for batch jobs. An unused slot costs nothing."""
@@ -152,6 +150,33 @@ def start(settings: Settings, jars: Sequence[Path], partitions: int = 1) -> Spar
         # Else the JVM looks its own host's name up, and does not start where no name server knows it.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         os.environ.setdefault("SPARK_LOCAL_HOSTNAME", "localhost")
+    conf = SparkConf().setAll(list(properties(settings, jars, partitions).items()))
+    try:
+        if SparkContext._gateway is None:
+            SparkContext._ensure_initialized(gateway=_launched(conf), conf=conf)
+        _JVM_RUNS.set()
+        SparkContext(conf=conf)
+        session = SparkSession.builder.getOrCreate()
+    except Exception as error:
+        raise EnvironmentFailure(
+            f"Spark does not start: {error}",
+            hint="Java 17 must be installed; look at the lines above for Java's reason.",
+            code="DB-3015",
+        ) from error
+    session.sparkContext.setLogLevel(LOG_LEVEL)
+    return session
+
+
+def jvm(timeout_s: float) -> Any | None:
+    """The JVM, with the connector's classes, as soon as it runs: a second before the session is there, or more. None
+    where it does not yet."""
+    if SparkContext._jvm is None:
+        _JVM_RUNS.wait(timeout_s)
+    return SparkContext._jvm
+
+
+def properties(settings: Settings, jars: Sequence[Path], partitions: int) -> dict[str, str]:
+    """Spark's, of a session with these jars, and slots for so many partitions."""
     heap = f"{settings.spark.driver_memory >> 20}m"
     user = {name: plain(value) for name, value in settings.spark.conf.items()}
     # On the class path from the first moment: Spark needs its file system before it looks at `spark.jars`. PySpark's
@@ -171,20 +196,11 @@ def start(settings: Settings, jars: Sequence[Path], partitions: int = 1) -> Spar
     }
     if not settings.spark.master.startswith("local"):
         chosen["spark.jars"] = ",".join(str(jar) for jar in jars)
-        if settings.spark.executor_host is not None:
-            chosen["spark.driver.host"] = chosen["spark.driver.bindAddress"] = settings.spark.executor_host
-    conf = SparkConf().setAll(list((chosen | DEFAULTS | user | REQUIRED).items()))
-    try:
-        SparkContext(conf=conf, gateway=SparkContext._gateway or _launched(conf))
-        session = SparkSession.builder.getOrCreate()
-    except Exception as error:
-        raise EnvironmentFailure(
-            f"Spark does not start: {error}",
-            hint="Java 17 must be installed; look at the lines above for Java's reason.",
-            code="DB-3015",
-        ) from error
-    session.sparkContext.setLogLevel(LOG_LEVEL)
-    return session
+        chosen["spark.driver.host"] = chosen["spark.driver.bindAddress"] = str(settings.spark.executor_host)
+        executor_options = " ".join((*_allowed_urls(settings), user.pop("spark.executor.extraJavaOptions", "")))
+        if executor_options.strip():
+            chosen["spark.executor.extraJavaOptions"] = executor_options.strip()
+    return DEFAULTS | chosen | user | REQUIRED
 
 
 def _launched(conf: SparkConf) -> Any:

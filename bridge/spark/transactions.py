@@ -10,11 +10,13 @@ from typing import Final
 import structlog
 from confluent_kafka import KafkaError, KafkaException
 from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
-from pyspark import SparkContext
 
 from bridge.settings.clients import java
 from bridge.settings.model import Settings
+from bridge.spark import session
 
+JAVA_S: Final = 2.0
+"""How long it is waited for the JVM: most kills leave a transaction open, and delivery waits for what becomes of it."""
 ANSWER_S: Final = 10
 CLOSE_S: Final = 1
 NOT_KNOWN: Final = ("TransactionalIdNotFoundException", "UnsupportedVersionException")
@@ -29,8 +31,7 @@ def coordinator(settings: Settings) -> Callable[[str], str | None]:
     """
 
     def ask(name: str) -> str | None:
-        context = SparkContext._active_spark_context
-        jvm = None if context is None else context._jvm
+        jvm = session.jvm(JAVA_S)
         if jvm is None:
             raise _no_answer("Java is still starting")
         try:

@@ -17,6 +17,7 @@ from dev.harness.waiting import wait_until
 from tests.broker.rig import DEADLINE_S, settings_for
 from tests.system.broker import Broker
 from tests.system.raw import RawRecord, produce_raw
+from timerstore.clock import SystemClock
 from timerstore.rows.sources import SourceName
 
 pytestmark = pytest.mark.system
@@ -119,6 +120,28 @@ def test_nothing_is_handed_out_beyond_an_end_that_is_asked_for(
     mine.reader.assign(mine.ends)
     mine.until(lambda: mine.ends == {a: 5_000, b: 3} and mine.at_end == {a, b})
     assert mine.offsets == {a: list(range(5_000)), b: [0, 1, 2]}
+
+
+def test_it_reads_on_at_once_after_an_end_that_was_asked_for(
+    broker: Broker, topics: Topics, reading: Callable[..., Reading]
+) -> None:
+    """Every partition was left there: the client's thread would look again a second later. (And so it would after a
+    queue that was full.)"""
+    topic, count, rounds = topics.create(partitions=2), 3_000, 8
+    bench, clock = reading(topic, 2), SystemClock()
+    per_round = [Outgoing(topic=topic, partition=p, value=b"x", headers=HEADERS) for p in (0, 1) for _ in range(count)]
+    waited_s = 0.0
+    for number in range(rounds):
+        produce(broker.bootstrap, per_round)
+        until = dict.fromkeys(bench.names, number * count + count // 2)
+        bench.reader.assign(dict.fromkeys(bench.names, number * count))
+        bench.until(lambda: bench.ends == until, until)  # noqa: B023
+        began_s = clock.monotonic_s()
+        bench.reader.assign(until)
+        bench.until(lambda: all(end == (number + 1) * count for end in bench.ends.values()))  # noqa: B023
+        waited_s += clock.monotonic_s() - began_s
+    assert [len(set(offsets)) for offsets in bench.offsets.values()] == [rounds * count] * 2
+    assert waited_s < rounds / 3
 
 
 def test_records_that_are_gone_are_told(broker: Broker, topics: Topics, reading: Callable[..., Reading]) -> None:

@@ -84,7 +84,8 @@ def test_what_a_kill_has_left_open_is_ended_first(broker: Broker, topics: Topics
 
 def test_without_an_answer_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not that the id is unknown: Java may still be starting."""
-    monkeypatch.setattr(SparkContext, "_active_spark_context", None)
+    monkeypatch.setattr(SparkContext, "_jvm", None)
+    monkeypatch.setattr("bridge.spark.transactions.JAVA_S", 0)
     with pytest.raises(KafkaException) as unanswered:
         coordinator(settings_for("127.0.0.1:9", "delay"))("any")
     assert kafka_error(unanswered.value).retriable()

@@ -232,7 +232,10 @@ class ProducerPool:
             name = self._repair.left_open([one.name for one in self._all])
         except KafkaException as exception:
             raise NotReady(Failure.of(kafka_error(exception))) from None
-        return next((one for one in self._all if one.name == name), None)
+        found = next((one for one in self._all if one.name == name), None)
+        if found is not None:
+            found.owed_outcome = Outcome.ABORTED  # the coordinator need not be asked once more
+        return found
 
     def _initialise(self, pooled: PooledProducer) -> None:
         """Make its producer, by one call. One that needs more goes on in the background."""

@@ -92,10 +92,14 @@ class MarkerRepair:
     def left_open(self, names: Sequence[str]) -> str | None:
         """The id, of these, under which a process that was killed has left a transaction open, if one has: while that
         holds offsets back, it cannot be seen whether the others have lost anything. None of them is initialised yet.
-        Raises KafkaException without an answer."""
+        The initialisation aborts it; the next one under that id is to be aborted, too, if offsets are pending even
+        then. Raises KafkaException without an answer."""
         if not are_offsets_pending(self._settings, SOON_S):
             return None
-        return next((name for name in names if self._ask(name) == OPEN), None)
+        found = next((name for name in names if self._ask(name) == OPEN), None)
+        if found is not None:
+            self._unrepaired.add(found)
+        return found
 
     def outcome_of(self, name: str) -> Outcome | None:
         """How the last transaction of that id ended, or will end, if it may have to be written once more. The id is not

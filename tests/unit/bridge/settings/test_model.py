@@ -146,6 +146,7 @@ def test_an_unknown_key_is_refused_with_the_nearest_known_one(
         ({"bridge": []}, "bridge must be a mapping"),
         ({"spark": {"conf": {"spark.master": "x"}}}, "spark.master"),
         ({"spark": {"conf": {"executor.cores": 1}}}, "spark.conf.spark.executor.cores"),
+        ({"spark": {"master": "spark://spark:7077"}}, "spark.executor_host: is missing"),
         ({"kafka": {"common": {"socket.timeout.ms": 1}}}, "allowed: 10..300000"),
         ({"kafka": {"common": {"linger.ms": None}}}, "is empty"),
     ],

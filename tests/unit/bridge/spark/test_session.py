@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
 
 from bridge.errors import BridgeError, EnvironmentFailure
-from bridge.spark.session import SPARE_SLOTS, SessionStart, with_slots
+from bridge.settings.model import Settings
+from bridge.spark.session import SPARE_SLOTS, SessionStart, properties, with_slots
 
 P = 4 + SPARE_SLOTS
+JARS = [Path("/jars/connector.jar")]
+OIDC = {
+    "security.protocol": "SASL_SSL",
+    "sasl.mechanism": "OAUTHBEARER",
+    "sasl.oauthbearer.method": "oidc",
+    "sasl.oauthbearer.client.id": "bridge",
+    "sasl.oauthbearer.client.secret": "secret",
+    "sasl.oauthbearer.token.endpoint.url": "https://id.example/token",
+}
 
 
 @pytest.mark.parametrize(
@@ -28,6 +40,32 @@ P = 4 + SPARE_SLOTS
 def test_each_partition_has_a_slot_and_each_task_one_attempt(master: str, meant: str) -> None:
     """A task without a slot would never be run, and no error would say so."""
     assert with_slots(master, 4) == meant
+
+
+def of(spark: dict[str, Any], **kafka: str) -> dict[str, str]:
+    """Spark's properties with these settings."""
+    return properties(Settings.of({"spark": spark, "kafka": {"common": kafka}}), JARS, 4)
+
+
+def test_executors_elsewhere_find_the_bridge() -> None:
+    """By the name that it has for them, and with the jars; in the sidecar nothing listens beyond the machine."""
+    beside = of({})
+    assert beside["spark.driver.host"] == beside["spark.driver.bindAddress"] == "127.0.0.1"
+    assert "spark.jars" not in beside
+    elsewhere = {"master": "spark://spark:7077", "executor_host": "bridge-0"}
+    given = of(elsewhere)
+    assert given["spark.driver.host"] == given["spark.driver.bindAddress"] == "bridge-0"
+    assert given["spark.jars"] == "/jars/connector.jar"
+    assert of(elsewhere | {"conf": {"spark.driver.bindAddress": "0.0.0.0"}})["spark.driver.bindAddress"] == "0.0.0.0"
+
+
+def test_executors_may_ask_the_token_endpoint_too() -> None:
+    """Kafka's client runs in them; a user's own options stay."""
+    elsewhere = {"master": "spark://spark:7077", "executor_host": "bridge-0"}
+    conf = {"spark.executor.extraJavaOptions": "-Dmine=1"}
+    options = of(elsewhere | {"conf": conf}, **OIDC)["spark.executor.extraJavaOptions"]
+    assert options == '"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls=https://id.example/token" -Dmine=1'
+    assert "spark.executor.extraJavaOptions" not in of(elsewhere)
 
 
 def test_a_session_that_does_not_start_is_told() -> None:
