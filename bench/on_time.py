@@ -22,8 +22,11 @@ from bench.report import Report, tell
 WINDOWS_S: Final = ((0, 30), (0, 5), (5, 30), (30, 60), (60, 120), (120, 150), (5, 150))
 """Of due times, from `ready` on; the half minute before the end is warm."""
 LOAD_S: Final = 150
-BOUND_S: Final = 60, 120
-"""When a plain consumer reads beside the bridge: it would cost the first minute, and the last, a fifth of a core."""
+CPU_S: Final = 30
+"""Before the end of the load, for the CPU that it takes."""
+BOUND_S: Final = 60, 115
+"""When a plain consumer of the delay topic reads, too: the first minute and the last half would be without the fifth of
+a core that it takes."""
 BROKER_STARTS: Final = 3
 BROKER_WARM_S: Final = 30
 """So often has the broker seen a bridge start, each time with so long a load at the rate that is measured, or twice it:
@@ -66,14 +69,14 @@ def on_time(
     what = ("--messages", str(count), "--rate", str(rate), "--delay", low, high)
     load = run(bridge, "load", *what, "--not-idempotent", "--wait")
     pause(SETTLED_S / 10)
-    report.add(scenario, "process start to ready", f"{bridge.timed_start():.1f} s")
+    report.add(scenario, "process start to ready, after a stop", f"{bridge.timed_start():.1f} s")
     ready_ms = bridge.clock.now_ms()
     tell_process(load, "begin")
-    bound_ms, warm_ms = (ready_ms + second * 1000 for second in BOUND_S)
-    wait_until_ms(bridge, bound_ms)
+    begin_ms, end_ms, warm_ms, last_ms = (ready_ms + 1000 * s for s in (*BOUND_S, LOAD_S - CPU_S, LOAD_S))
+    wait_until_ms(bridge, begin_ms)
     with plain_consumer(bridge) as arrived_ms:
-        wait_until_ms(bridge, warm_ms)
-    share = usage_between(bridge, warm_ms, ready_ms + LOAD_S * 1000)
+        wait_until_ms(bridge, end_ms)
+    share = usage_between(bridge, warm_ms, last_ms)
     load.wait()
     windows: list[str] = []
     bars: dict[str, str] = {}
@@ -92,7 +95,8 @@ def on_time(
     report.add(scenario, "CPU in the last half minute", f"{100 * share:.0f} % of a core", f"<= {cpu} %")
     report.add(scenario, "RSS", f"{bridge.rss_bytes() >> 20} MiB")
     bound = tell(percentiles(np.array(arrived_ms)))
-    report.add(scenario, "append to a plain consumer of the delay topic p50 / p99 / p99.9", bound)
+    when = "{}-{} s".format(*BOUND_S)
+    report.add(scenario, f"{when} after ready: append to a plain consumer of the delay topic p50 / p99 / p99.9", bound)
     for event in bridge.events("query-serves"):
         report.add(scenario, "Spark's query serves", f"{event['seconds']} s after its start")
 
@@ -194,9 +198,9 @@ def wait_until_ms(bridge: Bridge, at_ms: int) -> None:
 def usage_between(bridge: Bridge, start_ms: int, end_ms: int) -> float:
     """CPU seconds a second between two times (epoch ms)."""
     wait_until_ms(bridge, start_ms)
-    before = bridge.usage()
+    before, began_s = bridge.usage(), bridge.clock.monotonic_s()
     wait_until_ms(bridge, end_ms)
-    return (bridge.usage().cpu_s - before.cpu_s) / (end_ms - start_ms) * 1000
+    return (bridge.usage().cpu_s - before.cpu_s) / (bridge.clock.monotonic_s() - began_s)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -36,6 +37,10 @@ class RunningBridge(BridgeProcess):
         }
         lay_over(tests, config or {})
         super().__init__(directory, bootstrap, *delay_topics, id=id, instance=instance, config=tests)
+
+    def reader(self) -> str:
+        """Which reader serves, as /readyz tells."""
+        return str(json.loads(self.http("/readyz")[1])["reader"])
 
     def wait_spark(self) -> None:
         """Until the plain reader has handed over to Spark's query."""

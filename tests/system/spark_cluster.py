@@ -58,6 +58,12 @@ class SparkCluster:
         """SIGKILL to a worker and its executors; returns how many of those there were."""
         return self._kill(self._processes[1 + number])
 
+    def executor_commands(self) -> list[str]:
+        """The command lines of all executors."""
+        alive = [psutil.Process(process.pid) for process in self._processes if process.poll() is None]
+        commands = (" ".join(child.cmdline()) for each in alive for child in each.children(recursive=True))
+        return [command for command in commands if "CoarseGrainedExecutorBackend" in command]
+
     def _launch(self, name: str, *arguments: str) -> None:
         home = Path(pyspark.__file__).parent
         java = [str(Path(os.environ["JAVA_HOME"], "bin", "java")) if "JAVA_HOME" in os.environ else "java"]

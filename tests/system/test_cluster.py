@@ -2,56 +2,66 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
 import pytest
 from confluent_kafka import Producer
 
-from dev.harness.kafka import Reader, Topics, assert_each_once
+from dev.harness.kafka import Outgoing, Reader, Topics, assert_each_once, send
 from dev.harness.waiting import wait_until
 from tests.system.bridge import RunningBridge
 from tests.system.broker import Broker
 from tests.system.spark_cluster import SparkCluster
-from timerstore.clock import SystemClock
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
 
 DEADLINE_S: Final = 180
 COUNT: Final = 100_000
+RATE: Final = 4_000
 PARTITIONS: Final = 4
+HOST: Final = "localhost"
+"""Of the bridge, for executors; another name for it than the usual one."""
 
 
 def test_a_worker_that_is_killed_loses_nothing(broker: Broker, topics: Topics, tmp_path: Path) -> None:
-    """100,000 messages, each delivered once: the query needs both workers; it is started anew when another one has
-    taken the place of the one that was killed, and the plain reader reads meanwhile."""
-    delay, target, clock = topics.delay(partitions=PARTITIONS), topics.create("orders", partitions=2), SystemClock()
+    """100,000 messages, each delivered once, sent while a worker is killed: the query needs both workers; it is started
+    anew when another one has taken the place of the one that was killed, and the plain reader reads meanwhile."""
+    delay, target = topics.delay(partitions=PARTITIONS), topics.create("orders", partitions=2)
     producer = Producer({"bootstrap.servers": broker.bootstrap, "linger.ms": 5})
+    headers = [("delay-for", b"1s"), ("delay-topic", target.encode())]
 
-    def send(first: int, count: int) -> None:
-        headers = [("delay-until", b"%d" % (clock.now_ms() + 5_000)), ("delay-topic", target.encode())]
-        for number in range(first, first + count):
-            producer.produce(delay, b"%d" % number, key=b"%d" % number, headers=headers)  # type: ignore[arg-type]
-        assert producer.flush(DEADLINE_S) == 0
+    def send_from(first: int, end: int) -> None:
+        values = (b"%d" % number for number in range(first, end))
+        records = (Outgoing(topic=delay, value=value, key=value, headers=headers) for value in values)
+        send(producer, records, per_second=RATE)
 
     with SparkCluster(tmp_path, workers=2, cores=PARTITIONS // 2) as cluster:
         conf = {"spark.executor.memory": "512m", "spark.executor.cores": PARTITIONS // 2}
-        config = {"spark": {"master": cluster.master, "executor_host": "127.0.0.1", "conf": conf}}
+        config = {"spark": {"master": cluster.master, "executor_host": HOST, "conf": conf}}
         with (
             RunningBridge(tmp_path / "bridge", broker.bootstrap, delay, config=config) as bridge,
             Reader(broker.bootstrap, [target]) as reader,
+            ThreadPoolExecutor(1) as sender,
         ):
             bridge.start()
             bridge.wait_spark()
-            send(0, COUNT // 2)
-            wait_until(lambda: reader.poll(0.2) and len(reader.records) > COUNT // 20, DEADLINE_S, "delivery begins")
+            drivers = [each.partition("CoarseGrainedScheduler@")[2] for each in cluster.executor_commands()]
+            assert len(drivers) == 2 and all(driver.startswith(f"{HOST}:") for driver in drivers)
+            sent = sender.submit(send_from, 0, COUNT * 3 // 4)
+            # While the query serves the plain reader takes nothing in: all of these came through executors.
+            wait_until(lambda: reader.poll(0.2) and len(reader.records) > COUNT // 4, DEADLINE_S, "delivery")
+            assert bridge.reader() == "spark" and not sent.done()
             assert cluster.kill_worker(0), "its executor was there"
-            send(COUNT // 2, COUNT // 2)
-            reader.wait_for(COUNT, DEADLINE_S)
+            wait_until(lambda: bridge.reader() == "plain", DEADLINE_S, "the plain reader")
             cluster.add_worker()
             wait_until(
                 lambda: len(bridge.events("query-serves")) == 2, DEADLINE_S, lambda: f"again; log:\n{bridge.tail()}"
             )
+            sent.result(DEADLINE_S)
+            send_from(COUNT * 3 // 4, COUNT)
+            reader.wait_for(COUNT, DEADLINE_S)
             bridge.wait_idle(DEADLINE_S)
             assert_each_once((int(record.value or b"") for record in reader.to_end()), COUNT)
             assert bridge.events("query-restarted") or bridge.events("query-failed")

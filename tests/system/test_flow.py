@@ -45,7 +45,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_many_flushes_and_a_full_disk(broker: Broker, topics: Topics, tmp_path: Path, small_disk: Path) -> None:
-    """Segments of many flushes become one, by Spark. On a full disk ingest stops, as /readyz and a metric say, what is
+    """Segments of many flushes become one. On a full disk ingest stops, as /readyz and a metric say, what is
     due is delivered all the same, and with room again everything goes on by itself: each message arrives once."""
     delay, target, clock = topics.delay(), topics.create("orders"), SystemClock()
     sent = 0

@@ -27,6 +27,9 @@ WRITTEN_S_MAX: Final = 90
 LOOKS: Final = 200
 """So often it is looked whether something is written before more is sent: some ten seconds."""
 PENDING_MIN: Final = 50
+PARTITIONS: Final = 3
+READY_LATE_MS_MAX: Final = 5_000
+"""300 ms on a machine that does nothing else (`bench/on_time.py`)."""
 # Segments are written soon, and read back: the horizon ends before the load does.
 BUSY_DISK: Final = {
     "store": {"flush_interval": "500ms"},
@@ -144,6 +147,25 @@ def test_a_damaged_checkpoint_is_set_aside(site: Site) -> None:
     bridge.start()
     assert "set aside" in bridge.logs
     site.settle()
+
+
+def test_what_is_sent_once_it_is_ready_does_not_wait_for_spark(broker: Broker, topics: Topics, tmp_path: Path) -> None:
+    """From any partition, on the first start and on one that finds an index."""
+    delay, target = topics.delay(partitions=PARTITIONS), topics.create("orders")
+    headers = [("delay-for", b"200ms"), ("delay-topic", target.encode())]
+    at_once = [Outgoing(topic=delay, partition=each, value=b"x", headers=headers) for each in range(PARTITIONS)]
+    with (
+        RunningBridge(tmp_path, broker.bootstrap, delay) as bridge,
+        Reader(broker.bootstrap, [target]) as reader,
+    ):
+        for count in (PARTITIONS, 2 * PARTITIONS):
+            bridge.start()
+            produce(broker.bootstrap, at_once)
+            reader.wait_for(count, DELIVERED_S_MAX)
+            assert not bridge.events("query-serves")
+            assert bridge.stop() == 0
+    late_ms = [record.timestamp_ms - int(record.header("delay-due") or b"") for record in reader.records]
+    assert min(late_ms) >= 0 and max(late_ms) < READY_LATE_MS_MAX
 
 
 def test_at_least_once_delivers(broker: Broker, topics: Topics, tmp_path: Path) -> None:
