@@ -147,7 +147,7 @@ def resolve(
         from bridge.start import resolve
 
         resolve.must_be_pending(settings)
-        spark.start(settings, connector.jars())  # only Java's client can ask the coordinator
+        spark.start_local(settings, connector.jars())  # only Java's client can ask the coordinator
         try:
             done = resolve.resolve(settings, ending, coordinator(settings))
         finally:

@@ -13,7 +13,15 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import (
+    OFFSET_END,
+    TIMESTAMP_LOG_APPEND_TIME,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    TopicPartition,
+)
 
 from bridge.errors import EnvironmentFailure
 from bridge.ingest.decode_records import Record, decode_records
@@ -27,7 +35,8 @@ Offsets = Mapping[SourceName, int]
 
 RECORDS_MAX: Final = 2_000
 POLL_S: Final = 0.2
-WAKE_S: Final = 0.01
+WAKE_S: Final = 1.0
+"""A shorter one would end the connection of a broker that takes longer."""
 GATHER_S: Final = 0.01
 """After the first record: a record at a time costs more in overhead than in work."""
 
@@ -69,26 +78,28 @@ class PlainReader:
         self._consumer = made("for reading", lambda: Consumer({**properties, **FORCED, "group.id": group}))
         self._unreadable: set[SourceName] = set()
         self._paused: set[SourceName] = set()
+        self._assigned: set[SourceName] = set()
 
     def assign(self, offsets: Offsets) -> None:
         """Read on from here; nothing where there are none."""
-        had_paused = bool(self._paused)
+        had_paused_all = self._paused and self._paused == self._assigned
         self._unreadable.clear()
         self._paused.clear()
+        self._assigned = set(offsets)
         partitions = [TopicPartition(*name, offset) for name, offset in sorted(offsets.items())]
         self._consumer.assign(partitions)
         if partitions:
             self._consumer.resume(partitions)  # an assignment ends no pause
-        if partitions and had_paused:
-            self._wake(partitions)
+            if had_paused_all:
+                self._wake()
 
-    def _wake(self, partitions: list[TopicPartition]) -> None:
+    def _wake(self) -> None:
         """librdkafka's thread of a broker of which all partitions were paused looks a second later whether one is not
-        any more (seen in 2.16), unless it has something to do: have it ask for an offset."""
-        with suppress(KafkaException):  # nobody waits for the answer
-            self._consumer.offsets_for_times(
-                [TopicPartition(each.topic, each.partition, 0) for each in partitions], WAKE_S
-            )
+        any more (seen in 2.16), unless it has something to do: have it ask for an end. No fetch is on its way then, so
+        that the answer comes at once."""
+        ends = [TopicPartition(*name, OFFSET_END) for name in sorted(self._assigned)]
+        with suppress(KafkaException):  # nobody needs the answer
+            self._consumer.offsets_for_times(ends, WAKE_S)
 
     def poll(self, until: Offsets | None = None) -> Read:
         """What has come, within POLL_S. `until` are exclusive ends at which partitions are left for now.

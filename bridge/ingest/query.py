@@ -60,6 +60,7 @@ class Query:
         """How many tasks the executors of now can run at a time. A task of the query keeps its slot, and there is one
         for each partition. (Spark's default parallelism is something else: it is 2 without an executor.)"""
         context = self._session.sparkContext._jsc.sc()
+        context.assertNotStopped()
         return int(context.maxNumConcurrentTasks(context.resourceProfileManager().defaultResourceProfile()))
 
     def warm_up(self, offsets: Offsets) -> None:

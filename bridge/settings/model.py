@@ -59,6 +59,7 @@ record can ruin it."""
 SPARK_OWNED: Final[Mapping[str, str]] = {
     "spark.master": "it is spark.master, one level up",
     "spark.driver.memory": "it is spark.driver_memory",
+    "spark.dynamicAllocation.enabled": "the query needs its executors before it has tasks for them",
     "spark.jars": "it is the connector's; further jars go into spark.driver.extraClassPath",
     "spark.sql.streaming.checkpointFileManagerClass": "Spark's own log is written as cheaply as can be",
     "spark.hadoop.fs.file.impl": "Spark's own log is written as cheaply as can be",

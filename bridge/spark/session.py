@@ -203,6 +203,12 @@ def properties(settings: Settings, jars: Sequence[Path], partitions: int) -> dic
     return DEFAULTS | chosen | user | REQUIRED
 
 
+def start_local(settings: Settings, jars: Sequence[Path]) -> SparkSession:
+    """The same beside this process, wherever the bridge has its executors. Raises EnvironmentFailure."""
+    local = settings.spark.model_copy(update={"master": "local", "executor_host": None})
+    return start(settings.model_copy(update={"spark": local}), jars)
+
+
 def _launched(conf: SparkConf) -> Any:
     """The JVM. It gets a Linux session of its own: without control groups the kernel shares processors out by session
     (`sched_autogroup_enabled`), and niceness counts within one only. It ends with the pipe to its standard input."""

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
+from pyspark import SparkContext
 
 from bridge.errors import BridgeError, EnvironmentFailure
 from bridge.settings.model import Settings
+from bridge.spark import session
 from bridge.spark.session import SPARE_SLOTS, SessionStart, properties, with_slots
 
 P = 4 + SPARE_SLOTS
@@ -56,6 +61,7 @@ def test_executors_elsewhere_find_the_bridge() -> None:
     given = of(elsewhere)
     assert given["spark.driver.host"] == given["spark.driver.bindAddress"] == "bridge-0"
     assert given["spark.jars"] == "/jars/connector.jar"
+    assert session.with_slots("spark://spark:7077", 4) == given["spark.master"]
     assert of(elsewhere | {"conf": {"spark.driver.bindAddress": "0.0.0.0"}})["spark.driver.bindAddress"] == "0.0.0.0"
 
 
@@ -66,6 +72,33 @@ def test_executors_may_ask_the_token_endpoint_too() -> None:
     options = of(elsewhere | {"conf": conf}, **OIDC)["spark.executor.extraJavaOptions"]
     assert options == '"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls=https://id.example/token" -Dmine=1'
     assert "spark.executor.extraJavaOptions" not in of(elsewhere)
+
+
+def test_the_jvm_is_there_before_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits for it gets it as soon as it runs, and nothing where it does not in time."""
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    monkeypatch.setattr(SparkContext, "_jvm", None)
+    monkeypatch.setattr(SparkContext, "_gateway", None)
+    monkeypatch.setattr(session, "_JVM_RUNS", threading.Event())
+    assert session.jvm(0) is None
+    gateway, inside = mock.Mock(), list[object]()
+
+    def context(**_: object) -> None:
+        inside.append(session.jvm(0))
+        raise RuntimeError("no more of it")
+
+    def initialise(*, gateway: mock.Mock, conf: object) -> None:  # noqa: ARG001 - PySpark's own
+        monkeypatch.setattr(SparkContext, "_jvm", gateway.jvm)
+
+    monkeypatch.setattr(session, "_launched", lambda _: gateway)
+    monkeypatch.setattr(SparkContext, "_ensure_initialized", initialise)
+    monkeypatch.setattr(SparkContext, "__init__", lambda _, conf: context(conf=conf))
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(session.jvm, 30)
+        with pytest.raises(EnvironmentFailure, match="no more of it"):
+            session.start(Settings.of({}), JARS)
+        assert waiting.result(10) is gateway.jvm and inside == [gateway.jvm]
+        assert session._JVM_RUNS.is_set()
 
 
 def test_a_session_that_does_not_start_is_told() -> None:

@@ -29,6 +29,19 @@ def test_nothing_is_forgotten_while_another_id_is_being_initialised(monkeypatch:
     assert repair.explain() is None
 
 
+def test_nothing_is_forgotten_while_what_a_kill_left_open_is_being_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That is what is pending, and nobody asks about its id a second time."""
+    monkeypatch.setattr(transaction_markers, "are_offsets_pending", lambda *_: True)
+    monkeypatch.setattr(MarkerRepair, "_must_be_allowed", lambda _: None)
+    repair = MarkerRepair(cast("Settings", None), {"a": "Empty", "a.2": "Ongoing"}.__getitem__)
+    assert repair.left_open(["a", "a.2"]) == "a.2"
+    assert repair.outcome_of("a") is None
+    assert repair.explain() is None
+    repair.concluded("a.2")
+    explained = repair.explain()
+    assert explained is not None and explained.fields["ids"] == "a"
+
+
 def test_a_transaction_that_a_kill_left_open_is_ended_by_the_initialisation(monkeypatch: pytest.MonkeyPatch) -> None:
     """No start waits to see whether its offsets stay pending; only where they are afterwards is anything written."""
     looks_s: list[object] = []
