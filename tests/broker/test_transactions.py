@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -86,6 +87,16 @@ def test_without_an_answer_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> N
     """Not that the id is unknown: Java may still be starting."""
     monkeypatch.setattr(SparkContext, "_jvm", None)
     monkeypatch.setattr("bridge.spark.transactions.JAVA_S", 0)
+    with pytest.raises(KafkaException) as unanswered:
+        coordinator(settings_for("127.0.0.1:9", "delay"))("any")
+    assert kafka_error(unanswered.value).retriable()
+
+
+def test_a_jvm_that_has_died_gives_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever started it tells."""
+    died = mock.Mock()
+    died.java.util.HashMap.side_effect = ConnectionRefusedError
+    monkeypatch.setattr("bridge.spark.session.jvm", lambda _: died)
     with pytest.raises(KafkaException) as unanswered:
         coordinator(settings_for("127.0.0.1:9", "delay"))("any")
     assert kafka_error(unanswered.value).retriable()

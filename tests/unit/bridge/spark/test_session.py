@@ -101,6 +101,18 @@ def test_the_jvm_is_there_before_the_session(monkeypatch: pytest.MonkeyPatch) ->
         assert session._JVM_RUNS.is_set()
 
 
+def test_a_command_needs_no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may run where executors would not find it."""
+    started: list[Settings] = []
+    monkeypatch.setattr(session, "start", lambda settings, _: started.append(settings))
+    conf = {"spark.driver.extraJavaOptions": "-Dmine=1"}
+    cluster = {"master": "spark://spark:7077", "executor_host": "bridge-0", "conf": conf, "driver_memory": "1GiB"}
+    session.start_local(Settings.of({"spark": cluster}), JARS)
+    [local] = started
+    assert (local.spark.master, local.spark.executor_host, local.spark.driver_memory) == ("local", None, 1 << 30)
+    assert "-Dmine=1" in properties(local, JARS, 1)["spark.driver.extraJavaOptions"]
+
+
 def test_a_session_that_does_not_start_is_told() -> None:
     """To who waits for it, and to the application."""
     failure = EnvironmentFailure("Spark does not start", hint="Look.", code="DB-3015")
