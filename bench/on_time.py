@@ -25,8 +25,8 @@ LOAD_S: Final = 150
 CPU_S: Final = 30
 """Before the end of the load, for the CPU that it takes."""
 BOUND_S: Final = 60, 115
-"""When a plain consumer of the delay topic reads, too: the first minute and the last half would be without the fifth of
-a core that it takes."""
+"""When a plain consumer of the delay topic reads, too. It takes a fifth of a core, which the first minute and the last
+half minute shall not be without."""
 BROKER_STARTS: Final = 3
 BROKER_WARM_S: Final = 30
 """So often has the broker seen a bridge start, each time with so long a load at the rate that is measured, or twice it:

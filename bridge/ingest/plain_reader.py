@@ -98,7 +98,7 @@ class PlainReader:
         any more (seen in 2.16), unless it has something to do: have it ask for an end. No fetch is on its way then, so
         that the answer comes at once."""
         ends = [TopicPartition(*name, OFFSET_END) for name in sorted(self._assigned)]
-        with suppress(KafkaException):  # nobody needs the answer
+        with suppress(KafkaException):  # the request alone has woken the thread
             self._consumer.offsets_for_times(ends, WAKE_S)
 
     def poll(self, until: Offsets | None = None) -> Read:

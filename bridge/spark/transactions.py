@@ -47,7 +47,7 @@ def coordinator(settings: Settings) -> Callable[[str], str | None]:
                 admin.close(jvm.java.time.Duration.ofSeconds(CLOSE_S))
         except Py4JJavaError as failure:
             reason = str(failure.java_exception.toString())
-        except (Py4JError, OSError) as failure:  # a JVM that has died; whoever started it says so
+        except (Py4JError, OSError) as failure:  # the JVM has died; the query's thread reports it
             reason = str(failure)
         if any(exception in reason for exception in NOT_KNOWN):
             return None

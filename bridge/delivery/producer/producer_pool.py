@@ -233,7 +233,7 @@ class ProducerPool:
         except KafkaException as exception:
             raise NotReady(Failure.of(kafka_error(exception))) from None
         found = next((one for one in self._all if one.name == name), None)
-        if found is not None:
+        if found is not None and found.owed_outcome is None:  # else a repair of its was interrupted, and is still owed
             found.owed_outcome = Outcome.ABORTED  # the coordinator need not be asked once more
         return found
 

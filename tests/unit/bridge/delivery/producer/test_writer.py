@@ -849,6 +849,14 @@ class TestLostMarkers:
         told.writer.open()
         assert told.names[3:] == []
 
+    def test_what_an_interrupted_repair_owes_is_not_forgotten(self) -> None:
+        """Its own transaction is what is open; the end of the one before has to be the same as ever."""
+        told = Told()
+        told.repair.open = "x.2"
+        told.writer._pool._all[1].owed_outcome = Outcome.COMMITTED
+        told.writer.open()
+        assert told.repair.written == [("x.2", Outcome.COMMITTED)]
+
     def test_another_id_ends_it_and_goes_on_if_it_was_committed(self) -> None:
         """What it had in the targets ends with what it writes there next: at once if that is little, and else when
         another one has committed."""
