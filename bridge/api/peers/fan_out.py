@@ -49,7 +49,7 @@ class FanOut:
                 MutableHeaders(scope=message)[INSTANCE] = self._peers.instance
             await send(message)
 
-        path = scope["path"].removeprefix(PREFIX)
+        path = _asked(scope["path"])
         sender, is_action = Headers(scope=scope).get(FORWARDED), scope["method"] == "POST"
         if sender is not None and sender == self._peers.instance:
             await Problem(HTTPStatus.LOOP_DETECTED, "It comes from this instance itself.").response()(
@@ -114,6 +114,12 @@ class FanOut:
 
         await self._app(dict(scope), _again(body or b""), keep)
         return status, json.loads(bytes(parts))
+
+
+def _asked(path: str) -> str:
+    """What the API is asked, without its prefix; "" where it is not asked: the page's views have addresses that are
+    alike."""
+    return path.removeprefix(PREFIX) if path.startswith(f"{PREFIX}/") else ""
 
 
 def _again(body: bytes, receive: Receive | None = None) -> Receive:

@@ -9,7 +9,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from bridge.api.application import application
-from bridge.api.files import MEDIA_TYPES, contents
+from bridge.api.files import MEDIA_TYPES, VIEWS, contents
 from bridge.telemetry.http import Protection
 from tests.unit.bridge.api.fakes import Bridge
 
@@ -20,10 +20,31 @@ def client(protection: Protection | None = None, url: str = "http://localhost") 
     return TestClient(application(Bridge(), protection or Protection(), show_payloads=False), base_url=url)
 
 
-@pytest.mark.parametrize(
-    "path",
-    ["/", "/messages?state=overdue", "/messages/delay/0/42", "/schedules", "/dead-letters", "/targets", "/instance"],
-)
+ADDRESSES = [
+    *("/", "/messages?state=overdue", "/messages/delay/0/42", "/schedules", "/dead-letters"),
+    *("/dead-letters/delay.dlt/0/42", "/targets", "/instance"),
+]
+
+
+def test_an_address_for_each_view() -> None:
+    """The tests below leave none out."""
+    views = [re.compile(re.sub(r"{\w+}", "[^/]+", view)) for view in VIEWS]
+    assert all(any(view.fullmatch(each.partition("?")[0]) for each in ADDRESSES) for view in views)
+
+
+@pytest.mark.fault("a page address that is loaded again while there are peers")
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+@pytest.mark.parametrize("path", ADDRESSES)
+def test_each_view_is_the_document_with_peers(path: str, method: str) -> None:
+    """An address of the page is HTML with peers too, whatever it has in common with an address of the API."""
+    app = application(
+        Bridge(), Protection(), show_payloads=False, peers=["http://127.0.0.1:9", "http://127.0.0.1:10"], instance="i"
+    )
+    answer = TestClient(app, base_url="http://localhost").request(method, path)
+    assert (answer.status_code, answer.headers["Content-Type"]) == (200, MEDIA_TYPES["html"])
+
+
+@pytest.mark.parametrize("path", ADDRESSES)
 def test_each_view_is_the_document(path: str) -> None:
     """So that an address can be kept, and sent to others."""
     answer = client().get(path)
