@@ -148,7 +148,11 @@ class Refusal:
     def counts(self) -> bool:
         """Whether a message that is put off for this has failed once more: not where our own clock is at fault, nor
         where it was not tried."""
-        return self.reason not in (RejectReason.CLOCK_AHEAD, RejectReason.TARGET_PAUSED)
+        return self.reason not in (
+            RejectReason.CLOCK_AHEAD,
+            RejectReason.TARGET_PAUSED,
+            RejectReason.TARGET_IN_DOUBT,
+        )
 
 
 def meaning_of(error: KafkaError) -> Meaning:

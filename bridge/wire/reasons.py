@@ -68,6 +68,10 @@ class RejectReason(StrEnum):
     TARGET_DENIED = "target-denied", "The brokers do not allow the bridge to write to the target."
     TARGET_UNAVAILABLE = "target-unavailable", "The target's partition has no leader, too few replicas, or no answer."
     TARGET_PAUSED = "target-paused", "An operator has paused the target."
+    TARGET_IN_DOUBT = (
+        "target-in-doubt",
+        "What is known of the target is older than the message's time: it is looked up again before it is believed.",
+    )
     TOO_LARGE = "too-large", "The message is larger than its target accepts."
     PARTITION_OUT_OF_RANGE = "partition-out-of-range", "The target has no partition of this number."
     NO_KEY = "no-key", "The target is compacted, and accepts no message without a key."

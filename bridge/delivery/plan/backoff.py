@@ -18,6 +18,8 @@ from timerstore.rows.position import Bools, Int64s
 
 PAUSE_MS: Final = 30_000
 """How often a message for a paused target is written anew, and for how long it may wait once the target is resumed."""
+IN_DOUBT_MS: Final = 1_000
+"""How long a verdict waits until its topic may be looked up again."""
 _DOUBLINGS_MAX: Final = 30
 """A wait of at most an hour, doubled that often, still fits into 64 bits."""
 

@@ -211,6 +211,14 @@ class DueRows:
         names = [self.sources.name(source) for source in self.source[ids].tolist()]
         return [topic for topic, _ in names], [partition for _, partition in names]
 
+    def decided_ms(self, ids: Ids, now_ms: int) -> Int64s:
+        """From when on an answer of the brokers is good enough for a lasting verdict, by row, int64[m]: when the row
+        was due, came up, or was written, whichever is the latest. (A clock of the brokers that is ahead asks for no
+        knowledge of the future.)"""
+        ts = integers(self.payload.column("ts"), 0)[ids]
+        result: Int64s = np.minimum(np.maximum(np.maximum(self.due[ids], self.at[ids]), ts), now_ms)
+        return result
+
     def keyless(self) -> Bools:
         """Which of the rows have no key, bool[n]."""
         mask: Bools = pc.is_null(self.payload.column("key")).to_numpy(zero_copy_only=False)

@@ -28,6 +28,8 @@ every row has exactly one at any time.
     reachable      DELIVER       its target is missing, denied or unavailable       RETRY     what is known of it
                    DELIVER       its target is paused                               RETRY     target-paused
                    DELIVER       the partition that it goes to takes nothing now    RETRY     target-unavailable
+    (planner.py)   LETTER RETRY  lasting, and the target was looked up before the
+                                 message was due or written; a copy is possible     RETRY     target-in-doubt
     forwarded      NOTHING       a cancel without a key, not forwarded yet          FORWARD
     rolls          ROLL          a copy is not possible                             LETTER    too-large
     given_up       RETRY         no attempt is left, or a copy is not possible      LETTER    the same
@@ -51,7 +53,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from bridge.delivery.plan.backoff import RetryPolicy
+from bridge.delivery.plan.backoff import IN_DOUBT_MS, RetryPolicy
 from bridge.delivery.plan.copies import copies, copy_sizes
 from bridge.delivery.plan.dead_letters import COPY_TOO_LARGE, DETAIL_CHARS_MAX, dead_letters, is_held, reason_of
 from bridge.delivery.plan.due_rows import DueRows, Ids, TargetRows
@@ -464,6 +466,9 @@ def timed(rows: DueRows, fates: Fates, policy: RetryPolicy, now_ms: int) -> Fate
     failures[fates.fate[ids] == Fate.HOLD] = 1
     at_ms = fates.at_ms.copy()
     at_ms[ids] = now_ms + policy.waits_ms(failures, rows.keys[ids])
+    doubted = [code for code, each in enumerate(fates.refusals) if each.reason is RejectReason.TARGET_IN_DOUBT]
+    if doubted:
+        at_ms[ids[np.isin(fates.reason[ids], doubted)]] = now_ms + IN_DOUBT_MS
     paused = [code for code, each in enumerate(fates.refusals) if each.reason is RejectReason.TARGET_PAUSED]
     if paused:
         ids = ids[np.isin(fates.reason[ids], paused)]

@@ -1,16 +1,19 @@
 """Plans what becomes of the rows that are due: asks what they need, and has the passes of `fates` decide.
 
-A target of which some rows seem wrong (a partition number or a record that is too large) is looked up again before that
-is believed: it may have grown since. So is a dead-letter topic, each time: what is cut is not made whole again.
+A topic for which some rows seem wrong for good (a partition number or a record that is too large, the last attempt) is
+looked up again before that is believed, unless it was since the message was due and written: it may have changed. A
+topic is looked up for that once a second at most: other messages are put off for as long, by a copy, and no attempt is
+counted. (Where no copy is possible, an answer of the last second is good enough.) A dead-letter topic is looked up each
+time: what is cut is not made whole again.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -31,11 +34,13 @@ from bridge.delivery.plan.ticks import ScheduleLimits, Ticks, ticks
 from bridge.delivery.targets.cache import Targets
 from bridge.delivery.targets.partitioner import PARTITIONER
 from bridge.delivery.targets.target import Target
+from bridge.kafka.errors import Refusal
 from bridge.telemetry.counts import Counts
 from bridge.wire.answers import Answer, Outcome
 from bridge.wire.headers import Where
+from bridge.wire.reasons import RejectReason
 from timerstore.operations.transaction import Rows, Transaction
-from timerstore.rows.position import Int64s
+from timerstore.rows.position import Bools, Int64s
 from timerstore.rows.sources import Sources
 
 NOTHING: Final = Findings()
@@ -121,6 +126,14 @@ class Plan:
             yield from self.commands.to_delay_topics
 
 
+class _Cached(Protocol):
+    """What the bridge's own topics take, looked up once a plan or once more."""
+
+    def __call__(self) -> OwnTopics: ...
+
+    def cache_clear(self) -> None: ...
+
+
 class Planner:
     """Makes plans. One thread."""
 
@@ -191,17 +204,19 @@ class Planner:
         found = ticks(rows, now_ms, self._schedules)
         if found is not None:
             rows.redue(found.due_ms)
+            self._assure(rows, own, np.flatnonzero(found.has_next), now_ms)
             fates = passes.recurring(rows, fates, found, own())
         fates = passes.misnamed(rows, fates)
         fates = passes.after_aborts(rows, fates, findings)
         fates = self._catching_up(rows, fates, own, now_ms)
-        fates, deliveries = self._by_target(rows, fates, known)
+        fates, deliveries = self._by_target(rows, fates, known, own, now_ms)
         if len(forwards.ids):
             fates = fates.put(forwards.ids, Fate.FORWARD)
         cut: frozenset[int] = frozenset()
         next_ids = _next_ids(rows, fates, found)
         commands = Commands(rows)
         if not fates.are_plain or len(next_ids) or len(commands.ids) or forwards.unknown:
+            self._assure(rows, own, fates.ids(Fate.ROLL, Fate.RETRY), now_ms)
             fates = passes.rolls(rows, fates, own())
             fates = passes.given_up(rows, fates, own(), self._retry)
             is_told = True
@@ -272,7 +287,7 @@ class Planner:
             elsewhere,
             own,
             self._letter_topics,
-            lambda names: self._targets.resolve({name for name in names if self._may_go_to(name)}),
+            lambda names: self._sure({name for name in names if self._may_go_to(name)}, now_ms),
             self._limits.record_bytes,
             findings,
             known,
@@ -295,33 +310,94 @@ class Planner:
         behind = behind[own().copyable(behind) & ~own().is_down[rows.source[behind]]]
         return passes.deferred(fates, behind, catch_up.slots_ms(now_ms, len(behind)), now_ms)
 
-    def _by_target(self, rows: DueRows, fates: Fates, known: dict[str, Target]) -> tuple[Fates, list[TargetRows]]:
+    def _by_target(
+        self, rows: DueRows, fates: Fates, known: dict[str, Target], own: Callable[[], OwnTopics], now_ms: int
+    ) -> tuple[Fates, list[TargetRows]]:
         """What goes where; what is known of the targets that get anything is added to `known`."""
         names, codes = rows.targets
         fates = passes.without_target(fates, codes < 0)
         coded = np.unique(codes[fates.ids(Fate.DELIVER, Fate.ADVANCE)])
         used = [(names[code], codes == code) for code in coded[coded >= 0].tolist()]
         found = dict(self._targets.resolve({name for name, _ in used if self._may_go_to(name)}))
-        doubtful = {
-            name
-            for name, mine in used
-            if name in found and passes.fitting(rows, fates, mine, name, found[name], self._limits) is not fates
-        }
-        if doubtful:
-            found |= self._targets.renew(doubtful)
+        before = fates
+        fates, going = self._placed(rows, before, used, found)
+        needed = self._needed(rows, before, fates, used, found, now_ms)
+        if needed:
+            found |= self._targets.renew(needed)
+            fates, going = self._placed(rows, before, used, found)
+            for name, mine in used:
+                told_ms = found[name].told_ms if name in needed else None
+                if told_ms is None:
+                    continue
+                ids = self._lasting(rows, before, fates, mine)
+                ids = ids[rows.decided_ms(ids, now_ms) > told_ms]
+                if len(ids):
+                    refusal = Refusal(
+                        RejectReason.TARGET_IN_DOUBT, f"{name}: {RejectReason.TARGET_IN_DOUBT.explanation}"
+                    )
+                    fates = fates.put(ids[own().copyable(ids)], Fate.RETRY, [refusal])
+        known |= {each.topic: found[each.topic] for each in going}
+        return fates, [replace(each, chunk_bytes=self._limits.chunk_bytes([found[each.topic]])) for each in going]
+
+    def _placed(
+        self, rows: DueRows, fates: Fates, used: Sequence[tuple[str, Bools]], found: Mapping[str, Target]
+    ) -> tuple[Fates, list[TargetRows]]:
+        """What goes where, as far as the targets are known; those that are not in `found` are not allowed."""
         deliveries = []
         for name, mine in used:
             target = found.get(name)
             if target is None:
                 fates = passes.forbidden(rows, fates, mine, name, self._letter_topics)
                 continue
-            if name in doubtful:
-                fates = passes.fitting(rows, fates, mine, name, target, self._limits)
+            fates = passes.fitting(rows, fates, mine, name, target, self._limits)
             fates, going = passes.reachable(rows, fates, mine, name, target, self._partitioner)
             if len(going.ids):
-                deliveries.append(replace(going, chunk_bytes=self._limits.chunk_bytes([target])))
-                known[name] = target
+                deliveries.append(going)
         return fates, deliveries
+
+    def _needed(
+        self,
+        rows: DueRows,
+        before: Fates,
+        after: Fates,
+        used: Sequence[tuple[str, Bools]],
+        found: Mapping[str, Target],
+        now_ms: int,
+    ) -> dict[str, int]:
+        """The targets of which some rows seem wrong for good, and from when on they must be known for that (ms)."""
+        needed: dict[str, int] = {}
+        for name, mine in used if after is not before else ():
+            ids = self._lasting(rows, before, after, mine) if name in found else _NO_ROWS
+            if len(ids):
+                needed[name] = int(rows.decided_ms(ids, now_ms).max())
+        return needed
+
+    def _lasting(self, rows: DueRows, before: Fates, after: Fates, mine: Bools) -> Ids:
+        """Those of `mine` that were to be delivered `before`, and `after` a look at their target are dead letters, or
+        will be since no attempt is left."""
+        ids = np.flatnonzero(mine & before.are(Fate.DELIVER) & (after.are(Fate.LETTER) | after.are(Fate.RETRY)))
+        is_last = (after.count_attempts(ids) > 0) & self._retry.is_over(rows.attempt[ids].astype(np.int64) + 1)
+        result: Ids = ids[(after.fate[ids] == Fate.LETTER.value) | is_last]
+        return result
+
+    def _assure(self, rows: DueRows, own: _Cached, ids: Ids, now_ms: int) -> None:
+        """Have the delay topics looked up again of which some of these rows seem not to be copyable."""
+        if not len(ids) or not len(ids := ids[~own().copyable(ids)]):
+            return
+        needed: dict[str, int] = {}
+        for topic, since_ms in zip(rows.places(ids)[0], rows.decided_ms(ids, now_ms).tolist(), strict=True):
+            needed[topic] = max(since_ms, needed.get(topic, since_ms))
+        self._targets.renew(needed)
+        own.cache_clear()
+
+    def _sure(self, names: Collection[str], now_ms: int) -> Mapping[str, Target]:
+        """Topics of answers: one that seems to refuse some is looked up again, as an answer is dropped for good."""
+        found = self._targets.resolve(names)
+        doubtful = [name for name, target in found.items() if not target.is_well or target.needs_key]
+        if not doubtful:
+            return found
+        self._targets.renew(dict.fromkeys(doubtful, now_ms))
+        return self._targets.resolve(names)
 
     def _own_topics(self, rows: DueRows, forwards: Forwards, findings: Findings, known: dict[str, Target]) -> OwnTopics:
         """What the bridge's own topics take of these rows; added to `known`."""

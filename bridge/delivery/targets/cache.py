@@ -40,7 +40,8 @@ FAILING_FOR_S: Final = 2.0
 FAILING_FOR_S_MAX: Final = 10.0
 """A caller looks it up itself after this long: the thread stops once a target is not used."""
 USED_FOR_S: Final = 30.0
-RENEWED_FOR_S: Final = 5.0
+RENEWED_FOR_S: Final = 1.0
+"""How often a topic is looked up at most because a lasting verdict depends on it."""
 UNANSWERED_FOR_S: Final = 5.0
 LOOK_INTERVAL_S: Final = 0.5
 LOOK_UPS_MAX: Final = 100
@@ -68,6 +69,7 @@ class _Known:
     target: Target
     asked_s: float
     used_s: float
+    renewed_s: float = -math.inf
 
 
 class Targets:
@@ -158,9 +160,24 @@ class Targets:
                     result[name] = self._pauses.applied(name, result[name])
             return result
 
-    def renew(self, names: Iterable[str]) -> dict[str, Target]:
-        """As `resolve`, where much depends on the answer."""
-        return self.resolve(names, RENEWED_FOR_S)
+    def renew(self, needed: Mapping[str, int]) -> dict[str, Target]:
+        """As `resolve`, where a lasting verdict depends on the answer: brokers are asked about what is known from
+        before the moments `needed` (epoch ms), by name, each topic at most once in RENEWED_FOR_S. `Target.told_ms` says
+        how old an answer is; without one what was known stays."""
+        now_ms, now_s = self._clock.now_ms(), self._clock.monotonic_s()
+        with self._lock:
+            known = {name: self._known[name] for name in needed if name in self._known}
+            stale = [
+                name
+                for name, each in known.items()
+                if not needed[name] <= (each.target.told_ms or 0) <= now_ms and now_s - each.renewed_s >= RENEWED_FOR_S
+            ]
+            for name in stale:
+                known[name].renewed_s = now_s
+        asked = [name for name in needed if name not in known] + stale
+        if asked:
+            self._learn(asked)
+        return self.resolve(needed)
 
     def count_partitions(self, name: str) -> int:
         """How many partitions that topic has now, not some time ago. Raises EnvironmentFailure without an answer."""
@@ -275,6 +292,7 @@ class Targets:
     def _learn(self, names: list[str]) -> bool:
         """Ask, without the lock. Returns whether there was an answer."""
         answers: Mapping[str, Target] = {}
+        sent_ms = self._clock.now_ms()
         try:
             answers = self._look_up(names)
         except EnvironmentFailure as failure:
@@ -283,11 +301,14 @@ class Targets:
         with self._lock:
             for name in names:
                 old, target, asked_s = self._known.pop(name, None), answers.get(name), now_s
-                if target is None:
-                    target = _unanswered(name) if old is None else old.target
+                if target is not None or old is None:
+                    target = replace(target or _unanswered(name), told_ms=sent_ms)
+                else:
+                    target = old.target
                     # Asked about again soon, if it was well: as if it had been asked about a while ago.
                     asked_s -= KNOWN_FOR_S - UNANSWERED_FOR_S if target.is_well else 0
-                self._known[name] = _Known(target, asked_s, now_s if old is None else old.used_s)
+                used_s, renewed_s = (now_s, -math.inf) if old is None else (old.used_s, old.renewed_s)
+                self._known[name] = _Known(target, asked_s, used_s, renewed_s)
             while len(self._known) > TARGETS_MAX + len(names):
                 del self._known[next(iter(self._known))]
         return bool(answers)

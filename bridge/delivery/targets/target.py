@@ -38,6 +38,8 @@ class Target:
     leaders: Mapping[int, Leader] = field(default_factory=dict, compare=False)
     needs_key: bool = False
     """Whether it is compacted, and takes no record without a key."""
+    told_ms: int | None = field(default=None, compare=False)
+    """When the brokers were asked whose answer this is (epoch ms); None: just now."""
     is_wary: bool = False
     """Whether it has refused many records for their size lately: those that may be too large wait."""
 
