@@ -18,7 +18,8 @@ import structlog
 from bridge.api.source import Source
 from bridge.errors import EnvironmentFailure
 from bridge.telemetry.heartbeats import Beat, unwatched
-from bridge.telemetry.http import BACKLOG, Protection
+from bridge.telemetry.http import Protection
+from bridge.telemetry.listening import hint_for, listening, reason_of, shown
 
 if TYPE_CHECKING:
     from bridge.api.server import ApiServer
@@ -55,12 +56,11 @@ class Listener:
         self._stopping = False
         self._server: ApiServer | None = None
         try:
-            family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
-            self._socket = socket.create_server((host, port), family=family, backlog=BACKLOG)
+            self._socket = listening(host, port)
         except OSError as error:
             raise EnvironmentFailure(
-                f"cannot listen on {host}:{port}: {error.strerror}",
-                hint="Choose another http.api_port, or 0 for a free one; or set http.api to off",
+                f"cannot listen on {shown(host, port)}: {reason_of(error)}",
+                hint=hint_for(error, "http.api_port"),
                 code="DB-3035",
             ) from None
         self._socket.setblocking(False)

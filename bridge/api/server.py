@@ -1,44 +1,83 @@
-"""uvicorn, as the API needs it: no signal handlers, no log of requests, a bound on each connection, a certificate that
-may be replaced."""
+"""uvicorn, as the API needs it: no signal handlers, no log of requests, bounds on connections, a certificate that may
+be replaced.
+
+Connections are accepted here and not by uvicorn, which counts them after their TLS handshake only. Where there are too
+many, bridge/telemetry/admission.py chooses the one to go.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
+import h11
+import structlog
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from bridge.api import export
 from bridge.api.actions.bulk import PATHS as BULK_PATHS
+from bridge.api.guard import WHO
+from bridge.telemetry.admission import HEAD_S, Guest, Standing, one_to_go, place_of
 from bridge.telemetry.heartbeats import Beat
 from bridge.telemetry.http import Certificate
 
 CONNECTIONS_MAX: Final = 64
+PLACE_MAX: Final = 24
+"""Connections of one address, less than the requests that are answered at a time."""
 CONNECTION_S: Final = 60.0
 """From its handshake to its end, whatever it is at but an export or a bulk action, which have limits of their own."""
 IDLE_S: Final = 5
 STOP_S: Final = 1
+ACCEPT_S: Final = 1.0
+"""A rest where nothing can be accepted: the process has no more file descriptors."""
 BEAT_TICKS: Final = 10
 LINE_BYTES_MAX: Final = 16_384
 """Of a request's line and headers."""
 
+log = structlog.get_logger("bridge.api.server")
+
 
 class _Connection(H11Protocol):
-    """One of at most CONNECTIONS_MAX, for at most CONNECTION_S
-    and while an export or a bulk action is under way."""
+    """One for at most CONNECTION_S and while an export or a bulk action is under way; HEAD_S for each head."""
+
+    _end: asyncio.TimerHandle | None = None
+    _head: asyncio.TimerHandle | None = None
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.begun, self.ended = asyncio.Event(), asyncio.Event()
+        """The head of its first request is there; it is closed."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
         super().connection_made(transport)
-        if len(self.connections) > CONNECTIONS_MAX:
-            transport.abort()
-            return
         self._end = self.loop.call_later(CONNECTION_S, self._expire)
 
-    def _expire(self) -> None:
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.cycle is not None:
+            self.begun.set()
+        is_in_head = self.conn.their_state is h11.IDLE and self.conn.trailing_data[0] != b""
+        if not is_in_head and self._head is not None:
+            self._head.cancel()
+            self._head = None
+        elif is_in_head and self._head is None:
+            self._head = self.loop.call_later(HEAD_S, self.transport.abort)
+
+    def standing(self) -> Standing:
+        """Of the last request: it is known who asks once the guard has looked at it."""
         cycle: Any = self.cycle  # None before the first request, whatever its type says
+        if cycle is None or cycle.scope["state"].get(WHO) is None:
+            return Standing.STRANGER
+        return Standing.IDLE if cycle.response_complete else Standing.BUSY
+
+    def _expire(self) -> None:
+        cycle: Any = self.cycle
         is_under_way = cycle is not None and not cycle.response_complete and not self.transport.is_closing()
         if is_under_way and cycle.scope["path"] in (export.PATH, *BULK_PATHS):
             self._end = self.loop.call_later(CONNECTION_S, self._expire)
@@ -47,8 +86,29 @@ class _Connection(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        if hasattr(self, "_end"):
-            self._end.cancel()
+        for timer in (self._end, self._head):
+            if timer is not None:
+                timer.cancel()
+        self.begun.set()
+        self.ended.set()
+
+
+@dataclass(slots=True, kw_only=True)
+class _Visit(Guest):
+    """A connection from its acceptance to its end; the end of `task` is its end."""
+
+    task: asyncio.Task[None] | None = None
+    connection: _Connection | None = None
+
+    def look(self) -> None:
+        """Bring the standing up to date."""
+        if self.connection is not None:
+            self.standing = self.connection.standing()
+
+    def end(self) -> None:
+        """Cut it off."""
+        if self.task is not None:
+            self.task.cancel()
 
 
 class ApiServer(uvicorn.Server):
@@ -73,12 +133,78 @@ class ApiServer(uvicorn.Server):
         )
         super().__init__(config)
         self._beat = beat
+        self._visits: dict[int, _Visit] = {}
+        self._number = 0
+        self._accepting: list[asyncio.Task[None]] = []
 
     async def on_tick(self, counter: int) -> bool:
         """Called ten times a second."""
         if counter % BEAT_TICKS == 0:
             self._beat()
         return await super().on_tick(counter)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept connections of these sockets."""
+        await super().startup(sockets=[])
+        self._accepting = [asyncio.create_task(self._accept(each)) for each in sockets or []]
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End what was accepted, requests under way after STOP_S."""
+        for task in self._accepting:
+            task.cancel()
+        await super().shutdown(sockets)
+        for visit in list(self._visits.values()):
+            visit.end()
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                accepted, address = await loop.sock_accept(listener)
+            except OSError as error:
+                log.warning("api-accept-failed", reason=str(error))
+                await asyncio.sleep(ACCEPT_S)
+                continue
+            self._take_up(accepted, place_of(address[0]), loop.time())
+            await asyncio.sleep(0)  # accepting does not wait while there is one more
+
+    def _take_up(self, accepted: socket.socket, place: str, now_s: float) -> None:
+        """In place of another one if there are too many."""
+        self._number += 1
+        visit = self._visits[self._number] = _Visit(place=place, since_s=now_s)
+        visit.task = asyncio.create_task(self._receive(visit, accepted))
+        visit.task.add_done_callback(partial(self._forget, self._number, visit, accepted))
+        for each in self._visits.values():
+            each.look()
+        gone = one_to_go(self._visits, self._number, guests_max=CONNECTIONS_MAX, place_max=PLACE_MAX)
+        if gone is not None:
+            self._visits.pop(gone).end()
+
+    def _forget(self, number: int, visit: _Visit, accepted: socket.socket, _: object) -> None:
+        """Also of a task that has ended before its first step."""
+        self._visits.pop(number, None)
+        if visit.connection is None:
+            accepted.close()
+
+    async def _receive(self, visit: _Visit, accepted: socket.socket) -> None:
+        """From the handshake to the end of the connection. The first head has HEAD_S, the handshake included."""
+        make = partial(
+            _Connection, config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )  # fmt: skip
+        transport: asyncio.Transport | None = None
+        try:
+            async with asyncio.timeout(HEAD_S):
+                transport, connection = await asyncio.get_running_loop().connect_accepted_socket(
+                    make, accepted, ssl=self.config.ssl
+                )
+                visit.connection = connection
+                await connection.begun.wait()
+            await connection.ended.wait()
+        except (OSError, TimeoutError):  # no handshake, or no head in time
+            pass
+        finally:
+            if transport is not None:
+                transport.abort()
 
 
 def _following(certificate: Certificate) -> ssl.SSLContext:

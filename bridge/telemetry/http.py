@@ -3,8 +3,8 @@
 A replaced certificate serves new connections without a restart. The password guards /metrics only: probes cannot send
 one, and their answers need no guard.
 
-Slow clients do not keep probes from an answer: a connection has a few seconds for everything, from its handshake to the
-last byte, and when there are too many the oldest is cut off.
+Slow clients do not keep probes from an answer: a connection has a few seconds for the head of its request, and a few
+more for everything, from its handshake to the last byte. Where there are too many, admission.py chooses the one to go.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ from prometheus_client.exposition import choose_encoder
 from bridge.errors import ConfigurationError, EnvironmentFailure
 from bridge.settings.model import Http
 from bridge.settings.secrets import read_secret_file
+from bridge.telemetry.admission import HEAD_S, Guest, Standing, one_to_go, place_of
 from bridge.telemetry.health import Health
+from bridge.telemetry.listening import hint_for, listening, reason_of, shown
 from timerstore.clock import Clock, SystemClock
 
 log = structlog.get_logger("bridge.telemetry.http")
@@ -42,12 +44,12 @@ TOKEN: Final = "token"
 TOKEN_PATTERN: Final = "[A-Za-z0-9._~+/=-]{16,1024}"
 CONNECTION_S: Final = 10.0
 CONNECTIONS_MAX: Final = 32  # a management port; more at once is a mistake or an attack
+PLACE_MAX: Final = 16
+"""Connections of one address."""
 THREADS_MAX: Final = 4 * CONNECTIONS_MAX
 """Of requests; a thread whose connection was cut off ends soon, unless it hangs, as all of them do with the store."""
 STOP_LOOK_S: Final = 0.1
 """How often it is looked whether to stop: half of it is what the end of the process waits for, on average."""
-BACKLOG: Final = 256
-"""Connections that wait to be accepted: one that finds no place there is tried again by its client after a second."""
 
 
 class Certificate:
@@ -146,7 +148,6 @@ class ManagementServer(ThreadingHTTPServer):
 
     daemon_threads = True
     block_on_close = False  # a client that keeps its connection open must not hold up the stop
-    request_queue_size = BACKLOG
 
     def __init__(
         self,
@@ -163,16 +164,21 @@ class ManagementServer(ThreadingHTTPServer):
         self.protection = protection or Protection()
         self._clock = clock or SystemClock()
         self._lock = threading.Lock()
-        self._open: dict[socket.socket, float] = {}
+        self._open: dict[socket.socket, Guest] = {}
         self._running = 0
+        self._mine = threading.local()
         try:
-            super().__init__((host, port), _Handler)
+            listener = listening(host, port)
         except OSError as error:
             raise EnvironmentFailure(
-                f"cannot listen on {host}:{port}: {error.strerror}",
-                hint="Choose another http.port, or 0 for a free one",
+                f"cannot listen on {shown(host, port)}: {reason_of(error)}",
+                hint=hint_for(error, "http.port"),
                 code="DB-3029",
             ) from None
+        super().__init__((host, port), _Handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = listener
+        self.server_address = listener.getsockname()
         self._thread = threading.Thread(target=self.serve_forever, args=(STOP_LOOK_S,), name="http", daemon=True)
 
     @property
@@ -201,17 +207,17 @@ class ManagementServer(ThreadingHTTPServer):
     # ---- by the base class
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Take a connection up, in place of the oldest one if there are too many."""
+        """Take a connection up, in place of another one if there are too many."""
         if self._running >= THREADS_MAX:
             self.shutdown_request(request)
             return
         connection = request.dup()  # the same one, also when TLS has made another socket of `request`
         with self._lock:
             self._running += 1
-            oldest = next(iter(self._open)) if len(self._open) >= CONNECTIONS_MAX else None
-            self._open[connection] = self._clock.monotonic_s()
-        if oldest is not None:
-            self._cut_off(oldest)
+            self._open[connection] = Guest(place=place_of(client_address[0]), since_s=self._clock.monotonic_s())
+            gone = one_to_go(self._open, connection, guests_max=CONNECTIONS_MAX, place_max=PLACE_MAX)
+        if gone is not None:
+            self._cut_off(gone)
         work = (connection, request, client_address)
         try:
             threading.Thread(target=self._process, args=work, name="http-request", daemon=True).start()
@@ -220,14 +226,27 @@ class ManagementServer(ThreadingHTTPServer):
             raise
 
     def service_actions(self) -> None:
-        """Called at least twice a second by the accepting thread: no connection is older than CONNECTION_S."""
+        """Called at least twice a second by the accepting thread: no connection is older than CONNECTION_S, and none
+        without a valid request older than HEAD_S."""
         now_s = self._clock.monotonic_s()
         with self._lock:
-            old = [connection for connection, since_s in self._open.items() if now_s - since_s >= CONNECTION_S]
+            old = [
+                connection
+                for connection, guest in self._open.items()
+                if now_s - guest.since_s >= (HEAD_S if guest.standing is Standing.STRANGER else CONNECTION_S)
+            ]
         for connection in old:
             self._cut_off(connection)
 
+    def heard(self) -> None:
+        """Called on a request's own thread: its head is there, and it is valid."""
+        with self._lock:
+            guest = self._open.get(self._mine.connection)
+            if guest is not None:
+                guest.standing = Standing.IDLE
+
     def _process(self, connection: socket.socket, request: Any, client_address: Any) -> None:
+        self._mine.connection = connection
         try:
             self.process_request_thread(request, client_address)
         finally:
@@ -266,6 +285,10 @@ class _Handler(BaseHTTPRequestHandler):
     sys_version = ""
 
     def do_GET(self) -> None:
+        is_guarded = self.path.partition("?")[0] == "/metrics"
+        is_known = not is_guarded or self.server.protection.who(self.headers.get("Authorization")) is not None
+        if is_known:
+            self.server.heard()
         match self.path.partition("?")[0]:
             case "/livez":
                 problems = self.server.health.problems()
@@ -278,7 +301,7 @@ class _Handler(BaseHTTPRequestHandler):
                 body = {"ready": phase.ready, "phase": phase.name, "reasons": phase.reasons}
                 optional = {"progress": progress, "reader": phase.reader}
                 self._json(status, body | {name: value for name, value in optional.items() if value is not None})
-            case "/metrics" if self.server.protection.who(self.headers.get("Authorization")) is not None:
+            case "/metrics" if is_known:
                 encode, content_type = choose_encoder(self.headers.get("Accept", ""))
                 self._answer(HTTPStatus.OK, content_type, encode(self.server.registry))
             case "/metrics":

@@ -11,19 +11,23 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from select import select
 
 import pytest
 
 from bridge.api.listener import Listener
-from bridge.api.server import CONNECTIONS_MAX
-from bridge.errors import EnvironmentFailure
+from bridge.api.server import CONNECTIONS_MAX, PLACE_MAX
 from bridge.settings.model import Settings
 from bridge.telemetry.http import Protection
 from dev.harness.waiting import wait_until
 from tests.paths import ROOT
 from tests.system.secure import Authority
 from tests.unit.bridge.api.fakes import Bridge, Store, message
+
+TOKEN = "0123456789abcdef"
 
 
 def listener(bridge: Bridge | None = None, protection: Protection | None = None) -> Listener:
@@ -32,14 +36,14 @@ def listener(bridge: Bridge | None = None, protection: Protection | None = None)
     )
 
 
-def ask(port: int, path: str, context: ssl.SSLContext | None = None) -> tuple[int, str]:
+def ask(port: int, path: str, context: ssl.SSLContext | None = None, token: str | None = None) -> tuple[int, str]:
     """Status and body."""
     if context is None:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     else:
         connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=10, context=context)
     try:
-        connection.request("GET", path)
+        connection.request("GET", path, headers={} if token is None else {"Authorization": f"Bearer {token}"})
         response = connection.getresponse()
         return response.status, response.read().decode()
     finally:
@@ -83,27 +87,86 @@ def test_it_ends_before_and_after_a_first_client(served: Listener) -> None:
         assert not served._thread.is_alive()
 
 
-def test_a_port_that_is_taken_is_told() -> None:
-    """With the key to change."""
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(EnvironmentFailure, match="cannot listen on"):
-        Listener("127.0.0.1", taken.getsockname()[1], source=Bridge(), protection=Protection(), show_payloads=False)
+SILENT = 3 * CONNECTIONS_MAX
 
 
-def test_connections_that_say_nothing_are_bounded(served: Listener) -> None:
-    """One too many is cut off; when others have gone there is an answer again."""
+@contextmanager
+def crowd(port: int, count: int = SILENT) -> Iterator[list[socket.socket]]:
+    """Connections that say nothing."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10)) for _ in range(count)]
+
+
+@pytest.mark.fault("idle connections without credentials on the API's port")
+def test_connections_that_say_nothing_keep_nobody_from_an_answer() -> None:
+    """However many they are, and though they come again: each request is answered, before and after them."""
+    with listener(protection=Protection(token=TOKEN)) as served:
+        for _ in range(3):
+            with crowd(served.port):
+                assert ask(served.port, "/api/v1/count")[0] == 401
+                assert ask(served.port, "/api/v1/count", token=TOKEN)[0] == 200
+
+
+def test_an_address_has_a_limit_of_its_own(served: Listener) -> None:
+    """Connections of one address displace each other, and leave room for others."""
     assert ask(served.port, "/api/v1/count")[0] == 200
-    silent = [socket.create_connection(("127.0.0.1", served.port), timeout=10) for _ in range(CONNECTIONS_MAX + 1)]
-    assert silent[-1].recv(1) == b""
-    for each in silent:
-        each.close()
+    with crowd(served.port) as silent:
 
-    def is_answered() -> bool:
-        try:
-            return ask(served.port, "/api/v1/count")[0] == 200
-        except (OSError, http.client.HTTPException):
+        def are_open() -> int:
+            return len(silent) - sum(each in select(silent, [], [], 0)[0] for each in silent)
+
+        wait_until(lambda: are_open() <= PLACE_MAX, 10, lambda: f"{are_open()} are open")
+
+
+@pytest.mark.fault("a request whose head comes byte by byte")
+@pytest.mark.parametrize("first", [b"", b"GET /api/v1/count HTTP/1.1\r\nHost: localhost\r\n\r\n"])
+def test_the_head_of_a_request_has_a_time_limit(first: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the first request of a connection, and of those behind it, however often a byte comes."""
+    monkeypatch.setattr("bridge.api.server.HEAD_S", 0.5)
+    with listener() as served, socket.create_connection(("127.0.0.1", served.port), timeout=10) as slow:
+        if first:
+            slow.sendall(first)
+            assert slow.recv(65_536).startswith(b"HTTP/1.1 200")
+        slow.sendall(b"GET /api/v1/count HTTP/1.1\r\nX: ")
+
+        def is_cut_off() -> bool:
+            try:
+                slow.sendall(b"x")
+            except OSError:
+                return True
             return False
 
-    wait_until(is_answered, 10, lambda: "an answer")
+        wait_until(is_cut_off, 10, "it is cut off")
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl on this machine")
+def test_connections_without_a_handshake_keep_nobody_from_an_answer(tmp_path: Path) -> None:
+    """They count from their first byte on, not from the end of the handshake."""
+    authority = Authority(tmp_path / "ca")
+    key, chain = authority.issue("bridge")
+    settings = Settings.of({"http": {"certificate_file": str(chain), "key_file": str(key)}}).http
+    trust = ssl.create_default_context(cafile=str(authority.certificate))
+    with listener(protection=Protection.of(settings)) as served, crowd(served.port) as silent:
+        assert ask(served.port, "/api/v1/count", trust)[0] == 200
+        wait_until(lambda: silent[0] in select(silent[:1], [], [], 0)[0], 10, "the oldest is cut off")
+
+
+def test_a_request_that_is_under_way_is_not_displaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By any number of connections that say nothing."""
+    bridge, gate, asked = Bridge(), threading.Event(), threading.Event()
+
+    def overview() -> None:
+        asked.set()
+        gate.wait(30)
+
+    monkeypatch.setattr(bridge, "overview", overview)
+    with listener(bridge) as served, ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(ask, served.port, "/api/v1/summary")
+        assert asked.wait(30)
+        with crowd(served.port) as silent:
+            wait_until(lambda: silent[0] in select(silent[:1], [], [], 0)[0], 10, "the oldest is cut off")
+            gate.set()
+            assert answer.result(30)[0] == 503
 
 
 def test_the_certificate_is_the_one_of_the_metrics(tmp_path: Path) -> None:

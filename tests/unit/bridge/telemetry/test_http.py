@@ -22,9 +22,17 @@ from prometheus_client.parser import text_string_to_metric_families
 import bridge.telemetry.http
 from bridge.errors import ConfigurationError, EnvironmentFailure
 from bridge.settings.model import Settings
+from bridge.telemetry.admission import HEAD_S
 from bridge.telemetry.counts import Counts
 from bridge.telemetry.health import Health
-from bridge.telemetry.http import CONNECTION_S, CONNECTIONS_MAX, THREADS_MAX, ManagementServer, Protection
+from bridge.telemetry.http import (
+    CONNECTION_S,
+    CONNECTIONS_MAX,
+    PLACE_MAX,
+    THREADS_MAX,
+    ManagementServer,
+    Protection,
+)
 from bridge.telemetry.metrics import Metrics, StoreSnapshot
 from dev.harness.waiting import wait_until
 from tests.manual_clock import ManualClock
@@ -200,6 +208,30 @@ def test_a_connection_has_one_deadline_however_often_it_sends(bench: Bench) -> N
     wait_until(is_cut_off, 10, "it is cut off")
     slow.close()
     assert bench.json("/livez")[0] == 200
+
+
+@pytest.mark.fault("idle connections on the port of the probes")
+def test_a_connection_without_a_request_goes_after_five_seconds(bench: Bench) -> None:
+    """One whose request is under way has more; one address never has more than half of the connections."""
+    gate, asked = threading.Event(), threading.Event()
+
+    def snapshot() -> StoreSnapshot:
+        asked.set()
+        gate.wait(60)
+        return StoreSnapshot()
+
+    bench.snapshot = snapshot
+    address = ("127.0.0.1", bench.server.port)
+    with contextlib.ExitStack() as stack:
+        asking = stack.enter_context(socket.create_connection(address, timeout=10))
+        asking.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        assert asked.wait(10)
+        silent = [stack.enter_context(socket.create_connection(address, timeout=10)) for _ in range(CONNECTIONS_MAX)]
+        wait_until(lambda: len(bench.server._open) == PLACE_MAX, 10, "they displace each other")
+        bench.clock.advance(int(1_000 * HEAD_S))
+        assert silent[-1].recv(1) == b""
+        gate.set()
+        assert asking.recv(100).startswith(b"HTTP/1.0 200")
 
 
 def test_requests_that_hang_are_no_more_than_a_limit(bench: Bench, few_threads: int) -> None:

@@ -1,0 +1,52 @@
+"""The sockets that the bridge listens on: an address means the same for each of its ports."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from typing import Final
+
+BACKLOG: Final = 256
+"""Connections that wait to be accepted: one that finds no place there is tried again by its client after a second."""
+_ALL: Final = "::"
+_NO_IPV6: Final = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
+_HINTS: Final = {
+    errno.EADDRINUSE: "Choose another {key}, or 0 for a free one.",
+    errno.EACCES: "Choose another {key}: ports below 1024 need a right of their own.",
+    errno.EADDRNOTAVAIL: "Set http.host to an address of this machine, or to 0.0.0.0 or :: for all of them.",
+    errno.EAFNOSUPPORT: "Set http.host to an IPv4 address: this machine has no IPv6.",
+}
+
+_HINT: Final = "Correct http.host or {key}."
+_NO_NAME: Final = "Correct http.host: it is no address, and no name that this machine can look up."
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """A socket that listens. `::` takes IPv4 and IPv6, and IPv4 alone on a machine without IPv6. Raises OSError."""
+    if host == _ALL:
+        try:
+            return socket.create_server((host, port), family=socket.AF_INET6, backlog=BACKLOG, dualstack_ipv6=True)
+        except OSError as error:
+            if error.errno not in _NO_IPV6:
+                raise
+            host = "0.0.0.0"
+    family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
+    return socket.create_server((host, port), family=family, backlog=BACKLOG)
+
+
+def shown(host: str, port: int) -> str:
+    """Host and port, as a URL has them."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def reason_of(error: OSError) -> str:
+    """Why `listening` failed."""
+    return str(error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0))
+
+
+def hint_for(error: OSError, key: str) -> str:
+    """What to do about it; `key` is the setting of the port."""
+    if isinstance(error, socket.gaierror):
+        return _NO_NAME
+    return _HINTS.get(error.errno or 0, _HINT).format(key=key)
