@@ -13,15 +13,14 @@ import hmac
 import secrets
 import socket
 import struct
-import tempfile
 import threading
 from collections.abc import Callable
-from contextlib import suppress
-from pathlib import Path
+from contextlib import ExitStack, suppress
 from typing import Final, Self
 
 import pyarrow as pa
 
+from bridge.spark.scratch import for_a_socket
 from timerstore.rows.entry import ENTRY
 
 TOKEN_S: Final = 10.0
@@ -50,13 +49,12 @@ class FrameReceiver:
         self._lock = threading.Lock()
         self._connections: set[socket.socket] = set()
         self._closed = False
-        self._directory: tempfile.TemporaryDirectory[str] | None = None
+        self._files = ExitStack()
         self.token = secrets.token_hex(16)
 
     def __enter__(self) -> Self:
         if self._host is None:
-            self._directory = tempfile.TemporaryDirectory(prefix="delay-bridge-")
-            self.address = str(Path(self._directory.name, "frames"))
+            self.address = str(self._files.enter_context(for_a_socket("frames")))
             self._listener = socket.socket(socket.AF_UNIX)
             self._listener.bind(self.address)
         else:
@@ -69,8 +67,7 @@ class FrameReceiver:
     def __exit__(self, *_: object) -> None:
         self.close()
         self._listener.close()
-        if self._directory is not None:
-            self._directory.cleanup()
+        self._files.close()
 
     def close(self) -> None:
         """Close all connections: a task that still writes fails. Any thread, any number of times."""

@@ -33,9 +33,10 @@ from bridge.ingest.finish import Finish
 from bridge.ingest.frames import FrameReceiver
 from bridge.ingest.guarded import guarded
 from bridge.ingest.plain_reader import NOTHING, Offsets, PlainReader, by_source
-from bridge.ingest.query import Query, scratch_directory
+from bridge.ingest.query import Query
 from bridge.kafka.errors import records_gone
 from bridge.spark.errors import failures_named, named_failure, ranges
+from bridge.spark.scratch import in_memory
 from bridge.spark.session import quiet
 from bridge.telemetry.heartbeats import Beat, unwatched
 from bridge.telemetry.metrics import Metrics
@@ -104,10 +105,8 @@ class Ingest:
         self._executor_host = executor_host
         self._clock = clock
         self._metrics = metrics
-        self._on_corrupt = on_corrupt
-        self._on_fatal = on_fatal
-        self._beat = beat
-        self._beat_query = beat_query
+        self._on_corrupt, self._on_fatal = on_corrupt, on_fatal
+        self._beat, self._beat_query = beat, beat_query
         self._stopping = threading.Event()
         self._taken = threading.Event()
         self._taking = threading.Lock()
@@ -386,17 +385,18 @@ class Ingest:
         self._failure, run = None, self._run
         self._query_start = dict(self._store.next_offsets())
         self._sent = dict(self._query_start)
-        take = partial(self._take_frame, run)
-        receiver = FrameReceiver(take, self._on_open, self._on_take_failure, self._executor_host)
+        receiver = FrameReceiver(
+            partial(self._take_frame, run), self._on_open, self._on_take_failure, self._executor_host
+        )
         # One of the records that were not sent yet may be too large for the JVM: the operator must learn where it is.
         failures = failures_named(
             "read the delay topics", self._stopping.is_set, lambda: ranges(self._sent, self._log_ends)
         )
         try:
-            with scratch_directory() as directory, receiver, failures:
+            with in_memory() as directory, receiver, failures:
                 self._receiver = receiver
                 if not self._stopping.is_set():
-                    self._stream(run, session, self._make_query(session, receiver), directory)
+                    self._stream(run, self._make_query(session, receiver), directory)
         except BridgeError:
             self._raise_failure()  # what Spark says follows from it
             raise
@@ -406,7 +406,7 @@ class Ingest:
         if self._failure is not None:
             raise self._failure
 
-    def _stream(self, run: int, session: SparkSession, query: Query, directory: Path) -> None:
+    def _stream(self, run: int, query: Query, directory: Path) -> None:
         self._await_slots(query)
         query.warm_up(self._store.next_offsets())
         self._read_up_to_committed(run, query)
@@ -420,7 +420,7 @@ class Ingest:
             self._serve(run, streaming)
         finally:
             self._query_serves.clear()
-            with quiet(session):
+            with quiet(query.session):
                 streaming.stop()
 
     def _await_slots(self, query: Query) -> None:

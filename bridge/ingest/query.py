@@ -13,11 +13,7 @@ what a run has sent twice the store knows by its offsets.
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -46,7 +42,7 @@ class Query:
         address: str,
         token: str,
     ) -> None:
-        self._session = session
+        self.session = session
         self._options = {
             **kafka_options,
             "includeHeaders": "true",
@@ -59,7 +55,7 @@ class Query:
     def slots(self) -> int:
         """How many tasks the executors of now can run at a time. A task of the query keeps its slot, and there is one
         for each partition. (Spark's default parallelism is something else: it is 2 without an executor.)"""
-        context = self._session.sparkContext._jsc.sc()
+        context = self.session.sparkContext._jsc.sc()
         context.assertNotStopped()
         return int(context.maxNumConcurrentTasks(context.resourceProfileManager().defaultResourceProfile()))
 
@@ -69,7 +65,7 @@ class Query:
 
     def read(self, start: Offsets, end: Offsets) -> None:
         """Send [start, end) of every partition, and return when all of it is taken in."""
-        reader = self._session.read.format("kafka").options(**self._options).option("assign", _assignment(start))
+        reader = self.session.read.format("kafka").options(**self._options).option("assign", _assignment(start))
         reader = reader.option("startingOffsets", _json_offsets(start)).option("endingOffsets", _json_offsets(end))
         self.send(decode(reader.load(), self._all_epochs))
 
@@ -79,44 +75,19 @@ class Query:
 
     def start(self, offsets: Offsets, directory: Path) -> StreamingQuery:
         """Send everything from these offsets on; `directory` is for Spark's checkpoint."""
-        reader = self._session.readStream.format("kafka").options(**self._options)
+        reader = self.session.readStream.format("kafka").options(**self._options)
         reader = reader.option("assign", _assignment(offsets)).option("startingOffsets", _json_offsets(offsets))
         frame = decode(reader.load(), self._all_epochs)
         writer = frame.writeStream.outputMode("update").trigger(realTime=BATCH)  # type: ignore[call-overload]
-        writer = writer.option("checkpointLocation", str(directory)).queryName("ingest")
+        writer = writer.option("checkpointLocation", directory.as_uri()).queryName("ingest")
         writer._jwrite.foreach(self._writer(frame))
         started: StreamingQuery = writer.start()
         return started
 
     def _writer(self, frame: DataFrame) -> Any:
-        jvm = self._session._jvm
+        jvm = self.session._jvm
         assert jvm is not None
         return jvm.delaybridge.FrameWriter(self._address, self._token, frame.schema.json())
-
-
-SCRATCH_PREFIX: Final = "delay-bridge-query-"
-
-
-@contextmanager
-def scratch_directory() -> Iterator[Path]:
-    """A directory for Spark's own checkpoint of one run, in memory where the machine has a tmpfs for that."""
-    memory = Path("/dev/shm")
-    usable = memory.is_dir() and shutil.disk_usage(memory).free > 16 << 20
-    parent = memory if usable else Path(tempfile.gettempdir())
-    _sweep(parent)
-    path = Path(tempfile.mkdtemp(prefix=f"{SCRATCH_PREFIX}{os.getpid()}-", dir=parent))
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def _sweep(parent: Path) -> None:
-    """Remove what killed processes have left: each directory's name holds its process id."""
-    for path in parent.glob(f"{SCRATCH_PREFIX}*"):
-        owner = path.name.removeprefix(SCRATCH_PREFIX).partition("-")[0]
-        if owner.isdigit() and not Path(f"/proc/{owner}").exists():
-            shutil.rmtree(path, ignore_errors=True)
 
 
 def _assignment(offsets: Offsets) -> str:

@@ -15,7 +15,6 @@ import queue
 import sys
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from enum import Enum
@@ -311,13 +310,14 @@ class Application:
         ownership.start()
         dispatcher.start()
         cluster = Cluster(settings)
-        session = self._start_spark(cluster)
+        make_session = self._spark_session(cluster)
         self._health.enter("joining", reasons=("waiting for partitions",))
         return PipelineContext(
             settings=settings,
             clock=self._clock,
             cluster=cluster,
-            spark=session,
+            spark=spark.SessionStart(make_session, self.on_fatal).session,
+            make_session=make_session,
             ownership=ownership,
             dispatcher=dispatcher,
             metrics=self._metrics,
@@ -327,11 +327,11 @@ class Application:
             on_rebuild=lambda: self._events.put(Notice.REBUILD),
         )
 
-    def _start_spark(self, cluster: Cluster) -> Future[SparkSession]:
-        """Begin to start Spark's JVM, which takes seconds: nothing waits for it but the query."""
+    def _spark_session(self, cluster: Cluster) -> Callable[[], SparkSession]:
+        """How Spark's session is made, which takes seconds: nothing waits for it but the query."""
         settings, jars = self._settings, connector.jars()
         partitions = sum(topic.partitions for topic in cluster.topics(sorted(settings.delay_topics)).values())
-        return spark.SessionStart(lambda: spark.start(settings, jars, partitions), self.on_fatal).session
+        return lambda: spark.start(settings, jars, partitions)
 
     def _serve(self, context: PipelineContext) -> None:
         """Until the process is to stop. Raises BridgeError for what is fatal."""

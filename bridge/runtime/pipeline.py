@@ -42,6 +42,7 @@ from bridge.runtime.gauges import Lag
 from bridge.runtime.maintenance_thread import MaintenanceThread
 from bridge.settings.clients import java, librdkafka
 from bridge.settings.model import Settings
+from bridge.spark.session import intact
 from bridge.start.facts import gather, plan_start
 from bridge.start.first_commits import StartFacts, StartPlan
 from bridge.start.index import as_bridge_errors, find_index, open_index
@@ -81,6 +82,7 @@ class PipelineContext:
     clock: Clock
     cluster: Cluster
     spark: Future[SparkSession]
+    make_session: Callable[[], SparkSession]
     ownership: Ownership
     dispatcher: Dispatcher
     metrics: Metrics
@@ -406,6 +408,7 @@ class Pipeline:
 
         def make_query(session: SparkSession, receiver: FrameReceiver) -> Query:
             prefix = f"{settings.group_id}-spark"
+            session = intact(session, context.make_session)
             return Query(session, java(settings), prefix, dict(all_epochs), receiver.address, receiver.token)
 
         return Ingest(

@@ -7,9 +7,9 @@ and a fully optimising compiler, costs a sidecar memory and its tail latency. Ev
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -18,19 +18,19 @@ from pathlib import Path
 from typing import Any, Final
 
 import pyspark
+import structlog
 from pyspark import SparkConf, SparkContext
-from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from bridge.errors import BridgeError, EnvironmentFailure
 from bridge.settings.clients import java
 from bridge.settings.model import Settings, plain
+from bridge.spark import jvm as java_process
 from bridge.spark.errors import named_failure
+from bridge.spark.scratch import Scratch, temporary
 
 LOG_LEVEL: Final = "ERROR"
 ARCHIVE: Final = "spark-classes.jsa"
-NICE: Final = 10
-"""Of the JVM: where processors are short, delivery, the plain reader and brokers go before its start and compiler."""
 JVM_OPTIONS: Final = " ".join(
     (
         # A young generation that holds what is on its way. With twice as much, a first backlog is read 7 % faster, for
@@ -48,6 +48,8 @@ JVM_OPTIONS: Final = " ".join(
         # One connection makes Arrow's batches: one arena for them is enough.
         "-Dio.netty.allocator.numDirectArenas=1 -Dio.netty.allocator.numHeapArenas=0",
         "-XX:+ExitOnOutOfMemoryError",
+        # Else a file in the temporary directory, which a killed JVM leaves there.
+        "-XX:-UsePerfData",
     )
 )
 
@@ -90,6 +92,8 @@ REQUIRED: Final = {
 
 _JVM_RUNS: Final = threading.Event()
 
+log = structlog.get_logger("bridge.spark.session")
+
 SPARE_SLOTS: Final = 16
 """For partitions that are added while the bridge runs, and for batch jobs. An unused slot costs nothing."""
 
@@ -118,6 +122,34 @@ def quiet(session: SparkSession) -> Iterator[None]:
         session.sparkContext.setLogLevel(LOG_LEVEL)
 
 
+class Files:
+    """Spark's own files: a scratch directory for as long as the process lives."""
+
+    def __init__(self) -> None:
+        self._scratch: Scratch | None = None
+        self._noted: list[Path] = []
+
+    def path(self) -> Path:
+        """The directory; it is made where it is not there. The JVM knows it by this path. Raises EnvironmentFailure."""
+        if self._scratch is None:
+            self._scratch = Scratch(temporary())
+            atexit.register(self._scratch.close)
+        elif not self._scratch.is_there():
+            self._scratch.renew()
+        return self._scratch.path
+
+    def note(self) -> None:
+        """A session is there, with its files."""
+        self._noted = [path for path in self.path().iterdir() if path.name.startswith(("blockmgr-", "spark-"))]
+
+    def are_there(self) -> bool:
+        """Whether the session's files still are."""
+        return self._scratch is not None and self._scratch.is_there() and all(path.exists() for path in self._noted)
+
+
+_FILES: Final = Files()
+
+
 class SessionStart:
     """The session, made on a thread of its own: delivery does not wait for it."""
 
@@ -132,7 +164,7 @@ class SessionStart:
     def _run(self) -> None:
         with suppress(OSError):  # no Linux, where this is for a thread and what it starts
             own = threading.get_native_id()
-            os.setpriority(os.PRIO_PROCESS, own, max(NICE, os.getpriority(os.PRIO_PROCESS, own)))
+            os.setpriority(os.PRIO_PROCESS, own, max(java_process.NICE, os.getpriority(os.PRIO_PROCESS, own)))
         try:
             self.session.set_result(self._make())
         except Exception as error:  # noqa: BLE001 - told to the application
@@ -144,27 +176,38 @@ class SessionStart:
 def start(settings: Settings, jars: Sequence[Path], partitions: int = 1) -> SparkSession:
     """The process's session with the Kafka connector's jars, and slots for so many partitions. Raises
     EnvironmentFailure when Java does not start, or a slot is missing."""
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    os.environ.setdefault("MALLOC_ARENA_MAX", "2")  # of the JVM that is about to start: fewer, fuller heaps of glibc
-    if settings.spark.master.startswith("local"):
-        # Else the JVM looks its own host's name up, and does not start where no name server knows it.
-        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-        os.environ.setdefault("SPARK_LOCAL_HOSTNAME", "localhost")
-    conf = SparkConf().setAll(list(properties(settings, jars, partitions).items()))
+    java_process.own_environment(os.environ, settings.spark.master)
+    conf = SparkConf().setAll(list(properties(settings, jars, partitions, _FILES.path()).items()))
     try:
         if SparkContext._gateway is None:
-            SparkContext._ensure_initialized(gateway=_launched(conf), conf=conf)
+            SparkContext._ensure_initialized(gateway=java_process.launched(conf), conf=conf)
         _JVM_RUNS.set()
         SparkContext(conf=conf)
         session = SparkSession.builder.getOrCreate()
+    except BridgeError:
+        raise
     except Exception as error:
         raise EnvironmentFailure(
             f"Spark does not start: {error}",
-            hint="Java 17 must be installed; look at the lines above for Java's reason.",
+            hint="The lines above (jvm-output) have Java's reason.",
             code="DB-3015",
         ) from error
     session.sparkContext.setLogLevel(LOG_LEVEL)
+    _FILES.note()
     return session
+
+
+def intact(session: SparkSession, make: Callable[[], SparkSession]) -> SparkSession:
+    """The process's session; made anew where a cleaner of temporary directories has removed its files. `session` is the
+    first one. Raises what `make` raises."""
+    if _FILES.are_there():
+        return SparkSession._instantiatedSession or session
+    log.warning("spark-files-gone", directory=str(_FILES.path()))
+    current = SparkSession._instantiatedSession or session
+    with suppress(Exception):  # it may miss its files; the next one does not need it
+        current.sparkContext.setLogLevel("OFF")
+        current.stop()
+    return make()
 
 
 def jvm(timeout_s: float) -> Any | None:
@@ -175,8 +218,8 @@ def jvm(timeout_s: float) -> Any | None:
     return SparkContext._jvm
 
 
-def properties(settings: Settings, jars: Sequence[Path], partitions: int) -> dict[str, str]:
-    """Spark's, of a session with these jars, and slots for so many partitions."""
+def properties(settings: Settings, jars: Sequence[Path], partitions: int, scratch: Path) -> dict[str, str]:
+    """Spark's, of a session with these jars, slots for so many partitions, and its files in `scratch`."""
     heap = f"{settings.spark.driver_memory >> 20}m"
     user = {name: plain(value) for name, value in settings.spark.conf.items()}
     # On the class path from the first moment: Spark needs its file system before it looks at `spark.jars`. PySpark's
@@ -185,7 +228,10 @@ def properties(settings: Settings, jars: Sequence[Path], partitions: int) -> dic
     class_path = [*map(str, jars), *([before] if before else map(str, shipped()))]
     archived = [] if before else _archived(jars)
     options = " ".join(
-        (JVM_OPTIONS, *archived, *_allowed_urls(settings), user.pop("spark.driver.extraJavaOptions", ""))
+        (
+            *(JVM_OPTIONS, f'"-Djava.io.tmpdir={scratch}"', *archived, *_allowed_urls(settings)),
+            user.pop("spark.driver.extraJavaOptions", ""),
+        )
     ).strip()
     chosen = {
         "spark.app.name": f"delay-bridge {settings.bridge.id}",
@@ -193,6 +239,8 @@ def properties(settings: Settings, jars: Sequence[Path], partitions: int) -> dic
         "spark.driver.memory": heap,
         "spark.driver.extraJavaOptions": options,
         "spark.driver.extraClassPath": os.pathsep.join(class_path),
+        "spark.local.dir": str(scratch),
+        "spark.jars.ivy": str(scratch / "ivy"),  # by default below the user's home, which a user may lack
     }
     if not settings.spark.master.startswith("local"):
         chosen["spark.jars"] = ",".join(str(jar) for jar in jars)
@@ -207,15 +255,6 @@ def start_local(settings: Settings, jars: Sequence[Path]) -> SparkSession:
     """The same beside this process, wherever the bridge has its executors. Raises EnvironmentFailure."""
     local = settings.spark.model_copy(update={"master": "local", "executor_host": None})
     return start(settings.model_copy(update={"spark": local}), jars)
-
-
-def _launched(conf: SparkConf) -> Any:
-    """The JVM. It gets a Linux session of its own: without control groups the kernel shares processors out by session
-    (`sched_autogroup_enabled`), and niceness counts within one only. It ends with the pipe to its standard input."""
-    gateway: Any = launch_gateway(conf, {"start_new_session": True})  # type: ignore[no-untyped-call]
-    with suppress(OSError):
-        Path(f"/proc/{gateway.proc.pid}/autogroup").write_text(f"{NICE}")
-    return gateway
 
 
 def _allowed_urls(settings: Settings) -> list[str]:

@@ -25,6 +25,10 @@ _TRACEBACKS: Final = frozenset({"exception", "stack"})
 _OMITTED: Final = "<omitted>"
 CLIENT_LOGGER: Final = "bridge.settings.librdkafka"
 REPEATED_AFTER_S: Final = 10.0
+JVM_LOGGER: Final = "bridge.spark.jvm"
+JVM_LINES_MAX: Final = 100
+"""Of the JVM's output, within JVM_PERIOD_S: some stack traces. A task that fails again and again prints thousands."""
+JVM_PERIOD_S: Final = 60.0
 _LEVELS: Final = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
@@ -79,6 +83,7 @@ def _replace_handlers(handler: logging.Handler, level: int) -> None:
     logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
     clients = logging.getLogger(CLIENT_LOGGER)
     clients.filters = [Repeats()]
+    logging.getLogger(JVM_LOGGER).filters = [Ration(JVM_LINES_MAX, JVM_PERIOD_S)]
 
 
 class Repeats(logging.Filter):
@@ -102,6 +107,24 @@ class Repeats(logging.Filter):
         left_out = self._left_out.pop(client, 0)
         record.msg, record.args = (f"{text} ({left_out} more left out)" if left_out else text), ()
         return True
+
+
+class Ration(logging.Filter):
+    """So many lines in a period are logged; the first of the next period has the number of those that were left out."""
+
+    def __init__(self, lines: int, period_s: float) -> None:
+        super().__init__()
+        self._lines, self._period_s = lines, period_s
+        self._begun_s, self._count = 0.0, 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if not 0 <= record.created - self._begun_s < self._period_s:
+            left_out = max(0, self._count - self._lines)
+            self._begun_s, self._count = record.created, 0
+            if left_out and isinstance(record.msg, dict):
+                record.msg = {**record.msg, "left_out": left_out}
+        self._count += 1
+        return self._count <= self._lines
 
 
 def escape(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:

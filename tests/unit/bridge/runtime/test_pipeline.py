@@ -95,6 +95,7 @@ class Bench:
                 clock=ManualClock(now_ms=NOW_MS),
                 cluster=self.stand_in,  # type: ignore[arg-type]
                 spark=mock.Mock(),
+                make_session=mock.Mock(),
                 ownership=self.stand_in,  # type: ignore[arg-type]
                 dispatcher=self.dispatcher,
                 metrics=mock.Mock(),

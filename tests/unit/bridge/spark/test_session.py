@@ -14,11 +14,12 @@ from pyspark import SparkContext
 
 from bridge.errors import BridgeError, EnvironmentFailure
 from bridge.settings.model import Settings
-from bridge.spark import session
+from bridge.spark import jvm, session
 from bridge.spark.session import SPARE_SLOTS, SessionStart, properties, with_slots
 
 P = 4 + SPARE_SLOTS
 JARS = [Path("/jars/connector.jar")]
+SCRATCH = Path("/scratch")
 OIDC = {
     "security.protocol": "SASL_SSL",
     "sasl.mechanism": "OAUTHBEARER",
@@ -49,7 +50,7 @@ def test_each_partition_has_a_slot_and_each_task_one_attempt(master: str, meant:
 
 def of(spark: dict[str, Any], **kafka: str) -> dict[str, str]:
     """Spark's properties with these settings."""
-    return properties(Settings.of({"spark": spark, "kafka": {"common": kafka}}), JARS, 4)
+    return properties(Settings.of({"spark": spark, "kafka": {"common": kafka}}), JARS, 4, SCRATCH)
 
 
 def test_executors_elsewhere_find_the_bridge() -> None:
@@ -90,7 +91,7 @@ def test_the_jvm_is_there_before_the_session(monkeypatch: pytest.MonkeyPatch) ->
     def initialise(*, gateway: mock.Mock, conf: object) -> None:  # noqa: ARG001 - PySpark's own
         monkeypatch.setattr(SparkContext, "_jvm", gateway.jvm)
 
-    monkeypatch.setattr(session, "_launched", lambda _: gateway)
+    monkeypatch.setattr(jvm, "launched", lambda _: gateway)
     monkeypatch.setattr(SparkContext, "_ensure_initialized", initialise)
     monkeypatch.setattr(SparkContext, "__init__", lambda _, conf: context(conf=conf))
     with ThreadPoolExecutor(1) as threads:
@@ -110,7 +111,7 @@ def test_a_command_needs_no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     session.start_local(Settings.of({"spark": cluster}), JARS)
     [local] = started
     assert (local.spark.master, local.spark.executor_host, local.spark.driver_memory) == ("local", None, 1 << 30)
-    assert "-Dmine=1" in properties(local, JARS, 1)["spark.driver.extraJavaOptions"]
+    assert "-Dmine=1" in properties(local, JARS, 1, SCRATCH)["spark.driver.extraJavaOptions"]
 
 
 def test_a_session_that_does_not_start_is_told() -> None:

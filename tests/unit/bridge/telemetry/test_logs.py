@@ -60,6 +60,23 @@ def test_a_client_without_brokers_is_logged_now_and_then() -> None:
     assert sum("FAIL [a#producer-2]" in event for event in events) == 2
 
 
+@pytest.mark.fault("a JVM that prints without end")
+def test_output_of_the_jvm_is_rationed() -> None:
+    """Of a flood the first lines of each period are logged, and the others are counted."""
+    out = io.StringIO()
+    logs.configure(format="json", stream=out)
+    logger = logging.getLogger(logs.JVM_LOGGER)
+    ration = next(each for each in logger.filters if isinstance(each, logs.Ration))
+    total = 2 * logs.JVM_LINES_MAX + 1
+    for number in range(total):
+        record = logger.makeRecord(logger.name, logging.ERROR, "x", 1, {"event": f"line {number}"}, (), None)
+        record.created = 1_000.0 + (0 if number < total - 1 else logs.JVM_PERIOD_S)
+        if ration.filter(record):
+            out.write(json.dumps(record.msg) + "\n")
+    lines = written(out)
+    assert len(lines) == logs.JVM_LINES_MAX + 1 and lines[-1]["left_out"] == logs.JVM_LINES_MAX
+
+
 def test_auto_is_json_where_there_is_no_terminal() -> None:
     """In a container a machine reads it."""
     out = io.StringIO()
