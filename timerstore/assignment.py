@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 
 from timerstore.memory.chunks import materialize
@@ -167,15 +168,23 @@ class Assignment:
                 state.pending.remove(each)
             self._changed(now_ms)
 
-    def joined(self) -> list[SourceName]:
-        """The sources that have caught up with their committed O: the dispatcher's from here on, which calls `hold`
-        without them before its next transaction. Between two transactions."""
+    def arrived(self) -> list[SourceName]:
+        """The sources that join, and have caught up with their committed O."""
         state = self._state
         with state.lock:
-            if not state.resident.joining.any():
+            resident = state.resident
+            return [state.sources.name(source) for source in np.flatnonzero(resident.arrived()).tolist()]
+
+    def joined(self, names: Collection[SourceName]) -> list[SourceName]:
+        """Those of `names` that have arrived: the dispatcher's from here on, which calls `hold` without them before its
+        next transaction. Between two transactions."""
+        state = self._state
+        with state.lock:
+            if not names or not state.resident.joining.any():
                 return []
             with state.changing_between_transactions():
-                return [state.sources.name(source) for source in state.resident.joined()]
+                chosen = [state.sources.index(*name) for name in names]
+                return [state.sources.name(source) for source in state.resident.joined(chosen)]
 
     def joining(self) -> list[SourceName]:
         """The sources that are held until they have caught up."""

@@ -29,6 +29,8 @@ from typing import Final
 
 import structlog
 
+from bridge.delivery.clock_steps import ClockSteps
+from bridge.delivery.commands_first import LOOK_S, CommandsFirst, Offsets
 from bridge.delivery.filling import Filling
 from bridge.delivery.held_sources import HeldSources
 from bridge.delivery.narrowing import REMEDIES, Narrowing
@@ -48,6 +50,7 @@ from bridge.telemetry.metrics import Metrics
 from bridge.wire.answers import Answer
 from bridge.wire.committed_state import CommittedState, are_same_progress
 from timerstore.clock import Clock
+from timerstore.rows.position import AT_MIN
 from timerstore.rows.sources import SourceName
 from timerstore.store import TimerStore
 
@@ -61,6 +64,8 @@ BACKOFF_S: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0)
 FENCED_AGAIN_S: Final = 60.0
 
 COMMIT_NOT_MADE: Final = Failure(Meaning(Fault.BROKERS), "the commit was not made")
+
+States = Mapping[SourceName, CommittedState]
 
 log = structlog.get_logger("bridge.delivery.dispatcher")
 
@@ -88,6 +93,7 @@ class Dispatcher:
         budgets: TimeBudgets = USUAL,
         beat: Callable[[], None] = lambda: None,
         on_answers: Callable[[Sequence[Answer]], None] = lambda _: None,
+        commands_first: CommandsFirst | None = None,
     ) -> None:
         """`beat` is called by the thread again and again, while it waits for a due time too; `on_answers` once it is
         known that a transaction was committed, with what came of commands in it."""
@@ -128,7 +134,8 @@ class Dispatcher:
             beat=beat,
         )
         self._held_sources = HeldSources(targets, clock)
-        self._is_out_of_steps = False
+        self._commands_first = commands_first or CommandsFirst(clock)
+        self._clock_steps = ClockSteps(metrics)
         self._failures = 0
         self._fenced_s: float | None = None
         self._committed_s = 0.0
@@ -152,8 +159,16 @@ class Dispatcher:
         with self._life.changed:
             return self._life.is_asked(Request.HOLD) and self.state in AT_REST
 
-    def resume(self, store: TimerStore, states: Mapping[SourceName, CommittedState], revocations: int) -> None:
+    @property
+    def awaits_commands(self) -> bool:
+        """Whether messages wait for commands that were written before the start."""
+        return self._commands_first.is_closed
+
+    def resume(
+        self, store: TimerStore, states: States, revocations: int, log_ends: Offsets = MappingProxyType({})
+    ) -> None:
         """Deliver from `store`, which was opened on `states`, read when there had been `revocations` (of `Membership`).
+        Commands below `log_ends` take effect first.
 
         Only while held. With the same store as before, a transaction whose outcome is unknown is resolved first.
         Raises InternalError for states from before the last commit: what that has delivered would be delivered again.
@@ -169,14 +184,17 @@ class Dispatcher:
                 self._states, self._coming = dict(states), {}
                 self._narrowing.clear()
                 self._held_sources.clear()
+                self._commands_first.begin(log_ends)
             self._metrics.partitions_held(len(self._held_sources.now()))
             self._revocations = revocations
             self._life.resume()
 
-    def expect(self, states: Mapping[SourceName, CommittedState]) -> None:
-        """Partitions have joined the store, on these states: deliver what is theirs too, once they have caught up."""
+    def expect(self, states: States, log_ends: Offsets = MappingProxyType({})) -> None:
+        """Partitions have joined the store, on these states: deliver what is theirs too, once they have caught up, and
+        commands below `log_ends` are read."""
         with self._life.changed:
             self._coming = {**self._coming, **states}
+            self._commands_first.expect(log_ends)
 
     def go_on_without(self, gone: Collection[SourceName], revocations: int) -> None:
         """Deliver on from the same store, of which these partitions were given up; `revocations` counts that. Only
@@ -188,6 +206,7 @@ class Dispatcher:
             for states in (self._states, self._coming):
                 for name in gone:
                     states.pop(name, None)
+            self._commands_first.forget(gone)
             self._held_sources.forget({store.sources.index(*name) for name in gone})
             self._metrics.partitions_held(len(self._held_sources.now()))
             self._revocations = revocations
@@ -274,18 +293,18 @@ class Dispatcher:
         joined = self._join(store)
         if self._held_sources.release(store.sources) or joined:
             self._hold_sources(store)
-        if store.is_clock_behind(self._clock.now_ms()):
-            self._step_back(store)
-        else:
-            self._is_out_of_steps = False
+        self._clock_steps.look(store, [*self._states.values(), *self._coming.values()], self._clock.now_ms())
         wakeup_ms, now_ms = store.next_wakeup_ms(), self._clock.now_ms()
+        waits = self._filling.is_for_commands = self._commands_first.is_to_wait(store)
+        if waits and wakeup_ms != AT_MIN:
+            wakeup_ms = None
         behind = store.offsets_behind()
         idle_s = self._clock.monotonic_s() - self._committed_s
         if (wakeup_ms is not None and wakeup_ms <= now_ms) or (
             behind and (idle_s >= IDLE_COMMIT_S or store.needs_offset_commit())
         ):
             return self._transact(store)
-        sleep_s = LOOK_AGAIN_S
+        sleep_s = LOOK_S if waits else LOOK_AGAIN_S
         if wakeup_ms is not None:
             sleep_s = min(sleep_s, (wakeup_ms - self._clock.now_ms()) / 1000)
         if behind:
@@ -297,26 +316,14 @@ class Dispatcher:
     def _join(self, store: TimerStore) -> list[SourceName]:
         """The partitions that have caught up with their committed O, and are delivered from now on."""
         with self._life.changed:
-            joined = store.assignment.joined() if self._coming else []
+            arrived = store.assignment.arrived() if self._coming else []
+            joined = store.assignment.joined(self._commands_first.ready(arrived, store)) if arrived else []
             self._states |= {name: self._coming.pop(name) for name in joined}
         if joined:
+            self._commands_first.joined()
             names = ", ".join(f"{topic}/{partition}" for topic, partition in joined)
             log.info("partitions-joined", partitions=names, owned=len(self._states))
         return joined
-
-    def _step_back(self, store: TimerStore) -> None:
-        """The clock was set back behind P: go on from the new time, if that can be written down (I4). Where it was set
-        back too often for that, what is due before P waits until the clock has caught up.
-        """
-        states = [*self._states.values(), *self._coming.values()]
-        now_ms, steps = self._clock.now_ms(), max(len(state.frozen) for state in states)
-        if all(state.has_room_for_a_step() for state in states):
-            store.step_back(now_ms)
-            log.warning("clock-behind-position", now_ms=now_ms, steps=steps + 1)
-        elif not self._is_out_of_steps:
-            self._is_out_of_steps = True
-            self._metrics.clock_step_refused()
-            log.error("clock-steps-exhausted", now_ms=now_ms, steps=steps)
 
     def _transact(self, store: TimerStore) -> Event | None:
         transaction = OpenTransaction(store.begin(only_output=self._narrowing.is_narrowest), self._clock.monotonic_s())
@@ -395,6 +402,7 @@ class Dispatcher:
         self._planner.committed(transaction.traced, self._clock.now_ms())
         self._states.update(transaction.states)
         self._narrowing.committed(transaction.rows)
+        self._commands_first.committed(transaction.targets, self._planner.delay_topics)
         self._failures = 0
         self._committed_s = self._clock.monotonic_s()
         self._metrics.committed(transaction.counts, self._committed_s - transaction.opened_s)

@@ -21,6 +21,7 @@ from bridge.kafka.errors import Fault, Meaning
 from bridge.settings.time_budgets import TimeBudgets
 from timerstore.clock import Clock
 from timerstore.operations.transaction import Rows
+from timerstore.rows.position import AT_MIN
 from timerstore.store import TimerStore
 
 PIECE_ROWS: Final = 5_000
@@ -57,6 +58,8 @@ class Filling:
     beat: Callable[[], None]
     row_bytes: float = 1_000.0
     """The usual size of a row, learned from plans."""
+    is_for_commands: bool = False
+    """Whether nothing is taken but commands and rejects."""
     is_busy: bool = False
     """Whether the transaction before had many rows."""
 
@@ -71,7 +74,7 @@ class Filling:
             left_ms = self._left_ms(transaction)
             transaction.until_ms = self._take_until_ms(left_ms)
             room = self._piece_rows(transaction)
-            rows = transaction.loan.take(transaction.until_ms, room)
+            rows = transaction.loan.take(AT_MIN if self.is_for_commands else transaction.until_ms, room)
             if len(rows):
                 self._produce(store, transaction, self._plan(store, rows, transaction), is_last=len(rows) < room)
             open_s = self.clock.monotonic_s() - transaction.opened_s
@@ -81,7 +84,7 @@ class Filling:
             if len(rows) >= room:
                 continue  # a backlog
             left_ms = self._left_ms(transaction)
-            if not transaction.rows or self.narrowing.until_ms is not None or left_ms <= 0:
+            if not transaction.rows or self.is_for_commands or self.narrowing.until_ms is not None or left_ms <= 0:
                 return
             wakeup_ms, now_ms = store.next_wakeup_ms(), self.clock.now_ms()
             if wakeup_ms is None or wakeup_ms - now_ms > left_ms:

@@ -26,6 +26,7 @@ from pyspark.sql import SparkSession
 from bridge.api.listener import Listener
 from bridge.checks.run import require, run_checks
 from bridge.dead_letters.listing import Letterbox
+from bridge.delivery.commands_first import CommandsFirst
 from bridge.delivery.dispatcher import Dispatcher
 from bridge.delivery.plan.spans import OpenTelemetry
 from bridge.delivery.producer.transaction_markers import MarkerRepair
@@ -289,6 +290,7 @@ class Application:
         )
         look_up = TargetLookUp(librdkafka(settings, "admin"), settings.budgets.look_up_s)
         targets = self._targets = Targets(look_up, self._clock, self._hearts.watch("targets", CALLS_S), self._pauses)
+        cluster = Cluster(settings)
         commands = self._commands = make_sender(settings, ownership, self._clock)
         dispatcher = self._dispatcher = Dispatcher(
             writer=make_writer(settings, ownership, self._clock, repair),
@@ -304,12 +306,16 @@ class Application:
             budgets=settings.budgets,
             beat=self._hearts.watch("dispatcher", dispatcher_s(settings.budgets)),
             on_answers=commands.on_answers,
+            commands_first=CommandsFirst(
+                self._clock,
+                settings.start.read_commands / 1000,
+                lambda names: {name: mark.end for name, mark in cluster.watermarks(sorted(names)).items()},
+            ),
         )
         # The producer is opened (and a predecessor of this name fenced) with the membership, not before it: an instance
         # that cannot join must not fence.
         ownership.start()
         dispatcher.start()
-        cluster = Cluster(settings)
         make_session = self._spark_session(cluster)
         self._health.enter("joining", reasons=("waiting for partitions",))
         return PipelineContext(
@@ -376,7 +382,7 @@ class Application:
         if not self._events.empty():
             return  # out of date already
         if pipeline.start():
-            self._health.enter("connecting", reasons=("waiting for the producer and for all partitions",))
+            self._health.enter("connecting", reasons=("waiting for the producer, all partitions and earlier commands",))
             self._look(context)
 
     def _stop_pipeline(self) -> None:
@@ -403,7 +409,9 @@ class Application:
         if self._left_out.look(pipeline.blocked_by(), pipeline.store.next_offsets().keys()):
             self._events.put(Notice.REBASE)
         phase = self._health.phase.name
-        if phase == "connecting" and context.dispatcher.wait_open(0) and pipeline.is_reading():
+        dispatcher = context.dispatcher
+        is_up = dispatcher.wait_open(0) and pipeline.is_reading() and not dispatcher.awaits_commands
+        if phase == "connecting" and is_up:
             pending = pipeline.store.stats().pending
             log.info("ready", partitions=len(pipeline.store.next_offsets()), pending=pending, reader=pipeline.reader)
             phase = "running"

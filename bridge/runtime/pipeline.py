@@ -3,15 +3,16 @@
     plan        the committed (O, P), first commits where they are due, and decode epochs: start/first_commits.py
     open        the index of store.directory
     catch up    read from where the index ends up to O; nothing is dispatched before (invariant I6)
-    run         ingest, maintenance, dispatcher; Spark's session may still be starting
+    run         ingest, maintenance, dispatcher; Spark's session may still be starting. Messages wait until commands
+                that were written before the start are read: delivery/commands_first.py
 
 When the assignment changes, it follows: only the partitions that come or go are touched.
 
     go     flush; hold the dispatcher between two transactions (some 40 ms); their rows leave the store; go on without.
            A crash anywhere is one before or after the revocation: nothing is written but that flush
     come   plan as at a start, for them alone; count what the index holds of them; put them into the store, where they
-           are held until they are read up to their O; then the dispatcher has them, too. A crash before their first
-           commit leaves their committed states as they were
+           are held until they are read up to their O, and commands above it, too; then the dispatcher has them. A crash
+           before their first commit leaves their committed states as they were
 
 A second change in between drops what has not come yet, and it is planned anew. Where following is not possible (nothing
 is left; the open transaction did not end, or the partitions were lost; the index must be opened differently), and when
@@ -138,7 +139,7 @@ class Pipeline:
             segments=store.stats().segments,
             reports=list(store.reports),
         )
-        store.start_at(start, {name: plan.log_marks[name].end for name in start})
+        store.start_at(start, {name: end for name, end in _ends(plan).items() if name in start})
         self._maintenance = self._make_maintenance(store)
         self._maintenance.start()
         ingest = self._ingest = self._make_ingest(store, plan)
@@ -152,7 +153,7 @@ class Pipeline:
         with self._changing:
             if self._cancelled.is_set():
                 return False
-            context.dispatcher.resume(store, plan.states, self._member.revocations)
+            context.dispatcher.resume(store, plan.states, self._member.revocations, _ends(plan))
             self._follows = True
         return True
 
@@ -284,8 +285,8 @@ class Pipeline:
                         self._context.on_rebuild()
                         return False
                     self._epochs.update({name: state.epochs for name, state in plan.states.items()})
-                    self._context.dispatcher.expect(plan.states)
-                    ends = {name: mark.end for name, mark in plan.log_marks.items()}
+                    ends = _ends(plan)
+                    self._context.dispatcher.expect(plan.states, ends)
                     store.assignment.join(arrival, plan.log_starts, start, ends, self._context.clock.now_ms())
                 behind = sum(max(0, offset - start[name]) for name, offset in plan.committed.items())
                 log.info("partitions-come", partitions=_names(come), read_again=behind)
@@ -429,6 +430,11 @@ class Pipeline:
             beat=context.hearts.watch(INGEST, CALLS_S),
             beat_query=context.hearts.watch(QUERY, SPARK_S),
         )
+
+
+def _ends(plan: StartPlan) -> dict[SourceName, int]:
+    """Where the logs ended when the plan was made."""
+    return {name: mark.end for name, mark in plan.log_marks.items()}
 
 
 def _names(partitions: Collection[SourceName]) -> str:

@@ -31,6 +31,7 @@ from pydantic import (
 
 from bridge.errors import ConfigurationError
 from bridge.settings.librdkafka import problems
+from bridge.settings.reserved import OTHERS_OWN, SPARK_OWNED
 from bridge.settings.secrets import MASK, Redactor, is_secret_key, mask
 from bridge.settings.time_budgets import POLL_INTERVAL_MS, TimeBudgets
 from bridge.settings.units import AUTO, duration, parse_bytes, parse_duration_ms, per_second, size
@@ -44,30 +45,6 @@ LEVELS_CHARS_MAX: Final = 1_200
 characters must hold them twice (those before a change stay for as long as records that they were for), all else that is
 there, and some steps of the clock."""
 LEVEL_MS_MAX: Final = parse_duration_ms("36500d")
-
-OTHERS_OWN: Final = re.compile(
-    r"__.*|_schemas"
-    r"|(.*[._-])?connect([._-].*)?[._-](configs?|offsets?|status(es)?)"
-    r"|.*-(changelog|repartition)|.*-subscription-(registration|response)(-[0-9]+)?-topic"
-    r"|(mm2-.*|.*\.checkpoints)\.internal",
-    re.ASCII | re.IGNORECASE,
-)
-"""Topics in which the brokers, Schema Registry, Connect, Streams and MirrorMaker keep what they know: one foreign
-record can ruin it."""
-
-# Spark properties that have a key of their own here, or on which decoding relies.
-SPARK_OWNED: Final[Mapping[str, str]] = {
-    "spark.master": "it is spark.master, one level up",
-    "spark.driver.memory": "it is spark.driver_memory",
-    "spark.dynamicAllocation.enabled": "the query needs its executors before it has tasks for them",
-    "spark.jars": "it is the connector's; further jars go into spark.driver.extraClassPath",
-    "spark.sql.streaming.checkpointFileManagerClass": "Spark's own log is written as cheaply as can be",
-    "spark.hadoop.fs.file.impl": "Spark's own log is written as cheaply as can be",
-    "spark.sql.session.timeZone": "due times are decoded in UTC",
-    "spark.sql.ansi.enabled": "decoding is written for ANSI mode",
-    "spark.sql.parser.escapedStringLiterals": "decoding is written for escaped ones",
-    "spark.sql.variable.substitute": "what decoding compares with is taken as it is",
-}
 
 
 def _legal_name(value: str) -> str:
@@ -242,6 +219,12 @@ class Delivery(Section):
     retry: Retry = Field(default_factory=Retry)
 
 
+class Start(Section):
+    """What delivery waits for after a start."""
+
+    read_commands: Annotated[int, duration("0s", "1h")] = parse_duration_ms("30s")
+
+
 class Overdue(Section):
     """What is done about messages that have waited for the bridge."""
 
@@ -345,6 +328,7 @@ class Settings(Section):
     limits: Limits = Field(default_factory=Limits)
     roll: Roll = Field(default_factory=Roll)
     delivery: Delivery = Field(default_factory=Delivery)
+    start: Start = Field(default_factory=Start)
     overdue: Overdue = Field(default_factory=Overdue)
     store: Store = Field(default_factory=Store)
     ready_rows: ReadyRows = Field(default_factory=ReadyRows)

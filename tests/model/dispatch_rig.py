@@ -20,6 +20,7 @@ from typing import Any, Final, cast
 
 from confluent_kafka import KafkaError, Producer
 
+from bridge.delivery.commands_first import CommandsFirst
 from bridge.delivery.dispatcher import Dispatcher
 from bridge.delivery.narrowing import STRIKES_MAX
 from bridge.delivery.plan.backoff import RetryPolicy
@@ -271,6 +272,8 @@ class DispatchRig:
         self.is_indulgent = False
         """Anything may be put off: all brokers were slow, or silent, or out of reach."""
         self.opened = self.followed = 0
+        self.reads: Mapping[SourceName, int] = {}
+        """So far ingest comes, where it is said."""
         for name in SOURCES:
             state = initial_state(offset=0, topic_id="a", partitions=len(SOURCES), parameters=PARAMETERS)
             self.kafka.offsets[name] = (0, state.metadata())
@@ -309,6 +312,7 @@ class DispatchRig:
             on_fatal=lambda error: None,
             transaction_rows=self.transaction_rows,
             budgets=self.budgets,
+            commands_first=CommandsFirst(self.clock, log_ends=self.log_ends, run=lambda look: look()),
         )
         self.dispatcher.pass_ms = self.pass_ms
         self._refreshed_s = self.clock.monotonic_s()
@@ -332,7 +336,11 @@ class DispatchRig:
         resume = {name: offset or 0 for name, offset in self.store.resume_offsets().items()}
         self.store.start_at(resume, {name: len(self.kafka.logs[name]) for name in resume})
         self.ingest()
-        self.dispatcher.resume(self.store, states, self.revocations)
+        self.dispatcher.resume(self.store, states, self.revocations, self.log_ends(self.owned))
+
+    def log_ends(self, names: Collection[SourceName]) -> dict[SourceName, int]:
+        """Where the logs end by now."""
+        return {name: len(self.kafka.logs[name]) for name in names}
 
     def crash(self) -> None:
         """The process dies, and starts again."""
@@ -370,7 +378,7 @@ class DispatchRig:
             starts = dict.fromkeys(come, 0)
             resume = self.store.assignment.resume_offsets(committed, frozen, starts)
             assert resume is not None, "nothing else commits for them"
-            self.dispatcher.expect(states)
+            self.dispatcher.expect(states, self.log_ends(come))
             arrival = self.store.assignment.arrival(committed, frozen)
             offsets = {name: offset or 0 for name, offset in resume.items()}
             ends = {name: len(self.kafka.logs[name]) for name in come}
@@ -442,8 +450,10 @@ class DispatchRig:
     def ingest(self) -> None:
         """Everything new, as one batch."""
         at = self.store.next_offsets()
-        new = [row for name in at for row in self._decoded(name)[at[name] :]]
-        ends = {name: len(self.rows[name]) for name in at}
+        new = [row for name in at for row in self._decoded(name)[at[name] : self.reads.get(name)]]
+        ends = {
+            name: max(at[name], min(len(self.rows[name]), self.reads.get(name, len(self.rows[name])))) for name in at
+        }
         if new or any(ends[name] > at[name] for name in at):
             self.store.append(table_of([row.entry() for row in new]), ends, self.clock.now_ms())
 

@@ -423,7 +423,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule()
     def joined(self) -> None:
         """The dispatcher looks whether partitions that have come are read up to their committed O."""
-        names = self.store.assignment.joined()
+        names = self.store.assignment.joined(self.store.assignment.arrived())
         assert set(names) == {name for name in self.joining if self.ingested[name] >= self.committed[name][0]}
         self.joining -= set(names)
         if names:

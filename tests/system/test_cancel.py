@@ -189,6 +189,30 @@ def test_a_cancel_at_the_due_time_wins_or_loses(site: Site) -> None:
     assert len(arrived) == len(set(arrived)) == count - (site.cancelled() - before)
 
 
+def test_commands_that_were_written_in_time_while_the_bridge_was_down_take_effect(site: Site) -> None:
+    """Cancels, with a key and without, a replace and a move, above what was committed: what they are about is due when
+    the bridge starts, and none of it is delivered as it was."""
+    clock, bridge = SystemClock(), site.bridge
+    due_ms = clock.now_ms() + 8_000
+    for id in ("cancelled", "replaced", "moved", "kept"):
+        site.client.send(site.target, id, "k", at=due_ms, id=id)
+    site.client.send(site.target, "keyless", None, at=due_ms, id="keyless")
+    site.client.flush()
+    wait_until(lambda: bridge.metrics()["pending_messages"] == 5, READ_S_MAX, "all are read")
+    assert bridge.stop() == 0
+    site.cancel("cancelled")
+    site.cancel("keyless", None)
+    site.send("replaced", "second", ms=2_000, replace=True)
+    site.client.move("moved", "k", after=timedelta(seconds=2))
+    site.client.flush()
+    assert clock.now_ms() < due_ms
+    wait_until(lambda: clock.now_ms() > due_ms, READ_S_MAX, "all is due")
+    bridge.start()
+    records = site.receive("kept", "second", "moved")
+    [moved] = [record for record in records if record.value == b"moved"]
+    assert int(moved.header("delay-due") or b"") != due_ms
+
+
 def test_a_cancel_survives_restarts_and_the_loss_of_the_directory(site: Site) -> None:
     """From the index after a graceful stop, from the topic after a kill that takes the directory with it."""
     bridge = site.bridge

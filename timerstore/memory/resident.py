@@ -171,9 +171,14 @@ class Resident:
         self.joining = self.joining | self._only(source)
         self.held = self.held | self.joining
 
-    def joined(self) -> list[int]:
-        """The sources that are ingested up to their committed O, and join no more: `hold` without them is next."""
-        here = self.joining & (self.ends >= self.offset)
+    def arrived(self) -> Bools:
+        """Mask of the sources that join, and are ingested up to their committed O."""
+        mask: Bools = self.joining & (self.ends >= self.offset)
+        return mask
+
+    def joined(self, sources: Collection[int]) -> list[int]:
+        """Those of these sources that have arrived join no more: `hold` without them is next."""
+        here = self.arrived() & self._only(*sources)
         self.joining = self.joining & ~here
         return np.flatnonzero(here).tolist()
 

@@ -102,7 +102,7 @@ def test_a_window_that_is_loaded_while_its_source_goes_is_read_again(rig: Rig) -
     assert rig.load(now_ms) and rig.store.stats().ready_rows == 1
     take_on(rig)
     rig.ingest()
-    assert rig.store.assignment.joined() == [BILLS]
+    assert rig.store.assignment.joined([BILLS]) == [BILLS]
     rig.store.hold([])
     rig.finish(NOW_MS + 101_000)
     rig.assert_each_delivered_once()
@@ -138,11 +138,11 @@ def test_nothing_of_a_newcomer_is_delivered_before_it_is_read_up_to_its_offset(r
     rig.produce(NOW_MS)
     rig.store.append(*batch(rig, ORDERS, 0, 1))
     rig.store.append(*batch(rig, BILLS, 0, 1))
-    assert rig.store.assignment.joined() == [] and rig.store.assignment.joining() == [BILLS]
+    assert rig.store.assignment.joined([BILLS]) == [] and rig.store.assignment.joining() == [BILLS]
     assert [row.partition for row in rig.deliver()] == [0]
     assert rig.committed[BILLS][0] == 2
     rig.store.append(*batch(rig, BILLS, 1, 2))
-    assert rig.store.assignment.joined() == [BILLS] and rig.store.assignment.joining() == []
+    assert rig.store.assignment.joined([BILLS]) == [BILLS] and rig.store.assignment.joining() == []
     rig.store.hold([])
     rig.finish(NOW_MS)
     rig.assert_each_delivered_once()

@@ -70,6 +70,7 @@ class Bench:
 
     def part(self, name: str) -> mock.Mock:
         part = mock.Mock()
+        part.awaits_commands = False
         part.start.side_effect = lambda: self.order.append(f"{name} starts")
         part.stop.side_effect = lambda **_: self.note(f"{name} stops")
         return part

@@ -1,0 +1,177 @@
+"""Commands first: after a start, no message is delivered that a command may cover which is not read yet.
+
+A cancel may have been written in time, above the committed O, while no bridge ran. So messages wait until each
+partition is read up to its end as of the start, and every command in there has taken effect:
+
+    CLOSED --read up to the ends, no command waits--> commands were written on? --no--> OPEN
+      ^                                                        |
+      '---- the ends behind them are looked up <-----yes-------'
+    CLOSED --the time is over, or no room is left for what is read--> OPEN, with one warning
+
+While it is closed, commands and rejects are finished and O follows, so that segments are written and memory stays
+bounded. A partition that joins waits by itself, held: the others go on.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Mapping
+from typing import Final
+
+import structlog
+
+from bridge.errors import EnvironmentFailure
+from timerstore.clock import Clock
+from timerstore.rows.position import AT_MIN
+from timerstore.rows.sources import SourceName
+from timerstore.store import TimerStore
+
+PATIENCE_S: Final = 30.0
+"""`start.read_commands`, unless it is set."""
+FULL_S: Final = 5.0
+"""For so long there may be no room for what is read: a flush may be making some."""
+LOOK_S: Final = 0.05
+"""How often it is looked whether enough is read."""
+EFFECT_S: Final = 1.0
+"""How long the commands of partitions that join have for their effect, before all others go on."""
+
+Offsets = Mapping[SourceName, int]
+
+log = structlog.get_logger("bridge.delivery.dispatcher")
+
+
+def _on_a_thread(look: Callable[[], None]) -> None:
+    threading.Thread(target=look, name="log-ends", daemon=True).start()
+
+
+class CommandsFirst:
+    """See the module. For the dispatcher's thread, but for `is_closed`; `begin` and `expect` while it is at rest or
+    under its lock."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        patience_s: float = PATIENCE_S,
+        log_ends: Callable[[Collection[SourceName]], Offsets] | None = None,
+        run: Callable[[Callable[[], None]], None] = _on_a_thread,
+    ) -> None:
+        """`log_ends` looks up where logs end, which `run` does meanwhile; None: commands that were written on are not
+        waited for. It raises EnvironmentFailure."""
+        self._clock = clock
+        self._patience_s = patience_s
+        self._log_ends = log_ends
+        self._run = run
+        self._until_s: float | None = None
+        """None: open."""
+        self._ends: Offsets | None = {}
+        """None: they are being looked up."""
+        self._are_written_on = False
+        self._full_since_s: float | None = None
+        self._coming: dict[SourceName, int] = {}
+        """Where the logs of partitions that join ended when they came."""
+        self._arrived_s: dict[SourceName, float] = {}
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether messages wait for commands."""
+        return self._until_s is not None
+
+    def begin(self, ends: Offsets) -> None:
+        """A start: messages wait until these ends are read."""
+        self._ends, self._are_written_on, self._full_since_s = dict(ends), False, None
+        self._coming, self._arrived_s = {}, {}
+        self._until_s = self._clock.monotonic_s() + self._patience_s
+
+    def is_to_wait(self, store: TimerStore) -> bool:
+        """Whether messages are to wait; asked again and again."""
+        until_s = self._until_s
+        if until_s is None:
+            return False
+        now_s, at = self._clock.monotonic_s(), store.next_offsets()
+        unread = self._unread(at)
+        if now_s >= until_s or self._is_stuck(store, now_s):
+            self._open(unread)
+            return False
+        if self._ends is None or unread or store.next_wakeup_ms() == AT_MIN:
+            return True
+        if self._are_written_on and self._log_ends is not None:
+            self._are_written_on, self._ends = False, None
+            self._run(lambda: self._look_up(store, at.keys()))
+            return True
+        self._open({})
+        return False
+
+    def committed(self, topics: Collection[str], delay_topics: Collection[str]) -> None:
+        """A transaction wrote to these topics: commands among it may have been written on into delay topics."""
+        if self.is_closed and not set(topics).isdisjoint(delay_topics):
+            self._are_written_on = True
+
+    def _look_up(self, store: TimerStore, names: Collection[SourceName]) -> None:
+        """Where brokers do not answer it is tried again, until the time is over."""
+        assert self._log_ends is not None
+        try:
+            self._ends = self._log_ends(names)
+        except EnvironmentFailure as failure:
+            log.warning("log-ends-unknown", reason=failure.message)
+            self._are_written_on, self._ends = True, {}
+        store.wake()
+
+    def _unread(self, at: Offsets) -> dict[SourceName, tuple[int, int]]:
+        ends = self._ends or {}
+        return {name: (at[name], end) for name, end in ends.items() if name in at and at[name] < end}
+
+    def _is_stuck(self, store: TimerStore, now_s: float) -> bool:
+        if store.has_room():
+            self._full_since_s = None
+        elif self._full_since_s is None:
+            self._full_since_s = now_s
+        return self._full_since_s is not None and now_s - self._full_since_s >= FULL_S
+
+    def _open(self, unread: Mapping[SourceName, tuple[int, int]]) -> None:
+        self._until_s = None
+        if unread:
+            _tell(unread, self._patience_s)
+
+    # ---- partitions that join
+
+    def expect(self, ends: Offsets) -> None:
+        """Partitions come; this is where their logs end."""
+        self._coming |= ends
+
+    def forget(self, names: Collection[SourceName]) -> None:
+        """They have gone."""
+        for name in names:
+            self._coming.pop(name, None)
+            self._arrived_s.pop(name, None)
+
+    def ready(self, arrived: Collection[SourceName], store: TimerStore) -> list[SourceName]:
+        """Which of the partitions that have arrived (they are read up to their committed O) are read far enough, or
+        have waited for long enough."""
+        now_s, at = self._clock.monotonic_s(), store.next_offsets()
+        left = {name: (at[name], end) for name, end in self._coming.items() if name in at and at[name] < end}
+        is_stuck = bool(arrived) and self._is_stuck(store, now_s)
+        over = [
+            name
+            for name in arrived
+            if name in left and (is_stuck or now_s >= self._arrived_s.setdefault(name, now_s) + self._patience_s)
+        ]
+        if over:
+            _tell({name: left[name] for name in over}, self._patience_s)
+        ready = [name for name in arrived if name not in left or name in over]
+        self.forget(ready)
+        return ready
+
+    def joined(self) -> None:
+        """Partitions have joined: their commands come before their messages."""
+        if not self.is_closed:
+            self._ends, self._are_written_on, self._full_since_s = {}, False, None
+            self._until_s = self._clock.monotonic_s() + EFFECT_S
+
+
+def _tell(unread: Mapping[SourceName, tuple[int, int]], patience_s: float) -> None:
+    log.warning(
+        "commands-unread",
+        patience_s=patience_s,
+        records=sum(end - at for at, end in unread.values()),
+        partitions=[f"{topic}/{p}: read to {at} of {end}" for (topic, p), (at, end) in sorted(unread.items())],
+    )

@@ -1,0 +1,165 @@
+"""Commands that were written in time while no bridge ran, on a scripted Kafka: they come before what they cover."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from unittest import mock
+
+import pytest
+from structlog.testing import capture_logs
+
+from bridge.delivery import commands_first as module
+from bridge.errors import EnvironmentFailure
+from bridge.wire import headers as h
+from tests.model.dispatch_rig import DELAY, DispatchRig
+from timerstore.rows.position import AT_MIN
+from timerstore.rows.sources import SourceName
+
+HERE: SourceName = (DELAY, 0)
+ELSEWHERE: SourceName = (DELAY, 1)
+THERE: SourceName = (DELAY, 2)
+DUE_MS = 21_000
+STEPS = 200
+
+
+@pytest.fixture
+def rig() -> Iterator[DispatchRig]:
+    made = DispatchRig()
+    yield made
+    made.close()
+
+
+def step(rig: DispatchRig, steps: int = STEPS) -> None:
+    for _ in range(steps):
+        rig.step()
+
+
+def orders(rig: DispatchRig) -> int:
+    """How many messages were delivered."""
+    return rig.delivered["orders"]
+
+
+def written(rig: DispatchRig, *ids: str) -> None:
+    """Messages with these ids, read, below the committed O."""
+    for id in ids:
+        rig.timer(0, DUE_MS, "orders", (h.ID, id), key=None)
+    while rig.kafka.offsets[HERE][0] < len(rig.kafka.logs[HERE]):
+        rig.step()
+
+
+def came_back(rig: DispatchRig) -> None:
+    """The process ends, and is started again when all is overdue; nothing is read beyond the committed O yet."""
+    rig.pass_ms(DUE_MS + 3_000)
+    rig.reads = {name: rig.kafka.offsets[name][0] for name in rig.owned}
+    rig.crash()
+
+
+@pytest.mark.fault("commands written while the bridge was down")
+def test_commands_above_the_committed_offset_come_before_what_they_cover(rig: DispatchRig) -> None:
+    """A cancel that was written in time while the bridge was down takes effect before anything is delivered; so does
+    one without a key in another partition, which must be forwarded first."""
+    written(rig, "with its key", "without a key", "kept")
+    rig.produce(0, (h.CANCEL, "with its key"))
+    rig.produce(1, (h.CANCEL, "without a key"), key=None)
+    came_back(rig)
+    step(rig, 20)
+    assert not orders(rig) and rig.dispatcher.awaits_commands
+    rig.reads = {}
+    step(rig, 30)
+    assert orders(rig) == 1 and not rig.dispatcher.awaits_commands
+
+
+def test_commands_that_are_not_read_in_time_hold_up_nothing_for_longer(rig: DispatchRig) -> None:
+    """After `start.read_commands` it delivers, and one warning says how far each partition was not read."""
+    written(rig, "a")
+    rig.produce(0, (h.CANCEL, "a"), key=None)
+    with capture_logs() as logs:
+        came_back(rig)
+        rig.pass_ms(1_000 * module.PATIENCE_S - 500)
+        step(rig, 5)
+        assert not orders(rig)
+        rig.pass_ms(1_000)
+        step(rig)
+    assert orders(rig) == 1
+    [told] = [line for line in logs if line["event"] == "commands-unread"]
+    assert told["partitions"] == [f"{DELAY}/0: read to 1 of 2"] and told["records"] == 1
+
+
+def test_what_leaves_no_room_is_not_waited_for(rig: DispatchRig) -> None:
+    """The end of the log would never be read; a flush has a while to make room."""
+    written(rig, "a")
+    rig.produce(0, (h.CANCEL, "a"), key=None)
+    came_back(rig)
+    with mock.patch.object(rig.store, "has_room", return_value=False):
+        step(rig, 5)
+        assert not orders(rig)
+        rig.pass_ms(1_000 * module.FULL_S)
+        step(rig)
+    assert orders(rig) == 1
+
+
+def test_while_messages_wait_their_offsets_are_committed_and_rejects_are_finished(rig: DispatchRig) -> None:
+    """So that segments are written of what is read, and memory stays bounded."""
+    written(rig, "a")
+    for _ in range(3):
+        rig.produce(0, (h.TOPIC, "orders"))  # without a time
+    rig.timer(0, 1, "orders")
+    rig.produce(1, (h.CANCEL, "a"), key=None)
+    came_back(rig)
+    rig.reads = {ELSEWHERE: rig.kafka.offsets[ELSEWHERE][0]}
+    step(rig)
+    assert rig.kafka.offsets[HERE][0] == 5 and rig.ends["dead"] == 3 and not orders(rig)
+
+
+def test_ends_that_are_not_known_are_asked_for_again(rig: DispatchRig) -> None:
+    """Brokers that do not answer cost the time until they do, no more."""
+    written(rig, "a")
+    rig.produce(1, (h.CANCEL, "a"), key=None)
+    came_back(rig)
+    first = rig.dispatcher._commands_first
+    failures = [EnvironmentFailure("no", hint="")]
+
+    def log_ends(names: Collection[SourceName]) -> Mapping[SourceName, int]:
+        if failures:
+            raise failures.pop()
+        return rig.log_ends(names)
+
+    ends = mock.Mock(side_effect=log_ends)
+    first._log_ends = ends
+    rig.reads = {HERE: 1}
+    step(rig, 20)
+    assert ends.call_count == 2 and rig.dispatcher.awaits_commands, "the forwarded cancel is to be read"
+    rig.reads = {}
+    step(rig)
+    assert not orders(rig) and not rig.dispatcher.awaits_commands
+
+
+def test_a_partition_that_joins_waits_for_its_commands_alone(rig: DispatchRig) -> None:
+    """It is held until it is read up to its end as of the join; the others go on meanwhile."""
+    written(rig, "a")
+    rig.follow({ELSEWHERE, THERE})
+    rig.produce(0, (h.CANCEL, "a"), key=None)
+    rig.pass_ms(DUE_MS)
+    rig.reads = {HERE: 1}
+    rig.follow({HERE, ELSEWHERE, THERE})
+    rig.timer(1, 10, "orders")
+    step(rig, 20)
+    assert rig.followed and orders(rig) == 1 and rig.store.assignment.joining() == [HERE]
+    rig.reads = {}
+    step(rig, 30)
+    assert orders(rig) == 1 and not rig.store.assignment.joining()
+    assert rig.store.next_wakeup_ms() in (None, AT_MIN)
+
+
+def test_a_partition_that_joins_does_not_wait_for_ever(rig: DispatchRig) -> None:
+    written(rig, "a")
+    rig.follow({ELSEWHERE, THERE})
+    rig.produce(0, (h.CANCEL, "a"), key=None)
+    rig.pass_ms(DUE_MS)
+    rig.reads = {HERE: 1}
+    rig.follow({HERE, ELSEWHERE, THERE})
+    step(rig, 20)
+    assert not orders(rig)
+    rig.pass_ms(1_000 * module.PATIENCE_S)
+    step(rig)
+    assert orders(rig) == 1
