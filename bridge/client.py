@@ -30,6 +30,7 @@ Headers = Mapping[str, bytes | str | None] | Iterable[Header]
 METADATA_TIMEOUT_S: Final = 10.0
 _POLL_S: Final = 0.1
 _ANY_PARTITION: Final = -1  # the partitioner's choice
+_BY_CLIENT: Final = "client"  # what a command says that its client has sent to every partition
 
 # Where the caller gives a plain configuration: safe against loss, and the partitioner that Java's clients use, so that
 # a cancel meets its target even when another program sent it.
@@ -132,23 +133,26 @@ class DelayClient:
         id: str,
         key: bytes | str | None = None,
         *,
+        everywhere: bool = False,
         on_delivery: OnDelivery | None = None,
         **answer: Unpack[AnswerTo],
     ) -> None:
         """Cancel the pending message that was sent with this `id`, and with this `key`.
 
-        A message without a key may be in any partition, so without a key a cancel goes to all of them. Cancelling what
-        is delivered already, or unknown, does nothing. With `reply_to`, a topic, the bridge writes there what became of
-        the message (`bridge.wire.answers`), and with it `correlation`, a text.
+        A message without a key may be in any partition, so without a key a cancel goes to all of them. So may one of a
+        producer with another partitioner: `everywhere` sends a record to each partition, and each has an answer of its
+        own. Cancelling what is delivered already, or unknown, does nothing. With `reply_to`, a topic, the bridge writes
+        there what became of the message (`bridge.wire.answers`), and with it `correlation`, a text.
         """
+        if everywhere:
+            self._to_all(key, cancel_headers(id, forwarded=_BY_CLIENT, **answer), on_delivery)
+            return
         if key is not None or any(text is not None for text in answer.values()):
             # One record, so that one answer names it; without a key the bridge sends it on.
             headers: list[Header] = [*cancel_headers(id, **answer)]
             self._produce(None, key, headers, _ANY_PARTITION, on_delivery)
             return
-        headers = [*cancel_headers(id, forwarded="client")]
-        for partition in range(self._partitions()):
-            self._produce(None, None, headers, partition, on_delivery)
+        self._to_all(None, cancel_headers(id, forwarded=_BY_CLIENT), on_delivery)
 
     def cancel_origin(
         self,
@@ -172,13 +176,19 @@ class DelayClient:
         *,
         at: datetime | int | None = None,
         after: timedelta | None = None,
+        everywhere: bool = False,
         on_delivery: OnDelivery | None = None,
         **answer: Unpack[AnswerTo],
     ) -> None:
         """Have the pending message that was sent with this `id`, and with this `key`, due at another time, earlier or
         later; after no time, it is delivered now. `at` and `after` as for `send`, the rest as for `cancel`.
         """
-        headers = move_headers(id, at=at, after=after, now_ms=self._clock.now_ms(), **answer)
+        now_ms = self._clock.now_ms()
+        if everywhere:
+            moving = move_headers(id, at=at, after=after, now_ms=now_ms, forwarded=_BY_CLIENT, **answer)
+            self._to_all(key, moving, on_delivery)
+            return
+        headers = move_headers(id, at=at, after=after, now_ms=now_ms, **answer)
         self._produce(None, key, [*headers], _ANY_PARTITION, on_delivery)
 
     def pause(
@@ -245,6 +255,11 @@ class DelayClient:
 
     def __exit__(self, *_: object) -> None:
         self.flush()
+
+    def _to_all(self, key: bytes | str | None, headers: Iterable[Header], on_delivery: OnDelivery | None) -> None:
+        """A command to each partition, which the bridge need not send on."""
+        for partition in range(self._partitions()):
+            self._produce(None, key, [*headers], partition, on_delivery)
 
     def _to_origin(self, topic: str, partition: int, headers: list[Header], on_delivery: OnDelivery | None) -> None:
         is_own = topic == self.delay_topic  # else the bridge sends it on

@@ -9,19 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, Self
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import Message
 
+from bridge.commands.tail import Tail
 from bridge.errors import EnvironmentFailure
-from bridge.kafka.construction import made
-from bridge.kafka.errors import kafka_error
 from bridge.wire.headers import DUE, NUMBER_PATTERN, ORIGIN, REASON, REASON_DETAIL
 from bridge.wire.received import headers_of
 from timerstore.clock import Clock
-
-REQUEST_TIMEOUT_S: Final = 10.0
-_POLL_S: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +30,7 @@ class Arrived:
 
 
 class Arrivals:
-    """Reads topics from where they end now; make it before sending. The group is never joined, nothing is committed."""
+    """Reads topics from where they end now; make it before sending."""
 
     def __init__(
         self, properties: Mapping[str, Any], topics: Sequence[str], clock: Clock, dead_letters: Sequence[str] = ()
@@ -44,23 +40,7 @@ class Arrivals:
         """
         self._clock = clock
         self._dead_letters = frozenset(dead_letters)
-        topics = [*topics, *dead_letters]
-        reading = {
-            **properties,
-            "isolation.level": "read_committed",
-            "enable.auto.commit": False,
-            "auto.offset.reset": "error",
-            "allow.auto.create.topics": False,
-        }
-        self._consumer = made("for arrivals", lambda: Consumer(reading))
-        try:
-            self._consumer.assign([end for topic in topics for end in self._ends(topic)])
-        except KafkaException as failed:
-            self._consumer.close()
-            hint = "Check that the topics exist, and that this user may describe and read them"
-            raise EnvironmentFailure(
-                f"cannot wait on {', '.join(topics)}: {kafka_error(failed).str()}", hint=hint, code="DB-1007"
-            ) from None
+        self._tail = Tail(properties, [*topics, *dead_letters])
 
     def wait(self, origins: Sequence[str], timeout_s: float) -> list[Arrived]:
         """Wait until each of these has arrived, once; in order of arrival.
@@ -78,7 +58,7 @@ class Arrivals:
                     first=min(wanted),
                     code="DB-1008",
                 )
-            message = self._consumer.poll(min(left_s, _POLL_S))
+            message = self._tail.next(left_s)
             if message is not None and (found := self._read(message, wanted)) is not None:
                 wanted.remove(found.origin)
                 arrived.append(found)
@@ -86,12 +66,6 @@ class Arrivals:
 
     def _read(self, message: Message, wanted: Container[str]) -> Arrived | None:
         """What of `wanted` has arrived with this."""
-        if (error := message.error()) is not None:
-            if error.retriable() or error.code() == KafkaError._ALL_BROKERS_DOWN:
-                return None
-            raise EnvironmentFailure(
-                f"cannot read what arrives: {error.str()}", hint="Look at the brokers.", code="DB-1007"
-            )
         headers = dict(headers_of(message) or [])  # the bridge's come last
         origin, due = _text(headers.get(ORIGIN)), _text(headers.get(DUE))
         if origin not in wanted:
@@ -113,16 +87,7 @@ class Arrivals:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._consumer.close()
-
-    def _ends(self, topic: str) -> list[TopicPartition]:
-        found = self._consumer.list_topics(topic, timeout=REQUEST_TIMEOUT_S).topics[topic]
-        if found.error is not None:
-            raise KafkaException(found.error)
-        places = [TopicPartition(topic, partition) for partition in found.partitions]
-        for place in places:
-            place.offset = self._consumer.get_watermark_offsets(place, timeout=REQUEST_TIMEOUT_S)[1]
-        return places
+        self._tail.__exit__()
 
 
 def _text(value: bytes | None) -> str:

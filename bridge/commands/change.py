@@ -1,24 +1,29 @@
 """`delay-bridge cancel|move` and `schedules cancel|pause|resume|run-now`: records that change what is pending.
 
-They go into the delay topic as any producer's would, and need no running bridge. Their twins of the HTTP API
-(actions.py) ask one, and wait for its answer.
+They go into the delay topic as any producer's would, and need no running bridge. By id there is one for each partition:
+which of them the message is in depends on the partitioner of its producer. With `--wait` the bridge says what became of
+them. Their twins of the HTTP API (actions.py) ask one, and wait for its answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Annotated, Any, Final
 
 import typer
+from confluent_kafka import KafkaError, Message
 
 from bridge.client import DelayClient
 from bridge.commands.invocation import ConfigOption, bundled, read_option, say, settings_of
-from bridge.errors import ConfigurationError
+from bridge.commands.replies import NOTHING, Replies, Told, topic_of_answers
+from bridge.errors import ConfigurationError, EnvironmentFailure
 from bridge.settings.model import Settings
 from bridge.wire.headers import NEVER_MS, NEXT_MS, Origins, parse_duration, parse_origins, parse_until
+from timerstore.clock import SystemClock
 
 MOVES: Final = {
     "pause": (NEVER_MS, "Deliver no more ticks of a message that comes again, until it is resumed."),
@@ -41,10 +46,14 @@ class Change:
         ),
     ] = None
     key: Annotated[
-        str | None, typer.Option("--key", help="The key that it was sent with; without it, all partitions.")
+        str | None,
+        typer.Option("--key", help="The key that it was sent with, for the answer; all partitions are asked."),
     ] = None
     reply_to: Annotated[
         str | None, typer.Option("--reply-to", help="Topic in which the bridge says what became of it.")
+    ] = None
+    wait: Annotated[
+        str | None, typer.Option("--wait", help="Wait for the bridge to say what became of it, at most this long: 30s.")
     ] = None
     correlation_id: Annotated[str | None, typer.Option("--correlation-id", help="Text that the answer carries.")] = None
     delay_topic: Annotated[
@@ -54,43 +63,62 @@ class Change:
     bootstrap: Annotated[str | None, typer.Option("--bootstrap", help="Brokers, host:port; wins over the file.")] = None
     config: ConfigOption = None
 
-    @contextmanager
-    def client(self) -> Iterator[tuple[DelayClient, Origins | None]]:
-        """A client for it, and the origins that it names (None: it names an id)."""
-        with settings_of(self.config) as (settings, _):
+    def send(self, verb: str, command: Callable[[DelayClient, Origins | None, dict[str, Any]], None]) -> None:
+        """Have `command` sent, which is called `verb`, and say what came of it, if that is waited for. It is given a
+        client, the origins that are named (None: an id), and what else its record says."""
+        with settings_of(self.config) as (given, _):
+            settings = reaching(given, self.bootstrap)
             place = read_option(parse_origins, self.origin, "--origin")
+            wait_ms = read_option(parse_duration, self.wait, "--wait")
             if (self.id is None) == (place is None):
                 hint = "`delay-bridge pending list` shows both."
                 raise ConfigurationError("give either an id or --origin", hint=hint, code="DB-1003")
             delay_topic = self.delay_topic or (only_delay_topic(settings) if place is None else place[0])
-            try:
-                yield DelayClient(producer(settings, self.bootstrap), delay_topic), place
-            except ValueError as error:
-                hint = "Give the id that the message was sent with; for a move, either --at or --after."
-                raise ConfigurationError(f"invalid command: {error}", hint=hint, code="DB-1003") from None
+            client, told = DelayClient(producer(settings), delay_topic), list[Message]()
+            about: dict[str, Any] = {"reply_to": self.reply_to, "correlation": self.correlation_id}
+            with ExitStack() as stack:
+                replies = None
+                if wait_ms is not None:
+                    topic = self.reply_to or topic_of_answers(settings, delay_topic)
+                    replies = stack.enter_context(Replies(reading(settings), topic, SystemClock()))
+                    about |= {"reply_to": topic, "on_delivery": partial(_taken, told)}
+                try:
+                    command(client, place, about)
+                except ValueError as error:
+                    hint = "Give the id that the message was sent with; for a move, either --at or --after."
+                    raise ConfigurationError(f"invalid command: {error}", hint=hint, code="DB-1003") from None
+                client.flush()
+                asked = "" if replies is not None else "; --wait 30s says what became of it"
+                say(f"{verb} of {self.id or self.origin} sent to {delay_topic}{asked}", err=True)
+                if replies is not None:
+                    commands = [f"{each.topic()}/{each.partition()}/{each.offset()}" for each in told]
+                    named = None if place is None else len(place[2])
+                    _report(self.id or self.origin or "", replies.wait(commands, (wait_ms or 0) / 1000, named))
 
     def move(self, verb: str, at_ms: int | None, after: timedelta | None) -> None:
         """Have the message due at another time; the command is called `verb`."""
-        with self.client() as (client, place):
-            reply_to, correlation = self.reply_to, self.correlation_id
+
+        def command(client: DelayClient, place: Origins | None, about: dict[str, Any]) -> None:
             if place is None:
-                client.move(self.id or "", self.key, at=at_ms, after=after, reply_to=reply_to, correlation=correlation)
+                client.move(self.id or "", self.key, at=at_ms, after=after, everywhere=True, **about)
             else:
-                client.move_origin(*place, at=at_ms, after=after, reply_to=reply_to, correlation=correlation)
-            client.flush()
-            say(f"{verb} of {self.id or self.origin} sent to {client.delay_topic}", err=True)
+                client.move_origin(*place, at=at_ms, after=after, **about)
+
+        self.send(verb, command)
 
 
 @bundled
 def cancel(change: Change) -> None:
-    """Cancel a pending message. An id that is unknown, or already delivered, is not an error."""
-    with change.client() as (client, place):
+    """Cancel a pending message, in whichever partition it is. Without --wait nothing says whether there was one; with
+    it the exit status is 1 if nothing was pending."""
+
+    def command(client: DelayClient, place: Origins | None, about: dict[str, Any]) -> None:
         if place is None:
-            client.cancel(change.id or "", change.key, reply_to=change.reply_to, correlation=change.correlation_id)
+            client.cancel(change.id or "", change.key, everywhere=True, **about)
         else:
-            client.cancel_origin(*place, reply_to=change.reply_to, correlation=change.correlation_id)
-        client.flush()
-        say(f"cancel of {change.id or change.origin} sent to {client.delay_topic}", err=True)
+            client.cancel_origin(*place, **about)
+
+    change.send("cancel", command)
 
 
 @bundled
@@ -100,9 +128,32 @@ def move(
     after: Annotated[str | None, typer.Option(help="New delay from now: 0s (now), 90s, 1h30m, 7d, PT15M.")] = None,
     change: Change,
 ) -> None:
-    """Have a pending message due at another time. An id that is unknown, or already delivered, is not an error."""
+    """Have a pending message due at another time, as `cancel` finds it. Exit status as of `cancel`."""
     until, after_ms = read_option(parse_until, at, "--at"), read_option(parse_duration, after, "--after")
     change.move("move", until, None if after_ms is None else timedelta(milliseconds=after_ms))
+
+
+def _taken(told: list[Message], error: KafkaError | None, message: Message) -> None:
+    """Raises EnvironmentFailure, from `flush`, if the delay topic has not taken a command."""
+    if error is not None:
+        raise EnvironmentFailure(f"not taken: {error.str()}", hint="Send it again.", code="DB-1004")
+    told.append(message)
+
+
+def _report(name: str, told: Told) -> None:
+    """Say what became of what was named. Raises typer.Exit with 1 unless all is done."""
+    for outcome, count in told.counts.items():
+        origins = told.origins.get(outcome, [])
+        if outcome in NOTHING and not told.is_nothing:
+            continue
+        for origin in origins:
+            say(f"{origin}: {outcome}")
+        if outcome in NOTHING and not origins:
+            say(f"nothing that is pending is known by the id {name}", err=True)
+        elif count > len(origins):
+            say(f"{name}: {outcome} {count - len(origins)}{' more' * bool(origins)}")
+    if not told.has_changed:
+        raise typer.Exit(1)
 
 
 def _moving(verb: str) -> Callable[..., None]:
@@ -123,11 +174,24 @@ def add(app: typer.Typer, schedules: typer.Typer) -> None:
         schedules.command(verb, help=MOVES[verb][1])(_moving(verb))
 
 
-def producer(settings: Settings, bootstrap: str | None) -> dict[str, Any]:
+def reaching(settings: Settings, bootstrap: str | None) -> Settings:
+    """`settings`, with these brokers in place of the configuration's."""
+    if bootstrap is None:
+        return settings
+    common = {**settings.kafka.common, "bootstrap.servers": bootstrap}
+    return settings.model_copy(update={"kafka": settings.kafka.model_copy(update={"common": common})})
+
+
+def producer(settings: Settings) -> dict[str, Any]:
     """The configuration's security and brokers; what belongs to the bridge's own producer stays out."""
     properties: dict[str, Any] = settings.kafka.properties("common", "producer")
     properties.pop("transaction.timeout.ms", None)
-    return properties | ({"bootstrap.servers": bootstrap} if bootstrap else {})
+    return properties
+
+
+def reading(settings: Settings) -> dict[str, Any]:
+    """Of a consumer, with a group that the bridge's user may name anyway; it is never joined."""
+    return settings.kafka.properties("common") | {"group.id": settings.group_id}
 
 
 def only_delay_topic(settings: Settings) -> str:

@@ -227,7 +227,8 @@ def send(
     config: ConfigOption = None,
 ) -> None:
     """Send messages to be delivered later; with --every or --cron again and again, not before --at or --after."""
-    with settings_of(config) as (settings, _):
+    with settings_of(config) as (given, _):
+        settings = change.reaching(given, bootstrap)
         if value is not None and file is not None:
             raise ConfigurationError("both a message and --file are given", hint="Give one of them.", code="DB-1003")
         send_at, after_ms = read_option(parse_until, at, "--at"), read_option(parse_duration, after, "--after")
@@ -244,8 +245,8 @@ def send(
         }
         headers = [(name, os.fsencode(text)) for name, text in read_headers(header, "--header")]
         delay_topic = delay_topic or change.only_delay_topic(settings)
-        client = DelayClient(change.producer(settings, bootstrap), delay_topic)
-        arrivals = _arrivals(settings, delay_topic, topic, bootstrap) if wait is not None else None
+        client = DelayClient(change.producer(settings), delay_topic)
+        arrivals = _arrivals(settings, delay_topic, topic) if wait is not None else None
         wait_ms = read_option(parse_duration, wait, "--wait") or 0
         send_one: Callable[..., None] = client.send if recurrence == ONCE else partial(client.schedule, **recurrence)
         told: list[tuple[KafkaError | None, Message]] = []
@@ -371,14 +372,11 @@ def _origins(told: Sequence[tuple[KafkaError | None, Message]]) -> list[str]:
     return [f"{message.topic()}/{message.partition()}/{message.offset()}" for _, message in told]
 
 
-def _arrivals(settings: Settings, delay_topic: str, topic: str | None, bootstrap: str | None) -> Arrivals:
+def _arrivals(settings: Settings, delay_topic: str, topic: str | None) -> Arrivals:
     """Made before the first message is sent, so that none can be missed."""
     mapped = settings.delay_topics.get(delay_topic)
     target = topic or (mapped.target if mapped is not None else None)
     if target is None:
         raise ConfigurationError("--wait needs to know the real topic", hint="Name it with --to.", code="DB-1003")
-    # A group that the bridge's user may name anyway; it is never joined.
-    properties = settings.kafka.properties("common") | {"group.id": settings.group_id}
-    properties |= {"bootstrap.servers": bootstrap} if bootstrap else {}
     dead_letters = [settings.dead_letter_topic(delay_topic)] if mapped is not None else []
-    return Arrivals(properties, [target], SystemClock(), dead_letters)
+    return Arrivals(change.reading(settings), [target], SystemClock(), dead_letters)

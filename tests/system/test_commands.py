@@ -8,9 +8,12 @@ from datetime import timedelta
 from typing import Any, Final
 
 import pytest
-from confluent_kafka import Message
+from confluent_kafka import Message, Producer
+from typer.testing import CliRunner
 
 from bridge.client import DelayClient
+from bridge.commands.cli import app
+from bridge.wire import headers as h
 from dev.harness.kafka import Reader, Record, Topics
 from dev.harness.waiting import wait_until
 from tests.system.bridge import RunningBridge
@@ -133,6 +136,39 @@ def test_answers_say_what_became_of_it(site: Site) -> None:
     outcomes = {name: each["delay-outcome"] for name, each in told.items()}
     assert outcomes == {"m": "moved", "c": "cancelled", "gone": "not-pending", "f": "forbidden"}
     assert told["m"]["delay-count"] == "1"
+
+
+@pytest.mark.fault("a cancel whose producer had another partitioner")
+def test_the_command_finds_what_another_partitioner_has_placed(site: Site) -> None:
+    """By id in whichever partition, with or without the key; `--wait` prints what became of it, also that nothing was
+    known, and of an origin."""
+    elsewhere = Producer({"bootstrap.servers": site.bootstrap, "partitioner": "consistent_random", "linger.ms": 0})
+    for n in range(9):
+        headers: list[tuple[str, str | bytes | None]] = [
+            (h.TOPIC, site.target.encode()),
+            (h.FOR, b"600s"),
+            (h.ID, f"other-{n}".encode()),
+        ]
+        elsewhere.produce(site.client.delay_topic, value=b"-", key=f"key-{n}", headers=headers)
+    elsewhere.flush()
+    common = ["--bootstrap", site.bootstrap, "--delay-topic", site.client.delay_topic, "--wait", "60s"]
+
+    def invoke(*words: str) -> tuple[int, str, str]:
+        result = CliRunner().invoke(app, [*words, *common])
+        return result.exit_code, result.stdout, result.stderr
+
+    for n in range(9):
+        key = ["--key", f"key-{n}"] if n % 2 else []
+        status, out, err = invoke("cancel", f"other-{n}", *key)
+        assert (status, out.count(": cancelled\n"), out.count("\n")) == (0, 1, 1), (out, err)
+    status, out, err = invoke("cancel", "other-1")
+    assert (status, out) == (1, "") and "nothing that is pending is known by the id other-1" in err
+    status, out, err = invoke("schedules", "pause", "nosuch")
+    assert (status, out) == (1, "") and "nosuch" in err
+    place = "/".join(map(str, site.send("moved", ms=FAR_MS)))
+    assert invoke("move", "--origin", place, "--after", "0s")[:2] == (0, f"{place}: moved\n")
+    site.arrive("moved")
+    assert invoke("cancel", "--origin", place)[:2] == (1, f"{place}: not-pending\n")
 
 
 def test_a_message_is_moved_after_it_was_rolled(site: Site) -> None:

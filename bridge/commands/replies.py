@@ -1,0 +1,126 @@
+"""What became of commands that were just sent, by the bridge's answers (`bridge.wire.answers`) in their topic.
+
+By id, each partition has a record of the command and answers for itself, so that a message is found wherever its
+producer has put it. An answer is that of a command by the place of its record (`delay-command`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Self
+
+from confluent_kafka import Message
+
+from bridge.commands.tail import Tail
+from bridge.errors import ConfigurationError, EnvironmentFailure
+from bridge.kafka.admin import Cluster
+from bridge.settings.model import Settings
+from bridge.wire.answers import Outcome
+from bridge.wire.headers import COMMAND, COUNT, OUTCOME
+from bridge.wire.received import headers_of
+from timerstore.clock import Clock
+
+SUFFIX: Final = ".answers"
+"""Of the topic of a delay topic's answers, where a command names no other."""
+CONFIG: Final = {"cleanup.policy": "delete", "retention.ms": "3600000"}
+DONE: Final = (Outcome.CANCELLED, Outcome.MOVED)
+NOTHING: Final = (Outcome.NOT_PENDING,)
+
+
+@dataclass(slots=True, kw_only=True)
+class Told:
+    """How many messages each outcome is about, and which, as far as they were named."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    origins: dict[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether something was changed, and nothing was left that should have been."""
+        return any(self.counts[each] for each in DONE) and not self.counts.keys() - {*DONE, *NOTHING}
+
+    @property
+    def is_nothing(self) -> bool:
+        """Whether nothing of what was named was pending."""
+        return not self.counts.keys() - {*NOTHING}
+
+    def add(self, outcome: str, count: int, origins: Sequence[str]) -> None:
+        self.counts[outcome] += max(count, 1)
+        self.origins.setdefault(outcome, []).extend(origins)
+
+
+class Replies:
+    """Reads the topic of answers from where it ends now; make it before sending."""
+
+    def __init__(self, properties: Mapping[str, Any], topic: str, clock: Clock) -> None:
+        """`properties` are a consumer's, with a group id. Raises EnvironmentFailure for a topic that cannot be read."""
+        self._tail, self._clock = Tail(properties, [topic]), clock
+
+    def wait(self, commands: Collection[str], timeout_s: float, named: int | None = None) -> Told:
+        """The answers to each of `commands`, by the places of their records; to one by origin, about all `named`
+        messages. Raises EnvironmentFailure when the time is up."""
+        left, told = set(commands), Told()
+        answered = 0
+        deadline_s = self._clock.monotonic_s() + timeout_s
+        while left:
+            left_s = deadline_s - self._clock.monotonic_s()
+            if left_s <= 0:
+                raise EnvironmentFailure(
+                    f"the bridge has not answered within {timeout_s:g} s",
+                    hint="The command is in the delay topic, and holds. Look at /readyz and the log of the bridge.",
+                    first=min(left),
+                    code="DB-1080",
+                )
+            message = self._tail.next(left_s)
+            if message is None or (found := _read(message, commands)) is None:
+                continue
+            command, outcome, count, origins = found
+            told.add(outcome, count, origins)
+            answered += count
+            if named is None or answered >= named:
+                left.discard(command)
+        return told
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._tail.__exit__()
+
+
+def topic_of_answers(settings: Settings, delay_topic: str) -> str:
+    """The topic of answers to commands that name none; it is made if it is missing, and may be.
+
+    Raises ConfigurationError where the bridge does not deliver there, and EnvironmentFailure.
+    """
+    name = delay_topic + SUFFIX
+    if not settings.target_permitted(name):
+        raise ConfigurationError(
+            f"the bridge may not answer in {name}",
+            hint="Add it to targets.allow, or name a topic that it may use with --reply-to.",
+            code="DB-1003",
+        )
+    cluster = Cluster(settings)
+    if not cluster.topics([name]) and settings.bridge.create_topics:
+        cluster.create_topic(name, partitions=1, replication=-1, config=CONFIG)
+        cluster.await_topics([name])
+    return name
+
+
+def _read(message: Message, commands: Collection[str]) -> tuple[str, str, int, list[str]] | None:
+    """Command, outcome, count and origins of an answer to one of `commands`; others may write into its topic."""
+    headers = {name: value or b"" for name, value in headers_of(message) or []}
+    command, outcome = (headers.get(name, b"").decode(errors="replace") for name in (COMMAND, OUTCOME))
+    if command not in commands or outcome not in set(Outcome):
+        return None
+    count = headers.get(COUNT, b"")
+    try:
+        value = json.loads(message.value() or b"{}")
+    except (ValueError, RecursionError):
+        value = {}
+    origins = value.get("origins") if isinstance(value, dict) else None
+    named = [str(each) for each in origins] if isinstance(origins, list) else []
+    return command, outcome, int(count) if count.isdigit() and len(count) < 10 else 0, named

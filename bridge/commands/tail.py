@@ -1,0 +1,70 @@
+"""Reads topics from where they end now: what a command waits for comes after that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Self
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from bridge.errors import EnvironmentFailure
+from bridge.kafka.construction import made
+from bridge.kafka.errors import kafka_error
+
+REQUEST_TIMEOUT_S: Final = 10.0
+POLL_S: Final = 0.5
+
+
+class Tail:
+    """Make it before that is sent whose effect is waited for. The group is never joined, nothing is committed."""
+
+    def __init__(self, properties: Mapping[str, Any], topics: Sequence[str]) -> None:
+        """`properties` are a consumer's, with a group id. Raises EnvironmentFailure for a topic that cannot be read."""
+        reading = {
+            **properties,
+            "isolation.level": "read_committed",
+            "enable.auto.commit": False,
+            "auto.offset.reset": "error",
+            "allow.auto.create.topics": False,
+        }
+        self._consumer = made("for arrivals", lambda: Consumer(reading))
+        try:
+            self._consumer.assign([end for topic in topics for end in self._ends(topic)])
+        except EnvironmentFailure:
+            self._consumer.close()
+            raise
+
+    def next(self, timeout_s: float) -> Message | None:
+        """The next record, if it comes in time. Raises EnvironmentFailure."""
+        message = self._consumer.poll(min(timeout_s, POLL_S))
+        if message is None or (error := message.error()) is None:
+            return message
+        if error.retriable() or error.code() == KafkaError._ALL_BROKERS_DOWN:
+            return None
+        raise EnvironmentFailure(
+            f"cannot read what arrives: {error.str()}", hint="Look at the brokers.", code="DB-1007"
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._consumer.close()
+
+    def _ends(self, topic: str) -> list[TopicPartition]:
+        try:
+            found = self._consumer.list_topics(topic, timeout=REQUEST_TIMEOUT_S).topics[topic]
+            if found.error is not None:
+                raise KafkaException(found.error)
+            places = [TopicPartition(topic, partition) for partition in found.partitions]
+            for place in places:
+                place.offset = self._consumer.get_watermark_offsets(place, timeout=REQUEST_TIMEOUT_S)[1]
+        except KafkaException as failed:
+            error = kafka_error(failed)
+            if error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC):
+                raise EnvironmentFailure(
+                    f"the topic {topic} does not exist", hint="Create it, or correct its name.", code="DB-1007"
+                ) from None
+            hint = f"Check that this user may describe and read {topic}"
+            raise EnvironmentFailure(f"cannot wait on {topic}: {error.str()}", hint=hint, code="DB-1007") from None
+        return places
