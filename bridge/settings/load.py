@@ -6,24 +6,25 @@
   `DELAY_BRIDGE__KAFKA__COMMON__BOOTSTRAP_SERVERS`; a trailing `_FILE` keeps its meaning: `..._SASL_PASSWORD_FILE`;
 - a Spark property is taken as written if it has a dot (`..._CONF__spark.sql.shuffle.partitions`), else as above;
 - a delay topic is one that the file names, in any case and with `_` for `.` and `-`, else a new one, just as written;
+- a variable that may mean two keys, that is empty, or whose value is in quotes, is refused;
 - a section, map or list may be given whole, as YAML or JSON: `DELAY_BRIDGE__DELAY_TOPICS='{my.delay: {target: my}}'`.
 """
 
 from __future__ import annotations
 
-import inspect
 import re
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, get_args, get_origin
 
-import yaml
-from pydantic import BaseModel, SecretStr
+from pydantic import SecretStr
 
 from bridge.errors import ConfigurationError
 from bridge.settings.librdkafka import COMMON_NAMES, nearest
 from bridge.settings.model import Settings
 from bridge.settings.secrets import interpolate, read_secret_file
+from bridge.settings.shapes import Places, fields, is_map_of_sections, refuse_shapeless, refuse_spoiled
+from bridge.settings.yaml_text import NotYamlError, read
 
 PREFIX: Final = "DELAY_BRIDGE__"
 _FILE_SUFFIX: Final = "_file"
@@ -39,79 +40,87 @@ def load(path: Path | None, env: Mapping[str, str]) -> Settings:
 
     Raises ConfigurationError in one line for anything that is not understood.
     """
-    tree = read_yaml(path) if path is not None else {}
-    for keys, value in sorted(from_environment(tree, env), key=lambda item: len(item[0])):
+    places: Places = {}
+    tree = read_yaml(path, places) if path is not None else {}
+    for keys, value, variable in _variables(tree, env):
         _put(tree, keys, value)
+        places[keys] = variable
     _refuse_unknown(tree, Settings, [])
+    refuse_shapeless(tree, Settings, (), places)
     from_files: dict[Path_, str] = {}
     resolved = _resolve(tree, (), env, from_files)
-    return Settings.of(resolved, from_files)
+    refuse_spoiled(resolved, (), places)
+    return Settings.of(resolved, from_files, places)
 
 
-def read_yaml(path: Path) -> Tree:
-    """A YAML file as a tree; an empty file is an empty tree. Raises ConfigurationError."""
+def read_yaml(path: Path, places: Places) -> Tree:
+    """A YAML file as a tree, whose texts are as they are written; an empty file is an empty tree. Notes in `places`
+    where each key stands. Raises ConfigurationError."""
     try:
-        with path.open(encoding="utf-8") as file:
-            tree = yaml.load(file, Loader=_Loader)
+        tree, lines = read(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigurationError(
             f"cannot read {path}: {error.strerror}", hint="Give the file with --config.", code="DB-2001"
         ) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (NotYamlError, UnicodeDecodeError) as error:
+        problem = error if isinstance(error, NotYamlError) else "it is not UTF-8"
         raise ConfigurationError(
-            f"{path} is not valid YAML: {_yaml_problem(error)}", hint="Correct the file.", code="DB-2003"
+            f"{path} is not valid YAML: {problem}", hint="Correct the file.", code="DB-2003"
         ) from None
     if tree is None:
         return {}
     if not isinstance(tree, dict):
         raise ConfigurationError(f"{path} is not a mapping of keys to values", hint=_EXPLAINED, code="DB-2004")
+    places.update({keys: f"line {line} of {path}" for keys, line in lines.items()})
     return tree
-
-
-class _Loader(yaml.SafeLoader):
-    """Refuses a key that occurs twice: one of the two values would silently be lost."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if key.value in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"key {key.value!r} occurs twice", key.start_mark)
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
-def _yaml_problem(error: Exception) -> str:
-    """What and where, but not the line itself: it may hold a secret."""
-    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
-        return f"{error.problem} at line {error.problem_mark.line + 1}, column {error.problem_mark.column + 1}"
-    return type(error).__name__
 
 
 # --- environment -----------------------------------------------------------------------------------------------------
 
 
-def from_environment(tree: Tree, env: Mapping[str, str]) -> Iterator[tuple[Path_, Any]]:
-    """The keys that the environment sets, with their values; `tree` is the file's, whose delay topics are matched."""
+def _variables(tree: Tree, env: Mapping[str, str]) -> list[tuple[Path_, Any, str]]:
+    """The keys that the environment sets, whole sections first, their values and variables; `tree` is the file's, whose
+    delay topics and properties are matched. Raises ConfigurationError."""
+    found: dict[Path_, tuple[Any, str]] = {}
     for name in sorted(env):
-        if name.startswith(PREFIX):
-            yield _from_variable(name, env[name], tree)
+        if not name.startswith(PREFIX):
+            continue
+        keys, value = _from_variable(name, _meant(name, env[name]), tree)
+        if keys in found:
+            raise ConfigurationError(
+                f"{name} and {found[keys][1]} both set {'.'.join(keys)}", hint="Keep one of them.", code="DB-2082"
+            )
+        found[keys] = value, name
+    return sorted(((keys, *each) for keys, each in found.items()), key=lambda item: len(item[0]))
+
+
+def _meant(name: str, text: str) -> str:
+    """A variable's text. Raises ConfigurationError where it is none, or in quotes that were the shell's."""
+    if not text.strip():
+        hint = "Give it a value, or unset it: then the file's value holds, or the default."
+        raise ConfigurationError(f"environment variable {name} is set, and empty", hint=hint, code="DB-2080")
+    stripped = text.strip()
+    if len(stripped) > 1 and stripped[0] == stripped[-1] and stripped[0] in "\"'":
+        hint = "Remove them: a shell would, an env file does not. If they are meant, put the value into a file."
+        raise ConfigurationError(f"environment variable {name} is in quotes", hint=hint, code="DB-2081")
+    return text
 
 
 def _from_variable(name: str, text: str, tree: Tree) -> tuple[Path_, Any]:
     path: list[str] = []
     shape: object = Settings
     segments = name.removeprefix(PREFIX).split("__")
-    while segments and (fields := _fields(shape)) is not None:
+    while segments and (known := fields(shape)) is not None:
         key = segments.pop(0).lower()
-        if key not in fields:
-            raise _unknown(path, key, list(fields), f"environment variable {name}")
+        if key not in known:
+            raise _unknown(path, key, list(known), f"environment variable {name}")
         path.append(key)
-        shape = fields[key]
-        if segments and _is_map_of_sections(shape):
-            path.append(_topic(segments.pop(0), tree))
+        shape = known[key]
+        if segments and is_map_of_sections(shape):
+            path.append(_topic(name, segments.pop(0), tree))
             shape = get_args(shape)[1]
     if segments and tuple(path) in _PROPERTY_MAPS:
-        path.append(_property(segments, path[0] == "spark"))
+        path.append(_property(name, segments, path, tree))
         return tuple(path), text
     if segments:
         raise ConfigurationError(
@@ -120,20 +129,39 @@ def _from_variable(name: str, text: str, tree: Tree) -> tuple[Path_, Any]:
     return tuple(path), _value(name, text, shape)
 
 
-def _topic(segment: str, tree: Tree) -> str:
+def _topic(variable: str, segment: str, tree: Tree) -> str:
     known = tree.get("delay_topics")
-    names = [str(name) for name in (known if isinstance(known, dict) else ["delay"])]
-    meant = [name for name in names if _folded(name) == _folded(segment)]
-    return meant[0] if len(meant) == 1 else segment
+    return _named(variable, segment, list(known) if isinstance(known, dict) else ["delay"]) or segment
+
+
+def _named(variable: str, text: str, names: Iterable[str]) -> str | None:
+    """The one of `names` that is meant, if one is. Raises ConfigurationError where several may be."""
+    names = list(names)
+    if text in names:
+        return text
+    meant = [name for name in names if _folded(name) == _folded(text)]
+    if len(meant) > 1:
+        raise ConfigurationError(
+            f"environment variable {variable} may mean {' or '.join(sorted(meant))}",
+            hint="Write the name in it as the file has it, or set the key in the file.",
+            code="DB-2082",
+        )
+    return meant[0] if meant else None
 
 
 def _folded(name: str) -> str:
     return re.sub(r"[.-]", "_", name).lower()
 
 
-def _property(segments: list[str], as_written_with_dot: bool) -> str:
+def _property(variable: str, segments: list[str], path: list[str], tree: Tree) -> str:
+    """The name of a client property or of one of Spark's: as the file has it, as the client calls it, or with dots."""
+    is_spark = path[0] == "spark"
     joined = "__".join(segments)
-    if as_written_with_dot and "." in joined:
+    section = tree.get(path[0])
+    written = section.get(path[1]) if isinstance(section, dict) else None
+    if (meant := _named(variable, joined, written if isinstance(written, dict) else [])) is not None:
+        return meant
+    if is_spark and "." in joined:
         return joined
     lowered = ".".join(segments).lower()
     known = {_folded(name): name for name in COMMON_NAMES}
@@ -145,17 +173,19 @@ def _property(segments: list[str], as_written_with_dot: bool) -> str:
 
 def _value(name: str, text: str, shape: object) -> Any:
     """A variable's text as the value for `shape`: lists, maps and sections are YAML, everything else is text."""
-    if get_origin(shape) is list and not text.lstrip().startswith("["):
+    is_list = get_origin(shape) is list
+    if is_list and not text.lstrip().startswith("["):
+        if "," in text:
+            hint = """Write it as ["a", "b"], also if it is one with a comma."""
+            raise ConfigurationError(f"environment variable {name} is no list", hint=hint, code="DB-2006")
         return [text]
-    if get_origin(shape) not in (list, dict) and _fields(shape) is None:
+    if not is_list and get_origin(shape) is not dict and fields(shape) is None:
         return text
     try:
-        return yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError as error:
+        return read(text)[0]
+    except NotYamlError as error:
         hint = "Write a list or mapping as JSON."
-        raise ConfigurationError(
-            f"environment variable {name}: {_yaml_problem(error)}", hint=hint, code="DB-2006"
-        ) from None
+        raise ConfigurationError(f"environment variable {name}: {error}", hint=hint, code="DB-2006") from None
 
 
 def _put(tree: Tree, path: Path_, value: Any) -> None:
@@ -182,13 +212,13 @@ def _as_tree(tree: Tree, part: str, path: Path_) -> Tree:
 
 
 def _refuse_unknown(tree: Tree, shape: object, path: list[str]) -> None:
-    fields = _fields(shape)
+    known = fields(shape)
     for key, value in list(tree.items()):
-        here = [*path, str(key)]
-        if fields is not None and key not in fields:
-            raise _unknown(path, str(key), list(fields), "the configuration")
-        inner = fields[key] if fields is not None else get_args(shape)[1]
-        if _fields(inner) is None and get_origin(inner) is not dict:
+        here = [*path, key]
+        if known is not None and key not in known:
+            raise _unknown(path, key, list(known), "the configuration")
+        inner = known[key] if known is not None else get_args(shape)[1]
+        if fields(inner) is None and get_origin(inner) is not dict:
             continue
         if value is None:  # `delay:` with nothing below it
             tree[key] = value = {}
@@ -196,7 +226,7 @@ def _refuse_unknown(tree: Tree, shape: object, path: list[str]) -> None:
             raise ConfigurationError(
                 f"{'.'.join(here)} must be a mapping of keys to values", hint=_EXPLAINED, code="DB-2004"
             )
-        if _fields(inner) is not None or _is_map_of_sections(inner):
+        if fields(inner) is not None or is_map_of_sections(inner):
             _refuse_unknown(value, inner, here)
 
 
@@ -214,23 +244,12 @@ def _unknown(path: list[str], key: str, siblings: list[str], origin: str) -> Con
 
 
 def _leaves(shape: object, path: str) -> Iterator[str]:
-    for key, inner in (_fields(shape) or {}).items():
+    for key, inner in (fields(shape) or {}).items():
         here = f"{path}.{key}" if path else key
         yield here
         yield from _leaves(
-            get_args(inner)[1] if _is_map_of_sections(inner) else inner, here + ".<name>" * _is_map_of_sections(inner)
+            get_args(inner)[1] if is_map_of_sections(inner) else inner, here + ".<name>" * is_map_of_sections(inner)
         )
-
-
-def _fields(shape: object) -> dict[str, object] | None:
-    """Key -> shape of a section; None if `shape` is not a section."""
-    if inspect.isclass(shape) and get_origin(shape) is None and issubclass(shape, BaseModel):
-        return {name: field.annotation for name, field in shape.model_fields.items()}
-    return None
-
-
-def _is_map_of_sections(shape: object) -> bool:
-    return get_origin(shape) is dict and _fields(get_args(shape)[1]) is not None
 
 
 # --- secrets and references ------------------------------------------------------------------------------------------

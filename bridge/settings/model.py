@@ -33,8 +33,9 @@ from bridge.errors import ConfigurationError
 from bridge.settings.librdkafka import problems
 from bridge.settings.reserved import OTHERS_OWN, SPARK_OWNED
 from bridge.settings.secrets import MASK, Redactor, is_secret_key, mask
+from bridge.settings.shapes import sentence
 from bridge.settings.time_budgets import POLL_INTERVAL_MS, TimeBudgets
-from bridge.settings.units import AUTO, duration, parse_bytes, parse_duration_ms, per_second, size
+from bridge.settings.units import ANY_CASE, AUTO, duration, parse_bytes, parse_duration_ms, per_second, size
 
 DEFAULT_LEVELS: Final = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 DEAD_LETTER_SUFFIX: Final = ".dlt"
@@ -147,7 +148,9 @@ class DelayTopic(Section):
 
     target: Name | None = None
     dead_letter: Name | None = None
-    dialect: Literal["native", "etf1", "karafka", "rocketmq", "wushilin", "cesium", "rabbitmq"] = "native"
+    dialect: Annotated[Literal["native", "etf1", "karafka", "rocketmq", "wushilin", "cesium", "rabbitmq"], ANY_CASE] = (
+        "native"
+    )
     partitions: int = Field(default=2, ge=1, le=10_000)
     replication: int = Field(default=-1, ge=-1, le=32)
 
@@ -212,7 +215,7 @@ class Retry(Section):
 class Delivery(Section):
     """How the dispatcher writes."""
 
-    mode: Literal["exactly-once", "at-least-once"] = "exactly-once"
+    mode: Annotated[Literal["exactly-once", "at-least-once"], ANY_CASE] = "exactly-once"
     commit_interval: Annotated[int, duration("1ms", "5s")] = 40
     transaction_rows: int = Field(default=20_000, ge=1, le=1_000_000)
     session_timeout: Annotated[int, duration("1s", "30m")] = parse_duration_ms("30s")
@@ -228,7 +231,7 @@ class Start(Section):
 class Overdue(Section):
     """What is done about messages that have waited for the bridge."""
 
-    policy: Literal["deliver", "dead-letter"] = "deliver"
+    policy: Annotated[Literal["deliver", "dead-letter"], ANY_CASE] = "deliver"
     older_than: Annotated[int, duration("1s", "36500d")] = parse_duration_ms("1d")
     rate: Annotated[int, per_second("0/s", "10000000/s")] = 0
 
@@ -283,7 +286,7 @@ class Http(Section):
     user: str | None = Field(default=None, pattern="^[^:]+$")
     password_file: Path | None = None
     token_file: Path | None = None
-    api: Literal["off", "read", "write"] = "read"
+    api: Annotated[Literal["off", "read", "write"], ANY_CASE] = "read"
     api_port: int = Field(default=8081, ge=0, le=65_535)
     show_payloads: bool = False
     peers: list[Annotated[str, Field(pattern="^https?://[^/?#@ ]+/?$")]] = Field(default=[], max_length=64)
@@ -311,8 +314,8 @@ class Tracing(Section):
 class Logs(Section):
     """How the bridge logs."""
 
-    format: Literal["auto", "json", "console"] = "auto"
-    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Annotated[Literal["auto", "json", "console"], ANY_CASE] = "auto"
+    level: Annotated[Literal["debug", "info", "warning", "error"], ANY_CASE] = "info"
 
 
 class Settings(Section):
@@ -340,16 +343,19 @@ class Settings(Section):
     _from_files: dict[tuple[str, ...], str] = PrivateAttr(default_factory=dict)
 
     @classmethod
-    def of(cls, tree: Mapping[str, Any], from_files: Mapping[tuple[str, ...], str] | None = None) -> Settings:
-        """Settings from plain values as YAML yields them; `from_files` are the values to be masked wherever they stand.
-
-        Raises ConfigurationError with every problem in one line.
-        """
+    def of(
+        cls,
+        tree: Mapping[str, Any],
+        from_files: Mapping[tuple[str, ...], str] | None = None,
+        places: Mapping[tuple[str, ...], str] | None = None,
+    ) -> Settings:
+        """Settings from plain values; `from_files` are the values to be masked wherever they stand, `places` says where
+        keys are set. Raises ConfigurationError with every problem in one line."""
         redact = Redactor((from_files or {}).values())
         try:
             settings = cls.model_validate(tree)
         except ValidationError as error:
-            found = "; ".join(redact(_sentence(e["loc"], e["msg"])) for e in error.errors(include_input=False))
+            found = "; ".join(redact(sentence(each, places or {})) for each in error.errors(include_input=False))
             raise ConfigurationError(
                 f"invalid configuration: {found}",
                 hint="Correct the configuration; config/bridge.yaml explains every key.",
@@ -463,13 +469,6 @@ class Settings(Section):
 def plain(value: str | SecretStr) -> str:
     """The value itself, for the client that needs it; never for printing."""
     return value.get_secret_value() if isinstance(value, SecretStr) else value
-
-
-def _sentence(location: tuple[int | str, ...], message: str) -> str:
-    """One problem with its full path; problems of a whole section name their keys themselves."""
-    text = message.removeprefix("Value error, ")
-    path = ".".join(str(part) for part in location if part != "[key]")
-    return text if not path or text.startswith(f"{path}.") else f"{path}: {text}"
 
 
 def _set(tree: dict[str, Any], path: tuple[str, ...], value: str) -> None:

@@ -12,9 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import BeforeValidator, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
+ANY_CASE: Final = BeforeValidator(lambda value: value.lower() if isinstance(value, str) else value)
+"""Of a setting that is one of some words: in whatever case they are written, as levels of a log often are."""
 AUTO: Final = 0
 """`auto`, where a setting may be that instead of a number of milliseconds."""
 
@@ -99,6 +101,8 @@ class Quantity:
             return AUTO
         if isinstance(value, bool) or not isinstance(value, int | str) or (isinstance(value, int) and not self.bare):
             raise ValueError(f"{value!r} has no unit; write it as {self.least} or {self.most}")
+        if isinstance(value, str) and value.strip().isdecimal() and not self.bare:
+            raise ValueError(f"{value} has no unit and is not a duration; write it as {self.least} or {self.most}")
         number = self.read(str(value))
         if not self.read(self.least) <= number <= self.read(self.most):
             raise ValueError(f"{value} is outside of {self.least} to {self.most}")

@@ -1,0 +1,114 @@
+"""Of what shape each setting is, and what its text may not be: told with the key and its line, before it is read.
+
+A text is refused that can only be a mistake: an empty one (`Path("")` is the working directory, and `""` a pattern that
+matches nothing), and one with a line break or another control character, as files of Windows and block scalars leave it
+behind. Keys and certificates in PEM have lines.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Mapping
+from types import NoneType, UnionType
+from typing import Any, Final, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic_core import ErrorDetails
+
+from bridge.errors import ConfigurationError
+
+Places = dict[tuple[str, ...], str]
+"""Where keys are set: a line of the file, or the name of a variable."""
+
+LINES_ALLOWED: Final = re.compile(r".*\.pem|delay\.levels")
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ufeff]")
+_QUOTE_IT: Final = "Give it a value or remove it; a text that is null or ~ needs quotes."
+
+
+def fields(shape: object) -> dict[str, object] | None:
+    """Key -> shape of a section; None if `shape` is not a section."""
+    if inspect.isclass(shape) and get_origin(shape) is None and issubclass(shape, BaseModel):
+        return {name: field.annotation for name, field in shape.model_fields.items()}
+    return None
+
+
+def is_map_of_sections(shape: object) -> bool:
+    return get_origin(shape) is dict and fields(get_args(shape)[1]) is not None
+
+
+def refuse_shapeless(value: Any, shape: object, path: tuple[str, ...], places: Mapping[tuple[str, ...], str]) -> None:
+    """Raises ConfigurationError for a list in place of one value, one value in place of a list, and none at all. A list
+    without a value is its default. `value` is a mapping wherever `shape` is one."""
+    known = fields(shape)
+    for key, each in list(value.items()):
+        inner, here = known[key] if known is not None else get_args(shape)[1], (*path, key)
+        if fields(inner) is not None or get_origin(inner) is dict:
+            refuse_shapeless(each, inner, here, places)
+        elif get_origin(inner) is list and each is None:
+            del value[key]
+        elif get_origin(inner) is list:
+            _refuse_list(each, here, places)
+        elif isinstance(each, list | dict):
+            found = "a list" if isinstance(each, list) else "a mapping"
+            raise _wrong(here, places, f"is one value, not {found}", "Write one value.")
+        elif each is None and not _may_be_none(inner):
+            raise _wrong(here, places, "is empty", _QUOTE_IT)
+
+
+def _refuse_list(found: Any, path: tuple[str, ...], places: Mapping[tuple[str, ...], str]) -> None:
+    if not isinstance(found, list):
+        raise _wrong(path, places, "is a list", 'Write it as ["a", "b"].')
+    if not all(isinstance(each, str) for each in found):
+        raise _wrong(path, places, "is a list of texts", "Write each as one text, in quotes if need be.")
+
+
+def refuse_spoiled(value: Any, path: tuple[str, ...], places: Mapping[tuple[str, ...], str]) -> None:
+    """Raises ConfigurationError for a text that is empty or has control characters."""
+    if isinstance(value, dict):
+        for key, each in value.items():
+            refuse_spoiled(each, (*path, key), places)
+        return
+    for text in value if isinstance(value, list) else [value]:
+        text = text.get_secret_value() if hasattr(text, "get_secret_value") else text
+        if not isinstance(text, str):
+            continue
+        if not text.strip():
+            raise _wrong(path, places, "is empty", _QUOTE_IT)
+        if _CONTROL.search(text) and not LINES_ALLOWED.fullmatch(".".join(path)):
+            hint = "Remove it. In YAML, write the text in one line, without | or >; look for CR at the ends of lines."
+            raise _wrong(path, places, "holds a line break or another control character", hint)
+
+
+_WORDS: Final = {
+    "int_parsing": "is not a whole number",
+    "int_parsing_size": "is not a whole number of a size that is read",
+    "int_from_float": "is not a whole number",
+    "bool_parsing": "is neither true nor false",
+    "float_parsing": "is not a number",
+}
+
+
+def sentence(error: ErrorDetails, places: Mapping[tuple[str, ...], str]) -> str:
+    """One problem of pydantic's with its full path, and where that is set; problems of a whole section name their keys
+    themselves."""
+    text = _WORDS.get(error["type"], error["msg"]).removeprefix("Value error, ")
+    keys = tuple(str(part) for part in error["loc"] if part != "[key]")
+    path = ".".join(keys)
+    told = text if not path or text.startswith(f"{path}.") else f"{path}: {text}"
+    return told + place_of(keys, places)
+
+
+def _may_be_none(shape: object) -> bool:
+    return get_origin(shape) in (Union, UnionType) and NoneType in get_args(shape)
+
+
+def _wrong(path: tuple[str, ...], places: Mapping[tuple[str, ...], str], problem: str, hint: str) -> ConfigurationError:
+    name = ".".join(path)
+    return ConfigurationError(f"setting {name} {problem}{place_of(path, places)}", hint=hint, code="DB-2083")
+
+
+def place_of(path: tuple[str, ...], places: Mapping[tuple[str, ...], str]) -> str:
+    """Where the key is set, or the nearest above it, in brackets; empty if it is not known."""
+    known = (places[path[:length]] for length in range(len(path), 0, -1) if path[:length] in places)
+    return next((f" ({place})" for place in known), "")
