@@ -12,7 +12,8 @@
 #   make sbom                           dist/sbom.json, what the image holds: Python, Java, Debian (CycloneDX)
 #   make messages                       docs/messages.md: the messages of each error's code, from the source
 #   make chart                          what of helm/delay-bridge is generated; SNAPSHOTS=1 also its tests' snapshots
-#   make helm                           the program helm, built with Go into .cache/bin, for the chart's tests
+#   make faults                         the fault table of docs/guarantees.md, from the tests' marks and docstrings
+#   make tools                          what tests need beside Python and Java: helm and promtool, into .cache/bin
 #   make browser                        a Chromium for the page's tests, from npm packages, into .cache/browser
 #   make kubernetes                     a Kubernetes API likewise, to install the chart into (with Debian's etcd-server)
 #   make clean, make distclean          caches; also the environment and the broker's jars
@@ -31,7 +32,7 @@ KUBERNETES_VERSION := 1.34.4
 CYCLONEDX := cyclonedx-bom==7.5.0
 SOURCES := $(wildcard bridge timerstore dev demo bench release tests)
 
-.PHONY: install prerequisites demo test check nightly bench lint format lock image audit sbom chart messages helm browser kubernetes clean distclean
+.PHONY: install prerequisites demo test check nightly bench lint format lock image audit sbom chart messages faults tools helm promtool browser kubernetes clean distclean
 
 install: prerequisites $(VENV)/.installed
 
@@ -73,11 +74,10 @@ $(VENV)/.installed: requirements.lock pyproject.toml $(addprefix bridge/install/
 demo: install
 	@$(BIN)/python -m demo $(if $(BOOTSTRAP),--bootstrap $(BOOTSTRAP)) $(DEMO_ARGS)
 
-# Three at a time, files whole: system tests spend much of their time waiting for what is due. On two cores a whole run
-# takes half an hour so.
+# Three at a time: system tests spend much of their time waiting for what is due. tests/distribution.py has the order.
 PARALLEL := --numprocesses 3 --dist loadfile
 
-test: install
+test: install tools
 	$(BIN)/python -m pytest $(PARALLEL) $(PYTEST_ARGS)
 
 # Tests are marked by what they need (tests/conftest.py); properties and machines try few examples here. They keep two
@@ -139,12 +139,30 @@ chart: install
 messages: install
 	$(BIN)/python -m release.messages
 
-# Three minutes of one core, once; the tests look here and on the PATH.
+faults: install
+	$(BIN)/python -m release.faults
+
+# Where one cannot be had, the tests that need it are skipped, and say so.
+tools:
+	@command -v helm >/dev/null || $(MAKE) --no-print-directory helm || echo "No helm: the chart's tests are skipped" >&2
+	@command -v promtool >/dev/null || $(MAKE) --no-print-directory promtool || echo "No promtool: alerts are not played" >&2
+
+# Half a minute of two cores, once; the tests look here and on the PATH.
 helm: .cache/bin/helm
 
 .cache/bin/helm:
 	@command -v go >/dev/null || { echo "Go is needed to build helm; or put a helm on the PATH" >&2; exit 1; }
 	GOBIN=$(CURDIR)/.cache/bin go install -p 1 helm.sh/helm/v3/cmd/helm@$(HELM_VERSION)
+
+# From Debian's package, of which nothing is installed: that would start a server.
+promtool: .cache/bin/promtool
+
+.cache/bin/promtool:
+	@command -v apt-get >/dev/null || { echo "promtool is taken from Debian's package prometheus; or put one on the PATH" >&2; exit 1; }
+	@mkdir -p $(@D)
+	@unpacked=$$(mktemp -d) && trap 'rm -rf "$$unpacked"' EXIT && cd "$$unpacked" && \
+	  { apt-get download --quiet --quiet prometheus || { apt-get update --quiet --quiet && apt-get download --quiet --quiet prometheus; }; } 2>apt.log && \
+	  dpkg --extract prometheus_*.deb . && install -m 755 usr/bin/promtool $(CURDIR)/$@ || { cat "$$unpacked/apt.log" >&2; exit 1; }
 
 # The tests fetch it themselves, where npm is; SNAPSHOTS=1 also makes the pictures of docs/page.md anew.
 browser: install

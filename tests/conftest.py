@@ -10,32 +10,48 @@ import hypothesis
 import pytest
 import structlog
 
+from dev.harness import pace
 from dev.harness.kafka import Topics
-from tests.profiles import EXAMPLES, IS_NIGHTLY
+from tests.profiles import EXAMPLES, IS_NIGHTLY, SEED, seed
 from tests.spark_session import spark  # noqa: F401
 from tests.system.broker import Broker, start_broker
 
 # Machines are shared: an example that takes long says nothing about the code.
-hypothesis.settings.register_profile("tests", deadline=None, max_examples=EXAMPLES)
+hypothesis.settings.register_profile("tests", deadline=None, max_examples=EXAMPLES, derandomize=not IS_NIGHTLY)
 hypothesis.settings.load_profile("tests")
+
+pytest_plugins = ["tests.distribution", "tests.outcomes"]
 
 NEEDS: Final = {"broker": "broker", "spark": "jvm", "chromium": "browser"}
 """Fixtures that start a server, however a test comes to ask for one, and the marker that says so."""
 
 
 @pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """One seed for all processes: also for what Hypothesis draws, where that is random."""
+    if seed() and IS_NIGHTLY and config.getoption("hypothesis_seed", None) is None:
+        config.option.hypothesis_seed = str(seed())
+
+
+def pytest_report_header() -> list[str]:
+    """What a run depends on beside the source."""
+    header = [f"pace: {pace.factor():g} (deadlines are so many times as long)"]
+    return [*header, f"seed: {seed()} ({SEED} repeats it)"] if IS_NIGHTLY else header
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests are marked by what they need. Files with slow tests come first: one that begins last would be waited for,
-    with a core that has nothing to do. Within a file the order stays. Those of the night run in the night."""
+    """Tests are marked by what they need, and wait longer on a slow machine. Those of the night run in the night."""
     if not IS_NIGHTLY:
         later = [item for item in items if item.get_closest_marker("nightly") is not None]
         config.hook.pytest_deselected(items=later)
         items[:] = [item for item in items if item not in later]
+    usual_s = float(config.getini("timeout"))
     for item in items:
         for fixture in NEEDS.keys() & set(getattr(item, "fixturenames", ())):
             item.add_marker(NEEDS[fixture])
-    slow = {item.path for item in items if item.get_closest_marker("slow") is not None}
-    items.sort(key=lambda item: item.path not in slow)
+        own = item.get_closest_marker("timeout")
+        item.add_marker(pytest.mark.timeout(pace.scaled(own.args[0] if own else usual_s)), append=False)
 
 
 @pytest.fixture(autouse=True)

@@ -1,8 +1,10 @@
-"""How many examples properties and machines try; HYPOTHESIS_PROFILE is `check`, `ci` (the default) or `nightly`."""
+"""How many examples properties and machines try, and which; HYPOTHESIS_PROFILE is `check`, `ci` (the default) or
+`nightly`. Only those of the night are random, and a run of it prints its seed."""
 
 from __future__ import annotations
 
 import os
+import random
 from typing import Final
 
 from hypothesis import HealthCheck, settings
@@ -14,6 +16,19 @@ EXAMPLES: Final = 40 if PROFILE == "check" else 100
 """Of a property that does not say how many."""
 HUNDREDS: Final = 30 if PROFILE == "check" else 100
 """Of messages, in a test whose promise holds for any number of them."""
+
+SEED: Final = "DELAY_BRIDGE_SEED"
+"""A variable with the seed of all that a session draws at random: that of a run in the night, to repeat it."""
+SEED_OF_DAY: Final = 20_261_126
+
+
+def seed() -> int:
+    """What is drawn follows from it. It is the same in all processes of a session."""
+    given = os.environ.get(SEED)
+    if given is None:
+        drawn = random.SystemRandom().randrange(1 << 32) if IS_NIGHTLY else SEED_OF_DAY
+        given = os.environ[SEED] = str(drawn)
+    return int(given)
 
 
 def of_a_machine(*, check: int, ci: int, nightly: int, steps: int) -> settings:

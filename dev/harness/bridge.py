@@ -23,6 +23,7 @@ import psutil
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from dev.harness.pace import scaled
 from dev.harness.waiting import wait_until
 from timerstore.clock import SystemClock
 
@@ -168,14 +169,14 @@ class BridgeProcess:
         """SIGKILL to the Python process alone, as an out-of-memory killer would; its JVM has to end by itself."""
         process = self._running_process()
         process.kill()
-        process.wait(ORPHAN_S_MAX)
+        process.wait(scaled(ORPHAN_S_MAX))
 
     def stop(self, deadline_s: float = STOP_S_MAX, number: signal.Signals = signal.SIGTERM) -> int:
         """SIGTERM, or `number`; returns the exit status. Raises AssertionError when it takes longer than promised."""
         process = self._running_process()
         process.send_signal(number)
         try:
-            return process.wait(deadline_s)
+            return process.wait(scaled(deadline_s))
         except subprocess.TimeoutExpired:
             raise AssertionError(f"no end within {deadline_s:g} s of {number.name}; log:\n{self.tail()}") from None
 
@@ -183,7 +184,7 @@ class BridgeProcess:
         """Wait until the process ends of its own accord; returns the exit status."""
         process = self._running_process()
         try:
-            return process.wait(deadline_s)
+            return process.wait(scaled(deadline_s))
         except subprocess.TimeoutExpired:
             raise AssertionError(f"no end within {deadline_s:g} s; log:\n{self.tail()}") from None
 
@@ -197,7 +198,7 @@ class BridgeProcess:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         if self._process is not None:
-            self._process.wait(ORPHAN_S_MAX)
+            self._process.wait(scaled(ORPHAN_S_MAX))
 
     def __enter__(self) -> Self:
         return self
@@ -287,7 +288,7 @@ class BridgeProcess:
             self._port = int(started[-1]["port"])
         url = f"http://127.0.0.1:{self._port}{path}"
         try:
-            with urllib.request.urlopen(url, timeout=HTTP_S_MAX) as answer:
+            with urllib.request.urlopen(url, timeout=scaled(HTTP_S_MAX)) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
@@ -302,7 +303,7 @@ class BridgeProcess:
     def ask(self, path: str, **parameters: object) -> Any:
         """What the HTTP API answers to a GET below /api/v1/. Raises HTTPError where it refuses."""
         url = f"{self.api_url()}/api/v1/{path}?{urllib.parse.urlencode(parameters, doseq=True)}"
-        with urllib.request.urlopen(url, timeout=HTTP_S_MAX) as answer:
+        with urllib.request.urlopen(url, timeout=scaled(HTTP_S_MAX)) as answer:
             return json.loads(answer.read())
 
     def metrics(self) -> dict[str, float]:

@@ -33,12 +33,13 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public, but
     ResourceType,
 )
 
+from dev.harness.pace import scaled
 from dev.harness.waiting import wait_until
 from timerstore.clock import SystemClock
 
 Headers = Sequence[tuple[str, bytes | None]]
 
-REQUEST_TIMEOUT_S: Final = 30
+REQUEST_TIMEOUT_S: Final = scaled(30)
 POLL_RECORDS: Final = 2_000
 PACE_S: Final = 0.005
 

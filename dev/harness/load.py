@@ -12,6 +12,7 @@ from confluent_kafka import Producer
 
 from dev.harness.kafka import Outgoing, Reader, Record, produce_with
 from dev.harness.ledger import NUMBER, Balance, Ledger, Plan
+from dev.harness.pace import scaled
 from timerstore.clock import SystemClock
 
 PACE_S: Final = 0.1
@@ -40,7 +41,7 @@ class Load:
         self._sent = 0
         self._producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 1, "enable.idempotence": True})
         self._aborter = Producer({"bootstrap.servers": bootstrap, "transactional.id": f"load-{delay_topic}"})
-        self._aborter.init_transactions(30)
+        self._aborter.init_transactions(scaled(30))
 
     @property
     def topics(self) -> list[str]:
@@ -63,7 +64,7 @@ class Load:
         """Send `count` messages in a transaction that is aborted: none of them may arrive."""
         self._aborter.begin_transaction()
         produce_with(self._aborter, [self._message()[0] for _ in range(count)])
-        self._aborter.abort_transaction(30)
+        self._aborter.abort_transaction(scaled(30))
 
     @contextmanager
     def running(self, per_second: int) -> Iterator[None]:
@@ -100,7 +101,7 @@ class Load:
         """Read until every acknowledged message has arrived; returns all records, or what there is at the deadline."""
         books = self.ledger.against([])
         with Reader(bootstrap, self.topics) as reader:
-            end_s = self._clock.monotonic_s() + deadline_s
+            end_s = self._clock.monotonic_s() + scaled(deadline_s)
             read = 0
             while self._clock.monotonic_s() < end_s and books.pending:
                 reader.poll(0.2)

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Final, TypeVar
 
+from dev.harness.pace import scaled
 from timerstore.clock import SystemClock
 
 POLL_S: Final = 0.05
@@ -14,7 +15,9 @@ T = TypeVar("T")
 
 
 def wait_until(condition: Callable[[], T], deadline_s: float, what: str | Callable[[], object] = "") -> T:
-    """The first truthy value of `condition`. Raises AssertionError, with `what`, when there is none in `deadline_s`."""
+    """The first truthy value of `condition`. Raises AssertionError, with `what`, when there is none in `deadline_s`;
+    on a slow machine they are more (pace.py)."""
+    deadline_s = scaled(deadline_s)
     clock, never = SystemClock(), threading.Event()
     end_s = clock.monotonic_s() + deadline_s
     while True:

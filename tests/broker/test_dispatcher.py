@@ -455,6 +455,7 @@ def test_offsets_move_without_output_about_once_a_second(broker: Broker, topics:
         assert (state.offset, state.position) == (29, None)
 
 
+@pytest.mark.fault("a commit without an answer")
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_commit_without_an_answer_is_resolved_by_what_kafka_holds(broker: Broker, topics: Topics, when: str) -> None:
     """The producer is made anew; whether the commit happened or not, everything arrives exactly once."""
@@ -667,6 +668,7 @@ def test_a_revocation_waits_for_the_open_transaction_and_not_longer(broker: Brok
             second.stop()
 
 
+@pytest.mark.fault("a killed broker under a dispatcher")
 @pytest.mark.slow
 def test_a_broker_that_is_killed_and_comes_back_costs_nothing() -> None:
     """Through three kills under load every record arrives exactly once, or is put off, and delivery goes on by itself.

@@ -62,6 +62,7 @@ class Crash(Exception):
     """The process ends here."""
 
 
+@pytest.mark.fault("a crash of `redrive`")
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_crash_puts_nothing_back_twice(
     broker: Broker, topics: Topics, monkeypatch: pytest.MonkeyPatch, when: str

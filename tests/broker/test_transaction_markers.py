@@ -108,6 +108,7 @@ def test_what_the_coordinator_knows_wins_over_a_choice(cluster: LosingCluster) -
     assert resolve(settings, Outcome.ABORTED, ask) == {settings.transactional_id: Outcome.COMMITTED}
 
 
+@pytest.mark.fault("a commit whose end the brokers lose")
 def test_a_commit_that_was_not_answered_is_found_out_about(cluster: LosingCluster) -> None:
     """The bridge lives on, and would wait for stable offsets to learn what became of it."""
     delay, target = cluster.create(ROWS + 1)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -280,6 +281,7 @@ class Site:
                 assert not recalled, f"{name} is told to have left, and was recalled"
 
 
+@pytest.mark.fault("crashes amid commands")
 @settings(max_examples=EXAMPLES, deadline=None, print_blob=True)
 @given(seed=st.integers(0, 1 << 32), steps=st.lists(st.sampled_from(STEPS), min_size=5, max_size=40))
 def test_answers_are_true_through_crashes(seed: int, steps: list[str]) -> None:

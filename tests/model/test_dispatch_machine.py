@@ -274,6 +274,7 @@ class DispatchMachine(RuleBasedStateMachine):
             self.rig.close()
 
 
+@pytest.mark.fault("any error of any call of the producer, in any order")
 @pytest.mark.timeout(timeout_s(1_800))
 class TestDispatchMachine(DispatchMachine.TestCase):  # type: ignore[misc,valid-type]
     """Whatever fails in whatever order: exactly once, never early, nothing lost, and what can be delivered is."""

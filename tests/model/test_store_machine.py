@@ -1048,6 +1048,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert len(self.store.state.timerlog) == 0, "finished segments were not reclaimed"
 
 
+@pytest.mark.fault("crashes, lost and damaged files, full disks, in any order")
 @pytest.mark.timeout(timeout_s(1_200))
 class TestStoreMachine(StoreMachine.TestCase):  # type: ignore[misc,valid-type]
     """Whatever happens in whatever order, each record is delivered exactly once and never early, unless it is

@@ -96,6 +96,7 @@ def assert_small_footer(segment: Path) -> None:
         assert footer.serialized_size <= limit, f"{footer.serialized_size} bytes for {footer.num_rows} rows"
 
 
+@pytest.mark.fault("a hostile producer")
 def test_nothing_that_a_producer_chooses_is_unbounded(broker: Broker, topics: Topics, tmp_path: Path) -> None:
     """Names, ids, times, headers, keys, sizes, cancels, forged copies, another scheduler's headers: the bridge stays
     ready, its memory, metrics, files and log stay small, and each record is delivered, a dead letter as it came,
@@ -169,6 +170,7 @@ def assert_as_they_came(kept: dict[int, Made], letters: dict[int, Made]) -> None
             assert letter.headers[len(own)][0] == "delay-reason", number
 
 
+@pytest.mark.fault("a backlog of records that are all headers")
 def test_a_backlog_of_records_that_are_all_headers_fits_the_heap(
     broker: Broker, topics: Topics, tmp_path: Path
 ) -> None:

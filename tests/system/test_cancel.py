@@ -213,6 +213,7 @@ def test_commands_that_were_written_in_time_while_the_bridge_was_down_take_effec
     assert int(moved.header("delay-due") or b"") != due_ms
 
 
+@pytest.mark.fault("a kill and a lost directory after a cancel")
 def test_a_cancel_survives_restarts_and_the_loss_of_the_directory(site: Site) -> None:
     """From the index after a graceful stop, from the topic after a kill that takes the directory with it."""
     bridge = site.bridge

@@ -58,6 +58,7 @@ class WallClock:
         new.replace(self._file)
 
 
+@pytest.mark.fault("a clock that jumps and comes back")
 @pytest.mark.skipif(not COMPILER, reason="no C compiler: without wallwait.c, libfaketime stalls librdkafka")
 def test_a_clock_that_jumps_and_comes_back_is_followed(broker: Broker, topics: Topics, tmp_path: Path) -> None:
     """An hour forward: what is due by then arrives. Back again: what is sent then arrives at its time by the new
@@ -108,6 +109,7 @@ def test_a_clock_that_jumps_and_comes_back_is_followed(broker: Broker, topics: T
         assert bridge.stop() == 0
 
 
+@pytest.mark.fault("a clock that jumps in the middle of a read")
 @pytest.mark.skipif(not COMPILER, reason="no C compiler: without wallwait.c, libfaketime stalls librdkafka")
 def test_a_jump_in_the_middle_of_a_read_ends_neither_the_read_nor_the_bridge(
     broker: Broker, topics: Topics, tmp_path: Path
@@ -135,6 +137,7 @@ def test_a_jump_in_the_middle_of_a_read_ends_neither_the_read_nor_the_bridge(
         assert bridge.stop() == 0
 
 
+@pytest.mark.fault("a clock that is set back while clients connect")
 @pytest.mark.skipif(not COMPILER, reason="no C compiler: without wallwait.c, libfaketime stalls librdkafka")
 def test_a_clock_that_is_set_back_while_clients_connect_stops_delivery_for_seconds(
     broker: Broker, topics: Topics, tmp_path: Path

@@ -25,6 +25,7 @@ HOST: Final = "localhost"
 """Of the bridge, for executors; another name for it than the usual one."""
 
 
+@pytest.mark.fault("a killed worker of a Spark cluster")
 def test_a_worker_that_is_killed_loses_nothing(broker: Broker, topics: Topics, tmp_path: Path) -> None:
     """100,000 messages, each delivered once, sent while a worker is killed: the query needs both workers; it is started
     anew when another one has taken the place of the one that was killed, and the plain reader reads meanwhile."""

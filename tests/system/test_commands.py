@@ -197,6 +197,7 @@ def test_a_message_is_moved_while_it_waits_for_a_retry(site: Site) -> None:
     site.arrive("retried", topic=target)
 
 
+@pytest.mark.fault("a kill between a move and its delivery")
 def test_moves_survive_a_kill(site: Site) -> None:
     """What was moved arrives once, at the new time, whatever the kill interrupts."""
     origins = [site.send(f"{n}", ms=FAR_MS) for n in range(100)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from pathlib import Path
 from typing import Final
@@ -13,7 +12,7 @@ from dev.harness.kafka import Topics
 from dev.harness.ledger import Balance
 from dev.harness.load import Load
 from dev.harness.waiting import wait_until
-from tests.profiles import IS_NIGHTLY
+from tests.profiles import IS_NIGHTLY, seed
 from tests.system.bridge import RunningBridge
 from tests.system.broker import Broker
 from timerstore.clock import SystemClock
@@ -39,15 +38,15 @@ def pause(seconds: float) -> None:
     wait_until(lambda: clock.monotonic_s() >= end_s, seconds + 10)
 
 
+@pytest.mark.fault("kills at random moments, under load")
 @pytest.mark.timeout(1800)
 def test_no_kill_loses_or_doubles_anything(broker: Broker, topics: Topics, tmp_path: Path) -> None:
     """However often and whenever the bridge is killed, a read_committed consumer sees every message once, not early."""
-    seed = int(os.environ.get("DELAY_BRIDGE_SEED") or random.SystemRandom().randrange(1 << 32))
-    print(f"seed {seed}: set DELAY_BRIDGE_SEED to it to kill at the same moments")
-    chance = random.Random(seed)
+    drawn = seed()
+    chance = random.Random(drawn)
     delay = topics.delay(partitions=4)
     targets = [topics.create("orders", partitions=3), topics.create("bills")]
-    load = Load(broker.bootstrap, delay, targets, seed=seed)
+    load = Load(broker.bootstrap, delay, targets, seed=drawn)
     with RunningBridge(tmp_path, broker.bootstrap, delay, config=BUSY_DISK) as bridge:
         with load.running(PER_SECOND):
             for _ in range(KILLS):
@@ -60,10 +59,10 @@ def test_no_kill_loses_or_doubles_anything(broker: Broker, topics: Topics, tmp_p
                 bridge.kill()
             bridge.start()
         records = load.wait_delivered(broker.bootstrap, DELIVERED_S_MAX)
-        assert load.balance(records) == Balance(), f"seed {seed}: {load.balance(records)}"
+        assert load.balance(records) == Balance(), f"seed {drawn}: {load.balance(records)}"
         metrics = bridge.wait_idle(30)
         assert metrics["early_deliveries_total"] == 0
         assert bridge.stop() == 0
         bridge.wait_no_orphans()
         records = load.wait_delivered(broker.bootstrap, 30)
-        assert load.balance(records) == Balance(), f"seed {seed}: {load.balance(records)}"
+        assert load.balance(records) == Balance(), f"seed {drawn}: {load.balance(records)}"

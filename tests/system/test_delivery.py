@@ -426,6 +426,7 @@ def dead_letters(site: Site, marks: list[bytes]) -> dict[bytes, Record]:
 # ---- transactions of others
 
 
+@pytest.mark.fault("an aborted transaction of a producer")
 def test_an_aborted_transaction_is_never_delivered(site: Site) -> None:
     """Records of a producer's aborted transaction are never delivered, whatever surrounds them; committed ones are."""
     target = site.topics.create("transactions")

@@ -44,6 +44,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", str(path)], check=True, capture_output=True)
 
 
+@pytest.mark.fault("a full disk")
 def test_many_flushes_and_a_full_disk(broker: Broker, topics: Topics, tmp_path: Path, small_disk: Path) -> None:
     """Segments of many flushes become one. On a full disk ingest stops, as /readyz and a metric say, what is
     due is delivered all the same, and with room again everything goes on by itself: each message arrives once."""
@@ -95,6 +96,7 @@ def test_many_flushes_and_a_full_disk(broker: Broker, topics: Topics, tmp_path: 
         assert bridge.stop() == 0
 
 
+@pytest.mark.fault("a flood of delays")
 def test_floods_of_near_and_far_delays_stay_within_their_memory(broker: Broker, topics: Topics, tmp_path: Path) -> None:
     """Several times of what may be in memory falls due within the horizon, and as much again in days: what is ready to
     go stays within `ready_rows.bytes`, each near message still arrives once and in time, and the far ones wait."""

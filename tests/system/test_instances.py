@@ -30,6 +30,7 @@ KEPT_LATE_MS_MAX: Final = 5_000
 SESSION: Final = {"delivery": {"session_timeout": "6s"}}
 
 
+@pytest.mark.fault("two instances of the same name")
 @pytest.mark.timeout(600)
 def test_a_second_instance_of_the_same_name_takes_over(broker: Broker, topics: Topics, tmp_path: Path) -> None:
     """A second bridge of the same name goes on where the first one is; the first says so and ends with 5."""
@@ -53,6 +54,7 @@ def test_a_second_instance_of_the_same_name_takes_over(broker: Broker, topics: T
         second.wait_no_orphans()
 
 
+@pytest.mark.fault("instances that come, go and die")
 @pytest.mark.timeout(600)
 def test_instances_that_come_and_go_share_the_partitions(broker: Broker, topics: Topics, tmp_path: Path) -> None:
     """A second instance joins, takes its share and leaves, in order or killed: nothing is lost or doubled, and the
@@ -91,6 +93,7 @@ def test_instances_that_come_and_go_share_the_partitions(broker: Broker, topics:
         assert "StackOverflowError" not in a.logs, "Spark's own handling of a batch that is cut off"
 
 
+@pytest.mark.fault("a rolling restart")
 @pytest.mark.timeout(600)
 def test_a_rolling_restart_is_a_pause_and_nothing_more(broker: Broker, topics: Topics, tmp_path: Path) -> None:
     """Two instances, restarted one after the other as an upgrade does: nothing is lost, doubled or very late, no

@@ -40,6 +40,7 @@ def fragile() -> Iterator[EmbeddedBroker]:
         yield broker
 
 
+@pytest.mark.fault("a broker that stops or dies, and comes back")
 @pytest.mark.parametrize("way", ["stop", "kill"])
 def test_a_broker_that_restarts_costs_nothing(fragile: EmbeddedBroker, tmp_path: Path, way: str) -> None:
     """The bridge sits out a broker's restart or crash, or ends with one clear line; nothing is lost or doubled."""
@@ -80,6 +81,7 @@ def bridge_after_a_lost_end(cluster: LosingCluster, directory: Path) -> tuple[Ru
     return RunningBridge(directory, cluster.bootstrap, delay, instance="one", config=config), settings, load
 
 
+@pytest.mark.fault("a lost transaction marker")
 def test_the_end_of_a_transaction_that_the_broker_has_lost_is_written_again(
     losing: LosingCluster, tmp_path: Path
 ) -> None:
@@ -95,6 +97,7 @@ def test_the_end_of_a_transaction_that_the_broker_has_lost_is_written_again(
         assert bridge.stop() == 0
 
 
+@pytest.mark.fault("a transaction that the brokers have forgotten")
 def test_a_transaction_that_the_brokers_have_forgotten_is_an_operators_choice(
     losing: LosingCluster, tmp_path: Path
 ) -> None:
@@ -127,6 +130,7 @@ def test_a_transaction_that_the_brokers_have_forgotten_is_an_operators_choice(
         assert bridge.stop() == 0
 
 
+@pytest.mark.fault("a directory of another cluster")
 def test_a_directory_of_another_cluster_is_refused(broker: Broker, fragile: EmbeddedBroker, tmp_path: Path) -> None:
     """A directory that indexes another cluster is not used and not touched: status 4, and what to do about it."""
     delay = Topics(fragile.bootstrap).delay()

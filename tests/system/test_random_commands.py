@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from bridge.wire.commands import cancel_headers, cancel_origin_headers, move_hea
 from bridge.wire.headers import CORRELATION, COUNT, DUE, MOVED_MAX, OUTCOME, origin_text, origins_text, timer_headers
 from dev.harness.kafka import Outgoing, Reader, Record, Topics, produce_with
 from dev.harness.waiting import wait_until
-from tests.profiles import IS_NIGHTLY
+from tests.profiles import IS_NIGHTLY, seed
 from tests.system.bridge import RunningBridge
 from tests.system.broker import Broker
 from timerstore.clock import SystemClock
@@ -136,15 +135,15 @@ class Commands:
         return outgoing, names, correlation, kind in (1, 3)
 
 
+@pytest.mark.fault("kills amid commands about messages that fall due")
 @pytest.mark.timeout(3_600)
 def test_every_answer_says_what_consumers_saw(broker: Broker, topics: Topics, tmp_path: Path) -> None:
     """Each command is answered once. A message comes once, when it is due or where the last move took it, and never if
     one of its commands was answered with `cancelled`."""
-    seed = int(os.environ.get("DELAY_BRIDGE_SEED") or random.SystemRandom().randrange(1 << 32))
-    print(f"seed {seed}: set DELAY_BRIDGE_SEED to it to send the same commands")
-    clock, chance = SystemClock(), random.Random(seed)
+    drawn = seed()
+    clock, chance = SystemClock(), random.Random(drawn)
     delay, target, replies = topics.delay(partitions=3), topics.create("orders"), topics.create("answers")
-    sent = Commands(broker.bootstrap, delay, target, replies, seed)
+    sent = Commands(broker.bootstrap, delay, target, replies, drawn)
     kills = {chance.randrange(1, MESSAGES // BURST) for _ in range(KILLS)}
     with RunningBridge(tmp_path, broker.bootstrap, delay, config=CONFIG) as bridge:
         bridge.start()
@@ -163,7 +162,7 @@ def test_every_answer_says_what_consumers_saw(broker: Broker, topics: Topics, tm
             delivered = reader.to_end()
         assert bridge.metric("early_deliveries_total") == 0
     wrong = compared(sent, answered, delivered, target)
-    assert not wrong, f"seed {seed}: {len(wrong)} of {len(sent.fates)}: {wrong[:10]}"
+    assert not wrong, f"seed {drawn}: {len(wrong)} of {len(sent.fates)}: {wrong[:10]}"
 
 
 def compared(

@@ -144,6 +144,7 @@ def mark() -> bytes:
     return uuid.uuid4().hex.encode()
 
 
+@pytest.mark.fault("header names that a client would cut")
 def test_names_that_our_client_would_cut_reach_no_target(site: Site) -> None:
     """A header's name with NUL is another name where it would arrive: the message is a dead letter when it is due, and
     the letter of a reject has the name whole. (Where Spark reads; the plain reader's client cuts it, too.)"""

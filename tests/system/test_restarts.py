@@ -82,6 +82,7 @@ def site(broker: Broker, topics: Topics, tmp_path_factory: pytest.TempPathFactor
         yield Site(broker, topics, bridge, load)
 
 
+@pytest.mark.fault("a stop and a restart with pending messages")
 def test_pending_messages_survive_a_graceful_stop(site: Site) -> None:
     """SIGTERM ends the bridge within 10 s with status 0; what is pending, or sent meanwhile, comes after a restart."""
     bridge = site.running()
@@ -97,6 +98,7 @@ def test_pending_messages_survive_a_graceful_stop(site: Site) -> None:
     site.settle()
 
 
+@pytest.mark.fault("a lost directory")
 def test_a_deleted_directory_is_rebuilt(site: Site) -> None:
     """The directory is an index: without it, the bridge reads the topic again, and repeats nothing."""
     bridge = site.running()
@@ -110,6 +112,7 @@ def test_a_deleted_directory_is_rebuilt(site: Site) -> None:
     site.settle()
 
 
+@pytest.mark.fault("a damaged segment at a start")
 def test_a_damaged_segment_is_set_aside_at_start(site: Site) -> None:
     """A segment that fails its checksum is set aside when it is read, and its rows come from Kafka again."""
     bridge = site.running()
@@ -122,6 +125,7 @@ def test_a_damaged_segment_is_set_aside_at_start(site: Site) -> None:
     assert "set aside" in bridge.logs
 
 
+@pytest.mark.fault("a damaged segment in a running bridge")
 def test_a_damaged_segment_is_set_aside_while_running(site: Site) -> None:
     """A segment that is damaged under a running bridge is found when it is read, set aside, and rebuilt from Kafka."""
     bridge = site.running()
@@ -135,6 +139,7 @@ def test_a_damaged_segment_is_set_aside_while_running(site: Site) -> None:
     assert "set aside" in bridge.logs
 
 
+@pytest.mark.fault("a damaged checkpoint")
 def test_a_damaged_checkpoint_is_set_aside(site: Site) -> None:
     """A checkpoint that cannot be read is set aside, and the index is rebuilt from Kafka."""
     bridge = site.running()
@@ -168,6 +173,7 @@ def test_what_is_sent_once_it_is_ready_does_not_wait_for_spark(broker: Broker, t
     assert min(late_ms) >= 0 and max(late_ms) < READY_LATE_MS_MAX
 
 
+@pytest.mark.fault("a kill in the mode at-least-once")
 def test_at_least_once_delivers(broker: Broker, topics: Topics, tmp_path: Path) -> None:
     """Without transactions everything arrives, unaltered and not early; a kill may repeat messages, but loses none."""
     delay = topics.delay(partitions=2)

@@ -75,6 +75,7 @@ def log_start(topics: Topics, topic: str, partition: int) -> int:
     return int(found.offset)
 
 
+@pytest.mark.fault("a retention that is shorter than the delay")
 def test_a_delay_outlives_the_retention(site: Site) -> None:
     """A message due long after its record is gone arrives once, on time, with all that it had; as many rolls as
     needed, and no more (RocketMQ #11156)."""
@@ -178,6 +179,7 @@ def test_a_replacement_without_a_key_is_found_in_any_partition(site: Site) -> No
     assert [record.value for record in site.receive(target, 1)] == [b"new"]
 
 
+@pytest.mark.fault("kills and a lost directory between rolls")
 def test_rolls_survive_kills_another_window_and_a_lost_directory(
     broker: Broker, topics: Topics, tmp_path: Path
 ) -> None:
@@ -209,6 +211,7 @@ def test_rolls_survive_kills_another_window_and_a_lost_directory(
         assert balance == Balance(), balance
 
 
+@pytest.mark.fault("records of pending messages deleted from the log")
 def test_a_topic_that_is_trimmed_under_the_bridge(broker: Broker, topics: Topics, tmp_path: Path) -> None:
     """Pending messages whose records are deleted are told of at once, by log, gauge and /readyz, and are delivered."""
     delay, target = topics.delay(config={"retention.ms": "100000"}), topics.create("orders")

@@ -248,6 +248,7 @@ def test_what_is_no_schedule_is_a_dead_letter_at_once(site: Site) -> None:
     assert (letter.header("delay-reason"), letter.header("delay-cron")) == (b"bad-schedule", b"0 9 * * FOO")
 
 
+@pytest.mark.fault("a downtime while recurring messages fall due")
 def test_after_a_downtime_each_policy_is_kept(broker: Broker, topics: Topics, tmp_path: Path) -> None:
     """`last` delivers one tick for all that were missed, `all` each of them in order, `none` the next one only."""
     delay, target = topics.delay(), topics.create("orders")
@@ -345,6 +346,7 @@ def test_after_a_downtime_of_an_hour(site: Site) -> None:
     assert all(b - a == 10_000 for dues in by_origin.values() for a, b in pairwise(dues))
 
 
+@pytest.mark.fault("kills amid recurring messages")
 @pytest.mark.crash
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize(

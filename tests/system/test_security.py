@@ -157,6 +157,7 @@ def test_no_secret_can_be_seen(secure: SecureBroker, bridge: RunningBridge, tmp_
         assert "canary" not in text and "BEGIN" not in text
 
 
+@pytest.mark.fault("replaced credentials")
 def test_replaced_credentials_are_taken_over_and_nothing_is_lost(
     secure: SecureBroker, bridge: RunningBridge, tmp_path: Path
 ) -> None:

@@ -159,6 +159,7 @@ def site(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield Site(cluster, bridge, delay)
 
 
+@pytest.mark.fault("a missing target")
 def test_a_topic_that_is_made_later_gets_its_messages(site: Site) -> None:
     """Once, as they were, with origin and due time of the first record, however often they were tried."""
     before = site.retried("unknown-target")
@@ -196,6 +197,7 @@ def test_a_topic_that_is_deleted_and_made_again_gets_what_came_meanwhile(site: S
     assert [r.value for r in site.receive(target, 1)] == [b"meanwhile"]
 
 
+@pytest.mark.fault("a revoked permission")
 def test_a_permission_that_is_revoked_and_granted_again_loses_nothing(site: Site) -> None:
     """While it is revoked, the metrics name the target, and another target's messages arrive."""
     target, other = site.cluster.create(1), site.cluster.create(1)
@@ -214,6 +216,7 @@ def test_a_permission_that_is_revoked_and_granted_again_loses_nothing(site: Site
     wait_until(lambda: failing not in site.bridge.metrics(), DEADLINE_S, "it is well again")
 
 
+@pytest.mark.fault("a node that is down")
 def test_a_node_that_is_down_holds_up_only_what_it_holds(site: Site) -> None:
     """Keys of its partitions wait and arrive once when it is back; the same topic's other keys do not wait."""
     half, dead = site.cluster.create(1, 2), site.cluster.create(2)
@@ -236,6 +239,7 @@ def test_a_node_that_is_down_holds_up_only_what_it_holds(site: Site) -> None:
     assert len(site.receive(dead, 1)) == 1
 
 
+@pytest.mark.fault("a node that stops, dies or hangs in mid-transaction")
 @pytest.mark.parametrize(
     ("mode", "how"),
     [(mode, how) for mode in ("exactly-once", "at-least-once") for how in ("stop", "kill", "hang")],
@@ -279,6 +283,7 @@ def test_a_transaction_under_way_finds_out_within_seconds(cluster: Cluster, mode
         assert rig.tally.by_topic - before == {good: 29, late: 1, dead: 1}
 
 
+@pytest.mark.fault("a kill while a node is dead")
 def test_a_kill_under_a_spare_id_loses_and_doubles_nothing(cluster: Cluster, tmp_path: Path) -> None:
     """A node dies that leads some targets; the bridge leaves its transaction to be aborted in the background, and is
     killed while it delivers under another transactional id."""

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from tests.packaging.config.exposed import exposed
+from tests.packaging.programs import program, promtool
 from tests.paths import ROOT
 
 ALERTS: Final = ROOT / "config" / "alerts.yaml"
@@ -21,12 +22,12 @@ RULES: Final[list[dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="no promtool on this machine (Debian: prometheus)")
+@pytest.mark.skipif(program("promtool") is None, reason="no promtool: this machine has no apt-get to fetch it")
 def test_alerts_fire_when_they_should_and_only_then(tmp_path: Path) -> None:
     """promtool plays the series of tests/packaging/config/alerts.yaml and compares."""
     shutil.copy(ALERTS, tmp_path / "alerts-under-test.yaml")
     shutil.copy(Path(__file__).with_name("alerts.yaml"), tmp_path)
-    command = ["promtool", "test", "rules", str(tmp_path / "alerts.yaml")]
+    command = [promtool(), "test", "rules", str(tmp_path / "alerts.yaml")]
     run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
 

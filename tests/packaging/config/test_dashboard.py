@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 
 from bridge.telemetry.metrics import TIME_TO_GO
 from tests.packaging.config.exposed import exposed, labels
+from tests.packaging.programs import program, promtool
 from tests.paths import ROOT
 
 DASHBOARD: Final[dict[str, Any]] = json.loads((ROOT / "config" / "dashboard.json").read_text(encoding="utf-8"))
@@ -51,7 +51,7 @@ def test_every_metric_that_tells_of_delivery_is_shown() -> None:
     assert hidden <= HIDDEN, hidden - HIDDEN
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="no promtool on this machine (Debian: prometheus)")
+@pytest.mark.skipif(program("promtool") is None, reason="no promtool: this machine has no apt-get to fetch it")
 def test_queries_can_be_parsed(tmp_path: Path) -> None:
     """By Prometheus itself, with Grafana's variables filled in."""
     rules = [
@@ -59,7 +59,7 @@ def test_queries_can_be_parsed(tmp_path: Path) -> None:
         for number, (_, query) in enumerate(queries())
     ]
     (tmp_path / "rules.yaml").write_text(json.dumps({"groups": [{"name": "dashboard", "rules": rules}]}))
-    command = ["promtool", "check", "rules", str(tmp_path / "rules.yaml")]
+    command = [promtool(), "check", "rules", str(tmp_path / "rules.yaml")]
     run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
 

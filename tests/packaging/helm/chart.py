@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +11,7 @@ from typing import Any, Final
 import pytest
 import yaml
 
+from tests.packaging.programs import program
 from tests.paths import ROOT
 
 CHART: Final = ROOT / "helm" / "delay-bridge"
@@ -24,13 +23,7 @@ TIMEOUT_S: Final = 60
 Manifest = dict[str, Any]
 
 
-def program() -> str | None:
-    """The path of helm, from `make helm` or the PATH."""
-    built = Path(os.environ.get("DELAY_BRIDGE_CACHE") or ROOT / ".cache") / "bin" / "helm"
-    return str(built) if built.exists() else shutil.which("helm")
-
-
-needs_helm: Final = pytest.mark.skipif(program() is None, reason="no helm on this machine: `make helm` builds one")
+needs_helm: Final = pytest.mark.skipif(program("helm") is None, reason="no helm: this machine has no Go to build it")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +35,7 @@ class Refused(Exception):
 
 def helm(*arguments: str) -> str:
     """Run it; returns standard output. Raises Refused."""
-    found = program()
+    found = program("helm")
     assert found is not None
     run = subprocess.run([found, *arguments], capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     if run.returncode != 0:

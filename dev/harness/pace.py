@@ -1,0 +1,82 @@
+"""How slow this machine is: the factor by which waiting helpers and time-outs of tests wait longer.
+
+It is measured once, at the start of a test session (`measured`), and handed to all its processes in a variable
+(`announce`). Outside of a session, and on a machine as fast as the one that deadlines were written on, it is 1.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from timerstore.clock import SystemClock
+
+VARIABLE: Final = "DELAY_BRIDGE_PACE"
+CORES: Final = 2
+"""What the deadlines were written for."""
+LOOP_S: Final = 0.05
+"""A million turns of a loop there."""
+START_S: Final = 0.25
+"""A Java program that prints its version, there, and an interpreter."""
+FACTOR_MAX: Final = 20.0
+TURNS: Final = 1_000_000
+TRIES: Final = 3
+START_S_MAX: Final = 60
+
+
+@cache
+def factor() -> float:
+    """Of this session; at least 1."""
+    return float(os.environ.get(VARIABLE, "1"))
+
+
+def scaled(seconds: float) -> float:
+    """So long on this machine, where `seconds` are generous on the one that deadlines were written on."""
+    return seconds * factor()
+
+
+def announce(value: float) -> None:
+    """Make `value` the factor of this process and of all that it starts from now on."""
+    os.environ[VARIABLE] = f"{value:.2f}"
+    factor.cache_clear()
+
+
+def measured() -> float:
+    """The factor of this machine at this moment: the slower one of a loop and of two programs' starts, and for each
+    core that is missing its share more. It takes a second."""
+    slow = max(_shortest(_loop) / LOOP_S, _shortest(_start) / START_S)
+    return factor_of(slow, len(os.sched_getaffinity(0)))
+
+
+def factor_of(slow: float, cores: int) -> float:
+    """The factor where a core is `slow` times as slow, and there are so many of them."""
+    return min(max(1.0, slow) * max(1.0, CORES / cores), FACTOR_MAX)
+
+
+def _shortest(run: Callable[[], None]) -> float:
+    clock, taken_s = SystemClock(), []
+    for _ in range(TRIES):
+        began_s = clock.monotonic_s()
+        run()
+        taken_s.append(clock.monotonic_s() - began_s)
+    return min(taken_s)
+
+
+def _loop() -> None:
+    total = 0
+    for number in range(TURNS):
+        total += number
+
+
+def _start() -> None:
+    java = str(Path(os.environ["JAVA_HOME"], "bin", "java")) if "JAVA_HOME" in os.environ else "java"
+    for command in ([java, "-Xshare:auto", "-version"], [sys.executable, "-c", "import json"]):
+        try:
+            subprocess.run(command, capture_output=True, check=False, timeout=START_S_MAX)
+        except (OSError, subprocess.TimeoutExpired):
+            continue  # without Java no test that needs it begins

@@ -1,0 +1,143 @@
+"""The fault table of docs/guarantees.md: which fault, what is promised under it, which test shows it, and whether the
+last run of `.ci/run` did.
+
+Faults, promises and tests are read from the tests' syntax trees: the words of `@pytest.mark.fault("...")`, and the
+first sentence of the docstring. Results are in docs/faults.json, with commit and date; `.ci/run` writes them anew.
+
+    make faults                                     the table, after a test was marked, or its words changed
+    python -m release.faults --record OUTCOMES      the results as well, from the file that `--outcomes` has written
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import re
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from timerstore.clock import SystemClock
+
+ROOT: Final = Path(__file__).parents[1]
+DOCUMENT: Final = ROOT / "docs" / "guarantees.md"
+RESULTS: Final = ROOT / "docs" / "faults.json"
+BEGIN, END = "<!-- faults: `make faults` writes what follows -->", "<!-- end of faults -->"
+NEW: Final = "new"
+"""The result of a test that no recorded run has had."""
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Shown:
+    """A fault, the promise under it, and the test that shows it, as pytest names it without parameters."""
+
+    fault: str
+    promise: str
+    test: str
+
+
+def faults(root: Path = ROOT) -> list[Shown]:
+    """Of all tests, by the words of the fault."""
+    found = [each for path in sorted((root / "tests").rglob("test_*.py")) for each in faults_of(path, root)]
+    return sorted(found, key=lambda each: (each.fault.lower(), each.test))
+
+
+def faults_of(path: Path, root: Path) -> Iterator[Shown]:
+    """Of a file. A test without a docstring promises nothing: its promise is empty."""
+    text = path.read_text(encoding="utf-8")
+    if "mark.fault" not in text:
+        return
+    file = path.relative_to(root).as_posix()
+    for names, node in functions(ast.parse(text)):
+        promise = sentence(ast.get_docstring(node) or "")
+        for words in marked(node):
+            yield Shown(words, promise, "::".join((file, *names)))
+
+
+def functions(tree: ast.Module) -> Iterator[tuple[tuple[str, ...], Function]]:
+    """Functions, classes and their methods, with their names."""
+    for node in tree.body:
+        if isinstance(node, Function):
+            yield (node.name,), node
+            if isinstance(node, ast.ClassDef):
+                yield from (((node.name, each.name), each) for each in node.body if isinstance(each, Function))
+
+
+def marked(node: Function) -> Iterator[str]:
+    """The words of its marks."""
+    for mark in node.decorator_list:
+        if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "pytest.mark.fault":
+            yield str(ast.literal_eval(mark.args[0]))
+
+
+def sentence(docstring: str) -> str:
+    """The first one, on one line, without its full stop."""
+    line = " ".join(docstring.split())
+    return re.split(r"(?<!\be\.g)(?<!\bi\.e)\.(?=\s|$)", line, maxsplit=1)[0]
+
+
+def recorded() -> dict[str, Any]:
+    """Commit, date, and results by test; empty before the first record."""
+    return dict(json.loads(RESULTS.read_text(encoding="utf-8"))) if RESULTS.exists() else {}
+
+
+def table(shown: list[Shown], record: Mapping[str, Any]) -> str:
+    """Markdown."""
+    results: Mapping[str, str] = record.get("results", {})
+    run = f"commit `{record['commit']}`, {record['date']}" if record else "none yet"
+    lines = [f"Last recorded run of `.ci/run`: {run}.", "", "| fault | promise | test | result |", "|---|---|---|---|"]
+    for each in shown:
+        cells = (each.fault, each.promise, f"`{each.test}`", results.get(each.test, NEW))
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines)
+
+
+def generated(text: str, inner: str) -> str:
+    """The document with `inner` between the two comments."""
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n\n{inner}\n\n{END}{after}"
+
+
+def without_results(text: str) -> list[str]:
+    """The rows of the table in a document, but for their last cells."""
+    inside = text.partition(BEGIN)[2].partition(END)[0]
+    return [line.rsplit(" | ", 1)[0] for line in inside.splitlines() if line.startswith("| ")]
+
+
+def record_of(outcomes: Mapping[str, str], shown: list[Shown], commit: str, date: str) -> dict[str, Any]:
+    """What is kept of a run. A class is as its tests are."""
+    results = {
+        each.test: result
+        for each in shown
+        for name, result in sorted(outcomes.items())
+        if name == each.test or name.startswith(f"{each.test}::")
+    }
+    return {"commit": commit, "date": date, "results": results}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--record", type=Path, metavar="OUTCOMES")
+    outcomes = parser.parse_args().record
+    shown = faults()
+    if outcomes is not None:
+        head = ["git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD"]
+        commit = subprocess.run(head, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
+        found = json.loads(outcomes.read_text(encoding="utf-8"))
+        record = record_of(
+            found, shown, commit, datetime.fromtimestamp(SystemClock().now_ms() / 1000, UTC).date().isoformat()
+        )
+        RESULTS.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    text = DOCUMENT.read_text(encoding="utf-8")
+    DOCUMENT.write_text(generated(text, table(shown, recorded())), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

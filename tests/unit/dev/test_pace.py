@@ -1,0 +1,35 @@
+"""How long tests wait follows from how slow the machine is."""
+
+from __future__ import annotations
+
+import pytest
+
+from dev.harness import pace
+from dev.harness.waiting import wait_until
+
+
+@pytest.mark.parametrize(
+    ("slow", "cores", "factor"),
+    [(0.5, 2, 1), (1, 8, 1), (3, 2, 3), (1, 1, 2), (3, 1, 6), (0.5, 1, 2), (100, 1, pace.FACTOR_MAX)],
+)
+def test_a_slow_core_and_a_missing_one_both_count(slow: float, cores: int, factor: float) -> None:
+    """A fast machine makes no deadline shorter, and a slow one each of them longer, up to a bound."""
+    assert pace.factor_of(slow, cores) == factor
+
+
+def test_every_process_of_a_session_has_its_factor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is announced is found by this process, and in the environment of those that it starts."""
+    monkeypatch.setenv(pace.VARIABLE, "1")
+    try:
+        pace.announce(2.5)
+        assert pace.factor() == 2.5 and pace.scaled(4) == 10
+    finally:
+        monkeypatch.undo()
+        pace.factor.cache_clear()
+
+
+def test_a_deadline_is_longer_on_a_slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waiting helpers scale it, and say how long they have waited."""
+    monkeypatch.setattr("dev.harness.waiting.scaled", lambda seconds: seconds / 100)
+    with pytest.raises(AssertionError, match=r"not within 0\.01 s: the end"):
+        wait_until(lambda: False, 1, "the end")
