@@ -77,7 +77,9 @@ demo: install
 # Three at a time: system tests spend much of their time waiting for what is due. tests/distribution.py has the order.
 PARALLEL := --numprocesses 3 --dist loadfile
 
-test: install tools
+# On a new machine helm is built while the packages are installed.
+test:
+	@$(MAKE) --no-print-directory --jobs 2 install tools
 	$(BIN)/python -m pytest $(PARALLEL) $(PYTEST_ARGS)
 
 # Tests are marked by what they need (tests/conftest.py); properties and machines try few examples here. They keep two
@@ -152,7 +154,7 @@ helm: .cache/bin/helm
 
 .cache/bin/helm:
 	@command -v go >/dev/null || { echo "Go is needed to build helm; or put a helm on the PATH" >&2; exit 1; }
-	GOBIN=$(CURDIR)/.cache/bin go install -p 1 helm.sh/helm/v3/cmd/helm@$(HELM_VERSION)
+	GOBIN=$(CURDIR)/.cache/bin go install -p 2 helm.sh/helm/v3/cmd/helm@$(HELM_VERSION)
 
 # From Debian's package, of which nothing is installed: that would start a server.
 promtool: .cache/bin/promtool
