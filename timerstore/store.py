@@ -201,8 +201,9 @@ class TimerStore:
     def find(
         self, query: Query, now_ms: int, *, after: NamedPosition | None = None, limit: int = 100, bulky: bool = False
     ) -> Page:
-        """The pending messages that fit, the soonest first, from behind the cursor `after` on; with their values and
-        headers if `bulky`. A page may have fewer rows than `limit` (1 to 1,000), or none, and others behind it.
+        """The pending messages that fit, the soonest first, from behind the cursor `after` on; with their values,
+        headers and whole keys if `bulky`. A page may have fewer rows than `limit` (1 to 1,000), or none, and others
+        behind it.
 
         Raises KeyError for a cursor of an unknown partition, Corrupt, DiskFailure.
         """

@@ -16,7 +16,6 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
 from bridge import __version__
-from bridge.api import cursor as cursors
 from bridge.api import export, files, models, schedules
 from bridge.api.actions import messages as messages_actions
 from bridge.api.actions import targets as target_actions
@@ -99,9 +98,8 @@ def routes(asked: Asked) -> FastAPI:
     @app.get(f"{PREFIX}/messages", operation_id="messages", response_model_exclude_unset=True)
     async def messages(filters: Annotated[models.PageFilters, Query()]) -> models.Messages:
         """Messages, a page at a time. The cursor stays valid while messages come and go."""
-        page = await asked.page(filters)
-        following = None if page.next is None else cursors.encode(page.next)
-        return models.Messages(messages=[models.Message.of(row) for row in page.rows], next=following)
+        found, following = await asked.page(filters, models.Message.of)
+        return models.Messages(messages=found, next=following)
 
     @app.get(
         f"{PREFIX}/messages/{PLACE}",

@@ -5,24 +5,33 @@ from __future__ import annotations
 import base64
 import re
 from binascii import Error as Base64Error
-from collections.abc import Callable, Iterable
-from typing import Annotated, Any, Final, Self
+from collections.abc import Callable, Iterable, Sequence
+from typing import Annotated, Any, Final, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from bridge.api import cursor as cursors
 from bridge.telemetry.lateness import RecentLateness
 from bridge.wire.headers import parse_until
-from timerstore.operations.find import PENDING, ROWS_MAX, PendingRow, PendingState, Query
+from timerstore.operations.find import KEY_BYTES_MAX, PENDING, ROWS_MAX, PendingRow, PendingState, Query
 from timerstore.rows.position import OFFSET_MAX
 from timerstore.rows.sources import NamedPosition
 
-PREVIEW_BYTES_MAX: Final = 4_096
-"""Of a value or a header."""
+PREVIEW_BYTES_MAX: Final = KEY_BYTES_MAX
+"""Of a key, a value or a header."""
+ANSWER_BYTES_MAX: Final = 1 << 20
+"""Of a list in an answer: a page ends before."""
+HEADERS_MAX: Final = 100
+"""Of a message that is shown."""
+NAME_LENGTH_MAX: Final = 250
+"""Of a header's name that is shown."""
 LIMIT_DEFAULT: Final = 100
 EDGES_MAX: Final = 101
 TEXT_LENGTH_MAX: Final = 8_192
 """Of a filter's text; a longer one does not fit into a request."""
+
+OWN_PREFIX: Final = "delay-"
+"""Of the headers that the bridge reads and writes."""
 
 INCOMPLETE: Final = "Instances that did not answer: what they have is missing here."
 
@@ -82,6 +91,21 @@ class PageFilters(Filters):
     def after(self) -> NamedPosition | None:
         """Where the page begins. Raises ValueError for what is no cursor."""
         return None if self.cursor is None else cursors.read(self.cursor)
+
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def fitting(items: Iterable[M]) -> list[M]:
+    """The first items, as many as fit into an answer, one at least."""
+    found: list[M] = []
+    size = 0
+    for item in items:
+        size += len(item.model_dump_json(exclude_unset=True).encode())
+        if found and size > ANSWER_BYTES_MAX:
+            break
+        found.append(item)
+    return found
 
 
 def parsed(name: str, parse: Callable[[str], Any], text: str) -> Any:
@@ -171,13 +195,32 @@ class HeaderValue(Blob):
     name: str
 
 
-def header_values(headers: Iterable[tuple[str, bytes | None]]) -> list[HeaderValue]:
-    """Each header, cut where it is long."""
-    blobs = [
-        (name, {} if value is None else Blob.of(value, PREVIEW_BYTES_MAX).model_dump(exclude_unset=True))
-        for name, value in headers
-    ]
-    return [HeaderValue(name=name, **blob) for name, blob in blobs]
+class Bulk(BaseModel):
+    """What a message carries, as far as it is shown: where http.show_payloads is off, neither its value nor its own
+    headers."""
+
+    headers: list[HeaderValue] = Field(description="Without http.show_payloads only those of the bridge (delay-*).")
+    headers_left_out: int = Field(description="How many headers are not shown.")
+    value: Blob | None = Field(description="null as well where http.show_payloads is off.")
+    value_bytes: int | None = Field(description="The size of the value; null: it has none.")
+
+
+def bulk(headers: Sequence[tuple[str, bytes | None]], value: bytes | None, *, show_payloads: bool) -> dict[str, Any]:
+    """The fields of `Bulk`, each cut where it is long."""
+    shown = [(name, value) for name, value in headers if show_payloads or name.startswith(OWN_PREFIX)][:HEADERS_MAX]
+    listed = fitting(map(_header, shown))
+    return {
+        "headers": listed,
+        "headers_left_out": len(headers) - len(listed),
+        "value": None if value is None or not show_payloads else Blob.of(value, PREVIEW_BYTES_MAX),
+        "value_bytes": None if value is None else len(value),
+    }
+
+
+def _header(header: tuple[str, bytes | None]) -> HeaderValue:
+    name, value = header
+    blob = {} if value is None else Blob.of(value, PREVIEW_BYTES_MAX).model_dump(exclude_unset=True)
+    return HeaderValue(name=name[:NAME_LENGTH_MAX], **blob)
 
 
 class Message(BaseModel):
@@ -216,7 +259,7 @@ class Message(BaseModel):
             "state": row.state,
             "target": row.target,
             "target_partition": row.target_partition,
-            "key": None if row.key is None else Blob.of(row.key),
+            "key": None if row.key is None else Blob.of(row.key, PREVIEW_BYTES_MAX),
             "id": row.id,
             "rolls": row.rolls,
             "attempts": row.attempt,
@@ -224,22 +267,12 @@ class Message(BaseModel):
         }
 
 
-class MessageDetail(Message):
-    """One message with its headers, and its value where http.show_payloads is on."""
-
-    headers: list[HeaderValue]
-    value: Blob | None = Field(description="null as well where http.show_payloads is off.")
-    value_bytes: int | None = Field(description="The size of the value; null: it has none.")
+class MessageDetail(Message, Bulk):
+    """One message with what it carries."""
 
     @classmethod
     def of_all(cls, row: PendingRow, *, show_payloads: bool) -> Self:
-        value = row.value if show_payloads else None
-        return cls(
-            **cls._fields(row),
-            headers=header_values(row.headers),
-            value=None if value is None else Blob.of(value, PREVIEW_BYTES_MAX),
-            value_bytes=None if row.value is None else len(row.value),
-        )
+        return cls(**cls._fields(row), **bulk(row.headers, row.value, show_payloads=show_payloads))
 
 
 class Messages(BaseModel):

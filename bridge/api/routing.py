@@ -19,7 +19,7 @@ from bridge.api.problems import MEDIA_TYPE, Problem, not_ready
 from bridge.api.source import PendingMessages, Source
 from bridge.errors import BridgeError
 from bridge.wire.headers import Origin
-from timerstore.operations.find import Page, Query
+from timerstore.operations.find import PendingRow, Query
 from timerstore.rows.position import OFFSET_MAX
 
 PREFIX: Final = "/api/v1"
@@ -27,6 +27,7 @@ FILTER_LENGTH_MAX: Final = 500
 """Of what the log says of an action's filter."""
 
 T = TypeVar("T")
+M = TypeVar("M", bound=BaseModel)
 Responses = dict[int | str, dict[str, Any]]
 Topic = Annotated[str, Path(min_length=1, max_length=249)]
 
@@ -99,17 +100,26 @@ class Asked:
         store = self.pending()
         return await self.workers.run(lambda: work(store))
 
-    async def page(self, filters: models.PageFilters, *, recurring: bool = False) -> Page:
-        """The messages of a page, without values and headers. Raises Problem that says what to give."""
+    async def page(
+        self, filters: models.PageFilters, shown: Callable[[PendingRow], M], *, recurring: bool = False
+    ) -> tuple[list[M], str | None]:
+        """The messages of a page as they are `shown`, and the cursor of the next page. Raises Problem that says what
+        to give."""
         query, after = checked(lambda: (replace(filters.query(), recurring=recurring), filters.after()))
         marked, now_ms = self.marked(query), self.source.now_ms()
         try:
-            return await self.ask(
+            page = await self.ask(
                 lambda store: store.find(marked, now_ms, after=after, limit=filters.limit, bulky=False)
             )
         except KeyError:
             detail = "cursor names a partition that this instance does not know: begin anew, without it."
             raise Problem(HTTPStatus.BAD_REQUEST, detail) from None
+        found = models.fitting(map(shown, page.rows))
+        end = page.next
+        if len(found) < len(page.rows):
+            last = page.rows[len(found) - 1]
+            end = last.at_ms, last.topic, last.partition, last.offset
+        return found, None if end is None else cursors.encode(end)
 
 
 def checked(read: Callable[[], T]) -> T:

@@ -7,7 +7,6 @@ from typing import Annotated, Final, Self
 from fastapi import FastAPI, Query
 from pydantic import BaseModel, Field
 
-from bridge.api import cursor as cursors
 from bridge.api.models import INCOMPLETE, Message, PageFilters
 from bridge.api.routing import PREFIX, Asked
 from bridge.wire import headers as h
@@ -50,9 +49,8 @@ def add(app: FastAPI, asked: Asked) -> None:
     @app.get(f"{PREFIX}/schedules", operation_id="schedules", response_model_exclude_unset=True)
     async def schedules(filters: Annotated[PageFilters, Query()]) -> RecurringMessages:
         """Messages that come again, with their next ticks; filters and pages as those of messages."""
-        page = await asked.page(filters, recurring=True)
-        following = None if page.next is None else cursors.encode(page.next)
-        return RecurringMessages(schedules=[RecurringMessage.of_tick(row) for row in page.rows], next=following)
+        found, following = await asked.page(filters, RecurringMessage.of_tick, recurring=True)
+        return RecurringMessages(schedules=found, next=following)
 
 
 def _next(schedule: Schedule, row: PendingRow, *, is_start_given: bool) -> list[int]:

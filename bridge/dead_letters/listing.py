@@ -2,16 +2,18 @@
 
 A page reads each partition backwards in pieces. Within one, letters come in the order of their offsets; letters of
 several are merged by the time at which they were written, as far down as all partitions have been read. It keeps
-neither values nor headers, and looks at a bounded number of records: then it has fewer letters than were asked for.
+neither values nor headers of what it has read, nor whole keys, and looks at a bounded number of records: then it has
+fewer letters than were asked for.
 """
 
 from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from functools import partial
+from typing import Final, NamedTuple, TypeVar
 
 from confluent_kafka import Consumer, KafkaException, Message
 
@@ -31,7 +33,10 @@ PIECE_ROWS: Final = 1_000
 PIECE_ROWS_MIN: Final = 20
 ROWS_MAX: Final = 20_000
 """Looked at for a page, and for what was noted behind it."""
-KEY_BYTES_MAX: Final = 8_192
+KEY_BYTES_MAX: Final = 4_097
+"""Of a key in a page: one more than is shown, so that it can be told that it is longer."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +73,14 @@ class _Part:
     """Letters that fit, the newest first, each with the least timestamp so far: so they stay in order of offset."""
 
 
+class _Seen(NamedTuple):
+    """A record that was read; `letter` where it fits, without value and headers."""
+
+    place: Place
+    ts_ms: int
+    letter: PlacedLetter | None
+
+
 class Letterbox:
     """The dead-letter topics of a configuration: lists, and redrive, one at a time. Any thread."""
 
@@ -94,13 +107,13 @@ class Letterbox:
             }
             is_known = sum(mark.end - mark.start for mark in behind.values()) <= ROWS_MAX
             if is_known:
-                reader.read(behind)
+                reader.read(behind, _nothing)
             looked_at = 0
             while (unread := _unread(parts)) and len(_ready(parts)) < limit and looked_at < ROWS_MAX:
                 size = max(PIECE_ROWS_MIN, PIECE_ROWS // len(unread))
                 piece = {each: Watermarks(start=max(p.start, p.low - size), end=p.low) for each, p in unread.items()}
                 looked_at += sum(mark.end - mark.start for mark in piece.values())
-                _take(parts, piece, reader.read(piece), choice, topics)
+                _take(parts, piece, reader.read(piece, partial(_seen, choice, topics)))
             letters = sorted(_ready(parts), key=lambda each: -each[0])[:limit]
             gone = reader.gone()
         chosen = {each.place for _, each in letters}
@@ -123,11 +136,11 @@ class Letterbox:
             return None
         with _Reader(self._settings, self._clock, topics) as reader:
             end = min(mark.end, offset + ROWS_MAX)
-            found = reader.read({where: Watermarks(start=offset, end=offset + 1)})
+            found = reader.read({where: Watermarks(start=offset, end=offset + 1)}, lambda message: message)
             letter = topics.letter(found[0]) if found else None
             if letter is None:
                 return None
-            reader.read({where: Watermarks(start=offset + 1, end=end)}, keep=False)
+            reader.read({where: Watermarks(start=offset + 1, end=end)}, _nothing)
             placed = _placed(found[0], letter)
             is_gone = _has_gone(placed, reader.gone())
             return replace(placed, redriven=is_gone if is_gone or end == mark.end else None)
@@ -158,16 +171,16 @@ class _Reader:
     def __exit__(self, *_: object) -> None:
         self._consumer.close()
 
-    def read(self, marks: Mapping[Place, Watermarks], *, keep: bool = True) -> list[Message]:
-        """The records between the marks that are no notes; without `keep` only the notes are taken in."""
-        kept: list[Message] = []
+    def read(self, marks: Mapping[Place, Watermarks], keep: Callable[[Message], T | None]) -> list[T]:
+        """What `keep` makes of the records between the marks that are no notes. The notes are taken in."""
+        kept: list[T] = []
         try:
             for batch in batches(self._consumer, marks, self._clock, visible=True):
                 for message in batch:
                     if is_redriven(headers_of(message)):
                         self._note(message)
-                    elif keep:
-                        kept.append(message)
+                    elif (found := keep(message)) is not None:
+                        kept.append(found)
         except KafkaException as exception:
             raise EnvironmentFailure(
                 "cannot read the dead-letter topics",
@@ -203,24 +216,26 @@ def _ready(parts: Mapping[Place, _Part]) -> list[tuple[float, PlacedLetter]]:
     return [each for part in parts.values() for each in part.found if each[0] >= since]
 
 
-def _take(
-    parts: Mapping[Place, _Part],
-    piece: Mapping[Place, Watermarks],
-    messages: Sequence[Message],
-    choice: Choice,
-    topics: LetterTopics,
-) -> None:
-    for message in reversed(messages):
-        part = parts[place_of(message)]
-        part.ts_ms = min(part.ts_ms, message.timestamp()[1])
-        letter = topics.letter(message)
-        if letter is None:
-            continue
-        placed = _placed(message, letter)
-        if choice.chooses(letter, placed.ts_ms, placed.place):
-            key = None if placed.key is None else placed.key[:KEY_BYTES_MAX]
-            light = replace(placed, value=None, letter=replace(letter, headers=[]), key=key)
-            part.found.append((part.ts_ms, light))
+def _seen(choice: Choice, topics: LetterTopics, message: Message) -> _Seen:
+    """A record as a page keeps it."""
+    place, ts_ms, letter = place_of(message), message.timestamp()[1], topics.letter(message)
+    if letter is None or not choice.chooses(letter, ts_ms, (*place, message.offset() or 0)):
+        return _Seen(place, ts_ms, None)
+    key = None if (whole := message.key()) is None else whole[:KEY_BYTES_MAX]
+    placed = _placed(message, replace(letter, headers=[]))
+    return _Seen(place, ts_ms, replace(placed, value=None, key=key))
+
+
+def _nothing(_: Message) -> None:
+    """Of records of which only the notes count."""
+
+
+def _take(parts: Mapping[Place, _Part], piece: Mapping[Place, Watermarks], seen: Sequence[_Seen]) -> None:
+    for each in reversed(seen):
+        part = parts[each.place]
+        part.ts_ms = min(part.ts_ms, each.ts_ms)
+        if each.letter is not None:
+            part.found.append((part.ts_ms, each.letter))
     for place, mark in piece.items():
         parts[place].low = mark.start
 

@@ -38,6 +38,8 @@ BROKEN: Final = frozenset(
 LINES_MAX: Final = 100
 """Reasons and targets that are counted one by one: a producer may make up any number of targets."""
 OTHERS: Final = "(others)"
+TEXT_LENGTH_MAX: Final = 1_024
+"""Of what a letter says of itself: the target is what a producer wrote, and may be as long as a record."""
 
 Range = tuple[int, int]
 
@@ -140,7 +142,7 @@ def read_letter(headers: Headers | None) -> Letter | None:
 
 
 def _text(value: bytes | None) -> str:
-    return (value or b"").decode("utf-8", "replace").strip(h.WHITE_SPACE)
+    return (value or b"")[: 4 * TEXT_LENGTH_MAX].decode("utf-8", "replace").strip(h.WHITE_SPACE)[:TEXT_LENGTH_MAX]
 
 
 def _number(text: str) -> int:

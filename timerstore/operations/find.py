@@ -37,6 +37,8 @@ from timerstore.rows.sources import NamedPosition, SourceName
 
 ROWS_MAX: Final = 1_000
 """Of a page."""
+KEY_BYTES_MAX: Final = 4_096
+"""Of a key in a page without bulky columns; one byte more says that it was cut."""
 ORIGINALS_MAX: Final = 10_000
 """Of a page that only says where messages came from."""
 SCANNED_ROWS_MAX: Final = 16_000_000
@@ -100,7 +102,7 @@ class Query:
 class PendingRow:
     """A pending message. Times are epoch milliseconds: `at_ms` is when the bridge acts on it next, `due_ms` when it is
     to be delivered, `ts_ms` the timestamp of its record at (topic, partition, offset), which is the original or, when
-    it is not at `origin`, a copy. `value` is None and `headers` are empty unless they were asked for."""
+    it is not at `origin`, a copy. `value` is None, `headers` are empty and `key` is cut unless they were asked for."""
 
     topic: str
     partition: int
@@ -286,14 +288,16 @@ class Search:
             self.hits = (self.hits + hits).first(limit + 1)
 
     def rows(self, hits: Hits, *, bulky: bool) -> Iterator[PendingRow]:
-        """The rows of hits, in their order, without those that have been finished meanwhile."""
+        """The rows of hits, in their order, without those that have been finished meanwhile; keys are cut unless
+        `bulky`."""
         names = [name for name in PAYLOAD_COLUMNS if bulky or name not in BULKY]
         gone, sources = self._state.finished(hits.refs), self._state.sources
         chunk = hits.refs.chunk
         found: dict[int, dict[str, Any]] = {}
-        for c, batch in self._batches(chunk, names).items():
+        for c, batch in self._batches(chunk, names):
             mine = np.flatnonzero(~gone & (chunk == c))
-            columns = batch.select(names).take(pa.array(hits.refs.row[mine])).to_pydict()
+            shown = batch.select(names) if bulky else _with_short_keys(batch.select(names))
+            columns = shown.take(pa.array(hits.refs.row[mine])).to_pydict()
             rows = zip(*columns.values(), strict=True)
             found |= {n: dict(zip(columns, row, strict=True)) for n, row in zip(mine.tolist(), rows, strict=True)}
         for n in sorted(found):
@@ -326,7 +330,7 @@ class Search:
         """The originals of hits and when they are due, by source and in order, without those finished meanwhile."""
         refs = hits.refs[~self._state.finished(hits.refs)]
         origin, due = np.empty(len(refs), np.int64), np.empty(len(refs), np.int64)
-        for c, batch in self._batches(refs.chunk, ["origin", "due"]).items():
+        for c, batch in self._batches(refs.chunk, ["origin", "due"]):
             mine = np.flatnonzero(refs.chunk == c)
             for name, values in (("origin", origin), ("due", due)):
                 values[mine] = batch.column(name).to_numpy()[refs.row[mine]]
@@ -335,13 +339,14 @@ class Search:
             for each in np.unique(refs.source).tolist()
         }
 
-    def _batches(self, chunk: npt.NDArray[np.int32], names: list[str]) -> dict[int, pa.RecordBatch]:
-        """What hits refer to, with these columns at least."""
-        batches = {c: self.view.chunks[c] for c in np.unique(chunk[chunk >= 0]).tolist()}
-        for c in np.unique(chunk[chunk < 0]).tolist():
-            segment, group = self._groups[-1 - c]
-            batches[c] = self._reader(segment).read(group, names).combine_chunks().to_batches()[0]
-        return batches
+    def _batches(self, chunk: npt.NDArray[np.int32], names: list[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """What hits refer to, with these columns at least: one at a time is in memory."""
+        for c in np.unique(chunk).tolist():
+            if c >= 0:
+                yield c, self.view.chunks[c]
+            else:
+                segment, group = self._groups[-1 - c]
+                yield c, self._reader(segment).read(group, names).combine_chunks().to_batches()[0]
 
     # ---- memory
 
@@ -486,3 +491,9 @@ class Search:
         rows, state = rows[wanted], state[wanted]
         order = np.lexsort((rows.seq, rows.at))
         return Hits(rows[order], state[order])
+
+
+def _with_short_keys(batch: pa.RecordBatch) -> pa.RecordBatch:
+    index = batch.schema.get_field_index("key")
+    short = pc.binary_slice(batch.column(index), 0, KEY_BYTES_MAX + 1)
+    return batch.set_column(index, batch.schema.field(index), short)

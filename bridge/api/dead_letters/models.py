@@ -8,8 +8,8 @@ from typing import Annotated, Any, Final, Self
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from bridge.api import cursor as cursors
-from bridge.api.models import LIMIT_DEFAULT, PREVIEW_BYTES_MAX, Blob, HeaderValue, Text, header_values, time
-from bridge.dead_letters.listing import PlacedLetter
+from bridge.api.models import LIMIT_DEFAULT, PREVIEW_BYTES_MAX, Blob, Bulk, Text, bulk, fitting, time
+from bridge.dead_letters.listing import LetterPage, PlacedLetter
 from bridge.wire.letters import Choice, Report
 from timerstore.rows.sources import SourceName
 
@@ -97,22 +97,12 @@ class DeadLetter(BaseModel):
         }
 
 
-class DeadLetterDetail(DeadLetter):
-    """One dead letter with the headers of its record, and its value where http.show_payloads is on."""
-
-    headers: list[HeaderValue]
-    value: Blob | None = Field(description="null as well where http.show_payloads is off.")
-    value_bytes: int | None = Field(description="The size of the value; null: it has none.")
+class DeadLetterDetail(DeadLetter, Bulk):
+    """One dead letter with what its record carries."""
 
     @classmethod
     def of_all(cls, found: PlacedLetter, *, show_payloads: bool) -> Self:
-        value = found.value if show_payloads else None
-        return cls(
-            **cls._fields(found),
-            headers=header_values(found.letter.headers),
-            value=None if value is None else Blob.of(value, PREVIEW_BYTES_MAX),
-            value_bytes=None if found.value is None else len(found.value),
-        )
+        return cls(**cls._fields(found), **bulk(found.letter.headers, found.value, show_payloads=show_payloads))
 
 
 class DeadLetters(BaseModel):
@@ -120,6 +110,15 @@ class DeadLetters(BaseModel):
 
     letters: list[DeadLetter]
     next: str | None = Field(description="The cursor of the next page; null: there are no more.")
+
+    @classmethod
+    def of(cls, page: LetterPage) -> Self:
+        letters = fitting(map(DeadLetter.of, page.letters))
+        left = [each.place for each in page.letters[len(letters) :]]
+        following = dict(page.next or {})
+        for topic, partition, offset in reversed(left):  # the highest offset of each partition last
+            following[topic, partition] = offset + 1
+        return cls(letters=letters, next=cursors.encode_below(following) if left or page.next is not None else None)
 
 
 class Mend(BaseModel):

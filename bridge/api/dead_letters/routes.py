@@ -8,7 +8,6 @@ from typing import Annotated, Final, TypeVar
 
 from fastapi import FastAPI, Query, Request
 
-from bridge.api import cursor as cursors
 from bridge.api.dead_letters import models
 from bridge.api.guard import REQUEST_S
 from bridge.api.problems import Problem
@@ -47,8 +46,7 @@ def add(app: FastAPI, asked: Asked) -> None:
         """Dead letters, the newest first, a page at a time."""
         choice, below = checked(lambda: (filters.choice(), filters.below()))
         page = await ask(lambda letters: letters.page(choice, below, filters.limit))
-        following = None if page.next is None else cursors.encode_below(page.next)
-        return models.DeadLetters(letters=[models.DeadLetter.of(each) for each in page.letters], next=following)
+        return models.DeadLetters.of(page)
 
     path = f"{PREFIX}/dead-letters/{PLACE}"
 

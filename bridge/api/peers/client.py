@@ -33,8 +33,8 @@ PART_S: Final = 15.0
 LINE_S: Final = 90.0
 """For the next line of a bulk action: longer than a page takes."""
 FOLLOW_S: Final = 86_400.0
-ANSWER_BYTES_MAX: Final = 16 << 20
-"""A page of a thousand messages with keys of a megabyte is more; it counts as no answer."""
+ANSWER_BYTES_MAX: Final = 4 << 20
+"""More than an instance says, but with tens of thousands of partitions. A longer answer counts as none."""
 LINE_BYTES_MAX: Final = 64 << 10
 THREADS_MAX: Final = 64
 FOLLOWING_MAX: Final = 128

@@ -6,11 +6,14 @@ messages are merged by position, which is in the same order everywhere.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, Final
 
 from bridge.api import cursor as cursors
+from bridge.api.models import ANSWER_BYTES_MAX
 from timerstore.rows.sources import NamedPosition
 
 Json = dict[str, Any]
@@ -23,7 +26,7 @@ def messages(answers: Sequence[Json], limit: int, name: str = "messages") -> Jso
     end = min(ends, default=None)
     rows = sorted((row for each in answers for row in each[name]), key=_position)
     whole = [row for row in rows if end is None or _position(row) <= end]
-    page = whole[:limit]
+    page = _fitting(whole[:limit])
     if len(page) < len(whole):
         end = _position(page[-1])
     return {name: page, "next": None if end is None else cursors.encode(end)}
@@ -93,6 +96,12 @@ MERGED: Final[Mapping[str, Callable[[Sequence[Json]], Json]]] = {
 """By path."""
 LISTS: Final = {"/messages": "messages", "/schedules": "schedules"}
 """Their names in the answer, by path; they need their limit, too."""
+
+
+def _fitting(rows: Sequence[Json]) -> Sequence[Json]:
+    """As `models.fitting`."""
+    sizes = accumulate(len(json.dumps(row, ensure_ascii=False).encode()) for row in rows)
+    return rows[: max(1, sum(size <= ANSWER_BYTES_MAX for size in sizes))]
 
 
 def _position(row: Json) -> NamedPosition:

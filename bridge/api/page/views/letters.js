@@ -79,7 +79,7 @@ export const letter = {
         ["Key", blob(each.key)],
       ),
       el("h2", {}, "Headers"),
-      headers(each.headers, "Those of the record that was sent"),
+      headers(each, "Those of the record that was sent"),
       el("h2", {}, "Value"),
       value(each),
     ];

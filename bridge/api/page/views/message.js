@@ -33,7 +33,7 @@ export function draw({ message, refused }, summary, url) {
     message.state !== "cancelled" && offered(summary, ["cancel", "move", "deliver"], { on: "messages", path: url.pathname.slice(1), one: message.origin }),
     place(message, now),
     el("h2", {}, "Headers"),
-    headers(message.headers, "As they will be delivered"),
+    headers(message, "As they will be delivered"),
     el("h2", {}, "Value"),
     value(message),
   ];
@@ -48,7 +48,7 @@ function place(message, now) {
     ["Due", message.due === NEVER_MS ? "never: it comes again, and is paused" : time(message.due)],
     message.at !== message.due && ["Comes up next", time(message.at)],
     ["Target", link({ target: message.target }, targetName(message.target)), message.target_partition !== null && `, partition ${message.target_partition}`],
-    ["Key", key ? link(key, blob(message.key)) : blob(null)],
+    ["Key", key ? message.key.truncated ? blob(message.key) : link(key, blob(message.key)) : blob(null)],
     ["Id", message.id === null ? "none: it cannot be cancelled by id" : link({ id: message.id }, foreign(message.id))],
     ["Sent as", foreign(message.origin)],
     ["Held by", foreign(held), held === message.origin ? ", the record that was sent" : ", a copy that the bridge wrote", el("span", { class: "quiet" }, ` ${utc(message.ts)}`)],

@@ -1,12 +1,13 @@
 // What a record carries: headers and value, of a message and of a dead letter.
 
 import { el, table } from "../dom.js";
-import { blob, block, foreign, size } from "../format.js";
+import { blob, block, foreign, plural, size } from "../format.js";
 
-export function headers(found, caption) {
-  if (!found.length) return el("p", {}, "None of its own.");
+export function headers({ headers: found, headers_left_out: left }, caption) {
+  const more = left > 0 && el("p", {}, `${plural(left, found.length ? "more header" : "header")} not shown: without http.show_payloads only those of the bridge are, and never more than 100.`);
+  if (!found.length) return more || el("p", {}, "None of its own.");
   const rows = found.map((each, n) => ({ key: String(n), cells: [foreign(each.name), blob(each)] }));
-  return table(caption, ["Name", "Value"], rows);
+  return [table(caption, ["Name", "Value"], rows), more];
 }
 
 export function value(record) {

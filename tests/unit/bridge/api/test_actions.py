@@ -214,7 +214,7 @@ def test_dead_letters_are_listed_a_page_at_a_time() -> None:
     rest = api.get("/api/v1/dead-letters", params={"cursor": first["next"]}).json()
     assert [each["offset"] for each in rest["letters"]] == [2, 1, 0] and rest["next"] is None
     one = api.get("/api/v1/dead-letters/delay.dlt/0/3").json()
-    assert (one["value"], one["value_bytes"], one["headers"][1]) == (None, 1, {"name": "own", "text": "1"})
+    assert (one["value"], one["value_bytes"]) == (None, 1)
     refused(api.get("/api/v1/dead-letters/delay.dlt/0/9"), 404, "no dead letter")
     refused(api.get("/api/v1/dead-letters?cursor=abc"), 400, "`next` of the page before")
     refused(api.get("/api/v1/dead-letters?resaon=x"), 422, "The parameters are: topic, reason")

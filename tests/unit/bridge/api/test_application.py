@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from bridge.api.application import application
 from bridge.telemetry.health import Phase
 from bridge.telemetry.http import Protection
 from bridge.telemetry.metrics import StoreSnapshot
-from tests.unit.bridge.api.fakes import NOW_MS, Bridge, Store, message
+from tests.unit.bridge.api.fakes import NOW_MS, Bridge, Letters, Store, letter, message
 from timerstore.errors import Corrupt
 from timerstore.operations.find import PENDING, PendingState, Query
 
@@ -97,15 +98,34 @@ def test_pages_have_each_message_once() -> None:
 
 
 def test_one_message_by_its_origin() -> None:
-    """It is found in its copy, and when it is cancelled; headers are shown, and the value only where that is on."""
+    """It is found in its copy, and when it is cancelled."""
     headers = (("a", b"1"), ("a", b"\xff"), ("null", None))
     row = message(9, origin=2, state=PendingState.CANCELLED, headers=headers, value=b"secret")
     hidden = client(Bridge(Store(row))).get("/api/v1/messages/delay/0/2").json()
     shown = client(Bridge(Store(row)), show_payloads=True).get("/api/v1/messages/delay/0/2").json()
     assert hidden["offset"] == 9 and hidden["origin"] == "delay/0/2" and hidden["state"] == "cancelled"
-    assert hidden["headers"] == [{"name": "a", "text": "1"}, {"name": "a", "base64": "/w=="}, {"name": "null"}]
     assert hidden["value"] is None and hidden["value_bytes"] == 6
-    assert shown == hidden | {"value": {"text": "secret"}}
+    assert (hidden["headers"], hidden["headers_left_out"]) == ([], 3)
+    listed = [{"name": "a", "text": "1"}, {"name": "a", "base64": "/w=="}, {"name": "null"}]
+    assert shown == hidden | {"value": {"text": "secret"}, "headers": listed, "headers_left_out": 0}
+
+
+@pytest.mark.fault("a payload that one answer hides and another shows")
+@pytest.mark.parametrize("is_shown", [False, True])
+def test_one_rule_says_what_of_a_payload_is_shown(is_shown: bool) -> None:
+    """Values and own headers of messages and of dead letters are there exactly where http.show_payloads is on; headers
+    of the bridge always are. An export has the same rule (test_export.py)."""
+    row = message(0, value=b"secret-1", headers=(("own", b"secret-2"),))
+    placed = letter(1, value=b"secret-1")
+    told = replace(placed.letter, headers=[("delay-topic", b"orders"), ("own", b"secret-2")])
+    bridge = Bridge(Store(row), letters=Letters([replace(placed, letter=told)]))
+    api = client(bridge, show_payloads=is_shown)
+    for path in ("messages/delay/0/0", "dead-letters/delay.dlt/0/1"):
+        text = api.get(f"/api/v1/{path}").text
+        assert ("secret-1" in text, "secret-2" in text, '"own"' in text) == (is_shown, is_shown, is_shown)
+    found = api.get("/api/v1/dead-letters/delay.dlt/0/1").json()
+    assert found["headers"][0] == {"name": "delay-topic", "text": "orders"}
+    assert found["headers_left_out"] == (0 if is_shown else 1)
 
 
 def test_a_long_value_is_cut() -> None:
