@@ -2,7 +2,7 @@
 
 values.schema.json    from values.yaml and the bridge's own settings
 README.md             the table of values, from the `# --` comments in values.yaml
-files/                the alert rules and the dashboard, from config/
+files/                the alert rules and the dashboard, from config/; rules with marks for the series of a release
 """
 
 from __future__ import annotations
@@ -21,8 +21,11 @@ from bridge.settings.model import Settings
 
 ROOT: Final = Path(__file__).parents[1]
 CHART: Final = ROOT / "helm" / "delay-bridge"
-COPIES: Final[Mapping[str, str]] = {"alerts.yaml": "alerts.yaml", "dashboard.json": "dashboard.json"}
 MARK: Final = "<!-- values -->\n"
+
+METRIC: Final = re.compile(r"\b(delay_bridge_\w+|process_start_time_seconds)(\{)?")
+MOST: Final = "max_over_time(count(delay_bridge_build_info)[6h:1m])"
+"""In place of the number of instances, which the chart knows."""
 
 Tree = dict[str, Any]
 
@@ -31,6 +34,8 @@ LATER: Final[Tree] = {"type": "string", "pattern": r"\{\{|\$\{"}
 QUANTITY: Final[Tree] = {
     "anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": r"^[0-9.]+[A-Za-z]*$"}]
 }
+TEXTS: Final[Tree] = {"type": "object", "additionalProperties": {"type": "string"}}
+"""Labels and annotations: Kubernetes takes texts alone."""
 # Where a default's type says too little about a value.
 NARROWER: Final[Mapping[str, Tree]] = {
     "replicas": {"type": "integer", "minimum": 0, "maximum": 1000},
@@ -41,6 +46,20 @@ NARROWER: Final[Mapping[str, Tree]] = {
     "persistence.retention.whenScaled": {"enum": ["Retain", "Delete"]},
     "scratch.tmpSize": QUANTITY,
     "scratch.shmSize": QUANTITY,
+    **dict.fromkeys(("podLabels", "podAnnotations", "nodeSelector", "dashboard.labels"), TEXTS),
+    "extraEnv": {
+        "type": "array",
+        "items": {
+            "type": "object",
+            "required": ["name"],
+            "properties": {name: {"type": "string"} for name in ("name", "value")},
+        },
+    },
+    "fullnameOverride": {"type": "string", "pattern": "^([a-z]([-a-z0-9]*[a-z0-9])?)?$"},
+    "nameOverride": {"type": "string", "pattern": "^([a-z0-9]([-a-z0-9.]*[a-z0-9])?)?$"},
+    "api.service.type": {"enum": ["ClusterIP", "NodePort", "LoadBalancer"]},
+    "api.service.port": {"type": "integer", "minimum": 1, "maximum": 65535},
+    "api.ingress.hosts": {"type": "array", "items": {"type": "string", "minLength": 1}},
     "podDisruptionBudget.maxUnavailable": {"type": ["integer", "string"]},
     "networkPolicy.brokerPorts": {"type": "array", "items": {"type": "integer", "minimum": 1, "maximum": 65535}},
     "terminationGracePeriodSeconds": {"type": "integer", "minimum": 10},
@@ -48,7 +67,6 @@ NARROWER: Final[Mapping[str, Tree]] = {
 # Kubernetes' own shapes: it knows their keys better.
 FOREIGN: Final = frozenset(
     {"resources", "podSecurityContext", "securityContext", "startupProbe", "readinessProbe", "livenessProbe"}
-    | {"dashboard.labels"}
 )
 
 
@@ -68,8 +86,16 @@ def generated() -> dict[Path, str]:
     return {
         CHART / "values.schema.json": json.dumps(schema(yaml.safe_load(text)), indent=2) + "\n",
         CHART / "README.md": readme.split(MARK)[0] + MARK + table(text),
-        **{CHART / "files" / to: (ROOT / "config" / name).read_text("utf-8") for name, to in COPIES.items()},
+        CHART / "files" / "alerts.yaml": of_a_release((ROOT / "config" / "alerts.yaml").read_text("utf-8")),
+        CHART / "files" / "dashboard.json": (ROOT / "config" / "dashboard.json").read_text("utf-8"),
     }
+
+
+def of_a_release(rules: str) -> str:
+    """The alert rules with `__release__` in the selector of every series, and `__replicas__` for their number; the
+    template fills both in."""
+    known = rules.replace(MOST, "__replicas__")
+    return METRIC.sub(lambda found: f"{found[1]}{{__release__" + (", " if found[2] else "}"), known)
 
 
 # --- schema ----------------------------------------------------------------------------------------------------------
@@ -89,6 +115,8 @@ def schema(values: Tree) -> Tree:
 def _of_defaults(default: object, path: str) -> Tree:
     if path in NARROWER:
         return NARROWER[path]
+    if path.rpartition(".")[2] in ("labels", "annotations"):
+        return TEXTS
     if isinstance(default, dict):
         if not default or path in FOREIGN:
             return {"type": "object"}

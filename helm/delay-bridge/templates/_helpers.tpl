@@ -2,23 +2,26 @@
 {{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
 {{- end }}
 
-{{- /* 52 characters: the pods' names, labels of their controller revision and the volumes' names come on top. */}}
+{{- /* 52 characters: the pods' names, labels of their controller revision and the volumes' names come on top. A service's
+name begins with a letter and has no dot; a release's name may be otherwise. */}}
 {{- define "delay-bridge.fullname" -}}
 {{- $name := default .Chart.Name .Values.nameOverride }}
 {{- $full := ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) }}
-{{- default $full .Values.fullnameOverride | trunc 52 | trimSuffix "-" }}
+{{- $full = default $full .Values.fullnameOverride | replace "." "-" }}
+{{- $full = ternary $full (printf "%s-%s" .Chart.Name $full) (regexMatch "^[a-z]" $full) }}
+{{- $full | trunc 52 | trimSuffix "-" }}
 {{- end }}
 
 {{- define "delay-bridge.selectorLabels" -}}
-app.kubernetes.io/name: {{ include "delay-bridge.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ include "delay-bridge.name" . | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
 {{- define "delay-bridge.labels" -}}
 {{ include "delay-bridge.selectorLabels" . }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ .Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
+app.kubernetes.io/managed-by: {{ .Release.Service | quote }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" | quote }}
 {{- end }}
 
 {{- define "delay-bridge.serviceAccountName" -}}
@@ -67,6 +70,17 @@ names none itself. A certificate may lack the pods' names, and a bridge takes 64
 {{- $common := mergeOverwrite $files $config.kafka.common }}
 {{- $_ := set $config.kafka "common" $common }}
 {{- $http := $config.http }}
+{{- with .Values.api }}
+{{- if .existingSecret }}
+{{- if .tokenKey }}
+{{- $_ := set $http "token_file" (printf "/etc/delay-bridge/api/%s" .tokenKey) }}
+{{- end }}
+{{- if .passwordKey }}
+{{- $_ := set $http "user" (default (printf "${file:/etc/delay-bridge/api/%s}" .usernameKey) $http.user) }}
+{{- $_ := set $http "password_file" (printf "/etc/delay-bridge/api/%s" .passwordKey) }}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- $replicas := int .Values.replicas }}
 {{- if not (or (lt $replicas 2) (gt $replicas 64) (eq $http.api "off") $http.certificate_file (hasKey $http "peers")) }}
 {{- $name := include "delay-bridge.fullname" . }}
@@ -111,6 +125,12 @@ names none itself. A certificate may lack the pods' names, and a bridge takes 64
 {{- if not (hasPrefix "/" $config.store.directory) }}
 {{- fail (printf "config.store.directory %s is not absolute: the volume is mounted there" $config.store.directory) }}
 {{- end }}
+{{- if and (or .Values.api.service.enabled .Values.api.ingress.enabled) (eq $config.http.api "off") }}
+{{- fail "api.service and api.ingress lead to the HTTP API, and config.http.api is off" }}
+{{- end }}
+{{- if and .Values.api.ingress.enabled (not .Values.api.ingress.hosts) }}
+{{- fail "api.ingress.hosts is empty: name the hosts at which the page and the API answer" }}
+{{- end }}
 {{- with (.Values.resources.limits).memory }}
 {{- $limit := include "delay-bridge.mebibytes" . | int }}
 {{- $heap := include "delay-bridge.mebibytes" $config.spark.driver_memory | int }}
@@ -140,6 +160,11 @@ names none itself. A certificate may lack the pods' names, and a bridge takes 64
   mountPath: /etc/delay-bridge/tls
   readOnly: true
 {{- end }}
+{{- if .Values.api.existingSecret }}
+- name: api
+  mountPath: /etc/delay-bridge/api
+  readOnly: true
+{{- end }}
 {{- with .Values.extraVolumeMounts }}
 {{ tpl (toYaml .) $ }}
 {{- end }}
@@ -148,27 +173,50 @@ names none itself. A certificate may lack the pods' names, and a bridge takes 64
 {{- define "delay-bridge.volumes" -}}
 - name: config
   configMap:
-    name: {{ include "delay-bridge.fullname" . }}
+    name: {{ include "delay-bridge.fullname" . | quote }}
 - name: tmp
   emptyDir:
-    sizeLimit: {{ .Values.scratch.tmpSize }}
+    sizeLimit: {{ include "delay-bridge.quantity" .Values.scratch.tmpSize }}
 - name: shm
   emptyDir:
     medium: Memory
-    sizeLimit: {{ .Values.scratch.shmSize }}
+    sizeLimit: {{ include "delay-bridge.quantity" .Values.scratch.shmSize }}
 {{- with .Values.kafka.sasl.existingSecret }}
 - name: sasl
   secret:
-    secretName: {{ . }}
+    secretName: {{ . | quote }}
     defaultMode: 0440
 {{- end }}
 {{- with .Values.kafka.tls.existingSecret }}
 - name: tls
   secret:
-    secretName: {{ . }}
+    secretName: {{ . | quote }}
+    defaultMode: 0440
+{{- end }}
+{{- with .Values.api.existingSecret }}
+- name: api
+  secret:
+    secretName: {{ . | quote }}
     defaultMode: 0440
 {{- end }}
 {{- with .Values.extraVolumes }}
 {{ tpl (toYaml .) $ }}
 {{- end }}
+{{- end }}
+
+{{- /* Which series are of this release: Prometheus Operator's monitors add namespace and pod. */}}
+{{- define "delay-bridge.series" -}}
+{{- printf "namespace=%q, pod=~%q" .Release.Namespace (printf "%s-[0-9]+" (include "delay-bridge.fullname" .)) }}
+{{- end }}
+
+{{- /* The port of an address: its own, or that of its scheme. */}}
+{{- define "delay-bridge.port" -}}
+{{- $url := urlParse . }}
+{{- $port := regexFind ":[0-9]+$" $url.host | trimPrefix ":" }}
+{{- default (ternary "443" "80" (eq $url.scheme "https")) $port }}
+{{- end }}
+
+{{- /* A quantity as Kubernetes reads it: YAML's whole numbers arrive as floating-point ones. */}}
+{{- define "delay-bridge.quantity" -}}
+{{- if kindIs "string" . }}{{ . | quote }}{{ else }}{{ int64 . | toString | quote }}{{ end }}
 {{- end }}

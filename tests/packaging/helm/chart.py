@@ -43,9 +43,11 @@ def helm(*arguments: str) -> str:
     return run.stdout
 
 
-def template(directory: Path, *values: Mapping[str, Any], show: Sequence[str] = ()) -> list[Manifest]:
+def template(
+    directory: Path, *values: Mapping[str, Any], show: Sequence[str] = (), release: str = RELEASE[0]
+) -> list[Manifest]:
     """The manifests for these values, one laid over the other. `directory` is a scratch directory. Raises Refused."""
-    name, namespace = RELEASE
+    name, namespace = release, RELEASE[1]
     arguments = [
         *("template", name, str(CHART), "--namespace", namespace, "--kube-version", KUBERNETES),
         *(word for path in show for word in ("--show-only", path)),

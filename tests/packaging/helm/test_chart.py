@@ -17,7 +17,7 @@ import yaml
 from bridge.settings.load import load
 from bridge.settings.model import Settings
 from release.chart import CHART, documented, generated
-from tests.packaging.helm.chart import Manifest, Refused, helm, needs_helm, template
+from tests.packaging.helm.chart import KUBERNETES, Manifest, Refused, helm, needs_helm, template
 
 HERE: Final = Path(__file__).parent
 SNAPSHOTS: Final = HERE / "snapshots"
@@ -39,6 +39,23 @@ MATRIX: Final[dict[str, dict[str, Any]]] = {
     "TLS inside": {
         "config": {"http": {"certificate_file": "/etc/tls/tls.crt", "key_file": "/etc/tls/tls.key"}},
         "podMonitor": {"enabled": True, "tlsConfig": {"insecureSkipVerify": True}},
+    },
+    "API outside": {"api": {"service": {"enabled": True, "type": "LoadBalancer"}}},
+    "token": {"api": {"existingSecret": "api", "passwordKey": "", "tokenKey": "token"}},
+    "no storage class": {"persistence": {"storageClass": "-"}},
+    "looks like something else": {
+        "nameOverride": "123",
+        "priorityClassName": "1",
+        "imagePullSecrets": [{"name": "0x1"}],
+        "persistence": {"storageClass": "true", "annotations": {"a": "yes"}, "size": 10737418240},
+        "podLabels": {"on": "off"},
+        "podAnnotations": {"a": "1"},
+        "nodeSelector": {"a": "null"},
+        "extraEnv": [{"name": "A", "value": "1"}],
+        "serviceAccount": {"name": "1"},
+        "scratch": {"tmpSize": 1073741824},
+        "test": {"topic": "on", "delayTopic": "2"},
+        "kafka": {"sasl": {"existingSecret": "5"}},
     },
     "long name": {"nameOverride": "a-name-that-is-much-longer-than-the-sixty-three-characters-of-a-label"},
 }
@@ -84,6 +101,13 @@ def test_every_value_is_explained() -> None:
         ({"image": {"digest": "latest"}}, "image/digest"),
         ({"persistence": {"retention": {"whenScaled": "Keep"}}}, "whenScaled"),
         ({"networkPolicy": {"brokerPorts": ["kafka"]}}, "brokerPorts"),
+        ({"podAnnotations": {"a": 1}}, "podAnnotations"),
+        ({"podLabels": {"a": True}}, "podLabels"),
+        ({"nodeSelector": {"a": None}}, "nodeSelector"),
+        ({"service": {"annotations": {"a": 1.5}}}, "service/annotations"),
+        ({"podMonitor": {"labels": {"a": 1}}}, "podMonitor/labels"),
+        ({"extraEnv": [{"name": "A", "value": 1}]}, "extraEnv"),
+        ({"fullnameOverride": "Orders.1"}, "fullnameOverride"),
     ],
     ids=str,
 )
@@ -118,7 +142,7 @@ def snapshots() -> list[Manifest]:
 def test_the_snapshots_are_valid_for_kubernetes(version: str) -> None:
     """Each kind, with everything on, in the strict schema of three versions."""
     kinds = [validated(manifest, version) for manifest in snapshots()]
-    assert kinds.count(True) >= 8 and kinds.count(False) == 3, "three kinds are Prometheus Operator's"
+    assert kinds.count(True) >= 10 and kinds.count(False) == 3, "three kinds are Prometheus Operator's"
 
 
 def validated(manifest: Manifest, version: str) -> bool:
@@ -140,7 +164,7 @@ def test_the_configuration_in_the_snapshot_is_the_bridges(tmp_path: Path) -> Non
 def configuration(config_map: Manifest, directory: Path) -> Settings:
     """The settings that a pod would read, its secrets at hand."""
     text: str = config_map["data"]["bridge.yaml"]
-    for name in set(re.findall(r"/etc/delay-bridge/sasl/\w+", text)):
+    for name in set(re.findall(r"/etc/delay-bridge/(?:sasl|api)/\w+", text)):
         (directory / Path(name).name).write_text("secret")
         text = text.replace(name, str(directory / Path(name).name))
     text = re.sub(r" +ssl\..*: .*\n", "", text)  # certificates would have to be real
@@ -282,11 +306,14 @@ def test_selectors_select_the_bridges_and_nothing_else(tmp_path: Path) -> None:
             found += 1
             wanted = selector.get("matchLabels", selector).items()
             if manifest["kind"] == "ServiceMonitor":  # by its labels it selects the service
-                (labels,) = (m["metadata"]["labels"] for m in manifests if m["kind"] == "Service")
-                assert wanted <= labels.items()
+                services = [
+                    m for m in manifests if m["kind"] == "Service" and wanted <= m["metadata"]["labels"].items()
+                ]
+                ports = [port["name"] for service in services for port in service["spec"]["ports"]]
+                assert ports.count(manifest["spec"]["endpoints"][0]["port"]) == 1
             else:
                 assert wanted <= bridges.items() and not wanted <= test.items(), manifest["kind"]
-    assert found == 6
+    assert found == 7
 
 
 @needs_helm
@@ -295,3 +322,79 @@ def test_what_is_optional_is_absent_until_asked_for(tmp_path: Path) -> None:
     least = {manifest["kind"] for manifest in template(tmp_path, LEAST)}
     assert least == {"ConfigMap", "Pod", "Service", "ServiceAccount", "StatefulSet"}
     assert "PodDisruptionBudget" in {manifest["kind"] for manifest in template(tmp_path, LEAST, {"replicas": 2})}
+
+
+@needs_helm
+@pytest.mark.parametrize("release", ["orders", "123", "my.release", "a1.b2", "9"])
+def test_every_release_name_gives_names_that_kubernetes_takes(release: str, tmp_path: Path) -> None:
+    """A service's name is a DNS label that begins with a letter; a release's may be more."""
+    for manifest in template(tmp_path, LEAST, {"api": {"service": {"enabled": True}}}, release=release):
+        name = manifest["metadata"]["name"]
+        assert isinstance(name, str) and re.fullmatch("[a-z]([-a-z0-9]*[a-z0-9])?", name) and len(name) <= 63
+
+
+@needs_helm
+def test_a_parent_chart_switches_it(tmp_path: Path) -> None:
+    """As the condition of its dependency."""
+    parent = tmp_path / "parent"
+    (parent / "charts").mkdir(parents=True)
+    (parent / "charts" / "delay-bridge").symlink_to(CHART)
+    dependency = {"name": "delay-bridge", "version": ">=0", "condition": "delay-bridge.enabled"}
+    chart = {"apiVersion": "v2", "name": "parent", "version": "1.0.0", "dependencies": [dependency]}
+    (parent / "Chart.yaml").write_text(yaml.safe_dump(chart))
+    for enabled in (True, False):
+        (parent / "values.yaml").write_text(yaml.safe_dump({"delay-bridge": {**LEAST, "enabled": enabled}}))
+        rendered = helm("template", "orders", str(parent), "--kube-version", KUBERNETES)
+        assert ("StatefulSet" in rendered) is enabled
+
+
+@needs_helm
+@pytest.mark.fault("one release of several is absent, or one pod of several")
+def test_alerts_are_about_the_pods_of_their_release(tmp_path: Path) -> None:
+    """Every series has the selector of namespace and pods, and absence is counted against the replicas."""
+    values = {"prometheusRule": {"enabled": True}, "replicas": 3}
+    (rules,) = (m for m in template(tmp_path, LEAST, values) if m["kind"] == "PrometheusRule")
+    selector = 'namespace="shop", pod=~"orders-delay-bridge-[0-9]+"'
+    for rule in (rule for group in rules["spec"]["groups"] for rule in group["rules"]):
+        assert "__" not in rule["expr"]
+        series = re.findall(r"(?:delay_bridge_\w+|process_start_time_seconds)(.?[^}]*)", rule["expr"])
+        assert series and all(each.startswith("{" + selector) for each in series), rule["expr"]
+    (missing,) = (r for g in rules["spec"]["groups"] for r in g["rules"] if r["alert"] == "DelayBridgeInstanceMissing")
+    assert missing["expr"].endswith("} ) < 3".replace(" )", ")"))
+
+
+@needs_helm
+@pytest.mark.parametrize(
+    ("endpoint", "port"),
+    [("http://otel:4318/v1/traces", 4318), ("https://otel", 443), ("http://[::1]:4318", 4318), ("http://otel/x", 80)],
+)
+def test_traces_leave_through_the_policy(endpoint: str, port: int, tmp_path: Path) -> None:
+    """Where tracing is on, its port is open."""
+    values = {"networkPolicy": {"enabled": True}, "config": {"tracing": {"endpoint": endpoint}}}
+    (policy,) = (m for m in template(tmp_path, LEAST, values) if m["kind"] == "NetworkPolicy")
+    assert port in [each["port"] for rule in policy["spec"]["egress"] for each in rule["ports"]]
+
+
+@needs_helm
+def test_the_api_has_a_way_in(tmp_path: Path) -> None:
+    """Service and ingress lead to the port of the API, with the credentials of a Secret; without the API they are
+    refused."""
+    outside = {"api": {"existingSecret": "api", "ingress": {"enabled": True, "hosts": ["delays.local"]}}}
+    manifests = {(m["kind"], m["metadata"]["name"]): m for m in template(tmp_path, LEAST, outside)}
+    service = manifests["Service", "orders-delay-bridge-api"]
+    assert service["spec"]["ports"] == [{"name": "api", "port": 80, "targetPort": "api"}]
+    (rule,) = manifests["Ingress", "orders-delay-bridge-api"]["spec"]["rules"]
+    assert rule["host"] == "delays.local"
+    assert rule["http"]["paths"][0]["backend"]["service"] == {
+        "name": "orders-delay-bridge-api",
+        "port": {"name": "api"},
+    }
+    settings = configuration(manifests["ConfigMap", "orders-delay-bridge"], tmp_path)
+    assert settings.http.user == "secret" and settings.http.password_file is not None
+    for refused, words in (
+        ({**outside, "config": {"http": {"api": "off"}}}, "config.http.api is off"),
+        ({"api": {"ingress": {"enabled": True}}}, "hosts is empty"),
+    ):
+        with pytest.raises(Refused) as raised:
+            template(tmp_path, LEAST, refused)
+        assert words in raised.value.text
