@@ -21,7 +21,7 @@ from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]  # publ
 from typer.testing import CliRunner
 
 from bridge.commands import cli
-from bridge.spark.session import NICE
+from bridge.spark.jvm import NICE
 from bridge.wire.reasons import RejectReason
 from dev.harness.kafka import Headers, Outgoing, Reader, Record, Topics, produce, produce_with, read_committed
 from dev.harness.waiting import wait_until
