@@ -31,6 +31,7 @@ from bridge.api.source import Overview, PendingMessages, Source
 from bridge.delivery.targets.target import TargetReport
 from bridge.telemetry.health import Phase
 from bridge.telemetry.http import Protection
+from bridge.telemetry.logins import Logins
 from bridge.telemetry.metrics import TIME_TO_GO
 from bridge.wire.headers import origin_text
 from timerstore.errors import TimerStoreError
@@ -62,13 +63,14 @@ def application(
     names: Collection[str] = (),
     peers: Sequence[str] = (),
     instance: str = "",
+    logins: Logins | None = None,
 ) -> ASGIApp:
     """The application and the page, guarded; for one event loop. `names` are the bridge's own; `peers` are the base
     URLs of all instances, and `instance` is this one's name."""
     others = Peers(peers, instance, protection)
     app = routes(Asked(source, others, show_payloads=show_payloads, is_writable=is_writable))
     app.router.routes.extend(files.routes())
-    return Guard(FanOut(app, others), protection, names, is_writable=is_writable)
+    return Guard(FanOut(app, others), protection, names, is_writable=is_writable, logins=logins)
 
 
 def routes(asked: Asked) -> FastAPI:

@@ -29,6 +29,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bridge.api.problems import Problem
 from bridge.telemetry.http import Protection
+from bridge.telemetry.logins import Logins
 
 REQUESTS_MAX: Final = 32
 BODY_BYTES_MAX: Final = 64 << 10
@@ -61,12 +62,18 @@ class Guard:
     """ASGI middleware around the whole application; for one event loop."""
 
     def __init__(
-        self, app: ASGIApp, protection: Protection, names: Collection[str] = (), *, is_writable: bool = False
+        self,
+        app: ASGIApp,
+        protection: Protection,
+        names: Collection[str] = (),
+        *,
+        is_writable: bool = False,
+        logins: Logins | None = None,
     ) -> None:
         """`names` are the bridge's own, beside addresses and private ones."""
         self._app = app
         self._is_writable = is_writable
-        self._protection = protection
+        self._protection, self._logins = protection, logins or Logins()
         self._names = frozenset(name.lower() for name in names)
         self._requests = 0
 
@@ -87,6 +94,8 @@ class Guard:
         refused, headers = self._refused(asked, scope["method"], who), {}
         if refused is not None:
             if refused.status is HTTPStatus.UNAUTHORIZED:
+                if "Authorization" in asked:
+                    self._logins.failed((scope.get("client") or ("", 0))[0], scope["path"])
                 headers["WWW-Authenticate"] = 'Basic realm="delay-bridge", charset="UTF-8"'
             await refused.response(headers)(scope, receive, send_secured)
             return

@@ -20,6 +20,7 @@ from bridge.errors import EnvironmentFailure
 from bridge.telemetry.heartbeats import Beat, unwatched
 from bridge.telemetry.http import Protection
 from bridge.telemetry.listening import hint_for, listening, reason_of, shown
+from bridge.telemetry.logins import Logins
 
 if TYPE_CHECKING:
     from bridge.api.server import ApiServer
@@ -45,13 +46,14 @@ class Listener:
         is_writable: bool = False,
         peers: Sequence[str] = (),
         instance: str = "",
+        logins: Logins | None = None,
         beat: Beat = unwatched,
     ) -> None:
         """Raises EnvironmentFailure where the port cannot be listened on. A thread that ends no longer beats: /livez
         names it then, and delivery goes on."""
         self._source, self._protection = source, protection
         self._show_payloads, self._is_writable = show_payloads, is_writable
-        self._peers, self._instance = peers, instance
+        self._peers, self._instance, self._logins = peers, instance, logins
         self._host, self._beat = host, beat
         self._stopping = False
         self._server: ApiServer | None = None
@@ -115,7 +117,7 @@ class Listener:
         app = application(
             self._source, self._protection, names=names,
             show_payloads=self._show_payloads, is_writable=self._is_writable,
-            peers=self._peers, instance=self._instance,
+            peers=self._peers, instance=self._instance, logins=self._logins,
         )  # fmt: skip
         self._server = ApiServer(app, self._protection.certificate, self._beat)
         self._server.should_exit = self._stopping  # it may have been set just before

@@ -8,12 +8,14 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
 
 from bridge.checks.finding import Context, Finding, failed, ok, warned
 from bridge.errors import StateError
 from bridge.settings.clients import java
+from bridge.telemetry.listening import shown
 from timerstore.disk.checkpoint import read as read_checkpoint
 from timerstore.disk.files import ASIDE_SUFFIX, CHECKPOINT, FULL
 from timerstore.errors import Corrupt, DiskFailure
@@ -81,6 +83,30 @@ def check_directory_identity(context: Context) -> Iterator[Finding]:
         detail = f"topic {topic} was deleted and made anew since {directory} was written"
         yield failed(name, detail, _WRONG_DIRECTORY, error=StateError)
     yield ok(name, f"belongs to cluster {cluster_id}")
+
+
+def check_http(context: Context) -> Iterator[Finding]:
+    """Not everybody who reaches the port may ask the HTTP API."""
+    http = context.settings.http
+    if http.api == "off":
+        yield ok("http api", "off")
+        return
+    place = shown(http.host, http.api_port)
+    if http.user is not None or http.token_file is not None:
+        yield ok("http api", f"{place}, with a password or token")
+    elif _is_loopback(http.host):
+        yield ok("http api", f"{place}, for this machine only")
+    else:
+        detail = f"{place} shows keys and ids to everybody who reaches it"
+        remedy = "set http.user and http.password_file, or http.token_file; or http.host: 127.0.0.1; or http.api: off"
+        yield warned("http api", detail, remedy)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def check_java(_: Context) -> Iterator[Finding]:

@@ -17,6 +17,7 @@ from bridge.checks.host import (
     check_connector,
     check_directory,
     check_directory_identity,
+    check_http,
     check_java,
     check_java_properties,
 )
@@ -168,4 +169,10 @@ BROKER_CHECKS: Final[tuple[Check, ...]] = (
     check_transactions,
     check_directory_identity,
 )
-LOCAL_CHECKS: Final[tuple[Check, ...]] = (check_directory, check_java, check_connector, check_java_properties)
+LOCAL_CHECKS: Final[tuple[Check, ...]] = (
+    check_directory,
+    check_http,
+    check_java,
+    check_connector,
+    check_java_properties,
+)

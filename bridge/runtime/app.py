@@ -55,6 +55,7 @@ from bridge.spark.transactions import coordinator
 from bridge.telemetry.health import Health
 from bridge.telemetry.heartbeats import CALLS_S, LOOK_S, START_S, Heartbeats, Repeating, dispatcher_s
 from bridge.telemetry.http import ManagementServer, Protection
+from bridge.telemetry.logins import Logins
 from bridge.telemetry.metrics import Metrics, StoreSnapshot
 from timerstore.clock import Clock, ClockWatch, SystemClock
 from timerstore.rows.sources import SourceName
@@ -127,6 +128,7 @@ class Application:
         self._tracer = OpenTelemetry(settings) if settings.tracing.endpoint is not None else None
         self._health = Health(self._problems, lambda: self._beat(START_S))
         self._metrics = Metrics(self._snapshot)
+        self._logins = Logins(clock, self._metrics.login_failed)
 
     # ---- from other threads, and signals
 
@@ -227,6 +229,7 @@ class Application:
                 health=self._health,
                 registry=self._metrics.registry,
                 protection=Protection.of(settings.http),
+                logins=self._logins,
             ) as server,
             self._api(),
             Repeating("clock-jumps", self._look_at_clock, self._hearts.watch("clock-jumps", LOOK_S), LOOK_INTERVAL_S),
@@ -260,7 +263,7 @@ class Application:
         listener = Listener(
             http.host, http.api_port, source=answers, protection=Protection.of(http),
             show_payloads=http.show_payloads, is_writable=http.api == "write", peers=http.peers,
-            instance=self._settings.group_instance_id,
+            instance=self._settings.group_instance_id, logins=self._logins,
             beat=self._hearts.watch("api", LOOK_S),
         )  # fmt: skip
         log.info("api-port", host=http.host, port=listener.port)

@@ -32,7 +32,7 @@ from pydantic import (
 from bridge.errors import ConfigurationError
 from bridge.settings.librdkafka import problems
 from bridge.settings.reserved import OTHERS_OWN, SPARK_OWNED
-from bridge.settings.secrets import MASK, Redactor, is_secret_key, mask
+from bridge.settings.secrets import MASK, Redactor, is_secret_key, mask, parts_of
 from bridge.settings.shapes import sentence
 from bridge.settings.time_budgets import POLL_INTERVAL_MS, TimeBudgets
 from bridge.settings.units import ANY_CASE, AUTO, duration, parse_bytes, parse_duration_ms, per_second, size
@@ -451,7 +451,7 @@ class Settings(Section):
         """Every secret value, for a `Redactor`."""
         maps = (self.kafka.common, self.kafka.consumer, self.kafka.producer, self.spark.conf)
         named = {v.get_secret_value() for m in maps for v in m.values() if isinstance(v, SecretStr)}
-        return frozenset(named | set(self._from_files.values()))
+        return frozenset(named | set(self._from_files.values()) | parts_of(self.model_dump(mode="json")))
 
     def masked(self) -> dict[str, Any]:
         """The effective configuration as plain values, written as in YAML, without secrets."""

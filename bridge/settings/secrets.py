@@ -3,8 +3,9 @@
 Any string of the configuration may contain `${file:/path}` (the file's text, without its last line break) or
 `${env:NAME}`; `$${` stands for a literal `${`. In client maps `name_file: /path` is short for `name: ${file:/path}`.
 
-A value is secret when its key looks like one, or when it came from a file. Secret values are never in a dump of the
-settings, and `Redactor` takes them out of any text in which another library has put them.
+A value is secret when its key looks like one, or when it came from a file; so is a part of a value: the user and the
+password of a URL, and what follows such a key and `=` (`?api_key=...`, `-Dx.password=...`). Secret values are never in
+a dump of the settings, and `Redactor` takes them out of any text in which another library has put them.
 """
 
 from __future__ import annotations
@@ -22,8 +23,11 @@ MASK: Final = "********"
 SECRET_FILE_BYTES_MAX: Final = 1 << 20  # a path to something huge is a mistake, not a password
 
 _SECRET_KEY: Final = re.compile(r"password|secret|key|token|jaas", re.IGNORECASE)
+_USER: Final = re.compile(r"(?<=://)\S+(?=@)")
+_PAIR: Final = re.compile(r"(?P<key>[\w.-]+)=(?P<value>\"[^\"]*\"|'[^']*'|[^\s&#;,]+)")
 _REFERENCE: Final = re.compile(r"\$\$\{|\$\{(file|env):([^}]*)\}")
 _SECRET_SHOWN: Final = str(SecretStr("x"))
+_PART_LENGTH_MIN: Final = 6
 _REDACT_LENGTH_MIN: Final = 4  # a shorter secret would blot out half of every message
 
 
@@ -33,10 +37,32 @@ def is_secret_key(name: str) -> bool:
 
 
 def mask(tree: Any) -> Any:
-    """`tree` with the values of all keys masked that look like secrets, or that are kept as secrets."""
+    """`tree` with the values of all keys masked that look like secrets, or that are kept as secrets, and with secret
+    parts of all other texts."""
+    if isinstance(tree, list):
+        return [mask(each) for each in tree]
+    if isinstance(tree, str):
+        for part in parts(tree):
+            tree = tree.replace(part, MASK)
+        return tree
     if not isinstance(tree, dict):
         return tree
     return {k: MASK if is_secret_key(k) or v == _SECRET_SHOWN else mask(v) for k, v in tree.items()}
+
+
+def parts(text: str) -> list[str]:
+    """The secret parts of a value, the longest first."""
+    found = {match[0] for match in _USER.finditer(text)}
+    found |= {match["value"] for match in _PAIR.finditer(text) if is_secret_key(match["key"])}
+    return sorted(found, key=len, reverse=True)
+
+
+def parts_of(tree: Any) -> set[str]:
+    """Those of all texts in it, for a `Redactor`: without words such as `true`, which stand elsewhere too."""
+    if isinstance(tree, str):
+        return {part for part in parts(tree) if len(part) >= _PART_LENGTH_MIN}
+    inner = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ()
+    return {part for each in inner for part in parts_of(each)}
 
 
 def read_secret_file(path: str, where: str) -> str:

@@ -35,6 +35,7 @@ from bridge.settings.secrets import read_secret_file
 from bridge.telemetry.admission import HEAD_S, Guest, Standing, one_to_go, place_of
 from bridge.telemetry.health import Health
 from bridge.telemetry.listening import hint_for, listening, reason_of, shown
+from bridge.telemetry.logins import Logins
 from timerstore.clock import Clock, SystemClock
 
 log = structlog.get_logger("bridge.telemetry.http")
@@ -157,11 +158,13 @@ class ManagementServer(ThreadingHTTPServer):
         health: Health,
         registry: CollectorRegistry,
         protection: Protection | None = None,
+        logins: Logins | None = None,
         clock: Clock | None = None,
     ) -> None:
         self.health = health
         self.registry = registry
         self.protection = protection or Protection()
+        self.logins = logins or Logins()
         self._clock = clock or SystemClock()
         self._lock = threading.Lock()
         self._open: dict[socket.socket, Guest] = {}
@@ -286,9 +289,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         is_guarded = self.path.partition("?")[0] == "/metrics"
-        is_known = not is_guarded or self.server.protection.who(self.headers.get("Authorization")) is not None
+        credentials = self.headers.get("Authorization")
+        is_known = not is_guarded or self.server.protection.who(credentials) is not None
         if is_known:
             self.server.heard()
+        elif credentials is not None:
+            self.server.logins.failed(self.client_address[0], self.path)
         match self.path.partition("?")[0]:
             case "/livez":
                 problems = self.server.health.problems()

@@ -129,6 +129,9 @@ class Metrics:
             "direction",
             known=("forward", "back"),
         )
+        self._logins = self._counter(
+            "logins_failed", "Requests to the ports of HTTP with a wrong password or token. The log names the client."
+        )
         self._steps_refused = self._counter(
             "clock_steps_refused",
             "Backward clock jumps beyond the limit: nothing is due until the clock has caught up.",
@@ -178,6 +181,10 @@ class Metrics:
     def clock_step_refused(self) -> None:
         """The clock was set back once more than the committed metadata has room for."""
         self._steps_refused.inc()
+
+    def login_failed(self) -> None:
+        """A wrong password or token."""
+        self._logins.inc()
 
     def producer_rebuilt(self) -> None:
         """The producer was dropped and made anew."""

@@ -17,6 +17,7 @@ from pydantic import SecretStr
 from bridge.errors import ConfigurationError
 from bridge.settings.load import load
 from bridge.settings.model import LEVEL_MS_MAX, Settings, plain
+from bridge.settings.secrets import MASK, Redactor
 from bridge.wire.committed_state import CommittedState
 from bridge.wire.decode_epochs import DecodeEpoch, DecodeParameters
 from bridge.wire.headers import UNTIL_MS_MAX
@@ -303,6 +304,37 @@ def test_no_secret_is_ever_printed(tmp_path: Path) -> None:
     assert "/visible" in repr(s)
     assert s.secrets() == {CANARY}
     assert isinstance(s.kafka.consumer["client.id"], SecretStr)
+
+
+@pytest.mark.fault("a password inside of a URL or an option of the configuration")
+@pytest.mark.parametrize(
+    ("tree", "seen"),
+    [
+        ({"tracing": {"endpoint": f"https://me:{CANARY}@collector:4318/v1"}}, "@collector:4318/v1"),
+        ({"tracing": {"endpoint": f"https://me:a@b/{CANARY}@collector:4318/v1"}}, "@collector:4318/v1"),
+        (
+            {"tracing": {"endpoint": f"http://collector/v1?x=1&api_key={CANARY}&y=2"}},
+            "http://collector/v1?x=1&api_key=",
+        ),
+        ({"tracing": {"endpoint": f"http://collector/v1#access-token={CANARY}"}}, "http://collector/v1#access-token="),
+        ({"kafka": {"common": {"sasl.oauthbearer.extensions": f"a=1,secret={CANARY}"}}}, "a=1,secret="),
+        (
+            {
+                "spark": {
+                    "conf": {"spark.driver.defaultJavaOptions": f"-Djavax.net.ssl.trustStorePassword={CANARY} -Dx=1"}
+                }
+            },
+            "-Djavax.net.ssl.trustStorePassword=",
+        ),
+    ],
+)
+def test_a_secret_part_of_a_value_is_masked(tree: dict[str, Any], seen: str) -> None:
+    """In what is printed of the configuration, and in the log, whichever key it stands under."""
+    settings = Settings.of(tree)
+    for shown in (json.dumps(settings.masked()), repr(settings), repr(settings.tracing), repr(settings.spark)):
+        assert CANARY not in shown
+    assert seen in json.dumps(settings.masked()) and MASK in json.dumps(settings.masked())
+    assert CANARY not in Redactor(settings.secrets())(f"POST {tree} failed")
 
 
 def test_no_secret_is_in_an_error(tmp_path: Path) -> None:
