@@ -115,7 +115,7 @@ class Filling:
     def _plan(self, store: TimerStore, rows: Rows, transaction: OpenTransaction) -> Plan:
         findings = self.narrowing.findings
         plan = self.planner.plan(rows, store.sources, transaction.until_ms, findings, transaction.loan)
-        self.row_bytes += 0.5 * (max(1.0, plan.bytes / len(rows)) - self.row_bytes)
+        self.row_bytes += 0.5 * (max(1.0, plan.weight / len(rows)) - self.row_bytes)
         return plan
 
     def _produce(self, store: TimerStore, transaction: OpenTransaction, plan: Plan, *, is_last: bool) -> None:

@@ -1,8 +1,9 @@
 """Cron expressions in a time zone: which moments they name, and which comes next. Pure.
 
-cronsim reads the five fields and walks the calendar, on wall clocks that know no zone; it was made to say when Debian's
-cron would run. What daylight saving does to them is decided here, since zones are shifted by half an hour and at
-midnight, too. As in Debian's cron (cron(8)), it depends on whether the minute or the hour field begins with `*`:
+cronsim reads the five fields, as Debian's cron does. The days that they name are looked up in masks of the fourteen
+kinds of years (`_Calendar`), so that no expression costs much, least of all one that never fires. What daylight saving
+does to wall clocks is decided here, since zones are shifted by half an hour and at midnight, too. As in Debian's cron
+(cron(8)), it depends on whether the minute or the hour field begins with `*`:
 
     wall clocks         neither does: times of day       one does: a rhythm
     skipped, 02:30      at the end of the gap, 03:00     not at all
@@ -18,17 +19,27 @@ each of them; and gaps of three hours and more, as where a zone crosses the date
 
 from __future__ import annotations
 
+import calendar
 import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
-from functools import lru_cache
-from typing import Final
+from datetime import UTC, date, datetime, timedelta
+from functools import cache, lru_cache
+from typing import Final, NamedTuple
 from zoneinfo import ZoneInfo
 
+import numpy as np
+import numpy.typing as npt
 from cronsim import CronSim, CronSimError
+
+Bools = npt.NDArray[np.bool_]
+Int64s = npt.NDArray[np.int64]
 
 EXPRESSION_LENGTH_MAX: Final = 256
 ZONE_LENGTH_MAX: Final = 64
+CRON_MS_MIN: Final = 60_000
+"""The shortest time between two moments, but where clocks go back."""
 YEARS_MAX: Final = 10
 """An expression names a moment within so many years (29 February is eight years from the next at most), or none."""
 
@@ -40,6 +51,8 @@ _FURTHEST: Final = _YEARS + timedelta(days=2)
 """Whatever clocks do, a moment that seems to be further away lies beyond _YEARS."""
 _STEP: Final = timedelta(days=7)
 """No zone changes its clock twice within it."""
+_NEAR: Final = timedelta(days=2)
+"""More than any change of a zone's clock."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -53,6 +66,7 @@ class Cron:
     zone: str = "UTC"
     _zone: ZoneInfo = field(init=False, repr=False, compare=False)
     _is_rhythm: bool = field(init=False, repr=False, compare=False)
+    _walls: _Calendar = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if len(self.expression) > EXPRESSION_LENGTH_MAX:
@@ -60,20 +74,21 @@ class Cron:
         if not re.fullmatch(_FIELDS_PATTERN, self.expression):
             raise ValueError(f"{self.expression!r} is not five fields, such as 0 9 * * MON-FRI")
         try:
-            fields = CronSim(self.expression, datetime(2000, 1, 1)).parts  # noqa: DTZ001 - a wall clock
+            fields = CronSim(self.expression, datetime(2000, 1, 1))  # noqa: DTZ001 - a wall clock
         except CronSimError as error:
             raise ValueError(f"{self.expression!r}: {error}") from None
         object.__setattr__(self, "_zone", zone_of(self.zone))
-        object.__setattr__(self, "_is_rhythm", fields[1].startswith("*") or fields[2].startswith("*"))
+        object.__setattr__(self, "_is_rhythm", fields.parts[1].startswith("*") or fields.parts[2].startswith("*"))
+        object.__setattr__(self, "_walls", _Calendar(fields))
 
     def next_after(self, moment_ms: int) -> int | None:
         """The first moment after `moment_ms`, epoch ms; None: there is none within YEARS_MAX."""
         moment = _EPOCH + timedelta(milliseconds=moment_ms)
         try:
             found = (self._next_of_rhythm if self._is_rhythm else self._next_time_of_day)(moment)
-        except (StopIteration, OverflowError):
+        except OverflowError:
             return None
-        if found - moment > _YEARS:
+        if found is None or found - moment > _YEARS:
             return None
         return (found - _EPOCH) // timedelta(milliseconds=1)
 
@@ -92,12 +107,26 @@ class Cron:
                 high = middle
         return found
 
-    def _next_time_of_day(self, moment: datetime) -> datetime:
-        walls = CronSim(self.expression, _wall(moment.astimezone(self._zone)))
-        while True:
-            found = self._first_at(next(walls))
+    def recent(self, now_ms: int, moments: int) -> int:
+        """A moment, epoch ms, after which there are no more than so many until `now_ms`, about, and no fewer if there
+        are so many. 0 where there are fewer in the last YEARS_MAX years."""
+        today = (_EPOCH + timedelta(milliseconds=now_ms)).astimezone(self._zone).date()
+        first = self._walls.back(today, -(-moments // self._walls.daily))
+        if first is None:
+            return 0
+        start = datetime(first.year, first.month, first.day, tzinfo=self._zone)
+        return (start - _EPOCH) // timedelta(milliseconds=1)
+
+    def _next_time_of_day(self, moment: datetime) -> datetime | None:
+        after = _wall(moment.astimezone(self._zone))
+        while (wall := self._walls.next_after(after)) is not None:
+            found = self._first_at(wall)
             if found > moment:
                 return found
+            # Clocks went back, and show it for the second time: so they do all until the moment of that change.
+            change = self._change(found, moment)
+            after = wall if change is None else max(wall, _wall((change - _SECOND).astimezone(self._zone)))
+        return None
 
     def _first_at(self, wall: datetime) -> datetime:
         """When clocks in the zone first show `wall`, or jump over it."""
@@ -107,17 +136,21 @@ class Cron:
         # In a gap Python takes the offset from before it, hence a moment behind the gap.
         return self._change(found - timedelta(days=1), found) or found
 
-    def _next_of_rhythm(self, moment: datetime) -> datetime:
+    def _next_of_rhythm(self, moment: datetime) -> datetime | None:
         start, offset, end = moment, self._offset(moment), moment + _FURTHEST
-        while True:
-            wall = next(CronSim(self.expression, _wall(moment + offset)))
+        while (wall := self._walls.next_after(_wall(moment + offset))) is not None:
             found = wall.replace(tzinfo=UTC) - offset
-            if found > end:  # no change of the clocks brings it near, and each costs as much as this
-                raise StopIteration
-            change = self._change(start, found)
-            if change is None:
+            if found > end:  # no change of the clocks brings it near
+                return None
+            change = self._change(start, min(found, start + _NEAR))
+            if change is not None:
+                moment, start, offset = change - _SECOND, change, self._offset(change)
+            elif found <= start + _NEAR:
                 return found
-            moment, start, offset = change - _SECOND, change, self._offset(change)
+            else:  # whatever clocks do in between, they show nothing that is wanted
+                moment = start = found - _NEAR
+                offset = self._offset(start)
+        return None
 
     def _change(self, start: datetime, end: datetime) -> datetime | None:
         """When the zone's clocks first change in (start, end]; None: they do not."""
@@ -154,3 +187,119 @@ def zone_of(name: str) -> ZoneInfo:
 
 def _wall(local: datetime) -> datetime:
     return local.replace(tzinfo=None, microsecond=0, fold=0)
+
+
+class _Calendar:
+    """The wall clocks, whole minutes, that five fields name. A year is looked up by its kind: a bit for each day."""
+
+    __slots__ = ("_days", "_fields", "_hours", "_minutes")
+
+    def __init__(self, fields: CronSim) -> None:
+        self._fields = fields
+        self._hours, self._minutes = sorted(fields.hours), sorted(fields.minutes)
+        self._days: dict[tuple[int, bool], int] = {}
+
+    def next_after(self, wall: datetime) -> datetime | None:
+        """The first one after `wall`; None: there is none within YEARS_MAX."""
+        day = wall.date()
+        if self._days_of(day.year) >> (day.timetuple().tm_yday - 1) & 1 and (found := self._later(wall)) is not None:
+            return found
+        first = self._day_after(day)
+        if first is None:
+            return None
+        return datetime(first.year, first.month, first.day, self._hours[0], self._minutes[0])  # noqa: DTZ001 - a wall clock
+
+    @property
+    def daily(self) -> int:
+        """How many there are on a day."""
+        return len(self._hours) * len(self._minutes)
+
+    def back(self, day: date, count: int) -> date | None:
+        """The first of the last `count` days that are named, up to `day`; None: there are fewer in YEARS_MAX years."""
+        kept = (1 << day.timetuple().tm_yday) - 1
+        for year in range(day.year, max(day.year - YEARS_MAX, date.min.year) - 1, -1):
+            days = self._days_of(year) & kept
+            found = days.bit_count()
+            if found >= count:
+                for _ in range(found - count):
+                    days &= days - 1
+                return date(year, 1, 1) + timedelta(days=(days & -days).bit_length() - 1)
+            count, kept = count - found, -1
+        return None
+
+    def _later(self, wall: datetime) -> datetime | None:
+        """The next one of the same day."""
+        if wall.hour in self._fields.hours and wall.minute < self._minutes[-1]:
+            minute = self._minutes[bisect_right(self._minutes, wall.minute)]
+            return wall.replace(minute=minute, second=0)
+        if wall.hour >= self._hours[-1]:
+            return None
+        hour = self._hours[bisect_left(self._hours, wall.hour + 1)]
+        return wall.replace(hour=hour, minute=self._minutes[0], second=0)
+
+    def _day_after(self, day: date) -> date | None:
+        """The next day that is named."""
+        passed = day.timetuple().tm_yday
+        for year in range(day.year, min(day.year + YEARS_MAX + 1, date.max.year) + 1):
+            left = self._days_of(year) >> passed << passed
+            if left:
+                return date(year, 1, 1) + timedelta(days=(left & -left).bit_length() - 1)
+            passed = 0
+        return None
+
+    def _days_of(self, year: int) -> int:
+        """The days of a year, counted from 0, as bits."""
+        kind = date(year, 1, 1).weekday(), calendar.isleap(year)
+        if kind not in self._days:
+            named = np.packbits(_named(self._fields, _year(*kind)), bitorder="little")
+            self._days[kind] = int.from_bytes(named.tobytes(), "little")
+        return self._days[kind]
+
+
+class _Year(NamedTuple):
+    """The days of a kind of year: month, day of the month, and day of the week (0 to 6, from Sunday); and whether it is
+    the last day of its month, or the last from Monday to Friday, or the last of its weekday."""
+
+    month: Int64s
+    day: Int64s
+    weekday: Int64s
+    is_last: Bools
+    is_last_workday: Bools
+    is_last_of_kind: Bools
+
+
+@cache
+def _year(weekday: int, is_leap: bool) -> _Year:
+    """The kind of year that begins with a day of the week (0: Monday)."""
+    lengths = np.array([31, 29 if is_leap else 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31])
+    month = np.repeat(np.arange(1, 13), lengths)
+    day = np.concatenate([np.arange(1, length + 1) for length in lengths.tolist()])
+    left = lengths[month - 1] - day
+    weekdays = (weekday + 1 + np.arange(len(day))) % 7
+    workday = (weekdays > 0) & (weekdays < 6)
+    is_last_workday = workday & ((left == 0) | ((weekdays == 5) & (left <= 2)))
+    return _Year(month, day, weekdays, left == 0, is_last_workday, left < 7)
+
+
+def _named(fields: CronSim, year: _Year) -> Bools:
+    """Which days of a year the fields name: day of month and day of week both where one of them begins with `*`."""
+    by_day = _among(fields.days, 32)[year.day]
+    if CronSim.LAST in fields.days:
+        by_day |= year.is_last
+    if CronSim.LAST_WEEKDAY in fields.days:
+        by_day |= year.is_last_workday
+    plain = {each for each in fields.weekdays if isinstance(each, int)}
+    by_week = _among({each % 7 for each in plain}, 7)[year.weekday]
+    for each in fields.weekdays - plain:
+        assert isinstance(each, tuple)
+        weekday, nth = each
+        is_nth = year.is_last_of_kind if nth == CronSim.LAST else (year.day + 6) // 7 == nth
+        by_week |= (year.weekday == weekday % 7) & is_nth
+    found: Bools = _among(fields.months, 13)[year.month] & (by_day & by_week if fields.day_and else by_day | by_week)
+    return found
+
+
+def _among(numbers: Collection[int], size: int) -> Bools:
+    found: Bools = np.zeros(size, np.bool_)
+    found[[number for number in numbers if number >= 0]] = True
+    return found

@@ -5,7 +5,8 @@ the one before, so a schedule never drifts, and its state is a due time and a nu
 
     delay-every: 1h, delay-missed as below; down from 09:30 to 12:10, the tick of 10:00 pending
     last   12:10 delivers the tick of 12:00; the next one is due at 13:00
-    all    12:10 delivers the ticks of 10:00, 11:00 and 12:00, one after the other; the next one is due at 13:00
+    all    12:10 delivers the ticks of 10:00, 11:00 and 12:00, one after the other; the next one is due at 13:00. Of
+           more than MISSED_MAX it delivers the last ones
     none   12:10 delivers none; the next one is due at 13:00
 
 A tick is *missed* once a later one of its schedule is due, too.
@@ -22,11 +23,13 @@ from functools import lru_cache
 from typing import Final, Self, TypeVar
 
 from bridge.wire import headers as h
-from bridge.wire.cron import YEARS_MAX, Cron
+from bridge.wire.cron import CRON_MS_MIN, YEARS_MAX, Cron
 
 TICK_MAX: Final = 2**31 - 1
 TICK_DELAY_MS_MAX: Final = 366 * YEARS_MAX * 86_400_000
 """No tick is further from the one before."""
+MISSED_MAX: Final = 10_000
+"""Missed ticks that are made up for, about: a copy that somebody forged may lie ten years back."""
 TEXT_LENGTH_MAX: Final = 256
 """Of each header of a schedule."""
 _GIVEN: Final = "given"
@@ -100,8 +103,8 @@ class Schedule:
         """What becomes of tick number `tick`, due at `due_ms`, which comes up at `now_ms`."""
         following = self.next_after(due_ms)
         was_missed = following is not None and following <= now_ms
-        if was_missed and self.missed is not Missed.ALL:
-            due_ms = self._last_until(due_ms, now_ms)
+        if was_missed:
+            due_ms = self._recent(due_ms, now_ms) if self.missed is Missed.ALL else self._last_until(due_ms, now_ms)
             following = self.next_after(due_ms)
         is_delivered = not was_missed or self.missed is not Missed.NONE
         if is_delivered and tick >= (self.times or TICK_MAX):
@@ -149,6 +152,19 @@ class Schedule:
         if self.missed is not Missed.LAST:
             texts[h.MISSED] = self.missed.value
         return texts
+
+    def _recent(self, due_ms: int, now_ms: int) -> int:
+        """When the first tick that is made up for is due."""
+        until_ms = now_ms if self.end_ms is None else min(now_ms, self.end_ms)
+        if self.cron is None:
+            assert self.every_ms is not None
+            return due_ms + max(0, (until_ms - due_ms) // self.every_ms + 1 - MISSED_MAX) * self.every_ms
+        if (
+            until_ms - due_ms < MISSED_MAX * CRON_MS_MIN
+            or (recent_ms := self.cron.recent(until_ms, MISSED_MAX)) <= due_ms
+        ):
+            return due_ms
+        return self.cron.next_after(recent_ms - 1) or due_ms
 
     def _last_until(self, due_ms: int, now_ms: int) -> int:
         until_ms = now_ms if self.end_ms is None else min(now_ms, self.end_ms)

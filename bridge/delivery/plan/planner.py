@@ -50,6 +50,8 @@ ANY_SCHEDULE: Final = ScheduleLimits()
 _NO_ROWS: Final = np.empty(0, dtype=np.intp)
 PERMITTED_MAX: Final = 10_000
 """Answers of the allow-list that are kept; names come from headers."""
+SCHEDULE_BYTES: Final = 32 << 10
+"""So many are copied in the time in which a schedule is asked for its next tick."""
 
 log = structlog.get_logger("bridge.delivery.plan.planner")
 
@@ -86,6 +88,11 @@ class Plan:
     def keys(self) -> Int64s:
         """The rows' (source, offset), packed as in the store; int64[n]."""
         return self.rows.keys
+
+    @property
+    def weight(self) -> int:
+        """What it takes, as bytes: the processor's time for schedules included."""
+        return self.bytes + (0 if self.ticks is None else self.ticks.asked * SCHEDULE_BYTES)
 
     @property
     def answers(self) -> Sequence[Answer]:

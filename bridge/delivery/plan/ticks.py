@@ -11,6 +11,7 @@ partition. So a tick and the next one are one atomic fact: a crash leaves both o
     tick n, missed            by policy    the tick after those missed      the same
     the last tick             tick n       nothing                          the same
     no schedule, or no time   dead letter  nothing                          -
+    of a shorter interval     dead letter  nothing: `every_min_ms` holds for schedules that have begun, too
 
 A move moves the next tick and leaves the rhythm alone: what follows a moved tick is the first regular time after it. A
 pause is a move to the end of time, which keeps rolling. A tick that is retried has left its schedule: a target that
@@ -65,6 +66,8 @@ class Ticks:
     wrong: dict[int, Refusal] = field(default_factory=dict)
     due_ms: dict[int, int] = field(default_factory=dict)
     missed: Counter[str] = field(default_factory=Counter)
+    asked: int = 0
+    """How many schedules were asked for their next tick."""
 
     @property
     def has_next(self) -> Bools:
@@ -85,10 +88,11 @@ def ticks(rows: DueRows, now_ms: int, limits: ScheduleLimits) -> Ticks | None:
     found = Ticks(np.full(size, NONE, np.int64), np.zeros(size, np.bool_), np.zeros(size, np.bool_))
     is_up = ((rows.tick == 0) & (rows.due != h.NEVER_MS)) | (rows.due <= now_ms)
     ids = np.flatnonzero(rows.recurs & is_up & (rows.kind == Kind.TIMER))
+    found.asked = len(ids)
     columns = rows.column("schedule", ids), rows.column("ts", ids), rows.due[ids].tolist(), rows.tick[ids].tolist()
     for row, text, ts_ms, due_ms, tick in zip(ids.tolist(), *columns, strict=True):
         try:
-            schedule, is_start_given = schedule_of(text, 1 if tick else limits.every_min_ms)
+            schedule, is_start_given = schedule_of(text, limits.every_min_ms)
             if tick == 0:
                 if not limits.is_exact:
                     raise ValueError(NOT_EXACT)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
-from typing import Any
+import sys
+from collections.abc import Callable
+from datetime import UTC, date, datetime, timedelta
 from zoneinfo import ZoneInfo
 
 import pytest
 from croniter import croniter
 from cronsim import CronSim
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bridge.wire.cron import Cron
 
@@ -202,18 +205,73 @@ def test_never() -> None:
     assert Cron("0 0 * 2 MON#5").next_after(ms(datetime(2028, 3, 1, tzinfo=UTC))) is None
 
 
-def test_never_is_said_after_one_walk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And not after one for each change of the clocks until 2044: thousands of such records may come at once."""
-    rhythm, walks = Cron("* * */2 2 MON#5", "Europe/Berlin"), 0
+EXHAUSTING = (
+    ("0 0 */31 * MON#5", "UTC"),
+    ("* * */2 2 MON#5", "Europe/Berlin"),
+    ("*/5 * */31 * MON#5", "Africa/Casablanca"),
+    ("*/5 * 29 2 *", "Africa/Casablanca"),
+    ("59 23 29 2 *", "Antarctica/Troll"),
+    ("0-59 0-23 * * *", "Pacific/Apia"),
+    ("0-58 0-23 */30 FEB *", "Pacific/Apia"),
+    ("0 0 LW 2 SUN", "America/Havana"),
+)
+CALLS_MAX = 2_000
+"""For one question, whatever the expression: a few hundred microseconds."""
 
-    def walk(*arguments: Any) -> CronSim:
-        nonlocal walks
-        walks += 1
-        return CronSim(*arguments)
 
-    monkeypatch.setattr("bridge.wire.cron.CronSim", walk)
-    assert rhythm.next_after(ms(datetime(2028, 3, 1, tzinfo=UTC))) is None
-    assert walks == 1
+def calls(ask: Callable[[], object]) -> int:
+    """How many functions are called for an answer, Python's own included."""
+    count = 0
+
+    def counted(_frame: object, event: str, _argument: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(counted)
+    try:
+        ask()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+@pytest.mark.fault("cron expressions that take the processor")
+@pytest.mark.parametrize(("expression", "zone"), EXHAUSTING)
+@pytest.mark.parametrize("start", ["1995-06-01", "2011-12-29", "2026-10-25", "2028-03-01", "9999-12-30"])
+def test_an_expression_costs_little_even_if_it_never_fires(expression: str, zone: str, start: str) -> None:
+    """The next tick of any expression, after any moment and in any zone, takes a bounded number of steps, and the last
+    one of ten years that were missed a few dozen times as many: thousands of such records may come at once."""
+    cron, moment = Cron(expression, zone), ms(datetime.fromisoformat(start).replace(tzinfo=UTC))
+    assert calls(lambda: cron.next_after(moment)) < CALLS_MAX
+    assert calls(lambda: cron.last_until(moment - 3_650 * 86_400_000, moment)) < 20 * CALLS_MAX
+
+
+@given(st.sampled_from(EXPRESSIONS), st.sampled_from(ZONES), st.integers(0, 4_000_000_000_000), st.integers(0, 1_439))
+def test_no_moment_takes_many_steps(expression: str, zone: str, moment: int, spread: int) -> None:
+    """Whatever clocks do there and then."""
+    cron = Cron(f"{spread % 60} {spread // 60} {expression.split(maxsplit=2)[2]}" if spread % 2 else expression, zone)
+    assert calls(lambda: cron.next_after(moment)) < CALLS_MAX
+
+
+_DAYS = st.sampled_from(["*", "L", "LW", "1", "29", "31", "*/7", "*/31", "5-9", "1,15,L", "28-31"])
+_WEEKDAYS = st.sampled_from(
+    ["*", "MON", "0", "7", "5L", "0L", "7L", "MON#5", "7#1", "0#2", "MON-FRI", "*/2", "SAT,MON#1"]
+)
+
+
+@given(_DAYS, st.sampled_from(["*", "2", "FEB,NOV", "*/5", "12"]), _WEEKDAYS, st.integers(1_980, 2_100))
+def test_the_days_are_those_that_cronsim_walks(day: str, month: str, weekday: str, year: int) -> None:
+    """Every day of a year is named, or not, as in Debian's cron."""
+    try:
+        cron = Cron(f"0 12 {day} {month} {weekday}")
+    except ValueError:
+        return
+    fields = CronSim(f"0 12 {day} {month} {weekday}", datetime(year, 1, 1))  # noqa: DTZ001 - a wall clock
+    days = (date(year, 1, 1) + timedelta(days=n) for n in range(365))
+    expected = [each for each in days if each.month in fields.months and fields.match_day(each)]
+    start, end = datetime(year - 1, 12, 31, 12, tzinfo=UTC), datetime(year, 12, 30, 13, tzinfo=UTC)
+    found = [datetime.fromtimestamp(each / 1000, UTC).date() for each in ticks(cron, start, end)]
+    assert found == [each for each in expected if each <= end.date()]
 
 
 @pytest.mark.parametrize("zone", ["", "Mars/Base", "../etc/passwd", "/etc/localtime", "europe berlin", "A" * 65])

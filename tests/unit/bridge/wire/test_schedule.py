@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from bridge.wire import headers as h
-from bridge.wire.schedule import Missed, Schedule, Step, packed, parsed, unpacked
+from bridge.wire.cron import Cron
+from bridge.wire.schedule import MISSED_MAX, Missed, Schedule, Step, packed, parsed, unpacked
 
 HOUR = 3_600_000
 T = 500_000 * HOUR  # 2027-01-15T08:00:00Z
@@ -133,3 +134,38 @@ def test_no_schedule(texts: dict[str, str], header: str) -> None:
     """What is wrong is named first."""
     with pytest.raises(ValueError, match=f"^{header}"):
         parsed(texts, every_min_ms=1000)
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        Schedule(every_ms=1_000, missed=Missed.ALL),
+        Schedule(every_ms=1_000, anchor_ms=7, missed=Missed.ALL),
+        Schedule(cron=Cron("* * * * *"), missed=Missed.ALL),
+        Schedule(cron=Cron("*/10 8-17 * * MON-FRI", "Europe/Berlin"), missed=Missed.ALL),
+    ],
+)
+def test_ticks_of_ten_years_are_not_made_up_for(schedule: Schedule) -> None:
+    """Of more missed ticks than a schedule makes up for, those are left out that are the longest ago, and the rhythm
+    stays."""
+    now_ms = 1_800_000_000_123
+    due_ms = schedule.next_after(now_ms - 3_650 * 86_400_000)
+    assert due_ms is not None
+    delivered = set()
+    while due_ms is not None and due_ms <= now_ms:
+        step = schedule.step(due_ms, 1, now_ms)
+        assert step.is_delivered
+        delivered.add(step.due_ms)
+        due_ms = step.next_ms
+        assert len(delivered) < 2 * MISSED_MAX
+    assert MISSED_MAX - 1_500 <= len(delivered) <= MISSED_MAX + 1_500
+    assert max(delivered) > now_ms - 4 * 86_400_000
+    assert schedule.next_after(min(delivered) - 1) == min(delivered) or schedule.anchor_ms is None
+
+
+def test_few_missed_ticks_are_all_made_up_for() -> None:
+    """However long ago they were due."""
+    yearly = Schedule(cron=Cron("0 0 1 1 *"), missed=Missed.ALL)
+    now_ms = 1_800_000_000_000
+    due_ms = yearly.next_after(now_ms - 3_650 * 86_400_000)
+    assert due_ms is not None and yearly.step(due_ms, 1, now_ms).due_ms == due_ms

@@ -341,3 +341,13 @@ def test_a_paused_schedule_stays_paused_when_it_rolls() -> None:
     (copy,) = written["delay"]
     assert (copy[h.COPY_DUE], copy[h.COPY_TICK], copy[h.ANCHOR]) == (str(h.NEVER_MS), "4", "7")
     assert plan.counts.delivered.total() == 0
+
+
+@pytest.mark.fault("forged copies of schedules")
+def test_a_schedule_that_has_begun_passes_the_bound_on_its_interval() -> None:
+    """A copy says what its sender likes: one whose interval is too short ends, and its letter names the bound."""
+    plan, written = planned(tick(4, NOW - 3_650 * 86_400_000, every="1ms", missed="all"))
+    assert list(written) == ["delay.dlt"]
+    (letter,) = written["delay.dlt"]
+    assert letter["delay-reason"] == RejectReason.BAD_SCHEDULE and "1000 ms" in letter["delay-reason-detail"]
+    assert plan.records == 1
