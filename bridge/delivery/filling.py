@@ -76,7 +76,9 @@ class Filling:
             room = self._piece_rows(transaction)
             rows = transaction.loan.take(AT_MIN if self.is_for_commands else transaction.until_ms, room)
             if len(rows):
-                self._produce(store, transaction, self._plan(store, rows, transaction), is_last=len(rows) < room)
+                plans = self._plans(store, rows, transaction)
+                for plan in plans:
+                    self._produce(store, transaction, plan, is_last=len(rows) < room and plan is plans[-1])
             open_s = self.clock.monotonic_s() - transaction.opened_s
             is_full = transaction.rows >= self._rows_max(transaction) or transaction.bytes >= TRANSACTION_BYTES_MAX
             if is_full or open_s >= self.budgets.fill_s or self.is_to_end():
@@ -111,6 +113,11 @@ class Filling:
         """How many rows to take next: bounded in rows, and by what rows weighed lately in bytes."""
         left = self._rows_max(transaction) - transaction.rows
         return max(1, min(PIECE_ROWS, left, int(PIECE_BYTES / self.row_bytes)))
+
+    def _plans(self, store: TimerStore, rows: Rows, transaction: OpenTransaction) -> list[Plan]:
+        """The plan of rows that were taken, and those of rows that commands among them have made due now."""
+        plan = self._plan(store, rows, transaction)
+        return [plan, *(self._plan(store, released, transaction) for released in plan.released)]
 
     def _plan(self, store: TimerStore, rows: Rows, transaction: OpenTransaction) -> Plan:
         findings = self.narrowing.findings

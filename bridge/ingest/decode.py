@@ -34,6 +34,7 @@ from bridge.wire.dialects import NATIVE
 from bridge.wire.reasons import RejectReason
 from bridge.wire.schedule import TICK_DELAY_MS_MAX, TICK_MAX
 from timerstore.cancels.cancels import NO_ORIGIN, SEVERAL
+from timerstore.rows.entry import UNCOPYABLE
 
 AT_MIN: Final = -(2**63)
 """`at` of rejects and commands: minus infinity."""
@@ -238,8 +239,8 @@ def _times(rows: Relation, parameters: Parameters) -> Relation:
 
 
 def _judged(rows: Relation, parameters: Parameters) -> Relation:
-    """The reason of a reject, or null."""
-    return rows.with_columns({"reason": _reason(parameters)})
+    """The reason of a reject, or null; and whether a message is too large for a copy."""
+    return rows.with_columns({"reason": _reason(parameters), "is_large": _is_uncopyable(parameters)})
 
 
 def _verdict(rows: Relation, parameters: Parameters) -> Relation:
@@ -366,7 +367,9 @@ def _entry(parameters: Parameters) -> list[Column]:
         .otherwise(F.coalesce(F.col("named"), F.col("offset")))
         .alias("origin"),
         _smallint(F.when(copied, F.col(_number_name(h.COPY_ATTEMPT)))).alias("attempt"),
-        _smallint(F.when(copied, F.col(_number_name(h.COPY_ROLLS)))).alias("rolls"),
+        _smallint(
+            F.when(copied, F.col(_number_name(h.COPY_ROLLS))).when(timer & F.col("is_large"), long(UNCOPYABLE))
+        ).alias("rolls"),
         F.col("reason"),
         F.when(timer & F.col("recurs"), "").alias("schedule"),
         F.coalesce(F.when(copied, F.col(_number_name(h.COPY_TICK))).try_cast("int"), 0).alias("tick"),
@@ -437,6 +440,12 @@ def _bytes() -> Column:
     """Size of key, value and headers, uncompressed."""
     framing = F.coalesce(F.size(F.col("names")) * _HEADER_BYTES, 0)
     return _payload_bytes() + _header_bytes(F.col("headers")) + framing
+
+
+def _is_uncopyable(parameters: Parameters) -> Column:
+    """Whether it is too large for a copy. In this order: headers are only counted of what is large without them."""
+    most = parameters.roll_bytes_max
+    return (_payload_bytes() > most.div(long(2))) & (_bytes() > most)
 
 
 def _payload_bytes() -> Column:

@@ -21,7 +21,7 @@ from bridge.wire.headers import Headers
 from bridge.wire.reasons import RejectReason
 from bridge.wire.schedule import TICK_DELAY_MS_MAX, TICK_MAX
 from timerstore.cancels.cancels import NO_ORIGIN, SEVERAL
-from timerstore.rows.entry import ENTRY, Kind
+from timerstore.rows.entry import ENTRY, UNCOPYABLE, Kind
 from timerstore.rows.position import AT_MIN
 
 _SMALLINT_MAX: Final = 32_767
@@ -85,6 +85,7 @@ def _entry(record: Record, p: DecodeParameters) -> tuple[Any, ...]:
     origin, attempt, rolls, tick = record.offset, 0, 0, 0
     if kind == Kind.TIMER:
         assert delay is not None
+        rolls = UNCOPYABLE if not is_copy and _is_uncopyable(record, headers, key, p) else 0
         due = record.ts + delay
         at = record.ts if recurs and not is_copy else _at(record, delay, p, numbers.get(h.COPY_AT))
         target = _text(found.get(h.TOPIC))
@@ -183,13 +184,24 @@ def _reason(
     payload = len(key or b"") + len(record.value or b"")
     if p.payload_bytes_max and payload > p.payload_bytes_max:
         return RejectReason.PAYLOAD_TOO_LARGE
-    if is_timer and p.roll_bytes_max and (delay > p.roll_window_ms or recurs):
-        size = payload + _header_bytes(headers) + _HEADER_BYTES * len(headers)
-        if size > p.roll_bytes_max:
-            return RejectReason.TOO_LARGE_TO_ROLL
+    is_copied = is_timer and (delay > p.roll_window_ms or recurs)
+    if is_copied and 0 < p.roll_bytes_max < _bytes(record, headers, key):
+        return RejectReason.TOO_LARGE_TO_ROLL
     if p.dialect != NATIVE and p.header_bytes_max and _header_bytes(record.headers) > p.header_bytes_max:
         return RejectReason.HEADERS_TOO_LARGE
     return None
+
+
+def _bytes(record: Record, headers: Headers, key: bytes | None) -> int:
+    payload = len(key or b"") + len(record.value or b"")
+    return payload + _header_bytes(headers) + _HEADER_BYTES * len(headers)
+
+
+def _is_uncopyable(record: Record, headers: Headers, key: bytes | None, p: DecodeParameters) -> bool:
+    """Whether it is too large for a copy. (Headers are only counted of what is large without them.)"""
+    payload = len(key or b"") + len(record.value or b"")
+    is_large = p.roll_bytes_max > 0 and payload > p.roll_bytes_max // 2
+    return is_large and _bytes(record, headers, key) > p.roll_bytes_max
 
 
 def _is_control_twice(headers: Headers) -> bool:

@@ -43,6 +43,7 @@ _OF_REJECTS: Final[Mapping[str, object]] = {
     "id": None,
     "replace": False,
     "schedule": None,
+    "rolls": 0,
     "tick": 0,
 }
 

@@ -41,6 +41,8 @@ class Outcome(StrEnum):
     """It names a record that is in no delay topic of this bridge."""
     TOO_MANY = "too-many"
     """An id of more messages than one command may act on. None was touched."""
+    TOO_LARGE = "too-large"
+    """It is pending, and stays due when it was: a move to a later time would need a copy, for which it is too large."""
     UNKNOWN = "unknown"
     """The delay topic did not take what the command needs written there."""
 

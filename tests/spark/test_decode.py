@@ -45,7 +45,7 @@ from tests.decode_examples import (
 )
 from tests.decode_oracle import copies, oracle, records
 from tests.spark.engines import decoded_by_both
-from timerstore.rows.entry import ENTRY
+from timerstore.rows.entry import ENTRY, UNCOPYABLE
 
 SOURCE_SCHEMA = (
     "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, timestampType int, "
@@ -270,6 +270,7 @@ def test_what_would_outgrow_the_topic_by_rolling_is_refused_at_first_sight(spark
     results = decoded(spark, rows, all_epochs)
     assert [row["reason"] for row in results] == [None, "too-large-to-roll", None, None, None, None, None]
     assert results[1] == rejected(record(far, TO, *own, **outgrows), RejectReason.TOO_LARGE_TO_ROLL)
+    assert [row["rolls"] for row in results] == [0, 0, 0, 0, UNCOPYABLE, 2, 0], "what is due before says so"
 
 
 SMALL = replace(PARAMETERS, headers_max=4, header_bytes_max=60, payload_bytes_max=10)

@@ -42,7 +42,7 @@ from timerstore.cancels.tombstones import Lookup, Run, Tombstones, merged
 from timerstore.memory.pending import Tally, labels, tally_coded
 from timerstore.memory.resident import Resident
 from timerstore.memory.sorted_runs import RowRefs
-from timerstore.rows.entry import DECIDED, Kind
+from timerstore.rows.entry import DECIDED, UNCOPYABLE, Kind
 from timerstore.rows.position import AT_MIN, Bools, Int64s, Positions, pack
 from timerstore.rows.sources import Sources
 
@@ -57,6 +57,8 @@ SEVERAL: Final = -2
 PendingOf = Callable[[Int64s], Timers]
 """The pending timers of origins (packed sources and offsets), of memory and segments, with the origins as keys; those
 that a tombstone covers are left out."""
+UncopyableOf = Callable[[Int64s], Int64s]
+"""Those of some originals (packed) that are pending and too large for a copy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -160,6 +162,7 @@ class Cancels:
         is_unfinished: Bools,
         finished: Callable[[Positions], Bools],
         pending_of: PendingOf,
+        uncopyable_of: UncopyableOf,
         now_ms: int,
     ) -> Judged | None:
         """What the `fresh` rows of a batch, read at `now_ms`, mean; None when none of them has to do with a cancel.
@@ -170,7 +173,7 @@ class Cancels:
         batch = _Batch(payload, fresh, is_unfinished, now_ms)
         by_id = self._judge_ids(known, batch, finished)
         by_origin = self._judge_origins(known, batch, pending_of)
-        by_command = self._judge_commands(known, batch, pending_of)
+        by_command = self._judge_commands(known, batch, pending_of, uncopyable_of)
         parts = [part for part in (by_id, by_origin, by_command) if part is not None]
         if len(parts) < 2:
             return parts[0] if parts else None
@@ -263,7 +266,9 @@ class Cancels:
         reached = _run(hits.keys, new.source[at], new.offset[at], hits.at)
         return Judged(covered=covered, tombstones=merged([new, raised, reached]), timers=no_timers(), hits=hits)
 
-    def _judge_commands(self, known: Known, batch: _Batch, pending_of: PendingOf) -> Judged | None:
+    def _judge_commands(
+        self, known: Known, batch: _Batch, pending_of: PendingOf, uncopyable_of: UncopyableOf
+    ) -> Judged | None:
         """What finished commands by origin mean, those of the batch, which was read before, and earlier ones."""
         payload, fresh, is_unfinished, now_ms = batch
         index, source, offset = fresh.row, fresh.source, fresh.offset
@@ -279,6 +284,13 @@ class Cancels:
         at, named = named_by(payload, index[makes], origin[makes])
         of, by, is_move = source[makes][at], offset[makes][at], (kind[makes] == Kind.MOVE)[at]
         rows = np.flatnonzero(timer)
+        later = is_move & (payload.column("due").to_numpy() > payload.column("ts").to_numpy())[index[makes]][at]
+        if later.any():  # these have left alone what is too large for a copy
+            originals = pack(of.astype(np.int64), np.maximum(named, 0))
+            large = rows[payload.column("rolls").to_numpy()[index[rows]] == UNCOPYABLE]
+            fixed = np.concatenate((uncopyable_of(originals[later]), fresh.seq[large]))
+            acted = ~(later & np.isin(originals, fixed))
+            at, named, of, by, is_move = at[acted], named[acted], of[acted], by[acted], is_move[acted]
         covered = np.zeros(len(payload), dtype=np.bool_)
         found: list[Run] = []
         hits = [no_timers()]

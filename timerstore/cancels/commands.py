@@ -13,7 +13,9 @@ decision of its own.
 One command by id becomes one by origin for each message: the transaction that finishes it writes them.
 
 Replay. A command below the committed O is finished: its tombstone is made when it is read. That is right, since its
-transaction acted on every pending row of the origin below d; and it is read before anything is delivered (I6).
+transaction acted on every pending row of the origin below d; and it is read before anything is delivered (I6). Only an
+original that is too large for a copy, which decoding tells, is left alone by a move to a later time, then and when the
+move is read again: there is no other row of it, and no tombstone is made.
 
 In transit. A copy that a transaction has written (a roll, a retry, a tick, the copy of a move) is above the commands
 that were read before it. Where a command by origin finds nothing but such a copy may be under way, its transaction
@@ -48,6 +50,7 @@ class Decision(Enum):
     NOTHING = auto()  # nothing of it was pending
     TOO_MANY = auto()  # it is about more than effects.ROWS_MAX messages
     PASSED = auto()  # a later one of the same transaction acts in its place
+    UNCOPYABLE = auto()  # a move to another time would need a copy, for which it is too large: it stays as it is
 
 
 @dataclass(slots=True, eq=False)
@@ -74,6 +77,8 @@ class Effect:
 
     seq: int
     is_move: bool
+    is_now: bool = False
+    """Whether it is a move to a time that is past when its record is written: it needs no copies."""
     rows: Positions
     origin: Int64s
     payload: pa.RecordBatch

@@ -115,6 +115,8 @@ class _Batch:
         self._payload, self._timers, self._is_over, self._rows_of = payload, timers, is_over, rows_of
         ids, origin = payload.column("id").take(pa.array(index)), payload.column("origin").to_numpy()[index]
         self._is_move = payload.column("kind").to_numpy()[index] == Kind.MOVE
+        column = {name: payload.column(name).to_numpy()[index] for name in ("due", "ts")}
+        self._is_now = self._is_move & (column["due"] <= column["ts"])
         by_id = ids.is_valid().to_numpy(zero_copy_only=False)
         self._keys = digests_of(ids, commands.source, seeds)
         self._key_of = {i: (int(self._keys.hi[i]), int(self._keys.lo[i])) for i in np.flatnonzero(by_id).tolist()}
@@ -188,6 +190,7 @@ class _Batch:
         return Effect(
             seq=int(self.commands.seq[i]),
             is_move=bool(self._is_move[i]),
+            is_now=bool(self._is_now[i]),
             rows=rows,
             origin=batch.column("origin").to_numpy(),
             payload=batch,

@@ -20,7 +20,7 @@ from timerstore.memory.pending import Tally, labels
 from timerstore.memory.sorted_runs import EMPTY, RowRefs, concat
 from timerstore.operations.state import StoreState
 from timerstore.operations.view import View, looked
-from timerstore.rows.entry import PAYLOAD, Kind
+from timerstore.rows.entry import PAYLOAD, UNCOPYABLE, Kind
 from timerstore.rows.position import Bools, Int64s, Positions, offsets_of, pack
 
 POSITION: Final = ("topic", "partition", "offset", "at")
@@ -48,6 +48,12 @@ def rows_of(
     rows = concat([part for part, _ in parts])
     table = pa.concat_tables([table.select(wanted) for _, table in parts])
     return _where(rows, table, ~state.finished(rows))
+
+
+def uncopyable_of(state: StoreState, origins: Int64s) -> Int64s:
+    """As `UncopyableOf` says. Raises Corrupt, DiskFailure."""
+    rows, table = rows_of(state, origins, ("rolls",))
+    return rows.seq[table.column("rolls").to_numpy() == UNCOPYABLE]
 
 
 def covered_in(state: StoreState, segment: Segment, finished: Callable[[Positions], Bools] | None = None) -> Tally:

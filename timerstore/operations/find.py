@@ -319,7 +319,7 @@ class Search:
                 value=values.get("value"),
                 headers=tuple((each["key"], each["value"]) for each in values.get("headers") or ()),
                 id=values["id"],
-                rolls=values["rolls"],
+                rolls=max(values["rolls"], 0),
                 attempt=values["attempt"],
                 reason=values["reason"],
                 schedule=values["schedule"],

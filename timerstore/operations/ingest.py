@@ -18,7 +18,7 @@ from timerstore.cancels.id_index import Timers
 from timerstore.errors import Closed, Misuse
 from timerstore.memory.pending import Tally, tally_timers
 from timerstore.memory.sorted_runs import RowRefs, select
-from timerstore.operations.by_origin import pending_of, rows_of
+from timerstore.operations.by_origin import pending_of, rows_of, uncopyable_of
 from timerstore.operations.state import StoreState
 from timerstore.rows.entry import Kind, payload_of
 from timerstore.rows.position import OFFSET_MAX, Bools, Int64s, pack
@@ -96,7 +96,9 @@ class Ingest:
             if room_bytes is None:
                 room_bytes = state.limits.overtaken_bytes - state.commands.bytes
         # Copies and counts are made, and cancels looked up, without the lock: delivery goes on.
-        judged = state.cancels.judge(known, payload, fresh, unfinished, state.finished, pending_of(state), now_ms)
+        judged = state.cancels.judge(
+            known, payload, fresh, unfinished, state.finished, pending_of(state), partial(uncopyable_of, state), now_ms
+        )
         chunks = [(part, payload.take(pa.array(part.row))) for part in parts]
         covered = None if judged is None else judged.covered
         covered_rows = np.zeros(len(fresh), np.bool_) if judged is None else judged.covered[fresh.row]

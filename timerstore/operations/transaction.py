@@ -34,7 +34,7 @@ from timerstore.memory.chunks import materialize
 from timerstore.memory.pending import TALLIED, Tally, tally_timers
 from timerstore.memory.sorted_runs import EMPTY, concat
 from timerstore.operations.state import Loan, StoreState
-from timerstore.rows.entry import PAYLOAD
+from timerstore.rows.entry import PAYLOAD, UNCOPYABLE
 from timerstore.rows.position import AT_MIN, OFFSET_MAX, Bools, Int64s, Positions, Progress, end_of, pack, sources_of
 
 CANCELLED_TAKES_MAX = 16
@@ -298,13 +298,20 @@ class Transaction:
         gone, covered, copied = judged
         acted = self._are_acted(effect)
         is_live = ~(gone | acted | covered)
+        fixed = is_live & _are_fixed(effect)
+        is_live &= ~fixed
         act = effect.have(is_live)
         if later is not None and self._is_passed(effect, later, is_live):
             return [Decided(effect=effect, decision=Decision.PASSED, live=EMPTY.seq, named=effect.named)]
         assert effect.named is not None
         again = np.isin(effect.named, np.concatenate((effect.copied.origins, *self._moving(effect))))
         again |= effect.have(acted | copied) | (effect.copied.is_unsure or state.is_unread(effect.source))
-        which = [(act, Decision.ACT), (again, Decision.AGAIN), (effect.have(gone), Decision.LEFT)]
+        which = [
+            (act, Decision.ACT),
+            (effect.have(fixed), Decision.UNCOPYABLE),
+            (again, Decision.AGAIN),
+            (effect.have(gone), Decision.LEFT),
+        ]
         codes = [decision.value for _, decision in which]
         found = np.select([mask for mask, _ in which], codes, Decision.NOTHING.value)
         return [
@@ -336,6 +343,8 @@ class Transaction:
         """Whether another move acts, or has acted, on all rows of one by origin that are pending: once this one is
         finished, its tombstone covers them. One that was sent later may have been read earlier, and not know them all.
         """
+        if later.is_now != effect.is_now and _are_uncopyable(effect).any():
+            return False  # of what is too large for a copy only one of them moves anything
         if later.seq > effect.seq:
             return bool(effect.have(is_live).all())
         found = self._decided.get(later.seq)
@@ -426,3 +435,16 @@ class Transaction:
 def _of_all(effect: Effect, decision: Decision) -> Decided:
     """A decision about an id."""
     return Decided(effect=effect, decision=decision, live=EMPTY.seq, named=None)
+
+
+def _are_uncopyable(effect: Effect) -> Bools:
+    """Which rows of a move by origin are too large for a copy."""
+    if not effect.is_move:
+        return np.zeros(len(effect.rows), np.bool_)
+    found: Bools = effect.payload.column("rolls").to_numpy() == UNCOPYABLE
+    return found
+
+
+def _are_fixed(effect: Effect) -> Bools:
+    """Which of its rows would need a copy that is too large."""
+    return _are_uncopyable(effect) & (not effect.is_now)

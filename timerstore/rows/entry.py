@@ -24,6 +24,9 @@ class Kind(IntEnum):
     """A cancel that is answered."""
 
 
+UNCOPYABLE: Final = -1
+"""`rolls` of an original that is too large for a copy. Decoding says so: when a command is read again, the same must
+come of it as before."""
 DECIDED: Final = (Kind.MOVE, Kind.RECALL)
 """Commands that take effect, and are answered, in the transaction that finishes them (cancels/commands.py)."""
 

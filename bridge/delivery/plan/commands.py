@@ -2,12 +2,14 @@
 place, and answers. Each is output of the transaction that finishes the command.
 
     decision     a move by origin        a recall by origin   one by id                        answer
+    act (now)    each row, delivered     "                    "                                moved
     act          a copy of each row      nothing              one by origin for each message   moved, cancelled
     (pauses)     as it is, of what does not recur;     "                                       moved, not-pending
                  of what is over: and a cancel by origin                                       cancelled
     again        the same command, behind what is under way                                    none: the next one has it
     passed       nothing: a later move of the same messages acts,                              moved
                  or, of an id, which asks for no answer, is decided                            (none)
+    too large    nothing: it stays as it is                                                    too-large
     left         nothing                                                                       delivered
     nothing      nothing                                                                       not-pending
     too many     nothing                                                                       too-many
@@ -56,6 +58,7 @@ _OUTCOMES: Final = {
     Decision.LEFT: Outcome.DELIVERED,
     Decision.NOTHING: Outcome.NOT_PENDING,
     Decision.TOO_MANY: Outcome.TOO_MANY,
+    Decision.UNCOPYABLE: Outcome.TOO_LARGE,
 }
 
 log = structlog.get_logger("bridge.delivery.plan.commands")
@@ -78,6 +81,8 @@ class CommandOutput:
     to_repliers: list[Batch] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)
     """All that is known of commands that are finished, written or not."""
+    released: list[Rows] = field(default_factory=list)
+    """Rows that moves have made due now. They are planned like those that are taken, and need no copies."""
     copied: list[tuple[Int64s, pa.RecordBatch]] = field(default_factory=list)
     """What moves copy: the rows' keys, and their payload."""
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -118,6 +123,7 @@ class _Writing:
     own: Callable[[], OwnTopics]
     letter_topics: Mapping[str, str]
     findings: Findings
+    now_ms: int
 
 
 class Commands:
@@ -197,12 +203,13 @@ class Commands:
         limit_of: Callable[[Target], int],
         findings: Findings,
         known: dict[str, Target],
+        now_ms: int,
     ) -> CommandOutput:
         """What they write. `elsewhere`: the outcome of commands, by row, that name an origin where nothing can be;
         `limit_of` is the largest record that a target takes; targets of answers are added to `known`.
         """
         out = CommandOutput(ids=self.ids)
-        writing = _Writing(out, own, letter_topics, findings)
+        writing = _Writing(out, own, letter_topics, findings, now_ms)
         replies: list[tuple[int, Answer]] = []
         for each in decided:
             n = self._at[each.effect.seq]
@@ -237,7 +244,10 @@ class Commands:
             writing.out.to_delay_topics.append(self._sent_on(n, lists))
             return []
         if each.decision is not Decision.ACT:
-            return [_result(_OUTCOMES[each.decision], each.named)]
+            is_kept = (
+                each.decision is Decision.UNCOPYABLE and self._due[n] >= h.NEXT_MS
+            )  # of a pause: it does not recur
+            return [_result(Outcome.NOT_PENDING if is_kept else _OUTCOMES[each.decision], each.named)]
         results = self._move(n, each, writing) if effect.is_move else [_result(Outcome.CANCELLED, each.named)]
         if len(each.behind) and int(self._rows.keys[row]) not in writing.findings.no_copy:
             lists = [each.behind.tolist()]
@@ -248,21 +258,27 @@ class Commands:
         """As `_act`, of a move by origin that acts. Raises Unplannable where it needs dead letters, and they fail."""
         row, effect, origin = int(self.ids[n]), each.effect, each.effect.origin[each.live]
         moved, is_changed, is_over = self._moved(n, effect, each.live, writing.letter_topics)
-        ids = np.arange(len(moved))
-        fits = writing.own().of(moved).copyable(ids)
-        if int(self._rows.keys[row]) in writing.findings.no_copy:
-            fits[:] = False
-        refused = dict.fromkeys(ids[~fits].tolist(), COPY_TOO_LARGE) | unreadable_copies(moved)
-        fits[list(refused)] = False
-        for batch in copies(moved, ids[fits]):
+        fits = is_changed & effect.is_now
+        if fits.any():
+            writing.out.released.append(_due_now(moved, fits, writing.now_ms))
+        ids = np.flatnonzero(~fits)
+        is_copyable = writing.own().of(moved).copyable(ids) & (
+            int(self._rows.keys[row]) not in writing.findings.no_copy
+        )
+        unreadable = unreadable_copies(moved)
+        refused = dict.fromkeys(ids[~is_copyable].tolist(), COPY_TOO_LARGE)
+        refused |= {i: unreadable[i] for i in ids.tolist() if i in unreadable}
+        copied = ids[~np.isin(ids, list(refused))]
+        fits[copied] = True
+        for batch in copies(moved, copied):
             writing.out.to_delay_topics.append(replace(batch, ids=np.full(len(batch), row)))
-        if not fits.all():
+        if refused:
             if waits := writing.own().without_letters(self._sources[n]):
                 raise Unplannable({self._sources[n]: waits})
             cut = refused.keys() if int(self._rows.keys[row]) in writing.findings.cut else ()
-            for batch in dead_letters(moved, ids[~fits], refused, writing.letter_topics, cut):
+            for batch in dead_letters(moved, np.flatnonzero(~fits), refused, writing.letter_topics, cut):
                 writing.out.letters.append(replace(batch, ids=np.full(len(batch), row)))
-        writing.out.copied.append((moved.keys[fits], moved.payload.filter(pa.array(fits))))
+        writing.out.copied.append((moved.keys[copied], moved.payload.take(pa.array(copied))))
         over, changed, fitting = (np.unique(origin[mask & fits]) for mask in (is_over, is_changed, fits))
         changed = np.setdiff1d(changed, over)
         rest, lost = np.setdiff1d(fitting, np.union1d(over, changed)), np.setdiff1d(origin, fitting)
@@ -423,6 +439,15 @@ class Commands:
 
     def _verb(self, n: int) -> str:
         return "move" if self._is_move(n) else "cancel"
+
+
+def _due_now(moved: DueRows, which: Bools, now_ms: int) -> Rows:
+    """These rows, as they would be taken: due now, whatever the brokers' clock says."""
+    due, mask = np.minimum(moved.due[which], now_ms), pa.array(which)
+    index = moved.payload.schema.get_field_index("due")
+    payload = moved.payload.filter(mask)
+    payload = payload.set_column(index, payload.schema.field(index), pa.array(due))
+    return Rows(at=due, source=moved.source[which], offset=moved.offset[which], payload=payload)
 
 
 def _result(outcome: Outcome, named: Int64s | None, due_ms: int | None = None) -> _Result:

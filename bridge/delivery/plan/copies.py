@@ -52,7 +52,7 @@ def copies(
             control = h.copy_headers(
                 origin=column["origin"][i],
                 due_ms=column["due"][i],
-                rolls=column["rolls"][i] + rolled,
+                rolls=max(column["rolls"][i], 0) + rolled,
                 attempt=column["attempt"][i] + more[i],
                 target=column["target"][i] or rows.columns.defaults[sources[i]],
                 at_ms=when[i],

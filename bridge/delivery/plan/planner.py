@@ -90,6 +90,11 @@ class Plan:
         return self.rows.keys
 
     @property
+    def released(self) -> Sequence[Rows]:
+        """Rows that commands among these have made due now: they are to be planned next."""
+        return () if self.commands is None else self.commands.released
+
+    @property
     def weight(self) -> int:
         """What it takes, as bytes: the processor's time for schedules included."""
         return self.bytes + (0 if self.ticks is None else self.ticks.asked * SCHEDULE_BYTES)
@@ -298,6 +303,7 @@ class Planner:
             self._limits.record_bytes,
             findings,
             known,
+            now_ms,
         )
 
     def _catching_up(self, rows: DueRows, fates: Fates, own: Callable[[], OwnTopics], now_ms: int) -> Fates:

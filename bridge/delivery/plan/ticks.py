@@ -66,8 +66,11 @@ class Ticks:
     wrong: dict[int, Refusal] = field(default_factory=dict)
     due_ms: dict[int, int] = field(default_factory=dict)
     missed: Counter[str] = field(default_factory=Counter)
-    asked: int = 0
-    """How many schedules were asked for their next tick."""
+
+    @property
+    def asked(self) -> int:
+        """How many schedules were asked for their next tick."""
+        return int(np.count_nonzero(self.is_tick | self.is_silent)) + len(self.wrong)
 
     @property
     def has_next(self) -> Bools:
@@ -88,7 +91,6 @@ def ticks(rows: DueRows, now_ms: int, limits: ScheduleLimits) -> Ticks | None:
     found = Ticks(np.full(size, NONE, np.int64), np.zeros(size, np.bool_), np.zeros(size, np.bool_))
     is_up = ((rows.tick == 0) & (rows.due != h.NEVER_MS)) | (rows.due <= now_ms)
     ids = np.flatnonzero(rows.recurs & is_up & (rows.kind == Kind.TIMER))
-    found.asked = len(ids)
     columns = rows.column("schedule", ids), rows.column("ts", ids), rows.due[ids].tolist(), rows.tick[ids].tolist()
     for row, text, ts_ms, due_ms, tick in zip(ids.tolist(), *columns, strict=True):
         try:

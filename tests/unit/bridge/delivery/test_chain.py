@@ -14,6 +14,7 @@ from typing import cast
 import pytest
 
 from bridge.delivery.plan.backoff import RetryPolicy
+from bridge.delivery.plan.due_rows import Batch
 from bridge.delivery.plan.fates import Unplannable
 from bridge.delivery.plan.planner import Planner
 from bridge.delivery.plan.record_size import record_bytes
@@ -44,7 +45,9 @@ EPOCHS = {
     SOURCE: (
         DecodeEpoch(
             offset=0,
-            parameters=DecodeParameters(max_delay_ms=100 * WEEK_MS, roll_window_ms=WEEK_MS, has_default_target=False),
+            parameters=DecodeParameters(
+                max_delay_ms=100 * WEEK_MS, roll_window_ms=WEEK_MS, has_default_target=False, roll_bytes_max=990_000
+            ),
         ),
     )
 }
@@ -135,12 +138,16 @@ class Chain:
         transaction = self._store.begin()
         rows = transaction.take(self.now_ms, 5_000)
         self._planner.begin()
+        left, batches = [rows], list[Batch]()
         try:
-            plan = self._planner.plan(rows, self._store.sources, self.now_ms, loan=transaction)
+            while left:
+                plan = self._planner.plan(left.pop(), self._store.sources, self.now_ms, loan=transaction)
+                left += plan.released
+                batches += plan.batches()
         except Unplannable:
             transaction.rollback()
             raise
-        for batch in plan.batches():
+        for batch in batches:
             for value, headers in zip(batch.values, batch.all_headers(), strict=True):
                 told = [(name, text.encode() if isinstance(text, str) else text) for name, text in headers]
                 if batch.topic == DELAY:
@@ -399,3 +406,61 @@ def test_of_moves_by_one_id_that_wait_together_the_last_acts(
     chain.run(3, step_ms=100_000)
     (delivered,) = chain.out[ORDERS]
     assert delivered[h.DUE] == str(BEGIN_MS + 7_200_000 + 1_000 * (moves - 1)).encode()
+
+
+def sends_large(chain: Chain) -> int:
+    """A message that the delay topic has taken compressed: its copy would be too large. Its offset."""
+    return chain.send([(h.FOR, b"1m"), (h.TOPIC, ORDERS.encode()), (h.ID, b"m")], b"v" * 995_000)
+
+
+@pytest.mark.fault("moves of what is too large for a copy")
+@pytest.mark.parametrize("is_by_id", [False, True])
+@pytest.mark.parametrize(
+    ("until_ms", "outcome"),
+    [(BEGIN_MS + 3_600_000, b"too-large"), (h.NEVER_MS, b"not-pending"), (h.NEXT_MS, b"not-pending")],
+)
+def test_what_is_too_large_for_a_copy_is_not_moved(
+    chain: Chain, until_ms: int, outcome: bytes, *, is_by_id: bool
+) -> None:
+    """It is delivered when it was due, once, and the answer says why; so after a start without an index, too."""
+    origin = sends_large(chain)
+    chain.run()
+    name = partial(move_headers, "m") if is_by_id else partial(move_origin_headers, f"{DELAY}/0/{origin}")
+    chain.send(name(reply_to=ANSWERS, at=until_ms), None)
+    chain.run(3, step_ms=10)
+    assert chain.outcomes() == [outcome]
+    chain.restart(lambda: None)
+    if is_by_id:  # in two batches
+        chain.read(1)
+    chain.run(2, step_ms=60_000)
+    assert len(chain.out[ORDERS]) == 1
+    assert not chain.out[LETTERS]
+    assert (chain.out[ORDERS][0][h.DUE] or b"").decode() == str(BEGIN_MS + 60_000)
+
+
+@pytest.mark.parametrize("is_by_id", [False, True])
+def test_what_is_too_large_for_a_copy_is_delivered_now(chain: Chain, *, is_by_id: bool) -> None:
+    """That needs no copy, and happens once."""
+    origin = sends_large(chain)
+    chain.run()
+    name = partial(move_headers, "m") if is_by_id else partial(move_origin_headers, f"{DELAY}/0/{origin}")
+    chain.send(name(reply_to=ANSWERS, after=timedelta(0)), None)
+    chain.run(3, step_ms=10)
+    assert chain.outcomes() == [b"moved"]
+    assert len(chain.out[ORDERS]) == 1
+    assert len(chain.log) == 2 + is_by_id
+    chain.restart(lambda: None)
+    chain.run(3, step_ms=60_000)
+    assert len(chain.out[ORDERS]) == 1
+
+
+def test_a_tick_that_is_delivered_now_is_one_transaction(chain: Chain) -> None:
+    """The next one is written with it, and the rhythm stays."""
+    origin = chain.send([(h.EVERY, b"1h"), (h.TOPIC, ORDERS.encode())])
+    chain.run(2)
+    chain.now_ms += 60_000
+    chain.send(move_origin_headers(f"{DELAY}/0/{origin}", after=timedelta(0), reply_to=ANSWERS), None)
+    chain.run()
+    assert chain.ticks() == [1]
+    assert chain.outcomes() == [b"moved"]
+    assert [dict(each.headers).get(h.COPY_DUE) for each in chain.log[-1:]] == [str(BEGIN_MS + 3_600_000).encode()]

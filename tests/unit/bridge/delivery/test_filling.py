@@ -50,7 +50,7 @@ def test_a_transaction_that_is_to_stay_small_is_ended_early(is_small: bool, rows
     transaction.loan.take.side_effect = lambda _until_ms, room: range(min(room, next(pieces, room)))
 
     def plan(taken: range, *_: object) -> object:
-        return mock.Mock(records=len(taken), bytes=len(taken))
+        return mock.Mock(records=len(taken), weight=len(taken), released=())
 
     def add(planned: Any) -> int:
         transaction.rows += planned.records
