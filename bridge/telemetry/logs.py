@@ -29,6 +29,12 @@ JVM_LOGGER: Final = "bridge.spark.jvm"
 JVM_LINES_MAX: Final = 100
 """Of the JVM's output, within JVM_PERIOD_S: some stack traces. A task that fails again and again prints thousands."""
 JVM_PERIOD_S: Final = 60.0
+BY_RECORDS: Final = frozenset(
+    {"answer-dropped", "dead-letter-cut", "dead-letter-plain", "target-breaker-open", "transaction-aborted"}
+)
+"""Events that a producer can cause with each of its records."""
+BY_RECORDS_LINES_MAX: Final = 20
+BY_RECORDS_PERIOD_S: Final = 60.0
 _LEVELS: Final = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
@@ -68,6 +74,7 @@ def configure(
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *tail],
         )
     )
+    handler.addFilter(RationByEvent())
     _replace_handlers(handler, _LEVELS[level])
 
 
@@ -125,6 +132,19 @@ class Ration(logging.Filter):
                 record.msg = {**record.msg, "left_out": left_out}
         self._count += 1
         return self._count <= self._lines
+
+
+class RationByEvent(logging.Filter):
+    """Each of `BY_RECORDS` has a ration of its own: a million records are a line a few seconds, not a million."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._rations = {event: Ration(BY_RECORDS_LINES_MAX, BY_RECORDS_PERIOD_S) for event in BY_RECORDS}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        event = record.msg.get("event") if isinstance(record.msg, dict) else None
+        ration = self._rations.get(event) if isinstance(event, str) else None
+        return ration is None or ration.filter(record)
 
 
 def escape(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:

@@ -53,7 +53,8 @@ def rows_of(
 def uncopyable_of(state: StoreState, origins: Int64s) -> Int64s:
     """As `UncopyableOf` says. Raises Corrupt, DiskFailure."""
     rows, table = rows_of(state, origins, ("rolls",))
-    return rows.seq[table.column("rolls").to_numpy() == UNCOPYABLE]
+    found: Int64s = rows.seq[table.column("rolls").to_numpy() == UNCOPYABLE]
+    return found
 
 
 def covered_in(state: StoreState, segment: Segment, finished: Callable[[Positions], Bools] | None = None) -> Tally:

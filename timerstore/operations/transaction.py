@@ -111,6 +111,7 @@ class Transaction:
         """What commands by origin act on, by their `seq`."""
         self._decided_ms = 0
         self._in_transit = InTransit()
+        self._refused: list[Int64s] = []
 
     def take(self, until_ms: int, max_rows: int) -> Rows:
         """Up to about `max_rows` rows that are due at `until_ms`, overtaken ones first. An empty answer means that
@@ -171,6 +172,10 @@ class Transaction:
         their ids."""
         self._copied.append(seq)
         self._in_transit.add(pack(sources_of(seq), origin), self._state.commands.digests(ids, sources_of(seq)))
+
+    def refused(self, origin: Int64s) -> None:
+        """Copies of these originals (packed) were read as rejects: they are under way no more."""
+        self._refused.append(origin)
 
     def decide(
         self, commands: Int64s, now_ms: int, passed: Mapping[int, int] = NONE, sent: Mapping[int, int] = NONE
@@ -413,6 +418,8 @@ class Transaction:
         commands.note_copied(
             np.concatenate(self._copied), self._in_transit, np.concatenate([EMPTY.seq, *self._loan.copies_read])
         )
+        if self._refused:
+            commands.in_transit.remove(np.concatenate(self._refused))
         commands.again += self._again
         commands.forget(self._loan.rows().seq)
 

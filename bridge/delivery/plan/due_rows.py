@@ -7,6 +7,7 @@ records is not in memory twice.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -20,8 +21,9 @@ import pyarrow.compute as pc
 
 from bridge.wire import headers as h
 from bridge.wire.headers import Headers
+from bridge.wire.reasons import RejectReason
 from timerstore.operations.transaction import Rows
-from timerstore.rows.position import Bools, Int64s, pack
+from timerstore.rows.position import OFFSET_MAX, Bools, Int64s, pack
 from timerstore.rows.sources import Sources
 
 Ids = npt.NDArray[np.intp]
@@ -218,6 +220,21 @@ class DueRows:
         ts = integers(self.payload.column("ts"), 0)[ids]
         result: Int64s = np.minimum(np.maximum(np.maximum(self.due[ids], self.at[ids]), ts), now_ms)
         return result
+
+    def by_producers_clock(self, ids: Ids) -> Bools:
+        """Which of the rows were rejected for their topic's timestamps, as their copies would be; bool[m]."""
+        reason = self.payload.column("reason").take(pa.array(ids))
+        mask: Bools = pc.fill_null(pc.equal(reason, RejectReason.CREATE_TIME.value), False).to_numpy(
+            zero_copy_only=False
+        )
+        return mask
+
+    def claimed_origins(self, ids: Ids) -> Int64s:
+        """The originals that rejects among the rows say that they are copies of, packed."""
+        texts = [(dict(own).get(h.COPY_ORIGIN) or b"").decode("latin-1") for own in self.headers(ids).lists()]
+        claims = np.array([re.fullmatch(h.NUMBER_PATTERN, text) is not None for text in texts], np.bool_)
+        origin = [min(int(text), OFFSET_MAX) for text, is_claim in zip(texts, claims, strict=True) if is_claim]
+        return pack(self.source[ids][claims].astype(np.int64), np.array(origin, np.int64))
 
     def keyless(self) -> Bools:
         """Which of the rows have no key, bool[n]."""

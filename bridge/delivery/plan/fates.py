@@ -454,7 +454,7 @@ def letters_down(rows: DueRows, fates: Fates, own: OwnTopics) -> Fates:
     """Dead letters whose topic fails are tried again later, where that is possible."""
     ids = fates.ids(Fate.LETTER)
     ids = ids[~own.takes_letters(ids, fates.refused(ids))]
-    ids = ids[own.copyable(ids)]
+    ids = ids[own.copyable(ids) & ~rows.by_producers_clock(ids)]
     is_timer = (rows.kind[ids] == Kind.TIMER) & ~np.isin(ids, list(unreadable_copies(rows)) if len(ids) else [])
     return fates.put(ids[is_timer], Fate.RETRY, [LETTERS_FAIL]).put(ids[~is_timer], Fate.HOLD, [LETTERS_FAIL])
 

@@ -40,6 +40,7 @@ from bridge.wire.answers import Answer, Outcome
 from bridge.wire.headers import Where
 from bridge.wire.reasons import RejectReason
 from timerstore.operations.transaction import Rows, Transaction
+from timerstore.rows.entry import Kind
 from timerstore.rows.position import Bools, Int64s
 from timerstore.rows.sources import Sources
 
@@ -429,7 +430,10 @@ def _next_ids(rows: DueRows, fates: Fates, found: Ticks | None) -> Ids:
 
 
 def _tell_copied(loan: Transaction, rows: DueRows, ids: Ids) -> None:
-    """What leaves as a copy, or has a next tick that is one."""
+    """What leaves as a copy, or has a next tick that is one; and which copies have come back as rejects."""
+    refused = np.flatnonzero(rows.kind == Kind.REJECT)
+    if len(refused) and len(refused := refused[rows.by_producers_clock(refused)]):
+        loan.refused(rows.claimed_origins(refused))
     if len(ids):
         columns = rows.payload.select(["origin", "id"]).take(pa.array(ids))
         loan.copied(rows.keys[ids], columns.column("origin").to_numpy(), columns.column("id"))

@@ -24,7 +24,7 @@ from bridge.ingest.decode_records import Record, decode_records
 from bridge.ingest.finish import Finish
 from bridge.kafka.errors import Refusal
 from bridge.wire import headers as h
-from bridge.wire.commands import cancel_headers, move_headers, move_origin_headers
+from bridge.wire.commands import cancel_headers, cancel_origin_headers, move_headers, move_origin_headers
 from bridge.wire.decode_epochs import DecodeEpoch, DecodeParameters
 from bridge.wire.reasons import RejectReason
 from tests.unit.timerstore.entries import gather
@@ -64,6 +64,8 @@ class Chain:
         """Topics that take nothing for now."""
         self.bytes_max = 1_000_000
         """The largest record of every topic."""
+        self.by_broker = True
+        """Whether the delay topic has the brokers' timestamps."""
         self.log: list[Record] = []
         self.out: defaultdict[str, list[Delivered]] = defaultdict(list)
         """Headers of what was written to other topics."""
@@ -115,7 +117,7 @@ class Chain:
 
     def send(self, headers: Iterable[tuple[str, bytes | None]], value: bytes | None = b"v") -> int:
         """Append a record to the delay topic; its offset."""
-        self.log.append(Record(*SOURCE, len(self.log), self.now_ms, True, KEY, value, [*headers]))
+        self.log.append(Record(*SOURCE, len(self.log), self.now_ms, self.by_broker, KEY, value, [*headers]))
         return len(self.log) - 1
 
     def run(self, rounds: int = 1, *, step_ms: int = 0) -> None:
@@ -464,3 +466,34 @@ def test_a_tick_that_is_delivered_now_is_one_transaction(chain: Chain) -> None:
     assert chain.ticks() == [1]
     assert chain.outcomes() == [b"moved"]
     assert [dict(each.headers).get(h.COPY_DUE) for each in chain.log[-1:]] == [str(BEGIN_MS + 3_600_000).encode()]
+
+
+@pytest.mark.fault("copies that come back as rejects")
+def test_a_copy_that_is_rejected_is_under_way_no_more(chain: Chain) -> None:
+    """The delay topic has producers' timestamps for a while: commands about the messages are answered afterwards."""
+    chain.failing = {ORDERS}
+    chain.send([(h.FOR, b"1s"), (h.TOPIC, ORDERS.encode()), (h.ID, b"m")])
+    chain.run()
+    chain.by_broker = False
+    chain.run(3, step_ms=1_000)
+    assert [each[h.REASON] for each in chain.out[LETTERS]] == [b"create-time"]
+    chain.by_broker = True
+    chain.send(cancel_headers("m", reply_to=ANSWERS), None)
+    chain.send(cancel_origin_headers(f"{DELAY}/0/0", reply_to=ANSWERS), None)
+    length = len(chain.log)
+    chain.run(3, step_ms=10)
+    assert chain.outcomes() == [b"not-pending"] * 2
+    assert len(chain.log) == length
+
+
+def test_a_dead_letter_whose_copy_would_be_rejected_waits_where_it_is(chain: Chain) -> None:
+    """While its topic fails, too: else its copies would be held again and again, each larger than the one before."""
+    chain.by_broker, chain.failing = False, {LETTERS}
+    chain.send([(h.FOR, b"1s"), (h.TOPIC, ORDERS.encode())])
+    for _ in range(3):
+        with pytest.raises(Unplannable):
+            chain.run(step_ms=1_000)
+    assert len(chain.log) == 1
+    chain.failing = set()
+    chain.run()
+    assert [each[h.REASON] for each in chain.out[LETTERS]] == [b"create-time"]

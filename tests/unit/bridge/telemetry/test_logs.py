@@ -124,3 +124,22 @@ def test_an_exception_stays_in_one_json_line() -> None:
     except ValueError:
         structlog.get_logger("bridge.x").exception("failed")
     assert "ValueError" in written(out)[0]["exception"]
+
+
+@pytest.mark.fault("log lines by producers")
+@pytest.mark.parametrize("event", sorted(logs.BY_RECORDS))
+def test_what_records_cause_is_a_few_lines_and_a_number(event: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand records of a kind that is logged are a few lines, and the next one after a while says how many were
+    left out; whatever else happens is logged."""
+    out, now_s = io.StringIO(), [1_800_000_000.0]
+    logs.configure(format="json", stream=out)
+    monkeypatch.setattr("logging.time.time", lambda: now_s[0])
+    monkeypatch.setattr("logging.time.time_ns", lambda: int(now_s[0] * 1e9), raising=False)
+    for number in range(1_000):
+        structlog.get_logger("bridge.x").warning(event, number=number)
+    structlog.get_logger("bridge.x").warning("another")
+    now_s[0] += logs.BY_RECORDS_PERIOD_S
+    structlog.get_logger("bridge.x").warning(event, number=1_000)
+    lines = written(out)
+    assert [line["event"] for line in lines] == [event] * logs.BY_RECORDS_LINES_MAX + ["another", event]
+    assert lines[-1]["left_out"] == 1_000 - logs.BY_RECORDS_LINES_MAX

@@ -19,6 +19,7 @@ from bridge.errors import StateError
 from bridge.kafka.admin import Watermarks
 from bridge.wire import headers as h
 from bridge.wire import letters
+from bridge.wire.headers import Headers
 from bridge.wire.letters import Choice, Letter, read_letter
 from bridge.wire.reasons import RejectReason
 from tests.manual_clock import ManualClock
@@ -172,3 +173,28 @@ def message(offset: int, error: KafkaError | None = None) -> Message:
     asked = {"topic": "delay.dlt", "partition": 0, "offset": offset, "error": error, "key": None, "value": b""}
     answers = {name: lambda value=value: value for name, value in asked.items()}
     return cast(Message, SimpleNamespace(headers=list, **answers))
+
+
+@pytest.mark.fault("dead letters that go back for ever")
+@pytest.mark.parametrize(
+    ("reason", "headers", "is_back"),
+    [
+        (RejectReason.BAD_ORIGIN, [(h.CANCEL_ORIGIN, b"nowhere")], False),
+        (RejectReason.BAD_ID, [(h.CANCEL, b"")], False),
+        (RejectReason.BAD_SCHEDULE, [(h.CRON, b"0 0 31 2 *")], False),
+        (RejectReason.BAD_SCHEDULE, [(h.CRON, b"0 0 */31 * MON#5")], False),
+        (RejectReason.BAD_SCHEDULE, [(h.EVERY, b"soon")], False),
+        (RejectReason.BAD_SCHEDULE, [(h.EVERY, b"\xff")], False),
+        (RejectReason.BAD_SCHEDULE, [(h.EVERY, b"1h"), (h.END, b"2026-01-01T00:00:00Z")], False),
+        (RejectReason.BAD_SCHEDULE, [(h.TIMES, b"4")], False),
+        (RejectReason.BAD_SCHEDULE, [(h.EVERY, b"1ms")], True),
+    ],
+)
+@pytest.mark.parametrize("due_now", [False, True])
+def test_what_would_be_rejected_again_stays(
+    reason: RejectReason, headers: Headers, *, is_back: bool, due_now: bool
+) -> None:
+    """A letter that nothing but other headers could mend does not go round; one of a limit may have become legal."""
+    letter = Letter(headers=headers, reason=reason, topic="delay", partition=0, target="t", ts_ms=1_800_000_000_000)
+    assert Choice(due_now=due_now).mends(letter) == is_back
+    assert Choice(due_now=due_now, set_headers=[("delay-for", b"1s")]).mends(letter)
