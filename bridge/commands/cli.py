@@ -180,14 +180,20 @@ def redrive(
             raise ConfigurationError(f"not a reason: {', '.join(sorted(unknown))}", hint=hint, code="DB-1002")
         from bridge.dead_letters.redrive import redrive as redrive_letters
 
-        choice = Choice(
-            topics=topic or (),
-            reasons=reason or (),
-            targets=target or (),
-            since_ms=read_option(parse_until, since, "--since"),
-            due_now=due is dead_letters.Due.NOW,
-            set_headers=[(name, os.fsencode(text)) for name, text in read_headers(set_header, "--set-header")],
-        )
+        since_ms = read_option(parse_until, since, "--since")
+        set_headers = [(name, os.fsencode(text)) for name, text in read_headers(set_header, "--set-header")]
+        try:
+            choice = Choice(
+                topics=topic or (),
+                reasons=reason or (),
+                targets=target or (),
+                since_ms=since_ms,
+                due_now=due is dead_letters.Due.NOW,
+                set_headers=set_headers,
+            )
+        except ValueError as error:
+            hint = "Set headers that a producer writes."
+            raise ConfigurationError(f"--set-header: {error}", hint=hint, code="DB-1003") from None
         report = redrive_letters(settings, SystemClock(), choice, execute=execute)
         _say_report(report, execute=execute)
 

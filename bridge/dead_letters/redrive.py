@@ -1,7 +1,8 @@
 """Redrive: dead letters go back into the delay topics that they came from, once what was wrong is right.
 
 A letter goes back into its old partition, where cancels of its id find it, due when it was; and only into a delay topic
-whose dead letters are configured to be in the topic where it was found.
+whose dead letters are configured to be in the topic where it was found. One that would be rejected again stays, and
+counts as broken.
 
 Exactly once: the transaction that puts letters back also writes, into their partition of the dead-letter topic, which
 ones they are (bridge/wire/letters.py). A run begins by reading those records:
@@ -20,6 +21,7 @@ from typing import Final
 from confluent_kafka import KafkaException, Message, Producer
 
 from bridge.dead_letters.reading import LetterTopics, Marks, Place, batches, make_consumer, place_of
+from bridge.dead_letters.rejection import GoingBack, Rejection
 from bridge.errors import EnvironmentFailure, StateError
 from bridge.kafka.admin import Cluster, Watermarks
 from bridge.kafka.construction import CLIENT_LOG
@@ -46,6 +48,7 @@ class Redrive:
     def __init__(self, settings: Settings, clock: Clock, choice: Choice) -> None:
         """Raises BridgeError."""
         self._cluster, self._clock, self._choice = Cluster(settings), clock, choice
+        self._rejection = Rejection(settings)
         self._letters = LetterTopics(settings, self._cluster, list(choice.topics))
         self._consumer = make_consumer(settings)
         self._producer_config = librdkafka(settings, "producer") | {
@@ -119,17 +122,24 @@ class Redrive:
     ) -> None:
         """One transaction: records, and which letters they are. A crash leaves both or neither."""
         counted = Report()
-        back = [
-            (self._choice.headers(letter), letter, message)
+        chosen = [
+            (GoingBack(letter, self._choice.headers(letter), message.key(), message.value()), message)
             for message in batch
             if (letter := self._judge(message, gone[place_of(message)], counted)) is not None
         ]
+        reasons = self._rejection.reasons([record for record, _ in chosen], self._clock.now_ms())
+        back = []
+        for (record, message), reason in zip(chosen, reasons, strict=True):
+            is_broken = reason is not None or record.letter.is_cut
+            (counted.broken if is_broken else counted.back)[record.letter.reason, record.letter.target] += 1
+            if not is_broken:
+                back.append((record, message))
         if producer is not None and back:
             self._commit(producer, back)
         report.add(counted)
 
     def _judge(self, message: Message, gone: Gone, report: Report) -> Letter | None:
-        """The letter if it is to go back, and where it is counted if not."""
+        """The letter if it is chosen, and where it is counted if not."""
         headers = headers_of(message)
         if is_redriven(headers):
             return None
@@ -140,20 +150,17 @@ class Redrive:
             report.foreign += 1
         elif not self._choice.chooses(letter, message.timestamp()[1], (*place_of(message), message.offset() or 0)):
             report.left += 1
-        elif not self._choice.mends(letter):
-            report.broken[letter.reason, letter.target] += 1
         else:
-            report.back[letter.reason, letter.target] += 1
             return letter
         return None
 
-    def _commit(self, producer: Producer, back: Sequence[tuple[Headers, Letter, Message]]) -> None:
+    def _commit(self, producer: Producer, back: Sequence[tuple[GoingBack, Message]]) -> None:
         offsets: dict[Place, list[int]] = {}
         producer.begin_transaction()
         try:
-            for headers, letter, message in back:
+            for (letter, headers, key, value), message in back:
                 offsets.setdefault(place_of(message), []).append(message.offset() or 0)
-                _produce(producer, letter.topic, letter.partition, message.key(), message.value(), headers)
+                _produce(producer, letter.topic, letter.partition, key, value, headers)
             for (topic, partition), found in offsets.items():
                 headers, value = redriven(self._letters.topics[topic].topic_id, found)
                 _produce(producer, topic, partition, None, value, headers)

@@ -306,12 +306,17 @@ def timer_headers(
 
 def refuse_control(names: Iterable[str]) -> None:
     """Raise ValueError if a message's own headers contain a control header, which the bridge would read or remove, or a
-    name that the client would cut at a NUL, or cannot write at all."""
+    name as in `refuse_unwritable`."""
     given = set(names)
     taken = sorted(given & set(STRIPPED))
     if taken:
         raise ValueError(f"{', '.join(taken)} belong to the delay bridge; give them as arguments, not as headers")
-    for name in sorted(given):
+    refuse_unwritable(given)
+
+
+def refuse_unwritable(names: Iterable[str]) -> None:
+    """Raise ValueError for the name of a header that the client would cut at a NUL, or cannot write at all."""
+    for name in sorted(names):
         if "\0" in name:
             raise ValueError(f"{name!r} is no name for a header: it holds NUL, where the client would cut it")
         try:

@@ -27,21 +27,17 @@ from typing import Final
 from bridge.errors import StateError
 from bridge.wire import headers as h
 from bridge.wire.headers import Headers, Origin
-from bridge.wire.reasons import RejectReason
-from bridge.wire.schedule import parsed
 
-_R = RejectReason
-OF_TIMES: Final = frozenset(
-    {_R.DUPLICATE_HEADER, _R.BAD_COPY, _R.NO_TIME, _R.TWO_TIMES, _R.BAD_UNTIL, _R.BAD_FOR, _R.BAD_LEVEL}
-)
-"""What would be rejected again as it is, but may be understood once it is due now."""
-BROKEN: Final = OF_TIMES | {_R.BAD_TARGET, _R.BAD_PARTITION, _R.BAD_ID, _R.BAD_ORIGIN, _R.BAD_REPLY, _R.BAD_REPLACE}
-"""What would be rejected again as it is: it goes back only with headers that are put right."""
 LINES_MAX: Final = 100
 """Reasons and targets that are counted one by one: a producer may make up any number of targets."""
 OTHERS: Final = "(others)"
 TEXT_LENGTH_MAX: Final = 1_024
 """Of what a letter says of itself: the target is what a producer wrote, and may be as long as a record."""
+
+_ONLY_OURS: Final = frozenset(
+    (*h.COPY, *h.DELIVERED, h.REASON, h.REASON_DETAIL, h.ATTEMPTS, h.OMITTED, h.REDRIVEN, h.HELD)
+)
+_OUR_PREFIXES: Final = (h.HELD_PREFIX, h.ESCAPED, "kafka_dlt-")
 
 Range = tuple[int, int]
 
@@ -60,20 +56,6 @@ class Letter:
     origin: str = ""
     detail: str = ""
     attempts: int = 0
-    ts_ms: int = field(default=0, compare=False)
-    """The timestamp of the record."""
-
-    @property
-    def is_broken(self) -> bool:
-        """Whether it would be rejected again as it is. A schedule may also have met a limit, or the wrong mode."""
-        return self.reason in BROKEN or (self.reason == _R.BAD_SCHEDULE and not self._is_schedule())
-
-    def _is_schedule(self) -> bool:
-        try:
-            said = {name: h.text_of(value) for name, value in self.headers if name in h.SCHEDULE}
-            return parsed(said).first(self.ts_ms, None) is not None
-        except ValueError:
-            return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,10 +81,12 @@ class Choice:
         is_old = self.until_ms is None or timestamp_ms < self.until_ms
         return is_recent and is_old and all(not wanted or found in wanted for wanted, found in pairs)
 
-    def mends(self, letter: Letter) -> bool:
-        """Whether it can be understood when it goes back, as far as can be told."""
-        is_mended = bool(self.set_headers) or (self.due_now and letter.reason in OF_TIMES)
-        return not letter.is_cut and (is_mended or not letter.is_broken)
+    def __post_init__(self) -> None:
+        """Raises ValueError for a header that is not to be set."""
+        names = {name for name, _ in self.set_headers}
+        if taken := sorted(name for name in names if name in _ONLY_OURS or name.startswith(_OUR_PREFIXES)):
+            raise ValueError(f"{', '.join(taken)} belong to the delay bridge: only it writes them")
+        h.refuse_unwritable(names)
 
     def headers(self, letter: Letter) -> Headers:
         """The headers with which it goes back."""
@@ -153,7 +137,6 @@ def read_letter(headers: Headers | None) -> Letter | None:
             origin=_text(why.get(h.ORIGIN)),
             detail=_text(why.get(h.REASON_DETAIL)),
             attempts=_number(_text(why[h.ATTEMPTS])) if h.ATTEMPTS in why else 0,
-            ts_ms=struct.unpack(">q", why[h.DLT_TIMESTAMP] or b"")[0] if h.DLT_TIMESTAMP in why else 0,
         )
     except (KeyError, ValueError, struct.error):
         return None

@@ -51,6 +51,7 @@ class Bench:
             "kafka": {"common": {"bootstrap.servers": self.bootstrap}},
             "delay_topics": {self.name: tree.pop("topic", {})},
             "store": {"directory": str(self.directory), "flush_bytes": "64KiB"},
+            "http": {"host": "127.0.0.1"},
         }
         return Settings.of(base | tree)
 

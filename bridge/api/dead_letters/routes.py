@@ -61,7 +61,7 @@ def add(app: FastAPI, asked: Asked) -> None:
     @app.post(f"{path}/redrive", operation_id="redrive", responses=NOT_FOUND | ACTION_REFUSALS)
     async def redrive(request: Request, place: Place, mend: models.Mend) -> models.Redriven:
         """Put one dead letter back into its delay topic, once."""
-        choice = models.LetterFilters().choice(places=[place], **mend.mended())
+        choice = checked(lambda: models.LetterFilters().choice(places=[place], **mend.mended()))
         report = await ask(lambda letters: letters.redrive(choice, execute=True), REDRIVE_S)
         answer = models.Redriven.of(report)
         note(request, "redrive", origin_text(*place), outcome=answer.outcome.value)

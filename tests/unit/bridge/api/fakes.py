@@ -220,7 +220,7 @@ class Letters:
                 report.left += 1
             elif each.redriven:
                 report.before += 1
-            elif not choice.mends(each.letter):
+            elif each.letter.is_cut:
                 report.broken[each.letter.reason, each.letter.target] += 1
             else:
                 report.back[each.letter.reason, each.letter.target] += 1

@@ -19,7 +19,6 @@ from bridge.errors import StateError
 from bridge.kafka.admin import Watermarks
 from bridge.wire import headers as h
 from bridge.wire import letters
-from bridge.wire.headers import Headers
 from bridge.wire.letters import Choice, Letter, read_letter
 from bridge.wire.reasons import RejectReason
 from tests.manual_clock import ManualClock
@@ -42,7 +41,7 @@ def test_a_letter_without_its_value_never_goes_back() -> None:
     """It would be another message."""
     cut = read_letter([*h.dead_letter_headers(OWN, RejectReason.TOO_LARGE, "why", WHERE), (h.OMITTED, b"value")])
     assert cut is not None and cut.headers == OWN
-    assert not Choice(due_now=True, set_headers=[("x", b"1")]).mends(cut)
+    assert cut.is_cut
 
 
 @pytest.mark.parametrize("attempts", [None, b"", b"-1", b"x", b"\xff", "٣".encode(), b"9" * 16, b"9" * 4_301])
@@ -82,12 +81,19 @@ def test_filters_choose_by_all_that_is_given() -> None:
     assert not Choice(places=[("delay.dlt", 0, 8)]).chooses(letter(), 9, PLACE)
 
 
-def test_a_record_with_a_bad_header_goes_back_only_when_that_is_put_right() -> None:
-    """As it is it would only be rejected again."""
-    assert not Choice().mends(letter("bad-for"))
-    assert Choice(due_now=True).mends(letter("bad-for"))
-    assert Choice(set_headers=[("delay-for", b"5s")]).mends(letter("bad-for"))
-    assert Choice().mends(letter("beyond-max")), "the configuration may have changed"
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        *((name, "belong to the delay bridge") for name in (*h.COPY, *h.DELIVERED, h.HELD, h.REASON, h.DLT_TOPIC)),
+        ("a\0b", "holds NUL"),
+        ("\ud800", "writable as UTF-8"),
+    ],
+)
+def test_headers_that_are_set_obey_the_rules_of_the_client(name: str, why: str) -> None:
+    """What only the bridge writes, and names that the client would cut or cannot write, are refused."""
+    with pytest.raises(ValueError, match=why):
+        Choice(set_headers=[("delay-for", b"5s"), (name, b"1")])
+    Choice(set_headers=[(name, b"1") for name in (*h.REQUEST, "own")])
 
 
 def test_headers_are_replaced_and_all_else_stays() -> None:
@@ -173,28 +179,3 @@ def message(offset: int, error: KafkaError | None = None) -> Message:
     asked = {"topic": "delay.dlt", "partition": 0, "offset": offset, "error": error, "key": None, "value": b""}
     answers = {name: lambda value=value: value for name, value in asked.items()}
     return cast(Message, SimpleNamespace(headers=list, **answers))
-
-
-@pytest.mark.fault("dead letters that go back for ever")
-@pytest.mark.parametrize(
-    ("reason", "headers", "is_back"),
-    [
-        (RejectReason.BAD_ORIGIN, [(h.CANCEL_ORIGIN, b"nowhere")], False),
-        (RejectReason.BAD_ID, [(h.CANCEL, b"")], False),
-        (RejectReason.BAD_SCHEDULE, [(h.CRON, b"0 0 31 2 *")], False),
-        (RejectReason.BAD_SCHEDULE, [(h.CRON, b"0 0 */31 * MON#5")], False),
-        (RejectReason.BAD_SCHEDULE, [(h.EVERY, b"soon")], False),
-        (RejectReason.BAD_SCHEDULE, [(h.EVERY, b"\xff")], False),
-        (RejectReason.BAD_SCHEDULE, [(h.EVERY, b"1h"), (h.END, b"2026-01-01T00:00:00Z")], False),
-        (RejectReason.BAD_SCHEDULE, [(h.TIMES, b"4")], False),
-        (RejectReason.BAD_SCHEDULE, [(h.EVERY, b"1ms")], True),
-    ],
-)
-@pytest.mark.parametrize("due_now", [False, True])
-def test_what_would_be_rejected_again_stays(
-    reason: RejectReason, headers: Headers, *, is_back: bool, due_now: bool
-) -> None:
-    """A letter that nothing but other headers could mend does not go round; one of a limit may have become legal."""
-    letter = Letter(headers=headers, reason=reason, topic="delay", partition=0, target="t", ts_ms=1_800_000_000_000)
-    assert Choice(due_now=due_now).mends(letter) == is_back
-    assert Choice(due_now=due_now, set_headers=[("delay-for", b"1s")]).mends(letter)

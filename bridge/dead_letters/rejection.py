@@ -1,0 +1,81 @@
+"""Whether a record that goes back would be rejected again: the decoder of the plain reader says so, by the present
+configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from bridge.ingest.decode_records import Record, decode_records
+from bridge.ingest.finish import with_schedules
+from bridge.settings.model import Settings
+from bridge.wire.decode_epochs import DecodeEpoch, DecodeEpochs, DecodeParameters
+from bridge.wire.headers import Headers
+from bridge.wire.letters import Letter
+from bridge.wire.reasons import RejectReason
+from bridge.wire.schedule import schedule_of
+from timerstore.rows.entry import Kind
+from timerstore.rows.position import OFFSET_MAX
+
+_COPY_DELAY_MS_MAX: Final = 10**14
+"""Of a copy: its original was accepted, by whatever maximum was in force then."""
+_WINDOW_MS: Final = 86_400_000
+"""Decides nothing here, since no size is asked for of what rolls."""
+_REASONS: Final = {reason.value: reason for reason in RejectReason}
+_COLUMNS: Final = ("reason", "schedule", "due", "tick")
+
+
+class GoingBack(NamedTuple):
+    """A letter, and the record that it becomes."""
+
+    letter: Letter
+    headers: Headers
+    key: bytes | None
+    value: bytes | None
+
+
+class Rejection:
+    """By the configuration of all delay topics."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._epochs: Mapping[str, DecodeEpochs] = {
+            name: (DecodeEpoch(offset=0, parameters=_parameters(settings, name)),) for name in settings.delay_topics
+        }
+        self._every_min_ms = settings.limits.every_min
+
+    def reasons(self, records: Sequence[GoingBack], now_ms: int) -> list[RejectReason | None]:
+        """Why each record would be rejected if it were written now; None: it would not be, as far as it says itself.
+        What its target takes is told at dispatch only."""
+        written = [
+            Record(letter.topic, letter.partition, OFFSET_MAX, now_ms, True, key, value, headers)
+            for letter, headers, key, value in records
+        ]
+        epochs = {(each.topic, each.partition): self._epochs[each.topic] for each in written}
+        entries = with_schedules(decode_records(written, epochs)).select(["kind", *_COLUMNS]).to_pylist()
+        return [self._reason(entry, now_ms) for entry in entries]
+
+    def _reason(self, entry: Mapping[str, Any], now_ms: int) -> RejectReason | None:
+        if entry["kind"] == Kind.REJECT:
+            return _REASONS[entry["reason"]]
+        if entry["schedule"] is None or entry["tick"]:
+            return None
+        try:
+            schedule, is_start_given = schedule_of(entry["schedule"], self._every_min_ms)
+        except ValueError:
+            return RejectReason.BAD_SCHEDULE
+        first_ms = schedule.first(now_ms, entry["due"] if is_start_given else None)
+        return RejectReason.BAD_SCHEDULE if first_ms is None else None
+
+
+def _parameters(settings: Settings, topic: str) -> DecodeParameters:
+    return DecodeParameters(
+        levels_ms=settings.levels_ms,
+        max_delay_ms=settings.delay.max,
+        roll_window_ms=_WINDOW_MS,
+        has_default_target=settings.delay_topics[topic].target is not None,
+        dialect=settings.delay_topics[topic].dialect,
+        copy_max_delay_ms=_COPY_DELAY_MS_MAX,
+        headers_max=settings.limits.headers,
+        header_bytes_max=settings.limits.header_bytes,
+        payload_bytes_max=settings.limits.payload_bytes,
+    )
