@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
 from itertools import pairwise
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import structlog
 from fastapi import Depends, FastAPI, Query, Request
@@ -21,7 +21,7 @@ from bridge.api.actions import messages as messages_actions
 from bridge.api.actions import targets as target_actions
 from bridge.api.dead_letters import routes as letters
 from bridge.api.dead_letters.models import LetterPageFilters
-from bridge.api.guard import Guard
+from bridge.api.guard import ACTION, Guard
 from bridge.api.peers.batches import MEDIA_TYPE
 from bridge.api.peers.client import Peers
 from bridge.api.peers.fan_out import FanOut
@@ -41,6 +41,19 @@ from timerstore.rows.position import AT_MAX
 PAGES_MAX: Final = 100
 """Of a search for one message: each page without it has looked at millions of rows."""
 
+NO_JSON: Final = "The body is not JSON: send an object of JSON in UTF-8, or no body where none is needed."
+SCHEMES: Final = {
+    "password": {"type": "http", "scheme": "basic", "description": "http.user and http.password_file."},
+    "token": {"type": "http", "scheme": "bearer", "description": "The token of http.token_file."},
+}
+"""How a client says who it is, in the OpenAPI document."""
+ACTION_HEADER: Final = {
+    "name": ACTION,
+    "in": "header",
+    "required": True,
+    "description": "Says that the request is no page's of another site.",
+    "schema": {"type": "string", "enum": ["1"]},
+}
 _PARAMETERS: Final[Mapping[str, Collection[str]]] = {
     "/messages": models.PageFilters.model_fields,
     "/schedules": models.PageFilters.model_fields,
@@ -68,15 +81,37 @@ def application(
     """The application and the page, guarded; for one event loop. `names` are the bridge's own; `peers` are the base
     URLs of all instances, and `instance` is this one's name."""
     others = Peers(peers, instance, protection)
-    app = routes(Asked(source, others, show_payloads=show_payloads, is_writable=is_writable))
+    app = routes(Asked(source, others, show_payloads=show_payloads, is_writable=is_writable), protection)
     app.router.routes.extend(files.routes())
     return Guard(FanOut(app, others), protection, names, is_writable=is_writable, logins=logins)
 
 
-def routes(asked: Asked) -> FastAPI:
+class _Api(FastAPI):
+    """With what the guard asks for in its document."""
+
+    def __init__(self, protection: Protection, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._protection = protection
+
+    def openapi(self) -> dict[str, Any]:
+        if self.openapi_schema is None:
+            document = super().openapi()
+            document["components"]["securitySchemes"] = SCHEMES
+            has = {"password": self._protection.user is not None, "token": self._protection.token is not None}
+            document["security"] = [{name: []} for name in SCHEMES if has[name] or self._protection.is_open]
+            if self._protection.is_open:
+                document["security"].append({})
+            for each in document["paths"].values():
+                if "post" in each:
+                    each["post"].setdefault("parameters", []).append(ACTION_HEADER)
+        return self.openapi_schema or {}
+
+
+def routes(asked: Asked, protection: Protection) -> FastAPI:
     """The API without its guard."""
     source, exports = asked.source, export.Exports()
-    app = FastAPI(
+    app = _Api(
+        protection,
         title="Delay bridge",
         version=__version__,
         description="What is pending, where it is, and why; cancel, move and deliver it.",
@@ -182,14 +217,23 @@ def _problem(request: Request, error: Exception) -> Problem:
         case Problem():
             return error
         case RequestValidationError():
-            said = [f"{'.'.join(map(str, each['loc'][1:]))}: {each['msg']}" for each in error.errors()]
+            if any(each["type"] == "json_invalid" for each in error.errors()):
+                return Problem(HTTPStatus.BAD_REQUEST, NO_JSON)
+            said = [
+                f"{'.'.join(map(str, each['loc'][1:])) or each['loc'][0]}: {each['msg']}" for each in error.errors()
+            ]
             known = ", ".join(_PARAMETERS.get(request.url.path.removeprefix(PREFIX), ()))
             detail = f"{'; '.join(said)[:1000]}.{known and f' The parameters are: {known}.'}"
             return Problem(HTTPStatus.UNPROCESSABLE_ENTITY, detail)
         case HTTPException(status_code=404):
             return Problem(HTTPStatus.NOT_FOUND, f"There is nothing here; {PREFIX}/openapi.json has what there is.")
+        case HTTPException(status_code=405):
+            allowed = (error.headers or {}).get("Allow", "")
+            return Problem(HTTPStatus.METHOD_NOT_ALLOWED, f"{request.method} is not possible here: {allowed} is.")
+        case HTTPException(status_code=400):
+            return Problem(HTTPStatus.BAD_REQUEST, NO_JSON)
         case HTTPException():
-            return Problem(HTTPStatus(error.status_code), f"{request.method} is not possible here.")
+            return Problem(HTTPStatus(error.status_code), str(error.detail)[:1000])
         case TimerStoreError():
             log.warning("api-search-failed", reason=error.message, hint=error.hint)
             detail = f"The index cannot be read now: {error.message}. Ask again; the log of the bridge has more."

@@ -145,6 +145,7 @@ def test_letters_go_back_only_to_where_they_came_from(broker: Broker, topics: To
     mine, other, target = topics.delay(partitions=2), topics.delay(partitions=2), topics.create("orders")
     for delay in (mine, other):
         dead_letter_topic(topics, delay)
+    own: h.Headers = [("delay-for", b"1d"), ("delay-topic", b"orders")]
     claims = [(mine, 1), (other, 0), (target, 0), (mine, 2), (mine, -1), (f"{mine}.dlt", 0), ("\x1b[2J", 0)]
     produce(
         broker.bootstrap,
@@ -152,7 +153,7 @@ def test_letters_go_back_only_to_where_they_came_from(broker: Broker, topics: To
             Outgoing(
                 topic=f"{mine}.dlt",
                 value=b"%d" % number,
-                headers=h.dead_letter_headers([], RejectReason.UNKNOWN_TARGET, "why", h.Where(topic, p, 5, 5, 9)),
+                headers=h.dead_letter_headers(own, RejectReason.UNKNOWN_TARGET, "why", h.Where(topic, p, 5, 5, 9)),
             )
             for number, (topic, p) in enumerate(claims)
         ],

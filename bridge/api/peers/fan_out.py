@@ -32,7 +32,8 @@ from bridge.api.peers.client import FORWARDED, INSTANCE, THIS, Peers, Reply
 from bridge.api.problems import Problem
 from bridge.api.routing import PREFIX
 
-OWNED: Final = re.compile(r"/messages/[^/]+/[0-9]+/[0-9]+(/(cancel|move|deliver|pause|resume))?")
+MESSAGE: Final = re.compile(r"/messages/[^/]+/[0-9]+/[0-9]+")
+ACTION_ON: Final = re.compile(rf"{MESSAGE.pattern}/(cancel|move|deliver|pause|resume)")
 DONE_BY_ALL: Final = re.compile(r"/targets/[^/]+/(pause|resume)")
 BULK: Final = re.compile(r"/messages/(cancel|move|deliver)")
 
@@ -56,14 +57,12 @@ class FanOut:
                 scope, receive, named
             )
             return
-        is_merged = not is_action and (path in merge.MERGED or path in merge.LISTS)
-        is_owned, is_for_all = OWNED.fullmatch(path) is not None, DONE_BY_ALL.fullmatch(path) is not None
+        is_question = scope["method"] == "GET"  # another method is refused by the application, with what is allowed
+        is_merged = is_question and (path in merge.MERGED or path in merge.LISTS)
+        is_owned = (is_question and MESSAGE.fullmatch(path)) or (is_action and ACTION_ON.fullmatch(path))
+        is_for_all = is_action and DONE_BY_ALL.fullmatch(path) is not None
         is_many = is_action and BULK.fullmatch(path) is not None
-        if (
-            sender is not None
-            or not self._peers.urls
-            or not (is_merged or is_owned or is_many or (is_action and is_for_all))
-        ):
+        if sender is not None or not self._peers.urls or not (is_merged or is_owned or is_many or is_for_all):
             await self._app(scope, receive, named)
             return
         body = await _body(receive) if is_action else None
