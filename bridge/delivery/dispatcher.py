@@ -275,7 +275,8 @@ class Dispatcher:
         try:
             self._writer.open()
         except NotReady as waits:
-            log.warning("producer-not-ready", code=waits.failure.code, reason=waits.failure.detail)
+            if self._failures:  # the first attempt of a start often finds the coordinator busy
+                log.warning("producer-not-ready", code=waits.failure.code, reason=waits.failure.detail)
         except Broken as broken:
             self._after_break(broken)
         else:

@@ -23,7 +23,10 @@ class ErrorLog:
         self._left_out: dict[int, int] = {}
 
     def warn(self, error: KafkaError) -> None:
-        """Log the error, or count it."""
+        """Log the error, or count it. `All brokers down` says nothing: a broker that closes idle connections causes it,
+        and in an outage errors of each connection are logged beside it."""
+        if error.code() == KafkaError._ALL_BROKERS_DOWN:
+            return
         code, now_s = error.code(), self._clock.monotonic_s()
         if now_s - self._logged_s.get(code, -REPEATED_AFTER_S) < REPEATED_AFTER_S:
             self._left_out[code] = self._left_out.get(code, 0) + 1

@@ -125,11 +125,7 @@ class Ownership:
             "group.instance.id": instance_id,
             **FORCED,
         }
-        if self._config.get("group.protocol") == "consumer":
-            del self._config["partition.assignment.strategy"]
-            self._cooperative = True
-        else:
-            self._cooperative = "cooperative" in str(self._config["partition.assignment.strategy"])
+        self._cooperative = "cooperative" in str(self._config["partition.assignment.strategy"])
         self._trouble = ErrorLog("bridge.kafka.membership", "group-membership-trouble", clock)
         self._mailbox = OwnerThreadCalls()
         self._lock = threading.Lock()

@@ -23,6 +23,7 @@ from typing import Final
 import structlog
 from pyspark.sql import SparkSession
 
+from bridge import __version__
 from bridge.api.listener import Listener
 from bridge.checks.run import require, run_checks
 from bridge.dead_letters.listing import Letterbox
@@ -69,6 +70,7 @@ SET_BACK_MS: Final = 5_000
 CLOCK: Final = "clock-set-back"
 CREDENTIALS: Final = "credentials-replaced"
 """Reasons for a restart in place."""
+ANY_ADDRESS: Final = ("0.0.0.0", "::", "")
 SWITCH_INTERVAL_S: Final = 0.001
 """How long a thread may keep the interpreter from the dispatcher."""
 
@@ -266,7 +268,9 @@ class Application:
             instance=self._settings.group_instance_id, logins=self._logins,
             beat=self._hearts.watch("api", LOOK_S),
         )  # fmt: skip
-        log.info("api-port", host=http.host, port=listener.port)
+        scheme = "http" if http.certificate_file is None else "https"
+        host = self._settings.bridge.instance if http.host in ANY_ADDRESS else http.host
+        log.info("api-port", host=http.host, port=listener.port, page=f"{scheme}://{host}:{listener.port}/")
         return listener
 
     def _check(self) -> None:
@@ -275,6 +279,14 @@ class Application:
             if finding.status == "warning":
                 log.warning("check", name=finding.name, detail=finding.detail, remedy=finding.remedy)
         require(findings)
+
+    def _introduce(self, cluster: Cluster) -> None:
+        """One line that says who this is, for a reader of the log who knows nothing else."""
+        found, bridge = cluster.describe(), self._settings.bridge
+        log.info(
+            "introduction", version=__version__, id=bridge.id, instance=bridge.instance, cluster=found.cluster_id,
+            brokers=found.brokers, delay_topics=sorted(self._settings.delay_topics), mode=self._settings.delivery.mode,
+        )  # fmt: skip
 
     def _join(self) -> PipelineContext:
         """Make the clients, and begin to start Spark."""
@@ -294,6 +306,7 @@ class Application:
         look_up = TargetLookUp(librdkafka(settings, "admin"), settings.budgets.look_up_s)
         targets = self._targets = Targets(look_up, self._clock, self._hearts.watch("targets", CALLS_S), self._pauses)
         cluster = Cluster(settings)
+        self._introduce(cluster)
         commands = self._commands = make_sender(settings, ownership, self._clock)
         dispatcher = self._dispatcher = Dispatcher(
             writer=make_writer(settings, ownership, self._clock, repair),

@@ -87,7 +87,7 @@ def java(settings: Settings) -> dict[str, str]:
 
 
 def _consumer(settings: Settings) -> dict[str, str]:
-    properties = {
+    return {
         **_CONSUMER,
         **settings.kafka.properties("common", "consumer"),
         "group.id": settings.group_id,
@@ -99,10 +99,6 @@ def _consumer(settings: Settings) -> dict[str, str]:
         "enable.auto.offset.store": "false",
         "auto.offset.reset": "error",
     }
-    if properties.get("group.protocol", "classic").lower() == "consumer":
-        for name in ("session.timeout.ms", "partition.assignment.strategy", "heartbeat.interval.ms"):
-            properties.pop(name, None)  # the brokers decide these in this protocol, and the client refuses them
-    return properties
 
 
 def _producer(settings: Settings) -> dict[str, str]:

@@ -25,6 +25,7 @@ OWNED: Final[Mapping[str, str]] = {
     "enable.idempotence": "without it a retry could double a message",
     "enable.partition.eof": "the bridge fetches nothing through this consumer",
     "group.id": "it is bridge.id",
+    "group.protocol": "it is classic: under another one a restart after a kill waits for the brokers' session time-out",
     "group.instance.id": "it is made of bridge.id and bridge.instance",
     "group.remote.assignor": "the bridge follows the group's own assignor",
     "isolation.level": "records of aborted transactions must not be seen",
@@ -43,7 +44,7 @@ COMMON_NAMES: Final[tuple[str, ...]] = tuple(
     broker.address.family broker.address.ttl check.crcs client.dns.lookup client.id client.rack compression.codec
     compression.level compression.type connections.max.idle.ms debug delivery.timeout.ms enable.metrics.push
     enable.ssl.certificate.verification fetch.max.bytes fetch.message.max.bytes fetch.min.bytes fetch.wait.max.ms
-    group.protocol heartbeat.interval.ms linger.ms log_level max.in.flight max.in.flight.requests.per.connection
+    heartbeat.interval.ms linger.ms log_level max.in.flight max.in.flight.requests.per.connection
     max.partition.fetch.bytes max.poll.interval.ms message.max.bytes message.send.max.retries message.timeout.ms
     metadata.max.age.ms metadata.recovery.strategy partition.assignment.strategy partitioner
     queue.buffering.max.kbytes queue.buffering.max.messages queue.buffering.max.ms queued.max.messages.kbytes

@@ -46,6 +46,7 @@ def test_spark_is_the_bridges_own(broker: Broker, topics: Topics, tmp_path: Path
         }
         bridge.start()
         bridge.wait_spark()
+        assert bridge.events("introduction") and not bridge.events("producer-not-ready")
         (scratch,) = {path for path in temporary.iterdir() if list(path.glob("blockmgr-*"))}
         assert scratch.name.startswith(PREFIX)
         shutil.rmtree(scratch)

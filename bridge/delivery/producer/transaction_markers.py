@@ -228,7 +228,7 @@ def _has_offsets(consumer: Consumer, wanted: list[TopicPartition], timeout_s: fl
 
 def _consumer(settings: Settings, isolation: str = "read_committed") -> Consumer:
     """One that is no member of the group, and gets none of its partitions."""
-    no_member = {"group.instance.id": "", "group.protocol": "classic", "isolation.level": isolation}
+    no_member = {"group.instance.id": "", "isolation.level": isolation}
     return Consumer({**librdkafka(settings, "consumer"), **no_member, **LOOKS}, logger=CLIENT_LOG)
 
 

@@ -26,13 +26,20 @@ def settings(common: dict[str, str] | None = None, **parts: Any) -> Settings:
 
 
 @pytest.mark.parametrize("mode", ["exactly-once", "at-least-once"])
-@pytest.mark.parametrize("protocol", ["classic", "consumer"])
-def test_the_clients_accept_their_properties(mode: str, protocol: str) -> None:
+def test_the_clients_accept_their_properties(mode: str) -> None:
     """A refused combination would only show when the bridge starts."""
-    s = settings(delivery={"mode": mode}, kafka={"consumer": {"group.protocol": protocol}})
+    s = settings(delivery={"mode": mode})
     Producer(librdkafka(s, "producer"))
     Consumer(librdkafka(s, "consumer")).close()
     AdminClient(librdkafka(s, "admin"))
+
+
+@pytest.mark.fault("a group protocol under which a restart waits for a dead member")
+@pytest.mark.parametrize("protocol", ["consumer", "classic"])
+def test_the_group_protocol_is_the_bridges(protocol: str) -> None:
+    """Under `consumer` the brokers refuse a restarted instance until the session of the killed one has ended."""
+    with pytest.raises(ConfigurationError, match=r"kafka\.consumer\.group\.protocol cannot be set"):
+        settings(kafka={"consumer": {"group.protocol": protocol}})
 
 
 def test_the_producer_is_transactional_and_never_reorders_or_drops_on_its_own() -> None:
