@@ -62,7 +62,7 @@ $(BIN)/python:
 	done; \
 	echo "Python 3.11 or later with venv is needed; PYTHON=... names one (Debian: apt-get install python3-venv)" >&2; exit 1
 
-$(VENV)/.installed: requirements.lock pyproject.toml $(addprefix bridge/install/,connector.py maven.py frame_writer.py class_archive.py) bridge/ingest/java/FrameWriter.java | $(BIN)/python
+$(VENV)/.installed: requirements.lock pyproject.toml $(addprefix bridge/install/,connector.py maven.py frame_writer.py class_archive.py) $(wildcard bridge/ingest/java/*.java) | $(BIN)/python
 	@echo "Installing into $(VENV) (the first time this takes a minute or two)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
@@ -15,12 +16,15 @@ from typing import Final
 from bridge.checks.finding import Context, Finding, failed, ok, warned
 from bridge.errors import StateError
 from bridge.settings.clients import java
+from bridge.settings.secrets import Redactor
 from bridge.telemetry.listening import shown
 from timerstore.disk.checkpoint import read as read_checkpoint
 from timerstore.disk.files import ASIDE_SUFFIX, CHECKPOINT, FULL
 from timerstore.errors import Corrupt, DiskFailure
 
 JAVA_VERSION_MIN: Final = 17
+PROBE_JAR: Final = "delay-bridge-frames.jar"
+"""Has ClientProbe, beside the query's sink."""
 _WRONG_DIRECTORY: Final = "correct kafka.common.bootstrap.servers or store.directory (only an index: it can be deleted)"
 _JAVA_TIMEOUT_S: Final = 30.0
 _JAVA_VERSION: Final = re.compile(r'version "(\d+)')
@@ -111,8 +115,7 @@ def _is_loopback(host: str) -> bool:
 
 def check_java(_: Context) -> Iterator[Finding]:
     """Spark's JVM is there and recent enough."""
-    home = os.environ.get("JAVA_HOME")
-    java_path = str(Path(home, "bin", "java")) if home else "java"
+    java_path = _java()
     remedy = f"install Java {JAVA_VERSION_MIN} (Debian: openjdk-{JAVA_VERSION_MIN}-jre-headless) or set JAVA_HOME"
     try:
         ran = subprocess.run(
@@ -141,6 +144,43 @@ def check_connector(context: Context) -> Iterator[Finding]:
 
 
 def check_java_properties(context: Context) -> Iterator[Finding]:
-    """The client properties mean something to Spark's Java client too."""
+    """The client properties mean the same to Spark's Java client."""
     java(context.settings)
     yield ok("java client", "all client properties can be translated")
+
+
+def check_java_client(context: Context) -> Iterator[Finding]:
+    """Spark's Java client can be made of them, and the brokers answer it. A start has no time for a JVM of its own."""
+    name, properties = "java client", java(context.settings)
+    needed = [jar for jar in context.connector_jars() if jar.name.startswith("kafka-clients") or jar.name == PROBE_JAR]
+    if len(needed) < 2:
+        return  # the finding about the connector says so
+    parts = [part for key, value in properties.items() for part in (key.removeprefix("kafka."), value)]
+    classes = os.pathsep.join([*map(str, needed), str(_java_libraries() / "*")])
+    command = [_java(), "-XX:TieredStopAtLevel=1", "-Xmx128m", "-cp", classes, "delaybridge.ClientProbe"]
+    command.append(str(int(context.timeout_s * 1000)))
+    try:
+        ran = subprocess.run(
+            command, input="\0".join(parts), capture_output=True, text=True, timeout=_JAVA_TIMEOUT_S, check=False
+        )
+    except OSError:
+        return  # the finding about Java says so
+    except subprocess.TimeoutExpired:
+        yield warned(name, f"has not answered within {_JAVA_TIMEOUT_S:g} s", "run `check` again on an idle machine")
+        return
+    if ran.returncode == 0:
+        yield ok(name, "the brokers answer it")
+    else:
+        said = Redactor(context.settings.secrets())("; ".join(dict.fromkeys(ran.stdout.split("\n"))).strip("; "))
+        remedy = "correct security.protocol, sasl.* and ssl.* under kafka.common: librdkafka accepts them"
+        yield failed(name, f"Spark's client cannot be used: {said or 'it does not start'}", remedy)
+
+
+def _java_libraries() -> Path:
+    found = find_spec("pyspark")  # does not import it
+    return Path(found.origin if found is not None and found.origin else "").parent / "jars"
+
+
+def _java() -> str:
+    home = os.environ.get("JAVA_HOME")
+    return str(Path(home, "bin", "java")) if home else "java"

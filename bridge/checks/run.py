@@ -19,11 +19,13 @@ from bridge.checks.host import (
     check_directory_identity,
     check_http,
     check_java,
+    check_java_client,
     check_java_properties,
 )
 from bridge.checks.topics import check_dead_letter_topics, check_default_targets, check_delay_topics
 from bridge.errors import BridgeError, EnvironmentFailure
 from bridge.kafka.admin import TXN_OFFSET_COMMIT, TXN_OFFSET_COMMIT_FENCED, Cluster, api_versions, failure, release
+from bridge.kafka.reach import refuse_unreachable
 from bridge.settings.clients import librdkafka
 from bridge.settings.model import Settings
 from bridge.settings.secrets import Redactor
@@ -52,7 +54,8 @@ def run_checks(
     )
     findings = list(check_brokers(context))
     reached = all(finding.status != "failed" for finding in findings)
-    for check in (*(BROKER_CHECKS if reached else ()), *LOCAL_CHECKS):
+    java_checks = () if create or not reached else (check_java_client,)
+    for check in (*(BROKER_CHECKS if reached else ()), *LOCAL_CHECKS, *java_checks):
         findings += _guarded(check, context)
     return findings
 
@@ -68,7 +71,7 @@ def _guarded(check: Check, context: Context) -> list[Finding]:
         return list(check(context))
     except BridgeError as error:
         name = check.__name__.removeprefix("check_").replace("_", " ")
-        return [failed(name, error.message, error.hint)]
+        return [failed(name, error.message, error.hint, error=type(error))]
 
 
 def require(findings: Iterable[Finding]) -> None:
@@ -87,9 +90,12 @@ def require(findings: Iterable[Finding]) -> None:
 def check_brokers(context: Context) -> Iterator[Finding]:
     """They answer."""
     try:
+        if not context.create:
+            refuse_unreachable(context.bootstrap)
         cluster = context.cluster.describe()
     except EnvironmentFailure as error:
-        yield failed("brokers", f"{error.message} ({context.bootstrap})", error.hint)
+        reason = f": {error.fields['reason']}" if "reason" in error.fields else ""
+        yield failed("brokers", f"{error.message}{reason} ({context.bootstrap})", error.hint)
         return
     brokers = f"{len(cluster.brokers)} broker{'s' * (len(cluster.brokers) != 1)}"
     yield ok("brokers", f"{brokers} at {context.bootstrap}, cluster id {cluster.cluster_id}")

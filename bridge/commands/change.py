@@ -21,6 +21,7 @@ from bridge.client import DelayClient
 from bridge.commands.invocation import ConfigOption, bundled, read_option, say, settings_of
 from bridge.commands.replies import NOTHING, Replies, Told, topic_of_answers
 from bridge.errors import ConfigurationError, EnvironmentFailure
+from bridge.kafka.reach import refuse_unreachable
 from bridge.settings.model import Settings
 from bridge.wire.headers import NEVER_MS, NEXT_MS, Origins, parse_duration, parse_origins, parse_until
 from timerstore.clock import SystemClock
@@ -31,6 +32,8 @@ MOVES: Final = {
     "run-now": (None, "Deliver the next tick of a message that comes again now, besides those of its rhythm."),
 }
 """Verbs of schedules that are moves: to when (None: now), and what they do."""
+SILENT: Final = {"log_level": "0"}
+"""A command's own line says what has failed; the client would write one for each attempt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +79,7 @@ class Change:
             delay_topic = self.delay_topic or (only_delay_topic(settings) if place is None else place[0])
             client, told = DelayClient(producer(settings), delay_topic), list[Message]()
             about: dict[str, Any] = {"reply_to": self.reply_to, "correlation": self.correlation_id}
+            refuse_unreachable(settings.kafka.bootstrap_servers)
             with ExitStack() as stack:
                 replies = None
                 if wait_ms is not None:
@@ -186,12 +190,12 @@ def producer(settings: Settings) -> dict[str, Any]:
     """The configuration's security and brokers; what belongs to the bridge's own producer stays out."""
     properties: dict[str, Any] = settings.kafka.properties("common", "producer")
     properties.pop("transaction.timeout.ms", None)
-    return properties
+    return SILENT | properties
 
 
 def reading(settings: Settings) -> dict[str, Any]:
     """Of a consumer, with a group that the bridge's user may name anyway; it is never joined."""
-    return settings.kafka.properties("common") | {"group.id": settings.group_id}
+    return SILENT | settings.kafka.properties("common") | {"group.id": settings.group_id}
 
 
 def only_delay_topic(settings: Settings) -> str:

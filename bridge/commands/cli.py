@@ -22,7 +22,6 @@ import typer
 import yaml
 from confluent_kafka import KafkaError, Message
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from bridge import __version__
@@ -30,9 +29,19 @@ from bridge.checks.finding import Finding
 from bridge.client import DelayClient
 from bridge.commands import actions, change, dead_letters, pending, schedules
 from bridge.commands.arrivals import Arrivals
-from bridge.commands.invocation import ConfigOption, failures_as_one_line, read_headers, read_option, say, settings_of
+from bridge.commands.invocation import (
+    ConfigOption,
+    failures_as_one_line,
+    output_as_far_as_it_goes,
+    put,
+    read_headers,
+    read_option,
+    say,
+    settings_of,
+)
 from bridge.delivery.producer.transaction_markers import Outcome
 from bridge.errors import ConfigurationError, EnvironmentFailure
+from bridge.kafka.reach import refuse_unreachable
 from bridge.runtime import allocator
 from bridge.settings.load import load
 from bridge.settings.model import Settings
@@ -114,6 +123,7 @@ def reset_offsets(
         from bridge.start.facts import topic_facts
         from bridge.start.roll_window import decode_parameters, limits_of
 
+        refuse_unreachable(settings.kafka.bootstrap_servers)
         cluster = Cluster(settings)
         limits = limits_of(cluster, topic or settings.delay_topics)
         states = resetting.reset_offsets(
@@ -252,6 +262,8 @@ def send(
         headers = [(name, os.fsencode(text)) for name, text in read_headers(header, "--header")]
         delay_topic = delay_topic or change.only_delay_topic(settings)
         client = DelayClient(change.producer(settings), delay_topic)
+        if wait is not None:
+            refuse_unreachable(settings.kafka.bootstrap_servers)
         arrivals = _arrivals(settings, delay_topic, topic) if wait is not None else None
         wait_ms = read_option(parse_duration, wait, "--wait") or 0
         send_one: Callable[..., None] = client.send if recurrence == ONCE else partial(client.schedule, **recurrence)
@@ -275,6 +287,8 @@ def send(
                 hint = "See `delay-bridge send --help`."
                 raise ConfigurationError(f"invalid message: {error}", hint=hint, code="DB-1003") from None
             count += 1
+            if count == 1:
+                refuse_unreachable(settings.kafka.bootstrap_servers)
         client.flush()
         say(f"{count} message{'s' * (count != 1)} sent to {client.delay_topic}", err=True)
         if arrivals is not None:
@@ -287,7 +301,7 @@ def send(
 def show_config(config: ConfigOption = None) -> None:
     """Print the effective configuration, without secrets."""
     with settings_of(config) as (settings, _):
-        typer.echo(yaml.safe_dump(settings.masked(), sort_keys=False, allow_unicode=True), nl=False)
+        put(yaml.safe_dump(settings.masked(), sort_keys=False, allow_unicode=True))
 
 
 @app.command()
@@ -295,7 +309,7 @@ def version() -> None:
     """Print the versions of the bridge and of its main dependencies."""
     packages = {name: metadata.version(name) for name in ("confluent-kafka", "pyspark", "pyarrow", "numpy")}
     for name, number in {"delay-bridge": __version__, "python": platform.python_version(), **packages}.items():
-        typer.echo(f"{name} {number}")
+        say(f"{name} {number}")
 
 
 app.add_typer(pending.app)
@@ -308,7 +322,8 @@ actions.add()
 
 def main() -> None:
     """Entry point of `delay-bridge` and `python -m bridge`."""
-    app(prog_name="delay-bridge")
+    with output_as_far_as_it_goes():
+        app(prog_name="delay-bridge")
 
 
 def _must_be_delay_topics(names: Sequence[str] | None, settings: Settings) -> None:
@@ -328,12 +343,12 @@ def _print_findings(findings: Sequence[Finding], redact: Redactor) -> None:
             remedy = f" -> {redact(finding.remedy)}" if finding.remedy else ""
             say(f"{finding.status:8}{finding.name}: {redact(finding.detail)}{remedy}")
         return
-    table = Table("", "check", "found", "remedy", show_lines=False)
-    for finding in findings:
-        style = STYLES[finding.status]
-        texts = (Text(printable(redact(text))) for text in (finding.name, finding.detail, finding.remedy))
-        table.add_row(Text(finding.status, style), *texts)
-    console.print(table)
+    for finding in findings:  # the terminal breaks long lines, and a remedy is copied as a whole
+        told = Text(f"{finding.status:8}", STYLES[finding.status])
+        told.append(printable(redact(f"{finding.name}: {finding.detail}")), "default")
+        console.print(told, soft_wrap=True)
+        if finding.remedy:
+            console.print(Text(printable(redact(finding.remedy))), soft_wrap=True)
 
 
 # --- redrive ---------------------------------------------------------------------------------------------------------

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, Final, TypeVar, get_type_hints
 
 import structlog
 import typer
 
-from bridge.errors import BridgeError, ConfigurationError, InternalError
+from bridge.errors import BridgeError, ConfigurationError, EnvironmentFailure, InternalError
 from bridge.settings.load import load
 from bridge.settings.model import Settings
 from bridge.settings.secrets import Redactor
@@ -25,6 +26,7 @@ from bridge.wire.printable import printable
 log = structlog.get_logger("bridge.commands.invocation")
 
 Value = TypeVar("Value")
+_OUTPUT_FAILURES: Final = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 ConfigOption = Annotated[
     Path | None, typer.Option("--config", "-c", metavar="FILE", help="YAML; DELAY_BRIDGE__* variables win over it.")
 ]
@@ -56,9 +58,49 @@ def bundled(command: Callable[..., None]) -> Callable[..., None]:
     return seen
 
 
+class OutputError(OSError):
+    """Standard output takes nothing more."""
+
+
 def say(text: str, *, err: bool = False) -> None:
     """One line. Names and reasons in it may come from records and brokers."""
-    typer.echo(printable(text), err=err)
+    if err:
+        with suppress(OSError):  # there is nobody to tell
+            typer.echo(printable(text), err=True)
+    else:
+        put(f"{printable(text)}\n")
+
+
+def put(text: str) -> None:
+    """Text that is printable. Raises OutputError."""
+    try:
+        typer.echo(text, nl=False)
+    except OSError as error:
+        raise OutputError(error.errno, error.strerror) from None
+
+
+@contextmanager
+def output_as_far_as_it_goes() -> Iterator[None]:
+    """Of the whole program: it ends quietly where nobody reads any more (`| head`), and with one line where its output
+    cannot be written. What is buffered goes nowhere then, or Python would fail on it once more at its end."""
+    try:
+        try:
+            yield
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except OSError as error:
+        if error.errno not in _OUTPUT_FAILURES:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        if error.errno == errno.EPIPE:
+            sys.exit(1)
+        failure = EnvironmentFailure(
+            "the output cannot be written", hint="Make room, or write it to another place.", reason=error.strerror,
+            code="DB-1081",
+        )  # fmt: skip
+        say(f"delay-bridge: {failure}", err=True)
+        sys.exit(failure.exit_code)
 
 
 @contextmanager
@@ -72,6 +114,8 @@ def failures_as_one_line() -> Iterator[Redactor]:
         say(f"delay-bridge: {redact(str(error))}", err=True)
         raise typer.Exit(error.exit_code) from None
     except (typer.Exit, typer.Abort):
+        raise
+    except (OutputError, BrokenPipeError):
         raise
     except KeyboardInterrupt:
         raise typer.Exit(130) from None

@@ -11,7 +11,6 @@ import base64
 import json
 import os
 import re
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bridge.commands.api_client import Absent, ApiClient
-from bridge.commands.invocation import ConfigOption, bundled, read_option, say, settings_of
+from bridge.commands.invocation import ConfigOption, bundled, put, read_option, say, settings_of
 from bridge.errors import ConfigurationError
 from bridge.wire.headers import parse_until
 from bridge.wire.printable import printable
@@ -91,12 +90,8 @@ class Connection:
             api = ApiClient(settings.http, self.url, self.timeout)
             try:
                 yield api
-                sys.stdout.flush()
             except Absent:  # of a path that the API has
                 raise api.foreign() from None
-            except BrokenPipeError:  # `| head` has read enough; what is still buffered goes nowhere
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-                raise typer.Exit(1) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -312,9 +307,9 @@ def _print_json(pages: Iterable[Page]) -> None:
     for page in pages:
         following = page.following
         for message in page.messages:
-            typer.echo(f"{before}\n{as_json(message)}", nl=False)
+            put(f"{before}\n{as_json(message)}")
             before = ","
-    typer.echo(f'{before.removeprefix(",")}\n], "next": {as_json(following)}}}')
+    put(f'{before.removeprefix(",")}\n], "next": {as_json(following)}}}\n')
 
 
 def _print_pages(pages: Iterable[Page]) -> str | None:
@@ -331,14 +326,21 @@ def print_rows(names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     console = Console()
     if not console.is_terminal:  # one line each, for grep
         for row in rows:
-            typer.echo("\t".join(map(printable, row)))
+            put("\t".join(map(printable, row)) + "\n")
         return
     table = Table()
     for name in names:
-        table.add_column(Text(printable(name)), overflow="fold")
+        table.add_column(Text(printable(name)))
     for row in rows:
         table.add_row(*(Text(printable(cell)) for cell in row))
-    console.print(table)
+    if table.__rich_measure__(console, console.options).maximum <= console.width:
+        console.print(table)
+        return
+    for row in rows:  # in a table as narrow as this, names would be broken
+        for name, cell in zip(names, row, strict=True):
+            if cell:
+                say(f"{name:17}{cell}")
+        say("")
 
 
 def _row(message: Mapping[str, Any]) -> list[str]:

@@ -1,4 +1,5 @@
-"""The sink of the ingest query, the only Java there is, compiled against the jars inside PySpark.
+"""The Java of the bridge, compiled against the jars inside PySpark: the sink of the ingest query, and the client that
+`check` makes.
 
 python -m bridge.install.frame_writer install [--into DIR]     beside the connector's jars (`make install`, and images)
 """
@@ -20,24 +21,28 @@ import pyspark
 from bridge.errors import BridgeError, EnvironmentFailure
 from bridge.install import connector
 
-SOURCE: Final = Path(__file__).parents[1] / "ingest" / "java" / "FrameWriter.java"
+SOURCES: Final = sorted((Path(__file__).parents[1] / "ingest" / "java").glob("*.java"))
 RELEASE: Final = "17"
 NEWEST: Final = (1980, 1, 1, 0, 0, 0)
 """Of every file in the jar: the same source makes the same jar."""
 
 
 def install(into: Path) -> Path:
-    """Compile FrameWriter.java into a jar of the directory `into`. Raises EnvironmentFailure."""
+    """Compile the sources into a jar of the directory `into`. Raises EnvironmentFailure."""
     javac = _javac()
-    classes = str(Path(pyspark.__file__).parent / "jars" / "*")
+    classes = os.pathsep.join([str(Path(pyspark.__file__).parent / "jars" / "*"), str(into / "*")])
     jar = into / connector.FRAME_WRITER
     into.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
-        command = [javac, "--release", RELEASE, "-nowarn", "-proc:none", "-cp", classes, "-d", scratch, str(SOURCE)]
+        command = [javac, "--release", RELEASE, "-nowarn", "-proc:none", "-cp", classes, "-d", scratch]
+        command += map(str, SOURCES)
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise EnvironmentFailure(
-                f"{SOURCE.name} does not compile", hint=done.stderr[-2000:], version=pyspark.__version__, code="DB-3032"
+                "the Java of the bridge does not compile",
+                hint=done.stderr[-2000:],
+                version=pyspark.__version__,
+                code="DB-3032",
             )
         made = into / f".{jar.name}.{os.getpid()}"
         with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:

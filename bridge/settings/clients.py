@@ -6,9 +6,12 @@ whose settings may not name them.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Final, Literal
 
+from bridge.errors import ConfigurationError
 from bridge.settings.java import translate
 from bridge.settings.model import Settings
 from bridge.settings.time_budgets import LINGER_MS, MESSAGE_MARGIN_MS, TRANSACTION_TIMEOUT_MS
@@ -61,18 +64,31 @@ _JAVA: Final[Mapping[str, str]] = {
     "max.poll.records": "500",
     "max.partition.fetch.bytes": str(256 << 10),
     "fetch.max.bytes": str(256 << 10),
+    "allow.auto.create.topics": "false",  # one that is deleted would be made anew
     "fetch.max.wait.ms": "5000",  # an idle partition asks this rarely; a record does not wait for it
 }
+
+AUTHORITIES: Final = (
+    "/etc/ssl/certs/ca-certificates.crt",  # Debian, Ubuntu, Alpine, Arch
+    "/etc/pki/tls/certs/ca-bundle.crt",  # Fedora, RHEL
+    "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
+    "/etc/ssl/ca-bundle.pem",  # openSUSE
+    "/etc/ssl/cert.pem",  # macOS, BSD
+)
+"""The system's file of certificate authorities, by system."""
+_PROBE: Final = "probe"
+"""librdkafka's word for the system's authorities."""
 
 
 def librdkafka(settings: Settings, role: Role) -> dict[str, str | int | float | bool]:
     """Properties of a confluent-kafka client. Holds secrets: never print it."""
     base = {"client.id": settings.group_instance_id, **_COMMON}
     if role == "consumer":
-        return {**base, **_consumer(settings)}
+        return {**base, **with_authorities(_consumer(settings))}
     if role == "producer":
-        return {**base, **_producer(settings)}
-    return {**base, **(_READER if role == "reader" else _UNANSWERED), **settings.kafka.properties("common")}
+        return {**base, **with_authorities(_producer(settings))}
+    own = _READER if role == "reader" else _UNANSWERED
+    return {**base, **own, **with_authorities(settings.kafka.properties("common"))}
 
 
 def java(settings: Settings) -> dict[str, str]:
@@ -80,10 +96,34 @@ def java(settings: Settings) -> dict[str, str]:
 
     Raises ConfigurationError for what the Java client cannot do.
     """
-    user = translate(settings.kafka.properties("common", "consumer"))
+    user = translate(with_authorities(settings.kafka.properties("common", "consumer")))
     # Rolls and retries of an aborted transaction must not be seen; Spark's default is read_uncommitted.
     properties = {**_JAVA, **user, "isolation.level": "read_committed"}
+    if "request.timeout.ms" in user and "fetch.max.wait.ms" not in user:  # an idle partition must not look dead
+        longest_ms = min(int(_JAVA["fetch.max.wait.ms"]), int(user["request.timeout.ms"]) // 2)
+        properties["fetch.max.wait.ms"] = str(longest_ms)
     return {f"kafka.{name}": value for name, value in properties.items()}
+
+
+def with_authorities(properties: Mapping[str, str]) -> dict[str, str]:
+    """`properties`, with the system's authorities where TLS is used and none are named: for both clients the same.
+    librdkafka would look for the system's file, and Java has a key store of its own, with others in it.
+
+    Raises ConfigurationError.
+    """
+    named = properties.get("ssl.ca.location")
+    uses_tls = properties.get("security.protocol", "").lower() in ("ssl", "sasl_ssl")
+    if not uses_tls or "ssl.ca.pem" in properties or named not in (None, _PROBE):
+        return dict(properties)
+    files = (os.environ.get("SSL_CERT_FILE"), *AUTHORITIES)
+    file = next((name for name in files if name and Path(name).is_file()), None)
+    if file is None:
+        raise ConfigurationError(
+            "ssl.ca.location is missing: this system has no file of authorities",
+            hint="Name the file of the authority that has signed the brokers' certificates.",
+            code="DB-2084",
+        )
+    return {**properties, "ssl.ca.location": file}
 
 
 def _consumer(settings: Settings) -> dict[str, str]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from bridge.errors import ConfigurationError
+from bridge.settings.java_properties import FALSE, PROPERTIES
 
 SAME: Final = frozenset(
     """
@@ -48,12 +49,24 @@ _WITHOUT_MEANING: Final = re.compile(
     re.VERBOSE,
 )
 _HANDLED: Final = re.compile(
-    r"security\.protocol|sasl\.(username|password|kerberos\.(keytab|principal)|oauthbearer\..*)"
+    r"security\.protocol|sasl\.(username|password|kerberos\.(keytab|principal))"
+    r"|sasl\.oauthbearer\.(method|scope|extensions|config|token\.endpoint\.url|client\.(id|secret))"
     r"|ssl\.(ca|key|certificate)\.(location|pem)|ssl\.key\.password|ssl\.keystore\.(location|password)"
     r"|ssl\.endpoint\.identification\.algorithm|enable\.ssl\.certificate\.verification"
 )
+_PORT: Final = 9092
+"""Of a broker without one, for librdkafka."""
 _PBES2: Final = bytes.fromhex("06092a864886f70d01050d")  # the scheme's object identifier, 1.2.840.113549.1.5.13
 _OAUTH_HANDLER: Final = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginCallbackHandler"
+_OTHERWISE: Final[Mapping[str, tuple[str, str]]] = {
+    "connections.max.idle.ms": ("0", "-1"),
+    "receive.buffer.bytes": ("0", "-1"),
+    "send.buffer.bytes": ("0", "-1"),
+}
+"""Values that say "no limit" or "the system's" to librdkafka, and what says so to Java's client."""
+_MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "GSSAPI", "OAUTHBEARER")
+_SETUP_MAX_MS: Final = 30_000
+"""socket.connection.setup.timeout.max.ms of Java's client, which raises the time-out up to it with each attempt."""
 _HINT: Final = "Remove it, or set it under kafka.producer if only the producer needs it"
 
 
@@ -65,19 +78,58 @@ def translate(properties: Mapping[str, str]) -> dict[str, str]:
     translated: dict[str, str] = {}
     for name, value in properties.items():
         if name in SAME or name in RENAMED:
-            translated[RENAMED.get(name, name)] = value
+            translated[RENAMED.get(name, name)] = _read(name, RENAMED.get(name, name), value)
         elif not _HANDLED.fullmatch(name) and not _WITHOUT_MEANING.fullmatch(name):
             raise ConfigurationError(
                 f"{name} has no equivalent in the Java client, which Spark reads with", hint=_HINT, code="DB-2014"
             )
+    if int(setup := translated.get("socket.connection.setup.timeout.ms", "0")) > _SETUP_MAX_MS:
+        translated["socket.connection.setup.timeout.max.ms"] = setup
     return translated | _security(properties) | _sasl(properties)
+
+
+def _read(name: str, java_name: str, value: str) -> str:
+    """A value as the Java client takes it. Raises ConfigurationError where it would refuse it, or take it for another;
+    the value is not shown: it may be a secret under the wrong name."""
+    if java_name == "bootstrap.servers":
+        return _servers(name, value)
+    if java_name == "sasl.kerberos.min.time.before.relogin" and value == "0":
+        raise _refused(name, "is 0, which ends the renewal of tickets for one of the clients only", "Give a time.")
+    before, after = _OTHERWISE.get(java_name, ("", ""))
+    try:
+        return after if after and value == before else PROPERTIES[java_name].read(value)
+    except ValueError as error:
+        raise _refused(name, str(error), "Write it so that both clients read the same.") from None
+
+
+def _servers(name: str, value: str) -> str:
+    """Brokers with their ports, which librdkafka adds. Raises ConfigurationError."""
+    servers = [server.strip() for server in value.split(",") if server.strip()]
+    for server in servers:
+        host, colon, port = server.rpartition(":") if not server.endswith("]") else (server, "", "")
+        host = host if colon else server
+        is_address = host.startswith("[") and host.endswith("]")
+        if "://" in server or (":" in host and not is_address) or not host or (colon and not _is_port(port)):
+            hint = "Write host:port, with commas between several; the protocol is security.protocol."
+            raise _refused(name, "is not a list of brokers", hint)
+    if not servers:
+        raise _refused(name, "is not a list of brokers", "Write host:port.")
+    return ",".join(server if _is_port(server.rpartition(":")[2]) else f"{server}:{_PORT}" for server in servers)
+
+
+def _is_port(text: str) -> bool:
+    return text.isdecimal() and len(text) < 6 and 0 < int(text) < 65_536
+
+
+def _refused(name: str, problem: str, hint: str) -> ConfigurationError:
+    return ConfigurationError(f"{name} {problem} (Spark reads with the Java client)", hint=hint, code="DB-2084")
 
 
 # --- TLS -------------------------------------------------------------------------------------------------------------
 
 
 def _security(properties: Mapping[str, str]) -> dict[str, str]:
-    if properties.get("enable.ssl.certificate.verification", "true").lower() != "true":
+    if properties.get("enable.ssl.certificate.verification", "true").lower() in FALSE:
         raise ConfigurationError(
             "enable.ssl.certificate.verification: the Java client always verifies the broker's certificate",
             hint="Trust the broker's certificate with ssl.ca.location instead",
@@ -86,7 +138,7 @@ def _security(properties: Mapping[str, str]) -> dict[str, str]:
     translated = {}
     if protocol := properties.get("security.protocol"):
         translated["security.protocol"] = protocol.upper()
-    if algorithm := properties.get("ssl.endpoint.identification.algorithm"):
+    if algorithm := properties.get("ssl.endpoint.identification.algorithm", "").lower():
         translated["ssl.endpoint.identification.algorithm"] = "" if algorithm == "none" else algorithm
     return translated | _truststore(properties) | _keystore(properties)
 
@@ -106,8 +158,8 @@ def _truststore(properties: Mapping[str, str]) -> dict[str, str]:
 
 def _keystore(properties: Mapping[str, str]) -> dict[str, str]:
     if location := properties.get("ssl.keystore.location"):
-        password = {n: properties[n] for n in ("ssl.keystore.password",) if n in properties}
-        return {"ssl.keystore.type": "PKCS12", "ssl.keystore.location": location} | password
+        password = _text(properties, "ssl.keystore.password", _required(properties, "ssl.keystore.password"))
+        return {"ssl.keystore.type": "PKCS12", "ssl.keystore.location": location, "ssl.keystore.password": password}
     key = _pem(properties, "ssl.key")
     chain = _pem(properties, "ssl.certificate")
     if key is None and chain is None:
@@ -128,7 +180,7 @@ def _keystore(properties: Mapping[str, str]) -> dict[str, str]:
     translated = {"ssl.keystore.type": "PEM", "ssl.keystore.key": key, "ssl.keystore.certificate.chain": chain}
     if "BEGIN ENCRYPTED PRIVATE KEY" in key:
         _refuse_unreadable(key)
-        translated["ssl.key.password"] = properties.get("ssl.key.password", "")
+        translated["ssl.key.password"] = _text(properties, "ssl.key.password", "")
     return translated
 
 
@@ -173,15 +225,16 @@ def _sasl(properties: Mapping[str, str]) -> dict[str, str]:
     mechanism = properties.get("sasl.mechanism", properties.get("sasl.mechanisms", "GSSAPI"))
     if mechanism == "PLAIN":
         return {"sasl.jaas.config": _login(properties, "plain.PlainLoginModule")}
-    if mechanism.startswith("SCRAM-"):
+    if mechanism in ("SCRAM-SHA-256", "SCRAM-SHA-512"):
         return {"sasl.jaas.config": _login(properties, "scram.ScramLoginModule")}
     if mechanism == "GSSAPI":
-        return {"sasl.jaas.config": _kerberos(properties)}
+        service = properties.get("sasl.kerberos.service.name", "kafka")  # librdkafka's default; Java's client has none
+        return {"sasl.jaas.config": _kerberos(properties), "sasl.kerberos.service.name": service}
     if mechanism == "OAUTHBEARER":
         return _oauth(properties)
     raise ConfigurationError(
         f"sasl.mechanism {mechanism} is not supported",
-        hint="Use PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, GSSAPI or OAUTHBEARER",
+        hint=f"Use one of {', '.join(_MECHANISMS)}",
         code="DB-2022",
     )
 
@@ -213,13 +266,28 @@ def _oauth(properties: Mapping[str, str]) -> dict[str, str]:
     if extensions := properties.get("sasl.oauthbearer.extensions"):
         for pair in extensions.split(","):
             name, _, value = pair.partition("=")
+            if not re.fullmatch("[A-Za-z]+", name.strip()) or not value:
+                raise _refused("sasl.oauthbearer.extensions", "is not a list of name=value", "Names are of letters.")
             options[f"extension_{name.strip()}"] = value
     rendered = " ".join(f"{name}={_quoted(value)}" for name, value in options.items())
     return {
         "sasl.jaas.config": f"org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required {rendered};",
         "sasl.login.callback.handler.class": _OAUTH_HANDLER,
-        "sasl.oauthbearer.token.endpoint.url": _required(properties, "sasl.oauthbearer.token.endpoint.url"),
+        "sasl.oauthbearer.token.endpoint.url": _endpoint(properties),
     }
+
+
+def _endpoint(properties: Mapping[str, str]) -> str:
+    name = "sasl.oauthbearer.token.endpoint.url"
+    url = _required(properties, name)
+    if not re.fullmatch(r"https?://[^\s/]+\S*", url):
+        raise _refused(name, "is no address", "Write it as https://host/path.")
+    return url
+
+
+def _text(properties: Mapping[str, str], name: str, default: str) -> str:
+    value = properties.get(name, default)
+    return _read(name, name, value)
 
 
 def _required(properties: Mapping[str, str], name: str) -> str:

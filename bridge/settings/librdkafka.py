@@ -12,6 +12,8 @@ from typing import Final
 
 from confluent_kafka import KafkaException, Producer
 
+from bridge.settings.java_properties import WHOLE, in_place_of
+
 _COMMIT: Final = "offsets are committed together with the output, never by a timer"
 OWNED: Final[Mapping[str, str]] = {
     "acks": "a delivered message must be on all in-sync replicas",
@@ -64,6 +66,9 @@ COMMON_NAMES: Final[tuple[str, ...]] = tuple(
 
 _PROBE: Final = "delay.bridge.probe"
 _RANGE: Final = re.compile(r"allowed range (-?\d+\.\.\d+)")
+_LIKE_A_NUMBER: Final = re.compile(r"\s*[-+]?[.\d]")
+_DECIMALS: Final = ("linger.ms", "queue.buffering.max.ms")
+_DECIMAL: Final = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
 _UNKNOWN: Final = re.compile(r'No such configuration property: "([^"]*)"')
 
 
@@ -86,10 +91,17 @@ def problems(properties: Mapping[str, str], path: str) -> list[str]:
 def _problem(name: str, value: str, path: str) -> str | None:
     if name.endswith("_cb") or name in ("logger", "on_delivery"):
         return f"{path}.{name} cannot be set: it is not a value"
+    if instead := in_place_of(name):  # some of them librdkafka knows, to refuse them
+        return f"{path}.{name} is a name of Java's clients; here it is {instead}"
     refusal = _refusal(name, value)
     if refusal is None:
-        return None
+        # As C reads it, 010 is 8 and 1e3 is 1. A property that takes any text is none of numbers.
+        whole = _DECIMAL if name in _DECIMALS else WHOLE
+        odd = _LIKE_A_NUMBER.match(value) and not whole.fullmatch(value) and _refusal(name, _PROBE) is not None
+        return f"{path}.{name} is not a whole number in decimal digits" if odd else None
     if _UNKNOWN.search(refusal):
+        if in_place_of(name) is not None:
+            return f"{path}.{name} is of Java's clients only; remove it"
         suggestion = nearest(name, COMMON_NAMES)
         return f"{path}.{name} is not a known key" + (f"; did you mean {path}.{suggestion}?" if suggestion else "")
     allowed = _RANGE.search(refusal)

@@ -398,3 +398,14 @@ def test_a_start_ends_with_the_kind_of_what_failed() -> None:
     with pytest.raises(EnvironmentFailure):
         require([state, surroundings])
     require([Finding(name="brokers", status="warning", detail="old", error=StateError)])
+
+
+@pytest.mark.fault("a value that one of the two Kafka clients refuses, or reads as another")
+def test_the_check_has_the_java_client_ask_the_brokers(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What librdkafka accepts and Spark's client does not is found before a start; which has no time for a JVM."""
+    found = [each for each in run_checks(bench.settings()) if each.name == "java client"]
+    assert [(each.status, each.detail) for each in found][1:] == [("ok", "the brokers answer it")]
+    monkeypatch.setattr("bridge.checks.host.java", lambda _: {"kafka.bootstrap.servers": "no-such-host:1"})
+    refused = [each for each in run_checks(bench.settings()) if each.name == "java client"][1]
+    assert refused.status == "failed" and "bootstrap.servers" in refused.detail
+    assert len([each for each in run_checks(bench.settings(), create=True) if each.name == "java client"]) == 1

@@ -221,6 +221,87 @@ def test_what_java_cannot_do_is_refused(properties: dict[str, str], needle: str)
     assert needle in str(caught.value)
 
 
+@pytest.mark.fault("a value that one of the two Kafka clients refuses, or reads as another")
+@pytest.mark.parametrize(
+    ("properties", "needle"),
+    [
+        ({"bootstrap.servers": "plaintext://h:1"}, "bootstrap.servers is not a list of brokers"),
+        ({"bootstrap.servers": "h:0"}, "bootstrap.servers is not a list of brokers"),
+        ({"bootstrap.servers": "::1:9092"}, "bootstrap.servers is not a list of brokers"),
+        ({"bootstrap.servers": " , "}, "bootstrap.servers is not a list of brokers"),
+        ({"check.crcs": "yes"}, "check.crcs is neither true nor false"),
+        ({"fetch.min.bytes": "010"}, "fetch.min.bytes is not a whole number"),
+        ({"client.dns.lookup": "default"}, "client.dns.lookup is none of use_all_dns_ips"),
+        ({"client.rack": "a "}, "client.rack begins or ends with a blank"),
+        ({"sasl.kerberos.min.time.before.relogin": "0"}, "sasl.kerberos.min.time.before.relogin is 0"),
+        ({"sasl.oauthbearer.grant.type": "x"}, "sasl.oauthbearer.grant.type has no equivalent"),
+        ({"ssl.keystore.location": "/k.p12"}, "ssl.keystore.password is missing"),
+        ({"ssl.keystore.location": "/k.p12", "ssl.keystore.password": " x"}, "ssl.keystore.password begins or ends"),
+        ({"security.protocol": "sasl_ssl", "sasl.mechanism": "SCRAM-SHA-1"}, "SCRAM-SHA-1 is not supported"),
+    ],
+)
+def test_a_value_that_only_one_client_takes_is_refused_by_its_name(properties: dict[str, str], needle: str) -> None:
+    """Before the start delivers anything: Spark's client would end it a minute later."""
+    with pytest.raises(ConfigurationError) as caught:
+        translate(properties)
+    assert needle in str(caught.value)
+
+
+def test_values_that_mean_the_same_are_written_as_the_java_client_reads_them() -> None:
+    """Ports, truth values, cases, and what stands for no limit or the system's own."""
+    librdkafkas = {
+        "bootstrap.servers": "a, [::1]:7,10.0.0.1:9,[fe80::1]",
+        "check.crcs": "t",
+        "client.dns.lookup": "USE_ALL_DNS_IPS",
+        "connections.max.idle.ms": "0",
+        "socket.receive.buffer.bytes": "0",
+        "socket.connection.setup.timeout.ms": "60000",
+        "ssl.endpoint.identification.algorithm": "HTTPS",
+        "enable.ssl.certificate.verification": "1",
+    }
+    assert translate(librdkafkas) == {
+        "bootstrap.servers": "a:9092,[::1]:7,10.0.0.1:9,[fe80::1]:9092",
+        "check.crcs": "true",
+        "client.dns.lookup": "use_all_dns_ips",
+        "connections.max.idle.ms": "-1",
+        "receive.buffer.bytes": "-1",
+        "socket.connection.setup.timeout.ms": "60000",
+        "socket.connection.setup.timeout.max.ms": "60000",
+        "ssl.endpoint.identification.algorithm": "https",
+    }
+    kerberos = translate({"security.protocol": "SASL_PLAINTEXT"})
+    assert kerberos["sasl.kerberos.service.name"] == "kafka"
+    assert java(settings({"socket.timeout.ms": "3000"}))["kafka.fetch.max.wait.ms"] == "1500"
+
+
+def test_both_clients_trust_the_same_authorities(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The system's file, where none is named; Java has a key store of its own. Without one the key is asked for."""
+    tls = {"security.protocol": "ssl"}
+    file = tmp_path / "ca.pem"
+    file.write_text("-----BEGIN CERTIFICATE-----\n")
+    monkeypatch.setattr("bridge.settings.clients.AUTHORITIES", (str(tmp_path / "none"), str(file)))
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+    for common in (tls, tls | {"ssl.ca.location": "probe"}):
+        s = settings(common)
+        assert {librdkafka(s, role)["ssl.ca.location"] for role in ("consumer", "producer", "reader", "admin")} == {
+            str(file)
+        }
+        assert java(s)["kafka.ssl.truststore.location"] == str(file)
+    assert "ssl.ca.location" not in librdkafka(settings(), "admin")
+    file.unlink()
+    with pytest.raises(ConfigurationError, match=r"ssl\.ca\.location is missing"):
+        java(settings(tls))
+
+
+@pytest.mark.parametrize("value", ["0x100", "0100", "100e3", "50.0", "+50", " 50"])
+def test_a_number_is_written_in_decimal_digits(value: str) -> None:
+    """C reads some of these as another number; a text stays what it is."""
+    with pytest.raises(ConfigurationError, match="ms is not a whole number"):
+        settings({"socket.timeout.ms": value})
+    assert settings({"client.rack": value}).kafka.properties("common")["client.rack"] == value
+    assert settings(kafka={"producer": {"linger.ms": "0.5"}}).budgets.linger_s == 0
+
+
 def test_every_suggested_name_is_known_to_librdkafka_and_to_the_translation() -> None:
     """The list for suggestions cannot name what would then be refused as unknown."""
     from bridge.settings.librdkafka import COMMON_NAMES, problems
