@@ -77,10 +77,11 @@ demo: install
 # Three at a time: system tests spend much of their time waiting for what is due. tests/distribution.py has the order.
 PARALLEL := --numprocesses 3 --dist loadfile
 
-# On a new machine helm is built while the packages are installed.
+# On a new machine helm is built while the packages are installed. What Python makes of the source is kept for the bridges
+# that tests start, where an environment says otherwise too.
 test:
 	@$(MAKE) --no-print-directory --jobs 2 install tools
-	$(BIN)/python -m pytest $(PARALLEL) $(PYTEST_ARGS)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest $(PARALLEL) $(PYTEST_ARGS)
 
 # Tests are marked by what they need (tests/conftest.py); properties and machines try few examples here. They keep two
 # cores busy: a third process takes longer. What pytest makes of 200 files is kept for the next run, where an environment

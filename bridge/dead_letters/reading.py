@@ -19,6 +19,8 @@ from timerstore.clock import Clock
 POLL_S: Final = 1.0
 PROMPT_POLL_S: Final = 0.02
 """The client waits for so long, or for POLL_RECORDS, also where it has some."""
+WAIT_MS: Final = 20
+"""The broker answers after so long, also where there is nothing: before that, it is not asked for another range."""
 POLL_RECORDS: Final = 500
 BATCH_ROWS: Final = 2_000
 BATCH_BYTES: Final = 8 << 20
@@ -66,6 +68,7 @@ def make_consumer(settings: Settings) -> Consumer:
         "auto.offset.reset": "earliest",
         "enable.partition.eof": True,
         "queued.max.messages.kbytes": "16384",
+        "fetch.wait.max.ms": WAIT_MS,
         "logger": CLIENT_LOG,
     }
     reading.pop("group.instance.id", None)
