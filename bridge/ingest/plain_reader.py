@@ -27,6 +27,7 @@ from bridge.errors import EnvironmentFailure
 from bridge.ingest.decode_records import Record, decode_records
 from bridge.kafka.construction import made
 from bridge.kafka.errors import records_gone
+from bridge.spark.session import want
 from bridge.wire.decode_epochs import DecodeEpochs
 from bridge.wire.received import headers_of
 from timerstore.rows.sources import SourceName
@@ -154,6 +155,7 @@ class PlainReader:
     def _leave(self, name: SourceName) -> None:
         """This record's headers cannot be read with this client: Spark reads it, and what follows."""
         self._unreadable.add(name)
+        want()
         self._pause(name)
 
     def _pause(self, name: SourceName) -> None:

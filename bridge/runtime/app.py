@@ -338,7 +338,7 @@ class Application:
             settings=settings,
             clock=self._clock,
             cluster=cluster,
-            spark=spark.SessionStart(make_session, self.on_fatal).session,
+            spark=spark.SessionStart(make_session, self.on_fatal, settings.spark.start_after / 1000).session,
             make_session=make_session,
             ownership=ownership,
             dispatcher=dispatcher,

@@ -91,6 +91,8 @@ REQUIRED: Final = {
 
 
 _JVM_RUNS: Final = threading.Event()
+_WANTED: Final = threading.Event()
+"""Somebody waits for what only Java can do."""
 
 log = structlog.get_logger("bridge.spark.session")
 
@@ -153,15 +155,20 @@ _FILES: Final = Files()
 class SessionStart:
     """The session, made on a thread of its own: delivery does not wait for it."""
 
-    def __init__(self, make: Callable[[], SparkSession], on_failure: Callable[[BridgeError], None]) -> None:
-        """`make` raises BridgeError, which is told to `on_failure` and by `session`."""
+    def __init__(
+        self, make: Callable[[], SparkSession], on_failure: Callable[[BridgeError], None], after_s: float = 0
+    ) -> None:
+        """`make` raises BridgeError, which is told to `on_failure` and by `session`. It is called after so long, or as
+        soon as the session is wanted."""
         self._make = make
         self._on_failure = on_failure
+        self._after_s = after_s
         self.session: Future[SparkSession] = Future()
         self.thread = threading.Thread(target=self._run, name="spark-start", daemon=True)
         self.thread.start()
 
     def _run(self) -> None:
+        _WANTED.wait(self._after_s)
         with suppress(OSError):  # no Linux, where this is for a thread and what it starts
             own = threading.get_native_id()
             os.setpriority(os.PRIO_PROCESS, own, max(java_process.NICE, os.getpriority(os.PRIO_PROCESS, own)))
@@ -210,9 +217,15 @@ def intact(session: SparkSession, make: Callable[[], SparkSession]) -> SparkSess
     return make()
 
 
+def want() -> None:
+    """Start Java now, where a start waits (`spark.start_after`): the plain reader cannot go on, or Java is asked."""
+    _WANTED.set()
+
+
 def jvm(timeout_s: float) -> Any | None:
     """The JVM, with the connector's classes, as soon as it runs: a second before the session is there, or more. None
     where it does not yet."""
+    want()
     if SparkContext._jvm is None:
         _JVM_RUNS.wait(timeout_s)
     return SparkContext._jvm

@@ -32,7 +32,7 @@ def operated(chromium: Browser, broker: Broker, delay: str, directory: Path) -> 
     password.write_text(USER["password"])
     password.chmod(0o600)
     http = {"api": "write", "user": USER["username"], "password_file": str(password), "show_payloads": True}
-    with RunningBridge(directory, broker.bootstrap, delay, config={"http": http}) as bridge:
+    with RunningBridge(directory, broker.bootstrap, delay, config={"http": http}, spark=False) as bridge:
         bridge.start()
         with chromium.new_context(base_url=bridge.api_url(), viewport=DESKTOP, http_credentials=USER) as context:  # type: ignore[arg-type] # a TypedDict
             context.set_default_timeout(SEEN_MS)

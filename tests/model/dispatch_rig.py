@@ -612,8 +612,10 @@ class DispatchRig:
             assert row.due > row.at, "rolled, but due"
             self.ends["rolled"] += 1
         else:
-            is_uncounted = again.attempt == row.attempt and KafkaError.INVALID_TIMESTAMP in self.kafka.told
-            assert is_uncounted or again.attempt == row.attempt + 1
+            # Nor is it counted where the target is looked up anew, before a verdict that lasts (`target-in-doubt`).
+            is_doubted = row.target in {SECRET, *self.look_up.gone} or self._is_trouble(row.target)
+            is_uncounted = is_doubted or KafkaError.INVALID_TIMESTAMP in self.kafka.told
+            assert again.attempt == row.attempt + 1 or (is_uncounted and again.attempt == row.attempt)
             assert self._is_trouble(row.target) or self._is_trouble(LETTERS), f"put off without need: {row}"
             self.ends["retried"] += 1
 

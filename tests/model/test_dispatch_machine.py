@@ -12,6 +12,7 @@ beside it; what cannot is tried again and becomes a dead letter.
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Callable
 from typing import Any, Final
@@ -21,19 +22,17 @@ import pytest
 from confluent_kafka import KafkaError
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from bridge.delivery.narrowing import REFUSALS_MAX, TRIPPED_AFTER
-from bridge.kafka.errors import Fault as Blame
-from bridge.kafka.errors import fault_of
+from bridge.delivery.narrowing import LEARNED_MAX, NARROWER, PASSING_STRIKES_MAX
 from bridge.wire import headers as h
-from tests.model.dispatch_rig import DELAY, LETTERS, OF_A_TOPIC, SECRET, SOURCES, TICKS, DispatchRig, Row
+from tests.model.dispatch_rig import DELAY, LETTERS, OF_A_TOPIC, SECRET, SOURCES, DispatchRig, Row
 from tests.model.scripted_kafka import CODES, LARGE_BYTES, PLACE_CODES, Fault
 from tests.model.sizes import largest_container
 from tests.profiles import of_a_machine, timeout_s
 from timerstore.rows.entry import Kind
 
-ABORTS_MAX: Final = 12
-"""What one thing that stays broken may cost, and what is under way when the rest ends: each abort leads to a narrower
-attempt, and a place that is found out is left alone for longer each time."""
+IN_VAIN_MAX: Final = LEARNED_MAX + math.ceil(math.log(20_000, NARROWER)) + PASSING_STRIKES_MAX
+"""Aborts without a commit between them that one thing may cost, or what is under way when the rest ends: what is
+learned from failed records, then fewer rows down to one, then strikes until a place is left alone."""
 STEPS_MAX: Final = 600
 PATIENCE_MS: Final = 700_000
 """How long after its due time something may still be on its way, with everything mended that passes: a breaker is open
@@ -238,28 +237,21 @@ class DispatchMachine(RuleBasedStateMachine):
         rig.rebase(SOURCES)
         for _ in range(5):
             rig.step()
-        aborted, lasting = rig.tally.aborted + rig.tally.rebuilt, len(rig.kafka.lasting()) + len(rig.look_up.gone)
-        allowed = ABORTS_MAX * (1 + lasting)
-        if any(fault.topic in (DELAY, LETTERS) for fault in rig.kafka.lasting()):
-            allowed += 2 * self.records_left()  # each letter, or copy, is refused by itself: it has no other place
-        if any(fault_of(fault.error()) is Blame.RECORD for fault in rig.kafka.lasting()):
-            # A target refuses record after record, each by itself, until it has refused enough to be left alone.
-            allowed += TRIPPED_AFTER * REFUSALS_MAX + 2 * self.records_left()
+        in_vain, allowed = 0, IN_VAIN_MAX * (1 + len(rig.kafka.lasting()) + len(rig.look_up.gone))
         last_ms = max([rig.clock.now_ms(), *(row.due for row in rig.unfinished())])
         for _ in range(STEPS_MAX):
             left = self.left()
             if not left:
                 break
             rig.pass_ms(min(row.at for row in left) - rig.clock.now_ms())
+            aborted, committed = rig.tally.aborted + rig.tally.rebuilt, rig.tally.transactions
             rig.step()
+            in_vain += rig.tally.aborted + rig.tally.rebuilt - aborted
+            in_vain = 0 if rig.tally.transactions > committed else in_vain
+            assert in_vain <= allowed, f"{in_vain} aborts with nothing committed between them; left: {self.left()}"
             assert rig.clock.now_ms() <= last_ms + PATIENCE_MS, f"left: {self.left()}"
         assert not self.left(), f"left: {self.left()}"
-        assert rig.tally.aborted + rig.tally.rebuilt - aborted <= allowed
         self.memory_is_bounded()
-
-    def records_left(self) -> int:
-        """What is not finished, with ticks that are not written yet."""
-        return sum(1 if row.schedule is None else 2 * TICKS for row in self.rig.unfinished())
 
     def left(self) -> list[Row]:
         return [row for row in self.rig.unfinished() if self.is_deliverable(row)]

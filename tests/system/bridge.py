@@ -30,11 +30,16 @@ class RunningBridge(BridgeProcess):
         id: str | None = None,
         instance: str = "a",
         config: Mapping[str, Any] | None = None,
+        spark: bool = True,
     ) -> None:
+        """Without `spark` the plain reader reads throughout, for promises that do not depend on the reader: each start
+        of Java takes ten seconds of a core."""
         tests: Tree = {
             "logs": {"level": "debug"},
             "spark": {"conf": {"spark.driver.extraJavaOptions": SHORT_LIVED}},
         }
+        if not spark:
+            tests["spark"]["start_after"] = "1h"
         lay_over(tests, config or {})
         super().__init__(directory, bootstrap, *delay_topics, id=id, instance=instance, config=tests)
 

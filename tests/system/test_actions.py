@@ -65,7 +65,7 @@ def test_actions_do_what_they_answer(broker: Broker, topics: Topics, tmp_path: P
     (tmp_path / "password").write_text(SECRET)
     http = {"api": "write", "user": "me", "password_file": str(tmp_path / "password")}
     client = DelayClient({"bootstrap.servers": broker.bootstrap, "linger.ms": 1}, delay)
-    with RunningBridge(tmp_path, broker.bootstrap, delay, config={**CONFIG, "http": http}) as bridge:
+    with RunningBridge(tmp_path, broker.bootstrap, delay, config={**CONFIG, "http": http}, spark=False) as bridge:
         bridge.start()
         operator = Operator(bridge)
         for n in range(6):
@@ -119,7 +119,7 @@ def test_any_instance_acts_for_all(broker: Broker, topics: Topics, tmp_path: Pat
     one, other = (
         RunningBridge(
             tmp_path / name, broker.bootstrap, delay, id=f"bridge-{delay}", instance=name,
-            config={**CONFIG, "http": {**http, "api_port": port}},
+            config={**CONFIG, "http": {**http, "api_port": port}}, spark=False,
         )
         for name, port in zip("ab", ports, strict=True)
     )  # fmt: skip

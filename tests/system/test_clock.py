@@ -151,7 +151,10 @@ def test_a_clock_that_is_set_back_while_clients_connect_stops_delivery_for_secon
         headers = [("delay-until", b"%d" % clock.now_ms()), ("delay-topic", target.encode())]
         produce(broker.bootstrap, [Outgoing(topic=delay, value=name, headers=headers)])
 
-    with RunningBridge(tmp_path, broker.bootstrap, delay) as bridge, Reader(broker.bootstrap, [target]) as reader:
+    with (
+        RunningBridge(tmp_path, broker.bootstrap, delay, spark=False) as bridge,
+        Reader(broker.bootstrap, [target]) as reader,
+    ):
         wall = WallClock(tmp_path, bridge, at_once=True)
         wall.set(JUMP_S)
         bridge.launch()

@@ -37,8 +37,8 @@ def test_a_second_instance_of_the_same_name_takes_over(broker: Broker, topics: T
     delay, target = topics.delay(partitions=2), topics.create("orders", partitions=2)
     load = Load(broker.bootstrap, delay, [target], seed=1, delay_ms_max=10_000)
     with (
-        RunningBridge(tmp_path / "first", broker.bootstrap, delay) as first,
-        RunningBridge(tmp_path / "second", broker.bootstrap, delay) as second,
+        RunningBridge(tmp_path / "first", broker.bootstrap, delay, spark=False) as first,
+        RunningBridge(tmp_path / "second", broker.bootstrap, delay, spark=False) as second,
     ):
         first.start()
         with load.running(PER_SECOND):
@@ -103,8 +103,8 @@ def test_a_rolling_restart_is_a_pause_and_nothing_more(broker: Broker, topics: T
     clock, pauses_ms = SystemClock(), list[int]()
     name = f"bridge-{delay}"
     with (
-        RunningBridge(tmp_path / "a", broker.bootstrap, delay, id=name, instance="a") as a,
-        RunningBridge(tmp_path / "b", broker.bootstrap, delay, id=name, instance="b") as b,
+        RunningBridge(tmp_path / "a", broker.bootstrap, delay, id=name, instance="a", spark=False) as a,
+        RunningBridge(tmp_path / "b", broker.bootstrap, delay, id=name, instance="b", spark=False) as b,
     ):
         a.launch()
         b.launch()

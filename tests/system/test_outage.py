@@ -134,7 +134,7 @@ def test_a_transaction_that_the_brokers_have_forgotten_is_an_operators_choice(
 def test_a_directory_of_another_cluster_is_refused(broker: Broker, fragile: EmbeddedBroker, tmp_path: Path) -> None:
     """A directory that indexes another cluster is not used and not touched: status 4, and what to do about it."""
     delay = Topics(fragile.bootstrap).delay()
-    with RunningBridge(tmp_path, fragile.bootstrap, delay) as bridge:
+    with RunningBridge(tmp_path, fragile.bootstrap, delay, spark=False) as bridge:
         bridge.start()
         assert bridge.stop() == 0
         kept = {path.name: path.read_bytes() for path in bridge.data.iterdir() if path.is_file()}

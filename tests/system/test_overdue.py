@@ -39,7 +39,7 @@ def test_a_backlog_comes_at_its_rate_and_lets_what_is_due_now_pass(
     last_ms = max(record.timestamp_ms for record in written)
     wait_until(lambda: clock.now_ms() > last_ms + WAITED_MS_MAX + 1_000, 60, "a downtime")
     config = {"overdue": {"rate": f"{RATE}/s"}}
-    with RunningBridge(tmp_path, broker.bootstrap, delay, config=config) as bridge:
+    with RunningBridge(tmp_path, broker.bootstrap, delay, config=config, spark=False) as bridge:
         bridge.start()
         wait_until(lambda: bridge.metrics()["records_deferred_total"] > 0, DELIVERED_S_MAX, "the rate is in force")
         fresh = [Outgoing(topic=delay, value=b"new", headers=[("delay-for", b"500ms"), to]) for _ in range(NOW)]
@@ -76,7 +76,7 @@ def test_what_is_older_than_the_limit_is_given_up_and_the_rest_is_delivered(
     last_ms = max(record.timestamp_ms for record in written)
     wait_until(lambda: clock.now_ms() > last_ms + OLDER_THAN_MS, 60, "a downtime")
     config = {"overdue": {"policy": "dead-letter", "older_than": f"{OLDER_THAN_MS}ms"}}
-    with RunningBridge(tmp_path, broker.bootstrap, delay, config=config) as bridge:
+    with RunningBridge(tmp_path, broker.bootstrap, delay, config=config, spark=False) as bridge:
         bridge.start()
         produce(
             broker.bootstrap,

@@ -42,7 +42,7 @@ def test_what_is_pending_is_found_until_it_is_delivered_or_cancelled(
     delay, clock = topics.delay(), SystemClock()
     orders, bills = topics.create("orders"), topics.create("bills")
     client = DelayClient({"bootstrap.servers": broker.bootstrap, "linger.ms": 0}, delay)
-    with RunningBridge(tmp_path, broker.bootstrap, delay) as bridge:
+    with RunningBridge(tmp_path, broker.bootstrap, delay, spark=False) as bridge:
         bridge.configure(CONFIG)
         bridge.start()
         far_ms = clock.now_ms() + int(FAR / timedelta(milliseconds=1))

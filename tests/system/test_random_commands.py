@@ -145,7 +145,7 @@ def test_every_answer_says_what_consumers_saw(broker: Broker, topics: Topics, tm
     delay, target, replies = topics.delay(partitions=3), topics.create("orders"), topics.create("answers")
     sent = Commands(broker.bootstrap, delay, target, replies, drawn)
     kills = {chance.randrange(1, MESSAGES // BURST) for _ in range(KILLS)}
-    with RunningBridge(tmp_path, broker.bootstrap, delay, config=CONFIG) as bridge:
+    with RunningBridge(tmp_path, broker.bootstrap, delay, config=CONFIG, spark=False) as bridge:
         bridge.start()
         for number in range(MESSAGES // BURST):
             if number in kills:

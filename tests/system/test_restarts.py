@@ -78,7 +78,7 @@ def site(broker: Broker, topics: Topics, tmp_path_factory: pytest.TempPathFactor
     delay = topics.delay(partitions=3)
     load = Load(broker.bootstrap, delay, [topics.create("orders", partitions=2)], seed=3, delay_ms_max=9_000)
     directory = tmp_path_factory.mktemp("restarts")
-    with RunningBridge(directory, broker.bootstrap, delay, config=BUSY_DISK) as bridge:
+    with RunningBridge(directory, broker.bootstrap, delay, config=BUSY_DISK, spark=False) as bridge:
         yield Site(broker, topics, bridge, load)
 
 
@@ -179,7 +179,7 @@ def test_at_least_once_delivers(broker: Broker, topics: Topics, tmp_path: Path) 
     delay = topics.delay(partitions=2)
     load = Load(broker.bootstrap, delay, [topics.create("orders")], seed=4, delay_ms_max=8_000)
     config = {**BUSY_DISK, "delivery": {"mode": "at-least-once"}}
-    with RunningBridge(tmp_path, broker.bootstrap, delay, config=config) as bridge:
+    with RunningBridge(tmp_path, broker.bootstrap, delay, config=config, spark=False) as bridge:
         bridge.start()
         load.send(300)
         balance = load.balance(load.wait_delivered(broker.bootstrap, DELIVERED_S_MAX))
@@ -207,7 +207,7 @@ def test_decode_parameters_may_change_between_two_runs(broker: Broker, topics: T
 
     level, far = ("delay-level", b"2"), ("delay-for", b"15s")
     with RunningBridge(
-        tmp_path, broker.bootstrap, delay, config={"delay": {"levels": "1s 12s", "max": "1m"}}
+        tmp_path, broker.bootstrap, delay, config={"delay": {"levels": "1s 12s", "max": "1m"}}, spark=False
     ) as bridge:
         bridge.start()
         old = send("old", level, far)
@@ -246,7 +246,7 @@ def test_offsets_removed_by_an_admin_are_refused(broker: Broker, topics: Topics,
     """When the group's offsets are gone, the bridge does not guess: it ends with status 4 and names the remedy."""
     delay, target = topics.delay(partitions=2), topics.create("orders")
     config = {"delivery": {"session_timeout": "6s"}}
-    with RunningBridge(tmp_path, broker.bootstrap, delay, config=config) as bridge:
+    with RunningBridge(tmp_path, broker.bootstrap, delay, config=config, spark=False) as bridge:
         bridge.start()
         message = Outgoing(topic=delay, headers=[("delay-for", b"1"), ("delay-topic", target.encode())])
         produce(broker.bootstrap, [message])

@@ -188,7 +188,7 @@ def test_rolls_survive_kills_another_window_and_a_lost_directory(
     delay = topics.delay(partitions=2)
     load = Load(broker.bootstrap, delay, [topics.create("orders", partitions=2)], seed=7, delay_ms_max=25_000)
     config = {**BUSY_DISK, "roll": {"window": "2s"}}
-    with RunningBridge(tmp_path, broker.bootstrap, delay, config=config) as bridge:
+    with RunningBridge(tmp_path, broker.bootstrap, delay, config=config, spark=False) as bridge:
         bridge.start()
         load.send(300)
         wait_until(lambda: bridge.metrics()["records_rolled_total"] > 100, 60, "rolls")
@@ -215,7 +215,7 @@ def test_rolls_survive_kills_another_window_and_a_lost_directory(
 def test_a_topic_that_is_trimmed_under_the_bridge(broker: Broker, topics: Topics, tmp_path: Path) -> None:
     """Pending messages whose records are deleted are told of at once, by log, gauge and /readyz, and are delivered."""
     delay, target = topics.delay(config={"retention.ms": "100000"}), topics.create("orders")
-    with RunningBridge(tmp_path, broker.bootstrap, delay, config={"roll": {"window": "40s"}}) as bridge:
+    with RunningBridge(tmp_path, broker.bootstrap, delay, config={"roll": {"window": "40s"}}, spark=False) as bridge:
         bridge.start()
         headers = [("delay-for", b"15s"), ("delay-topic", target.encode())]
         [sent] = produce(broker.bootstrap, [Outgoing(topic=delay, headers=headers)])

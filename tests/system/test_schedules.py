@@ -253,7 +253,7 @@ def test_after_a_downtime_each_policy_is_kept(broker: Broker, topics: Topics, tm
     """`last` delivers one tick for all that were missed, `all` each of them in order, `none` the next one only."""
     delay, target = topics.delay(), topics.create("orders")
     client, clock = DelayClient({"bootstrap.servers": broker.bootstrap, "linger.ms": 0}, delay), SystemClock()
-    with RunningBridge(tmp_path, broker.bootstrap, delay) as bridge:
+    with RunningBridge(tmp_path, broker.bootstrap, delay, spark=False) as bridge:
         bridge.start()
         for missed in ("last", "all", "none"):
             client.schedule(target, missed, "k", every=timedelta(seconds=1), missed=missed, id=missed)
@@ -360,7 +360,9 @@ def test_no_kill_loses_or_doubles_a_tick(
     delay, target = topics.delay(partitions=2), topics.create("orders", partitions=2)
     client = DelayClient({"bootstrap.servers": broker.bootstrap, "linger.ms": 0}, delay)
     chance = random.Random(7)
-    with RunningBridge(tmp_path, broker.bootstrap, delay, config={"store": {"flush_interval": "1s"}}) as bridge:
+    with RunningBridge(
+        tmp_path, broker.bootstrap, delay, config={"store": {"flush_interval": "1s"}}, spark=False
+    ) as bridge:
         bridge.launch()
         for i in range(schedules):
             client.schedule(target, f"v{i}", f"k{i}", every=timedelta(seconds=every_s), times=times, missed="all")

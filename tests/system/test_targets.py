@@ -154,7 +154,9 @@ def site(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     """One bridge for this whole module; every test has targets of its own."""
     delay = cluster.create_delay("delay")
     config = {"delivery": {"retry": RETRY}}
-    with RunningBridge(tmp_path_factory.mktemp("site"), cluster.one.bootstrap, delay, config=config) as bridge:
+    with RunningBridge(
+        tmp_path_factory.mktemp("site"), cluster.one.bootstrap, delay, config=config, spark=False
+    ) as bridge:
         bridge.start()
         yield Site(cluster, bridge, delay)
 
@@ -290,7 +292,9 @@ def test_a_kill_under_a_spare_id_loses_and_doubles_nothing(cluster: Cluster, tmp
     delay = cluster.create_delay("delay-spare")
     targets = [cluster.create(1), cluster.create([2, 1], [1, 2])]
     load = Load(cluster.one.bootstrap, delay, targets, seed=1, delay_ms_max=3_000)
-    with RunningBridge(tmp_path, cluster.one.bootstrap, delay, config={"delivery": {"retry": RETRY}}) as bridge:
+    with RunningBridge(
+        tmp_path, cluster.one.bootstrap, delay, config={"delivery": {"retry": RETRY}}, spark=False
+    ) as bridge:
         bridge.start()
         with load.running(200):
             wait_until(lambda: _delivered(bridge) > 0, DEADLINE_S, bridge.tail)

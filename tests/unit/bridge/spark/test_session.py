@@ -114,6 +114,24 @@ def test_a_command_needs_no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "-Dmine=1" in properties(local, JARS, 1, SCRATCH)["spark.driver.extraJavaOptions"]
 
 
+def test_a_start_may_wait_for_java_until_it_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`spark.start_after` keeps it back; what only Java can do, such as a record that the plain reader leaves, does not
+    wait for that."""
+    wanted = threading.Event()
+    monkeypatch.setattr(session, "_WANTED", wanted)
+    made = mock.Mock(return_value="session")
+    start = SessionStart(made, mock.Mock(), after_s=3_600)
+    assert not start.session.done() and not made.called
+    session.want()
+    assert str(start.session.result(10)) == "session"
+    assert str(SessionStart(made, mock.Mock()).session.result(10)) == "session"
+    wanted.clear()
+    monkeypatch.setattr(SparkContext, "_jvm", None)
+    monkeypatch.setattr(session._JVM_RUNS, "wait", lambda _: None)
+    session.jvm(0)
+    assert wanted.is_set()
+
+
 def test_a_session_that_does_not_start_is_told() -> None:
     """To who waits for it, and to the application."""
     failure = EnvironmentFailure("Spark does not start", hint="Look.", code="DB-3015")
