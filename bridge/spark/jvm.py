@@ -39,7 +39,7 @@ _REASON: Final = re.compile(
 _NO_JAVA: Final = re.compile(r"JAVA_HOME is not set|java: (not found|No such file)|java: command not found")
 _USUAL: Final = re.compile(
     r"WARNING: Using incubator modules|Using Spark's default log4j profile|Setting default log level"
-    r"|To adjust logging level|WARN NativeCodeLoader"
+    r"|To adjust logging level|WARN NativeCodeLoader|spark\.local\.dir will be overridden"
 )
 """What every start prints."""
 
