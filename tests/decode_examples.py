@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from bridge.ingest.decode_records import Record
 from bridge.wire.decode_epochs import DecodeEpoch, DecodeEpochs, DecodeParameters
 from bridge.wire.dialects import DIALECTS, NATIVE
 from bridge.wire.headers import NEVER_MS, Headers
 from bridge.wire.reasons import RejectReason
+from bridge.wire.received import Record
 from timerstore.rows.position import AT_MIN
 
 TS = 1_800_000_000_000

@@ -1,5 +1,5 @@
-"""The command `delay-bridge`: run, check, reset-offsets, resolve, redrive, send, cancel, move, pending, schedules,
-targets, dead-letters, config, version.
+"""The command `delay-bridge`: run, check, reset-offsets, resolve, skip-batch, redrive, send, cancel, move, pending,
+schedules, targets, dead-letters, config, version.
 
 Every failure is one clear line on standard error and the exit status of its kind (bridge/errors.py): 2 configuration,
 3 environment, 4 state, 5 another instance took over.
@@ -164,6 +164,24 @@ def resolve(
             spark.stop()
         for name, end in done.items():
             say(f"{name}: the last transaction is {end.value}")
+
+
+@app.command()
+def skip_batch(
+    place: Annotated[str, typer.Argument(metavar="TOPIC/PARTITION/OFFSET", help="As the log and the alert name it.")],
+    config: ConfigOption = None,
+) -> None:
+    """Give up a batch of a delay topic that was damaged on the brokers' disk, and read on behind it.
+
+    Where the bridge runs, as it looks into its store.directory. A dead letter says which offsets were skipped.
+    """
+    with settings_of(config) as (settings, _):
+        topic, partition, offset = pending.place_of(place, "the batch").split("/")
+        _must_be_delay_topics([topic], settings)
+        from bridge.ingest.batches.skips import Skips
+
+        is_new = Skips(settings.store.directory).add((topic, int(partition)), int(offset))
+        say(f"{topic}/{partition}: the batch at offset {offset} is {'to be skipped' if is_new else 'skipped already'}")
 
 
 @app.command()

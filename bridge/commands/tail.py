@@ -23,6 +23,7 @@ class Tail:
         reading = {
             **properties,
             "isolation.level": "read_committed",
+            "check.crcs": True,
             "enable.auto.commit": False,
             "auto.offset.reset": "error",
             "allow.auto.create.topics": False,

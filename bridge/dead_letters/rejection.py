@@ -6,13 +6,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from bridge.ingest.decode_records import Record, decode_records
+from bridge.ingest.decode_records import decode_records
 from bridge.ingest.finish import with_schedules
 from bridge.settings.model import Settings
 from bridge.wire.decode_epochs import DecodeEpoch, DecodeEpochs, DecodeParameters
 from bridge.wire.headers import Headers
 from bridge.wire.letters import Letter
 from bridge.wire.reasons import RejectReason
+from bridge.wire.received import Record
 from bridge.wire.schedule import schedule_of
 from timerstore.rows.entry import Kind
 from timerstore.rows.position import OFFSET_MAX

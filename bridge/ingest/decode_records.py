@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import pyarrow as pa
 import xxhash
@@ -19,6 +19,7 @@ from bridge.wire.decode_epochs import DecodeEpochs, DecodeParameters, in_force
 from bridge.wire.dialects import DIALECTS, NATIVE, NOT_CANCELLING, Dialect
 from bridge.wire.headers import Headers
 from bridge.wire.reasons import RejectReason
+from bridge.wire.received import Record, Unread
 from bridge.wire.schedule import TICK_DELAY_MS_MAX, TICK_MAX
 from timerstore.cancels.cancels import NO_ORIGIN, SEVERAL
 from timerstore.rows.entry import ENTRY, UNCOPYABLE, Kind
@@ -37,24 +38,33 @@ _COMMANDS: Final = frozenset(h.COMMANDS)
 _BY_ORIGIN: Final = {h.CANCEL_ORIGIN: h.ORIGINS_PATTERN, h.MOVE_ORIGIN: h.MOVED_PATTERN}
 
 
-class Record(NamedTuple):
-    """A record as a consumer gives it; `by_broker`: its timestamp `ts` (epoch ms) is the broker's."""
-
-    topic: str
-    partition: int
-    offset: int
-    ts: int
-    by_broker: bool
-    key: bytes | None
-    value: bytes | None
-    headers: Headers
-
-
 def decode_records(records: Iterable[Record], all_epochs: Mapping[tuple[str, int], DecodeEpochs]) -> pa.Table:
     """The entries of the records, as `decode` makes them: `Finish` takes the control headers out."""
     rows = [_entry(record, in_force(all_epochs[record.topic, record.partition], record.offset)) for record in records]
     columns = zip(*rows, strict=True) if rows else [()] * len(ENTRY)
     return pa.table([pa.array(column, field.type) for column, field in zip(columns, ENTRY, strict=True)], schema=ENTRY)
+
+
+def unread_entry(unread: Unread) -> pa.Table:
+    """The entry of what takes the place of records that cannot be read: a dead letter without a body."""
+    (topic, partition), headers = unread.name, [(h.OMITTED, unread.omitted.encode())]
+    row = {
+        "topic": topic,
+        "partition": partition,
+        "offset": unread.offset,
+        "at": AT_MIN,
+        "ts": unread.ts,
+        "due": unread.ts,
+        "kind": int(Kind.REJECT),
+        "headers": headers,
+        "replace": False,
+        "origin": unread.offset,
+        "attempt": 0,
+        "rolls": 0,
+        "reason": unread.reason.value,
+        "tick": 0,
+    }
+    return pa.table([pa.array([row.get(field.name)], field.type) for field in ENTRY], schema=ENTRY)
 
 
 def _entry(record: Record, p: DecodeParameters) -> tuple[Any, ...]:

@@ -9,6 +9,8 @@ is started anew the same way. So are both when partitions come or go: a *run* is
 what an earlier run still sends is not taken in. Up to the committed O nothing is read beyond it: nothing may be
 dispatched before (invariant I6), and what lies beyond could not be flushed, so that one partition's rows would fill the
 memory for another's. What joins later holds up nothing else, and is read on at once.
+
+What has ended a reader is left out by both and read batch by batch (batches/suspects.py) before the query starts.
 """
 
 from __future__ import annotations
@@ -16,26 +18,26 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import CancelledError, Future
-from concurrent.futures import TimeoutError as NotYet
 from functools import partial
 from itertools import count
+from math import inf
 from pathlib import Path
 from typing import Final
 
-import numpy as np
 import pyarrow as pa
 import structlog
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from bridge.errors import BridgeError, EnvironmentFailure, InternalError
+from bridge.ingest.batches.suspects import Suspects
 from bridge.ingest.finish import Finish
 from bridge.ingest.frames import FrameReceiver
 from bridge.ingest.guarded import guarded
-from bridge.ingest.plain_reader import NOTHING, Offsets, PlainReader, by_source
-from bridge.ingest.query import Query
+from bridge.ingest.plain_reader import NOTHING, Offsets, PlainReader, by_source, new_records
+from bridge.ingest.query import Query, too_few_slots
 from bridge.kafka.errors import records_gone
-from bridge.spark.errors import failures_named, named_failure, ranges
+from bridge.spark.errors import JAVA_ENDED, failures_named, named_failure, ranges
 from bridge.spark.scratch import in_memory
 from bridge.spark.session import quiet
 from bridge.telemetry.heartbeats import Beat, unwatched
@@ -43,7 +45,6 @@ from bridge.telemetry.metrics import Metrics
 from bridge.wire.decode_epochs import DecodeEpochs
 from timerstore.clock import Clock
 from timerstore.errors import Closed, TimerStoreError
-from timerstore.rows.position import OFFSET_MAX
 from timerstore.rows.sources import SourceName
 from timerstore.store import TimerStore
 
@@ -60,7 +61,6 @@ QUIET_S: Final = 5.0
 ANSWER_S: Final = 3.0
 STARVED_MAX: Final = 3
 """Times that a partition is found to have records which the query does not send, before it is started anew."""
-JAVA_ENDED: Final = "DB-3016"
 FAILURES_MAX: Final = 5
 """Of queries, one after the other, without a record between them."""
 PAUSE_S_MAX: Final = 16.0
@@ -83,6 +83,7 @@ class Ingest:
         log_starts: Callable[[Offsets], Offsets],
         all_epochs: Mapping[SourceName, DecodeEpochs],
         executor_host: str | None,
+        suspects: Suspects,
         clock: Clock,
         metrics: Metrics,
         on_corrupt: Callable[[], None],
@@ -103,6 +104,7 @@ class Ingest:
         self._all_epochs = all_epochs
         self._finish = Finish(all_epochs)
         self._executor_host = executor_host
+        self._suspects = suspects
         self._clock = clock
         self._metrics = metrics
         self._on_corrupt, self._on_fatal = on_corrupt, on_fatal
@@ -136,7 +138,7 @@ class Ingest:
 
     def is_reading(self) -> bool:
         """Whether every partition is being read: what is sent to it from now on comes at once."""
-        return self._query_serves.is_set() or self._heard >= self._committed.keys()
+        return self._query_serves.is_set() or self._heard | self._suspects.held().keys() >= self._committed.keys()
 
     def restart(self, reason: str) -> None:
         """Have the query end, and start again where the store stands."""
@@ -163,6 +165,7 @@ class Ingest:
         """Partitions have left the store."""
         with self._assigning:
             self._committed = {name: offset for name, offset in self._committed.items() if name not in gone}
+        self._suspects.forget(gone)
         self._begin_anew()
 
     def _begin_anew(self) -> None:
@@ -175,7 +178,7 @@ class Ingest:
     # ---- life
 
     def start(self) -> None:
-        for name, run in (("ingest", self._run_reader), ("query", self._run_queries)):
+        for name, run in (("ingest", self._run_reader), ("query", self._run_queries), ("batches", self._run_batches)):
             thread = threading.Thread(target=self._guarded, args=(run,), name=name, daemon=True)
             self._threads.append(thread)
             thread.start()
@@ -195,9 +198,8 @@ class Ingest:
         """Let everything end soon; failures from now on are consequences, and not reported."""
         self._stopping.set()
         self._taken.set()
-        receiver = self._receiver
-        if receiver is not None:
-            receiver.close()
+        if self._receiver is not None:
+            self._receiver.close()
 
     def stop(self, timeout_s: float = 8.0) -> None:
         """End both readers. The store's intake must be closed first: one of them may wait for room."""
@@ -232,19 +234,13 @@ class Ingest:
                 return
             before = self._store.next_offsets()
             self._store.append(finished, ends, self._clock.now_ms(), beat)
-            self._count(entries, before)
+            for topic, count in new_records(entries, before):
+                self._metrics.ingested(topic, count)
         finally:
             self._taking.release()
         if len(entries):
             self._metrics.batch.observe(self._clock.monotonic_s() - began_s)
         self._taken.set()
-
-    def _count(self, entries: pa.Table, before: Offsets) -> None:
-        """Tell the metrics how many records of each topic were new."""
-        for (topic, partition), offsets in by_source(entries):
-            new = int(np.count_nonzero(offsets >= before.get((topic, partition), OFFSET_MAX)))
-            if new:
-                self._metrics.ingested(topic, new)
 
     # ---- the plain reader
 
@@ -260,25 +256,33 @@ class Ingest:
                 else:
                     self._read(reader)
         finally:
+            self._suspects.rests()
             reader.close()
 
     def _read(self, reader: PlainReader) -> None:
         """Read until the query serves, or the assignment changes; up to the committed offsets first."""
-        run, until = self._run, self._committed
+        run, until, without = self._run, self._committed, self._suspects.names
         while not self._store.is_caught_up():
-            behind = {name: at for name, at in self._store.next_offsets().items() if at < until.get(name, 0)}
-            reader.assign(behind)
-            while not (self._store.is_caught_up() or self._is_relieved(run)):
+            behind = {name: at for name, at in self._trusted().items() if at < until.get(name, 0)}
+            self._begin(reader, behind)
+            while not (self._store.is_caught_up() or self._is_relieved(run, without)):
                 self._read_once(run, reader, until)
-            if self._is_relieved(run):
+            if self._is_relieved(run, without):
                 return
-        reader.assign(self._store.next_offsets())
+        self._begin(reader, self._trusted())
         self._heard.clear()
-        while not self._is_relieved(run):
+        while not self._is_relieved(run, without):
             self._read_once(run, reader, None)
 
-    def _is_relieved(self, run: int) -> bool:
-        is_ended = self._stopping.is_set() or run != self._run
+    def _trusted(self) -> dict[SourceName, int]:
+        return self._suspects.trusted(self._store.next_offsets())
+
+    def _begin(self, reader: PlainReader, at: Offsets) -> None:
+        self._suspects.reading(at)
+        reader.assign(at)
+
+    def _is_relieved(self, run: int, without: Collection[SourceName]) -> bool:
+        is_ended = self._stopping.is_set() or run != self._run or without != self._suspects.names
         return is_ended or self._query_serves.is_set() or self._plain_rests.is_set()
 
     def _read_once(self, run: int, reader: PlainReader, until: Offsets | None) -> None:
@@ -292,17 +296,21 @@ class Ingest:
             self._read_to |= {name: int(offsets[-1]) + 1 for name, offsets in by_source(read.entries)}
             if until is None:
                 self._heard.update(read.ends)
+            self._suspects.reading(self._store.next_offsets())
+        for name, why in read.left.items():
+            self._suspects.suspect({name: self._store.next_offsets().get(name, 0)}, why)
 
     def _stand_by(self, reader: PlainReader) -> None:
         """While the query serves: tell the store where quiet partitions end. Behind the last record may lie transaction
         markers and aborted records, of which the query says nothing."""
         reader.assign({})
+        self._suspects.rests()
         run, starved = self._run, dict[SourceName, int]()
         while not self._is_relieved_of_standing_by(QUIET_S):
             quiet_at = self._store.next_offsets()
             if self._is_relieved_of_standing_by(QUIET_S):
                 return
-            at = {name: end for name, end in self._store.next_offsets().items() if quiet_at.get(name) == end}
+            at = {name: end for name, end in self._trusted().items() if quiet_at.get(name) == end}
             behind = {name: end for name, end in at.items() if self._log_ends.get(name, end) > end}
             starved = {name: times for name, times in starved.items() if name in behind}
             if behind and self._store.has_room():
@@ -315,31 +323,32 @@ class Ingest:
 
     def _is_relieved_of_standing_by(self, wait_s: float) -> bool:
         """Wait; True as soon as the plain reader has to read again, or ingest is being stopped."""
-        deadline_s = self._clock.monotonic_s() + wait_s
-        while self._query_serves.is_set() and not self._stopping.is_set():
-            self._beat()
-            left_s = deadline_s - self._clock.monotonic_s()
-            if left_s <= 0:
-                return False
-            self._stopping.wait(min(LOOK_S, left_s))
-        return True
+        self._await(lambda: not self._query_serves.is_set(), wait_s, self._beat)
+        return self._stopping.is_set() or not self._query_serves.is_set()
 
     def _ask(self, run: int, reader: PlainReader, at: Offsets) -> set[SourceName]:
         """Take in the ends of those partitions that hold no record from there on; returns the others."""
-        reader.assign(at)
-        ends: dict[SourceName, int] = {}
-        filled: set[SourceName] = set()
-        deadline_s = self._clock.monotonic_s() + ANSWER_S
-        while len(ends.keys() | filled) < len(at) and self._clock.monotonic_s() < deadline_s:
-            self._beat()
-            read = reader.poll()
-            filled |= {name for name, _ in by_source(read.entries)}
-            ends |= {name: read.ends[name] for name in read.at_end}
-        reader.assign({})
-        known = {name: end for name, end in ends.items() if name not in filled}
+        until_s = self._clock.monotonic_s() + ANSWER_S
+        known, filled = reader.ask(at, self._beat, lambda: self._clock.monotonic_s() >= until_s)
         if known:
             self._take(run, NOTHING, known, self._beat)
         return filled
+
+    # ---- batches
+
+    def _run_batches(self) -> None:
+        while not self._stopping.wait(LOOK_S):
+            run = self._run
+            is_over = partial(self._is_over, run)
+            if self._suspects.look(self._store.next_offsets(), partial(self._take_batches, run), is_over):
+                self.restart("readable-again")
+
+    def _is_over(self, run: int) -> bool:
+        return self._stopping.is_set() or run != self._run
+
+    def _take_batches(self, run: int, entries: pa.Table, ends: Offsets) -> None:
+        self._await(self._store.has_room, beat=unwatched)
+        self._take(run, entries, ends, unwatched)
 
     # ---- the query
 
@@ -353,11 +362,13 @@ class Ingest:
             except EnvironmentFailure as error:
                 has_sent = self._opened_s and any(self._sent[name] > at for name, at in self._query_start.items())
                 failures = 1 if has_sent else failures + 1
+                if not self._stopping.is_set():
+                    self._suspects.judge(error, failures, self._sent)
                 if self._stopping.is_set() or error.code == JAVA_ENDED or failures > FAILURES_MAX:
                     raise
                 pause_s = min(PAUSE_S_MAX, 2.0 ** (failures - 1))
                 log.warning("query-failed", reason=str(error), failures=failures, pause_s=pause_s)
-                self._wait(pause_s)
+                self._await(lambda: False, pause_s)
             else:
                 failures = 0
                 if not self._stopping.is_set():
@@ -365,20 +376,16 @@ class Ingest:
 
     def _await_session(self) -> SparkSession | None:
         """None when this is being stopped. Spark's own failure has been told already."""
-        while not self._stopping.is_set():
-            self._beat_query()
-            try:
-                return self._session.result(timeout=LOOK_S)
-            except NotYet:
-                continue
-            except (BridgeError, CancelledError):
-                return None
-        return None
+        self._await(self._session.done)
+        try:
+            return None if self._stopping.is_set() else self._session.result()
+        except (BridgeError, CancelledError):
+            return None
 
-    def _wait(self, seconds: float) -> None:
-        deadline_s = self._clock.monotonic_s() + seconds
-        while not self._stopping.wait(LOOK_S) and self._clock.monotonic_s() < deadline_s:
-            self._beat_query()
+    def _await(self, condition: Callable[[], bool], at_most_s: float = inf, beat: Beat | None = None) -> None:
+        deadline_s = self._clock.monotonic_s() + at_most_s
+        while not (condition() or self._stopping.wait(LOOK_S) or self._clock.monotonic_s() >= deadline_s):
+            (beat or self._beat_query)()
 
     def _run_query(self, session: SparkSession) -> None:
         """One query, until it fails, is stopped, or is to be restarted."""
@@ -409,10 +416,10 @@ class Ingest:
     def _stream(self, run: int, query: Query, directory: Path) -> None:
         self._await_slots(query)
         query.warm_up(self._store.next_offsets())
+        self._await(lambda: self._suspects.are_done(self._store.next_offsets()))
         self._read_up_to_committed(run, query)
-        while not (self._store.is_caught_up() or self._stopping.wait(LOOK_S)):
-            self._beat_query()
-        offsets = self._store.next_offsets()
+        self._await(lambda: self._store.is_caught_up() and self._suspects.are_done(self._store.next_offsets()))
+        offsets = self._trusted()
         self._must_be_there(offsets)
         self._opened_s, self._query_start, self._sent = None, offsets, dict(offsets)
         streaming = query.start(offsets, directory)
@@ -425,23 +432,14 @@ class Ingest:
 
     def _await_slots(self, query: Query) -> None:
         """A cluster's executors come one after the other; partitions may have been added since the session began."""
-        deadline_s = self._clock.monotonic_s() + SLOTS_S
-        while query.slots() < len(self._committed) and not self._stopping.wait(LOOK_S):
-            self._beat_query()
-            if self._clock.monotonic_s() > deadline_s:
-                raise EnvironmentFailure(
-                    "Spark has fewer slots than there are partitions: some would never be read",
-                    hint="Give Spark's executors more cores; in the sidecar, restart the bridge if partitions were "
-                    "added.",
-                    slots=query.slots(),
-                    partitions=len(self._committed),
-                    code="DB-3030",
-                )
+        self._await(lambda: query.slots() >= len(self._committed), SLOTS_S)
+        if not self._stopping.is_set() and (slots := query.slots()) < len(self._committed):
+            raise too_few_slots(slots, len(self._committed))
 
     def _read_up_to_committed(self, run: int, query: Query) -> None:
         """By a batch job, which ends, and reads all partitions at once; a little is left to the plain reader, and what
         partitions lack that have joined to the query, as the others must not wait for them."""
-        start = self._store.next_offsets()
+        start = self._trusted()
         end = {name: max(at, self._committed.get(name, at)) for name, at in start.items()}
         if self._store.is_caught_up() or sum(end[name] - at for name, at in start.items()) < JOB_RECORDS_MIN:
             return
@@ -488,8 +486,7 @@ class Ingest:
         if run == self._run and any(offsets[0] < self._sent.get(name, 0) for name, offsets in stretches):
             # A cluster has lost an executor, and runs its tasks again from where they began, half an hour ago perhaps.
             self.restart("replayed")
-        while not (self._store.has_room() or self._stopping.wait(LOOK_S)):
-            self._beat_query()
+        self._await(self._store.has_room)
         self._take(run, frame, ends, self._beat_query)
         if run == self._run:
             self._sent |= {name: max(self._sent.get(name, end), end) for name, end in ends.items()}

@@ -6,7 +6,7 @@ query's: `read_committed`, exact offsets, order within a partition, the same ent
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -24,12 +24,12 @@ from confluent_kafka import (
 )
 
 from bridge.errors import EnvironmentFailure
-from bridge.ingest.decode_records import Record, decode_records
+from bridge.ingest.decode_records import decode_records
 from bridge.kafka.construction import made
 from bridge.kafka.errors import records_gone
-from bridge.spark.session import want
 from bridge.wire.decode_epochs import DecodeEpochs
-from bridge.wire.received import headers_of
+from bridge.wire.received import Record, headers_of
+from timerstore.rows.position import OFFSET_MAX
 from timerstore.rows.sources import SourceName
 
 Offsets = Mapping[SourceName, int]
@@ -41,11 +41,15 @@ WAKE_S: Final = 1.0
 GATHER_S: Final = 0.01
 """After the first record: a record at a time costs more in overhead than in work."""
 
+UNREADABLE: Final = (KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION, KafkaError.INVALID_MSG)
+"""Codes of batches that the client cannot read, of a wrong checksum first."""
+
 FORCED: Final[Mapping[str, Any]] = {
     "enable.auto.commit": False,
     "enable.auto.offset.store": False,
     "auto.offset.reset": "error",
     "isolation.level": "read_committed",
+    "check.crcs": True,
     "enable.partition.eof": True,
     # What lies here unread: librdkafka's queue, in place of its 64 MiB.
     "queued.max.messages.kbytes": 8 << 10,
@@ -60,11 +64,13 @@ FORCED: Final[Mapping[str, Any]] = {
 
 @dataclass(slots=True)
 class Read:
-    """Entries, the exclusive ends that they reach, and the partitions whose end was reached."""
+    """Entries, the exclusive ends that they reach, the partitions whose end was reached, and those that are left, as
+    this client cannot read on, with the reason."""
 
     entries: pa.Table
     ends: dict[SourceName, int] = field(default_factory=dict)
     at_end: set[SourceName] = field(default_factory=set)
+    left: dict[SourceName, str] = field(default_factory=dict)
 
 
 class PlainReader:
@@ -119,7 +125,7 @@ class PlainReader:
             elif name not in self._unreadable and (until is None or (message.offset() or 0) < until[name]):
                 record = _record(message)
                 if record is None:
-                    self._leave(name)
+                    self._leave(name, "the name of a header is not UTF-8", read)
                 else:
                     records.append(record)
                     read.ends[name] = record.offset + 1
@@ -130,6 +136,21 @@ class PlainReader:
         if records:
             read.entries = decode_records(records, self._all_epochs)
         return read
+
+    def ask(
+        self, at: Offsets, beat: Callable[[], None], is_over: Callable[[], bool]
+    ) -> tuple[Offsets, set[SourceName]]:
+        """The ends of those partitions that hold no record from there on, and the others; less when it `is_over`."""
+        self.assign(at)
+        ends: dict[SourceName, int] = {}
+        filled: set[SourceName] = set()
+        while len(ends.keys() | filled) < len(at) and not is_over():
+            beat()
+            read = self.poll()
+            filled |= {name for name, _ in by_source(read.entries)} | read.left.keys()
+            ends |= {name: read.ends[name] for name in read.at_end}
+        self.assign({})
+        return {name: end for name, end in ends.items() if name not in filled}, filled
 
     def close(self) -> None:
         self._consumer.close()
@@ -142,6 +163,8 @@ class PlainReader:
                 read.ends[name] = end if until is None else min(end, until[name])
                 if read.ends[name] == end:
                     read.at_end.add(name)
+        elif code in UNREADABLE:
+            self._leave(name, error.str(), read)
         elif code in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
             raise records_gone(topic=name[0], partition=name[1], reason=error.str())
         elif error.fatal():
@@ -152,10 +175,12 @@ class PlainReader:
                 code="DB-3031",
             )
 
-    def _leave(self, name: SourceName) -> None:
-        """This record's headers cannot be read with this client: Spark reads it, and what follows."""
-        self._unreadable.add(name)
-        want()
+    def _leave(self, name: SourceName, why: str, read: Read) -> None:
+        """What comes next cannot be read with this client, which would go on behind it, or ask for it without end:
+        another reader has it, and what follows."""
+        if name not in self._unreadable:
+            self._unreadable.add(name)
+            read.left[name] = why
         self._pause(name)
 
     def _pause(self, name: SourceName) -> None:
@@ -174,6 +199,15 @@ def by_source(entries: pa.Table) -> list[tuple[SourceName, np.ndarray[tuple[int]
     keys = topic.indices.to_numpy().astype(np.int64) << 32 | entries.column("partition").to_numpy()
     offset = entries.column("offset").to_numpy()
     return [((names[key >> 32], key & 0xFFFFFFFF), offset[keys == key]) for key in np.unique(keys).tolist()]
+
+
+def new_records(entries: pa.Table, before: Offsets) -> list[tuple[str, int]]:
+    """How many are at or behind these offsets, by topic and partition; their topics."""
+    counts = (
+        (topic, int(np.count_nonzero(offsets >= before.get((topic, partition), OFFSET_MAX))))
+        for (topic, partition), offsets in by_source(entries)
+    )
+    return [(topic, count) for topic, count in counts if count]
 
 
 def _record(message: Message) -> Record | None:

@@ -20,6 +20,7 @@ from typing import Any, Final
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from bridge.errors import EnvironmentFailure
 from bridge.ingest.decode import decode
 from bridge.wire.decode_epochs import DecodeEpochs
 from timerstore.rows.sources import SourceName
@@ -88,6 +89,16 @@ class Query:
         jvm = self.session._jvm
         assert jvm is not None
         return jvm.delaybridge.FrameWriter(self._address, self._token, frame.schema.json())
+
+
+def too_few_slots(slots: int, partitions: int) -> EnvironmentFailure:
+    return EnvironmentFailure(
+        "Spark has fewer slots than there are partitions: some would never be read",
+        hint="Give Spark's executors more cores; in the sidecar, restart the bridge if partitions were added.",
+        slots=slots,
+        partitions=partitions,
+        code="DB-3030",
+    )
 
 
 def _assignment(offsets: Offsets) -> str:

@@ -104,6 +104,7 @@ class Cluster:
             "group.id": f"{settings.group_id}-sample",
             "enable.auto.commit": False,
             "auto.offset.reset": "earliest",
+            "check.crcs": "true",
         }
         self._admin = self._make_admin()
 

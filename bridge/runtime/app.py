@@ -487,6 +487,7 @@ class Application:
         seen = snapshot(store, self._settings, self._clock.now_ms(), self._lag, guard)
         full, refused = pipeline is not None and bool(pipeline.impediments()), bool(self._credentials.alarms())
         seen = replace(seen, disk_full=full, credentials_refused=refused, heartbeats=heartbeats)
+        seen = seen if pipeline is None else replace(seen, corrupt_batches=pipeline.corrupt_batches())
         return seen if self._targets is None else replace(seen, failing=self._targets.failing())
 
     def _problems(self) -> list[str]:

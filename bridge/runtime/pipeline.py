@@ -33,15 +33,21 @@ from pyspark.sql import SparkSession
 from bridge.delivery.dispatcher import Dispatcher
 from bridge.delivery.states import AT_REST
 from bridge.errors import BridgeError, EnvironmentFailure
+from bridge.ingest.batches.reader import BatchReader
+from bridge.ingest.batches.reading_mark import ReadingMark
+from bridge.ingest.batches.skips import Skips
+from bridge.ingest.batches.suspects import Suspects
+from bridge.ingest.decode_records import decode_records, unread_entry
 from bridge.ingest.frames import FrameReceiver
 from bridge.ingest.ingest import Ingest
 from bridge.ingest.plain_reader import PlainReader
 from bridge.ingest.query import Query
+from bridge.install import connector
 from bridge.kafka.admin import Cluster
 from bridge.kafka.membership import Membership, Ownership
 from bridge.runtime.gauges import Lag
 from bridge.runtime.maintenance_thread import MaintenanceThread
-from bridge.settings.clients import java, librdkafka
+from bridge.settings.clients import java, java_client, librdkafka
 from bridge.settings.model import Settings
 from bridge.spark.session import intact
 from bridge.start.facts import gather, plan_start
@@ -109,6 +115,7 @@ class Pipeline:
         self._windows: Mapping[str, Windows] = {}
         self._cancelled = threading.Event()
         self._ingest: Ingest | None = None
+        self._suspects: Suspects | None = None
         self._maintenance: MaintenanceThread | None = None
         self._found: Found | None = None
         self.store: TimerStore | None = None
@@ -322,6 +329,11 @@ class Pipeline:
             return []
         return ["maintenance has ended"]
 
+    def corrupt_batches(self) -> Mapping[SourceName, int]:
+        """Where each of them begins, by the partition that it holds up."""
+        held = {} if self._suspects is None else self._suspects.held()
+        return {name: batch.offset for name, batch in held.items()}
+
     def impediments(self) -> tuple[str, ...]:
         """Why ingest or delivery waits although the pipeline runs."""
         if self._maintenance is not None and self._maintenance.disk_is_full:
@@ -339,8 +351,9 @@ class Pipeline:
     def alarms(self) -> tuple[str, ...]:
         """What an operator should know although delivery continues."""
         joining = [] if self.store is None else self.store.assignment.joining()
+        unread = () if self._suspects is None else self._suspects.alarms()
         come = (f"partitions that have come are being read up to their committed offsets: {_names(joining)}",)
-        return (*(come if joining else ()), *(() if self.retention is None else self.retention.alarms()))
+        return (*(come if joining else ()), *unread, *(() if self.retention is None else self.retention.alarms()))
 
     # ---- parts of start
 
@@ -412,6 +425,11 @@ class Pipeline:
             session = intact(session, context.make_session)
             return Query(session, java(settings), prefix, dict(all_epochs), receiver.address, receiver.token)
 
+        suspects = self._suspects = Suspects(
+            read=BatchReader(lambda: java_client(settings), connector.jars).read,
+            decode=lambda records: decode_records(records, all_epochs), unread=unread_entry,
+            skips=Skips(settings.store.directory), mark=ReadingMark(settings.store.directory), clock=context.clock,
+        )  # fmt: skip
         return Ingest(
             session=context.spark,
             make_query=make_query,
@@ -423,6 +441,7 @@ class Pipeline:
             },
             all_epochs=all_epochs,
             executor_host=settings.spark.executor_host,
+            suspects=suspects,
             clock=context.clock,
             metrics=context.metrics,
             on_corrupt=context.on_rebuild,

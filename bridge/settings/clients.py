@@ -30,13 +30,17 @@ _COMMON: Final[Mapping[str, str]] = {
 # A node that hangs and keeps its connections gets no more questions after this; by default after a minute. (For
 # transactions the client takes what fits their time-out.)
 _UNANSWERED: Final[Mapping[str, str]] = {"socket.timeout.ms": "10000"}
+_CHECKED: Final[Mapping[str, str]] = {"check.crcs": "true"}
+"""A batch with a wrong checksum is told, in place of records that nobody has written (bridge/ingest/batches)."""
 _CONSUMER: Final[Mapping[str, str]] = {
+    **_CHECKED,
     # Partitions that stay are not touched. Spreads several topics evenly.
     "partition.assignment.strategy": "cooperative-sticky",
     "queued.max.messages.kbytes": "1024",  # this consumer never fetches
     "allow.auto.create.topics": "false",
 }
 _READER: Final[Mapping[str, str]] = {
+    **_CHECKED,
     "allow.auto.create.topics": "false",
     # As a Java consumer's: what waits for its next fetch waits for no more than this.
     "fetch.wait.max.ms": "500",
@@ -59,6 +63,7 @@ _PRODUCER: Final[Mapping[str, str]] = {
     # Compression is left to the user: at usual rates a batch holds few records, and a topic may re-compress anyway.
 }
 _JAVA: Final[Mapping[str, str]] = {
+    **_CHECKED,
     # By task, and there is one for each partition: this many records, and these bytes, are in memory at once. What is
     # small as it was compressed may be large.
     "max.poll.records": "500",
@@ -103,6 +108,11 @@ def java(settings: Settings) -> dict[str, str]:
         longest_ms = min(int(_JAVA["fetch.max.wait.ms"]), int(user["request.timeout.ms"]) // 2)
         properties["fetch.max.wait.ms"] = str(longest_ms)
     return {f"kafka.{name}": value for name, value in properties.items()}
+
+
+def java_client(settings: Settings) -> dict[str, str]:
+    """The same without the prefix, for a client of Kafka's own."""
+    return {name.removeprefix("kafka."): value for name, value in java(settings).items()}
 
 
 def with_authorities(properties: Mapping[str, str]) -> dict[str, str]:

@@ -20,6 +20,7 @@ OWNED: Final[Mapping[str, str]] = {
     "auto.commit.enable": _COMMIT,
     "auto.commit.interval.ms": _COMMIT,
     "auto.offset.reset": "a lost position must stop the bridge; starting over would lose or repeat messages",
+    "check.crcs": "a record that was damaged on a broker's disk must not be delivered",
     "delivery.report.only.error": "every accepted message is counted before a commit",
     "enable.auto.commit": _COMMIT,
     "enable.auto.offset.store": _COMMIT,
@@ -43,7 +44,7 @@ OWNED: Final[Mapping[str, str]] = {
 COMMON_NAMES: Final[tuple[str, ...]] = tuple(
     """
     allow.auto.create.topics api.version.request.timeout.ms batch.num.messages batch.size bootstrap.servers
-    broker.address.family broker.address.ttl check.crcs client.dns.lookup client.id client.rack compression.codec
+    broker.address.family broker.address.ttl client.dns.lookup client.id client.rack compression.codec
     compression.level compression.type connections.max.idle.ms debug delivery.timeout.ms enable.metrics.push
     enable.ssl.certificate.verification fetch.max.bytes fetch.message.max.bytes fetch.min.bytes fetch.wait.max.ms
     heartbeat.interval.ms linger.ms log_level max.in.flight max.in.flight.requests.per.connection

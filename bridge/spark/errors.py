@@ -12,6 +12,7 @@ from bridge.kafka.errors import records_gone
 from timerstore.rows.sources import SourceName
 
 Offsets = Mapping[SourceName, int]
+JAVA_ENDED: Final = "DB-3016"
 
 
 class failures_named:
@@ -65,6 +66,12 @@ def named_failure(what: str, error: Exception, records: str = "") -> BridgeError
     return InternalError(f"cannot {what}: {error!r}", hint="Please report this with the log.", code="DB-7001")
 
 
+def is_about_records(error: BridgeError) -> bool:
+    """Whether what was to be read may be the reason: it is damaged, or more than memory holds."""
+    return any(sign in f"{error} {error.fields.get('reason', '')}" for sign in _OF_RECORDS)
+
+
+_OF_RECORDS: Final = ("is invalid, cause", "OutOfMemory", "CorruptRecord", "InvalidRecord", "Java heap space")
 _JVM_GONE: Final = ("Answer from Java side is empty", "while sending or receiving", "Py4JNetworkError")
 
 

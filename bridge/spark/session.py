@@ -218,7 +218,7 @@ def intact(session: SparkSession, make: Callable[[], SparkSession]) -> SparkSess
 
 
 def want() -> None:
-    """Start Java now, where a start waits (`spark.start_after`): the plain reader cannot go on, or Java is asked."""
+    """Start Java now, where a start waits (`spark.start_after`): it is asked something."""
     _WANTED.set()
 
 

@@ -11,7 +11,7 @@ import structlog
 from confluent_kafka import KafkaError, KafkaException
 from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
 
-from bridge.settings.clients import java
+from bridge.settings.clients import java_client
 from bridge.settings.model import Settings
 from bridge.spark import session
 
@@ -36,8 +36,8 @@ def coordinator(settings: Settings) -> Callable[[str], str | None]:
             raise _no_answer("Java is still starting")
         try:
             properties = jvm.java.util.HashMap()
-            for key, value in java(settings).items():
-                properties.put(key.removeprefix("kafka."), value)
+            for key, value in java_client(settings).items():
+                properties.put(key, value)
             admin = jvm.org.apache.kafka.clients.admin.AdminClient.create(properties)
             try:
                 names = jvm.java.util.Collections.singletonList(name)

@@ -53,6 +53,8 @@ class StoreSnapshot:
     consumer_lag: Mapping[tuple[str, int], int] = field(default_factory=dict)
     retention_headroom_s: Mapping[str, float] = field(default_factory=dict)
     trimmed_partitions: Mapping[str, int] = field(default_factory=dict)
+    corrupt_batches: Mapping[tuple[str, int], int] = field(default_factory=dict)
+    """Where each of them begins, by partition."""
     failing: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """Partitions that take nothing now, by target and reason."""
     heartbeats: Mapping[str, tuple[float, float]] = field(default_factory=dict)
@@ -247,6 +249,11 @@ class _Gauges(Collector):
             "from store.directory alone. Must stay 0; raise retention.ms, and do not lose the directory."
         )
         yield _gauge("trimmed_partitions", text, now.trimmed_partitions, "topic")
+        text = (
+            "Offset at which a corrupt batch begins, which holds up its partition of a delay topic: it is read on when "
+            "a broker has the batch whole again, or an operator skips it. Absent where there is none."
+        )
+        yield _gauge("corrupt_batch_offset", text, now.corrupt_batches, "topic", "partition")
         text = "Time since the last heartbeat of a thread. Beyond thread_heartbeat_budget_seconds it hangs: restart."
         ages = {thread: age_s for thread, (age_s, _) in now.heartbeats.items()}
         yield _gauge("thread_heartbeat_age_seconds", text, ages, "thread")

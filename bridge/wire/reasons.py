@@ -62,6 +62,12 @@ class RejectReason(StrEnum):
         "Due after the roll window, and too large for the copy that the bridge would have to write to the delay topic.",
     )
     HEADERS_TOO_LARGE = "headers-too-large", "The record's headers are larger than limits.header_bytes allows."
+    # Found while reading: there is no record that could be looked at.
+    TOO_LARGE_TO_READ = (
+        "too-large-to-read",
+        "Small as it was compressed, the record is larger than memory can hold: this letter has its place only.",
+    )
+    CORRUPT = "corrupt", "The records were damaged on the brokers' disk, and an operator has skipped them."
     # Found at dispatch, where targets are known.
     FORBIDDEN_TARGET = "forbidden-target", "The target is not one that the configuration allows."
     UNKNOWN_TARGET = "unknown-target", "The target does not exist."

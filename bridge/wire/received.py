@@ -1,19 +1,43 @@
-"""What the client says of a record that was read, whatever its producer has written. Pure."""
+"""What a client says of a record that was read, whatever its producer has written. Pure."""
 
 from __future__ import annotations
 
 from operator import methodcaller
-from typing import Final
+from typing import Final, NamedTuple
 
 from confluent_kafka import Message
 
 from bridge.wire.headers import Headers
+from bridge.wire.reasons import RejectReason
 
 _HEADERS: Final = methodcaller("headers")
 FRAMING_BYTES: Final = 100
 """Of a record, roughly, beside what is in it."""
 UNREADABLE_BYTES: Final = 64 << 10
 """Taken for headers that cannot be read: as many as a producer may write by default."""
+
+
+class Record(NamedTuple):
+    """A record as a consumer gives it; `by_broker`: its timestamp `ts` (epoch ms) is the broker's."""
+
+    topic: str
+    partition: int
+    offset: int
+    ts: int
+    by_broker: bool
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+
+
+class Unread(NamedTuple):
+    """What takes the place of records that cannot be read: where they begin, why, and in words what is left out."""
+
+    name: tuple[str, int]
+    offset: int
+    ts: int
+    reason: RejectReason
+    omitted: str
 
 
 def headers_of(message: Message) -> Headers | None:

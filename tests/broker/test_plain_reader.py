@@ -16,6 +16,7 @@ from dev.harness.kafka import Outgoing, Topics, produce
 from dev.harness.waiting import wait_until
 from tests.broker.rig import DEADLINE_S, settings_for
 from tests.system.broker import Broker
+from tests.system.damage import flip_a_bit
 from tests.system.raw import RawRecord, produce_raw
 from timerstore.rows.sources import SourceName
 
@@ -38,6 +39,7 @@ class Reading:
         self.offsets: dict[SourceName, list[int]] = {name: [] for name in self.names}
         self.ends: dict[SourceName, int] = {}
         self.at_end: set[SourceName] = set()
+        self.left: list[tuple[SourceName, str]] = []
         self.entries: list[dict[str, Any]] = []
 
     def until(self, condition: Callable[[], object], until: Mapping[SourceName, int] | None = None) -> None:
@@ -50,6 +52,7 @@ class Reading:
             self.entries += read.entries.to_pylist()
             self.ends |= read.ends
             self.at_end |= read.at_end
+            self.left += read.left.items()
             return condition()
 
         wait_until(met, DEADLINE_S, lambda: f"{self.offsets} {self.ends}")
@@ -164,6 +167,28 @@ def test_what_this_client_cannot_read_is_left_to_spark(
     for _ in range(3):
         mine.until(lambda: True)
     assert mine.offsets == {a: [0], b: [0]} and mine.ends == {a: 1, b: 1}
+    assert [name for name, _ in mine.left] == [a]
+
+
+@pytest.mark.fault("a bit that flips under the plain reader")
+def test_a_corrupt_batch_is_left_and_nothing_of_its_partition_is_passed_over(
+    broker: Broker, topics: Topics, reading: Callable[..., Reading]
+) -> None:
+    """Once, with the reason; what its client reads behind the damage is not believed. Others are read."""
+    topic = topics.delay(partitions=2)
+    for partition, count in ((0, 3), (1, 1)):
+        for _ in range(count):
+            produce_raw(broker.bootstrap, topic, partition, [RawRecord(value=b"v", headers=[(b"delay-for", b"1h")])])
+    flip_a_bit(broker, topic, 0, 1)
+    mine = reading(topic, 2)
+    a, b = mine.names
+    mine.reader.assign({a: 0, b: 0})
+    mine.until(lambda: mine.left and b in mine.at_end)
+    for _ in range(3):
+        mine.until(lambda: True)
+    assert mine.offsets == {a: [0], b: [0]} and mine.ends == {a: 1, b: 1}
+    [(left, why)] = mine.left
+    assert left == a and "CRC" in why
 
 
 def test_a_record_without_a_timestamp_is_refused_with_the_one_that_spark_reads(

@@ -34,6 +34,8 @@ DETAIL_CHARS_MAX: Final = 1_000
 CUT_BYTES: Final = 64 << 10
 CUT_HEADERS: Final = 1_000
 _REASONS: Final = {str(reason): reason for reason in RejectReason}
+BODILESS: Final = (RejectReason.TOO_LARGE_TO_READ, RejectReason.CORRUPT)
+"""Reasons of rows that have no body: their only header says what is left out."""
 COPY_TOO_LARGE: Final = Refusal(RejectReason.TOO_LARGE, "its copy is larger than the delay topic takes")
 """Why a message cannot wait any longer. Of a tick it ends the schedule, and the letter is all that is left of that."""
 _COLUMNS: Final = (
@@ -181,7 +183,9 @@ def _letter(
             reason = _REASONS[cells["reason"]]
         detail = reject_detail(reason, own, where.ts_ms)
     value, key, omitted = cells["value"], cells["key"], Headers()
-    if is_cut:
+    if reason in BODILESS:
+        own, omitted = [], own
+    elif is_cut:
         value, key, own, omitted = _cut(value, key, own)
     return value, key, h.dead_letter_headers(own, reason, detail[:DETAIL_CHARS_MAX], where, attempts) + omitted
 

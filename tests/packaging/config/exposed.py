@@ -23,6 +23,7 @@ def _samples() -> dict[str, frozenset[str]]:
             failing={("orders", "target-denied"): 1},
             retention_headroom_s={"delay": 1.0},
             trimmed_partitions={"delay": 1},
+            corrupt_batches={("delay", 0): 1},
             heartbeats={"main": (1.0, 2.0)},
             **known,  # type: ignore[arg-type]
         )

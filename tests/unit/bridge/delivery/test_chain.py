@@ -20,13 +20,14 @@ from bridge.delivery.plan.planner import Planner
 from bridge.delivery.plan.record_size import record_bytes
 from bridge.delivery.targets.cache import Targets
 from bridge.delivery.targets.target import Target
-from bridge.ingest.decode_records import Record, decode_records
+from bridge.ingest.decode_records import decode_records
 from bridge.ingest.finish import Finish
 from bridge.kafka.errors import Refusal
 from bridge.wire import headers as h
 from bridge.wire.commands import cancel_headers, cancel_origin_headers, move_headers, move_origin_headers
 from bridge.wire.decode_epochs import DecodeEpoch, DecodeParameters
 from bridge.wire.reasons import RejectReason
+from bridge.wire.received import Record
 from tests.unit.timerstore.entries import gather
 from timerstore.disk.checkpoint import Identity
 from timerstore.limits import Limits

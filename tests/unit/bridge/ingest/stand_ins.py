@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 import pyarrow as pa
 
-from bridge.ingest.decode_records import Record, decode_records
-from bridge.ingest.plain_reader import NOTHING, Read, by_source
+from bridge.ingest.batches.reader import CorruptBatch, End, Found, Stretch
+from bridge.ingest.batches.reading_mark import ReadingMark
+from bridge.ingest.batches.skips import Skips
+from bridge.ingest.batches.suspects import Suspects
+from bridge.ingest.decode_records import decode_records, unread_entry
+from bridge.ingest.plain_reader import NOTHING, PlainReader, Read, by_source
 from bridge.wire.decode_epochs import DecodeEpoch, DecodeParameters
+from bridge.wire.received import Record
+from timerstore.clock import Clock
 from timerstore.rows.sources import SourceName
 
 A: SourceName = ("delay", 0)
@@ -20,8 +27,11 @@ EPOCHS = dict.fromkeys((A, B), (DecodeEpoch(offset=0, parameters=PARAMETERS),))
 
 def entries(name: SourceName, first: int, end: int) -> pa.Table:
     """The entries of the records [first, end)."""
-    headers: list[tuple[str, bytes | None]] = [("delay-for", b"1s")]
-    return decode_records([Record(*name, offset, 0, True, None, None, headers) for offset in range(first, end)], EPOCHS)
+    return decode_records([record(name, offset) for offset in range(first, end)], EPOCHS)
+
+
+def record(name: SourceName, offset: int) -> Record:
+    return Record(*name, offset, 0, True, None, None, [("delay-for", b"1s")])
 
 
 class Store:
@@ -65,6 +75,8 @@ class Plain:
     def __init__(self) -> None:
         self.log = {A: 0, B: 0}
         self.markers: dict[SourceName, int] = {}
+        self.cannot_read: dict[SourceName, int] = {}
+        """Records at which partitions are left."""
         self.at: dict[SourceName, int] = {}
         self.untils: list[Mapping[SourceName, int] | None] = []
         self.closed = False
@@ -77,7 +89,11 @@ class Plain:
         self.untils.append(until)
         read, tables = Read(entries=NOTHING), []
         for name, at in self.at.items():
+            if self.cannot_read.get(name, at + 1) == at:
+                read.left[name] = "a test"
+                continue
             end = self.log[name] if until is None else min(self.log[name], until[name])
+            end = min(end, self.cannot_read.get(name, end))
             if at < end:
                 tables.append(entries(name, at, end))
             else:
@@ -90,5 +106,47 @@ class Plain:
             self.wakes.wait(0.01)
         return read
 
+    def ask(
+        self, at: Mapping[SourceName, int], beat: Callable[[], None], is_over: Callable[[], bool]
+    ) -> tuple[Mapping[SourceName, int], set[SourceName]]:
+        return PlainReader.ask(self, at, beat, is_over)  # type: ignore[arg-type]
+
     def close(self) -> None:
         self.closed = True
+
+
+class Batches:
+    """A reader of batches: `finds` has what it finds in a partition after its records, or else reads `log`."""
+
+    def __init__(self, log: Mapping[SourceName, int]) -> None:
+        self.log = log
+        self.finds: dict[SourceName, list[Found]] = {}
+        self.stretches: list[Stretch] = []
+        self.fails: Exception | None = None
+
+    def read(self, stretches: Sequence[Stretch], is_over: Callable[[], bool]) -> Iterator[tuple[SourceName, Found]]:
+        assert not is_over()
+        self.stretches += stretches
+        if self.fails is not None:
+            raise self.fails
+        for name, begin, end in ((each.name, each.begin, each.end) for each in stretches):
+            found = [each for each in self.finds.get(name, []) if each.offset >= begin]
+            at = begin
+            for each in found:
+                yield from ((name, record(name, offset)) for offset in range(at, each.offset))
+                yield name, each
+                at = each.offset + 1
+            if not found or not isinstance(found[-1], CorruptBatch):
+                yield from ((name, record(name, offset)) for offset in range(at, min(end, self.log[name])))
+                yield name, End(offset=max(at, min(end, self.log[name])))
+
+
+def suspects(batches: Batches, clock: Clock, directory: Path) -> Suspects:
+    return Suspects(
+        read=batches.read,
+        decode=lambda records: decode_records(records, EPOCHS),
+        unread=unread_entry,
+        skips=Skips(directory),
+        mark=ReadingMark(directory),
+        clock=clock,
+    )

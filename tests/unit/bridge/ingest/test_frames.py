@@ -13,9 +13,10 @@ import pyarrow as pa
 import pytest
 
 from bridge.ingest import frames as module
-from bridge.ingest.decode_records import Record, decode_records
+from bridge.ingest.decode_records import decode_records
 from bridge.ingest.frames import STORED, FrameReceiver
 from bridge.wire.decode_epochs import DecodeEpoch, DecodeParameters
+from bridge.wire.received import Record
 from dev.harness.waiting import wait_until
 
 SEEN_S = 10

@@ -17,10 +17,11 @@ import pytest
 
 from bridge.errors import BridgeError, EnvironmentFailure, InternalError, StateError
 from bridge.ingest import ingest as module
+from bridge.ingest.batches.reader import CorruptBatch
 from bridge.ingest.ingest import FAILURES_MAX, Ingest
 from dev.harness.waiting import wait_until
 from tests.manual_clock import ManualClock
-from tests.unit.bridge.ingest.stand_ins import EPOCHS, A, B, Plain, Store, entries
+from tests.unit.bridge.ingest.stand_ins import EPOCHS, A, B, Batches, Plain, Store, entries, suspects
 from timerstore.errors import Closed, Corrupt, DiskFailure, Misuse
 from timerstore.rows.sources import SourceName
 
@@ -63,9 +64,10 @@ class Stream:
 class Bench:
     """Ingest between stand-ins. `streams` are the queries in the order of their starts, `jobs` the batch jobs."""
 
-    def __init__(self, committed: Mapping[SourceName, int] | None = None) -> None:
+    def __init__(self, directory: Path, committed: Mapping[SourceName, int] | None = None) -> None:
         self.store = Store(committed or {A: 0, B: 0})
         self.plain = Plain()
+        self.batches = Batches(self.plain.log)
         self.streams: queue.SimpleQueue[Stream] = queue.SimpleQueue()
         self.jobs: list[tuple[dict[SourceName, int], dict[SourceName, int]]] = []
         self.log_starts: dict[SourceName, int] = {}
@@ -76,6 +78,7 @@ class Bench:
         self.metrics = mock.Mock()
         self.slots = 2
         self.fails_at_once: Exception | None = None
+        self.suspects = suspects(self.batches, self.clock, directory)
         self.ingest = Ingest(
             session=self.session,
             make_query=self.make_query,
@@ -85,6 +88,7 @@ class Bench:
             log_starts=lambda _: self.log_starts,
             all_epochs=EPOCHS,
             executor_host=None,
+            suspects=self.suspects,
             clock=self.clock,
             metrics=self.metrics,
             on_corrupt=lambda: self.rebuilds.append("rebuild"),
@@ -134,13 +138,13 @@ class Bench:
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Bench]]:
+def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..., Bench]]:
     monkeypatch.setattr(module, "LOOK_S", 0.01)
     monkeypatch.setattr(module, "quiet", lambda _: nullcontext())
     benches: list[Bench] = []
 
     def make(committed: Mapping[SourceName, int] | None = None) -> Bench:
-        benches.append(Bench(committed))
+        benches.append(Bench(tmp_path, committed))
         return benches[-1]
 
     yield make
@@ -440,6 +444,42 @@ def test_quiet_partitions_are_asked_where_they_end(made: Callable[..., Bench]) -
 
     wait_until(again, SEEN_S, "the query is started anew")
     assert bench.store.held[B] in ([], [0, 1]), "asking stores nothing"
+
+
+@pytest.mark.fault("a record that the plain reader cannot read")
+def test_what_the_plain_reader_leaves_is_read_batch_by_batch_at_once(made: Callable[..., Bench]) -> None:
+    """Also below the committed offset, where the query waits for the plain reader: neither waits for the other."""
+    bench = made({A: 5, B: 2})
+    bench.plain.log |= {A: 5, B: 2}
+    bench.plain.cannot_read[A] = 3
+    bench.begin()
+    assert bench.next_stream().offsets == {A: 5, B: 2}
+    assert bench.store.held == {A: list(range(5)), B: [0, 1]}
+    assert [each.begin for each in bench.batches.stretches] == [3]
+
+
+@pytest.mark.fault("a corrupt batch under the query")
+def test_a_query_goes_on_without_the_partition_that_it_fails_at(made: Callable[..., Bench]) -> None:
+    """What ended it is looked at first. When the batch is whole again, the query is started anew with its partition."""
+    bench = made()
+    bench.begin()
+    first = bench.next_stream()
+    first.opens()
+    wait_until(lambda: bench.ingest.reader == "spark", SEEN_S, "the query serves")
+    bench.plain.log |= {A: 4, B: 1}
+    bench.batches.finds[A] = [CorruptBatch(offset=2, next=3, reason="its CRC is wrong")]
+    bench.plain.cannot_read[A] = 2
+    first.error = Py4JSaid("Record batch for partition delay-0 at offset 2 is invalid, cause: Record is corrupt")
+    wait_until(lambda: bench.suspects.held(), SEEN_S, "the partition is held")
+    bench.clock.advance(60_000)
+    second = bench.next_stream()
+    assert second.offsets == {B: 1} and bench.store.held == {A: [0, 1], B: [0]} and not bench.failures
+    second.opens()
+    wait_until(lambda: bench.ingest.reader == "spark", SEEN_S, "the query serves")
+    bench.batches.finds.clear()
+    bench.plain.cannot_read.clear()
+    bench.clock.advance(60_001)
+    assert bench.next_stream().offsets[A] >= 3
 
 
 def test_a_stop_ends_both_readers_whatever_they_wait_for(made: Callable[..., Bench]) -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import base64
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient
 
+from bridge.commands import tail
 from bridge.errors import ConfigurationError
+from bridge.kafka.admin import Cluster
 from bridge.settings.clients import java, librdkafka
 from bridge.settings.java import translate
 from bridge.settings.model import Settings
@@ -111,6 +115,20 @@ def test_spark_reads_committed_records_whatever_the_user_says() -> None:
     assert options["kafka.bootstrap.servers"] == "127.0.0.1:1"
     assert options["kafka.client.rack"] == "r"
     assert all(name.startswith("kafka.") for name in options)
+
+
+def test_every_consumer_compares_checksums() -> None:
+    """librdkafka does not unless it is told to; a changed record would be delivered as if somebody had written it."""
+    made = settings()
+    assert librdkafka(made, "consumer")["check.crcs"] == librdkafka(made, "reader")["check.crcs"] == "true"
+    assert java(made)["kafka.check.crcs"] == "true"
+    # Those that are made of an administrator's properties, or of the user's alone.
+    assert Cluster(made)._consumer["check.crcs"] == "true"
+    with mock.patch.object(tail, "made") as told, suppress(Exception):
+        tail.Tail({}, [])
+    with mock.patch.object(tail, "Consumer") as consumer:
+        told.call_args.args[1]()
+    assert consumer.call_args.args[0]["check.crcs"] is True
 
 
 def test_what_only_librdkafka_has_is_left_out_and_what_java_calls_otherwise_is_renamed() -> None:

@@ -164,6 +164,7 @@ def test_a_wrong_value_is_refused_with_its_path(tmp_path: Path, tree: dict[str, 
 @pytest.mark.parametrize(
     "name", ["isolation.level", "enable.auto.commit", "auto.offset.reset", "group.id", "transactional.id",
              "enable.idempotence", "acks", "session.timeout.ms", "group.instance.id", "error_cb",
+             "check.crcs",
              "logger", "plugin.library.paths"]
 )  # fmt: skip
 def test_what_exactly_once_rests_on_cannot_be_overridden(part: str, name: str) -> None:

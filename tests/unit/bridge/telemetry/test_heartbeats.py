@@ -45,6 +45,7 @@ from tests.broker.rig import Listener, Tally
 from tests.manual_clock import ManualClock
 from tests.paths import ROOT
 from tests.unit.bridge.api.fakes import Bridge as FakeBridge
+from tests.unit.bridge.ingest.stand_ins import Batches, suspects
 from tests.unit.bridge.telemetry.test_http import ask
 from timerstore.clock import ClockWatch
 
@@ -288,7 +289,9 @@ def dispatcher_at_the_client(bench: Bench, _: Path) -> Iterator[Case]:
     dispatcher.stop(SEEN_S)
 
 
-def ingesting(bench: Bench, make_query: Callable[..., Any], poll: Callable[..., Any], *, room: bool = True) -> Ingest:
+def ingesting(
+    bench: Bench, directory: Path, make_query: Callable[..., Any], poll: Callable[..., Any], *, room: bool = True
+) -> Ingest:
     """With a session that is there already, and a store that has caught up unless it has no room."""
     store: Any = SimpleNamespace(next_offsets=dict, has_room=lambda: room, is_caught_up=lambda: room)
     session: Future[Any] = Future()
@@ -302,6 +305,7 @@ def ingesting(bench: Bench, make_query: Callable[..., Any], poll: Callable[..., 
         log_starts=dict,
         all_epochs={},
         executor_host=None,
+        suspects=suspects(Batches({}), bench.clock, directory),
         clock=bench.clock,
         metrics=Metrics(),
         on_corrupt=lambda: None,
@@ -312,25 +316,25 @@ def ingesting(bench: Bench, make_query: Callable[..., Any], poll: Callable[..., 
 
 
 @contextmanager
-def plain_reader(bench: Bench, _: Path) -> Iterator[Case]:
+def plain_reader(bench: Bench, directory: Path) -> Iterator[Case]:
     """Polls a client that does not come back."""
     never = threading.Event()
     query = SimpleNamespace(awaitTermination=lambda _: never.wait(0.02), stop=lambda: None)
     ready = SimpleNamespace(slots=lambda: 1, warm_up=lambda _: None, start=lambda *_: query)
     poll = lambda _: bench.gate() or never.wait(0.02) or Read(entries=NOTHING)  # noqa: E731
-    made = ingesting(bench, lambda *_: ready, poll)
+    made = ingesting(bench, directory, lambda *_: ready, poll)
     made.start()
     yield Case(bench)
     made.stop(SEEN_S)
 
 
 @contextmanager
-def query(bench: Bench, _: Path) -> Iterator[Case]:
+def query(bench: Bench, directory: Path) -> Iterator[Case]:
     """Asks a JVM that does not answer."""
     never = threading.Event()
     query = SimpleNamespace(awaitTermination=lambda _: bench.gate() or never.wait(0.02), stop=lambda: None)
     ready = SimpleNamespace(slots=lambda: 1, warm_up=lambda _: None, start=lambda *_: query)
-    made = ingesting(bench, lambda *_: ready, lambda _: never.wait(0.02) or Read(entries=NOTHING))
+    made = ingesting(bench, directory, lambda *_: ready, lambda _: never.wait(0.02) or Read(entries=NOTHING))
     made.start()
     yield Case(bench)
     made.stop(SEEN_S)
@@ -518,13 +522,13 @@ def test_every_thread_that_is_watched_is_among_them() -> None:
 # --- what takes long and is well -------------------------------------------------------------------------------------
 
 
-def test_a_store_that_is_full_is_waited_for(bench: Bench) -> None:
+def test_a_store_that_is_full_is_waited_for(bench: Bench, tmp_path: Path) -> None:
     """For any time: a disk may be full for hours. Both readers show that they are there, and so does the main thread,
     which waits for them while the index catches up."""
     never, told = threading.Event(), threading.Event()
     query = SimpleNamespace(awaitTermination=lambda _: never.wait(0.02), stop=lambda: None)
     ready = SimpleNamespace(slots=lambda: 1, warm_up=lambda _: None, start=lambda *_: query)
-    made = ingesting(bench, lambda *_: ready, lambda _: Read(entries=NOTHING), room=False)
+    made = ingesting(bench, tmp_path, lambda *_: ready, lambda _: Read(entries=NOTHING), room=False)
     made.start()
     catching_up = threading.Thread(target=made.catch_up, args=(lambda *_: told.set(),), daemon=True)
     catching_up.start()

@@ -172,8 +172,19 @@ def _timed(metrics: Metrics, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -
 def test_names_follow_the_conventions() -> None:
     """One prefix, base units, _total on counters, and a HELP text that says something."""
     families = list(text_string_to_metric_families(generate_latest(Metrics().registry).decode()))
-    flags = ("_full", "_refused")
-    units = ("_seconds", "_bytes", "_messages", "_records", "_segments", "_partitions", "_created", "_info", *flags)
+    flags = ("_full", "_refused", "_offset")
+    units = (
+        "_seconds",
+        "_bytes",
+        "_messages",
+        "_records",
+        "_segments",
+        "_partitions",
+        "_created",
+        "_info",
+        "_offset",
+        *flags,
+    )
     for family in families:
         if family.name.startswith("process_"):  # Prometheus's own names for every program
             continue

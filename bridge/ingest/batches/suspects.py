@@ -1,0 +1,261 @@
+"""Partitions that neither reader is trusted with: their next batch has ended one, or may have.
+
+    trusted ---- a reader fails there, or ended its process ----> suspect: left out by both readers, and read here
+    suspect ---- read ------------------------------------------> trusted
+    suspect ---- a batch is corrupt ----------------------------> held: left out by both readers, the others go on
+    held ------- an operator skips the batch, or it is well ----> trusted
+
+Here a process of its own reads them batch by batch (reader.py). A record that is too large to be held in memory, and a
+corrupt batch that an operator gives up, become dead letters without a body. A broker that is replaced may bring a batch
+back: a held partition is looked at again from time to time.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Final, Protocol
+
+import pyarrow as pa
+import structlog
+
+from bridge.errors import BridgeError, EnvironmentFailure
+from bridge.ingest.batches.reader import CorruptBatch, End, Found, Stretch, TooLarge
+from bridge.ingest.batches.reading_mark import ReadingMark
+from bridge.ingest.batches.skips import Skips
+from bridge.spark.errors import JAVA_ENDED, is_about_records
+from bridge.wire.reasons import RejectReason
+from bridge.wire.received import FRAMING_BYTES, Record, Unread
+from timerstore.clock import Clock
+from timerstore.rows.sources import SourceName
+
+AHEAD: Final = 20_000
+"""So many offsets of a partition are read here at a time: a reader that ended had not asked for much more."""
+TAKEN_BYTES: Final = 8 << 20
+TAKEN_RECORDS: Final = 2_000
+AGAIN_S: Final = 60.0
+"""After which a held partition is looked at again."""
+PAUSE_S_MAX: Final = 16.0
+MARK_S: Final = 0.5
+CODE: Final = "DB-4060"
+
+Offsets = Mapping[SourceName, int]
+Take = Callable[[pa.Table, Offsets], None]
+
+log = structlog.get_logger("bridge.ingest.batches")
+
+
+class Read(Protocol):
+    """As `BatchReader.read`."""
+
+    def __call__(
+        self, stretches: Sequence[Stretch], is_over: Callable[[], bool]
+    ) -> Iterator[tuple[SourceName, Found]]: ...
+
+
+class Suspects:
+    """See the module. `look` is for one thread, the rest for any."""
+
+    def __init__(
+        self,
+        *,
+        read: Read,
+        decode: Callable[[Iterable[Record]], pa.Table],
+        unread: Callable[[Unread], pa.Table],
+        skips: Skips,
+        mark: ReadingMark,
+        clock: Clock,
+    ) -> None:
+        """`decode` and `unread` make entries. What the mark of the process before tells is suspect."""
+        self._read = read
+        self._decode = decode
+        self._unread = unread
+        self._skips = skips
+        self._mark, self._marked_s = mark, -MARK_S
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._suspect: dict[SourceName, int] = {}
+        """Up to where they are read here."""
+        self._held: dict[SourceName, CorruptBatch] = {}
+        self._looked_s: dict[SourceName, float] = {}
+        self._names: frozenset[SourceName] = frozenset()
+        self._failures = 0
+        self._failed_s = 0.0
+        self.suspect(mark.suspects, "two processes have ended here")
+
+    def suspect(self, at: Offsets, why: str) -> None:
+        """Have the batches behind these offsets read here; those of partitions that are held are known."""
+        with self._lock:
+            new = sorted(at.keys() - self._names)
+            self._suspect |= {name: at[name] + AHEAD for name in new}
+            self._changed()
+        if new:
+            log.warning("partitions-suspect", partitions=_names(new), reason=why)
+
+    def judge(self, failure: BridgeError, failures: int, sent: Offsets) -> None:
+        """The query has failed, so many times in a row, at the offsets `sent`: the next batches may be the reason.
+        Where Java has ended, this process ends too, and the next one reads them here."""
+        if failure.code == JAVA_ENDED:
+            self._mark.distrust(sent)
+        elif failures > 1 or is_about_records(failure):
+            self.suspect(sent, str(failure.fields.get("reason", failure)))
+
+    def reading(self, at: Offsets) -> None:
+        """The plain reader reads on from here."""
+        now_s = self._clock.monotonic_s()
+        if now_s - self._marked_s >= MARK_S:
+            self._marked_s = now_s
+            self._mark.note({name: offset for name, offset in at.items() if name not in self._names})
+
+    def rests(self) -> None:
+        """The plain reader reads nothing any more."""
+        self._marked_s = -MARK_S
+        self._mark.clear()
+
+    def forget(self, names: Collection[SourceName]) -> None:
+        """These partitions are another instance's."""
+        with self._lock:
+            self._suspect = {name: end for name, end in self._suspect.items() if name not in names}
+            self._held = {name: batch for name, batch in self._held.items() if name not in names}
+            self._changed()
+
+    def trusted(self, at: Offsets) -> dict[SourceName, int]:
+        """What both readers may read."""
+        names = self._names
+        return {name: offset for name, offset in at.items() if name not in names}
+
+    @property
+    def names(self) -> frozenset[SourceName]:
+        """What neither reader is to read."""
+        return self._names
+
+    def are_done(self, at: Offsets) -> bool:
+        """Whether nothing is suspect, and not all that is owned is held: there is something to read for the query."""
+        return not self._suspect and not (self._held and at.keys() <= self._held.keys())
+
+    def held(self) -> Mapping[SourceName, CorruptBatch]:
+        """Corrupt batches, by the partition that each holds up."""
+        return self._held
+
+    def alarms(self) -> tuple[str, ...]:
+        """In words, for /readyz."""
+        return tuple(
+            f"{topic}/{partition} is not read: its batch at offset {batch.offset} is corrupt ({CODE})"
+            for (topic, partition), batch in sorted(self._held.items())
+        )
+
+    def look(self, at: Offsets, take: Take, is_over: Callable[[], bool]) -> bool:
+        """Read the suspects from these offsets on, and give `take` the entries; less where `is_over`. Returns whether
+        partitions that were held are trusted again, so that readers have to begin anew. Raises EnvironmentFailure for a
+        file of skips that cannot be read.
+        """
+        stretches = [Stretch(name=name, begin=at[name], end=end) for name, end in self._wanted(at)]
+        if not stretches:
+            return False
+        held = set(self._held)
+        try:
+            self._read_stretches(stretches, take, is_over)
+            self._failures = 0
+        except EnvironmentFailure as failure:
+            if failure.code != "DB-3060":
+                raise
+            self._failures, self._failed_s = self._failures + 1, self._clock.monotonic_s()
+            names = _names(stretch.name for stretch in stretches)
+            log.warning("batches-not-read", partitions=names, reason=failure.fields.get("reason"))
+        return bool(held - self._names)
+
+    def _wanted(self, at: Offsets) -> list[tuple[SourceName, int]]:
+        now_s = self._clock.monotonic_s()
+        if self._failures and now_s < self._failed_s + min(PAUSE_S_MAX, 2.0**self._failures):
+            return []
+        with self._lock:
+            for name, batch in self._held.items():
+                if now_s >= self._looked_s[name] + AGAIN_S or self._skips.has(name, batch.offset):
+                    self._suspect[name] = batch.next
+                    self._looked_s[name] = now_s
+            self._suspect = {name: end for name, end in self._suspect.items() if name in at}
+            self._changed()
+            return sorted(self._suspect.items())
+
+    def _read_stretches(self, stretches: Sequence[Stretch], take: Take, is_over: Callable[[], bool]) -> None:
+        pile = _Pile(self._decode, take)
+        for name, found in self._read(stretches, is_over):
+            if isinstance(found, Record):
+                pile.add(name, found)
+            elif isinstance(found, TooLarge):
+                pile.put(name, self._too_large(name, found), found.offset + 1)
+            elif isinstance(found, CorruptBatch):
+                entry = self._skipped(name, found)
+                pile.put(name, entry, found.next)
+                if entry is not None:
+                    self._trust(name)
+            else:
+                pile.end(name, found)
+                self._trust(name)
+
+    def _too_large(self, name: SourceName, found: TooLarge) -> pa.Table:
+        log.error(
+            "record-not-held", topic=name[0], partition=name[1], offset=found.offset, size=found.size, code="DB-4061"
+        )
+        return self._unread(
+            Unread(name, found.offset, found.ts, RejectReason.TOO_LARGE_TO_READ, f"record ({found.size} bytes)")
+        )
+
+    def _skipped(self, name: SourceName, batch: CorruptBatch) -> pa.Table | None:
+        """The entry that takes its place; None where it is not to be skipped."""
+        place = {"topic": name[0], "partition": name[1], "offset": batch.offset, "next": batch.next}
+        if not self._skips.has(name, batch.offset):
+            if name not in self._held:
+                log.error("batch-corrupt", **place, reason=batch.reason, code=CODE)
+            with self._lock:
+                self._suspect.pop(name, None)
+                self._held = {**self._held, name: batch}
+                self._looked_s[name] = self._clock.monotonic_s()
+                self._changed()
+            return None
+        log.warning("batch-skipped", **place)
+        omitted = f"records from offset {batch.offset} to {batch.next - 1}"
+        return self._unread(Unread(name, batch.offset, self._clock.now_ms(), RejectReason.CORRUPT, omitted))
+
+    def _trust(self, name: SourceName) -> None:
+        with self._lock:
+            self._suspect.pop(name, None)
+            self._held = {held: batch for held, batch in self._held.items() if held != name}
+            self._changed()
+
+    def _changed(self) -> None:
+        self._names = frozenset(self._suspect | self._held.keys())
+
+
+class _Pile:
+    """Records on their way to `take`: some at a time, in their order."""
+
+    def __init__(self, decode: Callable[[Iterable[Record]], pa.Table], take: Take) -> None:
+        self._decode, self._take = decode, take
+        self._records: list[Record] = []
+        self._bytes = 0
+
+    def add(self, name: SourceName, record: Record) -> None:
+        self._records.append(record)
+        carried = sum(len(key) + len(value or b"") for key, value in record.headers)
+        self._bytes += len(record.key or b"") + len(record.value or b"") + carried + FRAMING_BYTES
+        if len(self._records) >= TAKEN_RECORDS or self._bytes >= TAKEN_BYTES:
+            self._go(name, record.offset + 1)
+
+    def put(self, name: SourceName, entry: pa.Table | None, end: int) -> None:
+        """An entry of its own; None: nothing more of this partition is known."""
+        if self._records:
+            self._go(name, self._records[-1].offset + 1)
+        if entry is not None:
+            self._take(entry, {name: end})
+
+    def end(self, name: SourceName, end: End) -> None:
+        self._go(name, end.offset)
+
+    def _go(self, name: SourceName, end: int) -> None:
+        records, self._records, self._bytes = self._records, [], 0
+        self._take(self._decode(records), {name: end})
+
+
+def _names(names: Iterable[SourceName]) -> list[str]:
+    return [f"{topic}/{partition}" for topic, partition in names]

@@ -1,0 +1,106 @@
+"""bridge.ingest.batches.reader on a broker: what it finds in batches that end other readers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from confluent_kafka import Producer
+
+from bridge.errors import EnvironmentFailure
+from bridge.ingest.batches.reader import BatchReader, CorruptBatch, End, Found, Stretch, TooLarge
+from bridge.install import connector
+from bridge.settings.clients import java_client
+from bridge.wire.received import Record
+from dev.harness.kafka import Outgoing, Topics, produce
+from tests.broker.rig import DEADLINE_S, settings_for
+from tests.system.broker import Broker
+from tests.system.damage import flip_a_bit
+from tests.system.raw import RawRecord, produce_raw
+from timerstore.rows.sources import SourceName
+
+pytestmark = pytest.mark.system
+
+FAR = 10**12
+LARGE = 1 << 20
+
+
+def found(broker: Broker, *places: tuple[SourceName, int, int]) -> list[tuple[SourceName, Found]]:
+    settings = settings_for(broker.bootstrap, places[0][0][0])
+    reader = BatchReader(lambda: java_client(settings), connector.jars)
+    stretches = [Stretch(name=name, begin=begin, end=end) for name, begin, end in places]
+    return list(reader.read(stretches, record_bytes_max=LARGE))
+
+
+def offsets(read: Sequence[tuple[SourceName, Found]], name: SourceName) -> list[int]:
+    return [each.offset for where, each in read if where == name and isinstance(each, Record)]
+
+
+@pytest.mark.fault("a batch that holds a thousand times its size")
+def test_a_record_that_cannot_be_held_is_told_and_those_around_it_are_read(broker: Broker, topics: Topics) -> None:
+    """In its batch, compressed, by each codec; aborted records and markers are left out, as by every reader."""
+    topic = topics.delay(partitions=4)
+    for partition, codec in enumerate(("gzip", "zstd", "lz4", "snappy")):
+        producer = Producer(
+            {
+                "bootstrap.servers": broker.bootstrap, "compression.type": codec, "linger.ms": 1_000,
+                "message.max.bytes": 8 << 20, "batch.size": 8 << 20, "transactional.id": f"{topic}-{partition}",
+            }
+        )  # fmt: skip
+        producer.init_transactions(DEADLINE_S)
+        for is_kept in (True, False):
+            producer.begin_transaction()
+            for value in (b"a", b"b" * (2 * LARGE if codec != "snappy" else LARGE), b"c"):
+                producer.produce(topic, value, b"key", partition, headers=[("delay-for", b"1h"), ("none", None)])
+            producer.flush(DEADLINE_S)
+            (producer.commit_transaction if is_kept else producer.abort_transaction)(DEADLINE_S)
+    names = [(topic, partition) for partition in range(4)]
+    read = found(broker, *((name, 0, FAR) for name in names))
+    for name in names:
+        mine = [each for where, each in read if where == name]
+        assert [type(each) for each in mine] == [Record, TooLarge, Record, End]
+        first, large, last, end = mine
+        assert isinstance(first, Record) and isinstance(large, TooLarge) and isinstance(last, Record)
+        assert (first.key, first.value, first.headers) == (b"key", b"a", [("delay-for", b"1h"), ("none", None)])
+        assert (large.offset, last.offset, last.value) == (1, 2, b"c") and large.size > LARGE
+        assert large.by_broker and large.ts == first.ts > 0 and isinstance(end, End) and end.offset == 8
+
+
+@pytest.mark.fault("a bit that flips on a broker's disk")
+def test_a_corrupt_batch_is_told_with_its_end_and_ends_its_partition_alone(broker: Broker, topics: Topics) -> None:
+    """Whether another batch follows it or not. What the batch says of its own end may be what is wrong."""
+    topic = topics.delay(partitions=3)
+    a, b, c = ((topic, partition) for partition in range(3))
+    for partition in range(3):
+        for _ in range(2):
+            produce_raw(broker.bootstrap, topic, partition, [RawRecord(value=b"v")] * 3)
+    flip_a_bit(broker, topic, 0, 1)
+    flip_a_bit(broker, topic, 1, 4)
+    read = found(broker, (a, 0, FAR), (b, 2, FAR), (c, 4, 5))
+    told = {name: each for name, each in read if isinstance(each, CorruptBatch)}
+    assert (told[a].offset, told[a].next) == (0, 3) and "crc" in told[a].reason
+    assert (told[b].offset, told[b].next) == (3, 6)
+    assert [offsets(read, name) for name in (a, b, c)] == [[], [2], [4, 5]], "a stretch ends where a batch does"
+    assert read[-1] == (c, End(offset=6))
+    assert offsets(found(broker, (a, 3, FAR)), a) == [3, 4, 5], "behind it"
+
+
+def test_what_only_java_reads_is_read_as_java_reads_it(broker: Broker, topics: Topics) -> None:
+    """A name that is no UTF-8, or holds NUL. Where nothing is, nothing is found."""
+    topic = topics.delay(partitions=2)
+    headers = [(b"\xff\xfe", b"1"), (b"a\0b", None)]
+    produce_raw(broker.bootstrap, topic, 0, [RawRecord(value=None, key=b"k", headers=headers)])
+    first, *rest = found(broker, ((topic, 0), 0, FAR), ((topic, 1), 0, FAR))
+    record = first[1]
+    assert isinstance(record, Record) and record.value is None and record.key == b"k"
+    assert record.headers == [("\ufffd\ufffd", b"1"), ("a\0b", None)]
+    assert [each for _, each in rest] == [End(offset=1), End(offset=0)]
+
+
+def test_brokers_that_do_not_answer_are_a_failure_and_no_damage(broker: Broker, topics: Topics) -> None:
+    """So is an offset that the log does not have."""
+    topic = topics.delay()
+    produce(broker.bootstrap, [Outgoing(topic=topic, value=b"v")])
+    with pytest.raises(EnvironmentFailure) as raised:
+        found(broker, ((topic, 0), 7, FAR))
+    assert raised.value.code == "DB-3060"

@@ -1,0 +1,175 @@
+"""bridge.ingest.batches: partitions that end readers, corrupt batches, and what the next start knows of either."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from bridge.errors import EnvironmentFailure
+from bridge.ingest.batches import reading_mark, skips
+from bridge.ingest.batches.reader import CorruptBatch, TooLarge
+from bridge.ingest.batches.reading_mark import ReadingMark
+from bridge.ingest.batches.skips import Skips
+from bridge.ingest.batches.suspects import AGAIN_S, AHEAD, Suspects
+from tests.manual_clock import ManualClock
+from tests.unit.bridge.ingest.stand_ins import A, B, Batches, Store, suspects
+from timerstore.rows.entry import Kind
+from timerstore.rows.sources import SourceName
+
+BOMB = TooLarge(offset=2, ts=7, by_broker=True, size=700_000_000)
+TORN = CorruptBatch(offset=2, next=5, reason="its CRC is wrong")
+QUERY = EnvironmentFailure("Spark cannot read", hint="", reason="Java heap space", code="DB-3017")
+
+
+class Bench:
+    """Suspects over a log of ten records in each partition."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.clock = ManualClock()
+        self.batches = Batches({A: 10, B: 10})
+        self.store = Store({A: 0, B: 0})
+        self.entries: list[dict[str, Any]] = []
+        self.suspects: Suspects = suspects(self.batches, self.clock, directory)
+
+    def look(self) -> bool:
+        return self.suspects.look(self.store.next_offsets(), self.take, lambda: False)
+
+    def take(self, entries: pa.Table, ends: Mapping[SourceName, int]) -> None:
+        self.store.append(entries, ends, 0, lambda: None)
+        self.entries += entries.to_pylist()
+
+    def starts_again(self) -> None:
+        """Another process, of which the store is new."""
+        self.suspects = suspects(self.batches, self.clock, self.directory)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+@pytest.mark.fault("a record that memory cannot hold")
+def test_a_record_that_cannot_be_held_becomes_a_dead_letter_without_a_body(bench: Bench) -> None:
+    """Its place, its time and its size are in it. What lies before and behind it is read, in order."""
+    bench.batches.finds[A] = [BOMB]
+    bench.suspects.suspect({A: 0}, "a test")
+    assert bench.suspects.names == {A} and bench.suspects.trusted({A: 0, B: 3}) == {B: 3}
+    assert not bench.look()
+    assert bench.store.held[A] == list(range(10)) and bench.store.ends == {A: 10, B: 0}
+    [letter] = [entry for entry in bench.entries if entry["kind"] == Kind.REJECT]
+    assert (letter["topic"], letter["partition"], letter["offset"], letter["ts"]) == (*A, 2, 7)
+    assert (letter["key"], letter["value"], letter["reason"]) == (None, None, "too-large-to-read")
+    assert letter["headers"] == [{"key": "delay-omitted", "value": b"record (700000000 bytes)"}]
+    assert not bench.suspects.names, "it is trusted again"
+
+
+@pytest.mark.fault("a corrupt batch")
+def test_a_corrupt_batch_holds_its_partition_alone(bench: Bench) -> None:
+    """It is looked at again from time to time: a broker that is replaced may bring it back."""
+    bench.batches.finds[A] = [TORN]
+    bench.suspects.suspect({A: 0, B: 0}, "a test")
+    assert not bench.look() and not bench.look()
+    assert bench.store.held == {A: [0, 1], B: list(range(10))}
+    assert bench.suspects.names == {A} and bench.suspects.held() == {A: TORN}
+    assert bench.suspects.are_done({A: 2, B: 10}) and not bench.suspects.are_done({A: 2})
+    assert bench.suspects.alarms() == ("delay/0 is not read: its batch at offset 2 is corrupt (DB-4060)",)
+    assert len(bench.batches.stretches) == 2
+    bench.clock.advance(int(AGAIN_S * 1000) + 1)
+    assert not bench.look() and bench.suspects.held() == {A: TORN}
+    bench.batches.finds.clear()
+    bench.clock.advance(int(AGAIN_S * 1000) + 1)
+    assert bench.look(), "readers have to begin anew"
+    assert not bench.suspects.names and not bench.suspects.alarms() and bench.store.held[A] == [0, 1, 2, 3, 4]
+
+
+def test_a_batch_that_an_operator_skips_leaves_a_dead_letter(bench: Bench) -> None:
+    """The next look finds it, and so does another process that meets the batch again."""
+    bench.batches.finds[A] = [TORN]
+    bench.suspects.suspect({A: 0}, "a test")
+    bench.look()
+    assert Skips(bench.directory).add(A, 2) and not Skips(bench.directory).add(A, 2)
+    for _ in range(2):
+        assert bench.look() or not bench.suspects.held()
+        assert bench.store.ends[A] == 5 and not bench.suspects.names
+        [letter] = [entry for entry in bench.entries if entry["reason"] == "corrupt"]
+        assert letter["offset"] == 2 and letter["headers"][0]["value"] == b"records from offset 2 to 4"
+        bench.starts_again()
+        bench.store, bench.entries = Store({A: 0, B: 0}), []
+        bench.suspects.suspect({A: 0}, "a test")
+
+
+def test_brokers_that_do_not_answer_are_asked_again_after_a_pause(bench: Bench) -> None:
+    """Each pause is longer than the one before; nothing is skipped meanwhile."""
+    bench.batches.fails = EnvironmentFailure("failed", hint="", reason="no answer", code="DB-3060")
+    bench.suspects.suspect({A: 0}, "a test")
+    for times, pause_ms in ((1, 2_000), (2, 4_000), (3, 8_000)):
+        bench.look()
+        bench.look()
+        assert len(bench.batches.stretches) == times and bench.suspects.names == {A}
+        bench.clock.advance(pause_ms)
+    bench.batches.fails = None
+    bench.look()
+    assert bench.store.held[A] == list(range(10))
+
+
+def test_only_two_processes_that_end_at_the_same_place_make_it_suspect(bench: Bench) -> None:
+    """One may have ended for any reason; an orderly end says that there was none."""
+    bench.suspects.reading({A: 3, B: 4})
+    bench.starts_again()
+    assert not bench.suspects.names
+    bench.suspects.reading({A: 2, B: 4})
+    bench.clock.advance(1_000)
+    bench.suspects.reading({A: 3, B: 5})
+    bench.starts_again()
+    assert bench.suspects.names == {A}, "B was read on"
+    bench.look()
+    assert bench.batches.stretches[0].end == 3 + AHEAD
+    bench.suspects.reading({A: 10, B: 5})
+    bench.suspects.rests()
+    bench.starts_again()
+    assert not bench.suspects.names and not (bench.directory / reading_mark.FILE).exists()
+
+
+def test_what_java_has_ended_at_is_suspect_at_the_next_start(bench: Bench) -> None:
+    """The end of this process, which is in order otherwise, does not take that back."""
+    bench.suspects.judge(EnvironmentFailure("Java has ended", hint="", code="DB-3016"), 1, {A: 4})
+    bench.suspects.reading({B: 1})
+    bench.suspects.rests()
+    bench.starts_again()
+    assert bench.suspects.names == {A}
+
+
+def test_a_query_that_fails_for_its_records_makes_them_suspect(bench: Bench) -> None:
+    """So does one that fails a second time, whatever it says; a broker that is away does not."""
+    away = EnvironmentFailure("Spark cannot read", hint="", reason="no broker", code="DB-3017")
+    bench.suspects.judge(away, 1, {A: 0})
+    assert not bench.suspects.names
+    bench.suspects.judge(QUERY, 1, {A: 0})
+    assert bench.suspects.names == {A}
+    bench.suspects.judge(away, 2, {A: 0, B: 0})
+    assert bench.suspects.names == {A, B}
+    bench.suspects.forget({A})
+    assert bench.suspects.names == {B}
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"at": 1}', '{"at": {"a": 1}, "before": {}}', "[" * 100_000])
+def test_a_mark_that_cannot_be_read_marks_nothing(tmp_path: Path, text: str) -> None:
+    """It can be removed at any time, as everything beside it."""
+    (tmp_path / reading_mark.FILE).write_text(text)
+    assert not ReadingMark(tmp_path).suspects
+
+
+def test_skips_that_cannot_be_read_or_written_are_told(tmp_path: Path) -> None:
+    """A batch is neither skipped nor held for a reason that nobody knows."""
+    (tmp_path / skips.FILE).write_text("{")
+    with pytest.raises(EnvironmentFailure) as raised:
+        Skips(tmp_path).has(A, 1)
+    assert raised.value.code == "DB-3061"
+    with pytest.raises(EnvironmentFailure) as raised:
+        Skips(tmp_path / "missing").add(A, 1)
+    assert raised.value.code == "DB-3062"
