@@ -141,7 +141,7 @@ REJECTS: list[Reject] = [
     (RejectReason.TWO_TIMES, [("delay-cancel-origin", "delay/0/5"), ("delay-move-origin", "delay/0/5")]),
     *each(RejectReason.BAD_FOR, "delay-for", "soon", beside=[("delay-move", "a")]),
     *each(RejectReason.BEYOND_MAX, "delay-for", "3651d", beside=[("delay-move", "a")]),
-    *each(RejectReason.BAD_UNTIL, "delay-until", "never", "next", beside=[TO]),
+    *each(RejectReason.BAD_UNTIL, "delay-until", "never", "next", "due", beside=[TO]),
     *each(RejectReason.BAD_UNTIL, "delay-until", "nevermore", "ne", beside=[("delay-move", "a")]),
     *each(RejectReason.BEYOND_MAX, "delay-until", "9999-12-31T23:59:59.997Z", beside=[("delay-move", "a")]),
     *each(RejectReason.BAD_SCHEDULE, "delay-anchor", str(TS), beside=[TO, FOR]),

@@ -179,7 +179,7 @@ _ISO = st.from_regex(
 ).map(lambda text: text.encode("utf-8"))
 _LEVEL = st.integers(-1, 30).map(lambda number: str(number).encode())
 _ID = st.text(max_size=8).map(lambda text: text.encode("utf-8", "surrogatepass"))
-_WORDS = st.sampled_from([b"never", b" Next\n", b"253402300799998", b"9999-12-31T23:59:59.999Z", b"nevermore"])
+_WORDS = st.sampled_from([b"never", b" Next\n", b"Due", b"253402300799998", b"9999-12-31T23:59:59.999Z", b"nevermore"])
 _NAMED = st.from_regex(r"\A ?(delay|b)/[0-1]{1,2}/[0-9]{1,3}(,[0-9]{1,3}){0,3}[,/ ]?\Z").map(str.encode)
 _HEADERS = {
     h.UNTIL: st.one_of(_MILLIS, _INSTANT, _INSTANT, _JUNK, _WORDS),

@@ -243,6 +243,12 @@ def _problem(request: Request, error: Exception) -> Problem:
 
 
 def _target(report: TargetReport, paused: Collection[str]) -> models.TargetState:
+    pause = report.pause
+    told = (
+        {}
+        if pause is None
+        else {"pause": models.PauseState(since=pause.changed_ms, until=pause.until_ms, reason=pause.why)}
+    )
     return models.TargetState(
         name=report.name,
         partitions=report.partitions,
@@ -252,6 +258,7 @@ def _target(report: TargetReport, paused: Collection[str]) -> models.TargetState
         open_breakers=report.open_breakers,
         retry_in_s=None if report.retry_s is None else round(report.retry_s, 1),
         paused=report.name in paused,
+        **told,
     )
 
 
@@ -305,5 +312,9 @@ def _summary(overview: Overview, phase: Phase, *, is_writable: bool) -> models.S
         failing=[
             models.FailingTarget(name=name, reason=reason, partitions=partitions)
             for (name, reason), partitions in sorted(gauges.failing.items())
+        ],
+        paused=[
+            models.PausedTarget(name=name, paused_s=round(paused_s, 1))
+            for name, paused_s in sorted(gauges.paused_s.items(), key=lambda each: -each[1])
         ],
     )

@@ -292,6 +292,14 @@ class Counted(BaseModel):
     incomplete: list[str] = Field(default=[], description=INCOMPLETE)
 
 
+class PauseState(BaseModel):
+    """A pause of a target."""
+
+    since: int
+    until: int | None = Field(description="When it ends by itself; null: when the target is resumed.")
+    reason: str = Field(description="As the operator gave it.")
+
+
 class TargetState(BaseModel):
     """A target that the bridge has used, and what is wrong with it."""
 
@@ -303,6 +311,7 @@ class TargetState(BaseModel):
     open_breakers: int = Field(description="Partitions, or the whole topic, that are left alone for a while.")
     retry_in_s: float | None = Field(description="Until the first of them may be tried again.")
     paused: bool = Field(description="By an operator: its messages are put off.")
+    pause: PauseState | None = Field(default=None, description="Absent where it is not paused.")
 
 
 class TargetStates(BaseModel):
@@ -327,6 +336,13 @@ class FailingTarget(BaseModel):
     name: str
     reason: str
     partitions: int
+
+
+class PausedTarget(BaseModel):
+    """A target that an operator has paused."""
+
+    name: str
+    paused_s: float = Field(description="For how long.")
 
 
 class TimeToGo(BaseModel):
@@ -380,6 +396,7 @@ class Summary(BaseModel):
     retention_headroom_s: dict[str, float]
     disk: Disk
     failing: list[FailingTarget]
+    paused: list[PausedTarget] = Field(default=[], description="The longest first.")
     incomplete: list[str] = Field(default=[], description=INCOMPLETE)
 
 

@@ -122,9 +122,9 @@ class Pauses(Protocol):
     def topics(self) -> frozenset[str]:
         """Delay topics whose default target is."""
 
-    def put(self, name: str, *, paused: bool) -> bool:
-        """Pause or resume one; whether that changed anything. Raises ValueError for one that cannot be, and
-        BridgeError where it could not be written down: then nothing is changed."""
+    def put(self, name: str, *, paused: bool, until_ms: int | None = None, why: str = "") -> bool:
+        """Pause one, for ever or until a time, or resume it; whether that changed anything. Raises ValueError for one
+        that cannot be, and BridgeError where it could not be written down: then nothing is changed."""
 
 
 class Source(Protocol):

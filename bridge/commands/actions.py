@@ -104,21 +104,41 @@ def move(
         which.act(api, "move", one, when)
 
 
-def putting(action: str) -> Callable[..., None]:
-    """The command that pauses or resumes a target."""
+TargetArgument = Annotated[str, typer.Argument(metavar="TARGET", help="The real topic.")]
 
-    @bundled
-    def command(
-        name: Annotated[str, typer.Argument(metavar="TARGET", help="The real topic.")],
-        connection: pending.Connection,
-        output: pending.OutputOption = pending.Output.TEXT,
-    ) -> None:
-        with connection.open() as api:
-            done = api.post(f"targets/{quote(name, safe='')}/{action}", {})
-            changed = "" if done.get("changed") is True else " already"
-            say(pending.as_json(done) if output is pending.Output.JSON else f"{name} is{changed} {action}d")
 
-    return command
+@bundled
+def pause_target(
+    name: TargetArgument,
+    reason: Annotated[str, typer.Option(help="Why, for people: at most 100 characters.")] = "",
+    until: Annotated[
+        str | None, typer.Option(help="When it ends: RFC 3339 with a zone, or epoch milliseconds.")
+    ] = None,
+    after: Annotated[str | None, typer.Option("--for", help="For how long: 90s, 1h30m, 7d, PT15M.")] = None,
+    *,
+    connection: pending.Connection,
+    output: pending.OutputOption = pending.Output.TEXT,
+) -> None:
+    """Put the messages of a target off until it is resumed."""
+    said = {"reason": reason, "until": until, "after": after}
+    _put(connection, name, "pause", {key: text for key, text in said.items() if text}, output)
+
+
+@bundled
+def resume_target(
+    name: TargetArgument, connection: pending.Connection, output: pending.OutputOption = pending.Output.TEXT
+) -> None:
+    """Deliver to a target again."""
+    _put(connection, name, "resume", {}, output)
+
+
+def _put(
+    connection: pending.Connection, name: str, action: str, said: Mapping[str, str], output: pending.Output
+) -> None:
+    with connection.open() as api:
+        done = api.post(f"targets/{quote(name, safe='')}/{action}", said)
+        changed = "" if done.get("changed") is True else " already"
+        say(pending.as_json(done) if output is pending.Output.JSON else f"{name} is{changed} {action}d")
 
 
 def add() -> None:
@@ -128,11 +148,8 @@ def add() -> None:
     pending.app.command("deliver", help=f"Deliver one pending message, or all that fit, now. {ends}")(
         command_of("deliver")
     )
-    for action, does in (
-        ("pause", "Put the messages of a target off until it is resumed."),
-        ("resume", "Deliver to a target again."),
-    ):
-        pending.targets_app.command(action, help=does)(putting(action))
+    pending.targets_app.command("pause")(pause_target)
+    pending.targets_app.command("resume")(resume_target)
 
 
 def confirm(question: str) -> None:

@@ -34,16 +34,17 @@ from bridge.delivery.commands_first import LOOK_S, CommandsFirst, Offsets
 from bridge.delivery.filling import Filling
 from bridge.delivery.held_sources import HeldSources
 from bridge.delivery.narrowing import REMEDIES, Narrowing
-from bridge.delivery.open_transaction import OpenTransaction, bug
+from bridge.delivery.open_transaction import OpenTransaction, Stale, bug
 from bridge.delivery.plan.fates import Unplannable, Unwritable
 from bridge.delivery.plan.planner import Planner
-from bridge.delivery.producer.outcomes import Aborted, Broken, Cause, Failure, Indefinite, NotReady
+from bridge.delivery.producer.outcomes import COMMIT_NOT_MADE, Aborted, Broken, Cause, Indefinite, NotReady
 from bridge.delivery.producer.writer import Writer
 from bridge.delivery.states import AT_REST, Event, Lifecycle, Request, State
 from bridge.delivery.targets.cache import Targets
+from bridge.delivery.targets.pauses import Pauses
 from bridge.delivery.targets.stall import StallWatch
 from bridge.errors import BridgeError, EnvironmentFailure, InternalError, StateError
-from bridge.kafka.errors import Fault, Meaning, fenced
+from bridge.kafka.errors import fenced
 from bridge.kafka.membership import Membership
 from bridge.settings.time_budgets import USUAL, TimeBudgets
 from bridge.telemetry.metrics import Metrics
@@ -63,15 +64,9 @@ CATCH_UP_WAIT_S: Final = 0.25
 BACKOFF_S: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0)
 FENCED_AGAIN_S: Final = 60.0
 
-COMMIT_NOT_MADE: Final = Failure(Meaning(Fault.BROKERS), "the commit was not made")
-
 States = Mapping[SourceName, CommittedState]
 
 log = structlog.get_logger("bridge.delivery.dispatcher")
-
-
-class _Stale(Exception):
-    """Partitions were revoked since the store was based on their committed states: nothing of this may be committed."""
 
 
 class Dispatcher:
@@ -94,6 +89,7 @@ class Dispatcher:
         beat: Callable[[], None] = lambda: None,
         on_answers: Callable[[Sequence[Answer]], None] = lambda _: None,
         commands_first: CommandsFirst | None = None,
+        pauses: Pauses | None = None,
     ) -> None:
         """`beat` is called by the thread again and again, while it waits for a due time too; `on_answers` once it is
         known that a transaction was committed, with what came of commands in it."""
@@ -108,6 +104,8 @@ class Dispatcher:
         self._budgets = budgets
         self._beat = beat
         self._on_answers = on_answers
+        self._pauses = Pauses(clock) if pauses is None else pauses
+        self._pauses.wake = lambda: None if self._store is None else self._store.wake()
 
         self._life = Lifecycle()
         self._thread: threading.Thread | None = None
@@ -120,8 +118,7 @@ class Dispatcher:
         self._revocations = 0
         self._unanswered: OpenTransaction | None = None
         """A transaction whose commit got no answer: RESOLVING asks what it came to."""
-        topics = planner.delay_topics, planner.dead_letter_topics
-        self._narrowing = Narrowing(targets, *topics, clock, transaction_rows)
+        self._narrowing = Narrowing(targets, planner.delay_topics, planner.dead_letter_topics, clock, transaction_rows)
         self._filling = Filling(
             writer=writer,
             planner=planner,
@@ -185,6 +182,7 @@ class Dispatcher:
                 self._narrowing.clear()
                 self._held_sources.clear()
                 self._commands_first.begin(log_ends)
+            self._pauses.read(states.values())
             self._metrics.partitions_held(len(self._held_sources.now()))
             self._revocations = revocations
             self._life.resume()
@@ -195,6 +193,7 @@ class Dispatcher:
         with self._life.changed:
             self._coming = {**self._coming, **states}
             self._commands_first.expect(log_ends)
+            self._pauses.read(states.values())
 
     def go_on_without(self, gone: Collection[SourceName], revocations: int) -> None:
         """Deliver on from the same store, of which these partitions were given up; `revocations` counts that. Only
@@ -301,8 +300,10 @@ class Dispatcher:
             wakeup_ms = None
         behind = store.offsets_behind()
         idle_s = self._clock.monotonic_s() - self._committed_s
-        if (wakeup_ms is not None and wakeup_ms <= now_ms) or (
-            behind and (idle_s >= IDLE_COMMIT_S or store.needs_offset_commit())
+        if (
+            (wakeup_ms is not None and wakeup_ms <= now_ms)
+            or (behind and (idle_s >= IDLE_COMMIT_S or store.needs_offset_commit()))
+            or not self._pauses.are_in(self._states.values())
         ):
             return self._transact(store)
         sleep_s = LOOK_S if waits else LOOK_AGAIN_S
@@ -322,7 +323,7 @@ class Dispatcher:
             self._states |= {name: self._coming.pop(name) for name in joined}
         if joined:
             self._commands_first.joined()
-            names = ", ".join(f"{topic}/{partition}" for topic, partition in joined)
+            names = ", ".join(f"{topic}/{number}" for topic, number in joined)
             log.info("partitions-joined", partitions=names, owned=len(self._states))
         return joined
 
@@ -346,8 +347,9 @@ class Dispatcher:
         except Broken as broken:
             transaction.rollback()  # commit was not asked for, and the next producer ends what this one left open
             event = self._after_break(broken, transaction)
-            self._narrow(transaction, Cause.PRODUCER_LOST, broken.failure)
-        except _Stale:
+            if not self._narrowing.narrow(transaction, Cause.PRODUCER_LOST, broken.failure):
+                self._back_off()
+        except Stale:
             log.info("transaction-outlived-its-assignment", rows=transaction.rows)
             self._life.ask(Request.HOLD)
             event = self._give_up(transaction)
@@ -362,7 +364,7 @@ class Dispatcher:
         if transaction.accepted != transaction.planned:
             lost = transaction.planned - transaction.accepted
             raise bug("records were lost between plan and client", code="DB-7002", lost=lost)
-        transaction.look_ahead(self._states, store.sources)
+        transaction.look_ahead(self._states, store.sources, self._pauses.to_write())
         if not transaction.states:
             if transaction.accepted:
                 raise bug("a transaction has output, but moves no position", code="DB-7002")
@@ -370,7 +372,7 @@ class Dispatcher:
             self._narrowing.committed(0)
             # Whatever the reason to look was, there is nothing to do: look again later, not at once.
             self._committed_s = self._clock.monotonic_s()
-            self._pause(NOTHING_S)
+            self._life.pause(NOTHING_S)
             return
         member = self._member_for(transaction)
         if not transaction.begun:
@@ -387,21 +389,22 @@ class Dispatcher:
     def _send_offsets(self, store: TimerStore, transaction: OpenTransaction) -> None:
         """All that the transaction is likely to have was taken: what it leads to may join it while records wait for
         their time, so that the commit does not have to wait for that."""
-        transaction.look_ahead(self._states, store.sources)
+        transaction.look_ahead(self._states, store.sources, self._pauses.to_write())
         if transaction.states:
             self._writer.send_offsets(transaction.offsets, self._member_for(transaction).metadata)
 
     def _member_for(self, transaction: OpenTransaction) -> Membership:
-        """Raises _Stale where it may not commit what the transaction leads to."""
+        """Raises Stale where it may not commit what the transaction leads to."""
         member = self._membership()
         if member.revocations > self._revocations or not member.partitions >= transaction.states.keys():
-            raise _Stale
+            raise Stale
         return member
 
     def _acknowledge(self, transaction: OpenTransaction) -> None:
         transaction.acknowledge()
         self._planner.committed(transaction.traced, self._clock.now_ms())
         self._states.update(transaction.states)
+        self._pauses.written(transaction.states.values())
         self._narrowing.committed(transaction.rows)
         self._commands_first.committed(transaction.targets, self._planner.delay_topics)
         self._failures = 0
@@ -430,10 +433,6 @@ class Dispatcher:
         if not self._narrowing.after(transaction, aborted):
             self._back_off()
         return Event.PRODUCER_LOST if REMEDIES[cause].renews else event
-
-    def _narrow(self, transaction: OpenTransaction, cause: Cause, failure: Failure) -> None:
-        if not self._narrowing.narrow(transaction, cause, failure):
-            self._back_off()
 
     def _hold_sources(self, store: TimerStore, more: Mapping[int, Unwritable] = MappingProxyType({})) -> None:
         """Deliver nothing of the sources that cannot be written to, `more` of them from now on; all others go on."""
@@ -471,8 +470,8 @@ class Dispatcher:
             log.warning("commit-still-unanswered", reason=str(failure))
             self._back_off()
             return None
-        committed = {name for name, state in transaction.states.items() if state.is_same_progress(found[name])}
-        unchanged = {name for name in transaction.states if self._states[name].is_same_progress(found[name])}
+        committed = {name for name, state in transaction.states.items() if state.is_written_as(found[name])}
+        unchanged = {name for name in transaction.states if self._states[name].is_written_as(found[name])}
         self._unanswered = None
         if committed == transaction.states.keys():
             log.info("commit-was-made", rows=transaction.rows)
@@ -480,7 +479,8 @@ class Dispatcher:
         elif unchanged == transaction.states.keys():
             log.info("commit-was-not-made", rows=transaction.rows)
             transaction.rollback()
-            self._narrow(transaction, Cause.COMMIT_NOT_MADE, COMMIT_NOT_MADE)
+            if not self._narrowing.narrow(transaction, Cause.COMMIT_NOT_MADE, COMMIT_NOT_MADE):
+                self._back_off()
         else:
             transaction.rollback()
             raise StateError(
@@ -494,7 +494,4 @@ class Dispatcher:
     def _back_off(self) -> None:
         seconds = BACKOFF_S[min(self._failures, len(BACKOFF_S) - 1)]
         self._failures += 1
-        self._pause(seconds)
-
-    def _pause(self, seconds: float) -> None:
         self._life.pause(seconds)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from confluent_kafka import TopicPartition
@@ -16,10 +16,14 @@ from bridge.delivery.targets.target import Target
 from bridge.errors import InternalError
 from bridge.telemetry.counts import Counts
 from bridge.wire.answers import Answer
-from bridge.wire.committed_state import CommittedState
+from bridge.wire.committed_state import CommittedState, Said
 from timerstore.operations.transaction import Transaction
 from timerstore.rows.position import Int64s
 from timerstore.rows.sources import SourceName, Sources
+
+
+class Stale(Exception):
+    """Partitions were revoked since the store was based on their committed states: nothing of this may be committed."""
 
 
 @dataclass(slots=True)
@@ -85,16 +89,16 @@ class OpenTransaction:
         """Topics and partitions that records were sent to; -1 for those that the partitioner chose."""
         return {place for sent in self.sent for place in sent.places()}
 
-    def look_ahead(self, states: Mapping[SourceName, CommittedState], sources: Sources) -> None:
-        """Set the committed states after it, and the offsets, which are the same object while they are the same. Raises
-        InternalError when one would go back (I1)."""
-        result = {}
+    def look_ahead(self, states: Mapping[SourceName, CommittedState], sources: Sources, said: Said = ()) -> None:
+        """Set the committed states after it, and the offsets, which are the same object while they are the same; each
+        partition is to say `said` of targets. Raises InternalError when one would go back (I1)."""
+        result = {name: replace(state, pauses=said) for name, state in states.items() if state.pauses != said}
         for source, new in self.loan.progress().items():
             name = sources.name(source)
             old = states[name].progress(name, sources)
             if not new.includes(old, source):
                 raise bug("the committed state would go back", code="DB-7002", source=name, old=old, new=new)
-            result[name] = states[name].moved(new, sources)
+            result[name] = result.get(name, states[name]).moved(new, sources)
         if result != self.states:
             self.states = result
             self.offsets = [TopicPartition(*name, state.offset, state.metadata()) for name, state in result.items()]

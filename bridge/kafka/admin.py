@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from confluent_kafka import (
     Consumer,
+    ConsumerGroupTopicPartitions,
     IsolationLevel,
     KafkaError,
     KafkaException,
@@ -193,6 +194,22 @@ class Cluster:
         return {
             place: Oldest(timestamp_ms=records[0][0], mean_bytes=sum(size for _, size in records) / len(records))
             for place, records in found.items()
+        }
+
+    def committed(
+        self, group: str, partitions: Iterable[tuple[str, int]]
+    ) -> dict[tuple[str, int], tuple[int, str | None]]:
+        """Offset and metadata that a group has committed, of those (topic, partition) that have a commit. Does not wait
+        for transactions that are open."""
+        asked = ConsumerGroupTopicPartitions(group, [TopicPartition(*place) for place in partitions])
+        futures = self._admin.list_consumer_group_offsets(
+            [asked], require_stable=False, request_timeout=self._timeout_s
+        )
+        told = self._result(futures[group], "the committed offsets", code="DB-3071")
+        return {
+            (place.topic, place.partition): (place.offset, place.metadata)
+            for place in told.topic_partitions
+            if place.error is None and place.offset >= 0
         }
 
     def create_topic(self, name: str, *, partitions: int, replication: int, config: Mapping[str, str]) -> None:

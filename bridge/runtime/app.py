@@ -33,7 +33,6 @@ from bridge.delivery.plan.spans import OpenTelemetry
 from bridge.delivery.producer.transaction_markers import MarkerRepair
 from bridge.delivery.targets.cache import Targets
 from bridge.delivery.targets.look_up import TargetLookUp
-from bridge.delivery.targets.pauses import Pauses
 from bridge.errors import BridgeError, EnvironmentFailure, InternalError
 from bridge.install import connector
 from bridge.kafka.admin import Cluster
@@ -47,7 +46,7 @@ from bridge.runtime.left_out import LeftOut
 from bridge.runtime.pipeline import Pipeline, PipelineContext
 from bridge.runtime.restart import Restart
 from bridge.runtime.stop_signals import stop_signals
-from bridge.runtime.wiring import make_planner, make_sender, make_writer
+from bridge.runtime.wiring import make_pauses, make_planner, make_resuming, make_sender, make_writer, plan_reader
 from bridge.settings.clients import java, librdkafka
 from bridge.settings.model import Settings
 from bridge.settings.secrets import Redactor
@@ -122,9 +121,8 @@ class Application:
         self._ownership: Ownership | None = None
         self._targets: Targets | None = None
         self._commands: CommandSender | None = None
-        own = {*settings.delay_topics, *map(settings.dead_letter_topic, settings.delay_topics)}
-        defaults = {name: topic.target for name, topic in settings.delay_topics.items()}
-        self._pauses = Pauses(settings.store.directory, own, defaults)
+        self._resuming: AbstractContextManager[object] = nullcontext()
+        self._pauses = make_pauses(settings, clock)
         self._lag = Lag(clock)
         self._left_out = LeftOut(clock)
         self._tracer = OpenTelemetry(settings) if settings.tracing.endpoint is not None else None
@@ -241,7 +239,9 @@ class Application:
                 self._check()
                 if not self._stopping:
                     with Repeating("credentials", self._credentials.look, beat, rest_s):
-                        self._serve(self._join())
+                        context = self._join()
+                        with self._resuming:
+                            self._serve(context)
             except BridgeError as error:
                 if not self._stopping:
                     self._failure = error
@@ -308,9 +308,10 @@ class Application:
         cluster = Cluster(settings)
         self._introduce(cluster)
         commands = self._commands = make_sender(settings, ownership, self._clock)
+        planner = make_planner(settings, targets, self._tracer)
         dispatcher = self._dispatcher = Dispatcher(
             writer=make_writer(settings, ownership, self._clock, repair),
-            planner=make_planner(settings, targets, self._tracer),
+            planner=planner,
             targets=targets,
             membership=ownership.membership,
             read_committed=ownership.read_committed_states,
@@ -327,6 +328,7 @@ class Application:
                 settings.start.read_commands / 1000,
                 lambda names: {name: mark.end for name, mark in cluster.watermarks(sorted(names)).items()},
             ),
+            pauses=self._pauses,
         )
         # The producer is opened (and a predecessor of this name fenced) with the membership, not before it: an instance
         # that cannot join must not fence.
@@ -334,7 +336,7 @@ class Application:
         dispatcher.start()
         make_session = self._spark_session(cluster)
         self._health.enter("joining", reasons=("waiting for partitions",))
-        return PipelineContext(
+        context = PipelineContext(
             settings=settings,
             clock=self._clock,
             cluster=cluster,
@@ -347,7 +349,10 @@ class Application:
             hearts=self._hearts,
             on_fatal=self.on_fatal,
             on_rebuild=lambda: self._events.put(Notice.REBUILD),
+            on_plan=plan_reader(self._pauses, planner),
         )
+        self._resuming = make_resuming(context, self._pauses, commands, planner, lambda: self._pipeline)
+        return context
 
     def _spark_session(self, cluster: Cluster) -> Callable[[], SparkSession]:
         """How Spark's session is made, which takes seconds: nothing waits for it but the query."""
@@ -434,7 +439,7 @@ class Application:
         if phase == "running":
             impediments = pipeline.impediments()
             alarms = (*pipeline.alarms(), *self._credentials.alarms(), *self._left_out.alarms())
-            reasons = (*impediments, *alarms)
+            reasons = (*impediments, *alarms, *self._pauses.alarms())
             self._health.enter("running", ready=not impediments, reasons=reasons, reader=pipeline.reader)
 
     def _shut_down(self) -> None:
@@ -480,15 +485,15 @@ class Application:
     def _snapshot(self) -> StoreSnapshot:
         pipeline = self._pipeline
         store = pipeline.store if pipeline is not None else None
-        heartbeats = self._hearts.ages()
         if store is None:
-            return StoreSnapshot(heartbeats=heartbeats)
+            return StoreSnapshot(heartbeats=self._hearts.ages())
         guard = None if pipeline is None else pipeline.retention
         seen = snapshot(store, self._settings, self._clock.now_ms(), self._lag, guard)
         full, refused = pipeline is not None and bool(pipeline.impediments()), bool(self._credentials.alarms())
-        seen = replace(seen, disk_full=full, credentials_refused=refused, heartbeats=heartbeats)
+        seen = replace(seen, disk_full=full, credentials_refused=refused, heartbeats=self._hearts.ages())
         seen = seen if pipeline is None else replace(seen, corrupt_batches=pipeline.corrupt_batches())
-        return seen if self._targets is None else replace(seen, failing=self._targets.failing())
+        failing = {} if self._targets is None else self._targets.failing()
+        return replace(seen, failing=failing, paused_s=self._pauses.ages_s())
 
     def _problems(self) -> list[str]:
         pipeline = self._pipeline

@@ -97,6 +97,8 @@ class PipelineContext:
     hearts: Heartbeats
     on_fatal: Callable[[BridgeError], None]
     on_rebuild: Callable[[], None]
+    on_plan: Callable[[StartPlan], None] = lambda _: None
+    """Told before anything of its partitions is delivered."""
 
 
 class Pipeline:
@@ -160,6 +162,7 @@ class Pipeline:
         with self._changing:
             if self._cancelled.is_set():
                 return False
+            context.on_plan(plan)
             context.dispatcher.resume(store, plan.states, self._member.revocations, _ends(plan))
             self._follows = True
         return True
@@ -293,6 +296,7 @@ class Pipeline:
                         return False
                     self._epochs.update({name: state.epochs for name, state in plan.states.items()})
                     ends = _ends(plan)
+                    self._context.on_plan(plan)
                     self._context.dispatcher.expect(plan.states, ends)
                     store.assignment.join(arrival, plan.log_starts, start, ends, self._context.clock.now_ms())
                 behind = sum(max(0, offset - start[name]) for name, offset in plan.committed.items())

@@ -219,6 +219,7 @@ class Delivery(Section):
     commit_interval: Annotated[int, duration("1ms", "5s")] = 40
     transaction_rows: int = Field(default=20_000, ge=1, le=1_000_000)
     session_timeout: Annotated[int, duration("1s", "30m")] = parse_duration_ms("30s")
+    resume_rate: Annotated[int, per_second("1/s", "1000000/s")] = 1_000
     retry: Retry = Field(default_factory=Retry)
 
 

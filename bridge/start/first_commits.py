@@ -26,9 +26,11 @@ from bridge.start.roll_window import TopicLimits, Windows
 from bridge.wire.committed_state import (
     RESET,
     CommittedState,
+    Said,
     amend_epochs,
     initial_state,
     largest_roll_window_ms,
+    merged,
 )
 from bridge.wire.decode_epochs import DecodeParameters
 from timerstore.rows.sources import NamedState, NamedStep, SourceName
@@ -103,6 +105,8 @@ class StartPlan:
     windows: Mapping[str, Windows]
     spare_ms: Mapping[str, int]
     gives_up_index: bool
+    pauses: Said = ()
+    """Of targets, as all partitions have them."""
 
     @property
     def committed(self) -> dict[SourceName, int]:
@@ -187,6 +191,7 @@ def _plan(
             if limits.retention_ms >= 0
         },
         gives_up_index=gives_up,
+        pauses=merged(each for state in facts.committed.values() for each in state.pauses),
     )
 
 

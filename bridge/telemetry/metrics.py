@@ -57,6 +57,8 @@ class StoreSnapshot:
     """Where each of them begins, by partition."""
     failing: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """Partitions that take nothing now, by target and reason."""
+    paused_s: Mapping[str, float] = field(default_factory=dict)
+    """For how long, by target."""
     heartbeats: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """Seconds since the last sign of life, and how many there may be, by thread."""
 
@@ -239,6 +241,8 @@ class _Gauges(Collector):
             "Topics that no broker has told of count together, as (unknown)."
         )
         yield _gauge("target_partitions_failing", text, now.failing, "topic", "reason")
+        text = "For how long an operator has paused a target: its messages wait until `delay-bridge targets resume`."
+        yield _gauge("target_paused_seconds", text, now.paused_s, "topic")
         text = (
             "By how much a delay topic keeps its records longer than they are needed: retention less roll window, lag "
             "and lateness. Below 0 pending messages may be deleted: raise retention.ms, or lower roll.window."

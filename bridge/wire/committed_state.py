@@ -15,6 +15,10 @@ it):
     f   the first offset that is ours to deliver (left out when 0): `reset-offsets --to latest` gave up what lies below
     s   frozen steps of the staircase (invariant I4), after the clock was set back (left out when none), the oldest
         first: [[O, at, offset], ...], P of a step being the position (at, this partition, offset)
+    x   what was said of targets (left out when nothing, and where there is no room); an earlier version refuses to
+        start with it: ["orders",1767225600000,0,"repairs"], paused then, until when (0: until it is resumed), and why,
+        or ["orders",1767229200000], resumed then. Of what partitions say about a target the newest counts, so that
+        instances learn of each other's pauses, and none gets lost when a partition moves
 
 Pure: no IO, no clock.
 """
@@ -25,10 +29,11 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, Final
 
 from bridge.errors import StateError
 from bridge.wire.decode_epochs import DecodeEpoch, DecodeEpochs, DecodeParameters, NewerFormat
+from bridge.wire.headers import check_topic
 from timerstore.rows.position import AT_MAX, AT_MIN, OFFSET_MAX, Progress
 from timerstore.rows.sources import NamedPosition, NamedStep, SourceName, Sources
 
@@ -43,6 +48,8 @@ before that is waited for."""
 SPARE_CHARS = 640
 """What frozen steps leave of the metadata for a change of decode parameters."""
 _STEP_CHARS_MAX = 56
+PAUSES_CHARS_MAX = 1_600
+"""What pauses may take of the metadata."""
 
 RESET = (
     "Choose what to deliver: `delay-bridge reset-offsets --to earliest` (everything that the topic still holds) "
@@ -54,7 +61,68 @@ RESET_TO_COMMITTED = "`delay-bridge reset-offsets --to committed`"
 """The remedy where something is gone for good, and going on without it repeats nothing."""
 
 _REQUIRED = {"v", "t", "n", "p", "h"}
-_KNOWN = _REQUIRED | {"f", "s"}
+_KNOWN = _REQUIRED | {"f", "s", "x"}
+
+
+WHY_CHARS_MAX: Final = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pause:
+    """What was said last of one target; times are epoch milliseconds. `until_ms` None: until it is resumed."""
+
+    name: str
+    changed_ms: int
+    is_paused: bool = True
+    until_ms: int | None = None
+    why: str = ""
+
+    def __post_init__(self) -> None:
+        check_topic(self.name)
+        if len(self.why) > WHY_CHARS_MAX:
+            raise ValueError(f"a reason has at most {WHY_CHARS_MAX} characters, this one {len(self.why)}")
+
+    def is_in_force(self, now_ms: int) -> bool:
+        return self.is_paused and (self.until_ms is None or now_ms < self.until_ms)
+
+    def ended_ms(self, now_ms: int) -> int | None:
+        """When it ended; None: it has not."""
+        if self.is_in_force(now_ms):
+            return None
+        return self.changed_ms if not self.is_paused or self.until_ms is None else self.until_ms
+
+    def to_json(self) -> list[Any]:
+        """As few characters as possible."""
+        if not self.is_paused:
+            return [self.name, self.changed_ms]
+        return [self.name, self.changed_ms, self.until_ms or 0, self.why]
+
+    @classmethod
+    def from_json(cls, told: list[Any]) -> Pause:
+        """The inverse. Raises ValueError, LookupError, TypeError."""
+        name, changed_ms, *more = told
+        if not more:
+            return cls(name=str(name), changed_ms=int(changed_ms), is_paused=False)
+        until_ms, why = more
+        return cls(name=str(name), changed_ms=int(changed_ms), until_ms=int(until_ms) or None, why=str(why))
+
+
+Said = tuple[Pause, ...]
+"""At most one of each target, by name."""
+
+
+def merged(told: Iterable[Pause]) -> Said:
+    """What holds of all that was said: of each target the newest; a resume, where two are of the same moment."""
+    newest: dict[str, Pause] = {}
+    for each in told:
+        known = newest.get(each.name)
+        if known is None or _age(each) > _age(known):
+            newest[each.name] = each
+    return tuple(newest[name] for name in sorted(newest))
+
+
+def _age(pause: Pause) -> tuple[int, bool, int, str]:
+    return pause.changed_ms, not pause.is_paused, pause.until_ms or 0, pause.why
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +131,8 @@ class CommittedState:
 
     `offset` is O (exclusive), `position` P (None: nothing finished), `topic_id` the topic's id as text, `partitions`
     the topic's count of partitions that had a commit, `epochs` the decode parameters by offset, `first_offset` where
-    the bridge's part of the topic begins, `frozen` the steps from before the clock was set back.
+    the bridge's part of the topic begins, `frozen` the steps from before the clock was set back, `pauses` what was said
+    last of targets.
     """
 
     offset: int
@@ -73,6 +142,7 @@ class CommittedState:
     epochs: DecodeEpochs
     first_offset: int = 0
     frozen: tuple[NamedStep, ...] = ()
+    pauses: Said = ()
 
     def __post_init__(self) -> None:
         if self.offset < 0 or self.partitions < 1 or self.first_offset < 0:
@@ -106,6 +176,23 @@ class CommittedState:
             other.frozen,
         )
 
+    def is_written_as(self, other: CommittedState | None) -> bool:
+        """Whether `other`, as Kafka holds it, is this state: the same progress, and the pauses that there is room
+        for."""
+        return self.is_same_progress(other) and other is not None and other.pauses == self.written_pauses
+
+    @property
+    def roll_window_ms(self) -> int:
+        """W of what is read now."""
+        return self.epochs[-1].parameters.roll_window_ms
+
+    @property
+    def written_pauses(self) -> Said:
+        """The pauses, where the metadata has room for them; else none: other partitions have them."""
+        if not self.pauses or len(self._text(self.pauses)) > METADATA_CHARS_MAX - SPARE_CHARS:
+            return ()
+        return self.pauses
+
     def has_room_for_a_step(self) -> bool:
         """Whether one more frozen step may be written down."""
         chars = len(self.metadata()) + _STEP_CHARS_MAX
@@ -113,18 +200,7 @@ class CommittedState:
 
     def metadata(self) -> str:
         """The text for Kafka. Raises StateError when it is too long (epochs after very many changes)."""
-        fields: dict[str, Any] = {
-            "v": VERSION_WITH_STEPS if self.frozen else VERSION,
-            "t": self.topic_id,
-            "n": self.partitions,
-            "p": self.position,
-            "h": [[epoch.offset, epoch.parameters.to_json()] for epoch in self.epochs],
-        }
-        if self.first_offset:
-            fields["f"] = self.first_offset
-        if self.frozen:
-            fields["s"] = self.frozen
-        text = json.dumps(fields, separators=(",", ":"), ensure_ascii=True)
+        text = self._text(self.written_pauses)
         if len(text) > METADATA_CHARS_MAX:
             raise StateError(
                 "the committed metadata is too long: the decode parameters were changed too often within the retention",
@@ -136,6 +212,31 @@ class CommittedState:
                 code="DB-4006",
             )
         return text
+
+    def _text(self, pauses: Said) -> str:
+        fields: dict[str, Any] = {
+            "v": VERSION_WITH_STEPS if self.frozen else VERSION,
+            "t": self.topic_id,
+            "n": self.partitions,
+            "p": self.position,
+            "h": [[epoch.offset, epoch.parameters.to_json()] for epoch in self.epochs],
+        }
+        if self.first_offset:
+            fields["f"] = self.first_offset
+        if self.frozen:
+            fields["s"] = self.frozen
+        if pauses:
+            fields["x"] = [each.to_json() for each in pauses]
+        return _compact(fields)
+
+
+def are_too_long(pauses: Said) -> bool:
+    """Whether pauses take more of the metadata than they may."""
+    return len(_compact([each.to_json() for each in pauses])) > PAUSES_CHARS_MAX
+
+
+def _compact(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=True)
 
 
 def are_same_progress(states: Mapping[SourceName, CommittedState], others: Mapping[SourceName, CommittedState]) -> bool:
@@ -213,6 +314,7 @@ def _decode_fields(source: SourceName, offset: int, fields: dict[str, Any]) -> C
         epochs=epochs,
         first_offset=int(fields.get("f", 0)),
         frozen=frozen,
+        pauses=merged(map(Pause.from_json, fields.get("x", ()))),
     )
 
 

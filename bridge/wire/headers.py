@@ -109,7 +109,9 @@ NEVER_MS: Final = UNTIL_MS_MAX
 """Due time of a recurring message that is paused; `delay-until: never` of a move."""
 NEXT_MS: Final = UNTIL_MS_MAX - 1
 """What a move says to resume it, `delay-until: next`: at its next regular tick."""
-MOVED_TO: Final = {"never": NEVER_MS, "next": NEXT_MS}
+AS_DUE_MS: Final = UNTIL_MS_MAX - 2
+"""What a move says to bring forward what is due and was put off, `delay-until: due`: its due time stays."""
+MOVED_TO: Final = {"never": NEVER_MS, "next": NEXT_MS, "due": AS_DUE_MS}
 PAST_MS_MAX: Final = 3_653 * 86_400_000
 """A due time further back than ten years is refused: seconds given as milliseconds lie in 1970, and 'at once' is not
 what was meant."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import shutil
 import subprocess
 import sys
 import urllib.error
@@ -27,6 +28,7 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 DEADLINE_S: Final = 60
 FAR: Final = timedelta(hours=1)
 MANY: Final = 3_000
+PAUSED: Final = 300
 SECRET: Final = "open sesame"
 CONFIG: Final = {"store": {"flush_interval": "500ms"}, "ready_rows": {"horizon": "1s"}}
 
@@ -106,6 +108,51 @@ def test_actions_do_what_they_answer(broker: Broker, topics: Topics, tmp_path: P
         wait_until(lambda: len(read_committed(broker.bootstrap, orders)) == 3, DEADLINE_S, lambda: bridge.tail())
     values = Counter(record.value for record in read_committed(broker.bootstrap, orders))
     assert values == {b"value-1": 1, b"value-2": 1, b"value-5": 1}
+
+
+@pytest.mark.fault("a target that is paused for long")
+def test_a_pause_costs_one_copy_for_each_message_and_loses_none(broker: Broker, topics: Topics, tmp_path: Path) -> None:
+    """Due messages of a paused target are copied once, however long the pause is; it outlives a kill and the loss of
+    the volume, and each message is delivered once after it, through a kill in between. Others do not wait."""
+    delay, orders, bills = topics.delay(partitions=2), topics.create("orders"), topics.create("bills")
+    client = DelayClient({"bootstrap.servers": broker.bootstrap, "linger.ms": 1}, delay)
+    (tmp_path / "password").write_text(SECRET)
+    http = {"api": "write", "user": "me", "password_file": str(tmp_path / "password")}
+    config = {**CONFIG, "http": http, "delivery": {"resume_rate": "1000/s"}}
+    with RunningBridge(tmp_path, broker.bootstrap, delay, config=config) as bridge:
+        bridge.start()
+        operator = Operator(bridge)
+        operator.ask(f"targets/{orders}/pause", {"reason": "repairs"})
+        for n in range(PAUSED):
+            client.send(orders, f"value-{n}", f"key-{n}", after=timedelta(0))
+        client.flush()
+        wait_until(lambda: _waiting(operator, orders) == PAUSED, DEADLINE_S, bridge.tail)
+        written = len(read_committed(broker.bootstrap, delay))
+        assert written == 2 * PAUSED
+        bridge.kill()
+        shutil.rmtree(bridge.data)
+        bridge.start()
+        (shown,) = (each for each in operator.ask("targets")[0]["targets"] if each["name"] == orders)
+        assert shown["paused"] and shown["pause"]["reason"] == "repairs"
+        client.send(bills, "bill", "key", after=timedelta(0))
+        client.flush()
+        wait_until(lambda: len(read_committed(broker.bootstrap, bills)) == 1, DEADLINE_S, bridge.tail)
+        assert len(read_committed(broker.bootstrap, delay)) == written + 1 and not read_committed(
+            broker.bootstrap, orders
+        )
+        operator.ask(f"targets/{orders}/resume", {})
+        bridge.kill()
+        bridge.start()
+        wait_until(lambda: len(read_committed(broker.bootstrap, orders)) >= PAUSED, DEADLINE_S, bridge.tail)
+        wait_until(lambda: operator.ask("summary")[0]["pending"] == 0, DEADLINE_S, bridge.tail)
+    came = Counter(record.value for record in read_committed(broker.bootstrap, orders))
+    assert came == {f"value-{n}".encode(): 1 for n in range(PAUSED)}
+
+
+def _waiting(operator: Operator, target: str) -> int:
+    """Messages for a paused target that were put off."""
+    now_ms = operator.ask("summary")[0]["now"]
+    return int(operator.ask(f"count?target={target}&state=paused&at_from={now_ms + 1_000}")[0]["count"])
 
 
 def test_any_instance_acts_for_all(broker: Broker, topics: Topics, tmp_path: Path) -> None:

@@ -79,9 +79,9 @@ class Query:
     """Which pending messages are wanted: those that fit all that is given.
 
     `origin` is (topic, partition, offset) of the original record, and finds its copies too. `target` "" is the delay
-    topic's default target. `at` is when the bridge acts on it next. `..._from_ms` is inclusive, `..._until_ms` not.
-    `recurring`: only messages with a schedule. `paused` targets, and `paused_topics`, the delay topics whose default
-    target is, do not choose messages, but tell states apart.
+    topic's default target. `at` is when the bridge acts on it next, `ts` when its record was written. `..._from_ms` is
+    inclusive, `..._until_ms` not. `recurring`: only messages with a schedule. `paused` targets, and `paused_topics`,
+    the delay topics whose default target is, do not choose messages, but tell states apart.
     """
 
     id: str | None = None
@@ -92,6 +92,7 @@ class Query:
     due_until_ms: int | None = None
     at_from_ms: int | None = None
     at_until_ms: int | None = None
+    ts_until_ms: int | None = None
     states: frozenset[PendingState] = PENDING
     recurring: bool = False
     paused: frozenset[str] = field(default=frozenset(), compare=False)
@@ -248,7 +249,7 @@ class Search:
             source, offset = state.sources.index(*query.origin[:2]), query.origin[2]
             self._origin = pack(np.array([source]), np.array([offset]))
         self._asked = [name for name in ("key", "target") if getattr(query, name) is not None]
-        self._asked += ["schedule"] if query.recurring else []
+        self._asked += ["schedule"] * query.recurring + ["ts"] * (query.ts_until_ms is not None)
         self._paused = pa.array(query.paused, pa.string())
         self._paused_sources = [i for i, (topic, _) in enumerate(state.sources) if topic in query.paused_topics]
         told = STATE_COLUMNS + (("target",) if query.paused else ())
@@ -380,8 +381,6 @@ class Search:
         mask = ~lasts.at_or_below(self._after)
         if not self.view.held.any():
             mask &= ~lasts.at_or_below(self.view.frontier)
-        if query.due_until_ms is not None:
-            mask &= fences.at < query.due_until_ms  # nothing is due before it is acted on
         if query.at_until_ms is not None:
             mask &= fences.at < query.at_until_ms
         if query.at_from_ms is not None:
@@ -451,6 +450,8 @@ class Search:
             mask = pc.and_(mask, pc.equal(pc.fill_null(table["target"], ""), query.target))
         if query.recurring:
             mask = pc.and_(mask, pc.is_valid(table["schedule"]))
+        if query.ts_until_ms is not None:
+            mask = pc.and_(mask, pc.less(table["ts"], query.ts_until_ms))
         return mask
 
     def _is_at(self, rows: RowRefs) -> Bools:

@@ -10,7 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from bridge.api import cursor as cursors
 from bridge.api.models import INCOMPLETE, Filters, Text, parsed
 from bridge.wire.answers import Answer, Outcome
-from bridge.wire.headers import NEXT_MS, origin_text, parse_duration, parse_until
+from bridge.wire.committed_state import WHY_CHARS_MAX
+from bridge.wire.headers import AS_DUE_MS, origin_text, parse_duration, parse_until
 from timerstore.rows.sources import NamedPosition
 
 
@@ -40,7 +41,7 @@ class When(BaseModel):
             due_ms = max(now_ms, int(parsed("due", parse_until, self.due)))
         else:
             due_ms = now_ms + int(parsed("after", parse_duration, self.after or ""))
-        if due_ms >= NEXT_MS:
+        if due_ms >= AS_DUE_MS:
             raise ValueError("that lies beyond the year 9999.")
         return due_ms
 
@@ -85,6 +86,25 @@ class Progress(BaseModel):
     complete: bool
     error: str | None = None
     incomplete: list[str] = Field(default=[], description=INCOMPLETE)
+
+
+class PauseWanted(BaseModel):
+    """Until when a target is paused (neither: until it is resumed), and why."""
+
+    model_config = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
+
+    until: Text | None = Field(default=None, description="That moment: RFC 3339 with a zone, or epoch ms.")
+    after: Text | None = Field(default=None, description="So long from now: 90s, 1h30m, 7d, PT15M.")
+    reason: Annotated[str, Field(max_length=WHY_CHARS_MAX, description="For people.")] = ""
+
+    def until_ms(self, now_ms: int) -> int | None:
+        """Epoch milliseconds. Raises ValueError that says what is wrong."""
+        if self.until is None and self.after is None:
+            return None
+        until_ms = When(due=self.until, after=self.after).due_ms(now_ms)
+        if until_ms <= now_ms:
+            raise ValueError("that is over already.")
+        return until_ms
 
 
 class TargetPause(BaseModel):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from http import HTTPStatus
+from typing import Annotated, Any
 
-from fastapi import FastAPI, Request
+from fastapi import Body, FastAPI, Request
 
-from bridge.api.actions.bodies import Nothing, TargetPause
+from bridge.api.actions.bodies import Nothing, PauseWanted, TargetPause
 from bridge.api.problems import Problem
 from bridge.api.routing import ACTION_REFUSALS, PREFIX, Asked, Topic, failed, note
 from bridge.errors import BridgeError
@@ -14,10 +15,13 @@ from bridge.wire.headers import check_topic
 
 
 def add(app: FastAPI, asked: Asked) -> None:
-    async def put(request: Request, name: str, *, paused: bool) -> TargetPause:
+    async def put(request: Request, name: str, *, paused: bool, wanted: PauseWanted) -> TargetPause:
         try:
             name, pauses = check_topic(name), asked.source.pauses()
-            changed = await asked.workers.run(lambda: pauses.put(name, paused=paused))
+            more: dict[str, Any] = {"why": wanted.reason} if wanted.reason else {}
+            if (until_ms := wanted.until_ms(asked.source.now_ms())) is not None:
+                more["until_ms"] = until_ms
+            changed = await asked.workers.run(lambda: pauses.put(name, paused=paused, **more))
         except ValueError as error:
             raise Problem(HTTPStatus.BAD_REQUEST, str(error)) from None
         except BridgeError as error:
@@ -26,11 +30,13 @@ def add(app: FastAPI, asked: Asked) -> None:
         return TargetPause(name=name, paused=paused, changed=changed)
 
     @app.post(f"{PREFIX}/targets/{{name}}/pause", operation_id="pause", responses=ACTION_REFUSALS)
-    async def pause(request: Request, name: Topic, _: Nothing = None) -> TargetPause:
-        """Put the messages of a target off until it is resumed; no attempt is counted."""
-        return await put(request, name, paused=True)
+    async def pause(request: Request, name: Topic, wanted: Annotated[PauseWanted | None, Body()] = None) -> TargetPause:
+        """Put the messages of a target off until it is resumed, or for a while; no attempt is counted. The pause is in
+        Kafka when the answer comes, and holds for all instances within seconds."""
+        return await put(request, name, paused=True, wanted=wanted or PauseWanted())
 
     @app.post(f"{PREFIX}/targets/{{name}}/resume", operation_id="resume", responses=ACTION_REFUSALS)
     async def resume(request: Request, name: Topic, _: Nothing = None) -> TargetPause:
-        """Deliver to a target again. What was put off comes when it is tried next."""
-        return await put(request, name, paused=False)
+        """Deliver to a target again. What was put off is brought forward, so many messages a second
+        (delivery.resume_rate)."""
+        return await put(request, name, paused=False, wanted=PauseWanted())

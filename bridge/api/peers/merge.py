@@ -47,7 +47,10 @@ def targets(answers: Sequence[Json]) -> Json:
     for each in (target for answer in answers for target in answer["targets"]):
         other = found.get(each["name"], each)
         worst = each if _trouble(each) > _trouble(other) else other
-        found[each["name"]] = worst | {"paused": each["paused"] or other["paused"]}
+        pause = each.get("pause") or other.get("pause")
+        found[each["name"]] = (
+            worst | {"paused": each["paused"] or other["paused"]} | ({"pause": pause} if pause else {})
+        )
     return {"targets": sorted(found.values(), key=lambda each: (not each["failing_partitions"], each["name"]))}
 
 
@@ -63,7 +66,13 @@ def summary(answers: Sequence[Json]) -> Json:
         failing.update({(each["name"], each["reason"]): each["partitions"] for each in answer["failing"]})
         for topic, left_s in answer["retention_headroom_s"].items():
             headroom[topic] = min(left_s, headroom.get(topic, left_s))
+    paused: dict[str, float] = {}
+    for each in (target for answer in answers for target in answer["paused"]):
+        paused[each["name"]] = max(each["paused_s"], paused.get(each["name"], 0.0))
     return first | {
+        "paused": [
+            {"name": name, "paused_s": paused_s} for name, paused_s in sorted(paused.items(), key=lambda each: -each[1])
+        ],
         "ready": all(each["ready"] for each in answers),
         "reasons": [reason for each in answers for reason in each["reasons"]],
         "pending": _sum(answers, "pending"),

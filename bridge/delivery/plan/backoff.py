@@ -3,21 +3,23 @@
     attempt failed   1     2     3     ...   10     11     ...   15     16
     tried again in   1 s   2 s   4 s   ...   512 s  600 s  ...   600 s  never: dead letter      (the defaults, 67 min)
 
+What waits for a paused target waits for the end of its pause instead, or as long as a record may wait (`parked_ms`).
+
 Each wait is shortened by up to a quarter, by a hash of the record's partition and offset: records that failed together
 do not come back together, and a rehearsal gives the same times.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from timerstore.rows.position import Bools, Int64s
 
-PAUSE_MS: Final = 30_000
-"""How often a message for a paused target is written anew, and for how long it may wait once the target is resumed."""
+WINDOW_MS: Final = 30_000
+"""A roll window, where none is known."""
 IN_DOUBT_MS: Final = 1_000
 """How long a verdict waits until its topic may be looked up again."""
 _DOUBLINGS_MAX: Final = 30
@@ -45,9 +47,13 @@ class RetryPolicy:
         result: Int64s = full - spread
         return result
 
-    def pauses_ms(self, keys: Int64s) -> Int64s:
-        """Waits of records `keys` int64[n] whose target is paused."""
-        return replace(self, backoff_ms=PAUSE_MS, backoff_max_ms=PAUSE_MS).waits_ms(np.ones_like(keys), keys)
+
+def parked_ms(windows_ms: Int64s, keys: Int64s) -> Int64s:
+    """For how long records `keys` int64[n] are put off whose target is paused: up to the last quarter of their roll
+    windows int64[n], as rolls are. However long the pause is, nothing is written more often than that asks for."""
+    spread = (_mixed(keys) % np.maximum(windows_ms // 4, 1).astype(np.uint64)).astype(np.int64)
+    result: Int64s = windows_ms - spread
+    return result
 
 
 def _mixed(keys: Int64s) -> np.ndarray:

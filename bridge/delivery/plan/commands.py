@@ -6,6 +6,7 @@ place, and answers. Each is output of the transaction that finishes the command.
     act          a copy of each row      nothing              one by origin for each message   moved, cancelled
     (pauses)     as it is, of what does not recur;     "                                       moved, not-pending
                  of what is over: and a cancel by origin                                       cancelled
+    (due)        of what is due: as it is, for now     "                                       moved, not-pending
     again        the same command, behind what is under way                                    none: the next one has it
     passed       nothing: a later move of the same messages acts,                              moved
                  or, of an id, which asks for no answer, is decided                            (none)
@@ -160,7 +161,7 @@ class Commands:
             self.seqs.tolist(),
         )
         for n, id in enumerate(ids):
-            if self._moves[n] and self._due[n] < h.NEXT_MS and (id is not None or origins[n] != NO_ORIGIN):
+            if self._moves[n] and self._due[n] < h.AS_DUE_MS and (id is not None or origins[n] != NO_ORIGIN):
                 named = self._names(n) if id is None else (id, self._command(n)[:2])
                 moves[self._sources[n], named].append(n)
         for same in moves.values():
@@ -300,8 +301,8 @@ class Commands:
         self, n: int, effect: Effect, live: Int64s, letter_topics: Mapping[str, str]
     ) -> tuple[DueRows, Bools, Bools]:
         """The rows that a move copies, due when it says; which of them it has changed, and which are of schedules that
-        turn out to be over. A pause, or its end, leaves what does not recur as it was; any move leaves dead letters
-        that wait for their topic."""
+        turn out to be over. A pause, or its end, leaves what does not recur as it was, and what brings messages forward
+        leaves their due times; any move leaves dead letters that wait for their topic."""
         payload = effect.payload.take(pa.array(live))
         at, source = effect.rows.at[live], effect.rows.source[live].astype(np.int32)
         rows = Rows(at=at, source=source, offset=effect.rows.offset[live], payload=payload)
@@ -310,6 +311,9 @@ class Commands:
         to_ms, now_ms = self._due[n], self._ts[n]
         changed, over = np.zeros(len(live), np.bool_), np.zeros(len(live), np.bool_)
         for i, text in enumerate(column["schedule"]):
+            if to_ms == h.AS_DUE_MS:
+                changed[i] = not is_letter[i] and text is None and column["due"][i] <= now_ms
+                continue
             if is_letter[i] or (text is None and to_ms >= h.NEXT_MS):
                 continue
             column["attempt"][i] = 0

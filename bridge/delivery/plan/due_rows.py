@@ -19,6 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from bridge.delivery.plan.backoff import IN_DOUBT_MS
 from bridge.wire import headers as h
 from bridge.wire.headers import Headers
 from bridge.wire.reasons import RejectReason
@@ -215,10 +216,12 @@ class DueRows:
 
     def decided_ms(self, ids: Ids, now_ms: int) -> Int64s:
         """From when on an answer of the brokers is good enough for a lasting verdict, by row, int64[m]: when the row
-        was due, came up, or was written, whichever is the latest. (A clock of the brokers that is ahead asks for no
-        knowledge of the future.)"""
+        was due or written, or a second before it came up, whichever is the latest. So one that was put off for the next
+        answer has it when it comes up, whoever asked. (A clock of the brokers that is ahead asks for no knowledge of
+        the future.)"""
         ts = integers(self.payload.column("ts"), 0)[ids]
-        result: Int64s = np.minimum(np.maximum(np.maximum(self.due[ids], self.at[ids]), ts), now_ms)
+        latest = np.maximum(np.maximum(self.due[ids], self.at[ids] - IN_DOUBT_MS), ts)
+        result: Int64s = np.minimum(latest, now_ms)
         return result
 
     def by_producers_clock(self, ids: Ids) -> Bools:

@@ -48,12 +48,13 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from bridge.delivery.plan.backoff import IN_DOUBT_MS, RetryPolicy
+from bridge.delivery.plan.backoff import IN_DOUBT_MS, WINDOW_MS, RetryPolicy, parked_ms
 from bridge.delivery.plan.copies import copies, copy_sizes
 from bridge.delivery.plan.dead_letters import COPY_TOO_LARGE, DETAIL_CHARS_MAX, dead_letters, is_held, reason_of
 from bridge.delivery.plan.due_rows import DueRows, Ids, TargetRows
@@ -459,8 +460,10 @@ def letters_down(rows: DueRows, fates: Fates, own: OwnTopics) -> Fates:
     return fates.put(ids[is_timer], Fate.RETRY, [LETTERS_FAIL]).put(ids[~is_timer], Fate.HOLD, [LETTERS_FAIL])
 
 
-def timed(rows: DueRows, fates: Fates, policy: RetryPolicy, now_ms: int) -> Fates:
-    """When what is tried again comes up."""
+def timed(
+    rows: DueRows, fates: Fates, policy: RetryPolicy, now_ms: int, windows_ms: Mapping[str, int] = MappingProxyType({})
+) -> Fates:
+    """When what is tried again comes up. `windows_ms`: by delay topic, how long a record waits at most."""
     ids = fates.ids(Fate.RETRY, Fate.HOLD)
     failures = np.maximum(1, rows.attempt[ids] + fates.count_attempts(ids))
     failures[fates.fate[ids] == Fate.HOLD] = 1
@@ -472,7 +475,8 @@ def timed(rows: DueRows, fates: Fates, policy: RetryPolicy, now_ms: int) -> Fate
     paused = [code for code, each in enumerate(fates.refusals) if each.reason is RejectReason.TARGET_PAUSED]
     if paused:
         ids = ids[np.isin(fates.reason[ids], paused)]
-        at_ms[ids] = now_ms + policy.pauses_ms(rows.keys[ids])
+        windows = [windows_ms.get(topic, WINDOW_MS) for topic in rows.places(ids)[0]]
+        at_ms[ids] = now_ms + parked_ms(np.array(windows, dtype=np.int64), rows.keys[ids])
     return replace(fates, at_ms=at_ms)
 
 

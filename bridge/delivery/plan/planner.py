@@ -183,6 +183,8 @@ class Planner:
         self._partitioner = partitioner
         self._tracer = tracer
         self._columns: SourceColumns | None = None
+        self.windows_ms: dict[str, int] = {}
+        """The roll windows of the delay topics (ms)."""
 
     def begin(self) -> None:
         """A transaction begins: the plans that follow are its own."""
@@ -237,7 +239,7 @@ class Planner:
                 is_told = self._targets.look_again(small) is not None
                 own.cache_clear()
             fates = passes.letters_down(rows, fates, own())
-            fates = passes.timed(rows, fates, self._retry, now_ms)
+            fates = passes.timed(rows, fates, self._retry, now_ms, self.windows_ms)
             next_ids = _next_ids(rows, fates, found)
             if unwritable := own().unwritable(fates, forwards, np.concatenate((next_ids, commands.ids))):
                 raise Unplannable(unwritable)

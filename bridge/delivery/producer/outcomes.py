@@ -75,6 +75,9 @@ class Cause(Enum):
     COMMIT_NOT_MADE = "commit not made"
 
 
+COMMIT_NOT_MADE: Final = Failure(Meaning(Fault.BROKERS), "the commit was not made")
+
+
 @dataclass(frozen=True, slots=True)
 class FailedRecord:
     """A record that failed, and where it was to go; `partition` is -1 where that is not known."""

@@ -274,13 +274,17 @@ class Targets:
         return counts
 
     def reports(self, limit: int) -> list[TargetReport]:
-        """At most `limit` targets that are known: first those in trouble, then by name."""
+        """At most `limit` targets that are known, or paused: first those in trouble, then by name."""
         with self._lock:
             now_s, until_s = self._clock.monotonic_s(), self._breakers.open_until()
             known = [(name, each.target) for name, each in self._known.items()]
             applied = {name: self._breakers.applied(name, target) for name, target in known if name in until_s}
         found = [_report(name, applied.get(name, target), until_s.get(name, ()), now_s) for name, target in known]
-        return sorted(found, key=lambda each: (not each.failing_partitions, each.name))[:limit]
+        if self._pauses is not None and (paused := {each.name: each for each in self._pauses.all()}):
+            found += [TargetReport(name=name, partitions=0) for name in paused.keys() - {each.name for each in found}]
+            found = [replace(each, pause=paused.get(each.name)) for each in found]
+        found.sort(key=lambda each: (each.pause is None, not each.failing_partitions, each.name))
+        return sorted(found[:limit], key=lambda each: (not each.failing_partitions, each.name))
 
     def _must_ask(self, name: str, now_s: float, age_s_max: float) -> bool:
         """A target that is well is used until `refresh` finds time, unless there was trouble with it (`expire`)."""

@@ -1,15 +1,24 @@
 """Targets that an operator has paused: their messages are put off until they are resumed, and no attempt is counted.
 
-They are in a file beside the index, so a pause outlives the process, and holds for this instance only. The file is
-durable before the pause takes effect, and before it is lifted: a crash between the two leaves what the next start does.
+Pauses are in the committed metadata of the delay topics' partitions (wire/committed_state.py), which outlives the
+process and the volume, and moves with the partitions. What is said to one instance the others read there, within
+seconds.
+
+    1 put        it is wanted                                           a crash leaves nothing
+    2 the dispatcher commits it, with the next transaction or alone     a crash leaves what the commit came to
+    3 written    it is in force, and `put` returns                      the next start reads it
+
+A message that is due while its target is paused is copied once, to the end of the roll window (plan/copies.py), and
+brought forward when the pause ends (resuming.py).
 """
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
@@ -18,91 +27,189 @@ import structlog
 from bridge.delivery.targets.target import Target
 from bridge.errors import EnvironmentFailure
 from bridge.kafka.errors import Refusal
+from bridge.wire.committed_state import CommittedState, Pause, Said, are_too_long, merged
 from bridge.wire.headers import check_topic
 from bridge.wire.reasons import RejectReason
-from timerstore.disk import files
-from timerstore.errors import TimerStoreError
+from timerstore.clock import Clock
 
 FILE: Final = "paused-targets.json"
-PAUSED_MAX: Final = 1_000
+"""Where earlier versions had them, in store.directory: read once."""
+WRITE_S: Final = 10.0
+"""For the commit: a transaction that is under way ends first."""
+ENDED_MS_MAX: Final = 30 * 86_400_000
+"""How long the end of a pause is remembered: no copy waits for longer than a roll window."""
 
 log = structlog.get_logger("bridge.delivery.targets.pauses")
 
 
 class Pauses:
-    """The paused targets of a directory. Any thread."""
+    """What was said of targets. Any thread."""
 
     def __init__(
-        self, directory: Path, own: Collection[str] = (), defaults: Mapping[str, str | None] | None = None
+        self,
+        clock: Clock,
+        own: Collection[str] = (),
+        defaults: Mapping[str, str | None] | None = None,
+        directory: Path | None = None,
     ) -> None:
-        """`own` are the bridge's topics, which cannot be paused; `defaults` the default targets of delay topics. Raises
-        EnvironmentFailure where the file cannot be read."""
-        self._path, self._own, self._defaults = directory / FILE, frozenset(own), defaults or {}
-        self._lock = threading.Lock()
-        self._names = self._read()
-        if self._names:
-            log.warning("targets-paused", topics=sorted(self._names))
+        """`own` are the bridge's topics, which cannot be paused; `defaults` the default targets of delay topics;
+        `directory` may hold the file of an earlier version. Raises EnvironmentFailure where that cannot be read."""
+        self._clock, self._own, self._defaults = clock, frozenset(own), defaults or {}
+        self._file = None if directory is None else directory / FILE
+        self._changed = threading.Condition()
+        self._said: Said = ()
+        self._wanted: Said = ()
+        self._to_write: Said = ()
+        self._paused: dict[str, Pause] = {}
+        self.wake: Callable[[], None] = lambda: None
+        """Called when there is something to be written."""
+        if self._file is not None:
+            self.learn(_imported(self._file, clock.now_ms()))
+
+    # ---- for operators
+
+    def all(self) -> list[Pause]:
+        """The pauses in force, by name."""
+        now_ms = self._clock.now_ms()
+        return [each for each in self._paused.values() if each.is_in_force(now_ms)]
 
     def names(self) -> frozenset[str]:
-        return self._names
+        return frozenset(each.name for each in self.all())
+
+    def ages_s(self) -> dict[str, float]:
+        """For how long each target is paused."""
+        now_ms = self._clock.now_ms()
+        return {each.name: max(0, now_ms - each.changed_ms) / 1000 for each in self.all()}
+
+    def alarms(self) -> tuple[str, ...]:
+        """What an operator should know."""
+        return tuple(map(_sentence, self.all()))
 
     def topics(self) -> frozenset[str]:
-        return frozenset(topic for topic, target in self._defaults.items() if target in self._names)
+        names = self.names()
+        return frozenset(topic for topic, target in self._defaults.items() if target in names)
 
-    def put(self, name: str, *, paused: bool) -> bool:
-        """Pause or resume one; whether that changed anything.
+    def put(self, name: str, *, paused: bool, until_ms: int | None = None, why: str = "") -> bool:
+        """Pause or resume one, and wait until that is in Kafka; whether it changed anything.
 
         Raises ValueError for a topic of the bridge, and where too many are paused; EnvironmentFailure where it could
         not be written down.
         """
-        with self._lock:
-            if (name in self._names) is paused:
-                return False
-            names = self._names | {name} if paused else self._names - {name}
-            if paused and name in self._own:
-                raise ValueError(f"{name} is a topic of the bridge itself, and no target.")
-            if len(names) > PAUSED_MAX:
-                raise ValueError(f"{PAUSED_MAX} targets are paused already: resume some.")
-            self._write(names)
-            self._names = names
-        if paused:
-            log.warning("target-paused", topic=name)
-        else:
-            log.warning("target-resumed", topic=name)
+        now_ms = self._clock.now_ms()
+        known = next((each for each in self._said if each.name == name), None)
+        is_paused = known is not None and known.is_in_force(now_ms)
+        if paused and name in self._own:
+            raise ValueError(f"{name} is a topic of the bridge itself, and no target.")
+        if paused is is_paused and (known is None or (until_ms, why) in ((None, ""), (known.until_ms, known.why))):
+            return False
+        changed_ms = now_ms if known is None else max(now_ms, known.changed_ms + 1)
+        wanted = Pause(name=name, changed_ms=changed_ms, is_paused=paused, until_ms=until_ms, why=why)
+        if paused and are_too_long(merged([*self._said, *self._wanted, wanted])):
+            raise ValueError("as many targets are paused as the committed metadata has room for: resume some.")
+        self._write(wanted)
         return True
 
     def applied(self, name: str, target: Target) -> Target:
         """What can be sent to it now."""
-        if name not in self._names or name in self._own:
+        pause = self._paused.get(name)
+        if pause is None or name in self._own or not pause.is_in_force(self._clock.now_ms()):
             return target
         return replace(target, refusal=Refusal(RejectReason.TARGET_PAUSED, f"{name}: paused by an operator"))
 
-    def _read(self) -> frozenset[str]:
-        try:
-            found = json.loads(self._path.read_bytes())
-            return frozenset(map(check_topic, found["paused"]))
-        except FileNotFoundError:
-            return frozenset()
-        except (OSError, AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
-            raise EnvironmentFailure(
-                f"cannot read {FILE} in store.directory",
-                hint="Remove the file, and no target is paused.",
-                reason=str(error),
-                code="DB-3038",
-            ) from None
+    # ---- for the parts that keep them in Kafka
 
-    def _write(self, names: frozenset[str]) -> None:
-        """1 write, 2 fsync, 3 rename: a crash leaves the old file or the new one."""
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            text = json.dumps({"paused": sorted(names)}) + "\n"
-            with files.writing(self._path) as temporary:
-                temporary.write_text(text)
-            files.publish(self._path)
-        except (OSError, TimerStoreError) as error:
-            raise EnvironmentFailure(
-                f"cannot write {FILE} in store.directory",
-                hint="Look at the volume. Nothing has changed.",
-                reason=str(error),
-                code="DB-3039",
-            ) from None
+    def learn(self, told: Iterable[Pause]) -> None:
+        """What committed states say, of any partition."""
+        with self._changed:
+            was, self._said = self._said, self._kept(merged([*self._said, *told]))
+            if self._said == was:
+                return
+            before, self._paused = self._paused, {each.name: each for each in self._said if each.is_paused}
+            self._to_write = merged([*self._said, *self._wanted])
+            self._changed.notify_all()
+        if begun := sorted(self._paused.keys() - before.keys()):
+            log.warning("target-paused", topics=begun)
+        if over := sorted(before.keys() - self._paused.keys()):
+            log.warning("target-resumed", topics=over)
+
+    def read(self, states: Iterable[CommittedState]) -> None:
+        """These states are in Kafka."""
+        self.learn(each for state in states for each in state.pauses)
+
+    def are_in(self, states: Iterable[CommittedState]) -> bool:
+        """Whether these states say of targets what they should."""
+        said = self._to_write
+        return all(state.pauses == said for state in states)
+
+    def to_write(self) -> Said:
+        """What each partition is to say."""
+        return self._to_write
+
+    def written(self, states: Iterable[CommittedState]) -> None:
+        """These states were committed."""
+        said = [each for state in states for each in state.written_pauses]
+        if self._wanted and said:
+            with self._changed:
+                self._wanted = tuple(each for each in self._wanted if each not in said)
+        self.learn(said)
+        if self._file is not None and said:
+            # A crash before this reads it again: it is no newer then than what was written.
+            file, self._file = self._file, None
+            try:
+                file.unlink(missing_ok=True)
+            except OSError as error:
+                log.warning("paused-targets-file-stays", file=str(file), reason=str(error))
+
+    def ended(self) -> list[Pause]:
+        """Pauses that are over, whose messages may wait still."""
+        now_ms = self._clock.now_ms()
+        return [each for each in self._said if not each.is_in_force(now_ms)]
+
+    def _kept(self, told: Said) -> Said:
+        """Without those that ended long ago."""
+        now_ms = self._clock.now_ms()
+        return tuple(each for each in told if (each.ended_ms(now_ms) or now_ms) >= now_ms - ENDED_MS_MAX)
+
+    def _write(self, wanted: Pause) -> None:
+        with self._changed:
+            self._wanted = merged([*self._wanted, wanted])
+            self._to_write = merged([*self._said, *self._wanted])
+            self.wake()
+            if self._changed.wait_for(lambda: wanted in self._said, WRITE_S):
+                return
+            self._wanted = tuple(each for each in self._wanted if each != wanted)
+            self._to_write = merged([*self._said, *self._wanted])
+        raise EnvironmentFailure(
+            f"what was said of a target could not be written into Kafka within {WRITE_S:.0f} s",
+            hint="Look at /readyz: an instance that delivers from a partition at least can write it. Ask again.",
+            target=wanted.name,
+            code="DB-3070",
+        )
+
+
+def _sentence(pause: Pause) -> str:
+    why = f" ({pause.why})" if pause.why else ""
+    until = "until it is resumed" if pause.until_ms is None else f"until {_time(pause.until_ms)}"
+    return f"the target {pause.name} is paused since {_time(pause.changed_ms)}{why}, {until}"
+
+
+def _time(ms: int) -> str:
+    return datetime.fromtimestamp(ms // 1000, UTC).isoformat().replace("+00:00", "Z")
+
+
+def _imported(file: Path, now_ms: int) -> Said:
+    """The pauses of an earlier version, as of when its file was written."""
+    try:
+        found = json.loads(file.read_bytes())
+        changed_ms = min(now_ms, int(file.stat().st_mtime * 1000))
+        names = sorted(set(map(check_topic, found["paused"])))
+    except FileNotFoundError:
+        return ()
+    except (OSError, AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+        raise EnvironmentFailure(
+            f"cannot read {FILE} in store.directory, where an earlier version had paused targets",
+            hint="Remove the file, and pause the targets again.",
+            reason=str(error),
+            code="DB-3038",
+        ) from None
+    return tuple(Pause(name=name, changed_ms=changed_ms) for name in names)

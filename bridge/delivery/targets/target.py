@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from bridge.kafka.errors import Refusal
+from bridge.wire.committed_state import Pause
 from bridge.wire.reasons import RejectReason
 
 UNAVAILABLE: Final = RejectReason.TARGET_UNAVAILABLE
@@ -68,7 +69,7 @@ class Target:
 class TargetReport:
     """A target, and what is wrong with it, for people. `failing_partitions` take nothing now, of all `partitions` (0:
     not known); `reason` and `detail` are of the last error; `retry_s` is when its breaker may close, in seconds from
-    now (0: at the next look), None where none is open."""
+    now (0: at the next look), None where none is open; `pause` is in force."""
 
     name: str
     partitions: int
@@ -77,3 +78,4 @@ class TargetReport:
     detail: str | None = None
     open_breakers: int = 0
     retry_s: float | None = None
+    pause: Pause | None = None

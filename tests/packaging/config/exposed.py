@@ -21,6 +21,7 @@ def _samples() -> dict[str, frozenset[str]]:
             consumer_lag={("delay", 0): 1},
             pending_by_topic={"orders": 1},
             failing={("orders", "target-denied"): 1},
+            paused_s={"orders": 1.0},
             retention_headroom_s={"delay": 1.0},
             trimmed_partitions={"delay": 1},
             corrupt_batches={("delay", 0): 1},

@@ -37,6 +37,8 @@ class Record:
     command: Kind | None = None
     moved_ms: int | None = None
     key: bytes | None = None
+    put_off_ms: int | None = None
+    """When it comes up, of a copy that was put off."""
 
     @property
     def origin_offset(self) -> int:
@@ -50,7 +52,7 @@ class Record:
 
     @property
     def at_ms(self) -> int:
-        return AT_MIN if self.due_ms is None else self.due_ms
+        return AT_MIN if self.due_ms is None else self.put_off_ms or self.due_ms
 
 
 def entries(records: Sequence[Record]) -> pa.Table:

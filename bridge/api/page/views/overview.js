@@ -68,6 +68,7 @@ function tiles(summary) {
       { href: "/instance#topics", level: headroom < 0 ? "bad" : headroom < 86_400 ? "warn" : "" },
     ],
     ["Targets failing", count(failing), failing ? "see why" : "all take messages", { href: "/targets", level: failing ? "bad" : "good" }],
+    ["Targets paused", count(summary.paused.length), summary.paused.length ? `for ${span(summary.paused[0].paused_s * 1000)}` : "none", { href: "/targets", level: summary.paused.length ? "warn" : "" }],
   ];
 }
 

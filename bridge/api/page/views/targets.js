@@ -3,7 +3,7 @@
 import { offered, readOnly } from "../actions.js";
 import { ask } from "../api.js";
 import { el, table } from "../dom.js";
-import { count, foreign, listed, span, targetName } from "../format.js";
+import { count, foreign, listed, local, span, targetName } from "../format.js";
 
 export const title = () => "Targets";
 
@@ -21,9 +21,17 @@ export function draw({ targets: used }, summary) {
   ];
 }
 
+const shown = (ms) => local(ms).replace("T", " ").slice(0, 16);
+
+function pausedSince(pause) {
+  if (!pause) return "messages wait until it is resumed";
+  const until = pause.until === null ? "messages wait until it is resumed" : `until ${shown(pause.until)}`;
+  return `since ${shown(pause.since)}, ${until}${pause.reason ? `: ${pause.reason}` : ""}`;
+}
+
 // Of a target that is used or waited for: what it is called, and why.
 function stateOf(each) {
-  if (each.paused) return ["paused", "messages wait until it is resumed"];
+  if (each.paused) return ["paused", pausedSince(each.pause)];
   if (each.partitions === undefined) return ["unused", "not used yet"];
   if (!each.failing_partitions && !each.open_breakers) return ["well", "takes messages"];
   return ["failing", `${count(each.failing_partitions)} ${each.partitions ? `of ${count(each.partitions)} ` : ""}partitions take nothing`];

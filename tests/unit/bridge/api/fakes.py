@@ -233,6 +233,8 @@ class Paused:
     """`Pauses` in a set."""
 
     found: set[str] = field(default_factory=set)
+    said: list[tuple[int | None, str]] = field(default_factory=list)
+    """Until when, and why."""
 
     def names(self) -> frozenset[str]:
         """As they are."""
@@ -242,8 +244,9 @@ class Paused:
         """The default target of `delay` is `orders`."""
         return frozenset(["delay"] if "orders" in self.found else [])
 
-    def put(self, name: str, *, paused: bool) -> bool:
+    def put(self, name: str, *, paused: bool, until_ms: int | None = None, why: str = "") -> bool:
         """In memory."""
+        self.said.append((until_ms, why))
         before = name in self.found
         (self.found.add if paused else self.found.discard)(name)
         return before is not paused

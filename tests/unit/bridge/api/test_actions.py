@@ -179,7 +179,11 @@ def test_a_target_is_paused_and_resumed() -> None:
     bridge = Bridge(paused=Paused())
     api = client(bridge)
     assert api.post("/api/v1/targets/orders/pause").json() == {"name": "orders", "paused": True, "changed": True}
-    assert api.post("/api/v1/targets/new/pause", json={}).json()["changed"]
+    until = {"reason": "repairs", "after": "2h"}
+    assert api.post("/api/v1/targets/new/pause", json=until).json()["changed"]
+    assert bridge.paused.said == [(None, ""), (bridge.now_ms() + 7_200_000, "repairs")]
+    wrong = [{"reason": "w" * 101}, {"until": "1"}, {"until": "soon"}, {"until": "1", "after": "1s"}, {"why": "x"}]
+    assert all(api.post("/api/v1/targets/new/pause", json=each).status_code in (400, 422) for each in wrong)
     assert not api.post("/api/v1/targets/new/pause").json()["changed"]
     shown = {each["name"]: each["paused"] for each in api.get("/api/v1/targets").json()["targets"]}
     assert shown == {"new": True, "orders": True, "well": False}

@@ -21,9 +21,11 @@ import pytest
 
 from bridge.api.listener import Listener as ApiListener
 from bridge.delivery.dispatcher import Dispatcher
+from bridge.delivery.resuming import Resuming
 from bridge.delivery.states import AT_REST, Event
 from bridge.delivery.targets.cache import Targets
 from bridge.delivery.targets.look_up import TargetLookUp
+from bridge.delivery.targets.pauses import Pauses
 from bridge.ingest.ingest import Ingest
 from bridge.ingest.plain_reader import NOTHING, Read
 from bridge.kafka import membership as ownership
@@ -471,6 +473,31 @@ def credentials(bench: Bench, directory: Path) -> Iterator[Case]:
         yield Pipe(bench, password)
 
 
+@contextmanager
+def resuming(bench: Bench, _: Path) -> Iterator[Case]:
+    """Looks for what a pause has put off, and the store does not answer."""
+
+    def store() -> None:
+        bench.gate()
+
+    made = Resuming(
+        pauses=Pauses(bench.clock),
+        store=store,
+        bring=lambda _: None,
+        read=lambda _: (),
+        window_ms=lambda: 0,
+        clock=bench.clock,
+        rate=1,
+    )
+
+    def look() -> float:
+        made.look()
+        return 0.02
+
+    with Repeating("resuming", look, bench.hearts.watch("resuming", CALLS_S), 0.02):
+        yield Case(bench)
+
+
 CASES: Final[tuple[tuple[str, Callable[[Bench, Path], AbstractContextManager[Case]]], ...]] = (
     ("main", main),
     ("ownership", group_member),
@@ -483,6 +510,7 @@ CASES: Final[tuple[tuple[str, Callable[[Bench, Path], AbstractContextManager[Cas
     ("clock-jumps", clock_jumps),
     ("api", api),
     ("credentials", credentials),
+    ("resuming", resuming),
 )
 
 

@@ -165,3 +165,21 @@ def test_waiting_messages_of_paused_targets_are_told_apart(tmp_path: Path) -> No
         rig.deliver()
         rig.store.maintenance.flush(NOW_MS)
     assert len(rig.store.state.timerlog) == 1
+
+
+def test_what_was_put_off_is_found_by_its_due_time_and_by_when_it_was_written(tmp_path: Path) -> None:
+    """In memory and in a segment, although it comes up long after that."""
+    rig = Rig(tmp_path / "store", sources=[ORDERS], limits=Limits(horizon_ms=1_000))
+    rig.log[ORDERS] += [
+        Record(*ORDERS, 0, NOW_MS - 5, ts_ms=NOW_MS - 9, put_off_ms=LATER_MS),
+        Record(*ORDERS, 1, NOW_MS - 5, ts_ms=NOW_MS - 2, put_off_ms=LATER_MS),
+        Record(*ORDERS, 2, LATER_MS, ts_ms=NOW_MS - 9),
+    ]
+    rig.ingest()
+    put_off = Query(target="orders", due_until_ms=NOW_MS, at_from_ms=NOW_MS + 1)
+    for _ in ("memory", "segment"):
+        assert [row.offset for row in rig.store.find(put_off, NOW_MS).rows] == [0, 1]
+        assert [row.offset for row in rig.store.find(replace(put_off, ts_until_ms=NOW_MS - 2), NOW_MS).rows] == [0]
+        rig.deliver()
+        rig.store.maintenance.flush(NOW_MS)
+    assert len(rig.store.state.timerlog) == 1

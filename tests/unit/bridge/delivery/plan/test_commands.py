@@ -337,6 +337,30 @@ def test_a_resume_of_several_says_what_came_of_each() -> None:
     assert [topic for topic, _ in written] == ["delay"] * 5 + ["delay.dlt"]
 
 
+def test_what_was_put_off_is_brought_forward_as_it_was_due() -> None:
+    """Its due time and its attempts stay, and it comes up at once; what is not due, and a schedule, stay as they
+    are."""
+    every = packed({h.EVERY: "1s"}, is_start_given=False)
+    rows = [
+        {**timer("delay", 0, 7, NOW - MINUTE, "orders", attempt=2), "at": NOW + MINUTE, "origin": 1},
+        {**timer("delay", 0, 8, NOW - MINUTE, "orders", tick=3), "at": NOW + MINUTE, "origin": 2},
+        {**timer("delay", 0, 9, NOW + MINUTE, "orders"), "origin": 3},
+        {**timer("delay", 0, 10, NOW + MINUTE, "orders", schedule=every, tick=4), "origin": 2},
+    ]
+    decisions = dict.fromkeys((1, 2, 3), Decision.ACT)
+    plan = planned(h.AS_DUE_MS, *rows, loan=lambda *found: Several(*found, decisions=decisions), names="delay/0/1,2,3")
+    told = {answer.outcome: [origin[2] for origin in answer.origins] for answer in plan.answers}
+    assert told == {Outcome.MOVED: [1, 2], Outcome.NOT_PENDING: [3]}
+    copies = [dict(headers) for batch in plan.batches() for headers in batch.all_headers()]
+    names = (h.COPY_ORIGIN, h.COPY_DUE, h.COPY_ATTEMPT, h.COPY_AT)
+    assert sorted(tuple(int(each[name] or 0) if name in each else None for name in names) for each in copies) == [
+        (1, NOW - MINUTE, 2, None),
+        (2, NOW - MINUTE, 0, None),
+        (2, NOW + MINUTE, 0, None),
+        (3, NOW + MINUTE, 0, None),
+    ]
+
+
 @pytest.mark.parametrize(("place", "outcome"), [("away/0", Outcome.FORBIDDEN), ("delay/5", Outcome.NOT_PENDING)])
 @pytest.mark.parametrize("offsets", [[7], [7, 8, 12]])
 def test_messages_that_are_nowhere_are_counted_too(place: str, outcome: Outcome, offsets: list[int]) -> None:

@@ -1,0 +1,147 @@
+"""Brings forward what was put off for a paused target, once the pause has ended; and learns what other instances have
+been told of pauses.
+
+The messages are found by their target, and moved by commands of up to 20 messages each (`delay-until: due`), so many a
+second: exactly once, like any command. What is still to be done needs no record of its own: it is what a search finds.
+
+    1 search     waiting copies of messages that are due, written before the pause ended        nothing
+    2 command    into the partition of each, and its answer is waited for                       it is carried out
+    3 again      some seconds later, and after a minute: copies may have been under way, and
+                 other instances learn of the end later; and whenever partitions have come      searched again
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
+from typing import Any, Final
+
+import structlog
+
+from bridge.delivery.targets.pauses import Pauses
+from bridge.errors import BridgeError
+from bridge.wire.committed_state import CommittedState
+from bridge.wire.headers import MOVED_MAX
+from timerstore.clock import Clock
+from timerstore.errors import TimerStoreError
+from timerstore.operations.find import ORIGINALS_MAX, Query
+from timerstore.rows.position import Int64s
+from timerstore.rows.sources import NamedPosition, SourceName
+from timerstore.store import TimerStore
+
+LOOK_S: Final = 1.0
+OTHERS_S: Final = 5.0
+"""How often the states of other instances' partitions are read."""
+AGAIN_MS: Final = (0, 5_000, 65_000)
+"""When it is searched, after the pause ended or partitions came."""
+LATE_MS: Final = 60_000
+"""Copies that are written up to so long after the end of a pause are brought forward, too: another instance may have
+heard of it later, and clocks differ."""
+ANSWER_S: Final = 10.0
+
+Named = Sequence[tuple[SourceName, tuple[int, ...]]]
+"""Messages by the offsets of their originals, at most MOVED_MAX each."""
+
+log = structlog.get_logger("bridge.delivery.resuming")
+
+
+@dataclass(slots=True)
+class _Pass:
+    """The searches for what one pause has put off; `after` is how far the present one is."""
+
+    began_ms: int
+    number: int = 0
+    after: NamedPosition | None = None
+    moved: int = 0
+
+    def is_due(self, now_ms: int) -> bool:
+        return self.number < len(AGAIN_MS) and now_ms >= self.began_ms + AGAIN_MS[self.number]
+
+
+class Resuming:
+    """See the module. One thread."""
+
+    def __init__(
+        self,
+        *,
+        pauses: Pauses,
+        store: Callable[[], TimerStore | None],
+        bring: Callable[[Named], Sequence[Future[Any]] | None],
+        read: Callable[[Collection[SourceName]], Iterable[CommittedState]],
+        window_ms: Callable[[], int],
+        clock: Clock,
+        rate: int,
+    ) -> None:
+        """`store` is None until it is complete; `bring` writes commands that bring messages forward (None: partitions
+        have gone), `read` reads committed states; `window_ms` is the largest roll window; `rate` are messages a
+        second."""
+        self._pauses, self._store, self._bring = pauses, store, bring
+        self._read, self._window_ms = read, window_ms
+        self._clock, self._rate = clock, rate
+        self._owned: frozenset[SourceName] = frozenset()
+        self._read_s: float | None = None
+        self._passes: dict[tuple[str, int], _Pass] = {}
+
+    def look(self) -> float:
+        """Do a second's work at most; returns how long to wait for the next (s)."""
+        store = self._store()
+        if store is None:
+            return LOOK_S
+        try:
+            self._learn(store)
+            return self._bring_forward(store)
+        except (BridgeError, TimerStoreError) as error:
+            log.warning("pauses-not-followed", reason=error.message)
+        return LOOK_S
+
+    def _learn(self, store: TimerStore) -> None:
+        now_s, others = self._clock.monotonic_s(), set(store.sources) - store.next_offsets().keys()
+        if not others or (self._read_s is not None and now_s - self._read_s < OTHERS_S):
+            return
+        self._read_s = now_s
+        self._pauses.read(self._read(sorted(others)))
+
+    def _bring_forward(self, store: TimerStore) -> float:
+        owned = frozenset(store.next_offsets())
+        if store.assignment.joining():
+            return LOOK_S  # what they hold is not known yet
+        if owned != self._owned:
+            self._owned = owned
+            self._passes.clear()
+        now_ms = self._clock.now_ms()
+        for pause in self._pauses.ended():
+            ended_ms = pause.ended_ms(now_ms)
+            if ended_ms is None or now_ms - ended_ms > self._window_ms() + LATE_MS:
+                continue
+            search = self._passes.setdefault((pause.name, ended_ms), _Pass(now_ms))
+            if search.is_due(now_ms):
+                return self._page(store, pause.name, ended_ms, search)
+        return LOOK_S
+
+    def _page(self, store: TimerStore, name: str, ended_ms: int, search: _Pass) -> float:
+        """Bring forward what is found first; returns how long that is to last (s)."""
+        began_s, now_ms = self._clock.monotonic_s(), self._clock.now_ms()
+        query = Query(target=name, due_until_ms=now_ms + 1, at_from_ms=now_ms + 1, ts_until_ms=ended_ms + LATE_MS + 1)
+        page = store.find_originals(query, now_ms, after=search.after, limit=min(self._rate, ORIGINALS_MAX))
+        named = list(_named(page.found))
+        futures = self._bring(named) if named else []
+        if futures is None:
+            self._passes.clear()
+            return LOOK_S
+        for future in wait(futures, ANSWER_S).not_done:
+            future.cancel()  # the command is in the delay topic, and is carried out
+        count = sum(len(origins) for _, origins in named)
+        search.moved, search.after = search.moved + count, page.next
+        if page.next is None:
+            if search.moved:
+                log.info("messages-brought-forward", topic=name, messages=search.moved)
+            search.number, search.moved = search.number + 1, 0
+        return max(0.0, count / self._rate - (self._clock.monotonic_s() - began_s))
+
+
+def _named(found: Mapping[SourceName, tuple[Int64s, Int64s]]) -> Iterable[tuple[SourceName, tuple[int, ...]]]:
+    for source, (origins, _) in found.items():
+        each = list(dict.fromkeys(origins.tolist()))
+        for begin in range(0, len(each), MOVED_MAX):
+            yield source, tuple(each[begin : begin + MOVED_MAX])

@@ -1,0 +1,122 @@
+"""bridge.delivery.resuming: what a pause has put off comes forward at a bounded rate, however often it begins anew."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.delivery import resuming
+from bridge.delivery.resuming import Named, Resuming
+from bridge.delivery.targets.pauses import Pauses
+from bridge.wire.committed_state import Pause
+from bridge.wire.headers import MOVED_MAX
+from tests.manual_clock import ManualClock
+from tests.unit.timerstore.entries import Record
+from tests.unit.timerstore.rig import NOW_MS, ORDERS, Rig
+from timerstore.limits import Limits
+
+LATER_MS = NOW_MS + 1_000_000
+WINDOW_MS = 10_000_000
+
+
+class Bench:
+    """An instance with messages that were put off, on disk, and a pause of their target."""
+
+    def __init__(self, directory: Path, count: int, rate: int = 100) -> None:
+        self.clock = ManualClock(NOW_MS)
+        self.rig = Rig(directory / "store", limits=Limits(horizon_ms=1_000))
+        log = self.rig.log[ORDERS]
+        for target in ("orders", "bills"):
+            log += [self._put_off(len(log) + n, target) for n in range(count)]
+        log.append(Record(*ORDERS, len(log), LATER_MS))
+        self.rig.ingest()
+        self.rig.deliver()
+        self.rig.store.maintenance.flush(NOW_MS)
+        self.pauses = Pauses(self.clock)
+        self.sent: list[tuple[int, ...]] = []
+        self.has_gone = False
+        self.resuming = Resuming(
+            pauses=self.pauses,
+            store=lambda: self.rig.store,
+            bring=self._bring,
+            read=lambda _: (),
+            window_ms=lambda: WINDOW_MS,
+            clock=self.clock,
+            rate=rate,
+        )
+
+    @staticmethod
+    def _put_off(offset: int, target: str) -> Record:
+        return Record(*ORDERS, offset, NOW_MS - 5, target, ts_ms=NOW_MS - 3, put_off_ms=LATER_MS)
+
+    def _bring(self, named: Named) -> list[Future[Any]] | None:
+        if self.has_gone:
+            return None
+        self.sent += [origins for _, origins in named]
+        answered: list[Future[Any]] = [Future() for _ in named]
+        for future in answered:
+            future.set_result(())
+        return answered
+
+    def resume(self) -> None:
+        self.pauses.learn([Pause(name="orders", changed_ms=self.clock.now_ms(), is_paused=False)])
+
+    def brought(self) -> list[int]:
+        return [offset for origins in self.sent for offset in origins]
+
+
+@pytest.mark.fault("the backlog of a pause that has ended")
+def test_what_was_put_off_is_brought_forward_at_the_rate(tmp_path: Path) -> None:
+    """Each message of the target once in a search, no more in a second than the rate says; other targets are left."""
+    bench = Bench(tmp_path, 250)
+    assert bench.resuming.look() == resuming.LOOK_S and not bench.sent, "it is paused still, or never was"
+    bench.resume()
+    counts = []
+    for _ in range(3):
+        before = len(bench.brought())
+        assert bench.resuming.look() == (len(bench.brought()) - before) / 100
+        counts.append(len(bench.brought()) - before)
+    assert counts == [100, 100, 50] and sorted(bench.brought()) == list(range(250))
+    assert max(map(len, bench.sent)) == MOVED_MAX
+    assert bench.resuming.look() == resuming.LOOK_S and len(bench.brought()) == 250
+
+
+def test_it_is_looked_for_again_for_a_minute_and_no_longer(tmp_path: Path) -> None:
+    """Copies may have been under way. (What is found once more here was not acted on: nothing delivers it.)"""
+    bench = Bench(tmp_path, 10)
+    bench.resume()
+    for ms in resuming.AGAIN_MS:
+        bench.clock.step_wall(ms)
+        bench.resuming.look()
+        bench.resuming.look()
+        bench.clock.step_wall(-ms)
+    assert len(bench.brought()) == 10 * len(resuming.AGAIN_MS)
+    bench.clock.step_wall(3_600_000)
+    bench.resuming.look()
+    assert len(bench.brought()) == 10 * len(resuming.AGAIN_MS)
+
+
+def test_after_a_start_it_goes_on_until_nothing_can_wait_any_more(tmp_path: Path) -> None:
+    """It needs no record of what is done: what waits is found. A roll window after the end nothing does."""
+    bench = Bench(tmp_path, 10)
+    ended_ms = NOW_MS - WINDOW_MS - resuming.LATE_MS
+    bench.pauses.learn([Pause(name="orders", changed_ms=ended_ms - 1, is_paused=False)])
+    bench.resuming.look()
+    assert not bench.sent
+    bench.pauses.learn([Pause(name="orders", changed_ms=NOW_MS - 1_000, is_paused=False)])
+    bench.resuming.look()
+    assert len(bench.brought()) == 10
+
+
+def test_partitions_that_have_gone_are_searched_by_their_new_owner(tmp_path: Path) -> None:
+    """This instance begins anew with those that it has."""
+    bench = Bench(tmp_path, 10)
+    bench.resume()
+    bench.has_gone = True
+    assert bench.resuming.look() == resuming.LOOK_S and not bench.sent
+    bench.has_gone = False
+    bench.resuming.look()
+    assert len(bench.brought()) == 10
