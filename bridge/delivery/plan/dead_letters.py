@@ -272,7 +272,8 @@ def release(headers: Headers, where: Where) -> tuple[Headers, RejectReason] | No
     reason = _REASONS.get(_text(letter[end][1]))
     if reason is None or not set(h.provenance(where)) <= set(letter[end:]):
         return None
-    return [(h.unescaped(name), value) for name, value in letter[:end]], reason
+    own = [header for header in letter[end:] if header[0] == h.OMITTED][-1:] if reason in BODILESS else letter[:end]
+    return [(h.unescaped(name), value) for name, value in own], reason
 
 
 def _text(value: bytes | None) -> str:
