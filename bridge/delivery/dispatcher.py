@@ -39,6 +39,7 @@ from bridge.delivery.plan.fates import Unplannable, Unwritable
 from bridge.delivery.plan.planner import Planner
 from bridge.delivery.producer.outcomes import COMMIT_NOT_MADE, Aborted, Broken, Cause, Indefinite, NotReady
 from bridge.delivery.producer.writer import Writer
+from bridge.delivery.setbacks import SetbackLog
 from bridge.delivery.states import AT_REST, Event, Lifecycle, Request, State
 from bridge.delivery.targets.cache import Targets
 from bridge.delivery.targets.pauses import Pauses
@@ -137,6 +138,7 @@ class Dispatcher:
         self._fenced_s: float | None = None
         self._committed_s = 0.0
         self._stall_watch = StallWatch(targets, clock)
+        self._setbacks = SetbackLog(targets, clock)
 
     # -- control: any thread
 
@@ -405,6 +407,7 @@ class Dispatcher:
         self._planner.committed(transaction.traced, self._clock.now_ms())
         self._states.update(transaction.states)
         self._pauses.written(transaction.states.values())
+        self._setbacks.committed(transaction.setbacks)
         self._narrowing.committed(transaction.rows)
         self._commands_first.committed(transaction.targets, self._planner.delay_topics)
         self._failures = 0

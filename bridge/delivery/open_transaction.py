@@ -12,6 +12,7 @@ from bridge.delivery.plan.due_rows import Sent
 from bridge.delivery.plan.planner import Plan
 from bridge.delivery.plan.spans import Delivery
 from bridge.delivery.producer.outcomes import FailedRecord
+from bridge.delivery.setbacks import Setback, setbacks
 from bridge.delivery.targets.target import Target
 from bridge.errors import InternalError
 from bridge.telemetry.counts import Counts
@@ -49,6 +50,8 @@ class OpenTransaction:
     """When they were produced (ms), and the messages that get a span."""
     answers: list[Answer] = field(default_factory=list)
     """What came of commands."""
+    setbacks: list[Setback] = field(default_factory=list)
+    """What was not delivered, and why."""
     states: dict[SourceName, CommittedState] = field(default_factory=dict)
     """What it leads to, when it was last asked."""
     offsets: list[TopicPartition] = field(default_factory=list)
@@ -63,6 +66,7 @@ class OpenTransaction:
         self.planned += plan.records
         self.counts += plan.counts
         self.answers += plan.answers
+        self.setbacks += setbacks(plan)
         return first
 
     def produced(self, plan: Plan, lateness_ms: Int64s, now_ms: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 from bridge.api.source import Commands, DeadLetters, Overview, Pauses
@@ -59,9 +60,12 @@ class Answers:
         if store is None:
             return None
         stats = store.stats([now_ms - now_ms % SLOT_MS])
+        # As the list has them: the metric counts names together that no broker knows.
+        failing = {(each.name, str(each.reason)): each.failing_partitions for each in self.targets()}
+        failing = {key: partitions for key, partitions in failing.items() if partitions}
         return Overview(
             now_ms=now_ms,
-            gauges=self._gauges(),
+            gauges=replace(self._gauges(), failing=failing),
             overdue=stats.pending_until[0],
             next_at_ms=store.waits_since_ms(),
             behind_s=self._lag.behind_s(stats.ingested),

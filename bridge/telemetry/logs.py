@@ -30,7 +30,10 @@ JVM_LINES_MAX: Final = 100
 """Of the JVM's output, within JVM_PERIOD_S: some stack traces. A task that fails again and again prints thousands."""
 JVM_PERIOD_S: Final = 60.0
 BY_RECORDS: Final = frozenset(
-    {"answer-dropped", "dead-letter-cut", "dead-letter-plain", "target-breaker-open", "transaction-aborted"}
+    {
+        *("answer-dropped", "dead-letter-cut", "dead-letter-plain", "dead-letter-written"),
+        *("target-breaker-open", "target-failing", "transaction-aborted"),
+    }
 )
 """Events that a producer can cause with each of its records."""
 BY_RECORDS_LINES_MAX: Final = 20

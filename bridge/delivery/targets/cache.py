@@ -70,6 +70,12 @@ class _Known:
     asked_s: float
     used_s: float
     renewed_s: float = -math.inf
+    awaited_ms: int = 0
+    """When the last of the messages that wait for it is tried again."""
+
+    def matters(self, now_s: float, now_ms: int) -> bool:
+        """Whether it was used lately, or messages wait for it."""
+        return self.used_s > now_s - FAILING_FOR_S_MAX - KNOWN_FOR_S or self.awaited_ms > now_ms
 
 
 class Targets:
@@ -123,7 +129,8 @@ class Targets:
         now_s = self._clock.monotonic_s()
         with self._lock:
             requested, self._requested = self._requested, {}
-            expired = [name for name, known in self._known.items() if _is_expired(known, now_s)]
+            now_ms = self._clock.now_ms()
+            expired = [name for name, known in self._known.items() if _is_expired(known, now_s, now_ms)]
             found = [name for name in expired if self._known[name].target.partitions]
             if len(expired) - len(found) > MISSING_MAX:
                 expired = found
@@ -254,16 +261,27 @@ class Targets:
             if name in self._known:
                 self._known[name].asked_s = -math.inf
 
+    def await_until(self, name: str, until_ms: int) -> bool:
+        """Messages wait for a target, and the last of them is tried again then. Returns whether none did before."""
+        now_ms = self._clock.now_ms()
+        with self._lock:
+            known = self._known.get(name)
+            if known is None:
+                return False
+            is_new = known.awaited_ms <= now_ms
+            known.awaited_ms = max(known.awaited_ms, until_ms)
+        return is_new
+
     def failing(self) -> dict[tuple[str, str], int]:
-        """How many partitions of targets used lately take nothing now, by target and reason. Targets that no broker
-        knows are counted together, as are those beyond FAILING_MAX."""
-        used_s = self._clock.monotonic_s() - FAILING_FOR_S_MAX - KNOWN_FOR_S
+        """How many partitions of targets take nothing now that were used lately or that messages wait for, by target
+        and reason. Targets that no broker knows are counted together, as are those beyond FAILING_MAX."""
+        now_s, now_ms = self._clock.monotonic_s(), self._clock.now_ms()
         counts: Counter[tuple[str, str]] = Counter()
         named: set[str] = set()
         with self._lock:
             for name, known in self._known.items():
                 target = self._breakers.applied(name, known.target)
-                if known.used_s <= used_s or target.is_well:
+                if target.is_well or not known.matters(now_s, now_ms):
                     continue
                 label = name if target.partitions or name in self._own else UNKNOWN
                 if label != UNKNOWN and label not in named:
@@ -277,7 +295,12 @@ class Targets:
         """At most `limit` targets that are known, or paused: first those in trouble, then by name."""
         with self._lock:
             now_s, until_s = self._clock.monotonic_s(), self._breakers.open_until()
-            known = [(name, each.target) for name, each in self._known.items()]
+            now_ms = self._clock.now_ms()
+            known = [
+                (name, each.target)
+                for name, each in self._known.items()
+                if each.target.is_well or each.matters(now_s, now_ms)
+            ]
             applied = {name: self._breakers.applied(name, target) for name, target in known if name in until_s}
         found = [_report(name, applied.get(name, target), until_s.get(name, ()), now_s) for name, target in known]
         if self._pauses is not None and (paused := {each.name: each for each in self._pauses.all()}):
@@ -311,8 +334,8 @@ class Targets:
                     target = old.target
                     # Asked about again soon, if it was well: as if it had been asked about a while ago.
                     asked_s -= KNOWN_FOR_S - UNANSWERED_FOR_S if target.is_well else 0
-                used_s, renewed_s = (now_s, -math.inf) if old is None else (old.used_s, old.renewed_s)
-                self._known[name] = _Known(target, asked_s, used_s, renewed_s)
+                known = self._known[name] = old or _Known(target, asked_s, now_s)
+                known.target, known.asked_s = target, asked_s
             while len(self._known) > TARGETS_MAX + len(names):
                 del self._known[next(iter(self._known))]
         return bool(answers)
@@ -358,12 +381,14 @@ class Targets:
                 log.info("target-breaker-closed", topic=place[0], partition=place[1])
 
 
-def _is_expired(known: _Known, now_s: float) -> bool:
-    """Failing ones are looked up only while they are used: there may be thousands, made up by headers."""
+def _is_expired(known: _Known, now_s: float, now_ms: int) -> bool:
+    """Failing ones are looked up only while they are used, and more rarely while messages wait for them: there may be
+    thousands, made up by headers."""
     age_s = now_s - known.asked_s
     if known.target.is_well:
         return age_s >= KNOWN_FOR_S
-    return age_s >= FAILING_FOR_S and now_s - known.used_s < USED_FOR_S
+    is_used, is_awaited = now_s - known.used_s < USED_FOR_S, known.awaited_ms > now_ms
+    return (age_s >= FAILING_FOR_S and is_used) or (age_s >= FAILING_FOR_S_MAX and is_awaited)
 
 
 def _trouble(target: Target) -> tuple[RejectReason, int]:

@@ -1,0 +1,100 @@
+"""What goes wrong with records, told once it is committed: which targets fail as long as messages wait for them, and a
+line in the log for each new cause, with the place of a record.
+
+    retries       the target fails until the last of its messages is tried again (`Targets.await_until`): a line when it
+                  begins to
+    dead letters  a line for each reason that was not told for AGAIN_S
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import structlog
+
+from bridge.delivery.plan.fates import LETTERS_FAIL, OWN, Fate
+from bridge.delivery.plan.planner import Plan
+from bridge.delivery.targets.cache import Targets
+from timerstore.clock import Clock
+
+AGAIN_S: Final = 600.0
+
+log = structlog.get_logger("bridge.delivery.setbacks")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setback:
+    """Records that were not delivered for one reason: `record` is the place of the first (topic/partition/offset),
+    `topic` the one that fails, where one does; `until_ms` is when the last of them is tried again, None for dead
+    letters."""
+
+    reason: str
+    detail: str
+    record: str
+    topic: str | None
+    until_ms: int | None
+
+
+def setbacks(plan: Plan) -> Iterator[Setback]:
+    """Those of a plan: one for each target and reason, of dead letters one for each reason."""
+    rows, fates = plan.rows, plan.fates
+    if fates.are_plain:
+        return
+    names, codes = rows.targets
+    waiting = fates.ids(Fate.RETRY, Fate.HOLD)
+    waiting = waiting[fates.count_attempts(waiting) > 0]
+    for reason in np.unique(fates.reason[waiting]).tolist():
+        mine = waiting[fates.reason[waiting] == reason]
+        topics = [names[code] if reason != LETTERS_FAIL else None for code in codes[mine].tolist()]
+        if reason == LETTERS_FAIL and plan.own is not None:
+            topics = [plan.own.letter_topics[topic] for topic in rows.places(mine)[0]]
+        for topic in dict.fromkeys(topics):
+            ids = mine[[each == topic for each in topics]]
+            told = ("dead-letter-topic", "takes no dead letters") if reason < 0 else _told(plan, reason)
+            yield _setback(plan, ids, *told, topic, int(fates.at_ms[ids].max()))
+    dead = fates.ids(Fate.LETTER)
+    for reason in np.unique(fates.reason[dead]).tolist():
+        ids = dead[fates.reason[dead] == reason]
+        if reason != OWN:
+            yield _setback(plan, ids, *_told(plan, reason), None, None)
+            continue
+        own = [each or "held" for each in rows.column("reason", ids)]
+        for text in dict.fromkeys(own):
+            yield _setback(plan, ids[[each == text for each in own]], text, "", None, None)
+
+
+def _told(plan: Plan, reason: int) -> tuple[str, str]:
+    refusal = plan.fates.refusals[reason]
+    return str(refusal.reason), refusal.detail
+
+
+def _setback(plan: Plan, ids: np.ndarray, reason: str, detail: str, topic: str | None, until_ms: int | None) -> Setback:
+    (record,) = plan.rows.origins(ids[:1])
+    return Setback(reason=reason, detail=detail, record=record, topic=topic, until_ms=until_ms)
+
+
+class SetbackLog:
+    """See the module. One thread."""
+
+    def __init__(self, targets: Targets, clock: Clock) -> None:
+        self._targets, self._clock = targets, clock
+        self._told_s: dict[str, float] = {}
+
+    def committed(self, found: Iterable[Setback]) -> None:
+        """These are in Kafka."""
+        for each in found:
+            told = {"reason": each.reason, "detail": each.detail, "record": each.record}
+            if each.topic is not None and each.until_ms is not None:
+                if self._targets.await_until(each.topic, each.until_ms):
+                    log.warning("target-failing", topic=each.topic, **told)
+            elif self._is_new(each.reason):
+                log.warning("dead-letter-written", **told)
+
+    def _is_new(self, reason: str) -> bool:
+        now_s = self._clock.monotonic_s()
+        last_s = self._told_s.get(reason)
+        self._told_s[reason] = now_s
+        return last_s is None or now_s - last_s >= AGAIN_S
