@@ -13,7 +13,7 @@ from fastapi import Depends, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bridge import __version__
 from bridge.api import export, files, models, schedules
@@ -27,7 +27,7 @@ from bridge.api.peers.client import Peers
 from bridge.api.peers.fan_out import FanOut
 from bridge.api.problems import Problem, not_ready
 from bridge.api.routing import NOT_FOUND, PLACE, PREFIX, REFUSALS, Asked, Place, checked
-from bridge.api.source import Overview, PendingMessages, Source
+from bridge.api.source import Overview, Pauses, PendingMessages, Source
 from bridge.delivery.targets.target import TargetReport
 from bridge.telemetry.health import Phase
 from bridge.telemetry.http import Protection
@@ -77,13 +77,31 @@ def application(
     peers: Sequence[str] = (),
     instance: str = "",
     logins: Logins | None = None,
+    base_path: str = "",
 ) -> ASGIApp:
     """The application and the page, guarded; for one event loop. `names` are the bridge's own; `peers` are the base
-    URLs of all instances, and `instance` is this one's name."""
+    URLs of all instances, and `instance` is this one's name. Below `base_path` everything has a second address."""
     others = Peers(peers, instance, protection)
     app = routes(Asked(source, others, show_payloads=show_payloads, is_writable=is_writable), protection)
-    app.router.routes.extend(files.routes())
-    return Guard(FanOut(app, others), protection, names, is_writable=is_writable, logins=logins)
+    if base_path:
+        app.servers = [{"url": base_path}]
+    app.router.routes.extend(files.routes(base_path))
+    guard = Guard(FanOut(app, others), protection, names, is_writable=is_writable, logins=logins)
+    return _below(base_path, guard) if base_path else guard
+
+
+def _below(base_path: str, app: ASGIApp) -> ASGIApp:
+    """Takes the base path off, for a proxy that leaves it where it is. The scope is changed in place: the connection
+    looks at it, too."""
+
+    async def call(scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path", "")
+        if path == base_path or path.startswith(f"{base_path}/"):
+            scope["path"] = path[len(base_path) :] or "/"
+            scope["raw_path"] = scope["raw_path"][len(base_path) :] or b"/"
+        await app(scope, receive, send)
+
+    return call
 
 
 class _Api(FastAPI):
@@ -188,10 +206,10 @@ def routes(asked: Asked, protection: Protection) -> FastAPI:
     @app.get(f"{PREFIX}/targets", operation_id="targets", response_model_exclude_unset=True)
     async def targets() -> models.TargetStates:
         """Targets that were used lately, those in trouble first."""
-        paused = source.pauses().names()
+        pauses = source.pauses()
         found = {each.name: each for each in await asked.workers.run(source.targets)}
-        unused = [TargetReport(name=name, partitions=0) for name in sorted(paused - found.keys())]
-        return models.TargetStates(targets=[_target(each, paused) for each in (*unused, *found.values())])
+        unused = [TargetReport(name=name, partitions=0) for name in sorted(pauses.names() - found.keys())]
+        return models.TargetStates(targets=[_target(each, pauses) for each in (*unused, *found.values())])
 
     for part in (messages_actions, target_actions, letters, schedules):
         part.add(app, asked)
@@ -242,7 +260,7 @@ def _problem(request: Request, error: Exception) -> Problem:
     return Problem(HTTPStatus.INTERNAL_SERVER_ERROR, "This is a bug of the bridge: its log has what happened.")
 
 
-def _target(report: TargetReport, paused: Collection[str]) -> models.TargetState:
+def _target(report: TargetReport, pauses: Pauses) -> models.TargetState:
     pause = report.pause
     told = (
         {}
@@ -257,7 +275,8 @@ def _target(report: TargetReport, paused: Collection[str]) -> models.TargetState
         detail=report.detail,
         open_breakers=report.open_breakers,
         retry_in_s=None if report.retry_s is None else round(report.retry_s, 1),
-        paused=report.name in paused,
+        paused=report.name in pauses.names(),
+        pausable=not pauses.owns(report.name),
         **told,
     )
 

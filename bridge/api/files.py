@@ -44,9 +44,11 @@ def contents() -> Iterator[tuple[str, Traversable]]:
         yield from ((prefix + each.name, each) for each in folder.iterdir() if each.is_file())
 
 
-def routes() -> Sequence[Route]:
-    """Of the page: GET and HEAD."""
+def routes(base_path: str = "") -> Sequence[Route]:
+    """Of the page: GET and HEAD. `base_path` is where browsers find it."""
     found = {name: read.read_bytes() for name, read in contents()}
+    for attribute in (b'href="', b'src="'):
+        found[DOCUMENT] = found[DOCUMENT].replace(attribute + b"/", attribute + base_path.encode() + b"/")
 
     def route(path: str, name: str) -> Route:
         async def endpoint(_request: Request) -> Response:

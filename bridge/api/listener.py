@@ -47,6 +47,7 @@ class Listener:
         peers: Sequence[str] = (),
         instance: str = "",
         logins: Logins | None = None,
+        base_path: str = "",
         beat: Beat = unwatched,
     ) -> None:
         """Raises EnvironmentFailure where the port cannot be listened on. A thread that ends no longer beats: /livez
@@ -54,6 +55,7 @@ class Listener:
         self._source, self._protection = source, protection
         self._show_payloads, self._is_writable = show_payloads, is_writable
         self._peers, self._instance, self._logins = peers, instance, logins
+        self._base_path = base_path
         self._host, self._beat = host, beat
         self._stopping = False
         self._server: ApiServer | None = None
@@ -117,7 +119,7 @@ class Listener:
         app = application(
             self._source, self._protection, names=names,
             show_payloads=self._show_payloads, is_writable=self._is_writable,
-            peers=self._peers, instance=self._instance, logins=self._logins,
+            peers=self._peers, instance=self._instance, logins=self._logins, base_path=self._base_path,
         )  # fmt: skip
         self._server = ApiServer(app, self._protection.certificate, self._beat)
         self._server.should_exit = self._stopping  # it may have been set just before

@@ -312,6 +312,7 @@ class TargetState(BaseModel):
     retry_in_s: float | None = Field(description="Until the first of them may be tried again.")
     paused: bool = Field(description="By an operator: its messages are put off.")
     pause: PauseState | None = Field(default=None, description="Absent where it is not paused.")
+    pausable: bool = Field(description="false: it is a topic of the bridge itself, such as a delay topic.")
 
 
 class TargetStates(BaseModel):

@@ -122,6 +122,9 @@ class Pauses(Protocol):
     def topics(self) -> frozenset[str]:
         """Delay topics whose default target is."""
 
+    def owns(self, name: str) -> bool:
+        """Whether it is a topic of the bridge itself, which cannot be paused."""
+
     def put(self, name: str, *, paused: bool, until_ms: int | None = None, why: str = "") -> bool:
         """Pause one, for ever or until a time, or resume it; whether that changed anything. Raises ValueError for one
         that cannot be, and BridgeError where it could not be written down: then nothing is changed."""

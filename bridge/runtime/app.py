@@ -265,7 +265,7 @@ class Application:
         listener = Listener(
             http.host, http.api_port, source=answers, protection=Protection.of(http),
             show_payloads=http.show_payloads, is_writable=http.api == "write", peers=http.peers,
-            instance=self._settings.group_instance_id, logins=self._logins,
+            instance=self._settings.group_instance_id, logins=self._logins, base_path=http.base_path.rstrip("/"),
             beat=self._hearts.watch("api", LOOK_S),
         )  # fmt: skip
         scheme = "http" if http.certificate_file is None else "https"

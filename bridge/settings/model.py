@@ -290,6 +290,7 @@ class Http(Section):
     token_file: Path | None = None
     api: Annotated[Literal["off", "read", "write"], ANY_CASE] = "read"
     api_port: int = Field(default=8081, ge=0, le=65_535)
+    base_path: str = Field(default="/", pattern="^(/|(/[A-Za-z0-9._~-]+)+)$", max_length=200)
     show_payloads: bool = False
     peers: list[Annotated[str, Field(pattern="^https?://[^/?#@ ]+/?$")]] = Field(default=[], max_length=64)
 

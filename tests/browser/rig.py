@@ -107,7 +107,7 @@ def starting() -> Phase:
 
 @contextmanager
 def looking(
-    chromium: Browser, at: Bridge, path: str = "/", *, is_writable: bool = False, **options: Any
+    chromium: Browser, at: Bridge, path: str = "/", *, is_writable: bool = False, base_path: str = "", **options: Any
 ) -> Iterator[tuple[Page, list[str]]]:
     """The page at a path, when it shows something, and what the browser complains of. `options` as for a context."""
     complaints: list[str] = []
@@ -121,7 +121,10 @@ def looking(
         dialog.dismiss()
 
     protection = Protection(user=USER["username"], password=USER["password"]) if is_writable else Protection()
-    listener = Listener("127.0.0.1", 0, source=at, protection=protection, show_payloads=True, is_writable=is_writable)
+    listener = Listener(
+        "127.0.0.1", 0, source=at, protection=protection, show_payloads=True, is_writable=is_writable,
+        base_path=base_path,
+    )  # fmt: skip
     settings: dict[str, Any] = {"viewport": DESKTOP, "timezone_id": "Europe/Berlin", "locale": "en-GB", **options}
     settings |= {"http_credentials": USER} if is_writable else {}
     with listener, chromium.new_context(base_url=f"http://localhost:{listener.port}", **settings) as context:

@@ -10,6 +10,7 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, Route, expect
 
 from bridge.api.source import Order
+from bridge.delivery.targets.target import TargetReport
 from bridge.errors import EnvironmentFailure
 from tests.browser.looks import LOOKS, serious
 from tests.browser.rig import SEEN, bridge, hostile_letter, looking
@@ -225,6 +226,21 @@ def test_what_takes_long_can_be_stopped(chromium: Browser) -> None:
         expect(dialog(page).get_by_role("alert")).to_have_text("Stopped: what was done stays done.")
         dialog(page).get_by_role("button", name="Close").click()
         expect(dialog(page)).not_to_be_visible()
+
+
+@pytest.mark.fault("an action that is offered and then refused")
+def test_what_would_be_refused_is_not_offered(chromium: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No pause of the bridge's own topics, and nothing for what is cancelled already."""
+    there = bridge()
+    own = TargetReport(name="delay", partitions=1)
+    monkeypatch.setattr(there, "targets", lambda: [own, TargetReport(name="orders", partitions=3)])
+    with looking(chromium, there, "/targets", is_writable=True) as (page, complaints):
+        expect(page.locator("tr[data-key=orders] button")).to_have_count(1)
+        expect(page.locator("tr[data-key=delay] button")).to_have_count(0)
+        page.goto("/messages?state=cancelled")
+        expect(page.locator("caption")).to_be_visible()
+        expect(page.locator("button[data-verb]")).to_have_count(0)
+        assert not complaints, complaints
 
 
 def test_a_target_is_paused_and_resumed(chromium: Browser) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from typing import Final
@@ -120,12 +121,115 @@ def test_each_number_leads_to_what_it_counts(chromium: Browser) -> None:
             page.go_back()
             name = page.locator(link).first.get_attribute("aria-label") or page.locator(link).first.inner_text()
             assert re.findall(r"[\d,]+", name)[-1] == re.findall(r"[\d,]+", text)[0]
-        expect(page.locator("a.tile")).to_have_count(8)
+        expect(page.locator("a.tile")).to_have_count(9)
         page.get_by_role("link", name="Lateness p99").click()
         expect(page.locator("#lateness + p + dl")).to_contain_text("1,234 in 5 min")
         page.go_back()
         page.get_by_role("link", name="Overdue").click()
         expect(page.locator(rows)).to_have_count(2)
+        assert not complaints, complaints
+
+
+@pytest.mark.fault("a number of the page that its list does not confirm")
+def test_numbers_of_the_overview_are_those_of_their_lists(chromium: Browser) -> None:
+    """Messages that their targets did not take are counted, also while none is overdue; failing and paused targets are
+    those of the list."""
+    calm = bridge(*[row for row in orders() if row.state is not PendingState.OVERDUE], oldest_overdue_s=0.0)
+    calm.paused.put("well", paused=True)
+    with looking(chromium, calm) as (page, complaints):
+        tile = page.locator("a.tile", has_text="Overdue")
+        expect(tile).to_contain_text("but for those that are retried")
+        tile = page.locator("a.tile", has_text="Retrying")
+        retrying = int(tile.locator("strong").inner_text())
+        assert retrying == 5
+        tile.click()
+        expect(page.locator("caption")).to_contain_text(f"{retrying} messages fit")
+        expect(page.locator(rows)).to_have_count(retrying)
+        page.go_back()
+        tile = page.locator("a.tile", has_text="Targets failing")
+        failing = int(tile.locator("strong").inner_text())
+        expect(tile).to_contain_text("1 paused")
+        tile.click()
+        expect(page.locator(".badge.failing")).to_have_count(failing)
+        expect(page.locator(".badge.paused")).to_have_count(1)
+        assert not complaints, complaints
+
+
+@pytest.mark.fault("words that break in buttons and headings")
+@pytest.mark.parametrize("path", [path for path in VIEWS if path != "/?by=month"])
+def test_nothing_short_breaks_in_two(chromium: Browser, path: str) -> None:
+    """Buttons, badges, headings of columns and short names stay on one line on a screen of 1280 pixels."""
+    size = {"width": 1280, "height": 900}
+    with looking(chromium, bridge(), path, is_writable=True, viewport=size) as (page, complaints):
+        short = page.locator("button, th, .badge, td .whole, nav a, .tile strong, td time")
+        lines = short.evaluate_all(
+            "found => found.filter(each => each.getClientRects().length)"
+            ".map(each => { const range = document.createRange(); range.selectNodeContents(each);"
+            " return [each.textContent, new Set([...range.getClientRects()].map(r => Math.round(r.top / 8))).size]; })"
+        )
+        assert lines and not [text for text, count in lines if count > 2 or (count > 1 and " " not in text)]
+        assert page.evaluate("document.scrollingElement.scrollWidth") <= size["width"]
+        assert not complaints, complaints
+
+
+@pytest.mark.fault("a form of filters that fills the screen of a phone")
+@pytest.mark.parametrize("path", ["/messages", "/schedules", "/dead-letters"])
+def test_the_first_screen_of_a_phone_has_what_was_looked_for(chromium: Browser, path: str) -> None:
+    """The form of filters is closed there, and opens."""
+    with looking(chromium, bridge(), path, **LOOKS["phone"]) as (page, _):
+        first = page.locator(rows).first.bounding_box()
+        assert first is not None and first["y"] < PHONE["height"]
+        expect(page.get_by_label("Target")).to_be_hidden()
+        page.get_by_text("Filters", exact=True).click()
+        page.get_by_label("Target").fill("orders")
+        page.get_by_role("button", name="Filter").click()
+        expect(page).to_have_url(re.compile("target=orders"))
+
+
+@pytest.mark.fault("a reverse proxy with a path")
+def test_the_page_is_at_home_below_a_path(chromium: Browser) -> None:
+    """Links, forms, questions and the browser's history stay below http.base_path."""
+    with looking(chromium, bridge(), "/tools/delay/", base_path="/tools/delay") as (page, complaints):
+        for name, path in (("Messages", "/messages"), ("Targets", "/targets"), ("Overview", "/")):
+            page.get_by_role("navigation", name="Views").get_by_role("link", name=name, exact=True).click()
+            expect(page).to_have_url(re.compile(f"/tools/delay{path}$"))
+            expect(page.locator("header nav a[aria-current]")).to_have_text(name)
+        page.locator("ul.shares a").first.click()
+        expect(page).to_have_url(re.compile(r"/tools/delay/messages\?target="))
+        page.get_by_label("Id").fill("order-10001")
+        page.get_by_role("button", name="Filter").click()
+        expect(page).to_have_url(re.compile(r"/tools/delay/messages\?id=order-10001"))
+        page.reload()
+        page.locator(f"{rows} a").first.click()
+        expect(page.locator("h1")).to_contain_text("Message delay/0/")
+        assert "/tools/delay/messages/delay/0/" in page.url
+        page.go_back()
+        expect(page.locator("caption")).to_be_visible()
+        assert all(
+            href.startswith(("/tools/delay/", "#"))
+            for href in page.locator("a[href]").evaluate_all("found => found.map(each => each.getAttribute('href'))")
+        )
+        assert not complaints, complaints
+
+
+def test_a_record_can_be_copied_and_downloaded(chromium: Browser) -> None:
+    """Its place and its value; and all letters that fit, as the API has them."""
+    permissions = ["clipboard-read", "clipboard-write"]
+    with looking(chromium, bridge(), "/dead-letters/delay.dlt/0/69", permissions=permissions) as (page, complaints):
+        page.get_by_role("button", name="Copy its place").click()
+        expect(page.get_by_role("button", name="Copied")).to_be_visible()
+        assert page.evaluate("navigator.clipboard.readText()") == "delay.dlt/0/69"
+        with page.expect_download() as found:
+            page.get_by_role("link", name="Download as JSON").click()
+        assert json.loads(found.value.path().read_text())["origin"] == "delay/0/69"
+        page.goto("/dead-letters")
+        chips = page.get_by_role("list", name="Causes on this page")
+        expect(chips).to_contain_text(re.compile("unknown-target.*40.*bad-until.*10"))
+        with page.expect_download() as found:
+            page.get_by_role("link", name="Download as JSON").click()
+        assert len(json.loads(found.value.path().read_text())["letters"]) == 70
+        chips.get_by_role("link", name="bad-until").click()
+        expect(page).to_have_url(re.compile("reason=bad-until"))
         assert not complaints, complaints
 
 

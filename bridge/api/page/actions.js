@@ -14,7 +14,8 @@ const UNCHANGED = {
   "not-pending": ["It is not pending: nothing has changed.", "not pending any more"],
   forbidden: ["The bridge does not do that: nothing has changed.", "forbidden"],
   "too-many": ["It has too many copies: nothing has changed.", "too many copies"],
-  unknown: ["It holds, but whether it came in time cannot be told: the bridge has not read everything since its start.", "not known"],
+  "too-large": ["It is too large for the copy that a move to a later time needs: it stays due when it was.", "too large to move"],
+  unknown: ["Nothing was done: the delay topic did not take what has to be written there. Try again.", "not done"],
 };
 const VERBS = {
   cancel: {

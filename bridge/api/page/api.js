@@ -1,5 +1,7 @@
 // Asks the API. Every answer is JSON; what it refuses, it explains (RFC 9457).
 
+import { outer } from "./base.js";
+
 export class Refused extends Error {
   constructor(status, problem) {
     super(problem.detail || `The bridge answered with status ${status}.`);
@@ -56,7 +58,7 @@ const post = (path, body, signal) =>
     signal,
   });
 
-const request = (path, options) => heard(fetch(`/api/v1/${path}`, options));
+const request = (path, options) => heard(fetch(outer(`/api/v1/${path}`), options));
 
 // Where the network fails, browsers say TypeError, as for a mistake of the page.
 const heard = (answer) =>

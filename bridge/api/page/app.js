@@ -2,6 +2,7 @@
 
 import { install } from "./actions.js";
 import { ask, Refused, Silent } from "./api.js";
+import { inner } from "./base.js";
 import { el, patch } from "./dom.js";
 import { addressOf } from "./filters.js";
 import { clock, foreign } from "./format.js";
@@ -16,6 +17,7 @@ import * as targets from "./views/targets.js";
 // Longer where an answer takes long, so that a page never costs the bridge more than a twentieth of a core.
 const INTERVAL_MS = 5_000;
 const REST = 20;
+const COPIED_MS = 2_000;
 const FAULT = "This is a fault of the page: the browser's console has it.";
 const VIEWS = [
   [/^\/$/, overview],
@@ -42,7 +44,7 @@ async function refresh() {
   clearTimeout(timer);
   running.abort();
   const { signal } = (running = new AbortController());
-  const url = new URL(location.href);
+  const url = inner(location.href);
   const view = viewOf(url) || overview;
   const began = performance.now();
   try {
@@ -76,7 +78,7 @@ function replace(view, url, nodes, address) {
   main.replaceChildren(...nodes);
   document.title = `${view.title(url)} · Delay bridge · ${location.host}`;
   for (const link of document.querySelectorAll("header nav a")) {
-    const path = link.getAttribute("href");
+    const path = inner(link.href).pathname;
     const isHere = path === "/" ? url.pathname === "/" : url.pathname.startsWith(path);
     if (isHere) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
@@ -114,15 +116,28 @@ document.addEventListener("click", (event) => {
   if (!link || event.button || event.metaKey || event.ctrlKey || event.shiftKey || event.altKey) return;
   const href = link.getAttribute("href");
   const url = new URL(href, location.href);
-  if (href.startsWith("#") || url.origin !== location.origin || !viewOf(url)) return;
+  if (href.startsWith("#") || url.origin !== location.origin || !viewOf(inner(url))) return;
   event.preventDefault();
   link.closest("dialog")?.close();
   go(url);
 });
 
+document.addEventListener("click", async (event) => {
+  const button = event.target.closest("button[data-copy]");
+  if (!button) return;
+  const label = button.textContent;
+  try {
+    await navigator.clipboard.writeText(button.dataset.copy);
+    button.textContent = "Copied";
+  } catch {
+    button.textContent = "The browser does not allow it: select the text";
+  }
+  setTimeout(() => (button.textContent = label), COPIED_MS);
+});
+
 document.addEventListener("submit", (event) => {
   event.preventDefault();
-  if (event.target.matches(".filters")) go(new URL(addressOf(event.target), location.href));
+  if (event.target.matches(".filters form")) go(new URL(addressOf(event.target), location.href));
 });
 
 install(refresh);

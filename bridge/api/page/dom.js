@@ -1,6 +1,10 @@
 // Makes elements, and brings those that are shown up to date. Text becomes text nodes, never markup.
 
+import { outer } from "./base.js";
+
 const SVG = "http://www.w3.org/2000/svg";
+
+const LINKS = new Set(["href", "action"]);
 
 // Kept as the reader has set them.
 const OWN = new Set(["open", "tabindex"]);
@@ -11,7 +15,7 @@ export const svg = (tag, attributes, ...children) => filled(document.createEleme
 
 function filled(node, attributes, children) {
   for (const [name, value] of Object.entries(attributes || {})) {
-    if (value !== undefined && value !== null && value !== false) node.setAttribute(name, value === true ? "" : value);
+    if (value !== undefined && value !== null && value !== false) node.setAttribute(name, value === true ? "" : LINKS.has(name) ? outer(value) : value);
   }
   node.append(...children.flat(Infinity).filter((child) => child !== undefined && child !== null && child !== false));
   return node;

@@ -20,6 +20,8 @@ export const limited = (url) => {
   return asked;
 };
 
+export const limitedTo = (asked, limit) => new URLSearchParams([...without(asked, "limit"), ["limit", limit]]);
+
 const field = (name, label, attributes) =>
   el("label", {}, label, el("input", { name, autocomplete: "off", spellcheck: "false", autocapitalize: "off", ...attributes }));
 
@@ -39,12 +41,18 @@ export const choices = (asked, name, label, values) =>
 // What has no field stays as it is, unless the field `instead` is filled in.
 export const hidden = (asked, name, instead = name) => asked.has(name) && el("input", { type: "hidden", name, value: asked.get(name), "data-instead": instead });
 
+// Closed on a phone, whose first screen it would fill.
 export function form(path, fields) {
   return el(
-    "form",
-    { class: "filters", action: path, role: "search", "aria-label": "Filters", "data-keep": true },
-    fields,
-    el("div", { class: "buttons" }, el("button", {}, "Filter"), el("a", { href: path }, "Clear")),
+    "details",
+    { class: "filters", open: !matchMedia("(max-width: 45rem)").matches },
+    el("summary", {}, "Filters"),
+    el(
+      "form",
+      { action: path, role: "search", "aria-label": "Filters", "data-keep": true },
+      fields,
+      el("div", { class: "buttons" }, el("button", {}, "Filter"), el("a", { href: path }, "Clear")),
+    ),
   );
 }
 

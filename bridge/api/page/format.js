@@ -4,6 +4,8 @@ import { el } from "./dom.js";
 
 const UNITS = [["d", 86_400_000], ["h", 3_600_000], ["min", 60_000], ["s", 1_000]];
 const SIZES = ["B", "KiB", "MiB", "GiB", "TiB"];
+// Characters of a text that stays on one line in a table.
+const WHOLE = 24;
 // What is not seen, or changes the direction of what is seen.
 const HIDDEN = /[\u0000-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g;
 
@@ -52,7 +54,7 @@ export function utc(ms) {
 }
 
 // Text that comes from Kafka, on one line unless it is a block: what cannot be seen is written out.
-export const foreign = (text) => el("bdi", { class: "foreign" }, seen(text, ""));
+export const foreign = (text) => el("bdi", { class: String(text).length > WHOLE ? "foreign" : "foreign whole" }, seen(text, ""));
 
 export const block = (text) => el("pre", { tabindex: "0", dir: "auto" }, seen(text, "\n\t"));
 

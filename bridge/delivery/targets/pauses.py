@@ -89,6 +89,10 @@ class Pauses:
         names = self.names()
         return frozenset(topic for topic, target in self._defaults.items() if target in names)
 
+    def owns(self, name: str) -> bool:
+        """Whether it is a topic of the bridge itself, which cannot be paused."""
+        return name in self._own
+
     def put(self, name: str, *, paused: bool, until_ms: int | None = None, why: str = "") -> bool:
         """Pause or resume one, and wait until that is in Kafka; whether it changed anything.
 

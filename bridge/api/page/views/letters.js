@@ -3,9 +3,9 @@
 import { offered } from "../actions.js";
 import { answered, ask } from "../api.js";
 import { el, facts, table } from "../dom.js";
-import { form, limited, pager, text, time, without } from "../filters.js";
-import { away, badge, blob, foreign, plural, utc, when } from "../format.js";
-import { headers, value } from "./record.js";
+import { form, limited, limitedTo, pager, text, time, without } from "../filters.js";
+import { away, badge, blob, count, foreign, plural, utc, when } from "../format.js";
+import { headers, taken, value } from "./record.js";
 
 const PATH = "/dead-letters";
 
@@ -23,6 +23,16 @@ export const letters = {
     ];
   },
 };
+
+const LETTERS_MAX = 1_000;
+
+// The letters of this page by reason, each a filter.
+function counts(asked, page) {
+  const found = new Map();
+  for (const { reason } of page.letters) found.set(reason, (found.get(reason) ?? 0) + 1);
+  const rows = [...found].sort((a, b) => b[1] - a[1]).map(([reason, number]) => el("li", { "data-key": reason }, el("a", { href: `${PATH}?${new URLSearchParams([...without(asked, "reason", "cursor"), ["reason", reason]])}` }, foreign(reason)), ` ${count(number)}`));
+  return el("ul", { class: "chips", "aria-label": "Causes on this page" }, rows);
+}
 
 const placeOf = (each) => `${each.topic}/${each.partition}/${each.offset}`;
 
@@ -42,6 +52,8 @@ function list(page, summary, asked) {
   const rows = page.letters.map((each) => ({ key: placeOf(each), cells: cells(each, summary.now) }));
   return [
     offered(summary, ["redrive"], { on: "dead-letters", asked: without(asked, "limit", "cursor") }),
+    counts(asked, page),
+    el("p", {}, el("a", { href: `/api/v1${PATH}?${limitedTo(asked, LETTERS_MAX)}`, download: "dead-letters.json" }, "Download as JSON"), `, ${LETTERS_MAX.toLocaleString("en")} at a time.`),
     el("div", {}, table("Dead letters, the newest first", ["Written", "Reason", "Target", "Key", "Came from", "State"], rows), pages),
   ];
 }
@@ -69,6 +81,7 @@ export const letter = {
       heading,
       el("p", { class: "why" }, state(each), ` ${STATES[each.redriven][1]}`, each.cut && " Its value did not fit: only the delay topic has it, for as long as it keeps it."),
       each.redriven !== true && !each.cut && offered(summary, ["redrive"], { on: "dead-letters", path: url.pathname.slice(1), one: placeOf(each) }),
+      taken(url.pathname.slice(1), placeOf(each)),
       facts(
         ["Reason", el("a", { href: filtered({ reason: each.reason }) }, foreign(each.reason))],
         each.detail && ["Detail", foreign(each.detail)],

@@ -4,7 +4,7 @@ import { offered } from "../actions.js";
 import { answered, ask } from "../api.js";
 import { el, facts } from "../dom.js";
 import { away, badge, blob, foreign, listed, plural, targetName, utc, when } from "../format.js";
-import { headers, value } from "./record.js";
+import { headers, taken, value } from "./record.js";
 
 const NEVER_MS = 253_402_300_799_999;
 const WHY = {
@@ -31,6 +31,7 @@ export function draw({ message, refused }, summary, url) {
     heading,
     el("p", { class: "why" }, badge(message.state), " ", WHY[message.state](message, now)),
     message.state !== "cancelled" && offered(summary, ["cancel", "move", "deliver"], { on: "messages", path: url.pathname.slice(1), one: message.origin }),
+    taken(url.pathname.slice(1), message.origin),
     place(message, now),
     el("h2", {}, "Headers"),
     headers(message, "As they will be delivered"),

@@ -66,8 +66,9 @@ function list(page, counted, summary, asked) {
   const pages = pager(PATH, page, asked, page.messages.length);
   if (!page.messages.length && !page.next) return [el("p", {}, asked.has("cursor") ? "No more messages." : "No message fits.", pages)];
   const rows = page.messages.map((each) => ({ key: `${each.topic}/${each.partition}/${each.offset}`, cells: cells(each, summary.now) }));
+  const isOver = `${asked.getAll("state")}` === "cancelled";
   return [
-    offered(summary, ["cancel", "move", "deliver"], { on: "messages", asked: without(asked, "limit", "cursor") }),
+    !isOver && offered(summary, ["cancel", "move", "deliver"], { on: "messages", asked: without(asked, "limit", "cursor") }),
     el("div", {}, table(caption, ["Due", "State", "Target", "Key", "Id", "Origin"], rows), pages),
   ];
 }

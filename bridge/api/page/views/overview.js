@@ -3,6 +3,7 @@
 import { ask } from "../api.js";
 import { el } from "../dom.js";
 import { away, clock, count, foreign, listed, plural, size, span, targetName } from "../format.js";
+import { isFailing } from "./targets.js";
 import { UNITS, edges, timeline } from "./timeline.js";
 
 const TARGETS_SHOWN = 10;
@@ -14,13 +15,15 @@ const unitOf = (url) => UNITS[url.searchParams.get("by")] ? url.searchParams.get
 
 export async function load(url, summary, signal) {
   const times = edges(unitOf(url), summary.now);
-  return { times, found: await ask("timeline", times.map((each) => ["edge", each]), signal) };
+  const questions = [["timeline", times.map((each) => ["edge", each])], ["count", { state: "retrying" }], ["targets", ""]];
+  const [found, retrying, { targets }] = await Promise.all(questions.map(([path, asked]) => ask(path, asked, signal)));
+  return { times, found, retrying, targets };
 }
 
-export function draw({ times, found }, summary, url) {
+export function draw({ times, found, ...more }, summary, url) {
   return [
     el("h1", {}, "Overview"),
-    el("ul", { class: "tiles" }, tiles(summary).map((each) => el("li", { "data-key": each[0] }, tile(...each)))),
+    el("ul", { class: "tiles" }, tiles(summary, more).map((each) => el("li", { "data-key": each[0] }, tile(...each)))),
     timeline(unitOf(url), times, found),
     largest(summary),
   ];
@@ -30,22 +33,28 @@ function tile(name, value, detail, { href, level = "" }) {
   return el("a", { class: `tile ${level}`, href }, el("span", { class: "name" }, name), el("strong", {}, value), el("span", { class: "detail" }, detail));
 }
 
-function tiles(summary) {
+function tiles(summary, { retrying, targets }) {
   const { now, disk, lateness } = summary;
   const oldest = summary.oldest_overdue_s * 1000;
   const next = summary.next_at;
   const lag = summary.partitions.reduce((sum, each) => sum + each.lag, 0);
   const behind = Math.max(0, ...summary.partitions.map((each) => each.behind_s));
-  const failing = new Set(summary.failing.map((each) => each.name)).size;
+  const failing = targets.filter(isFailing).length;
   const [topic, headroom] = Object.entries(summary.retention_headroom_s).sort((a, b) => a[1] - b[1])[0] || [];
-  const targets = Object.keys(summary.by_target).length;
+  const waitedFor = Object.keys(summary.by_target).length;
   return [
-    ["Pending", count(summary.pending), plural(targets, "target"), { href: "/messages" }],
+    ["Pending", count(summary.pending), plural(waitedFor, "target"), { href: "/messages" }],
     [
       "Overdue",
       count(summary.overdue),
-      oldest ? `the oldest for ${span(oldest)}` : "nothing waits beyond its time",
+      oldest ? `the oldest for ${span(oldest)}` : retrying.count ? "but for those that are retried" : "nothing waits beyond its time",
       { href: listed({ at_until: now - (now % SLOT_MS) }), level: summary.overdue ? "bad" : "good" },
+    ],
+    [
+      "Retrying",
+      `${retrying.exact ? "" : "≥ "}${count(retrying.count)}`,
+      retrying.count ? "their targets did not take them" : "no target has refused any",
+      { href: listed({ state: "retrying" }), level: retrying.count ? "warn" : "" },
     ],
     ["Next due", next === null ? "–" : next <= now ? "now" : away(next, now), next === null ? "nothing is pending" : clock(next), { href: "/messages" }],
     ["Lateness p99", lateness?.p99_ms == null ? "–" : span(lateness.p99_ms), lateness ? `${count(lateness.delivered)} delivered in ${span(lateness.over_s * 1000)}` : "not known yet", { href: "/instance#lateness" }],

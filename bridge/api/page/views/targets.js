@@ -29,6 +29,8 @@ function pausedSince(pause) {
   return `since ${shown(pause.since)}, ${until}${pause.reason ? `: ${pause.reason}` : ""}`;
 }
 
+export const isFailing = (each) => stateOf(each)[0] === "failing";
+
 // Of a target that is used or waited for: what it is called, and why.
 function stateOf(each) {
   if (each.paused) return ["paused", pausedSince(each.pause)];
@@ -51,6 +53,6 @@ function target(each, summary) {
     [affected ? el("a", { href: listed(affected) }, badge) : badge, " ", quiet(why)],
     each.detail ? foreign(each.detail) : quiet("none"),
     each.retry_in_s == null ? quiet("–") : each.retry_in_s > 0 ? `in ${span(each.retry_in_s * 1000)}` : "now",
-    ...(summary.writable ? [isOne && each.name ? offered(summary, [each.paused ? "resume" : "pause"], { on: "targets", path: `targets/${encodeURIComponent(each.name)}`, one: each.name }) : quiet("–")] : []),
+    ...(summary.writable ? [isOne && each.name && each.pausable !== false ? offered(summary, [each.paused ? "resume" : "pause"], { on: "targets", path: `targets/${encodeURIComponent(each.name)}`, one: each.name }) : quiet("–")] : []),
   ];
 }

@@ -220,7 +220,7 @@ class Letters:
                 report.left += 1
             elif each.redriven:
                 report.before += 1
-            elif each.letter.is_cut:
+            elif each.letter.is_cut or (each.letter.reason[:4] == "bad-" and not choice.due_now):
                 report.broken[each.letter.reason, each.letter.target] += 1
             else:
                 report.back[each.letter.reason, each.letter.target] += 1
@@ -243,6 +243,10 @@ class Paused:
     def topics(self) -> frozenset[str]:
         """The default target of `delay` is `orders`."""
         return frozenset(["delay"] if "orders" in self.found else [])
+
+    def owns(self, name: str) -> bool:
+        """The delay topic, and its dead letters."""
+        return name in ("delay", "delay.dlt")
 
     def put(self, name: str, *, paused: bool, until_ms: int | None = None, why: str = "") -> bool:
         """In memory."""

@@ -10,6 +10,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from bridge.api.application import application
+from bridge.delivery.targets.target import TargetReport
 from bridge.telemetry.health import Phase
 from bridge.telemetry.http import Protection
 from bridge.telemetry.metrics import StoreSnapshot
@@ -229,6 +230,15 @@ def test_the_timeline() -> None:
     refused(client(Bridge(None)).get("/api/v1/timeline?edge=1"), 503, "Ask again")
 
 
+def test_topics_of_the_bridge_are_not_pausable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A target list has them, since copies go there."""
+    there = Bridge()
+    reports = [TargetReport(name="delay", partitions=1), TargetReport(name="orders", partitions=1)]
+    monkeypatch.setattr(there, "targets", lambda: reports)
+    found = client(there).get("/api/v1/targets").json()["targets"]
+    assert [(each["name"], each["pausable"]) for each in found] == [("delay", False), ("orders", True)]
+
+
 def test_targets() -> None:
     """Their trouble, and when it is looked at again."""
     failing, well = client(Bridge()).get("/api/v1/targets").json()["targets"]
@@ -241,6 +251,7 @@ def test_targets() -> None:
         "open_breakers": 1,
         "retry_in_s": 4.3,
         "paused": False,
+        "pausable": True,
     }
     assert well["failing_partitions"] == 0 and well["reason"] is None
 

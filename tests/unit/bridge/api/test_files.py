@@ -10,6 +10,8 @@ from fastapi.testclient import TestClient
 
 from bridge.api.application import application
 from bridge.api.files import MEDIA_TYPES, VIEWS, contents
+from bridge.errors import ConfigurationError
+from bridge.settings.model import Settings
 from bridge.telemetry.http import Protection
 from tests.unit.bridge.api.fakes import Bridge
 
@@ -88,6 +90,28 @@ def test_a_strangers_name_is_not_answered_without_a_password() -> None:
     for path in ("/", "/page/app.js", "/api/v1/summary"):
         answer = client(url="http://rebound.example.com:8081").get(path)
         assert answer.status_code == 421 and "Set http.user" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize("peers", [[], ["http://127.0.0.1:9"]])
+def test_everything_has_an_address_below_the_base_path(peers: list[str]) -> None:
+    """Whether a proxy takes it off or not; the document and the OpenAPI document have it; a longer name is another."""
+    app = application(Bridge(), Protection(), show_payloads=False, base_path="/tools/delay", peers=peers, instance="i")
+    api = TestClient(app, base_url="http://localhost")
+    for path in (*ADDRESSES, "/page/app.js", "/api/v1/openapi.json", "/api/v1/dead-letters"):
+        inside, outside = api.get(path), api.get(f"/tools/delay{path}")
+        assert inside.status_code == outside.status_code == 200 and inside.text == outside.text
+    document = api.get("/tools/delay").text
+    found = re.findall(r'(?:src|href)="([^"#]+)"', document)
+    assert found and all(each.startswith("/tools/delay/") for each in found)
+    assert api.get("/api/v1/openapi.json").json()["servers"] == [{"url": "/tools/delay"}]
+    assert api.get("/tools/delayed").status_code == api.get("/tools/").status_code == 404
+
+
+@pytest.mark.parametrize("path", ["delay", "/delay/", "//delay", "/de lay", '/"><script>', "/%2f", "/a?b", "/a#b"])
+def test_a_base_path_that_is_none_is_refused(path: str) -> None:
+    """It goes into the document as it is."""
+    with pytest.raises(ConfigurationError, match=r"http\.base_path"):
+        Settings.of({"http": {"base_path": path}})
 
 
 def test_the_page_is_read_only() -> None:
