@@ -122,7 +122,7 @@ class ApiServer(uvicorn.Server):
             lifespan="off",
             loop="asyncio",
             log_config=None,
-            log_level="warning",
+            log_level="error",  # a warning for each request that is not HTTP would fill the log
             access_log=False,
             proxy_headers=False,
             server_header=False,
