@@ -81,6 +81,7 @@ PARALLEL := --numprocesses 3 --dist loadfile
 # that tests start, where an environment says otherwise too.
 test:
 	@$(MAKE) --no-print-directory --jobs 2 install tools
+	@$(BIN)/python -m dev.broker.archive >/dev/null 2>&1 || echo "No archive of the broker's classes: starts take longer" >&2
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest $(PARALLEL) $(PYTEST_ARGS)
 
 # Tests are marked by what they need (tests/conftest.py); properties and machines try few examples here. They keep two

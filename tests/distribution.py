@@ -1,8 +1,9 @@
 """Which tests run side by side, and in which order: a plugin of pytest, for runs with several processes.
 
-A *unit* of work is what one process runs from beginning to end: a file, whose tests share servers, or one test that
-shares none with its neighbours. `durations.json` has the seconds of those that take long; the longest come first, so
-that no long one is left when all others are done. A file that is not named there takes little.
+A *unit* of work is what one process runs from beginning to end: a file, whose tests share servers; a folder, whose
+files share one; or a test that shares none with its neighbours. `durations.json` has the seconds of those that take
+long; the longest come first, so that no long one is left when all others are done. A file that is not named there takes
+little.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ AHEAD_MAX: Final = 1
 
 
 def unit_of(nodeid: str) -> str:
-    """The unit that a test belongs to: itself if the durations name it, else its file."""
-    test = nodeid.partition("[")[0]
-    return test if test in DURATIONS else nodeid.partition("::")[0]
+    """The unit that a test belongs to: itself or its folder, if the durations name it, else its file."""
+    test, file = nodeid.partition("[")[0], nodeid.partition("::")[0]
+    folder = file.rpartition("/")[0] + "/"
+    return next((unit for unit in (test, folder) if unit in DURATIONS), file)
 
 
 def longest_first(items: Sequence[pytest.Item]) -> list[pytest.Item]:

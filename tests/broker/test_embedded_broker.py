@@ -19,6 +19,7 @@ from dev.broker import EmbeddedBroker
 from dev.broker.embedded import free_ports
 from dev.harness.kafka import Outgoing, Topics, produce, read_committed
 from dev.harness.waiting import wait_until
+from tests.java import SHORT_LIVED
 from tests.paths import ROOT
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
@@ -26,7 +27,7 @@ pytestmark = [pytest.mark.system, pytest.mark.slow]
 
 def test_a_stop_and_a_kill_keep_data_port_and_cluster() -> None:
     """Acknowledged records are there after an orderly stop; topics and address are there after a SIGKILL, too."""
-    with EmbeddedBroker(tmpfs=True, properties={"message.max.bytes": 2_000_000}) as broker:
+    with EmbeddedBroker(tmpfs=True, properties={"message.max.bytes": 2_000_000}, jvm_options=[SHORT_LIVED]) as broker:
         bootstrap, cluster_id = broker.bootstrap, broker.cluster_id
         topic = Topics(bootstrap).create()
         produce(bootstrap, [Outgoing(topic=topic, value=b"1")])
@@ -46,10 +47,10 @@ def test_a_stop_and_a_kill_keep_data_port_and_cluster() -> None:
 
 def test_a_named_directory_is_taken_over(tmp_path: Path) -> None:
     """Another broker object on the same directory is the same broker; the directory outlives both."""
-    with EmbeddedBroker(data=tmp_path) as first:
+    with EmbeddedBroker(data=tmp_path, jvm_options=[SHORT_LIVED]) as first:
         topic = Topics(first.bootstrap).create()
         produce(first.bootstrap, [Outgoing(topic=topic, value=b"kept")])
-    with EmbeddedBroker(data=tmp_path) as second:
+    with EmbeddedBroker(data=tmp_path, jvm_options=[SHORT_LIVED]) as second:
         assert (second.port, second.cluster_id) == (first.port, first.cluster_id)
         assert [record.value for record in read_committed(second.bootstrap, topic)] == [b"kept"]
 

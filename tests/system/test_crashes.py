@@ -25,9 +25,10 @@ STARTING_KILLS: Final = 0.5
 STARTING_S: Final = 10.0
 RUNNING_S: Final = 3.0
 PER_SECOND: Final = 150
+DELAY_MS_MAX: Final = 15_000
 DELIVERED_S_MAX: Final = 180
 
-# Small bounds, so that segments, windows and reclaim take part: everything here is due within half a minute.
+# Small bounds, so that segments, windows and reclaim take part: everything here is due within a quarter of a minute.
 BUSY_DISK: Final = {"store": {"flush_interval": "1s"}, "ready_rows": {"horizon": "5s"}}
 
 
@@ -46,7 +47,7 @@ def test_no_kill_loses_or_doubles_anything(broker: Broker, topics: Topics, tmp_p
     chance = random.Random(drawn)
     delay = topics.delay(partitions=4)
     targets = [topics.create("orders", partitions=3), topics.create("bills")]
-    load = Load(broker.bootstrap, delay, targets, seed=drawn)
+    load = Load(broker.bootstrap, delay, targets, seed=drawn, delay_ms_max=DELAY_MS_MAX)
     with RunningBridge(tmp_path, broker.bootstrap, delay, config=BUSY_DISK) as bridge:
         with load.running(PER_SECOND):
             for _ in range(KILLS):
