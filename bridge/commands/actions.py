@@ -16,9 +16,9 @@ import typer
 
 from bridge.commands import pending
 from bridge.commands.api_client import Absent, ApiClient
-from bridge.commands.invocation import bundled, read_option, say
+from bridge.commands.invocation import bundled, read_option, say, with_unit
 from bridge.errors import ConfigurationError
-from bridge.wire.headers import parse_duration, parse_until
+from bridge.wire.headers import parse_until
 
 OriginArgument = Annotated[
     str | None,
@@ -96,7 +96,7 @@ def move(
 ) -> None:
     """Have one pending message, or all that fit, be due at another time. Exit status as of `cancel`."""
     with connection.open() as api:
-        due_ms, after_ms = read_option(parse_until, at, "--at"), read_option(parse_duration, after, "--after")
+        due_ms, after_ms = read_option(parse_until, at, "--at"), read_option(with_unit, after, "--after")
         if (due_ms is None) == (after_ms is None):
             hint = "`delay-bridge pending move --help` has the forms."
             raise ConfigurationError("give either --at or --after", hint=hint, code="DB-1003")
@@ -105,6 +105,7 @@ def move(
 
 
 TargetArgument = Annotated[str, typer.Argument(metavar="TARGET", help="The real topic.")]
+UnknownOption = Annotated[bool, typer.Option("--unknown", help="Although the bridge knows no target of this name.")]
 
 
 @bundled
@@ -116,29 +117,56 @@ def pause_target(
     ] = None,
     after: Annotated[str | None, typer.Option("--for", help="For how long: 90s, 1h30m, 7d, PT15M.")] = None,
     *,
+    unknown: UnknownOption = False,
     connection: pending.Connection,
     output: pending.OutputOption = pending.Output.TEXT,
 ) -> None:
-    """Put the messages of a target off until it is resumed."""
+    """Put the messages of a target off until it is resumed. Exit status 1 if nothing is known by its name."""
+    read_option(with_unit, after, "--for")
     said = {"reason": reason, "until": until, "after": after}
-    _put(connection, name, "pause", {key: text for key, text in said.items() if text}, output)
+    _put(connection, name, "pause", {key: text for key, text in said.items() if text}, output, unknown=unknown)
 
 
 @bundled
 def resume_target(
-    name: TargetArgument, connection: pending.Connection, output: pending.OutputOption = pending.Output.TEXT
+    *,
+    name: TargetArgument,
+    unknown: UnknownOption = False,
+    connection: pending.Connection,
+    output: pending.OutputOption = pending.Output.TEXT,
 ) -> None:
-    """Deliver to a target again."""
-    _put(connection, name, "resume", {}, output)
+    """Deliver to a target again. Exit status as of `pause`."""
+    _put(connection, name, "resume", {}, output, unknown=unknown)
 
 
 def _put(
-    connection: pending.Connection, name: str, action: str, said: Mapping[str, str], output: pending.Output
+    connection: pending.Connection,
+    name: str,
+    action: str,
+    said: Mapping[str, str],
+    output: pending.Output,
+    *,
+    unknown: bool,
 ) -> None:
     with connection.open() as api:
+        if not unknown and not _is_known(api, name):
+            say(
+                f"nothing is known by the name {name}: the bridge has no message for it, and has delivered none."
+                f" --unknown {action}s it all the same",
+                err=True,
+            )
+            raise typer.Exit(1)
         done = api.post(f"targets/{quote(name, safe='')}/{action}", said)
         changed = "" if done.get("changed") is True else " already"
         say(pending.as_json(done) if output is pending.Output.JSON else f"{name} is{changed} {action}d")
+
+
+def _is_known(api: ApiClient, target: str) -> bool:
+    """Whether the bridge has delivered to it, or has messages for it."""
+    if any(each.get("name") == target for each in pending.objects(api, api.get("targets"), "targets")):
+        return True
+    count = api.get("count", [("target", target)]).get("count")
+    return isinstance(count, int) and count > 0
 
 
 def add() -> None:

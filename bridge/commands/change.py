@@ -18,12 +18,12 @@ import typer
 from confluent_kafka import KafkaError, Message
 
 from bridge.client import DelayClient
-from bridge.commands.invocation import ConfigOption, bundled, read_option, say, settings_of
+from bridge.commands.invocation import ConfigOption, bundled, read_option, say, settings_of, with_unit
 from bridge.commands.replies import NOTHING, Replies, Told, topic_of_answers
 from bridge.errors import ConfigurationError, EnvironmentFailure
 from bridge.kafka.reach import refuse_unreachable
 from bridge.settings.model import Settings
-from bridge.wire.headers import NEVER_MS, NEXT_MS, Origins, parse_duration, parse_origins, parse_until
+from bridge.wire.headers import NEVER_MS, NEXT_MS, Origins, parse_origins, parse_until
 from timerstore.clock import SystemClock
 
 MOVES: Final = {
@@ -72,7 +72,7 @@ class Change:
         with settings_of(self.config) as (given, _):
             settings = reaching(given, self.bootstrap)
             place = read_option(parse_origins, self.origin, "--origin")
-            wait_ms = read_option(parse_duration, self.wait, "--wait")
+            wait_ms = read_option(with_unit, self.wait, "--wait")
             if (self.id is None) == (place is None):
                 hint = "`delay-bridge pending list` shows both."
                 raise ConfigurationError("give either an id or --origin", hint=hint, code="DB-1003")
@@ -133,7 +133,7 @@ def move(
     change: Change,
 ) -> None:
     """Have a pending message due at another time, as `cancel` finds it. Exit status as of `cancel`."""
-    until, after_ms = read_option(parse_until, at, "--at"), read_option(parse_duration, after, "--after")
+    until, after_ms = read_option(parse_until, at, "--at"), read_option(with_unit, after, "--after")
     change.move("move", until, None if after_ms is None else timedelta(milliseconds=after_ms))
 
 

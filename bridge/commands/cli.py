@@ -38,6 +38,7 @@ from bridge.commands.invocation import (
     read_option,
     say,
     settings_of,
+    with_unit,
 )
 from bridge.delivery.producer.transaction_markers import Outcome
 from bridge.errors import ConfigurationError, EnvironmentFailure
@@ -47,7 +48,7 @@ from bridge.settings.load import load
 from bridge.settings.model import Settings
 from bridge.settings.secrets import Redactor
 from bridge.telemetry import logs
-from bridge.wire.headers import parse_duration, parse_until
+from bridge.wire.headers import parse_until
 from bridge.wire.letters import Choice, Report
 from bridge.wire.printable import printable
 from bridge.wire.reasons import RejectReason
@@ -195,9 +196,13 @@ def redrive(
     ] = None,
     due: dead_letters.DueOption = dead_letters.Due.ORIGINAL,
     set_header: dead_letters.SetHeaderOption = None,
-    execute: Annotated[bool, typer.Option("--execute/--dry-run", help="Put them back, or only count them.")] = False,
+    dry_run: actions.DryRunOption = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", "--execute", help="Do not ask whether that many are meant.")
+    ] = False,
 ) -> None:
-    """Put dead letters back into their delay topics, each of them once, however often this is run.
+    """Put dead letters back into their delay topics, each of them once, however often this is run. They are counted
+    first, and asked about, as by `dead-letters redrive`, which has a running bridge do it.
 
     A record that was rejected for a bad header needs --due now or --set-header, or it would be rejected again.
     """
@@ -222,8 +227,13 @@ def redrive(
         except ValueError as error:
             hint = "Set headers that a producer writes."
             raise ConfigurationError(f"--set-header: {error}", hint=hint, code="DB-1003") from None
-        report = redrive_letters(settings, SystemClock(), choice, execute=execute)
-        _say_report(report, execute=execute)
+        if dry_run or not yes:
+            counted = redrive_letters(settings, SystemClock(), choice, execute=False)
+            _say_report(counted, execute=False)
+            if dry_run or not counted.back:
+                return
+            actions.confirm("put them back?")
+        _say_report(redrive_letters(settings, SystemClock(), choice, execute=True), execute=True)
 
 
 @app.command()
@@ -231,9 +241,8 @@ def send(
     value: Annotated[
         str | None, typer.Argument(help="The message. Without it and --file: each line of standard input.")
     ] = None,
-    topic: Annotated[
-        str | None, typer.Option("--topic", "--to", help="Real topic; else the delay topic's default.")
-    ] = None,
+    topic: Annotated[str | None, typer.Option("--to", help="Real topic; else the delay topic's default.")] = None,
+    other_topic: Annotated[str | None, typer.Option("--topic", hidden=True)] = None,
     at: Annotated[str | None, typer.Option(help="Due time: RFC 3339 with a zone, or epoch milliseconds.")] = None,
     after: Annotated[str | None, typer.Option(help="Delay from now: 250ms, 90s, 1h30m, 7d, PT15M.")] = None,
     every: Annotated[str | None, typer.Option(help="Again and again, so long after each other: 15m, 1d.")] = None,
@@ -260,14 +269,18 @@ def send(
     bootstrap: Annotated[str | None, typer.Option(help="Brokers, host:port; wins over the configuration.")] = None,
     config: ConfigOption = None,
 ) -> None:
-    """Send messages to be delivered later; with --every or --cron again and again, not before --at or --after."""
+    """Send messages to be delivered later; with --every or --cron again and again, not before --at or --after. Prints
+    where each is in the delay topic: its origin, by which it can be cancelled or looked up."""
     with settings_of(config) as (given, _):
         settings = change.reaching(given, bootstrap)
+        if other_topic is not None:
+            hint = "Name the real topic with --to, the delay topic with --delay-topic."
+            raise ConfigurationError("--topic is a delay topic, and of other commands", hint=hint, code="DB-1003")
         if value is not None and file is not None:
             raise ConfigurationError("both a message and --file are given", hint="Give one of them.", code="DB-1003")
-        send_at, after_ms = read_option(parse_until, at, "--at"), read_option(parse_duration, after, "--after")
+        send_at, after_ms = read_option(parse_until, at, "--at"), read_option(with_unit, after, "--after")
         send_after = None if after_ms is None else timedelta(milliseconds=after_ms)
-        every_ms = read_option(parse_duration, every, "--every")
+        every_ms = read_option(with_unit, every, "--every")
         recurrence: dict[str, Any] = {
             "every": None if every_ms is None else timedelta(milliseconds=every_ms),
             "anchor": read_option(parse_until, anchor, "--anchor"),
@@ -283,9 +296,9 @@ def send(
         if wait is not None:
             refuse_unreachable(settings.kafka.bootstrap_servers)
         arrivals = _arrivals(settings, delay_topic, topic) if wait is not None else None
-        wait_ms = read_option(parse_duration, wait, "--wait") or 0
+        wait_ms = read_option(with_unit, wait, "--wait") or 0
         send_one: Callable[..., None] = client.send if recurrence == ONCE else partial(client.schedule, **recurrence)
-        told: list[tuple[KafkaError | None, Message]] = []
+        origins: list[str] = []
         count = 0
         for message in _messages(value, file):
             try:
@@ -299,7 +312,7 @@ def send(
                     id=id,
                     replace=replace,
                     partition=partition,
-                    on_delivery=(lambda *report: told.append(report)) if arrivals is not None else None,
+                    on_delivery=partial(_taken, origins),
                 )
             except ValueError as error:
                 hint = "See `delay-bridge send --help`."
@@ -311,8 +324,11 @@ def send(
         say(f"{count} message{'s' * (count != 1)} sent to {client.delay_topic}", err=True)
         if arrivals is not None:
             with arrivals:
-                for arrived in arrivals.wait(_origins(told), wait_ms / 1000):
+                for arrived in arrivals.wait(origins, wait_ms / 1000):
                     say(f"{arrived.origin} arrived at {arrived.place}, {arrived.lateness_ms} ms late")
+        else:
+            for origin in origins:
+                say(origin)
 
 
 @app.command("config")
@@ -383,7 +399,7 @@ def _say_report(report: Report, *, execute: bool) -> None:
             say(f"{name:12}{count:>8}")
     total = sum(report.back.values())
     letters = f"{total} dead letter{'s' * (total != 1)}"
-    say(f"{letters} put back" if execute else f"{letters} would go back: --execute does it")
+    say(f"{letters} put back" if execute else f"{letters} would go back")
 
 
 # --- send ------------------------------------------------------------------------------------------------------------
@@ -403,12 +419,11 @@ def _messages(value: str | None, file: Path | None) -> Iterator[bytes]:
             yield line.removesuffix(b"\n").removesuffix(b"\r")
 
 
-def _origins(told: Sequence[tuple[KafkaError | None, Message]]) -> list[str]:
-    """Where the delay topic has the messages that were sent. Raises EnvironmentFailure if one was not taken."""
-    for error, _ in told:
-        if error is not None:
-            raise EnvironmentFailure(f"not taken: {error.str()}", hint="Send it again.", code="DB-1004")
-    return [f"{message.topic()}/{message.partition()}/{message.offset()}" for _, message in told]
+def _taken(origins: list[str], error: KafkaError | None, message: Message) -> None:
+    """Where the delay topic has a message. Raises EnvironmentFailure, from `flush`, if it was not taken."""
+    if error is not None:
+        raise EnvironmentFailure(f"not taken: {error.str()}", hint="Send it again.", code="DB-1004")
+    origins.append(f"{message.topic()}/{message.partition()}/{message.offset()}")
 
 
 def _arrivals(settings: Settings, delay_topic: str, topic: str | None) -> Arrivals:

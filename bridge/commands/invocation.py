@@ -21,6 +21,7 @@ from bridge.settings.load import load
 from bridge.settings.model import Settings
 from bridge.settings.secrets import Redactor
 from bridge.telemetry import logs
+from bridge.wire.headers import parse_duration
 from bridge.wire.printable import printable
 
 log = structlog.get_logger("bridge.commands.invocation")
@@ -149,6 +150,15 @@ def read_option(parse: Callable[[str], Value], text: str | None, option: str) ->
     except ValueError as error:
         hint = "See `delay-bridge send --help` for the forms."
         raise ConfigurationError(f"{option} is invalid: {error}", hint=hint, code="DB-1003") from None
+
+
+def with_unit(text: str) -> int:
+    """Milliseconds of a duration whose unit is written: a bare number is milliseconds in headers, and seconds to many
+    who type it. Raises ValueError."""
+    ms = parse_duration(text)
+    if text.strip().isdecimal() and ms:
+        raise ValueError(f"{text!r} has no unit; write {text}s, {text}m or {text}ms")
+    return ms
 
 
 def read_headers(texts: Iterable[str] | None, option: str) -> Iterator[tuple[str, str]]:

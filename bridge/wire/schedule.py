@@ -35,6 +35,8 @@ TEXT_LENGTH_MAX: Final = 256
 _GIVEN: Final = "given"
 _T = TypeVar("_T")
 
+_UNITS: Final = ("d", "h", "m", "s", "ms")
+
 
 class Missed(StrEnum):
     """What becomes of ticks that were missed."""
@@ -140,7 +142,7 @@ class Schedule:
 
     def texts(self) -> dict[str, str]:
         """The headers that say it; the inverse of `parsed`."""
-        texts = {h.EVERY: f"{self.every_ms}ms"} if self.cron is None else {h.CRON: self.cron.expression}
+        texts = {h.EVERY: _interval(self.every_ms or 0)} if self.cron is None else {h.CRON: self.cron.expression}
         if self.anchor_ms is not None:
             texts[h.ANCHOR] = str(self.anchor_ms)
         if self.cron is not None and self.cron.zone != "UTC":
@@ -185,6 +187,11 @@ class Schedule:
     def _in_time(self, due_ms: int | None) -> int | None:
         end_ms = h.UNTIL_MS_MAX if self.end_ms is None else min(self.end_ms, h.UNTIL_MS_MAX)
         return None if due_ms is None or due_ms > end_ms else due_ms
+
+
+def _interval(ms: int) -> str:
+    """In the largest unit of which it is a whole number: `15m`, `36h`, `1500ms`."""
+    return next(f"{ms // size}{unit}" for unit, size in zip(_UNITS, h.UNITS_MS, strict=True) if ms % size == 0)
 
 
 def parsed(given: Mapping[str, str], every_min_ms: int = 1) -> Schedule:

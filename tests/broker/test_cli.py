@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import uuid
+from collections import Counter
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
@@ -123,13 +124,16 @@ def test_an_unforeseen_error_is_reported_as_a_bug_in_one_last_line(monkeypatch: 
 @pytest.mark.parametrize(
     ("arguments", "needle"),
     [
-        (["x", "--topic", "t"], "either at or after"),
-        (["x", "--topic", "t", "--after", "soon"], "--after"),
-        (["x", "--topic", "t", "--at", "tomorrow"], "--at"),
-        (["x", "--topic", "t", "--after", "1s", "--header", "nonsense"], "NAME=VALUE"),
-        (["x", "--topic", "t", "--after", "1s", "--header", "delay-id=x"], "delay-id"),
+        (["x", "--to", "t"], "either at or after"),
+        (["x", "--to", "t", "--after", "soon"], "--after"),
+        (["x", "--to", "t", "--at", "tomorrow"], "--at"),
+        (["x", "--to", "t", "--after", "1s", "--header", "nonsense"], "NAME=VALUE"),
+        (["x", "--to", "t", "--after", "1s", "--header", "delay-id=x"], "delay-id"),
+        (["x", "--to", "t", "--after", "15"], "write 15s, 15m or 15ms"),
+        (["x", "--to", "t", "--every", "15"], "write 15s, 15m or 15ms"),
+        (["x", "--topic", "t", "--after", "1s"], "real topic with --to"),
         (["x", "--file", "/nowhere", "--after", "1s"], "both"),
-        (["--file", "/nowhere", "--topic", "t", "--after", "1s"], "cannot read /nowhere"),
+        (["--file", "/nowhere", "--to", "t", "--after", "1s"], "cannot read /nowhere"),
     ],
 )
 def test_send_refuses_what_the_bridge_would_reject(arguments: list[str], needle: str) -> None:
@@ -142,9 +146,25 @@ def test_send_refuses_what_the_bridge_would_reject(arguments: list[str], needle:
 def test_send_asks_which_delay_topic_if_there_are_several(tmp_path: Path) -> None:
     """It does not guess."""
     file = write(tmp_path / "a.yaml", {"delay_topics": {"a": {}, "b": {}}})
-    status, _, err = invoke("send", "x", "--topic", "t", "--after", "1s", "--config", file)
+    status, _, err = invoke("send", "x", "--to", "t", "--after", "1s", "--config", file)
     assert status == 2
     assert "--delay-topic" in err
+
+
+@pytest.mark.fault("options that mean two things")
+def test_both_redrives_count_before_they_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And ask, or want --yes where there is no terminal; --dry-run only counts."""
+    executed: list[bool] = []
+
+    def put_back(_settings: Settings, _clock: object, _choice: Choice, *, execute: bool) -> Report:
+        executed.append(execute)
+        return Report(back=Counter({("unknown-target", "orders"): 2}))
+
+    monkeypatch.setattr("bridge.dead_letters.redrive.redrive", put_back)
+    assert invoke("redrive", "--dry-run")[0] == 0 and executed == [False]
+    status, out, err = invoke("redrive")
+    assert (status, executed) == (2, [False, False]) and "2 dead letters would go back" in out and "--yes" in err
+    assert invoke("redrive", "--yes")[0] == 0 and executed[2:] == [True]
 
 
 def test_redrive_understands_what_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +203,7 @@ def test_send_takes_the_message_from_argument_file_or_lines(broker: Broker, tmp_
     common = ["--bootstrap", broker.bootstrap, "--delay-topic", topic, "--to", "real", "--after", "1h30m"]
     one = invoke("send", "grün", "--key", "k", "--header", "a=b=c", "--id", "i", *common)
     assert one[0] == 0
-    assert one[2] == f"1 message sent to {topic}\n"
+    assert one[1:] == (f"{topic}/0/0\n", f"1 message sent to {topic}\n"), "where it is"
     assert invoke("send", "--file", str(tmp_path / "f"), *common)[0] == 0
     assert invoke("send", *common, input=b"x\ny z\r\n\n")[2] == f"3 messages sent to {topic}\n"
     records = received(broker.bootstrap, topic, 5)

@@ -47,7 +47,7 @@ SEARCHES_MAX: Final = 2
 """At a time: others wait."""
 
 POSITION_COLUMNS: Final = ("topic", "partition", "offset", "at")
-STATE_COLUMNS: Final = ("kind", "id", "origin", "due", "attempt")
+STATE_COLUMNS: Final = ("kind", "id", "origin", "due", "attempt", "rolls")
 """What the state of a row is told from."""
 BULKY: Final = ("value", "headers")
 
@@ -62,11 +62,11 @@ class PendingState(StrEnum):
     OVERDUE = "overdue"
     """It should have been delivered, or rolled, by now."""
     ROLLED = "rolled"
-    """It is due beyond the roll window: the bridge writes it once more before."""
+    """The bridge has written it again, and does so once more: it is due beyond the roll window."""
     PAUSED = "paused"
     """It would be waiting, but its target is paused."""
     WAITING = "waiting"
-    """It is delivered next."""
+    """Its record is as its producer sent it, or the time of its delivery comes next."""
 
 
 STATES: Final = tuple(PendingState)
@@ -478,7 +478,8 @@ class Search:
         state = np.full(len(rows), STATES.index(PendingState.WAITING))
         if self._query.paused:
             state[self._is_paused(rows, payload)] = STATES.index(PendingState.PAUSED)
-        state[payload.column("due").to_numpy() > rows.at] = STATES.index(PendingState.ROLLED)
+        is_far = payload.column("due").to_numpy() > rows.at
+        state[is_far & (payload.column("rolls").to_numpy() > 0)] = STATES.index(PendingState.ROLLED)
         state[rows.at <= self._now_ms] = STATES.index(PendingState.OVERDUE)
         state[payload.column("attempt").to_numpy() > 0] = STATES.index(PendingState.RETRYING)
         cancels, tombstones = self._state.cancels, self.view.tombstones

@@ -13,7 +13,7 @@ const WHY = {
       ? `It was due, and is put off, since too much was due at once, or its target was paused: it comes up again ${away(each.at, now)}.`
       : "It is delivered when it is due.",
   paused: (each, now) => ["Its ", el("a", { href: "/targets" }, "target"), ` is paused, until it is resumed: it is put off, and comes up again ${away(each.at, now)}.`],
-  rolled: (each, now) => `It is due beyond the roll window: the bridge writes it once more before, ${away(each.at, now)}.`,
+  rolled: (each, now) => `The bridge has written it again, and does so once more before it is due, ${away(each.at, now)}.`,
   retrying: (each, now) => `Its target did not take it; the next attempt is ${away(each.at, now)}.`,
   overdue: () => "Its time is over, and it should have been handled by now.",
   cancelled: () => "A cancel has been read: it is passed over when it comes up, and not delivered.",

@@ -124,6 +124,16 @@ def test_targets_are_paused_and_resumed(bridge: Bridge, served: list[str]) -> No
     assert bridge.paused.names() == frozenset()
 
 
+@pytest.mark.fault("a name that is mistyped")
+def test_a_target_that_nobody_knows_is_not_paused(bridge: Bridge, served: list[str]) -> None:
+    """Status 1, with what to do if it is meant."""
+    for verb in ("pause", "resume"):
+        status, out, err = invoke("targets", verb, "ordrs", *served)
+        assert (status, out) == (1, "") and "nothing is known by the name ordrs" in err and "--unknown" in err
+    assert bridge.paused.names() == frozenset()
+    assert invoke("targets", "pause", "ordrs", "--unknown", *served) == (0, "ordrs is paused\n", "")
+
+
 def test_dead_letters_are_listed_and_put_back(served: list[str]) -> None:
     """The newest at the top; one, or all that fit after a count."""
     status, out, err = invoke("dead-letters", "list", "--limit", "2", *served)

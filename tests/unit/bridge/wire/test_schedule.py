@@ -101,7 +101,7 @@ def test_number_of_ticks() -> None:
 @pytest.mark.parametrize(
     "texts",
     [
-        {h.EVERY: "900000ms"},
+        {h.EVERY: "15m"},
         {h.CRON: "0 9 * * MON-FRI"},
         {h.CRON: "0 9 * * MON-FRI", h.TIME_ZONE: "Europe/Berlin", h.END: str(T), h.TIMES: "7", h.MISSED: "none"},
     ],
