@@ -58,7 +58,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if options.keep and balance.good:
                 scenario.stay()
         keep = not balance.good
-        console.print("[bold green]every message arrived once, on time" if balance.good else "[bold red]that is wrong")
+        console.print(
+            "[bold green]every message arrived once, none before its time"
+            if balance.good
+            else "[bold red]that is wrong"
+        )
         return 0 if balance.good else 1
     except BridgeError as error:
         console.print(str(error.message), style="bold red", highlight=False, markup=False)

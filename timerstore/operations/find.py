@@ -4,8 +4,7 @@ Rows come in the order of position, the soonest first, a page at a time. A curso
 page, so it stays valid while messages come and go:
 
     memory     one pass over the resident rows' columns, in Arrow
-    segments   row group after row group in the order of their first positions, only the columns that the query needs;
-               indexes name the row groups of an id, and of an origin
+    segments   row groups in the order of their first positions, only needed columns; indexes know ids and origins
     a page     ends when the next row group begins behind its last row, or after `SCANNED_ROWS_MAX` rows
 
 A search works on a snapshot: references, immutable batches, open files. It holds the store's lock for as long as it
@@ -478,8 +477,8 @@ class Search:
         state = np.full(len(rows), STATES.index(PendingState.WAITING))
         if self._query.paused:
             state[self._is_paused(rows, payload)] = STATES.index(PendingState.PAUSED)
-        is_far = payload.column("due").to_numpy() > rows.at
-        state[is_far & (payload.column("rolls").to_numpy() > 0)] = STATES.index(PendingState.ROLLED)
+        due, rolls = (payload.column(name).to_numpy() for name in ("due", "rolls"))
+        state[(due > rows.at) & (rolls > 0)] = STATES.index(PendingState.ROLLED)
         state[rows.at <= self._now_ms] = STATES.index(PendingState.OVERDUE)
         state[payload.column("attempt").to_numpy() > 0] = STATES.index(PendingState.RETRYING)
         cancels, tombstones = self._state.cancels, self.view.tombstones

@@ -183,3 +183,13 @@ def test_what_was_put_off_is_found_by_its_due_time_and_by_when_it_was_written(tm
         rig.deliver()
         rig.store.maintenance.flush(NOW_MS)
     assert len(rig.store.state.timerlog) == 1
+
+
+def test_only_what_was_written_again_is_rolled(tmp_path: Path) -> None:
+    """A message that is due beyond the roll window waits, until the bridge has written it again for the first time."""
+    rig = Rig(tmp_path / "store", sources=[ORDERS], limits=Limits(horizon_ms=1_000))
+    for offset, rolls in enumerate((0, 2)):
+        row = Record(*ORDERS, offset, LATER_MS, put_off_ms=NOW_MS + 60_000, origin=offset, rolls=rolls)
+        rig.log[ORDERS].append(row)
+    rig.ingest()
+    assert [row.state.value for row in rig.store.find(Query(), NOW_MS).rows] == ["waiting", "rolled"]
