@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from confluent_kafka import Consumer, TopicPartition
 
 from bridge.kafka.admin import Cluster
 from bridge.settings.model import Settings
@@ -10,6 +11,18 @@ from dev.broker import EmbeddedBroker
 from dev.harness.kafka import Topics
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
+
+
+def test_what_a_group_has_committed_is_read_without_being_a_member() -> None:
+    """Offsets and metadata, as other instances have written them; partitions without a commit are left out."""
+    with EmbeddedBroker(tmpfs=True) as broker:
+        topic = Topics(broker.bootstrap).create(partitions=2)
+        member = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "g"})
+        member.commit(offsets=[TopicPartition(topic, 1, 7, '{"x":1}')], asynchronous=False)
+        member.close()
+        cluster = Cluster(Settings.of({"kafka": {"common": {"bootstrap.servers": broker.bootstrap}}}))
+        assert cluster.committed("g", [(topic, 0), (topic, 1)]) == {(topic, 1): (7, '{"x":1}')}
+        assert cluster.committed("another", [(topic, 0)]) == {}
 
 
 def test_offsets_are_found_again_after_a_leader_was_elected() -> None:

@@ -36,8 +36,8 @@ FILE: Final = "paused-targets.json"
 """Where earlier versions had them, in store.directory: read once."""
 WRITE_S: Final = 10.0
 """For the commit: a transaction that is under way ends first."""
-ENDED_MS_MAX: Final = 30 * 86_400_000
-"""How long the end of a pause is remembered: no copy waits for longer than a roll window."""
+ENDED_MS_MAX: Final = 8 * 86_400_000
+"""How long the end of a pause is remembered: for longer than the longest roll window that `auto` gives."""
 
 log = structlog.get_logger("bridge.delivery.targets.pauses")
 
