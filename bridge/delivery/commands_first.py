@@ -21,14 +21,15 @@ from typing import Final
 import structlog
 
 from bridge.errors import EnvironmentFailure
+from bridge.ingest.watch.waits import Wait
 from timerstore.clock import Clock
 from timerstore.rows.position import AT_MIN
 from timerstore.rows.sources import SourceName
 from timerstore.store import TimerStore
 
-PATIENCE_S: Final = 30.0
+PATIENCE_S: Final = Wait.COMMANDS.s
 """`start.read_commands`, unless it is set."""
-FULL_S: Final = 5.0
+FULL_S: Final = Wait.COMMANDS_ROOM.s
 """For so long there may be no room for what is read: a flush may be making some."""
 LOOK_S: Final = 0.05
 """How often it is looked whether enough is read."""

@@ -19,36 +19,46 @@ from contextlib import ExitStack, suppress
 from typing import Final, Self
 
 import pyarrow as pa
+import structlog
 
+from bridge.errors import EnvironmentFailure
+from bridge.ingest.watch.waits import Wait
 from bridge.spark.scratch import for_a_socket
 from timerstore.rows.entry import ENTRY
 
-TOKEN_S: Final = 10.0
+TOKEN_S: Final = Wait.TOKEN.s
 """A connection that has not sent its token by then is closed."""
+AGAIN_S: Final = 0.2
+"""After a connection could not be accepted."""
+TASK: Final = -1
+"""In place of a frame's length: a task has begun."""
 STORED: Final = b"\1"
 _LENGTH: Final = struct.Struct(">i")
+
+log = structlog.get_logger("bridge.ingest.frames")
 
 
 class FrameReceiver:
     """Listens while it is entered; each connection has a thread. `take` is given one frame after the other, of several
     connections at once; what it raises goes to `on_failure`, and ends that connection and with it Spark's task.
+    `on_task` is called for each task that begins.
     """
 
     def __init__(
         self,
         take: Callable[[pa.Table], None],
-        on_open: Callable[[], None],
+        on_task: Callable[[], None],
         on_failure: Callable[[Exception], None],
         host: str | None = None,
     ) -> None:
         """`host` is the address of this machine for executors elsewhere; None: they run on it."""
         self._take = take
-        self._on_open = on_open
+        self._on_task = on_task
         self._on_failure = on_failure
         self._host = host
         self._lock = threading.Lock()
         self._connections: set[socket.socket] = set()
-        self._closed = False
+        self._over = threading.Event()
         self._files = ExitStack()
         self.token = secrets.token_hex(16)
 
@@ -72,23 +82,44 @@ class FrameReceiver:
     def close(self) -> None:
         """Close all connections: a task that still writes fails. Any thread, any number of times."""
         with self._lock:
-            self._closed = True
+            self._over.set()
             for each in (self._listener, *self._connections):
                 with suppress(OSError):
                     each.shutdown(socket.SHUT_RDWR)
 
     def _accept(self) -> None:
-        while True:
+        """Until it is closed. Where no descriptor, thread or memory is left for a connection, Spark's task waits, and
+        it is tried again."""
+        failed = 0
+        while not self._over.is_set():
             try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return  # closed
-            with self._lock:
-                if self._closed:
-                    connection.close()
+                self._accept_one()
+                failed = 0
+            except (OSError, RuntimeError) as error:
+                if self._over.is_set():
                     return
-                self._connections.add(connection)
+                failed += 1
+                if failed == 1:
+                    log.warning("frames-not-accepted", reason=str(error))
+                if failed * AGAIN_S >= Wait.DESCRIPTORS.s:
+                    self._on_failure(_not_accepted(error))
+                    return
+                self._over.wait(AGAIN_S)
+
+    def _accept_one(self) -> None:
+        """Raises OSError, and RuntimeError where no thread can begin."""
+        connection, _ = self._listener.accept()
+        with self._lock:
+            if self._over.is_set():
+                connection.close()
+                return
+            self._connections.add(connection)
+        try:
             threading.Thread(target=self._serve, args=(connection,), name="frames", daemon=True).start()
+        except RuntimeError:
+            with self._lock, connection:
+                self._connections.discard(connection)
+            raise
 
     def _serve(self, connection: socket.socket) -> None:
         """Take in all frames of a connection, and say so: the other side waits for that, and a connection that ends
@@ -100,7 +131,6 @@ class FrameReceiver:
                 if line is None or not hmac.compare_digest(bytes(line), f"{self.token}\n".encode()):
                     return
                 connection.settimeout(None)
-                self._on_open()
                 while (frame := self._next(connection)) is not None:
                     if len(frame):
                         self._take(frame)
@@ -116,13 +146,28 @@ class FrameReceiver:
 
     def _next(self, connection: socket.socket) -> pa.Table | None:
         """The next frame; an empty one after the last. None where the task has ended before that: Spark says why."""
-        head = _exactly(connection, _LENGTH.size)
-        body = None if head is None else _exactly(connection, _LENGTH.unpack(head)[0])
+        while (length := _length(connection)) == TASK:
+            self._on_task()
+        body = None if length is None else _exactly(connection, length)
         if body is None:
             return None
         if not body:
             return ENTRY.empty_table()
         return pa.Table.from_batches([pa.ipc.read_record_batch(pa.py_buffer(body), ENTRY)])
+
+
+def _not_accepted(error: Exception) -> EnvironmentFailure:
+    return EnvironmentFailure(
+        "connections of Spark's tasks cannot be accepted",
+        hint="Raise the limit of open files (ulimit -n) or of threads, or lower the number of clients of the API.",
+        reason=str(error),
+        code="DB-3059",
+    )
+
+
+def _length(connection: socket.socket) -> int | None:
+    head = _exactly(connection, _LENGTH.size)
+    return None if head is None else int(_LENGTH.unpack(head)[0])
 
 
 def _exactly(connection: socket.socket, count: int) -> bytearray | None:

@@ -27,7 +27,6 @@ from bridge import __version__
 from bridge.api.listener import Listener
 from bridge.checks.run import require, run_checks
 from bridge.dead_letters.listing import Letterbox
-from bridge.delivery.commands_first import CommandsFirst
 from bridge.delivery.dispatcher import Dispatcher
 from bridge.delivery.plan.spans import OpenTelemetry
 from bridge.delivery.producer.transaction_markers import MarkerRepair
@@ -43,7 +42,7 @@ from bridge.runtime.command_sender import CommandSender
 from bridge.runtime.credentials import Credentials
 from bridge.runtime.gauges import Lag, snapshot
 from bridge.runtime.left_out import LeftOut
-from bridge.runtime.pipeline import Pipeline, PipelineContext
+from bridge.runtime.pipeline import Pipeline, PipelineContext, make_commands_first
 from bridge.runtime.restart import Restart
 from bridge.runtime.stop_signals import stop_signals
 from bridge.runtime.wiring import make_pauses, make_planner, make_resuming, make_sender, make_writer, plan_reader
@@ -323,11 +322,7 @@ class Application:
             budgets=settings.budgets,
             beat=self._hearts.watch("dispatcher", dispatcher_s(settings.budgets)),
             on_answers=commands.on_answers,
-            commands_first=CommandsFirst(
-                self._clock,
-                settings.start.read_commands / 1000,
-                lambda names: {name: mark.end for name, mark in cluster.watermarks(sorted(names)).items()},
-            ),
+            commands_first=make_commands_first(settings, cluster, self._clock),
             pauses=self._pauses,
         )
         # The producer is opened (and a predecessor of this name fenced) with the membership, not before it: an instance
@@ -430,9 +425,8 @@ class Application:
         if self._left_out.look(pipeline.blocked_by(), pipeline.store.next_offsets().keys()):
             self._events.put(Notice.REBASE)
         phase = self._health.phase.name
-        dispatcher = context.dispatcher
-        is_up = dispatcher.wait_open(0) and pipeline.is_reading() and not dispatcher.awaits_commands
-        if phase == "connecting" and is_up:
+        is_up = phase == "connecting" and context.dispatcher.wait_open(0) and pipeline.is_reading()
+        if is_up and not context.dispatcher.awaits_commands:
             pending = pipeline.store.stats().pending
             log.info("ready", partitions=len(pipeline.store.next_offsets()), pending=pending, reader=pipeline.reader)
             phase = "running"

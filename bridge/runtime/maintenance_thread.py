@@ -16,7 +16,7 @@ from typing import Final
 import structlog
 
 from bridge.errors import BridgeError
-from bridge.ingest.guarded import guarded
+from bridge.ingest.watch.guarded import guarded
 from bridge.telemetry.heartbeats import DISK_BYTES_PER_S, SPARK_S, Beat, unwatched
 from bridge.telemetry.metrics import Metrics
 from timerstore.clock import Clock

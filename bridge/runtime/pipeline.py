@@ -30,6 +30,7 @@ from typing import Final
 import structlog
 from pyspark.sql import SparkSession
 
+from bridge.delivery.commands_first import CommandsFirst
 from bridge.delivery.dispatcher import Dispatcher
 from bridge.delivery.states import AT_REST
 from bridge.errors import BridgeError, EnvironmentFailure
@@ -42,6 +43,7 @@ from bridge.ingest.frames import FrameReceiver
 from bridge.ingest.ingest import Ingest
 from bridge.ingest.plain_reader import PlainReader
 from bridge.ingest.query import Query
+from bridge.ingest.watch.waits import Wait
 from bridge.install import connector
 from bridge.kafka.admin import Cluster
 from bridge.kafka.membership import Membership, Ownership
@@ -49,7 +51,7 @@ from bridge.runtime.gauges import Lag
 from bridge.runtime.maintenance_thread import MaintenanceThread
 from bridge.settings.clients import java, java_client, librdkafka
 from bridge.settings.model import Settings
-from bridge.spark.session import intact
+from bridge.spark.session import end_jvm, intact
 from bridge.start.facts import gather, plan_start
 from bridge.start.first_commits import StartFacts, StartPlan
 from bridge.start.index import as_bridge_errors, find_index, open_index
@@ -71,9 +73,9 @@ QUERY: Final = "query"
 MAINTENANCE: Final = "maintenance"
 """Names of hearts."""
 
-FLUSH_S: Final = 2.0
+FLUSH_S: Final = Wait.FLUSH_OF_GONE.s
 """How long a revocation waits for a flush, which spares reading again what comes back soon."""
-JOIN_S: Final = 0.2
+JOIN_S: Final = Wait.ROOM_TO_JOIN.s
 """How long partitions that come wait for a batch that is taken in, before a flush may have to make room for it."""
 END_S_MAX: Final = 5.0
 """How long maintenance has when the process ends, which must not take longer than `app.STOP_S_MAX`."""
@@ -450,6 +452,7 @@ class Pipeline:
             metrics=context.metrics,
             on_corrupt=context.on_rebuild,
             on_fatal=context.on_fatal,
+            end_jvm=end_jvm,
             beat=context.hearts.watch(INGEST, CALLS_S),
             beat_query=context.hearts.watch(QUERY, SPARK_S),
         )
@@ -462,3 +465,12 @@ def _ends(plan: StartPlan) -> dict[SourceName, int]:
 
 def _names(partitions: Collection[SourceName]) -> str:
     return ", ".join(f"{topic}/{partition}" for topic, partition in sorted(partitions))
+
+
+def make_commands_first(settings: Settings, cluster: Cluster, clock: Clock) -> CommandsFirst:
+    """What messages wait for after a start, as the settings say."""
+
+    def log_ends(names: Collection[SourceName]) -> dict[SourceName, int]:
+        return {name: mark.end for name, mark in cluster.watermarks(sorted(names)).items()}
+
+    return CommandsFirst(clock, settings.start.read_commands / 1000, log_ends)

@@ -169,6 +169,7 @@ class SessionStart:
 
     def _run(self) -> None:
         _WANTED.wait(self._after_s)
+        self.session.set_running_or_notify_cancel()
         with suppress(OSError):  # no Linux, where this is for a thread and what it starts
             own = threading.get_native_id()
             os.setpriority(os.PRIO_PROCESS, own, max(java_process.NICE, os.getpriority(os.PRIO_PROCESS, own)))
@@ -301,3 +302,10 @@ def stop() -> None:
         session = SparkSession._instantiatedSession
         if session is not None:
             session.stop()
+
+
+def end_jvm() -> None:
+    """End a JVM that stands still, so that calls into it return: it hears nothing else."""
+    process = getattr(SparkContext._gateway, "proc", None)
+    if process is not None:
+        process.kill()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from bridge.errors import EnvironmentFailure, StateError
+from bridge.ingest.watch.waits import Wait
 from bridge.kafka.admin import Cluster, Topic
 from bridge.kafka.membership import Ownership
 from bridge.start.first_commits import StartFacts, StartPlan, TopicFacts, decide
@@ -16,7 +17,7 @@ from timerstore.operations import recovery
 from timerstore.operations.recovery import Found
 from timerstore.rows.sources import SourceName
 
-FIRST_COMMITS_S: Final = 60.0
+FIRST_COMMITS_S: Final = Wait.OTHERS_COMMITS.s
 """How long another instance has to make the first commits."""
 LOOK_S: Final = 0.2
 

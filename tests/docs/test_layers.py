@@ -14,7 +14,7 @@ STORE: Final = (
 DELIVERY: Final = ("delivery/targets", "delivery/plan", "delivery/producer", "delivery")
 BRIDGE: Final = (
     *("errors", "wire", "settings", "telemetry", "kafka", "client", "spark"),
-    *("ingest/batches", "ingest", "dead_letters"),
+    *("ingest/watch", "ingest/batches", "ingest", "dead_letters"),
     *(*DELIVERY, "start", "install", "checks", "api", "runtime", "commands", "analysis", "__main__"),
 )
 LAYERS: Final = tuple(f"timerstore/{name}" for name in STORE) + tuple(f"bridge/{name}" for name in BRIDGE)

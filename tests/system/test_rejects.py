@@ -212,6 +212,46 @@ def test_names_that_are_no_text_arrive_with_replacements(site: Site) -> None:
     assert (arrived.header("delay-origin") or b"").startswith(f"{delay}/0/".encode())
 
 
+@pytest.mark.fault("a JVM that stands still")
+def test_a_jvm_that_stands_still_holds_up_no_message(site: Site) -> None:
+    """It is stopped, and keeps its connections: the plain reader reads within seconds, Spark again when it is back."""
+    bridge, target, sent = site.bridge, site.topics.create("still"), [mark(), mark()]
+    bridge.wait_spark()
+    wait_until(lambda: bridge.reader() == "spark", ARRIVED_S_MAX, "Spark reads")
+    headers: Headers = [(h.FOR, b"1s"), (h.TOPIC, target.encode())]
+    [java] = [process for process in bridge.processes() if process.name() == "java"]
+    with Reader(site.bootstrap, [target]) as reader:
+        java.suspend()
+        try:
+            produce(site.bootstrap, [Outgoing(topic=site.delay[NATIVE], value=sent[0], headers=headers)])
+            reader.wait_for(1, ARRIVED_S_MAX)
+            assert bridge.reader() == "plain" and bridge.events("plain-reader-takes-over")
+        finally:
+            java.resume()
+        wait_until(lambda: bridge.reader() == "spark", ARRIVED_S_MAX, lambda: bridge.tail())
+        produce(site.bootstrap, [Outgoing(topic=site.delay[NATIVE], value=sent[1], headers=headers)])
+        records = reader.wait_for(2, ARRIVED_S_MAX)
+    assert [record.value for record in records] == sent
+
+
+@pytest.mark.fault("a record that one reader cannot read, below the committed offset")
+def test_a_start_comes_up_behind_a_record_that_the_plain_reader_cannot_read(site: Site) -> None:
+    """It lies between what the index holds and the committed offset: the plain reader leaves it to Spark, which
+    does not wait for the plain reader."""
+    bridge, delay, target = site.bridge, site.delay[NATIVE], site.topics.create("behind")
+    odd = [(b"x\xff", b"1"), (b"delay-for", b"20s"), (b"delay-topic", target.encode())]
+    before = mark()
+    produce_raw(site.bootstrap, delay, 0, [RawRecord(value=before, headers=odd)])
+    after: Headers = [(h.FOR, b"1s"), (h.TOPIC, target.encode())]
+    with Reader(site.bootstrap, [target]) as reader:
+        produce(site.bootstrap, [Outgoing(topic=delay, partition=0, value=mark(), headers=after)])
+        reader.wait_for(1, ARRIVED_S_MAX)
+        bridge.kill()
+        bridge.wait_no_orphans()
+        bridge.start()
+        assert before in {record.value for record in reader.wait_for(2, ARRIVED_S_MAX)}
+
+
 def test_a_forged_letter_is_not_the_bridge_s_word(site: Site) -> None:
     """A record that looks like a dead letter that waits for its topic, but is no copy, or of another record, is a dead
     letter of its own: why and where from are the bridge's."""

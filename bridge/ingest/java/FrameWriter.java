@@ -50,7 +50,7 @@ import org.apache.spark.sql.util.ArrowUtils;
  * costs the JVM.
  *
  * <p>A connection begins with the token and a newline, each frame with its length (int32, big-endian); a length of 0 is
- * the last one's. Rows of a partition come in the order of their offsets. When the last open task closes, it waits for
+ * the last one's, and one of -1 says, without a frame, that a task has begun. Rows of a partition come in the order of their offsets. When the last open task closes, it waits for
  * the byte that the bridge answers once it has stored all: Spark may count a batch as done only then.
  */
 public final class FrameWriter extends ForeachWriter<Row> implements ForeachPartitionFunction<Row> {
@@ -85,7 +85,9 @@ public final class FrameWriter extends ForeachWriter<Row> implements ForeachPart
   public boolean open(long partition, long epoch) {
     try {
       connection = acquire();
+      connection.begin();
     } catch (IOException e) {
+      close(e);
       throw new IllegalStateException("the bridge does not take frames at " + address, e);
     }
     return true;
@@ -207,6 +209,12 @@ public final class FrameWriter extends ForeachWriter<Row> implements ForeachPart
       int port = Integer.parseInt(address.substring(colon + 1));
       SocketAddress peer = new InetSocketAddress(address.substring(0, colon), port);
       return SocketChannel.open(peer);
+    }
+
+    /** Tell that a task has begun. */
+    synchronized void begin() throws IOException {
+      check();
+      write(ByteBuffer.allocate(4).putInt(-1).flip());
     }
 
     /** Returns for how many ms the row's task may rest. */

@@ -12,9 +12,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from bridge.errors import EnvironmentFailure
 from bridge.ingest import frames as module
 from bridge.ingest.decode_records import decode_records
 from bridge.ingest.frames import STORED, FrameReceiver
+from bridge.ingest.watch.waits import Wait
 from bridge.wire.decode_epochs import DecodeEpoch, DecodeParameters
 from bridge.wire.received import Record
 from dev.harness.waiting import wait_until
@@ -41,23 +43,24 @@ def frame(table: pa.Table) -> bytes:
 
 
 LAST = struct.pack(">i", 0)
+TASK = struct.pack(">i", -1)
 
 
 class Bench:
     def __init__(self, host: str | None = None) -> None:
         self.taken: list[pa.Table] = []
-        self.opened = 0
+        self.tasks = 0
         self.failures: list[Exception] = []
         self.refuses: Exception | None = None
-        self.receiver = FrameReceiver(self.take, self.open, self.failures.append, host)
+        self.receiver = FrameReceiver(self.take, self.begin, self.failures.append, host)
 
     def take(self, table: pa.Table) -> None:
         if self.refuses is not None:
             raise self.refuses
         self.taken.append(table)
 
-    def open(self) -> None:
-        self.opened += 1
+    def begin(self) -> None:
+        self.tasks += 1
 
     def connect(self, token: str | None = None) -> socket.socket:
         address = self.receiver.address
@@ -82,12 +85,12 @@ def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
 def test_frames_are_taken_in_their_order_and_then_acknowledged(bench: Bench) -> None:
     """What the last task waits for: all of its rows are taken in."""
     with bench.connect() as connection:
-        connection.sendall(frame(entries(0, 3)) + frame(entries(3, 4))[:50])
+        connection.sendall(TASK + frame(entries(0, 3)) + TASK + frame(entries(3, 4))[:50])
         wait_until(lambda: bench.taken, SEEN_S, "a whole frame is taken, whatever follows")
         connection.sendall(frame(entries(3, 4))[50:] + LAST)
         assert connection.recv(1) == STORED and connection.recv(1) == b""
     assert [table.column("offset").to_pylist() for table in bench.taken] == [[0, 1, 2], [3]]
-    assert bench.taken[1].equals(entries(3, 4)) and bench.opened == 1 and not bench.failures
+    assert bench.taken[1].equals(entries(3, 4)) and bench.tasks == 2 and not bench.failures
 
 
 @pytest.mark.parametrize("token", ["", "wrong", "0" * 32])
@@ -96,7 +99,7 @@ def test_a_stranger_is_turned_away(bench: Bench, token: str) -> None:
         with suppress(BrokenPipeError):  # it may be turned away already
             connection.sendall(b"\0" * 64)
         assert closed(connection)
-    assert not bench.taken and not bench.opened and not bench.failures
+    assert not bench.taken and not bench.tasks and not bench.failures
 
 
 def test_a_frame_that_is_not_taken_ends_the_connection(bench: Bench) -> None:
@@ -111,13 +114,14 @@ def test_a_frame_that_is_not_taken_ends_the_connection(bench: Bench) -> None:
 def test_a_task_that_dies_in_a_frame_leaves_what_was_whole(bench: Bench) -> None:
     with bench.connect() as connection:
         connection.sendall(frame(entries(0, 1)) + frame(entries(1, 9))[:-1])
-    wait_until(lambda: bench.opened and not bench.receiver._connections, SEEN_S, "the connection is gone")
+    wait_until(lambda: bench.taken and not bench.receiver._connections, SEEN_S, "the connection is gone")
     assert [len(table) for table in bench.taken] == [1] and not bench.failures
 
 
 def test_a_close_ends_what_still_sends(bench: Bench) -> None:
     with bench.connect() as connection:
-        wait_until(lambda: bench.opened, SEEN_S, "it is open")
+        connection.sendall(TASK)
+        wait_until(lambda: bench.tasks, SEEN_S, "it is open")
         bench.receiver.close()
         assert closed(connection)
 
@@ -169,3 +173,46 @@ def test_a_disk_that_fails_is_no_end_of_a_task(bench: Bench) -> None:
         connection.sendall(frame(entries(0, 1)) + LAST)
         assert closed(connection)
     assert bench.failures == [bench.refuses]
+
+
+@pytest.mark.fault("no descriptor left for a connection")
+def test_a_connection_that_cannot_be_accepted_is_accepted_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For want of a descriptor or of a thread; after a minute of that the query fails, and says why."""
+    monkeypatch.setattr(module, "AGAIN_S", 0.01)
+    made, accept, failures = Bench(), FrameReceiver._accept_one, [OSError(24, "Too many open files")] * 3
+
+    def fail_first(receiver: FrameReceiver) -> None:
+        if failures:
+            raise failures.pop()
+        accept(receiver)
+
+    monkeypatch.setattr(FrameReceiver, "_accept_one", fail_first)
+    with made.receiver, made.connect() as connection:
+        connection.sendall(TASK)
+        wait_until(lambda: made.tasks, SEEN_S, "it is accepted")
+    assert not made.failures
+    monkeypatch.setattr(module, "AGAIN_S", Wait.DESCRIPTORS.s)
+    failures.append(OSError(24, "Too many open files"))
+    stuck = Bench()
+    with stuck.receiver:
+        wait_until(lambda: stuck.failures, SEEN_S, "it says why")
+    [failure] = stuck.failures
+    assert isinstance(failure, EnvironmentFailure) and failure.code == "DB-3059"
+
+
+def test_a_connection_without_a_thread_is_closed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its task fails, and the query begins anew; the next one is accepted."""
+    start, refused = threading.Thread.start, [RuntimeError("can't start new thread")]
+
+    def refuse(thread: threading.Thread) -> None:
+        if refused:
+            raise refused.pop()
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with suppress(BrokenPipeError), bench.connect() as connection:  # closed before the token or after it
+        assert closed(connection)
+    assert not refused
+    with bench.connect() as connection:
+        connection.sendall(TASK)
+        wait_until(lambda: bench.tasks, SEEN_S, "the next one")

@@ -17,8 +17,12 @@ import pytest
 
 from bridge.errors import BridgeError, EnvironmentFailure, InternalError, StateError
 from bridge.ingest import ingest as module
+from bridge.ingest import queries
 from bridge.ingest.batches.reader import CorruptBatch
-from bridge.ingest.ingest import FAILURES_MAX, Ingest
+from bridge.ingest.ingest import Ingest
+from bridge.ingest.queries import FAILURES_MAX
+from bridge.ingest.watch.hand_over import CLOSE_S, SETTLE_S
+from bridge.ingest.watch.waits import Wait
 from dev.harness.waiting import wait_until
 from tests.manual_clock import ManualClock
 from tests.unit.bridge.ingest.stand_ins import EPOCHS, A, B, Batches, Plain, Store, entries, suspects
@@ -35,12 +39,15 @@ class Stream:
         self.bench, self.offsets = bench, dict(offsets)
         self.stopped = threading.Event()
         self.error: Exception | None = None
+        self.runs, self.stands = threading.Event(), threading.Event()
+        self.runs.set()
         self.looks = 0
 
-    def opens(self) -> None:
-        """The tasks run, and have had the time to settle."""
-        self.bench.ingest._on_open()
-        self.bench.clock.advance(int(module.SETTLE_S * 1000) + 100)
+    def opens(self, tasks: int | None = None) -> None:
+        """The tasks run, all of them if no number is given, and have had the time to settle."""
+        for _ in range(len(self.offsets) if tasks is None else tasks):
+            self.bench.ingest._queries._on_task()
+        self.bench.clock.advance(int(SETTLE_S * 1000) + 100)
 
     def send(self, name: SourceName, first: int, end: int) -> None:
         self.bench.receive(entries(name, first, end))
@@ -48,6 +55,9 @@ class Stream:
     def awaitTermination(self, _: float) -> bool:
         if self.error is not None:
             raise self.error
+        if not self.runs.is_set():
+            self.stands.set()
+            self.runs.wait(6 * SEEN_S)
         self.stopped.wait(0.01)
         self.looks += 1
         return False
@@ -56,6 +66,11 @@ class Stream:
         """Return when it has been looked at, and what was found has been thought over."""
         looks = self.looks
         wait_until(lambda: self.looks >= looks + 2, SEEN_S, "two looks")
+
+    def freeze(self) -> None:
+        """The JVM stands still, and with it who asks it something, until it `runs` again."""
+        self.runs.clear()
+        assert self.stands.wait(SEEN_S)
 
     def stop(self) -> None:
         self.stopped.set()
@@ -79,6 +94,11 @@ class Bench:
         self.slots = 2
         self.fails_at_once: Exception | None = None
         self.suspects = suspects(self.batches, self.clock, directory)
+        self.ended = threading.Event()
+        self.holds_job: threading.Event | None = None
+        self.holds_plan: threading.Event | None = None
+        self.looks: Callable[[], int] = lambda: 0
+        """How often the plain reader's thread has looked after the query's."""
         self.ingest = Ingest(
             session=self.session,
             make_query=self.make_query,
@@ -93,6 +113,7 @@ class Bench:
             metrics=self.metrics,
             on_corrupt=lambda: self.rebuilds.append("rebuild"),
             on_fatal=self.failures.append,
+            end_jvm=lambda: self.ended.set(),
         )
 
     def make_query(self, _: Any, receiver: Any) -> Any:
@@ -102,12 +123,15 @@ class Bench:
         query = mock.Mock()
         query.slots.side_effect = lambda: self.slots
         query.read.side_effect = self.job
+        query.warm_up.side_effect = lambda _: self.holds_plan and self.holds_plan.wait(6 * SEEN_S)
         query.start.side_effect = lambda offsets, _: self.start(offsets)
         return query
 
     def job(self, start: Mapping[SourceName, int], end: Mapping[SourceName, int]) -> None:
         """A batch job: the plain reader rests meanwhile."""
         self.jobs.append((dict(start), dict(end)))
+        if self.holds_job is not None:
+            self.holds_job.wait(6 * SEEN_S)
         for name in start:
             if start[name] < end[name]:
                 self.receive(entries(name, start[name], end[name]))
@@ -120,9 +144,9 @@ class Bench:
     def receive(self, frame: pa.Table) -> None:
         """As a connection's thread does."""
         try:
-            self.ingest._take_frame(self.ingest._run, frame)
+            self.ingest._queries._take_frame(self.ingest._shared.run, frame)
         except Exception as error:  # noqa: BLE001 - as FrameReceiver
-            self.ingest._on_take_failure(error)
+            self.ingest._queries._on_take_failure(error)
 
     def next_stream(self) -> Stream:
         return self.streams.get(timeout=SEEN_S)
@@ -140,7 +164,8 @@ class Bench:
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..., Bench]]:
     monkeypatch.setattr(module, "LOOK_S", 0.01)
-    monkeypatch.setattr(module, "quiet", lambda _: nullcontext())
+    monkeypatch.setattr(queries, "LOOK_S", 0.01)
+    monkeypatch.setattr(queries, "quiet", lambda _: nullcontext())
     benches: list[Bench] = []
 
     def make(committed: Mapping[SourceName, int] | None = None) -> Bench:
@@ -188,7 +213,7 @@ def test_a_query_that_is_behind_does_not_serve_yet(made: Callable[..., Bench], i
     stream.opens()
     stream.is_looked_at()
     bench.reads(A, 20)
-    bench.clock.advance(int(1000 * (module.CATCH_UP_S if is_hurried else module.CLOSE_S)) + 100)
+    bench.clock.advance(int(1000 * (Wait.CLOSE.s if is_hurried else CLOSE_S)) + 100)
     stream.is_looked_at()
     stream.send(A, 0, 8)
     if not is_hurried:
@@ -225,7 +250,7 @@ def test_a_long_way_to_the_committed_offsets_is_read_by_a_job(
     made: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The plain reader rests meanwhile, and the ends are exact, whatever lies behind the last record."""
-    monkeypatch.setattr(module, "JOB_RECORDS_MIN", 10)
+    monkeypatch.setattr(queries, "JOB_RECORDS_MIN", 10)
     bench = made({A: 30, B: 0})
     bench.begin()
     stream = bench.next_stream()
@@ -256,7 +281,7 @@ def test_partitions_that_come_or_go_have_both_readers_begin_anew(made: Callable[
     first.opens()
     wait_until(lambda: bench.ingest.reader == "spark", SEEN_S, "the query serves")
     first.send(A, 0, 3)
-    run = bench.ingest._run
+    run = bench.ingest._shared.run
     with bench.store.lock:
         del bench.store.ends[B]
     bench.ingest.give_up({B})
@@ -264,7 +289,7 @@ def test_partitions_that_come_or_go_have_both_readers_begin_anew(made: Callable[
     bench.reads(A, 5)
     assert bench.next_stream().offsets.keys() == {A}
 
-    late = threading.Thread(target=bench.ingest._take_frame, args=(run, entries(B, 7, 9)))
+    late = threading.Thread(target=bench.ingest._queries._take_frame, args=(run, entries(B, 7, 9)))
 
     def come() -> bool:
         late.start()
@@ -297,7 +322,7 @@ def test_partitions_that_come_do_not_wait_for_ever_for_a_batch(made: Callable[..
     with bench.ingest._taking:
         assert bench.ingest.join({B: 2}, lambda: True, 0.01) is None
     assert bench.ingest.join({B: 2}, lambda: False, 0.01) is False
-    assert bench.ingest._run == 0
+    assert bench.ingest._shared.run == 0
 
 
 def test_a_thread_that_waits_for_room_beats(made: Callable[..., Bench]) -> None:
@@ -321,7 +346,7 @@ def test_a_query_that_never_comes_up_ends_the_process(made: Callable[..., Bench]
     bench = made()
     bench.fails_at_once = EnvironmentFailure("Spark cannot read", hint="", code="DB-3017")
     made_before = mock.Mock(wraps=bench.make_query)
-    bench.ingest._make_query = made_before
+    bench.ingest._queries._make_query = made_before
     bench.begin()
 
     def ended() -> bool:

@@ -61,6 +61,7 @@ INTERVALS: Final = (
     "bridge.runtime.maintenance_thread.IDLE_WAIT_S",
     "bridge.delivery.targets.cache.LOOK_INTERVAL_S",
     "bridge.ingest.ingest.LOOK_S",
+    "bridge.ingest.queries.LOOK_S",
     "bridge.telemetry.http.STOP_LOOK_S",
 )
 
@@ -248,6 +249,8 @@ def dispatching(bench: Bench, *, opens: Callable[[], None], waits: Callable[[], 
     store: Any = SimpleNamespace(
         is_caught_up=lambda: True,
         is_clock_behind=lambda _: False,
+        next_offsets=dict,
+        has_room=lambda: True,
         next_wakeup_ms=lambda: None,
         offsets_behind=lambda: False,
         needs_offset_commit=lambda: False,
@@ -292,10 +295,16 @@ def dispatcher_at_the_client(bench: Bench, _: Path) -> Iterator[Case]:
 
 
 def ingesting(
-    bench: Bench, directory: Path, make_query: Callable[..., Any], poll: Callable[..., Any], *, room: bool = True
+    bench: Bench,
+    directory: Path,
+    make_query: Callable[..., Any],
+    poll: Callable[..., Any],
+    *,
+    room: bool = True,
+    behind: bool = False,
 ) -> Ingest:
-    """With a session that is there already, and a store that has caught up unless it has no room."""
-    store: Any = SimpleNamespace(next_offsets=dict, has_room=lambda: room, is_caught_up=lambda: room)
+    """With a session that is there already, and a store that has caught up unless it has no room, or is `behind`."""
+    store: Any = SimpleNamespace(next_offsets=dict, has_room=lambda: room, is_caught_up=lambda: room and not behind)
     session: Future[Any] = Future()
     session.set_result(mock.Mock())
     return Ingest(
@@ -324,7 +333,7 @@ def plain_reader(bench: Bench, directory: Path) -> Iterator[Case]:
     query = SimpleNamespace(awaitTermination=lambda _: never.wait(0.02), stop=lambda: None)
     ready = SimpleNamespace(slots=lambda: 1, warm_up=lambda _: None, start=lambda *_: query)
     poll = lambda _: bench.gate() or never.wait(0.02) or Read(entries=NOTHING)  # noqa: E731
-    made = ingesting(bench, directory, lambda *_: ready, poll)
+    made = ingesting(bench, directory, lambda *_: ready, poll, behind=True)
     made.start()
     yield Case(bench)
     made.stop(SEEN_S)

@@ -11,7 +11,7 @@ from timerstore.clock import Clock
 from timerstore.errors import Closed, Corrupt, DiskFailure
 from timerstore.operations import recovery
 
-log = structlog.get_logger("bridge.ingest.guarded")
+log = structlog.get_logger("bridge.ingest.watch.guarded")
 
 
 def guarded(

@@ -1,0 +1,292 @@
+"""The thread that runs queries: it starts the session's query, watches it, and starts it anew.
+
+    session | slots, plan | up to the committed O: plain reader, or a batch job | stream: both read --> the query serves
+
+How long it waits for what, and what is done then: watch/waits.py. A call into a JVM that stands still does not return;
+the plain reader's thread finds that, and acts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future
+from concurrent.futures import TimeoutError as NotYet
+from functools import partial
+from math import inf
+from pathlib import Path
+from typing import Final, Protocol
+
+import pyarrow as pa
+import structlog
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from bridge.errors import BridgeError, EnvironmentFailure
+from bridge.ingest.batches.suspects import Suspects
+from bridge.ingest.frames import FrameReceiver
+from bridge.ingest.plain_reader import NOTHING, Offsets, by_source
+from bridge.ingest.query import Query, too_few_slots
+from bridge.ingest.watch.hand_over import HandOver, Readers
+from bridge.ingest.watch.stalls import Laggards, session_missing
+from bridge.ingest.watch.waits import Wait, Watch
+from bridge.kafka.errors import records_gone
+from bridge.spark.errors import JAVA_ENDED, failures_named, named_failure, ranges
+from bridge.spark.scratch import in_memory
+from bridge.spark.session import quiet, want
+from bridge.telemetry.heartbeats import Beat
+from timerstore.clock import Clock
+from timerstore.errors import TimerStoreError
+from timerstore.rows.sources import SourceName
+from timerstore.store import TimerStore
+
+log = structlog.get_logger("bridge.ingest.ingest")
+
+LOOK_S: Final = 0.2
+FAILURES_MAX: Final = 5
+"""Of queries, one after the other, without a record between them."""
+PAUSE_S_MAX: Final = 16.0
+JOB_RECORDS_MIN: Final = 50_000
+"""Fewer are left to the plain reader, which has them within two seconds."""
+
+
+class Take(Protocol):
+    """Into the store, for a run: entries and the ends that they reach. Blocks while there is no room, and beats."""
+
+    def __call__(self, run: int, entries: pa.Table, ends: Offsets, beat: Beat) -> None: ...
+
+
+class Queries:
+    """See the module. `run` is the thread's; the others are for any."""
+
+    def __init__(
+        self,
+        *,
+        session: Future[SparkSession],
+        make_query: Callable[[SparkSession, FrameReceiver], Query],
+        shared: Readers,
+        take: Take,
+        store: TimerStore,
+        suspects: Suspects,
+        log_starts: Callable[[Offsets], Offsets],
+        executor_host: str | None,
+        clock: Clock,
+        watch: Watch,
+        beat: Beat,
+    ) -> None:
+        """The arguments are those of Ingest; `watch` is told what the thread waits for."""
+        self._session = session
+        self._make_query = make_query
+        self._shared = shared
+        self._take = take
+        self._store = store
+        self._suspects = suspects
+        self._log_starts = log_starts
+        self._executor_host = executor_host
+        self._clock = clock
+        self._watch = watch
+        self._beats = beat
+        self.restart_reason: str | None = None
+        self._failure: Exception | None = None
+        self._receiver: FrameReceiver | None = None
+        self._hand_over: HandOver | None = None
+        self._query_start: Offsets = {}
+        self._sent: dict[SourceName, int] = {}
+        """How far the query of now has come."""
+
+    def restart(self, reason: str) -> None:
+        """Have the query end, and start again where the store stands."""
+        self.restart_reason = reason
+
+    def cancel(self) -> None:
+        """Let it end soon: its tasks can send nothing more."""
+        receiver = self._receiver
+        if receiver is not None:
+            receiver.close()
+
+    def _beat(self, within_s: float | None = None) -> None:
+        """The thread is there, or a frame has come."""
+        self._beats(within_s)
+        self._watch.progress()
+
+    def run(self) -> None:
+        """One query after the other, until this is stopped. Raises BridgeError."""
+        failures = 0
+        session = self._await_session()
+        while session is not None and not self._shared.stopping.is_set():
+            self.restart_reason = None
+            try:
+                self._run_query(session)
+            except EnvironmentFailure as error:
+                has_sent = self._hand_over is not None and any(
+                    self._sent[name] > at for name, at in self._query_start.items()
+                )
+                failures = 1 if has_sent else failures + 1
+                if not self._shared.stopping.is_set():
+                    self._suspects.judge(error, failures, self._sent)
+                if self._shared.stopping.is_set() or error.code == JAVA_ENDED or failures > FAILURES_MAX:
+                    raise
+                pause_s = min(PAUSE_S_MAX, 2.0 ** (failures - 1))
+                log.warning("query-failed", reason=str(error), failures=failures, pause_s=pause_s)
+                self._await(lambda: False, pause_s)
+            else:
+                failures = 0
+                if not self._shared.stopping.is_set():
+                    log.info("query-restarted", reason=self.restart_reason)
+
+    def _await_session(self) -> SparkSession | None:
+        """None when this is being stopped. Spark's own failure has been told already."""
+        begun_s: float | None = None
+        slow = Laggards(Wait.UP_TO_COMMITTED.s)
+        while not self._shared.stopping.is_set():
+            self._beat()
+            try:
+                return self._session.result(timeout=LOOK_S)
+            except NotYet:
+                now_s = self._clock.monotonic_s()
+                if begun_s is None and self._session.running():  # it may begin later (`spark.start_after`)
+                    begun_s = now_s
+                if begun_s is not None and now_s >= begun_s + Wait.SESSION.s:
+                    raise session_missing() from None
+                if slow.look({} if self._store.is_caught_up() else self._store.next_offsets(), now_s):
+                    want()
+            except (BridgeError, CancelledError):
+                return None
+        return None
+
+    def _await(self, condition: Callable[[], bool], at_most_s: float = inf) -> None:
+        until_s = self._clock.monotonic_s() + at_most_s
+        while not (condition() or self._shared.stopping.wait(LOOK_S) or self._clock.monotonic_s() >= until_s):
+            self._beat()
+
+    def _run_query(self, session: SparkSession) -> None:
+        """One query, until it fails, is stopped, or is to be restarted."""
+        self._failure, run = None, self._shared.run
+        self._query_start = dict(self._store.next_offsets())
+        self._sent = dict(self._query_start)
+        receiver = FrameReceiver(
+            partial(self._take_frame, run), self._on_task, self._on_take_failure, self._executor_host
+        )
+        # One of the records that were not sent yet may be too large for the JVM: the operator must learn where it is.
+        failures = failures_named("read the delay topics", self._shared.stopping.is_set, self._unread)
+        try:
+            with self._watch.waiting(Wait.CALL), in_memory() as directory, receiver, failures:
+                self._receiver = receiver
+                if not self._shared.stopping.is_set():
+                    self._stream(run, self._make_query(session, receiver), directory)
+        except BridgeError:
+            self._raise_failure()  # what Spark says follows from it
+            raise
+        self._raise_failure()
+
+    def _unread(self) -> str:
+        return ranges(self._sent, {**self._shared.committed, **self._shared.log_ends})
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _stream(self, run: int, query: Query, directory: Path) -> None:
+        self._hand_over = None
+        self._await_slots(query)
+        query.warm_up(self._store.next_offsets())
+        self._read_up_to_committed(run, query)
+        if self._is_over(run):
+            return
+        offsets = self._trusted()
+        self._must_be_there(offsets)
+        self._query_start, self._sent = offsets, dict(offsets)
+        hand_over = self._hand_over = HandOver(offsets, self._clock.monotonic_s())
+        streaming = query.start(offsets, directory)
+        try:
+            with self._watch.waiting(Wait.LOOK, Wait.JVM):
+                self._serve(run, streaming, hand_over)
+        finally:
+            self._shared.query_serves.clear()
+            with quiet(query.session):
+                streaming.stop()
+
+    def _await_slots(self, query: Query) -> None:
+        """A cluster's executors come one after the other; partitions may have been added since the session began."""
+        self._await(lambda: query.slots() >= len(self._shared.committed), Wait.SLOTS.s)
+        if not self._shared.stopping.is_set() and (slots := query.slots()) < len(self._shared.committed):
+            raise too_few_slots(slots, len(self._shared.committed))
+
+    def _read_up_to_committed(self, run: int, query: Query) -> None:
+        """Return when the store has caught up. A little is left to the plain reader, but for what that cannot read; and
+        what partitions lack that have joined to the query, as the others must not wait for them."""
+        slow = Laggards(Wait.UP_TO_COMMITTED.s)
+        while not (self._is_caught_up() or self._is_over(run)):
+            start = self._trusted()
+            end = {name: max(at, self._shared.committed.get(name, at)) for name, at in start.items()}
+            behind = {name: at for name, at in start.items() if at < end[name]}
+            stuck = slow.look(behind, self._clock.monotonic_s()) if self._store.has_room() else []
+            if stuck:
+                log.warning(
+                    "plain-reader-is-stuck", partitions=[f"{topic}/{p} at {behind[topic, p]}" for topic, p in stuck]
+                )
+            if stuck or sum(end[name] - at for name, at in behind.items()) >= JOB_RECORDS_MIN:
+                self._read_by_job(run, query, start, end)
+            self._shared.stopping.wait(LOOK_S)
+            self._beat()
+
+    def _read_by_job(self, run: int, query: Query, start: Offsets, end: Offsets) -> None:
+        """By a batch job, which ends, and reads all partitions at once."""
+        self._shared.plain_rests.set()  # alone it is faster
+        try:
+            with self._watch.waiting(Wait.JOB_FRAMES, Wait.CALL):
+                query.read(start, end)
+            self._raise_failure()
+            self._take(run, NOTHING, end, self._beat)
+        finally:
+            self._shared.plain_rests.clear()
+
+    def _is_caught_up(self) -> bool:
+        return self._store.is_caught_up() and self._suspects.are_done(self._store.next_offsets())
+
+    def _trusted(self) -> dict[SourceName, int]:
+        return self._suspects.trusted(self._store.next_offsets())
+
+    def _is_over(self, run: int) -> bool:
+        return self._shared.stopping.is_set() or run != self._shared.run
+
+    def _must_be_there(self, offsets: Offsets) -> None:
+        """Where the log starts later the source would be silent, or go round for ever."""
+        for name, log_start in self._log_starts(offsets).items():
+            if log_start > offsets[name]:
+                raise records_gone(topic=name[0], partition=name[1], wanted=offsets[name], log_start=log_start)
+
+    def _serve(self, run: int, streaming: StreamingQuery, hand_over: HandOver) -> None:
+        """Watch the query; relieve the plain reader when it has come nearly as far."""
+        began_s, serves = self._clock.monotonic_s(), False
+        while not (self._is_over(run) or self.restart_reason or self._failure is not None):
+            self._beat()
+            now_s = self._clock.monotonic_s()
+            if serves and not self._shared.query_serves.is_set():
+                hand_over.begin_again(now_s)
+            serves = self._shared.query_serves.is_set()
+            if not serves and hand_over.is_over(self._sent, dict(self._shared.read_to), now_s):
+                serves = True
+                self._shared.query_serves.set()
+                log.info("query-serves", seconds=round(now_s - began_s, 1))
+            if streaming.awaitTermination(LOOK_S if serves else LOOK_S / 4):  # type: ignore[arg-type]
+                return
+
+    def _on_task(self) -> None:
+        if (hand_over := self._hand_over) is not None:
+            hand_over.task_begins(self._clock.monotonic_s())
+
+    def _take_frame(self, run: int, frame: pa.Table) -> None:
+        stretches = by_source(frame)
+        ends = {name: int(offsets[-1]) + 1 for name, offsets in stretches}
+        if run == self._shared.run and any(offsets[0] < self._sent.get(name, 0) for name, offsets in stretches):
+            # A cluster has lost an executor, and runs its tasks again from where they began, half an hour ago perhaps.
+            self.restart("replayed")
+        self._await(self._store.has_room)
+        self._take(run, frame, ends, self._beat)
+        if run == self._shared.run:
+            self._sent |= {name: max(self._sent.get(name, end), end) for name, end in ends.items()}
+
+    def _on_take_failure(self, error: Exception) -> None:
+        """No later frame may be stored: the offsets of this one would be skipped."""
+        if not self._shared.stopping.is_set():
+            self._failure = error if isinstance(error, TimerStoreError) else named_failure("take in frames", error)

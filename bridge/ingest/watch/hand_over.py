@@ -1,0 +1,97 @@
+"""When the query relieves the plain reader: it has a task for each partition, and has come as far.
+
+    tasks begin --each partition has one--> settle --> relief: what the plain reader has read by now --sent--> relieved
+                                              ^                       |
+                                              '---- sampled again ----'  while the query may still come closer
+
+What the query lacks when the plain reader stops is read late. So the relief is sampled again while the query comes
+closer, and stands from `Wait.CLOSE` on. Times are arguments.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from bridge.errors import EnvironmentFailure
+from bridge.ingest.watch.waits import Wait
+from timerstore.rows.sources import SourceName
+
+SETTLE_S: Final = 1.0
+"""After the last task of a query has begun, before the plain reader may end: it fetches first."""
+CLOSE_S: Final = 0.25
+"""The query may be so far behind the plain reader when it relieves that."""
+
+Offsets = Mapping[SourceName, int]
+
+
+@dataclass(slots=True, kw_only=True)
+class Readers:
+    """What the threads of both readers share: `run` counts assignments, `committed` are the O of the owned partitions,
+    `read_to` is where the plain reader stands, `log_ends` where the logs ended lately."""
+
+    committed: Offsets
+    run: int = 0
+    stopping: threading.Event = field(default_factory=threading.Event)
+    query_serves: threading.Event = field(default_factory=threading.Event)
+    plain_rests: threading.Event = field(default_factory=threading.Event)
+    """A batch job reads what lies below the committed O."""
+    read_to: dict[SourceName, int] = field(default_factory=dict)
+    log_ends: Offsets = field(default_factory=dict)
+
+
+class HandOver:
+    """Of one query, which begins at `start` (offsets), at `now_s`."""
+
+    def __init__(self, start: Offsets, now_s: float) -> None:
+        self._start = start
+        self._tasks = 0
+        self._complete_s: float | None = None if start else now_s
+        self._began_s = self._relief_s = now_s
+        self._relief: Offsets | None = None
+
+    def task_begins(self, now_s: float) -> None:
+        """Any thread. There is one for each partition, and another one where an executor was lost."""
+        self._tasks += 1
+        if self._tasks >= len(self._start) and self._complete_s is None:
+            self._complete_s = now_s
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether each partition has a task."""
+        return self._complete_s is not None
+
+    def begin_again(self, now_s: float) -> None:
+        """The plain reader has taken over meanwhile."""
+        self._relief, self._began_s = None, now_s
+
+    def is_over(self, sent: Offsets, read_to: Offsets, now_s: float) -> bool:
+        """Whether the query, which has `sent` what lies before, relieves the plain reader, which has `read_to`. Raises
+        EnvironmentFailure when that has taken too long."""
+        if self._complete_s is None:
+            if now_s >= self._began_s + Wait.TASKS.s:
+                raise EnvironmentFailure(
+                    "Spark has not begun a task for each partition",
+                    hint="The plain reader reads meanwhile. Look at Spark's processors, and at the log above.",
+                    waited_s=round(Wait.TASKS.s),
+                    tasks=self._tasks,
+                    partitions=len(self._start),
+                    code="DB-3057",
+                )
+            return False
+        if self._relief is not None and all(sent[name] >= end for name, end in self._relief.items()):
+            return True
+        if self._relief is not None and now_s >= self._relief_s + Wait.RELIEF.s:
+            raise EnvironmentFailure(
+                "Spark does not catch up with the plain reader",
+                hint="That reads meanwhile. Look at Spark's processors, and at the log above.",
+                waited_s=round(Wait.RELIEF.s),
+                code="DB-3058",
+            )
+        is_settled = now_s > self._complete_s + SETTLE_S
+        if is_settled and (self._relief is None or self._relief_s + CLOSE_S < now_s < self._began_s + Wait.CLOSE.s):
+            self._relief_s = now_s
+            self._relief = {name: end for name, end in read_to.items() if end > self._start.get(name, end)}
+        return False

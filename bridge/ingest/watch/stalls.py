@@ -1,0 +1,46 @@
+"""What stands still: partitions that do not come on, and a JVM that does not answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from bridge.errors import EnvironmentFailure
+from bridge.ingest.watch.waits import Wait
+from timerstore.rows.sources import SourceName
+
+
+class Laggards:
+    """Partitions that are behind, and do not come on for `patience_s`. Times are arguments; one thread."""
+
+    def __init__(self, patience_s: float) -> None:
+        self._patience_s = patience_s
+        self._seen: dict[SourceName, tuple[int, float]] = {}
+
+    def look(self, behind: Mapping[SourceName, int], now_s: float) -> list[SourceName]:
+        """Those of `behind` (where each stands now) that have not moved for so long."""
+        seen = self._seen
+        self._seen = {
+            name: seen[name] if name in seen and seen[name][0] == at else (at, now_s) for name, at in behind.items()
+        }
+        return [name for name, (_, since_s) in sorted(self._seen.items()) if now_s - since_s >= self._patience_s]
+
+
+def jvm_stands_still(wait: Wait, waited_s: float) -> EnvironmentFailure:
+    """The process must end: Spark's JVM does not come back."""
+    return EnvironmentFailure(
+        "Spark's Java process stands still",
+        hint="It was stopped, or its machine swaps, or gives it no processor. The bridge starts again where it was.",
+        waits_for=wait.waits_for,
+        waited_s=round(waited_s),
+        code="DB-3055",
+    )
+
+
+def session_missing() -> EnvironmentFailure:
+    """The process must end: Spark's JVM has not come up."""
+    return EnvironmentFailure(
+        "Spark does not come up",
+        hint="The log above has the output of its Java process; look at the processors and the memory that it has.",
+        waited_s=round(Wait.SESSION.s),
+        code="DB-3056",
+    )

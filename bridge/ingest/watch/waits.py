@@ -1,0 +1,136 @@
+"""Who waits for whom in a start, a hand-over and a query; for how long at most; and what is done then.
+
+`Wait` is the table, and the code takes its deadlines from it. None of these waits is without one, and the *watcher* of
+each, who finds that it is over and acts, does not need what is waited for. Two workers that wait for each other are so
+told apart after the shorter of their times.
+
+A call into the JVM has no time-out of its own: if the JVM stands still, so does the query's thread. That notes in a
+`Watch` what it waits for, and shows progress; the thread of the plain reader looks whether the time is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum
+from typing import Final, NamedTuple
+
+from timerstore.clock import Clock
+
+
+class Then(Enum):
+    """What is done when the time is over."""
+
+    PLAIN_READS = "the plain reader reads, until what is waited for is there again"
+    SPARK_READS = "a batch job of Spark's reads it"
+    ANEW = "the query is started anew after a pause; after five failures in a row the process ends"
+    ENDS = "the process ends, with an error"
+    GOES_ON = "it goes on without"
+    AGAIN = "it is tried again later"
+    CLOSES = "the connection is closed"
+
+
+class Watcher(Enum):
+    """Whose thread finds that the time is over."""
+
+    ITSELF = "the one that waits"
+    INGEST = "the thread of the plain reader"
+
+
+class _Row(NamedTuple):
+    who: str
+    waits_for: str
+    s: float
+    then: Then
+    watcher: Watcher = Watcher.ITSELF
+
+
+class Wait(Enum):
+    """The table. Seconds count from the last progress."""
+
+    OTHERS_COMMITS = _Row("start", "the first commits, by the owner of partition 0", 60.0, Then.ENDS)
+    SESSION = _Row("query", "Spark's session", 600.0, Then.ENDS)
+    SLOTS = _Row("query", "a slot for each partition", 120.0, Then.ANEW)
+    UP_TO_COMMITTED = _Row(
+        "query", "a partition that the plain reader reads up to the committed O", 10.0, Then.SPARK_READS
+    )
+    JOB_FRAMES = _Row(
+        "plain reader, which rests", "the next frame of a batch job", 20.0, Then.PLAIN_READS, Watcher.INGEST
+    )
+    CALL = _Row(
+        "query", "Spark's answer: a plan, a batch job, a query's begin or end", 600.0, Then.ENDS, Watcher.INGEST
+    )
+    TASKS = _Row("hand-over", "a task of the query for each partition", 120.0, Then.ANEW)
+    CLOSE = _Row("hand-over", "the query, to come close to the plain reader", 20.0, Then.GOES_ON)
+    RELIEF = _Row("hand-over", "the query, to send all that the plain reader had by then", 300.0, Then.ANEW)
+    LOOK = _Row("delivery", "the JVM's answer about a query that serves", 5.0, Then.PLAIN_READS, Watcher.INGEST)
+    JVM = _Row("query", "the JVM's answer about its query", 120.0, Then.ENDS, Watcher.INGEST)
+    ENDS_OF_QUIET = _Row("plain reader", "the brokers, for the ends of quiet partitions", 3.0, Then.AGAIN)
+    STARVING = _Row("partition", "records that the query does not send", 15.0, Then.PLAIN_READS, Watcher.INGEST)
+    ROOM_TO_JOIN = _Row("partition that joins", "a batch that is taken in", 0.2, Then.AGAIN)
+    FLUSH_OF_GONE = _Row("partition that goes", "its flush", 2.0, Then.GOES_ON)
+    TOKEN = _Row("frames", "the token of a connection", 10.0, Then.CLOSES)
+    DESCRIPTORS = _Row("frames", "a descriptor or thread for a connection", 60.0, Then.ANEW)
+    COMMANDS = _Row("messages after a start", "commands written meanwhile (`start.read_commands`)", 30.0, Then.GOES_ON)
+    COMMANDS_ROOM = _Row("messages after a start", "room for what is read", 5.0, Then.GOES_ON)
+
+    @property
+    def waits_for(self) -> str:
+        return self.value.waits_for
+
+    @property
+    def s(self) -> float:
+        return self.value.s
+
+    @property
+    def then(self) -> Then:
+        return self.value.then
+
+
+GAP_S: Final = 1.0
+"""A watcher that has not looked for longer stood still itself, perhaps with the whole machine: that time counts for
+nobody."""
+
+
+class Watch:
+    """What the query's thread waits for. It calls `waiting` and `progress`, the watcher `over`."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._waits: tuple[Wait, ...] = ()
+        self._since_s = 0.0
+        self._looked_s = clock.monotonic_s()
+        self._told: set[Wait] = set()
+        self._is_news = True
+
+    @contextmanager
+    def waiting(self, *waits: Wait) -> Iterator[None]:
+        """These count meanwhile, in place of those that counted before."""
+        before = self._waits
+        self._begin(waits)
+        try:
+            yield
+        finally:
+            self._begin(before)
+
+    def progress(self) -> None:
+        """What is waited for has shown itself."""
+        self._since_s, self._is_news = self._clock.monotonic_s(), True
+
+    def over(self) -> list[tuple[Wait, float]]:
+        """The waits whose time is over since the last look, each once, and for how long they last."""
+        now_s = self._clock.monotonic_s()
+        gap_s, self._looked_s = now_s - self._looked_s, now_s
+        if gap_s > GAP_S:
+            self._since_s += gap_s
+        if self._is_news:
+            self._is_news = False
+            self._told.clear()
+        waited_s = now_s - self._since_s
+        over = [wait for wait in self._waits if waited_s >= wait.s and wait not in self._told]
+        self._told.update(over)
+        return [(wait, waited_s) for wait in over]
+
+    def _begin(self, waits: tuple[Wait, ...]) -> None:
+        self._waits = waits
+        self.progress()
