@@ -68,6 +68,7 @@ COMMON_NAMES: Final[tuple[str, ...]] = tuple(
 _PROBE: Final = "delay.bridge.probe"
 _RANGE: Final = re.compile(r"allowed range (-?\d+\.\.\d+)")
 _LIKE_A_NUMBER: Final = re.compile(r"\s*[-+]?[.\d]")
+_TRUTH_OF_YAML: Final = ("yes", "no", "on", "off", "y", "n")
 _DECIMALS: Final = ("linger.ms", "queue.buffering.max.ms")
 _DECIMAL: Final = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
 _UNKNOWN: Final = re.compile(r'No such configuration property: "([^"]*)"')
@@ -105,6 +106,8 @@ def _problem(name: str, value: str, path: str) -> str | None:
             return f"{path}.{name} is of Java's clients only; remove it"
         suggestion = nearest(name, COMMON_NAMES)
         return f"{path}.{name} is not a known key" + (f"; did you mean {path}.{suggestion}?" if suggestion else "")
+    if value.lower() in _TRUTH_OF_YAML:
+        return f"{path}.{name} is true or false to the Kafka client, if it is a truth value"
     allowed = _RANGE.search(refusal)
     return f"{path}.{name} has a value that the Kafka client refuses" + (f"; allowed: {allowed[1]}" if allowed else "")
 

@@ -73,7 +73,7 @@ def refuse_spoiled(value: Any, path: tuple[str, ...], places: Mapping[tuple[str,
         text = text.get_secret_value() if hasattr(text, "get_secret_value") else text
         if not isinstance(text, str):
             continue
-        if not text.strip():
+        if not text.strip() and path[:2] != ("spark", "conf"):  # Spark's options may be none
             raise _wrong(path, places, "is empty", _QUOTE_IT)
         if _CONTROL.search(text) and not LINES_ALLOWED.fullmatch(".".join(path)):
             hint = "Remove it. In YAML, write the text in one line, without | or >; look for CR at the ends of lines."

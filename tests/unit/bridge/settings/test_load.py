@@ -133,6 +133,7 @@ def refused(tmp_path: Path, text: str | bytes, env: dict[str, str] | None = None
         ("targets:\n  allow: a,b", "targets.allow is a list (line 2 of "),
         ("targets: {allow: [[a]]}", "targets.allow is a list of texts (line 1 of "),
         ("bridge:\n  id:", "bridge.id is empty (line 2 of "),
+        ("kafka: {common: {enable.metrics.push: yes}}", "kafka.common.enable.metrics.push is true or false"),
         ("store: {directory: ''}", "store.directory is empty (line 1 of "),
         ("targets: {allow: ['']}", "targets.allow is empty (line 1 of "),
         ("kafka: {common: {sasl.password: ' '}}", "kafka.common.sasl.password is empty (line 1 of "),
@@ -208,6 +209,13 @@ def test_a_variable_means_what_the_file_names(tmp_path: Path) -> None:
         "Other.Topic": "y",
     }
     assert found.spark.conf == {"spark.executor.memoryOverhead": "2g"}
+
+
+def test_an_option_of_spark_may_be_none(tmp_path: Path) -> None:
+    """Spark reads an empty text as no options."""
+    file = tmp_path / "b.yaml"
+    file.write_text("spark: {conf: {spark.driver.extraJavaOptions: ''}}")
+    assert load(file, {}).spark.conf == {"spark.driver.extraJavaOptions": ""}
 
 
 def test_words_may_be_written_in_any_case(tmp_path: Path) -> None:
