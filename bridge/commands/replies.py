@@ -26,6 +26,7 @@ from timerstore.clock import Clock
 SUFFIX: Final = ".answers"
 """Of the topic of a delay topic's answers, where a command names no other."""
 CONFIG: Final = {"cleanup.policy": "delete", "retention.ms": "3600000"}
+MORE_S: Final = 0.2
 DONE: Final = (Outcome.CANCELLED, Outcome.MOVED)
 NOTHING: Final = (Outcome.NOT_PENDING,)
 
@@ -82,6 +83,9 @@ class Replies:
             answered += count
             if named is None or answered >= named:
                 left.discard(command)
+        while (message := self._tail.next(MORE_S)) is not None:  # by id there is one for each outcome, all in a row
+            if (found := _read(message, commands)) is not None:
+                told.add(*found[1:])
         return told
 
     def __enter__(self) -> Self:
