@@ -8,14 +8,15 @@ value is for those that want to know more:
     delay-command    delay/0/1207 (the record of the client)       "command": "delay/0/1207",
     delay-count      1                                             "origins": ["delay/0/1200"]}
 
-A command by origin may name several messages: it gets an answer for each outcome, and their counts add up to as many
-as it names.
+A command that is about several messages gets an answer for each outcome, with their number and the first of them; those
+by origin add up to as many as it names. (Where some of its messages were under way, these may be answered later, in a
+record of their own.)
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
@@ -62,6 +63,15 @@ class Answer:
     def __post_init__(self) -> None:
         if len(self.origins) > ORIGINS_MAX:
             raise ValueError(f"an answer names at most {ORIGINS_MAX} origins, not {len(self.origins)}")
+
+    def with_more(self, other: Answer) -> Answer:
+        """The same, of the messages of another answer with this outcome, too."""
+        return replace(
+            self,
+            count=self.count + other.count,
+            origins=(*self.origins, *other.origins)[:ORIGINS_MAX],
+            due_ms=self.due_ms if self.due_ms == other.due_ms else None,
+        )
 
     def record_headers(self) -> Headers:
         correlation = [] if self.correlation is None else [(h.CORRELATION, self.correlation)]

@@ -31,14 +31,19 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
 from timerstore.cancels.digests import Digests, concat_digests
 from timerstore.cancels.id_index import Seeds
+from timerstore.rows.entry import UNCOPYABLE
 from timerstore.rows.position import OFFSET_BITS, OFFSET_MAX, Bools, Int64s, Positions, offsets_of, pack, sources_of
 from timerstore.rows.sources import Sources
+
+WAITING_MS_MAX: Final = 10_000
+"""How long a command that was written is waited for. It takes some tens of milliseconds."""
 
 
 class Decision(Enum):
@@ -100,6 +105,17 @@ class Effect:
         hi, lo = (0, 0) if self.key is None else (int(self.key.hi[0]), int(self.key.lo[0]))
         return self.source, hi, lo
 
+    def are_uncopyable(self) -> Bools:
+        """Which rows of a move by origin are too large for a copy."""
+        if not self.is_move:
+            return np.zeros(len(self.rows), np.bool_)
+        found: Bools = self.payload.column("rolls").to_numpy() == UNCOPYABLE
+        return found
+
+    def are_fixed(self) -> Bools:
+        """Which of its rows would need a copy that is too large."""
+        return self.are_uncopyable() & (not self.is_now)
+
     def have(self, rows: Bools) -> Bools:
         """Which of the originals that it names have any of these rows."""
         assert self.named is not None
@@ -118,6 +134,13 @@ class Decided:
     named: Int64s | None
     behind: Int64s = field(default_factory=lambda: np.empty(0, np.int64))
     """Originals that are acted on, of which copies may be under way as well: they need the command once more."""
+
+    def written(self) -> list[Int64s]:
+        """The originals, packed, about which it has commands by origin written."""
+        by_origin = self.named if self.decision is Decision.AGAIN or self.effect.named is None else self.behind
+        if by_origin is None or self.decision not in (Decision.AGAIN, Decision.ACT) or not len(by_origin):
+            return []
+        return [packed_in(self.effect.source, by_origin)]
 
 
 class InTransit:
@@ -174,6 +197,43 @@ class InTransit:
         return effect.named[among(packed_in(effect.source, effect.named), self._ordered)]
 
 
+class Waiting:
+    """Originals (packed) about which commands by origin have been written, once more or for one by id, and are not
+    decided yet: newer commands go behind those, and ticks are put off until then. What was written long ago may have
+    been read as a reject, and counts no more."""
+
+    def __init__(self) -> None:
+        self._counts: dict[int, tuple[int, int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    def add(self, origins: Int64s, now_ms: int) -> None:
+        """Commands that are written now."""
+        for each in origins.tolist():
+            count, _ = self._counts.get(each, (0, 0))
+            self._counts[each] = count + 1, now_ms + WAITING_MS_MAX
+
+    def remove(self, origins: Int64s) -> None:
+        """Commands that were decided."""
+        for each in origins.tolist():
+            count, until_ms = self._counts.pop(each, (0, 0))
+            if count > 1:
+                self._counts[each] = count - 1, until_ms
+
+    def among(self, origins: Int64s, now_ms: int) -> Bools:
+        """About which of some originals there are any."""
+        return np.array([self._counts.get(each, (0, 0))[1] > now_ms for each in origins.tolist()], np.bool_)
+
+    def forget(self, sources: Collection[int], now_ms: int) -> None:
+        """Those of some sources, and those of long ago."""
+        gone = [
+            key for key, (_, until_ms) in self._counts.items() if key >> OFFSET_BITS in sources or until_ms <= now_ms
+        ]
+        for key in gone:
+            del self._counts[key]
+
+
 Id = tuple[int, int, int]
 """A source, and the digest of an id of it."""
 
@@ -187,6 +247,7 @@ class Commands:
         self.in_transit = InTransit()
         self.again: Counter[Id] = Counter()
         """Commands by id that were written again, and are not decided yet: later ones of the id go behind them."""
+        self.waiting = Waiting()
         self.bytes = 0
         self.seeds = Seeds(sources)
 
@@ -218,6 +279,7 @@ class Commands:
         """Sources that are another instance's from now on: what is in transit there, it reads."""
         self.forget(np.array([seq for seq, each in self.effects.items() if each.source in sources], dtype=np.int64))
         self.in_transit.give_up(sources)
+        self.waiting.forget(sources, 0)
         self.again = Counter({key: count for key, count in self.again.items() if key[0] not in sources})
 
     def note_copied(self, seqs: Int64s, copies: InTransit, read: Int64s) -> None:

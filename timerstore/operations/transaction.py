@@ -16,7 +16,7 @@ Nothing is forgotten before `acknowledge`; `rollback` makes every row pending ag
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import starmap
@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from timerstore.cancels.commands import Decided, Decision, Effect, Id, InTransit
+from timerstore.cancels.commands import Decided, Decision, Effect, Id, InTransit, packed_in
 from timerstore.cancels.effects import ROWS_MAX
 from timerstore.cancels.id_index import Timers
 from timerstore.errors import Inconsistent, Misuse
@@ -34,7 +34,7 @@ from timerstore.memory.chunks import materialize
 from timerstore.memory.pending import TALLIED, Tally, tally_timers
 from timerstore.memory.sorted_runs import EMPTY, concat
 from timerstore.operations.state import Loan, StoreState
-from timerstore.rows.entry import PAYLOAD, UNCOPYABLE
+from timerstore.rows.entry import PAYLOAD
 from timerstore.rows.position import AT_MIN, OFFSET_MAX, Bools, Int64s, Positions, Progress, end_of, pack, sources_of
 
 CANCELLED_TAKES_MAX = 16
@@ -45,6 +45,9 @@ NAMED_MAX = 1_000
 need not, but for this number: of moves by origin that wait together, the last one acts.)"""
 
 NONE: Mapping[int, int] = {}
+
+LEAVES_MS = 1_000
+"""What comes up so soon may leave before the commands that move by an id act on it: no later one stands in for them."""
 
 GATHERED_AHEAD_MS = 250
 """How far ahead rows that come from many chunks are put together."""
@@ -112,6 +115,10 @@ class Transaction:
         self._decided_ms = 0
         self._in_transit = InTransit()
         self._refused: list[Int64s] = []
+        self._written: list[Int64s] = []
+        """Originals about which commands by origin are written,"""
+        self._settled: list[Int64s] = []
+        """and those about which such commands are decided: packed."""
 
     def take(self, until_ms: int, max_rows: int) -> Rows:
         """Up to about `max_rows` rows that are due at `until_ms`, overtaken ones first. An empty answer means that
@@ -173,18 +180,33 @@ class Transaction:
         self._copied.append(seq)
         self._in_transit.add(pack(sources_of(seq), origin), self._state.commands.digests(ids, sources_of(seq)))
 
+    def are_waited_for(self, origin: Int64s, now_ms: int) -> Bools:
+        """About which of these originals (packed) commands are on their way that were read before."""
+        written: Bools = np.isin(origin, np.concatenate([EMPTY.seq, *self._written]))
+        with self._state.lock:
+            waiting = self._state.commands.waiting
+            return written | waiting.among(origin, now_ms) if len(waiting) else written
+
     def refused(self, origin: Int64s) -> None:
         """Copies of these originals (packed) were read as rejects: they are under way no more."""
         self._refused.append(origin)
 
     def decide(
-        self, commands: Int64s, now_ms: int, passed: Mapping[int, int] = NONE, sent: Mapping[int, int] = NONE
+        self,
+        commands: Int64s,
+        now_ms: int,
+        passed: Mapping[int, int] = NONE,
+        sent: Mapping[int, int] = NONE,
+        first: Collection[int] = (),
+        silent: Collection[int] = (),
     ) -> list[Decided]:
         """What the commands among the rows handed out (their `seq`, in order) come to, at `now_ms`: of one that names
         several originals, up to one of each kind. What they act on is not handed out any more. A move by origin that
         acts needs a copy of each of its rows. `passed` says of moves which other one among these acts in their place:
         it names the same originals; or the same id, which they move for no answer. `sent` says of those by id that
-        were written again below what offset what they are about was sent, OFFSET_MAX if it is in another partition."""
+        were written again below what offset what they are about was sent, OFFSET_MAX if it is in another partition.
+        `first` are those by origin that no transaction has written: they go behind what is on its way. Nothing can be
+        written for the `silent`."""
         self._decided_ms, decided = now_ms, list[Decided]()
         left = deque(commands.tolist())
         while left:
@@ -199,14 +221,18 @@ class Transaction:
                 by_origin = [effect for effect in effects if effect.named is not None]
                 judged = dict(zip([each.seq for each in by_origin], self._judged(by_origin), strict=True))
                 for effect in effects:
+                    if effect.named is not None and effect.seq not in first:
+                        self._settled.append(packed_in(effect.source, effect.named))
                     later = known.get(passed.get(effect.seq, -1))
                     later = None if later is None or later.is_too_many else later
                     for found in (
                         [self._decision_by_id(effect, sent.get(effect.seq), later)]
                         if effect.named is None
-                        else self._decisions(effect, judged[effect.seq], later)
+                        else self._decisions(effect, judged[effect.seq], later, is_first=effect.seq in first)
                     ):
                         decided.append(found)
+                        if effect.seq not in silent:
+                            self._written += found.written()
                         if found.decision is Decision.ACT:
                             self._act(found)
         return decided
@@ -267,18 +293,17 @@ class Transaction:
     def _decided_by_id(self, effect: Effect, below: int, later: Effect | None, *, is_behind: bool) -> Decided:
         if effect.is_too_many:
             return _of_all(effect, Decision.TOO_MANY)
-        if later is not None:
-            return _of_all(effect, Decision.PASSED)
         # Of one that has acted nothing was done yet, so that all can wait.
-        is_behind |= effect.id in self._acted_ids
-        if is_behind or effect.copied.is_unsure or self._state.is_unread(effect.source):
+        waits = is_behind or effect.id in self._acted_ids
+        waits = waits or effect.copied.is_unsure or self._state.is_unread(effect.source)
+        if later is not None:
+            named, first_ms = self._pending_of_id(effect, below)
+            is_near = first_ms <= self._decided_ms + LEAVES_MS and not waits
+            if (waits or len(named)) and not is_near:
+                return Decided(effect=effect, decision=Decision.PASSED, live=EMPTY.seq, named=named)
+        if waits:
             return _of_all(effect, Decision.AGAIN)
-        gone, covered, copied = self._judged_by_id(effect)
-        origin, acted = effect.origin[: effect.upto], self._are_acted(effect)
-        is_live = ~(gone | acted | covered)
-        moving = origin[acted | copied], effect.copied.origins, *self._moving(effect)
-        named = np.unique(np.concatenate((origin[is_live], *moving)))
-        named = named[named < min(below, effect.seq & OFFSET_MAX)]
+        named, _ = self._pending_of_id(effect, below)
         if len(named) > ROWS_MAX:
             return _of_all(effect, Decision.TOO_MANY)
         left = np.setdiff1d(named, self._recalled.get(effect.id, EMPTY.seq))
@@ -286,7 +311,20 @@ class Transaction:
             return Decided(effect=effect, decision=Decision.ACT, live=EMPTY.seq, named=left)
         if len(named):
             return _of_all(effect, Decision.AGAIN)
-        return _of_all(effect, Decision.LEFT if (gone & (origin < below)).any() else Decision.NOTHING)
+        gone, _, _ = self._judged_by_id(effect)
+        left_now = gone & (effect.origin[: effect.upto] < below)
+        return _of_all(effect, Decision.LEFT if left_now.any() else Decision.NOTHING)
+
+    def _pending_of_id(self, effect: Effect, below: int) -> tuple[Int64s, int]:
+        """The originals of an id that are pending, or of which a copy is under way; and when the first of the pending
+        ones comes up."""
+        gone, covered, copied = self._judged_by_id(effect)
+        origin, acted = effect.origin[: effect.upto], self._are_acted(effect)
+        is_live = ~(gone | acted | covered)
+        moving = origin[acted | copied], effect.copied.origins, *self._moving(effect)
+        named: Int64s = np.unique(np.concatenate((origin[is_live], *moving)))
+        first_ms = effect.rows.at[: effect.upto][is_live].min(initial=OFFSET_MAX)
+        return named[named < min(below, effect.seq & OFFSET_MAX)], int(first_ms)
 
     def _are_acted(self, effect: Effect) -> Bools:
         """Which of its rows commands of this transaction act on."""
@@ -296,20 +334,23 @@ class Transaction:
         """The originals that it is about of which a copy is written, or not read yet."""
         return self._in_transit.of(effect), self._state.commands.in_transit.of(effect)
 
-    def _decisions(self, effect: Effect, judged: _Judged, later: Effect | None) -> list[Decided]:
-        """Of one command by origin, one for all that share it; `later` is what is to act in its place. The caller holds
-        the lock."""
+    def _decisions(self, effect: Effect, judged: _Judged, later: Effect | None, *, is_first: bool) -> list[Decided]:
+        """Of one command by origin, one for all that share it; `later` is what is to act in its place, and `is_first`
+        says that no transaction has written it. The caller holds the lock."""
         state = self._state
         gone, covered, copied = judged
         acted = self._are_acted(effect)
         is_live = ~(gone | acted | covered)
-        fixed = is_live & _are_fixed(effect)
+        fixed = is_live & effect.are_fixed()
         is_live &= ~fixed
         act = effect.have(is_live)
         if later is not None and self._is_passed(effect, later, is_live):
             return [Decided(effect=effect, decision=Decision.PASSED, live=EMPTY.seq, named=effect.named)]
         assert effect.named is not None
-        again = np.isin(effect.named, np.concatenate((effect.copied.origins, *self._moving(effect))))
+        behind = self._are_behind(effect) if is_first else np.zeros(len(effect.named), np.bool_)
+        is_live &= ~np.isin(effect.origin, effect.named[behind])
+        act = effect.have(is_live)
+        again = behind | np.isin(effect.named, np.concatenate((effect.copied.origins, *self._moving(effect))))
         again |= effect.have(acted | copied) | (effect.copied.is_unsure or state.is_unread(effect.source))
         which = [
             (act, Decision.ACT),
@@ -330,6 +371,13 @@ class Transaction:
             for decision in map(Decision, np.unique(found).tolist())
         ]
 
+    def _are_behind(self, effect: Effect) -> Bools:
+        """Which of the originals that a command names must wait for older commands, which are on their way."""
+        assert effect.named is not None
+        origins, waiting = packed_in(effect.source, effect.named), self._state.commands.waiting
+        written: Bools = np.isin(origins, np.concatenate([EMPTY.seq, *self._written]))
+        return written | waiting.among(origins, self._decided_ms) if len(waiting) else written
+
     def _act(self, found: Decided) -> None:
         """Of what a command acts on; the caller holds the lock."""
         effect, live = found.effect, found.live
@@ -348,7 +396,7 @@ class Transaction:
         """Whether another move acts, or has acted, on all rows of one by origin that are pending: once this one is
         finished, its tombstone covers them. One that was sent later may have been read earlier, and not know them all.
         """
-        if later.is_now != effect.is_now and _are_uncopyable(effect).any():
+        if later.is_now != effect.is_now and effect.are_uncopyable().any():
             return False  # of what is too large for a copy only one of them moves anything
         if later.seq > effect.seq:
             return bool(effect.have(is_live).all())
@@ -421,6 +469,12 @@ class Transaction:
         if self._refused:
             commands.in_transit.remove(np.concatenate(self._refused))
         commands.again += self._again
+        for origins in self._settled:
+            commands.waiting.remove(origins)
+        for origins in self._written:
+            commands.waiting.add(origins, self._decided_ms)
+        if len(commands.waiting):
+            commands.waiting.forget((), self._decided_ms)
         commands.forget(self._loan.rows().seq)
 
     def _counted(self) -> Tally:
@@ -442,16 +496,3 @@ class Transaction:
 def _of_all(effect: Effect, decision: Decision) -> Decided:
     """A decision about an id."""
     return Decided(effect=effect, decision=decision, live=EMPTY.seq, named=None)
-
-
-def _are_uncopyable(effect: Effect) -> Bools:
-    """Which rows of a move by origin are too large for a copy."""
-    if not effect.is_move:
-        return np.zeros(len(effect.rows), np.bool_)
-    found: Bools = effect.payload.column("rolls").to_numpy() == UNCOPYABLE
-    return found
-
-
-def _are_fixed(effect: Effect) -> Bools:
-    """Which of its rows would need a copy that is too large."""
-    return _are_uncopyable(effect) & (not effect.is_now)

@@ -9,7 +9,7 @@ place, and answers. Each is output of the transaction that finishes the command.
     (due)        of what is due: as it is, for now     "                                       moved, not-pending
     again        the same command, behind what is under way                                    none: the next one has it
     passed       nothing: a later move of the same messages acts,                              moved
-                 or, of an id, which asks for no answer, is decided                            (none)
+                 or, of an id, is decided
     too large    nothing: it stays as it is                                                    too-large
     left         nothing                                                                       delivered
     nothing      nothing                                                                       not-pending
@@ -18,9 +18,10 @@ place, and answers. Each is output of the transaction that finishes the command.
 Where some of a message is pending and a copy of it may be under way, the command acts, and is written once more behind
 the copy, unanswered; a recall as a cancel.
 
-A command that names several messages has an answer for each decision about some of them. By id, the answer is that of
-the commands by origin. Of a command without a key, which is sent on to every partition, the others answer only where
-they have something. An answer that cannot be written is dropped, and counted: nothing waits for it.
+A command that is about several messages has an answer for each outcome of some of them; commands by origin that one by
+id has had written are answered together, with their number. Of a command without a key, which is sent on to every
+partition, the others answer only where they have something. An answer that cannot be written is dropped, and counted:
+nothing waits for it.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from bridge.delivery.plan.record_size import record_bytes
 from bridge.delivery.plan.ticks import moved as moved_schedule
 from bridge.delivery.targets.target import Target
 from bridge.wire import headers as h
-from bridge.wire.answers import Answer, Outcome
+from bridge.wire.answers import ORIGINS_MAX, Answer, Outcome
 from bridge.wire.commands import key_sent_on, sent_on
 from bridge.wire.headers import Headers
 from timerstore.cancels.cancels import NO_ORIGIN
@@ -152,8 +153,7 @@ class Commands:
         before. Those of `no_copy` cannot be written once more.
 
         By id the later one is about all that these are about. If it does not act yet, it is written again by the
-        transaction that finishes these, and a crash undoes both or neither: one by id leaves no tombstone. Where an
-        answer is wanted, there is one for each message, which nothing knows before that is moved."""
+        transaction that finishes these, and a crash undoes both or neither: one by id leaves no tombstone."""
         later, moves = dict[int, int](), defaultdict[tuple[object, ...], list[int]](list)
         origins, ids, seqs = (
             self._rows.column("origin", self.ids),
@@ -170,7 +170,7 @@ class Commands:
             age = {n: (self._command(n)[2] if len(places) == 1 else 0, n) for n in same}
             last = max((n for n in same if seqs[n] not in no_copy), key=age.__getitem__, default=None)
             if last is not None:
-                older = [n for n in same if age[n] < age[last] and (ids[n] is None or not self._asks(n))]
+                older = [n for n in same if age[n] < age[last]]
                 later |= {seqs[n]: seqs[last] for n in older}
         return later
 
@@ -180,6 +180,13 @@ class Commands:
         seqs, ids = self.seqs.tolist(), self._rows.column("id", self.ids)
         again = [n for n, said in enumerate(self._headers) if ids[n] is not None and h.COPY_FORWARDED in said]
         return {seqs[n]: self._command(n)[2] if self._is_home(n) else OFFSET_MAX for n in again}
+
+    def first(self) -> frozenset[int]:
+        """Those by origin, packed, that are the records of their clients."""
+        seqs, ids = self.seqs.tolist(), self._rows.column("id", self.ids)
+        return frozenset(
+            seqs[n] for n, said in enumerate(self._headers) if ids[n] is None and h.COPY_FORWARDED not in said
+        )
 
     def in_order(self, sent: Mapping[int, int]) -> Int64s:
         """The commands, packed, as they were sent: one by id that was written again as its client's record."""
@@ -215,7 +222,8 @@ class Commands:
         for each in decided:
             n = self._at[each.effect.seq]
             for outcome, offsets, due_ms in self._act(n, each, writing):
-                if outcome is Outcome.NOT_PENDING and each.effect.named is None and not self._is_home(n):
+                is_nothing = outcome is Outcome.NOT_PENDING or (each.decision is Decision.PASSED and not len(offsets))
+                if is_nothing and each.effect.named is None and not self._is_home(n):
                     continue
                 source = self._rows.sources.name(self._sources[n])
                 told = tuple((*source, offset) for offset in offsets.tolist())
@@ -225,9 +233,10 @@ class Commands:
             topic, partition, named = self._names(n)
             told = tuple((topic, partition, offset) for offset in named)
             replies.append((n, self._answer(n, outcome, told, None)))
-        out.answers = [answer for _, answer in replies]
         for n, answer in replies:
             out.counts[self._verb(n), str(answer.outcome)] += 1
+        replies = self._together(replies)
+        out.answers = [answer for _, answer in replies]
         self._reply(out, replies, resolve, limit_of, findings, known)
         return out
 
@@ -372,10 +381,19 @@ class Commands:
             command=self._command(n),
             outcome=outcome,
             count=max(len(origins), int(outcome is Outcome.DELIVERED)),
-            origins=origins,
+            origins=origins[:ORIGINS_MAX],
             due_ms=due_ms,
             correlation=None if correlation is None else h.text_of(correlation),
         )
+
+    def _together(self, replies: Sequence[tuple[int, Answer]]) -> list[tuple[int, Answer]]:
+        """One answer for each command of a client and outcome: of one by id there are commands by origin."""
+        found = dict[tuple[object, ...], tuple[int, Answer]]()
+        for n, answer in replies:
+            key = answer.command, answer.outcome, answer.correlation, self._reply_to[n], self._keys[n]
+            first, before = found.get(key, (n, None))
+            found[key] = first, answer if before is None else before.with_more(answer)
+        return list(found.values())
 
     def _reply(
         self,
@@ -433,10 +451,6 @@ class Commands:
     def _is_home(self, n: int) -> bool:
         """Whether the client wrote it to this partition."""
         return self._command(n)[:2] == self._place(n)[:2]
-
-    def _asks(self, n: int) -> bool:
-        """Whether it is to be answered."""
-        return self._reply_to[n] is not None or h.CORRELATION in self._headers[n]
 
     def _is_move(self, n: int) -> bool:
         return self._moves[n]

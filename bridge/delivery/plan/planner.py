@@ -27,7 +27,7 @@ from bridge.delivery.plan.dead_letters import dead_letters, held
 from bridge.delivery.plan.due_rows import Batch, DueRows, Ids, SourceColumns, TargetRows, integers
 from bridge.delivery.plan.fates import Fate, Fates, Findings, OwnTopics, Unplannable
 from bridge.delivery.plan.forwarded_cancels import Forwards
-from bridge.delivery.plan.overdue import CatchUp, OverduePolicy
+from bridge.delivery.plan.overdue import BURST_MS, CatchUp, OverduePolicy
 from bridge.delivery.plan.record_size import SizeLimits, parted
 from bridge.delivery.plan.spans import Delivery, OpenTelemetry
 from bridge.delivery.plan.ticks import ScheduleLimits, Ticks, ticks
@@ -41,7 +41,7 @@ from bridge.wire.headers import Where
 from bridge.wire.reasons import RejectReason
 from timerstore.operations.transaction import Rows, Transaction
 from timerstore.rows.entry import Kind
-from timerstore.rows.position import Bools, Int64s
+from timerstore.rows.position import Bools, Int64s, pack
 from timerstore.rows.sources import Sources
 
 NOTHING: Final = Findings()
@@ -51,6 +51,8 @@ ANY_SCHEDULE: Final = ScheduleLimits()
 _NO_ROWS: Final = np.empty(0, dtype=np.intp)
 PERMITTED_MAX: Final = 10_000
 """Answers of the allow-list that are kept; names come from headers."""
+WAITS_MS: Final = BURST_MS + 500
+"""How long a tick is put off for a command that is on its way."""
 SCHEDULE_BYTES: Final = 32 << 10
 """So many are copied in the time in which a schedule is asked for its next tick."""
 
@@ -224,6 +226,8 @@ class Planner:
         fates = passes.misnamed(rows, fates)
         fates = passes.after_aborts(rows, fates, findings)
         fates = self._catching_up(rows, fates, own, now_ms)
+        if found is not None and loan is not None:
+            fates = _waiting(rows, fates, found, own, now_ms, loan)
         fates, deliveries = self._by_target(rows, fates, known, own, now_ms)
         if len(forwards.ids):
             fates = fates.put(forwards.ids, Fate.FORWARD)
@@ -298,7 +302,14 @@ class Planner:
         }
         sent = commands.sent()
         return commands.output(
-            loan.decide(commands.in_order(sent), now_ms, commands.passed(findings.no_copy), sent),
+            loan.decide(
+                commands.in_order(sent),
+                now_ms,
+                commands.passed(findings.no_copy),
+                sent,
+                commands.first(),
+                findings.no_copy,
+            ),
             elsewhere,
             own,
             self._letter_topics,
@@ -429,6 +440,20 @@ def _next_ids(rows: DueRows, fates: Fates, found: Ticks | None) -> Ids:
         return _NO_ROWS
     is_over = np.isin(fates.fate, (Fate.DELIVER.value, Fate.RETRY.value, Fate.LETTER.value)) & (rows.tick > 0)
     return np.flatnonzero(found.has_next & (is_over | fates.are(Fate.ADVANCE)))
+
+
+def _waiting(
+    rows: DueRows, fates: Fates, found: Ticks, own: Callable[[], OwnTopics], now_ms: int, loan: Transaction
+) -> Fates:
+    """Ticks about whose schedules commands are on their way are put off while missed ones follow: else each would be
+    handed out before the command is read, and the next one be written behind that."""
+    ids = np.flatnonzero(found.is_tick & found.has_next & (found.next_ms <= now_ms) & fates.are(Fate.DELIVER))
+    if not len(ids):
+        return fates
+    origin = rows.payload.column("origin").to_numpy()[ids]
+    ids = ids[loan.are_waited_for(pack(rows.source[ids].astype(np.int64), origin), now_ms)]
+    ids = ids[own().copyable(ids) & ~own().is_down[rows.source[ids]]] if len(ids) else ids
+    return passes.deferred(fates, ids, np.full(len(ids), now_ms + WAITS_MS), now_ms)
 
 
 def _tell_copied(loan: Transaction, rows: DueRows, ids: Ids) -> None:
