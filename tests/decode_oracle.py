@@ -53,7 +53,11 @@ def oracle(row: Row, parameters: DecodeParameters) -> Row:
         else:
             reason = RejectReason.BAD_LEVEL
             due = ts + h.parse_level(h.text_of(text), parameters.levels_ms)
-        is_pause = bool({h.MOVE, h.MOVE_ORIGIN} & set(commands)) and times == [h.UNTIL] and due >= h.NEXT_MS
+        is_pause = (
+            bool({h.MOVE, h.MOVE_ORIGIN} & set(commands))
+            and times == [h.UNTIL]
+            and (due >= h.NEXT_MS or due == h.AS_DUE_MS)
+        )
         if due - ts > parameters.max_delay_ms and not is_pause:
             return rejected(row, RejectReason.BEYOND_MAX)
         if commands:

@@ -419,7 +419,7 @@ def _is_move() -> Column:
 
 def _is_moved_to() -> Column:
     """A recurring message is paused or resumed, or what was put off is brought forward."""
-    return _is_move() & F.coalesce(F.col("until") >= h.AS_DUE_MS, False)
+    return _is_move() & F.coalesce((F.col("until") >= h.NEXT_MS) | (F.col("until") == h.AS_DUE_MS), False)
 
 
 def _names_origin() -> Column:

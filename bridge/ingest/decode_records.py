@@ -248,7 +248,9 @@ def _is_tick_delay(delay: int, due: int | None) -> bool:
 
 def _is_moved_to(due: int, found: Mapping[str, bytes | None]) -> bool:
     """A recurring message is paused or resumed, or what was put off is brought forward."""
-    return due >= h.AS_DUE_MS and h.UNTIL in found and bool(found.keys() & {h.MOVE, h.MOVE_ORIGIN})
+    return (
+        (due >= h.NEXT_MS or due == h.AS_DUE_MS) and h.UNTIL in found and bool(found.keys() & {h.MOVE, h.MOVE_ORIGIN})
+    )
 
 
 def _kind(found: Mapping[str, bytes | None], commands: set[str]) -> Kind:

@@ -29,7 +29,7 @@ from bridge.kafka.construction import made
 from bridge.kafka.errors import is_fatal, kafka_error
 from bridge.wire.answers import Answer
 from bridge.wire.commands import cancel_origin_headers, move_origin_headers
-from bridge.wire.headers import AS_DUE_MS, origins_text
+from bridge.wire.headers import AS_DUE_MS, NEXT_MS, origins_text
 from timerstore.clock import Clock
 from timerstore.rows.sources import SourceName
 
@@ -87,7 +87,7 @@ class CommandSender:
         for order in orders:
             if order.source not in owned:
                 raise NotOwnedError(origins_text(*order.source, order.origins))
-            if order.due_ms is not None and latest_ms < order.due_ms < AS_DUE_MS:
+            if order.due_ms is not None and latest_ms < order.due_ms < NEXT_MS and order.due_ms != AS_DUE_MS:
                 raise ValueError("that is further away than delay.max allows.")
         producer, futures = self._open(), list[Future[Sequence[Answer]]]()
         try:

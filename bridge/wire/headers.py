@@ -109,7 +109,7 @@ NEVER_MS: Final = UNTIL_MS_MAX
 """Due time of a recurring message that is paused; `delay-until: never` of a move."""
 NEXT_MS: Final = UNTIL_MS_MAX - 1
 """What a move says to resume it, `delay-until: next`: at its next regular tick."""
-AS_DUE_MS: Final = UNTIL_MS_MAX - 2
+AS_DUE_MS: Final = UNTIL_MS_MAX - 3
 """What a move says to bring forward what is due and was put off, `delay-until: due`: its due time stays."""
 MOVED_TO: Final = {"never": NEVER_MS, "next": NEXT_MS, "due": AS_DUE_MS}
 PAST_MS_MAX: Final = 3_653 * 86_400_000
