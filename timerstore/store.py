@@ -17,10 +17,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import closing
 from types import MappingProxyType
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from timerstore.assignment import Assignment
 from timerstore.errors import Misuse
@@ -32,7 +34,7 @@ from timerstore.operations.ingest import Ingest
 from timerstore.operations.maintenance import Maintenance
 from timerstore.operations.recovery import Found
 from timerstore.operations.state import StoreState
-from timerstore.operations.stats import Stats
+from timerstore.operations.stats import Stats, Unstored
 from timerstore.operations.timer_wheel import TimerWheel
 from timerstore.operations.transaction import Transaction
 from timerstore.rows.position import ORIGIN
@@ -61,6 +63,7 @@ class TimerStore:
         committed: Mapping[SourceName, NamedState],
         frozen: Mapping[SourceName, Sequence[NamedStep]] = MappingProxyType({}),
         log_starts: Mapping[SourceName, int] = MappingProxyType({}),
+        cuts: Mapping[SourceName, int] = MappingProxyType({}),
         now_ms: int,
         limits: Limits = DEFAULTS,
         progress: Callable[[int, int], None] = lambda done, total: None,
@@ -70,12 +73,13 @@ class TimerStore:
         from now on.
 
         `partitions` are all partitions of the delay topics, `log_starts` the first offsets that Kafka still has of the
-        owned ones (0 where it is not said). Raises DiskFull, DiskFailure.
+        owned ones (0 where it is not said), `cuts` where Kafka has lost the end of a log that the directory may know.
+        Raises DiskFull, DiskFailure.
         """
         starts = {name: log_starts.get(name, 0) for name in committed}
         try:
             return cls(
-                recovery.restore(found, partitions, committed, frozen, starts, now_ms, limits, progress),
+                recovery.restore(found, partitions, committed, frozen, starts, now_ms, limits, progress, cuts=cuts),
                 found.descriptor,
             )
         except BaseException:
@@ -233,9 +237,27 @@ class TimerStore:
         """Since when the oldest of what is pending waits; None where nothing is pending."""
         return stats.waits_since_ms(self.state)
 
+    def pending_from(self, name: SourceName, offset: int, now_ms: int) -> int:
+        """How many pending messages of a source have records at this offset or above. Raises Corrupt, DiskFailure."""
+        found = 0
+        with closing(self.export(Query(), now_ms, bulky=False)) as batches:
+            for batch in batches:
+                topic, partition, at = (batch.column(column) for column in ("topic", "partition", "offset"))
+                mine = pc.and_(pc.equal(topic, name[0]), pc.equal(partition, name[1]))
+                found += pc.sum(pc.and_(mine, pc.greater_equal(at, offset))).as_py() or 0
+        return found
+
     def trimmed(self, log_starts: Mapping[SourceName, int]) -> list[SourceName]:
         """The owned sources with unfinished rows whose records are gone from Kafka, and are in this store alone."""
         return stats.trimmed(self.state, log_starts)
+
+    def trimmed_in_memory(self, log_starts: Mapping[SourceName, int]) -> Unstored:
+        """What of `trimmed` is in memory alone."""
+        return stats.trimmed_in_memory(self.state, log_starts)
+
+    def may_hold_below(self, bounds: Mapping[SourceName, int]) -> set[SourceName]:
+        """The owned sources of which something below these offsets may be unfinished."""
+        return stats.may_hold_below(self.state, bounds)
 
     def close_intake(self) -> None:
         """Take in nothing more: `append` raises Closed, also where it waits. Delivery and flushes go on."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+import structlog
 from confluent_kafka import KafkaException, Producer
 
 from bridge.checks.finding import Check, Context, Finding, expected, failed, ok, warned
@@ -32,6 +33,8 @@ from bridge.settings.secrets import Redactor
 from bridge.settings.units import format_duration_ms
 
 METADATA_BYTES_MIN: Final = 4096  # the committed position is carried in the offset's metadata
+
+log = structlog.get_logger("bridge.checks.run")
 
 
 def run_checks(
@@ -72,6 +75,13 @@ def _guarded(check: Check, context: Context) -> list[Finding]:
     except BridgeError as error:
         name = check.__name__.removeprefix("check_").replace("_", " ")
         return [failed(name, error.message, error.hint, error=type(error))]
+
+
+def log_warnings(findings: Iterable[Finding]) -> None:
+    """What the operator should know though the bridge runs."""
+    for finding in findings:
+        if finding.status == "warning":
+            log.warning("check", name=finding.name, detail=finding.detail, remedy=finding.remedy)
 
 
 def require(findings: Iterable[Finding]) -> None:

@@ -33,6 +33,7 @@ from bridge.delivery.clock_steps import ClockSteps
 from bridge.delivery.commands_first import LOOK_S, CommandsFirst, Offsets
 from bridge.delivery.filling import Filling
 from bridge.delivery.held_sources import HeldSources
+from bridge.delivery.lost_records import LostRecords, States
 from bridge.delivery.narrowing import REMEDIES, Narrowing
 from bridge.delivery.open_transaction import OpenTransaction, Stale, bug
 from bridge.delivery.plan.fates import Unplannable, Unwritable
@@ -62,10 +63,7 @@ LOOK_AGAIN_S: Final = 1.0
 """The longest sleep: ingest of what is far away moves O without waking this thread, and a stepped wall clock must be
 noticed."""
 CATCH_UP_WAIT_S: Final = 0.25
-BACKOFF_S: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0)
 FENCED_AGAIN_S: Final = 60.0
-
-States = Mapping[SourceName, CommittedState]
 
 log = structlog.get_logger("bridge.delivery.dispatcher")
 
@@ -116,6 +114,7 @@ class Dispatcher:
         self._states: dict[SourceName, CommittedState] = {}
         self._coming: dict[SourceName, CommittedState] = {}
         """Of partitions that the store holds until they have caught up; nothing else commits for them meanwhile."""
+        self.lost = LostRecords()
         self._revocations = 0
         self._unanswered: OpenTransaction | None = None
         """A transaction whose commit got no answer: RESOLVING asks what it came to."""
@@ -134,7 +133,6 @@ class Dispatcher:
         self._held_sources = HeldSources(targets, clock)
         self._commands_first = commands_first or CommandsFirst(clock)
         self._clock_steps = ClockSteps(metrics)
-        self._failures = 0
         self._fenced_s: float | None = None
         self._committed_s = 0.0
         self._stall_watch = StallWatch(targets, clock)
@@ -164,10 +162,15 @@ class Dispatcher:
         return self._commands_first.is_closed
 
     def resume(
-        self, store: TimerStore, states: States, revocations: int, log_ends: Offsets = MappingProxyType({})
+        self,
+        store: TimerStore,
+        states: States,
+        revocations: int,
+        log_ends: Offsets = MappingProxyType({}),
+        moved: Collection[SourceName] = (),
     ) -> None:
         """Deliver from `store`, which was opened on `states`, read when there had been `revocations` (of `Membership`).
-        Commands below `log_ends` take effect first.
+        Commands below `log_ends` take effect first. This process has `moved` the states of partitions that were held.
 
         Only while held. With the same store as before, a transaction whose outcome is unknown is resolved first.
         Raises InternalError for states from before the last commit: what that has delivered would be delivered again.
@@ -177,7 +180,8 @@ class Dispatcher:
                 raise bug("the dispatcher is running", code="DB-7002")
             if store is not self._store:
                 is_known = revocations == self._revocations and self._unanswered is None  # nothing else commits for us
-                if is_known and not are_same_progress(self._states, states):
+                old = {name: state for name, state in self._states.items() if name not in moved}
+                if is_known and not are_same_progress(old, states):
                     raise bug("the store lies behind the last commit", code="DB-7002")
                 self._store, self._unanswered = store, None
                 self._states, self._coming = dict(states), {}
@@ -276,13 +280,13 @@ class Dispatcher:
         try:
             self._writer.open()
         except NotReady as waits:
-            if self._failures:  # the first attempt of a start often finds the coordinator busy
+            if self._life.failures:  # the first attempt of a start often finds the coordinator busy
                 log.warning("producer-not-ready", code=waits.failure.code, reason=waits.failure.detail)
         except Broken as broken:
             self._after_break(broken)
         else:
             return Event.OPENED
-        self._back_off()
+        self._life.back_off()
         return None
 
     def _deliver(self) -> Event | None:
@@ -306,6 +310,7 @@ class Dispatcher:
             (wakeup_ms is not None and wakeup_ms <= now_ms)
             or (behind and (idle_s >= IDLE_COMMIT_S or store.needs_offset_commit()))
             or not self._pauses.are_in(self._states.values())
+            or self.lost.is_news(self._states)
         ):
             return self._transact(store)
         sleep_s = LOOK_S if waits else LOOK_AGAIN_S
@@ -350,7 +355,7 @@ class Dispatcher:
             transaction.rollback()  # commit was not asked for, and the next producer ends what this one left open
             event = self._after_break(broken, transaction)
             if not self._narrowing.narrow(transaction, Cause.PRODUCER_LOST, broken.failure):
-                self._back_off()
+                self._life.back_off()
         except Stale:
             log.info("transaction-outlived-its-assignment", rows=transaction.rows)
             self._life.ask(Request.HOLD)
@@ -366,7 +371,7 @@ class Dispatcher:
         if transaction.accepted != transaction.planned:
             lost = transaction.planned - transaction.accepted
             raise bug("records were lost between plan and client", code="DB-7002", lost=lost)
-        transaction.look_ahead(self._states, store.sources, self._pauses.to_write())
+        transaction.look_ahead(self._states, store.sources, self._pauses.to_write(), self.lost)
         if not transaction.states:
             if transaction.accepted:
                 raise bug("a transaction has output, but moves no position", code="DB-7002")
@@ -391,7 +396,7 @@ class Dispatcher:
     def _send_offsets(self, store: TimerStore, transaction: OpenTransaction) -> None:
         """All that the transaction is likely to have was taken: what it leads to may join it while records wait for
         their time, so that the commit does not have to wait for that."""
-        transaction.look_ahead(self._states, store.sources, self._pauses.to_write())
+        transaction.look_ahead(self._states, store.sources, self._pauses.to_write(), self.lost)
         if transaction.states:
             self._writer.send_offsets(transaction.offsets, self._member_for(transaction).metadata)
 
@@ -410,7 +415,7 @@ class Dispatcher:
         self._setbacks.committed(transaction.setbacks)
         self._narrowing.committed(transaction.rows)
         self._commands_first.committed(transaction.targets, self._planner.delay_topics)
-        self._failures = 0
+        self._life.failures = 0
         self._committed_s = self._clock.monotonic_s()
         self._metrics.committed(transaction.counts, self._committed_s - transaction.opened_s)
         if transaction.answers:
@@ -434,7 +439,7 @@ class Dispatcher:
         told = {"cause": cause.value, "code": failure.code, "reason": failure.detail}
         log.warning("transaction-aborted", **told, rows=transaction.rows)
         if not self._narrowing.after(transaction, aborted):
-            self._back_off()
+            self._life.back_off()
         return Event.PRODUCER_LOST if REMEDIES[cause].renews else event
 
     def _hold_sources(self, store: TimerStore, more: Mapping[int, Unwritable] = MappingProxyType({})) -> None:
@@ -471,7 +476,7 @@ class Dispatcher:
             found = self._read_committed(list(transaction.states))
         except EnvironmentFailure as failure:
             log.warning("commit-still-unanswered", reason=str(failure))
-            self._back_off()
+            self._life.back_off()
             return None
         committed = {name for name, state in transaction.states.items() if state.is_written_as(found[name])}
         unchanged = {name for name in transaction.states if self._states[name].is_written_as(found[name])}
@@ -483,7 +488,7 @@ class Dispatcher:
             log.info("commit-was-not-made", rows=transaction.rows)
             transaction.rollback()
             if not self._narrowing.narrow(transaction, Cause.COMMIT_NOT_MADE, COMMIT_NOT_MADE):
-                self._back_off()
+                self._life.back_off()
         else:
             transaction.rollback()
             raise StateError(
@@ -493,8 +498,3 @@ class Dispatcher:
                 code="DB-4010",
             )
         return Event.RESOLVED
-
-    def _back_off(self) -> None:
-        seconds = BACKOFF_S[min(self._failures, len(BACKOFF_S) - 1)]
-        self._failures += 1
-        self._life.pause(seconds)

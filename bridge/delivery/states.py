@@ -31,6 +31,9 @@ HELD_LOOK_S: Final = 1.0
 """How often the thread shows that it is alive while it is held."""
 
 
+BACKOFF_S: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0)
+
+
 class State(Enum):
     """See the table above."""
 
@@ -80,6 +83,7 @@ class Lifecycle:
         self.changed = threading.Condition()
         self.state = State.OPENING
         self._requests = {Request.HOLD}
+        self.failures = 0
 
     # -- any thread
 
@@ -139,3 +143,9 @@ class Lifecycle:
         urgent = {Request.STOP} if self.state is State.OPENING else {Request.STOP, Request.HOLD}
         with self.changed:
             self.changed.wait_for(lambda: self.is_asked(*urgent), seconds)
+
+    def back_off(self) -> None:
+        """Wait after a failure, for longer after each that follows it; `failures` are set to 0 by a success."""
+        seconds = BACKOFF_S[min(self.failures, len(BACKOFF_S) - 1)]
+        self.failures += 1
+        self.pause(seconds)

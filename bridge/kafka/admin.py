@@ -36,6 +36,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public, but
 )
 
 from bridge.errors import EnvironmentFailure
+from bridge.kafka import leader_epochs
 from bridge.kafka.construction import made
 from bridge.kafka.errors import Fault, fault_of
 from bridge.settings.clients import librdkafka
@@ -75,10 +76,12 @@ class Topic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watermarks:
-    """Offsets of a partition's log: the first that is still there, and the next one to be written."""
+    """Offsets of a partition's log: the first that is still there, and the next one to be written; and the epoch of the
+    leader that said so (-1: not told)."""
 
     start: int
     end: int
+    epoch: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,14 +167,14 @@ class Cluster:
         """Log start and end of each (topic, partition); the end counts records of open transactions too."""
         starts = self._offsets(partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
         ends = self._offsets(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
-        return {p: Watermarks(start=starts[p], end=ends[p]) for p in partitions}
+        return {p: Watermarks(start=starts[p][0], end=ends[p][0], epoch=ends[p][1]) for p in partitions}
 
     def first_after(
         self, partitions: Sequence[tuple[str, int]], timestamp_ms: int
     ) -> dict[tuple[str, int], int | None]:
         """The first offset of each (topic, partition) whose record is not older than this; None: all are older."""
         found = self._offsets(partitions, OffsetSpec.for_timestamp(timestamp_ms))
-        return {place: offset if offset >= 0 else None for place, offset in found.items()}
+        return {place: offset if offset >= 0 else None for place, (offset, _) in found.items()}
 
     def oldest(self, marks: Mapping[tuple[str, int], Watermarks]) -> dict[tuple[str, int], Oldest]:
         """What the logs begin with, where there is anything between their marks, and it comes within two seconds."""
@@ -212,6 +215,18 @@ class Cluster:
             if place.error is None and place.offset >= 0
         }
 
+    def cut_at(self, place: tuple[str, int], epoch: int, start: int, end: int) -> int | None:
+        """Where the log of (topic, partition) was cut, if leaders of later epochs than `epoch` have written to what
+        lies below `end`; the log begins at `start`. None: they have not."""
+        config = {**self._consumer, "isolation.level": "read_uncommitted", "enable.partition.eof": True}
+        consumer = made("for samples", lambda: Consumer(config, logger=_collecting_logger([])))
+        try:
+            probe = leader_epochs.probing(consumer, place, end)
+            cut = leader_epochs.end_of_epoch(probe, epoch, start, end)
+            return cut if leader_epochs.is_cut(probe, epoch, cut, end) else None
+        finally:
+            consumer.close()
+
     def create_topic(self, name: str, *, partitions: int, replication: int, config: Mapping[str, str]) -> None:
         """Create a topic; one that exists by now is left as it is. `replication` -1: the brokers' default."""
         new = NewTopic(name, num_partitions=partitions, replication_factor=replication, config=dict(config))
@@ -242,7 +257,9 @@ class Cluster:
     def _make_admin(self) -> AdminClient:
         return made("for look-ups", lambda: AdminClient(self._properties, logger=_collecting_logger([])))
 
-    def _offsets(self, partitions: Sequence[tuple[str, int]], spec: OffsetSpec) -> dict[tuple[str, int], int]:
+    def _offsets(
+        self, partitions: Sequence[tuple[str, int]], spec: OffsetSpec
+    ) -> dict[tuple[str, int], tuple[int, int]]:
         """Asked again for a while when a partition is between two leaders, as a new one is for a moment. After an
         election librdkafka asks under the old epoch until it renews its metadata, for minutes; another client does not,
         unless it was made before the election as well.
@@ -262,18 +279,23 @@ class Cluster:
                     self._admin = self._make_admin()
             self._pause.wait(_RETRY_S)
 
-    def _ask_offsets(self, partitions: Sequence[tuple[str, int]], spec: OffsetSpec) -> dict[tuple[str, int], int]:
+    def _ask_offsets(
+        self, partitions: Sequence[tuple[str, int]], spec: OffsetSpec
+    ) -> dict[tuple[str, int], tuple[int, int]]:
+        """Offset and leader epoch."""
         if not partitions:
             return {}
         asked = {TopicPartition(topic, partition): spec for topic, partition in partitions}
         futures = self._admin.list_offsets(
             asked, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=self._timeout_s
         )
-        return {
-            (tp.topic, tp.partition): int(
-                self._result(f, f"look up offsets of {tp.topic}[{tp.partition}]", code="DB-3002").offset
-            )
+        answers = {
+            (tp.topic, tp.partition): self._result(f, f"look up offsets of {tp.topic}[{tp.partition}]", code="DB-3002")
             for tp, f in futures.items()
+        }
+        return {
+            place: (int(answer.offset), -1 if answer.leader_epoch is None else int(answer.leader_epoch))
+            for place, answer in answers.items()
         }
 
     def _describe(self) -> Any:

@@ -16,6 +16,9 @@ from confluent_kafka import KafkaError, KafkaException
 from bridge.errors import FencedError, StateError
 from bridge.wire.reasons import RejectReason
 
+RECORDS_GONE: Final = "DB-4011"
+"""The code of `records_gone`."""
+
 
 class Fault(Enum):
     """Whose fault an error is, hence what has to make way."""

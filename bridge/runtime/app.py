@@ -16,41 +16,39 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import replace
 from enum import Enum
+from functools import partial
 from typing import Final
 
 import structlog
-from pyspark.sql import SparkSession
 
-from bridge import __version__
-from bridge.api.listener import Listener
-from bridge.checks.run import require, run_checks
+from bridge.checks.conditions import Conditions
+from bridge.checks.run import log_warnings, require, run_checks
 from bridge.dead_letters.listing import Letterbox
 from bridge.delivery.dispatcher import Dispatcher
 from bridge.delivery.plan.spans import OpenTelemetry
 from bridge.delivery.producer.transaction_markers import MarkerRepair
 from bridge.delivery.targets.cache import Targets
 from bridge.delivery.targets.look_up import TargetLookUp
-from bridge.errors import BridgeError, EnvironmentFailure, InternalError
-from bridge.install import connector
+from bridge.errors import BridgeError, EnvironmentFailure, InternalError, StateError
 from bridge.kafka.admin import Cluster
+from bridge.kafka.errors import RECORDS_GONE
 from bridge.kafka.membership import Ownership
-from bridge.runtime import credentials
+from bridge.runtime import credentials, wiring
 from bridge.runtime.answers import Answers
 from bridge.runtime.command_sender import CommandSender
-from bridge.runtime.credentials import Credentials
+from bridge.runtime.credentials import Credentials, connect
 from bridge.runtime.gauges import Lag, snapshot
 from bridge.runtime.left_out import LeftOut
-from bridge.runtime.pipeline import Pipeline, PipelineContext, make_commands_first
-from bridge.runtime.restart import Restart
+from bridge.runtime.pipeline import Pipeline, PipelineContext
+from bridge.runtime.restart import Restart, set_back_again
 from bridge.runtime.stop_signals import stop_signals
-from bridge.runtime.wiring import make_pauses, make_planner, make_resuming, make_sender, make_writer, plan_reader
-from bridge.settings.clients import java, librdkafka
+from bridge.settings.clients import librdkafka
 from bridge.settings.model import Settings
 from bridge.settings.secrets import Redactor
 from bridge.spark import session as spark
 from bridge.spark.transactions import coordinator
+from bridge.start.identity_watch import Change, IdentityWatch
 from bridge.telemetry.health import Health
 from bridge.telemetry.heartbeats import CALLS_S, LOOK_S, START_S, Heartbeats, Repeating, dispatcher_s
 from bridge.telemetry.http import ManagementServer, Protection
@@ -68,7 +66,6 @@ SET_BACK_MS: Final = 5_000
 CLOCK: Final = "clock-set-back"
 CREDENTIALS: Final = "credentials-replaced"
 """Reasons for a restart in place."""
-ANY_ADDRESS: Final = ("0.0.0.0", "::", "")
 SWITCH_INTERVAL_S: Final = 0.001
 """How long a thread may keep the interpreter from the dispatcher."""
 
@@ -108,7 +105,10 @@ class Application:
         self._hearts = Heartbeats(clock)
         self._beat = self._hearts.watch("main", CALLS_S)
         self._credentials = Credentials(
-            settings, read=read, verify=self._connect, on_replaced=lambda: self._ask_for_restart(CREDENTIALS)
+            settings,
+            read=read,
+            verify=lambda new: connect(new, redact),
+            on_replaced=lambda: self._ask_for_restart(CREDENTIALS),
         )
         self._events: queue.SimpleQueue[Notice | BridgeError] = queue.SimpleQueue()
         self._stopping = False
@@ -121,13 +121,15 @@ class Application:
         self._targets: Targets | None = None
         self._commands: CommandSender | None = None
         self._resuming: AbstractContextManager[object] = nullcontext()
-        self._pauses = make_pauses(settings, clock)
+        self._pauses = wiring.make_pauses(settings, clock)
         self._lag = Lag(clock)
         self._left_out = LeftOut(clock)
         self._tracer = OpenTelemetry(settings) if settings.tracing.endpoint is not None else None
         self._health = Health(self._problems, lambda: self._beat(START_S))
         self._metrics = Metrics(self._snapshot)
         self._logins = Logins(clock, self._metrics.login_failed)
+        self._identity = IdentityWatch(clock, self._metrics.truncated)
+        self._conditions = Conditions(settings, clock)
 
     # ---- from other threads, and signals
 
@@ -158,7 +160,7 @@ class Application:
         """A thread cannot continue."""
         if isinstance(error, InternalError):
             log.error("internal-error", code=error.code, exc_info=error)
-        if not self._stopping and self._failure is None:
+        if not self._stopping and self._failure is None and error.code != RECORDS_GONE:
             self._failure = error
         self._cancel_start()
         self._events.put(error)
@@ -178,13 +180,7 @@ class Application:
         if self._stopping or self._failure is not None:
             return
         if self._restart.wait_s() > 0:
-            self.on_fatal(
-                EnvironmentFailure(
-                    "the wall clock was set back within a minute of a restart in place",
-                    hint="Repair the time synchronisation. Started again, the bridge continues where it was.",
-                    code="DB-3012",
-                )
-            )
+            self.on_fatal(set_back_again())
             self._watch_the_end()  # the main thread may be in a wait by that clock
             return
         self._restarts_for = reason
@@ -195,12 +191,6 @@ class Application:
         self._watch_the_end()
         self._events.put(Notice.STOP)
         self._cancel_start()
-
-    def _connect(self, settings: Settings) -> None:
-        """Connect with these credentials, as each client would. Raises BridgeError."""
-        self._redact.add(settings.secrets())
-        java(settings)
-        Cluster(settings).describe()
 
     def _cancel_start(self) -> None:
         pipeline = self._pipeline
@@ -253,39 +243,17 @@ class Application:
 
     def _api(self) -> AbstractContextManager[object]:
         """The API's listener, where it is on."""
-        http = self._settings.http
-        if http.api == "off":
-            return nullcontext()
         answers = Answers(
             pipeline=lambda: self._pipeline, targets=lambda: self._targets, gauges=self._snapshot,
             lateness=self._metrics.lateness, health=self._health, lag=self._lag, clock=self._clock,
             letters=Letterbox(self._settings, self._clock), pauses=self._pauses, commands=lambda: self._commands,
         )  # fmt: skip
-        listener = Listener(
-            http.host, http.api_port, source=answers, protection=Protection.of(http),
-            show_payloads=http.show_payloads, is_writable=http.api == "write", peers=http.peers,
-            instance=self._settings.group_instance_id, logins=self._logins, base_path=http.base_path.rstrip("/"),
-            beat=self._hearts.watch("api", LOOK_S),
-        )  # fmt: skip
-        scheme = "http" if http.certificate_file is None else "https"
-        host = self._settings.bridge.instance if http.host in ANY_ADDRESS else http.host
-        log.info("api-port", host=http.host, port=listener.port, page=f"{scheme}://{host}:{listener.port}/")
-        return listener
+        return wiring.make_api(self._settings, answers, self._logins, self._hearts)
 
     def _check(self) -> None:
         findings = run_checks(self._settings, create=True)
-        for finding in findings:
-            if finding.status == "warning":
-                log.warning("check", name=finding.name, detail=finding.detail, remedy=finding.remedy)
+        log_warnings(findings)
         require(findings)
-
-    def _introduce(self, cluster: Cluster) -> None:
-        """One line that says who this is, for a reader of the log who knows nothing else."""
-        found, bridge = cluster.describe(), self._settings.bridge
-        log.info(
-            "introduction", version=__version__, id=bridge.id, instance=bridge.instance, cluster=found.cluster_id,
-            brokers=found.brokers, delay_topics=sorted(self._settings.delay_topics), mode=self._settings.delivery.mode,
-        )  # fmt: skip
 
     def _join(self) -> PipelineContext:
         """Make the clients, and begin to start Spark."""
@@ -305,11 +273,11 @@ class Application:
         look_up = TargetLookUp(librdkafka(settings, "admin"), settings.budgets.look_up_s)
         targets = self._targets = Targets(look_up, self._clock, self._hearts.watch("targets", CALLS_S), self._pauses)
         cluster = Cluster(settings)
-        self._introduce(cluster)
-        commands = self._commands = make_sender(settings, ownership, self._clock)
-        planner = make_planner(settings, targets, self._tracer)
+        wiring.introduce(settings, cluster)
+        commands = self._commands = wiring.make_sender(settings, ownership, self._clock)
+        planner = wiring.make_planner(settings, targets, self._tracer)
         dispatcher = self._dispatcher = Dispatcher(
-            writer=make_writer(settings, ownership, self._clock, repair),
+            writer=wiring.make_writer(settings, ownership, self._clock, repair),
             planner=planner,
             targets=targets,
             membership=ownership.membership,
@@ -322,14 +290,14 @@ class Application:
             budgets=settings.budgets,
             beat=self._hearts.watch("dispatcher", dispatcher_s(settings.budgets)),
             on_answers=commands.on_answers,
-            commands_first=make_commands_first(settings, cluster, self._clock),
+            commands_first=wiring.make_commands_first(settings, cluster, self._clock),
             pauses=self._pauses,
         )
         # The producer is opened (and a predecessor of this name fenced) with the membership, not before it: an instance
         # that cannot join must not fence.
         ownership.start()
         dispatcher.start()
-        make_session = self._spark_session(cluster)
+        make_session = wiring.session_maker(settings, cluster)
         self._health.enter("joining", reasons=("waiting for partitions",))
         context = PipelineContext(
             settings=settings,
@@ -344,23 +312,18 @@ class Application:
             hearts=self._hearts,
             on_fatal=self.on_fatal,
             on_rebuild=lambda: self._events.put(Notice.REBUILD),
-            on_plan=plan_reader(self._pauses, planner),
+            on_plan=wiring.plan_reader(self._pauses, planner),
+            identity=self._identity,
         )
-        self._resuming = make_resuming(context, self._pauses, commands, planner, lambda: self._pipeline)
+        self._resuming = wiring.make_resuming(context, self._pauses, commands, planner, lambda: self._pipeline)
         return context
-
-    def _spark_session(self, cluster: Cluster) -> Callable[[], SparkSession]:
-        """How Spark's session is made, which takes seconds: nothing waits for it but the query."""
-        settings, jars = self._settings, connector.jars()
-        partitions = sum(topic.partitions for topic in cluster.topics(sorted(settings.delay_topics)).values())
-        return lambda: spark.start(settings, jars, partitions)
 
     def _serve(self, context: PipelineContext) -> None:
         """Until the process is to stop. Raises BridgeError for what is fatal."""
         while not self._stopping:
             event = self._next_event()
             if isinstance(event, BridgeError):
-                raise event
+                self._hold_instead(context, event)
             if event in (Notice.REBASE, Notice.REBUILD):
                 self._rebase(context, anew=event is Notice.REBUILD)
             elif event is None:
@@ -378,19 +341,46 @@ class Application:
             event = self._events.get()
         return event
 
+    def _hold_instead(self, context: PipelineContext, error: BridgeError) -> None:
+        """A reader does not find what it is to read: hold the partitions of which that is true. Raises the error where
+        it is another one, or there are none."""
+        pipeline = self._pipeline
+        if error.code != RECORDS_GONE or pipeline is None:
+            raise error
+        change = pipeline.look_at_identity(self._lag, is_told=True)
+        if change is Change.NONE and not self._identity.holds_any(pipeline.owned):
+            raise error
+        self._rebase(context, anew=True)
+
     def _rebase(self, context: PipelineContext, *, anew: bool) -> None:
+        """As `_follow`. Partitions with which a start would not go on are held, once others are delivered."""
+        while True:
+            try:
+                return self._follow(context, anew=anew)
+            except StateError as error:
+                if not self._identity.refuse(error, context.ownership.membership().partitions):
+                    raise
+
+    def _owned(self, partitions: frozenset[SourceName]) -> frozenset[SourceName]:
+        """Those of the group's partitions that are neither held nor left out. Raises StateError."""
+        return self._left_out.without(self._identity.without(partitions))
+
+    def _follow(self, context: PipelineContext, *, anew: bool) -> None:
         """Have the pipeline follow what is owned now; where it cannot, stop it, and start another."""
         self._beat(START_S)
         member = context.ownership.membership()
-        owned = self._left_out.without(member.partitions)
+        owned = self._owned(member.partitions)
         if self._pipeline is not None:
             self._metrics.rebalances.inc()
             if not anew and self._pipeline.follow(owned, member):
                 return
             self._stop_pipeline()
             member = context.ownership.membership()
-            owned = self._left_out.without(member.partitions)
+            owned = self._owned(member.partitions)
         if not owned:
+            if member.partitions:
+                self._health.enter("held", reasons=self._identity.alarms())
+                return
             self._health.enter("joining", reasons=("no partitions are assigned to this instance",), ready=True)
             log.info("no-partitions-assigned")
             return
@@ -416,9 +406,13 @@ class Application:
     def _look(self, context: PipelineContext) -> None:
         """Once a second: lag, and what /readyz should tell."""
         pipeline = self._pipeline
+        look = partial(self._identity.look, context.ownership, context.cluster)
+        change = look() if pipeline is None else pipeline.look_at_identity(self._lag)
+        self._conditions.look(context.cluster)
+        if change is not Change.NONE:
+            self._events.put(Notice.REBUILD if change is Change.MENDED else Notice.REBASE)
         if pipeline is None or pipeline.store is None:
             return
-        self._lag.refresh(context.cluster, pipeline.store)
         self._metrics.lateness.note(self._clock.monotonic_s())
         self._beat()
         pipeline.look_at_retention(self._lag)
@@ -432,8 +426,9 @@ class Application:
             phase = "running"
         if phase == "running":
             impediments = pipeline.impediments()
-            alarms = (*pipeline.alarms(), *self._credentials.alarms(), *self._left_out.alarms())
-            reasons = (*impediments, *alarms, *self._pauses.alarms())
+            told = (self._identity, self._conditions, pipeline, self._credentials, self._left_out, self._pauses)
+            alarms = [alarm for each in told for alarm in each.alarms()]
+            reasons = (*impediments, *alarms)
             self._health.enter("running", ready=not impediments, reasons=reasons, reader=pipeline.reader)
 
     def _shut_down(self) -> None:
@@ -478,16 +473,20 @@ class Application:
 
     def _snapshot(self) -> StoreSnapshot:
         pipeline = self._pipeline
-        store = pipeline.store if pipeline is not None else None
-        if store is None:
-            return StoreSnapshot(heartbeats=self._hearts.ages())
-        guard = None if pipeline is None else pipeline.retention
-        seen = snapshot(store, self._settings, self._clock.now_ms(), self._lag, guard)
-        full, refused = pipeline is not None and bool(pipeline.impediments()), bool(self._credentials.alarms())
-        seen = replace(seen, disk_full=full, credentials_refused=refused, heartbeats=self._hearts.ages())
-        seen = seen if pipeline is None else replace(seen, corrupt_batches=pipeline.corrupt_batches())
-        failing = {} if self._targets is None else self._targets.failing()
-        return replace(seen, failing=failing, paused_s=self._pauses.ages_s())
+        base = StoreSnapshot(
+            heartbeats=self._hearts.ages(),
+            in_doubt=self._identity.counts(),
+            unmet=self._conditions.counts(),
+            disk_full=pipeline is not None and bool(pipeline.impediments()),
+            credentials_refused=bool(self._credentials.alarms()),
+            failing={} if self._targets is None else self._targets.failing(),
+            paused_s=self._pauses.ages_s(),
+            corrupt_batches={} if pipeline is None else pipeline.corrupt_batches(),
+        )
+        if pipeline is None or pipeline.store is None:
+            return base
+        now_ms = self._clock.now_ms()
+        return snapshot(pipeline.store, self._settings, now_ms, self._lag, pipeline.retention, base)
 
     def _problems(self) -> list[str]:
         pipeline = self._pipeline

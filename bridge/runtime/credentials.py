@@ -17,7 +17,10 @@ from typing import Final
 import structlog
 
 from bridge.errors import BridgeError
+from bridge.kafka.admin import Cluster
+from bridge.settings.clients import java
 from bridge.settings.model import PARTS, Settings
+from bridge.settings.secrets import Redactor
 
 LOOK_S: Final = 10.0
 STABLE_S: Final = 2.0
@@ -89,3 +92,10 @@ def fingerprint(settings: Settings) -> bytes:
             if name.endswith(_FILES) and (path := Path(value)).is_file():
                 digest.update(path.read_bytes())
     return digest.digest()
+
+
+def connect(settings: Settings, redact: Redactor) -> None:
+    """Connect with these credentials, as each client would. Raises BridgeError."""
+    redact.add(settings.secrets())
+    java(settings)
+    Cluster(settings).describe()

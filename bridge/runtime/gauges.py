@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable
+from dataclasses import replace
 from heapq import nlargest
 from itertools import pairwise
 from pathlib import Path
@@ -14,6 +15,7 @@ import structlog
 from bridge.errors import EnvironmentFailure
 from bridge.kafka.admin import Cluster, Watermarks
 from bridge.settings.model import Settings
+from bridge.start.identity import Looked
 from bridge.start.retention import RetentionGuard
 from bridge.telemetry.metrics import StoreSnapshot
 from timerstore.clock import Clock
@@ -29,6 +31,8 @@ TOPICS_MAX: Final = 100
 SAMPLES_MAX: Final = 512
 """Ends that are remembered; when there are more, every other is forgotten."""
 
+NOTHING: Final = StoreSnapshot()
+
 log = structlog.get_logger("bridge.telemetry.metrics")
 
 
@@ -41,19 +45,21 @@ class Lag:
         self._ends: dict[SourceName, Watermarks] = {}
         self._samples: list[tuple[float, dict[SourceName, Watermarks]]] = []
 
-    def refresh(self, cluster: Cluster, store: TimerStore) -> None:
-        """Look the ends up again if it is time to. Brokers that do not answer leave the old ones."""
+    def refresh(self, cluster: Cluster, store: TimerStore, *, at_once: bool = False) -> dict[SourceName, Looked] | None:
+        """Look the ends up again if it is time to, or is to be done `at_once`; None where it is not. Brokers that do
+        not answer leave the old ones."""
         now_s = self._clock.monotonic_s()
-        if self._looked_s is not None and now_s - self._looked_s < REFRESH_INTERVAL_S:
-            return
+        if not at_once and self._looked_s is not None and now_s - self._looked_s < REFRESH_INTERVAL_S:
+            return None
         self._looked_s = now_s
         ingested = store.next_offsets()
         try:
             self._ends = cluster.watermarks(sorted(ingested))
         except EnvironmentFailure as error:
             log.warning("lag-unknown", reason=error.message)
-            return
+            return {name: Looked(expected=at, marks=None) for name, at in ingested.items()}
         self.note(now_s, self._ends, ingested)
+        return {name: Looked(expected=at, marks=self._ends[name]) for name, at in ingested.items()}
 
     def note(self, now_s: float, ends: dict[SourceName, Watermarks], ingested: dict[SourceName, int]) -> None:
         """Remember what the ends were, for as long as ingest has not reached them."""
@@ -83,9 +89,14 @@ class Lag:
 
 
 def snapshot(
-    store: TimerStore, settings: Settings, now_ms: int, lag: Lag, guard: RetentionGuard | None
+    store: TimerStore,
+    settings: Settings,
+    now_ms: int,
+    lag: Lag,
+    guard: RetentionGuard | None,
+    base: StoreSnapshot = NOTHING,
 ) -> StoreSnapshot:
-    """The store's state as the gauges tell it."""
+    """The store's state as the gauges tell it, on top of what `base` tells."""
     stats = store.stats([now_ms + edge for edge in EDGES_MS])
     until = [0, *stats.pending_until, stats.pending]
     since_ms = store.waits_since_ms()
@@ -95,7 +106,8 @@ def snapshot(
     for target, count in stats.pending_by_target.items():
         by_topic[target or default] = by_topic.get(target or default, 0) + count
     disk_bytes, disk_free_bytes = _room(settings.store.directory)
-    return StoreSnapshot(
+    return replace(
+        base,
         pending_total=stats.pending,
         schedules=stats.recurring,
         pending_by_topic=largest(by_topic),

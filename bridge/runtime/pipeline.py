@@ -30,7 +30,6 @@ from typing import Final
 import structlog
 from pyspark.sql import SparkSession
 
-from bridge.delivery.commands_first import CommandsFirst
 from bridge.delivery.dispatcher import Dispatcher
 from bridge.delivery.states import AT_REST
 from bridge.errors import BridgeError, EnvironmentFailure
@@ -54,8 +53,9 @@ from bridge.settings.model import Settings
 from bridge.spark.session import end_jvm, intact
 from bridge.start.facts import gather, plan_start
 from bridge.start.first_commits import StartFacts, StartPlan
+from bridge.start.identity_watch import Change, IdentityWatch
 from bridge.start.index import as_bridge_errors, find_index, open_index
-from bridge.start.retention import RetentionGuard, must_hold_what_is_pending
+from bridge.start.retention import RetentionGuard, must_hold_what_is_gone, must_hold_what_is_pending
 from bridge.start.roll_window import Windows, decode_parameters, limits_of
 from bridge.telemetry.health import Health, LongWork
 from bridge.telemetry.heartbeats import CALLS_S, SPARK_S, Heartbeats
@@ -99,6 +99,7 @@ class PipelineContext:
     hearts: Heartbeats
     on_fatal: Callable[[BridgeError], None]
     on_rebuild: Callable[[], None]
+    identity: IdentityWatch
     on_plan: Callable[[StartPlan], None] = lambda _: None
     """Told before anything of its partitions is delivered."""
 
@@ -117,6 +118,8 @@ class Pipeline:
         self._joins = 0
         self._epochs: dict[SourceName, DecodeEpochs] = {}
         self._windows: Mapping[str, Windows] = {}
+        self.topic_ids: Mapping[str, str] = {}
+        """Of the delay topics that it has begun with."""
         self._cancelled = threading.Event()
         self._ingest: Ingest | None = None
         self._suspects: Suspects | None = None
@@ -134,13 +137,16 @@ class Pipeline:
         context = self._context
         self._must_be_at_rest()
         context.health.enter("reading-offsets", reasons=("reading the committed offsets",))
-        found = self._found = find_index(context.settings, context.cluster, context.clock.now_ms())
+        replaced, now_ms = context.identity.replaced, context.clock.now_ms()
+        found = self._found = find_index(context.settings, context.cluster, now_ms, without=replaced)
         plan = self._plan(found, self._owned, self._member)
         if plan is None or self._cancelled.is_set():
             return False
         self._windows = plan.windows
         self.retention = RetentionGuard(context.settings, plan.windows, context.clock)
+        self.retention.expect(plan.states)
         store = self.store = self._open(found, plan)
+        cuts = context.identity.opened(plan.states)
         start = self._ingest_start(plan, store.resume_offsets())
         log.info(
             "index-opened",
@@ -165,7 +171,7 @@ class Pipeline:
             if self._cancelled.is_set():
                 return False
             context.on_plan(plan)
-            context.dispatcher.resume(store, plan.states, self._member.revocations, _ends(plan))
+            context.dispatcher.resume(store, plan.states, self._member.revocations, _ends(plan), moved=cuts)
             self._follows = True
         return True
 
@@ -276,9 +282,12 @@ class Pipeline:
             return True  # the group says something else now
         progress, frozen = plan.progress, plan.frozen
         resume = store.assignment.resume_offsets(progress, frozen, plan.log_starts)
-        if resume is None or plan.gives_up_index or not self._spans(plan.windows):
+        is_cut = not self._context.identity.cuts.keys().isdisjoint(come)
+        if resume is None or is_cut or plan.gives_up_index or not self._spans(plan.windows):
             return False
         start = self._ingest_start(plan, resume)
+        if self.retention is not None:
+            self.retention.expect(plan.states)
         with self._changing:
             if member.revocations < self._member.revocations:
                 return True
@@ -315,6 +324,11 @@ class Pipeline:
         longest_ms = max(window.largest_ms for window in self._windows.values())
         return all(name in self._windows and each.largest_ms <= longest_ms for name, each in windows.items())
 
+    @property
+    def owned(self) -> frozenset[SourceName]:
+        """The partitions that it delivers."""
+        return self._owned
+
     def is_reading(self) -> bool:
         """Whether a record that is sent now is read at once."""
         return self._ingest is not None and self._ingest.is_reading()
@@ -346,6 +360,15 @@ class Pipeline:
             return ("the disk is full: ingest waits, delivery goes on",)
         return ()
 
+    def look_at_identity(self, lag: Lag, *, is_told: bool = False) -> Change:
+        """Look, where it is time to or a reader has told of something (`is_told`), how far the logs reach, and whether
+        they are still the same."""
+        context, store = self._context, self.store
+        if store is None:
+            return Change.NONE
+        looked = lag.refresh(context.cluster, store, at_once=is_told)
+        return context.identity.look(context.ownership, context.cluster, store, self.topic_ids, looked, is_told=is_told)
+
     def look_at_retention(self, lag: Lag) -> None:
         """Look, from time to time, whether the topic keeps what is pending."""
         if self.retention is not None and self.store is not None:
@@ -353,6 +376,9 @@ class Pipeline:
             if self._ingest is not None:
                 self._ingest.note_log_ends({name: mark.end for name, mark in lag.marks(ingested).items()})
             self.retention.refresh(self._context.cluster, self.store, lag.marks(ingested), lag.behind_s(ingested))
+            self._context.dispatcher.lost.note(self.retention.gone)
+            if self.retention.must_flush and self._maintenance is not None:
+                self._maintenance.flush_now(0)
 
     def alarms(self) -> tuple[str, ...]:
         """What an operator should know although delivery continues."""
@@ -388,7 +414,10 @@ class Pipeline:
                     context.ownership, context.cluster, owned, parameters=parameters, limits=limits, found=found
                 )
 
-        return plan_start(context.ownership, member.partitions, facts, context.clock)
+        plan = plan_start(context.ownership, member.partitions, facts, context.clock)
+        if plan is not None:
+            self.topic_ids = {**self.topic_ids, **{name[0]: state.topic_id for name, state in plan.states.items()}}
+        return plan
 
     def _open(self, found: Found, plan: StartPlan) -> TimerStore:
         context = self._context
@@ -400,11 +429,13 @@ class Pipeline:
                 found = recovery.give_up(found, now_ms)
         self._found = None  # from here on the lock is the store's, opened or not
         work = LongWork(context.health, context.clock, "recovering", "segments opened")
-        return open_index(found, plan, context.settings, partitions, now_ms, work.report)
+        cuts = {name: at for name, at in context.identity.cuts.items() if name in plan.states}
+        return open_index(found, plan, context.settings, partitions, now_ms, work.report, cuts=cuts)
 
     def _ingest_start(self, plan: StartPlan, resume: Mapping[SourceName, int | None]) -> Mapping[SourceName, int]:
         """Where ingest begins; `resume` is where the index ends. Raises StateError where something may have been
         lost."""
+        must_hold_what_is_gone(plan.states, resume, plan.log_marks)
         start, unheld = plan.ingest_start(resume)
         must_hold_what_is_pending(
             self._context.cluster,
@@ -465,12 +496,3 @@ def _ends(plan: StartPlan) -> dict[SourceName, int]:
 
 def _names(partitions: Collection[SourceName]) -> str:
     return ", ".join(f"{topic}/{partition}" for topic, partition in sorted(partitions))
-
-
-def make_commands_first(settings: Settings, cluster: Cluster, clock: Clock) -> CommandsFirst:
-    """What messages wait for after a start, as the settings say."""
-
-    def log_ends(names: Collection[SourceName]) -> dict[SourceName, int]:
-        return {name: mark.end for name, mark in cluster.watermarks(sorted(names)).items()}
-
-    return CommandsFirst(clock, settings.start.read_commands / 1000, log_ends)

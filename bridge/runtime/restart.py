@@ -72,3 +72,12 @@ class Restart:
                 hint="Start the bridge: it continues where it was.",
                 code="DB-3018",
             ) from None
+
+
+def set_back_again() -> EnvironmentFailure:
+    """What ends the process when a restart in place does not help against the clock."""
+    return EnvironmentFailure(
+        "the wall clock was set back within a minute of a restart in place",
+        hint="Repair the time synchronisation. Started again, the bridge continues where it was.",
+        code="DB-3012",
+    )

@@ -1,11 +1,19 @@
-"""The dispatcher's parts, as the settings say."""
+"""The parts of the bridge, as the settings say."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
+from typing import Final
 
-from bridge.api.source import NotOwnedError, Order
+import structlog
+from pyspark.sql import SparkSession
+
+from bridge import __version__
+from bridge.api.listener import Listener
+from bridge.api.source import NotOwnedError, Order, Source
+from bridge.delivery.commands_first import CommandsFirst
 from bridge.delivery.plan.backoff import RetryPolicy
 from bridge.delivery.plan.overdue import OverduePolicy
 from bridge.delivery.plan.planner import Planner
@@ -19,19 +27,29 @@ from bridge.delivery.producer.writer import Writer
 from bridge.delivery.resuming import LOOK_S, Named, Resuming
 from bridge.delivery.targets.cache import Targets
 from bridge.delivery.targets.pauses import Pauses
+from bridge.install import connector
+from bridge.kafka.admin import Cluster
 from bridge.kafka.membership import Ownership
 from bridge.runtime.command_sender import CommandSender
 from bridge.runtime.pipeline import Pipeline, PipelineContext
 from bridge.settings.clients import librdkafka
 from bridge.settings.model import Settings
+from bridge.spark import session as spark
 from bridge.start.first_commits import StartPlan
-from bridge.telemetry.heartbeats import CALLS_S, Repeating
+from bridge.telemetry.heartbeats import CALLS_S, Heartbeats, Repeating
+from bridge.telemetry.heartbeats import LOOK_S as ANSWER_S
+from bridge.telemetry.http import Protection
+from bridge.telemetry.logins import Logins
 from bridge.wire.answers import Answer
 from bridge.wire.committed_state import CommittedState, decode_metadata
 from bridge.wire.headers import AS_DUE_MS
 from timerstore.clock import Clock
 from timerstore.rows.sources import SourceName
 from timerstore.store import TimerStore
+
+ANY_ADDRESS: Final = ("0.0.0.0", "::", "")
+
+log = structlog.get_logger("bridge.runtime.wiring")
 
 
 def make_planner(settings: Settings, targets: Targets, tracer: OpenTelemetry | None) -> Planner:
@@ -131,3 +149,46 @@ def make_sender(settings: Settings, ownership: Ownership, clock: Clock) -> Comma
         delay_max_ms=settings.delay.max,
         clock=clock,
     )
+
+
+def make_api(settings: Settings, answers: Source, logins: Logins, hearts: Heartbeats) -> AbstractContextManager[object]:
+    """The API's listener, where it is on."""
+    http = settings.http
+    if http.api == "off":
+        return nullcontext()
+    listener = Listener(
+        http.host, http.api_port, source=answers, protection=Protection.of(http),
+        show_payloads=http.show_payloads, is_writable=http.api == "write", peers=http.peers,
+        instance=settings.group_instance_id,
+        logins=logins, base_path=http.base_path.rstrip("/"),
+        beat=hearts.watch("api", ANSWER_S),
+    )  # fmt: skip
+    scheme = "http" if http.certificate_file is None else "https"
+    host = settings.bridge.instance if http.host in ANY_ADDRESS else http.host
+    log.info("api-port", host=http.host, port=listener.port, page=f"{scheme}://{host}:{listener.port}/")
+    return listener
+
+
+def introduce(settings: Settings, cluster: Cluster) -> None:
+    """One line that says who this is, for a reader of the log who knows nothing else."""
+    found, bridge = cluster.describe(), settings.bridge
+    log.info(
+        "introduction", version=__version__, id=bridge.id, instance=bridge.instance, cluster=found.cluster_id,
+        brokers=found.brokers, delay_topics=sorted(settings.delay_topics), mode=settings.delivery.mode,
+    )  # fmt: skip
+
+
+def session_maker(settings: Settings, cluster: Cluster) -> Callable[[], SparkSession]:
+    """How Spark's session is made, which takes seconds: nothing waits for it but the query."""
+    jars = connector.jars()
+    partitions = sum(topic.partitions for topic in cluster.topics(sorted(settings.delay_topics)).values())
+    return lambda: spark.start(settings, jars, partitions)
+
+
+def make_commands_first(settings: Settings, cluster: Cluster, clock: Clock) -> CommandsFirst:
+    """What messages wait for after a start, as the settings say."""
+
+    def log_ends(names: Collection[SourceName]) -> dict[SourceName, int]:
+        return {name: mark.end for name, mark in cluster.watermarks(sorted(names)).items()}
+
+    return CommandsFirst(clock, settings.start.read_commands / 1000, log_ends)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from bridge.errors import StateError
 from bridge.kafka.admin import Watermarks
@@ -34,6 +35,9 @@ from bridge.wire.committed_state import (
 )
 from bridge.wire.decode_epochs import DecodeParameters
 from timerstore.rows.sources import NamedState, NamedStep, SourceName
+
+ANOTHER_TOPIC: Final = "DB-4014"
+"""The code of `another_topic`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,15 +202,18 @@ def _plan(
 def _must_be_this_topic(topic: str, facts: TopicFacts, committed: Mapping[int, CommittedState]) -> None:
     for partition, state in committed.items():
         if state.topic_id != facts.topic_id:
-            raise StateError(
-                "the delay topic was deleted and created again: the committed offsets belong to the old one",
-                hint=f"Messages of the old topic are gone. {RESET}.",
-                topic=topic,
-                partition=partition,
-                committed_topic_id=state.topic_id,
-                topic_id=facts.topic_id,
-                code="DB-4014",
-            )
+            ids = {"committed_topic_id": state.topic_id, "topic_id": facts.topic_id}
+            raise another_topic(topic=topic, partition=partition, **ids)
+
+
+def another_topic(**fields: object) -> StateError:
+    """The error for a delay topic that is not the one whose offsets are committed."""
+    return StateError(
+        "the delay topic was deleted and created again: the committed offsets belong to the old one",
+        hint=f"Messages of the old topic are gone. {RESET}.",
+        code="DB-4014",
+        **fields,
+    )
 
 
 def _must_be_new(

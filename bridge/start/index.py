@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Final
 
 import structlog
@@ -37,9 +38,10 @@ def as_bridge_errors() -> Iterator[None]:
         raise StateError(error.message, hint=error.hint, code=error.code) from error
 
 
-def find_index(settings: Settings, cluster: Cluster, now_ms: int) -> Found:
-    """Lock store.directory, and read its checkpoint. Raises EnvironmentFailure, StateError."""
-    topic_ids = cluster.topic_ids(sorted(settings.delay_topics))
+def find_index(settings: Settings, cluster: Cluster, now_ms: int, *, without: Collection[str] = ()) -> Found:
+    """Lock store.directory, and read its checkpoint. What it has of the topics in `without`, none of whose partitions
+    are delivered, may be another topic's. Raises EnvironmentFailure, StateError."""
+    topic_ids = cluster.topic_ids(sorted(settings.delay_topics.keys() - set(without)))
     identity = Identity(cluster_id=cluster.describe().cluster_id, topic_ids=topic_ids)
     with as_bridge_errors():
         found = recovery.find(settings.store.directory, identity, now_ms)
@@ -55,9 +57,11 @@ def open_index(
     partitions: Iterable[SourceName],
     now_ms: int,
     progress: Callable[[int, int], None],
+    *,
+    cuts: Mapping[SourceName, int] = MappingProxyType({}),
 ) -> TimerStore:
-    """The store over what was found; `partitions` are all of the delay topics'. It has the directory's lock, and gives
-    it back when this fails. Raises EnvironmentFailure, StateError.
+    """The store over what was found; `partitions` are all of the delay topics', `cuts` where logs were cut. It has the
+    directory's lock, and gives it back when this fails. Raises EnvironmentFailure, StateError.
     """
     with as_bridge_errors():
         return TimerStore.open(
@@ -66,6 +70,7 @@ def open_index(
             committed=plan.progress,
             frozen=plan.frozen,
             log_starts=plan.log_starts,
+            cuts=cuts,
             now_ms=now_ms,
             limits=limits(settings, max(window.largest_ms for window in plan.windows.values())),
             progress=progress,

@@ -72,7 +72,8 @@ def _state(
 ) -> CommittedState:
     if known is not None:
         begin = facts.log_start[partition]
-        return replace(known, offset=max(known.offset, begin), first_offset=max(known.first_offset, begin))
+        first = max(known.first_offset, begin)
+        return replace(known, offset=max(known.offset, begin), first_offset=first, gone_below=0)
     offset = facts.log_start[partition] if to == "earliest" else facts.log_end[partition]
     return initial_state(
         offset=offset,

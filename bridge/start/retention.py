@@ -11,13 +11,15 @@ turned into a time by what the log holds now: the age of its oldest record, time
 
 Kafka deletes whole segments, so records live longer than their retention; headroom below zero is an alarm, not a loss.
 When an unfinished record has been deleted from Kafka, it is still delivered from the local index, as long as that
-exists. That is an error in the log and an alarm; ending the process would make it worse.
+exists. That is an error in the log and an alarm; ending the process would make it worse. What is in memory alone is
+flushed at once. That such records are gone is written into the committed state (`gone_below`), so that no start goes on
+without an index that covers them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 import structlog
@@ -27,7 +29,7 @@ from bridge.kafka.admin import Cluster, Oldest, Watermarks
 from bridge.settings.model import Settings
 from bridge.settings.units import format_duration_ms
 from bridge.start.roll_window import TopicLimits, Windows, limits_of, roll_window_ms
-from bridge.wire.committed_state import RESET_TO_COMMITTED
+from bridge.wire.committed_state import RESET_TO_COMMITTED, CommittedState
 from timerstore.clock import Clock
 from timerstore.rows.sources import SourceName
 from timerstore.store import TimerStore
@@ -35,6 +37,11 @@ from timerstore.store import TimerStore
 REFRESH_INTERVAL_S: Final = 60.0
 FULL_ENOUGH: Final = 0.01
 """A log that has reached no more than this share of its largest size tells nothing about how long that takes."""
+
+RESTORE: Final = (
+    "Restore store.directory, if it still exists somewhere, and raise the topic's retention. "
+    f"To go on with what is left: {RESET_TO_COMMITTED}."
+)
 
 log = structlog.get_logger("bridge.start.retention")
 
@@ -75,14 +82,33 @@ def must_hold_what_is_pending(
                 raise StateError(
                     "records of pending messages were deleted while the bridge was down, and the local index does not "
                     "cover them",
-                    hint="Restore store.directory, if it still exists somewhere, and raise the topic's retention. "
-                    f"To go on with what is left: {RESET_TO_COMMITTED}.",
+                    hint=RESTORE,
                     topic=name[0],
                     partition=name[1],
                     log_start=marks[name].start,
                     down_for_more_than=format_duration_ms(max(0, spare)),
                     code="DB-4012",
                 )
+
+
+def must_hold_what_is_gone(
+    states: Mapping[SourceName, CommittedState],
+    covered: Mapping[SourceName, int | None],
+    marks: Mapping[SourceName, Watermarks],
+) -> None:
+    """Refuse to go on where records of pending messages are known to be gone, and the index, which covers each
+    partition up to an offset (None: not at all), does not have them. Raises StateError."""
+    for name, state in sorted(states.items()):
+        if state.gone_below > (covered.get(name) or 0):
+            raise StateError(
+                "records of pending messages were deleted, and the local index does not cover them",
+                hint=RESTORE,
+                topic=name[0],
+                partition=name[1],
+                log_start=marks[name].start,
+                gone_below=state.gone_below,
+                code="DB-4012",
+            )
 
 
 class RetentionGuard:
@@ -94,12 +120,21 @@ class RetentionGuard:
         """By delay topic, as of the last look; infinite where nothing is ever deleted."""
         self.trimmed: Mapping[str, int] = {}
         """By delay topic: partitions of which unfinished records are gone."""
+        self.gone: Mapping[SourceName, int] = {}
+        """The offset below which unfinished records of a partition are gone; 0: none is any more."""
+        self.must_flush = False
+        """Whether some of these are in memory alone, and a flush would store them."""
         self._settings = settings
         self._windows = windows
         self._clock = clock
         self._looked_s: float | None = None
         self._starts: dict[SourceName, int] = {}
+        self._in_memory: Sequence[SourceName] = ()
         self._told: dict[str, object] = {}
+
+    def expect(self, states: Mapping[SourceName, CommittedState]) -> None:
+        """What is known of partitions that come."""
+        self.gone = {**self.gone, **{name: each.gone_below for name, each in states.items() if each.gone_below}}
 
     def refresh(
         self,
@@ -112,7 +147,7 @@ class RetentionGuard:
         Brokers that do not answer leave the old findings."""
         now_s = self._clock.monotonic_s()
         starts = {name: mark.start for name, mark in marks.items()}
-        is_new = self._looked_s is None or now_s - self._looked_s >= REFRESH_INTERVAL_S
+        is_new = self._looked_s is None or now_s - self._looked_s >= REFRESH_INTERVAL_S or bool(self._in_memory)
         if not marks or (starts == self._starts and not is_new):
             return
         self._looked_s, self._starts = now_s, starts
@@ -145,21 +180,37 @@ class RetentionGuard:
             headroom_s[topic] = (kept - window.largest_ms - lag_ms - overdue_ms) / 1_000
             self._tell_headroom(topic, headroom_s[topic], window)
             self._tell_change(topic, limits[topic], window)
-        places = store.trimmed({name: mark.start for name, mark in marks.items()})
-        for topic, _ in places:
+        starts = {name: mark.start for name, mark in marks.items()}
+        places, unstored = store.trimmed(starts), store.trimmed_in_memory(starts)
+        self._in_memory, self.must_flush = unstored.sources, unstored.can_flush
+        self.gone = self._gone(store, starts, places)
+        trimmed = sorted({*places, *(name for name, bound in self.gone.items() if bound)})
+        for topic, _ in trimmed:
             gone[topic] += 1
-        if places and self._told.get("trimmed") != places:
+        if trimmed and self._told.get("trimmed") != (trimmed, self._in_memory):
             log.error(
                 "unfinished-records-deleted",
-                partitions=[f"{topic}/{partition}" for topic, partition in places],
+                partitions=[f"{topic}/{partition}" for topic, partition in trimmed],
+                in_memory=[f"{topic}/{partition}" for topic, partition in self._in_memory],
                 hint="Kafka has deleted records of pending messages: they are delivered from store.directory, which "
-                "must not be lost now. Raise retention.ms of the delay topic, or lower roll.window.",
+                "must not be lost now; those in_memory are written there as soon as possible, and the process must "
+                "not be killed before. Raise retention.ms of the delay topic, or lower roll.window.",
             )
-        self._told["trimmed"] = places
+        self._told["trimmed"] = (trimmed, self._in_memory)
         self.headroom_s, self.trimmed = headroom_s, gone
+
+    def _gone(
+        self, store: TimerStore, starts: Mapping[SourceName, int], places: Collection[SourceName]
+    ) -> dict[SourceName, int]:
+        """What is gone stays so until nothing below can be pending."""
+        bounds = {name: starts[name] if name in places else bound for name, bound in self.gone.items()}
+        bounds |= {name: starts[name] for name in places}
+        kept = store.may_hold_below(bounds)
+        return {name: bound if name in kept else 0 for name, bound in bounds.items() if name in starts}
 
     def alarms(self) -> tuple[str, ...]:
         """What an operator should know although delivery continues."""
+        in_memory = {topic for topic, _ in self._in_memory}
         short = [
             f"{topic}: retention is too short by {format_duration_ms(math.ceil(-seconds) * 1_000)}"
             for topic, seconds in self.headroom_s.items()
@@ -167,7 +218,7 @@ class RetentionGuard:
         ]
         gone = [
             f"{topic}: records of pending messages were deleted in {count} partition{'s' * (count != 1)}; "
-            "they are delivered from store.directory alone"
+            f"they are delivered from {'memory' if topic in in_memory else 'store.directory'} alone"
             for topic, count in self.trimmed.items()
             if count
         ]

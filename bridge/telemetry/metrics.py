@@ -59,6 +59,10 @@ class StoreSnapshot:
     """Partitions that take nothing now, by target and reason."""
     paused_s: Mapping[str, float] = field(default_factory=dict)
     """For how long, by target."""
+    in_doubt: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """Partitions of delay topics that are held, by topic and doubt."""
+    unmet: Mapping[str, int] = field(default_factory=dict)
+    """Conditions of a start that are not met any more, by what they are about."""
     heartbeats: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """Seconds since the last sign of life, and how many there may be, by thread."""
 
@@ -140,6 +144,11 @@ class Metrics:
             "clock_steps_refused",
             "Backward clock jumps beyond the limit: nothing is due until the clock has caught up.",
         )
+        self._truncated = self._counter(
+            "records_truncated",
+            "Records that brokers had acknowledged and lost, after they were read. Must stay 0; look at the brokers.",
+            "topic",
+        )
         text = (
             "Held partitions of delay topics: they take no roll or retry, or a dead letter has no topic. "
             "Their messages wait; check the brokers and the dead-letter topics."
@@ -178,6 +187,10 @@ class Metrics:
     def transaction_aborted(self) -> None:
         """A transaction was rolled back."""
         self._aborted.inc()
+
+    def truncated(self, topic: str, records: int) -> None:
+        """The brokers have lost so many acknowledged records of a delay topic."""
+        self._truncated.labels(topic).inc(records)
 
     def partitions_held(self, count: int) -> None:
         self._held.set(count)
@@ -258,6 +271,16 @@ class _Gauges(Collector):
             "a broker has the batch whole again, or an operator skips it. Absent where there is none."
         )
         yield _gauge("corrupt_batch_offset", text, now.corrupt_batches, "topic", "partition")
+        text = (
+            "Partitions of delay topics that are held, since they may not be what was read before: replaced, missing, "
+            "records-deleted, truncated, refused. The log says more; the others are delivered."
+        )
+        yield _gauge("partitions_in_doubt", text, now.in_doubt, "topic", "doubt")
+        text = (
+            "Conditions of a start that are not met any more, by the topic that they are about: the next start refuses "
+            "it. The log and delay-bridge check have the remedy."
+        )
+        yield _gauge("conditions_refused", text, now.unmet, "about")
         text = "Time since the last heartbeat of a thread. Beyond thread_heartbeat_budget_seconds it hangs: restart."
         ages = {thread: age_s for thread, (age_s, _) in now.heartbeats.items()}
         yield _gauge("thread_heartbeat_age_seconds", text, ages, "thread")

@@ -13,6 +13,8 @@ it):
     p   P as (at, topic, partition, offset); null: nothing is finished yet (minus infinity)
     h   the decode parameters and the offsets from which they hold (decode epochs)
     f   the first offset that is ours to deliver (left out when 0): `reset-offsets --to latest` gave up what lies below
+    g   unfinished records below this offset are gone from the topic (left out when 0): only an index that covers them
+        has them
     s   frozen steps of the staircase (invariant I4), after the clock was set back (left out when none), the oldest
         first: [[O, at, offset], ...], P of a step being the position (at, this partition, offset)
     x   what was said of targets (left out when nothing, and where there is no room); an earlier version refuses to
@@ -61,7 +63,7 @@ RESET_TO_COMMITTED = "`delay-bridge reset-offsets --to committed`"
 """The remedy where something is gone for good, and going on without it repeats nothing."""
 
 _REQUIRED = {"v", "t", "n", "p", "h"}
-_KNOWN = _REQUIRED | {"f", "s", "x"}
+_KNOWN = _REQUIRED | {"f", "g", "s", "x"}
 
 
 WHY_CHARS_MAX: Final = 100
@@ -132,7 +134,7 @@ class CommittedState:
     `offset` is O (exclusive), `position` P (None: nothing finished), `topic_id` the topic's id as text, `partitions`
     the topic's count of partitions that had a commit, `epochs` the decode parameters by offset, `first_offset` where
     the bridge's part of the topic begins, `frozen` the steps from before the clock was set back, `pauses` what was said
-    last of targets.
+    last of targets. Below `gone_below` the topic has lost records that are not finished.
     """
 
     offset: int
@@ -143,9 +145,10 @@ class CommittedState:
     first_offset: int = 0
     frozen: tuple[NamedStep, ...] = ()
     pauses: Said = ()
+    gone_below: int = 0
 
     def __post_init__(self) -> None:
-        if self.offset < 0 or self.partitions < 1 or self.first_offset < 0:
+        if min(self.offset, self.first_offset, self.gone_below) < 0 or self.partitions < 1:
             raise ValueError(f"not a committed state: {self}")
         for end, at_ms, offset in self.frozen:
             if end < 0 or not AT_MIN < at_ms <= AT_MAX or not 0 <= offset <= OFFSET_MAX:
@@ -168,12 +171,33 @@ class CommittedState:
             frozen=sources.named_steps(progress.frozen),
         )
 
+    def rewound(self, offset: int) -> CommittedState:
+        """The same partition after its log was cut at `offset`: O goes back there. Nothing from there on is finished,
+        and P stays: what is written there now is delivered, whatever its position."""
+        if offset >= self.offset:
+            return self
+        kept = [step for step in self.frozen if step[0] < offset]
+        cut = [(offset, at_ms, o) for end, at_ms, o in self.frozen if end >= offset][:1]
+        epochs = tuple(epoch for epoch in self.epochs if epoch.offset < offset) or (replace(self.epochs[0], offset=0),)
+        if epochs[-1].parameters != self.epochs[-1].parameters:
+            epochs = (*epochs, replace(self.epochs[-1], offset=offset))
+        return replace(
+            self,
+            offset=offset,
+            frozen=(*kept, *cut) if offset else (),
+            epochs=epochs if offset else (replace(self.epochs[-1], offset=0),),
+            first_offset=min(self.first_offset, offset),
+            gone_below=min(self.gone_below, offset),
+        )
+
     def is_same_progress(self, other: CommittedState | None) -> bool:
-        """Whether (O, P) and the frozen steps are the same. (The epochs may have been amended in memory only.)"""
-        return other is not None and (self.offset, self.position, self.frozen) == (
+        """Whether (O, P), the frozen steps and what is gone are the same. (The epochs may have been amended in memory
+        only.)"""
+        return other is not None and (self.offset, self.position, self.frozen, self.gone_below) == (
             other.offset,
             other.position,
             other.frozen,
+            other.gone_below,
         )
 
     def is_written_as(self, other: CommittedState | None) -> bool:
@@ -223,6 +247,8 @@ class CommittedState:
         }
         if self.first_offset:
             fields["f"] = self.first_offset
+        if self.gone_below:
+            fields["g"] = self.gone_below
         if self.frozen:
             fields["s"] = self.frozen
         if pauses:
@@ -315,6 +341,7 @@ def _decode_fields(source: SourceName, offset: int, fields: dict[str, Any]) -> C
         first_offset=int(fields.get("f", 0)),
         frozen=frozen,
         pauses=merged(map(Pause.from_json, fields.get("x", ()))),
+        gone_below=int(fields.get("g", 0)),
     )
 
 

@@ -11,6 +11,7 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]  # public, but not marked as exported
 
+from bridge.errors import StateError
 from dev.harness.kafka import Outgoing, Reader, Record, Topics, produce
 from dev.harness.ledger import Balance
 from dev.harness.load import Load
@@ -212,12 +213,14 @@ def test_rolls_survive_kills_another_window_and_a_lost_directory(
 
 
 @pytest.mark.fault("records of pending messages deleted from the log")
+@pytest.mark.fault("records of pending messages that leave the log, and a process that is killed then")
 def test_a_topic_that_is_trimmed_under_the_bridge(broker: Broker, topics: Topics, tmp_path: Path) -> None:
-    """Pending messages whose records are deleted are told of at once, by log, gauge and /readyz, and are delivered."""
+    """Pending messages whose records are deleted are told of at once, by log, gauge and /readyz, and are stored at
+    once: a kill then loses none. A start without the index is refused; with it, they are delivered."""
     delay, target = topics.delay(config={"retention.ms": "100000"}), topics.create("orders")
     with RunningBridge(tmp_path, broker.bootstrap, delay, config={"roll": {"window": "40s"}}, spark=False) as bridge:
         bridge.start()
-        headers = [("delay-for", b"15s"), ("delay-topic", target.encode())]
+        headers = [("delay-for", b"35s"), ("delay-topic", target.encode())]
         [sent] = produce(broker.bootstrap, [Outgoing(topic=delay, headers=headers)])
         label = f'{{topic="{delay}"}}'
         headroom, trimmed = f"retention_headroom_seconds{label}", f"trimmed_partitions{label}"
@@ -228,10 +231,18 @@ def test_a_topic_that_is_trimmed_under_the_bridge(broker: Broker, topics: Topics
         [deleted] = topics.admin.delete_records([TopicPartition(delay, 0, sent.offset + 1)]).values()
         deleted.result(30)
         wait_until(lambda: bridge.metrics()[trimmed] == 1, 20, "an alarm")
-        assert [event["partitions"] for event in bridge.events("unfinished-records-deleted")] == [[f"{delay}/0"]]
-        status, body = bridge.http("/readyz")
-        assert (status, "store.directory alone" in body) == (200, True)
+        assert bridge.events("unfinished-records-deleted")[0]["partitions"] == [f"{delay}/0"]
+        wait_until(lambda: "store.directory alone" in bridge.http("/readyz")[1], 20, "it is stored")
+        assert bridge.http("/readyz")[0] == 200
+        bridge.kill()
+        kept = bridge.data.rename(tmp_path / "kept")
+        bridge.launch()
+        assert bridge.wait_end(60) == StateError.exit_code and "DB-4012" in bridge.last_words()
+        shutil.rmtree(bridge.data)
+        kept.rename(bridge.data)
+        bridge.start()
         with Reader(broker.bootstrap, [target]) as reader:
             [arrived] = reader.wait_for(1, DELIVERED_S_MAX)
         assert arrived.header("delay-origin") == f"{delay}/0/{sent.offset}".encode()
+        wait_until(lambda: bridge.metrics()[trimmed] == 0, 20, "it is over")
         assert bridge.stop() == 0

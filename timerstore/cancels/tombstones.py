@@ -16,7 +16,7 @@ A tombstone is dropped, by a merge, when it has expired (see `Cancels.expired_be
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -237,12 +237,21 @@ def merged(runs: Sequence[Run]) -> Run:
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TombstoneMerge:
     """Tombstones on their way into one file: runs of memory and files, without what expires before a time. Of the
-    sources that are `elsewhere` (bool by source), with another instance, nothing expires."""
+    sources that are `elsewhere` (bool by source), with another instance, nothing expires. A tombstone at `above` or
+    higher (int64 by source) is lowered to `bound`."""
 
     runs: tuple[Run, ...]
     absorbed: tuple[TombstoneFile, ...]
     expired_before_ms: int
     elsewhere: Bools
+    above: Int64s | None = None
+    bound: Int64s | None = None
+
+    @classmethod
+    def cut(cls, file: TombstoneFile, above: Int64s, bound: Int64s) -> TombstoneMerge:
+        """All of one file, with those at `above` lowered to `bound`."""
+        elsewhere: Bools = np.ones(len(above), dtype=np.bool_)
+        return cls(runs=(), absorbed=(file,), expired_before_ms=0, elsewhere=elsewhere, above=above, bound=bound)
 
     def pieces(self) -> Iterator[Run]:
         """The merged rows of all, piece by piece: each piece ends where the first of the runs ends its next step, so
@@ -252,6 +261,9 @@ class TombstoneMerge:
         while begun := [part for part in parts if part.done < len(part.hi)]:
             until = min(part.hi[min(part.done + MERGE_STEP_ROWS, len(part.hi)) - 1] for part in begun)
             piece = merged([part.until(until) for part in begun])
+            if self.above is not None and self.bound is not None:
+                is_above = (piece.source >= 0) & (piece.offset >= self.above[piece.source])
+                piece = replace(piece, offset=np.where(is_above, self.bound[piece.source], piece.offset))
             is_expired = (piece.expire_ms < self.expired_before_ms) & ~self.elsewhere[piece.source]
             yield piece[~is_expired & (piece.source >= 0)]
 

@@ -18,6 +18,7 @@ opening writes the segments that have such rows anew without them. A source is n
                                             lost with this one's memory; whether anything can be is not for the index
                                             to say
     when its committed state was moved back what the index left out as finished is pending again
+    when its log was cut                    what the index has above the cut is in no log any more
     when another instance has it for long   its rows are dead weight here (maintenance.py)
 
 The order, and what a crash right after each step costs: 1. the damaged file is renamed (the checkpoint names a file
@@ -34,6 +35,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -42,7 +44,7 @@ import pyarrow as pa
 from timerstore.cancels import tombstones
 from timerstore.disk import checkpoint as checkpoints
 from timerstore.disk import files
-from timerstore.disk.checkpoint import Checkpoint, Identity
+from timerstore.disk.checkpoint import Checkpoint, Identity, NamedFile
 from timerstore.errors import Corrupt, DiskFailure, WrongIdentity
 from timerstore.limits import Limits
 from timerstore.log import segment
@@ -55,6 +57,7 @@ from timerstore.rows.entry import payload_of
 from timerstore.rows.position import OFFSET_MAX, ORIGIN, Int64s, Progress
 from timerstore.rows.sources import NamedState, NamedStep, SourceName, Sources, named_in
 
+CUT: Final = "the log of {} was cut below what the index has read: it is rebuilt from Kafka"
 MOVED_BACK: Final = "the committed state of {} lies before the index: it is rebuilt from Kafka"
 OUTDATED: Final = (
     "the index of {} ends before the log's start: it is rebuilt from Kafka, and goes on without what is gone"
@@ -123,10 +126,14 @@ def restore(
     now_ms: int,
     limits: Limits,
     progress: Callable[[int, int], None],
+    *,
+    cuts: Mapping[SourceName, int] = MappingProxyType({}),
 ) -> StoreState:
     """The store that a directory holds; the arguments are those of `TimerStore.open`. Raises DiskFull, DiskFailure."""
     names = [*partitions, *named_in(committed)]
-    found = _distrust(found, committed, frozen, log_starts)
+    found = _distrust(found, committed, frozen, log_starts, cuts)
+    if cuts:
+        found = without_cancels(found, names, log_starts, cuts)
     while True:
         try:
             return _restore(found, names, committed, frozen, log_starts, now_ms, limits, progress)
@@ -139,6 +146,7 @@ def _distrust(
     committed: Mapping[SourceName, NamedState],
     frozen: Mapping[SourceName, Sequence[NamedStep]],
     log_starts: Mapping[SourceName, int],
+    cuts: Mapping[SourceName, int],
 ) -> Found:
     """Let the index cover no owned source of which it cannot hold everything; see the module."""
     checkpoint = found.checkpoint
@@ -147,7 +155,9 @@ def _distrust(
     sources = Sources([*named_in(checkpoint.progress), *named_in(committed)])
     left: dict[str, list[SourceName]] = {}
     for name, state in sorted(committed.items()):
-        if lies_before(sources, name, sources.progress(name, *state, frozen.get(name, ())), checkpoint):
+        if name in cuts:
+            left.setdefault(CUT, []).append(name)
+        elif lies_before(sources, name, sources.progress(name, *state, frozen.get(name, ())), checkpoint):
             # An operator has reset the group's offsets (which also clears P).
             left.setdefault(MOVED_BACK, []).append(name)
         elif checkpoint.offsets.get(name, OFFSET_MAX) < log_starts[name]:
@@ -159,8 +169,41 @@ def _distrust(
     offsets = {name: offset for name, offset in checkpoint.offsets.items() if name not in uncovered}
     checkpoint = replace(checkpoint, offsets=offsets)
     checkpoints.write(found.directory, checkpoint, frees=True)
-    reports = (what.format(where[what]) for what in (MOVED_BACK, OUTDATED) if what in where)
+    reports = (what.format(where[what]) for what in (CUT, MOVED_BACK, OUTDATED) if what in where)
     return replace(found, checkpoint=checkpoint, reports=(*found.reports, *reports))
+
+
+def without_cancels(
+    found: Found,
+    names: Iterable[SourceName],
+    log_starts: Mapping[SourceName, int],
+    cuts: Mapping[SourceName, int],
+) -> Found:
+    """Let no cancel that was read above a cut act on what is written there now. Those below are read again, from the
+    log's start on; what lies below that is cancelled as it was. A damaged file is left to opening. Raises DiskFull,
+    DiskFailure."""
+    checkpoint = found.checkpoint
+    if checkpoint is None or not checkpoint.tombstones:
+        return found
+    sources = Sources([*names, *checkpoint.offsets])
+    above, bound = (np.full(len(sources), OFFSET_MAX, dtype=np.int64) for _ in range(2))
+    for name, cut in cuts.items():
+        above[sources.index(*name)], bound[sources.index(*name)] = cut, log_starts.get(name, 0)
+    number = max(files.number_of(each.name) for each in checkpoint.tombstones)
+    kept: list[NamedFile] = []
+    for named in checkpoint.tombstones:
+        with suppress(Corrupt):
+            each = tombstones.read(found.directory / named.name, sources, named)
+            if any(offset >= above[source] for source, offset in each.highest.items()):
+                number += 1
+                merge = tombstones.TombstoneMerge.cut(each, above, bound)
+                anew = tombstones.write(found.directory / files.tombstones_name(number), sources, merge)
+                kept += [] if anew is None else [anew.named]
+                continue
+        kept.append(named)
+    checkpoint = replace(checkpoint, tombstones=tuple(kept))
+    checkpoints.write(found.directory, checkpoint, frees=True)
+    return replace(found, checkpoint=checkpoint)
 
 
 def _without(found: Found, error: Corrupt, now_ms: int) -> Found:

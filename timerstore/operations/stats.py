@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,7 +11,7 @@ import numpy as np
 from timerstore.memory.pending import SLOT_MS
 from timerstore.memory.sorted_runs import RowRefs
 from timerstore.operations.state import StoreState
-from timerstore.rows.position import AT_MAX, Int64s, Positions
+from timerstore.rows.position import AT_MAX, Bools, Int64s, Positions
 from timerstore.rows.sources import SourceName
 
 FIRST_ROWS: Final = 16
@@ -114,16 +114,65 @@ def trimmed(state: StoreState, log_starts: Mapping[SourceName, int]) -> list[Sou
     late.
     """
     with state.lock:
-        resident, sources = state.resident, state.sources
-        starts: Int64s = np.zeros(len(sources), dtype=np.int64)
-        for source in resident.committed:
-            starts[source] = log_starts.get(sources.name(source), 0)
+        resident, sources, starts = state.resident, state.sources, _by_source(state, log_starts)
         last = [position for segment in state.timerlog for position in segment.largest.values()]
         at = np.array([position.at_ms for position in last], dtype=np.int64)
         stored = Positions(at, np.array([position.seq for position in last], dtype=np.int64))
         gone = np.zeros(len(sources), dtype=np.bool_)
         gone[stored.source[~resident.finished(stored) & (stored.offset < starts[stored.source])]] = True
-        for holder in (resident.ready, resident.memtable, resident.withheld, resident.overtaken):
-            rows = holder.all()
+        for rows in _in_memory(state):
             gone[rows.source[rows.offset < starts[rows.source]]] = True
         return [sources.name(source) for source in np.flatnonzero(gone).tolist()]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unstored:
+    """Sources whose unfinished rows are in memory alone, though their records are gone from Kafka; `can_flush`: a flush
+    would store some of them."""
+
+    sources: list[SourceName]
+    can_flush: bool
+
+
+def trimmed_in_memory(state: StoreState, log_starts: Mapping[SourceName, int]) -> Unstored:
+    """What of `trimmed` would be lost with this process. Rows at or above the committed O have to wait for that."""
+    with state.lock:
+        resident, sources = state.resident, state.sources
+        starts, covered = _by_source(state, log_starts), resident.covered()
+        only: Bools = np.zeros(len(sources), dtype=np.bool_)
+        can_flush = False
+        for rows in _in_memory(state):
+            rows = rows[(rows.offset < starts[rows.source]) & ~resident.is_stored(rows)]
+            only[rows.source] = True
+            can_flush = can_flush or bool((rows.offset < covered[rows.source]).any())
+        return Unstored(sources=[sources.name(each) for each in np.flatnonzero(only).tolist()], can_flush=can_flush)
+
+
+def may_hold_below(state: StoreState, bounds: Mapping[SourceName, int]) -> set[SourceName]:
+    """The sources of which something below these offsets may be unfinished: too many rather than too few."""
+    with state.lock:
+        resident, sources = state.resident, state.sources
+        limits = _by_source(state, bounds)
+        found: Bools = np.zeros(len(sources), dtype=np.bool_)
+        for segment in state.timerlog:
+            for source, last in segment.largest.items():
+                owned = resident.committed.get(source)
+                if owned is not None and segment.begins[source] < limits[source] and last > owned.position:
+                    found[source] = True
+        for rows in (*_in_memory(state), state.rows_on_loan()):
+            found[rows.source[rows.offset < limits[rows.source]]] = True
+        return {sources.name(each) for each in np.flatnonzero(found).tolist()}
+
+
+def _by_source(state: StoreState, offsets: Mapping[SourceName, int]) -> Int64s:
+    """Of the owned sources; 0 where nothing is said."""
+    found: Int64s = np.zeros(len(state.sources), dtype=np.int64)
+    for source in state.resident.committed:
+        found[source] = offsets.get(state.sources.name(source), 0)
+    return found
+
+
+def _in_memory(state: StoreState) -> Iterator[RowRefs]:
+    resident = state.resident
+    for holder in (resident.ready, resident.memtable, resident.withheld, resident.overtaken):
+        yield holder.all()

@@ -25,6 +25,8 @@ def _samples() -> dict[str, frozenset[str]]:
             retention_headroom_s={"delay": 1.0},
             trimmed_partitions={"delay": 1},
             corrupt_batches={("delay", 0): 1},
+            in_doubt={("delay", "replaced"): 1},
+            unmet={"delay topic delay": 1},
             heartbeats={"main": (1.0, 2.0)},
             **known,  # type: ignore[arg-type]
         )
@@ -33,6 +35,7 @@ def _samples() -> dict[str, frozenset[str]]:
     rejected, retried = Counter(["no-time"]), Counter(["target-denied"])
     metrics.committed(Counts(rejected=rejected, retried=retried, delivered=Counter(["orders"])), 0.1)
     metrics.clock_jumped(-1)
+    metrics.truncated("delay", 1)
     return {s.name: frozenset(s.labels) for family in metrics.registry.collect() for s in family.samples}
 
 

@@ -32,6 +32,7 @@ class Rig:
         self.committed: dict[SourceName, tuple[int, NamedPosition | None]] = dict.fromkeys(sources, (0, None))
         self.frozen: dict[SourceName, tuple[NamedStep, ...]] = {}
         self.log_starts: dict[SourceName, int] = {}
+        self.cuts: dict[SourceName, int] = {}
         self.delivered: list[Record] = []
         self.identity = IDENTITY
         self.store = self.open()
@@ -43,6 +44,7 @@ class Rig:
             committed=self.committed,
             frozen=self.frozen,
             log_starts=self.log_starts,
+            cuts=self.cuts,
             now_ms=now_ms,
             limits=self.limits,
         )
@@ -55,6 +57,15 @@ class Rig:
     def reopen(self) -> TimerStore:
         self.store.close()
         return self.open()
+
+    def cut(self, offset: int, source: SourceName = ORDERS) -> None:
+        """The log loses what lies there and above, the committed state follows, and the index is opened anew."""
+        del self.log[source][offset:]
+        committed, position = self.committed[source]
+        self.committed[source] = min(committed, offset), position
+        self.cuts = {source: offset}
+        self.reopen()
+        self.cuts = {}
 
     def produce(self, *due_ms: int | None, source: SourceName = ORDERS) -> None:
         log = self.log[source]

@@ -14,9 +14,11 @@ from structlog.testing import capture_logs
 from bridge.errors import BridgeError, EnvironmentFailure, FencedError, InternalError
 from bridge.kafka.membership import Membership
 from bridge.runtime import app as module
+from bridge.runtime import wiring
 from bridge.runtime.app import Application
 from bridge.settings.model import Settings
 from bridge.settings.secrets import Redactor
+from bridge.start.identity_watch import Change
 from dev.harness.waiting import wait_until
 from tests.manual_clock import ManualClock
 from timerstore.rows.sources import SourceName
@@ -35,6 +37,7 @@ class Bench:
         self.owned: frozenset[SourceName] = frozenset()
         self.stops = self.follows = True
         self.on_made: Callable[[], None] = lambda: None
+        self.changes: list[Change] = []
         self.raised: BridgeError | None = None
         self.dispatcher = self.part("dispatcher")
         self.dispatcher.wait_open.return_value = True
@@ -44,16 +47,18 @@ class Bench:
         )
         self.spark = mock.Mock()
         self.spark.stop.side_effect = lambda: self.order.append("spark stops")
-        for name in ("ManagementServer", "Repeating", "Credentials", "OpenTelemetry"):
+        for name in ("ManagementServer", "Repeating", "Credentials", "Conditions", "OpenTelemetry"):
             monkeypatch.setattr(module, name, mock.MagicMock())
         module.Credentials.return_value.alarms.return_value = ()  # type: ignore[attr-defined]
-        for name in ("MarkerRepair", "TargetLookUp", "Targets", "Cluster", "Lag", "connector", "coordinator"):
+        module.Conditions.return_value.alarms.return_value = ()  # type: ignore[attr-defined]
+        for name in ("MarkerRepair", "TargetLookUp", "Targets", "Cluster", "Lag", "coordinator"):
             monkeypatch.setattr(module, name, mock.Mock())
         module.Cluster.return_value.topics.return_value = {}  # type: ignore[attr-defined]
         monkeypatch.setattr(module, "run_checks", lambda *_, **__: [])
         monkeypatch.setattr(module, "Ownership", mock.Mock(return_value=self.ownership))
-        monkeypatch.setattr(module, "make_planner", mock.Mock())
-        monkeypatch.setattr(module, "make_writer", mock.Mock())
+        monkeypatch.setattr(wiring, "session_maker", mock.Mock())
+        monkeypatch.setattr(wiring, "make_planner", mock.Mock())
+        monkeypatch.setattr(wiring, "make_writer", mock.Mock())
         monkeypatch.setattr(module, "Dispatcher", mock.Mock(return_value=self.dispatcher))
         monkeypatch.setattr(module, "spark", self.spark)
         monkeypatch.setattr(module, "Pipeline", self.make)
@@ -88,6 +93,7 @@ class Bench:
         made.store.stats.return_value = SimpleNamespace(pending=0)
         made.is_reading.return_value, made.reader = True, "plain"
         made.blocked_by.return_value = frozenset()
+        made.look_at_identity.side_effect = lambda *_, **__: self.changes.pop() if self.changes else Change.NONE
         made.impediments.return_value = made.alarms.return_value = made.problems.return_value = ()
         made.start.side_effect = lambda: self.note("pipeline starts")
         made.stop.side_effect = lambda *_: self.note("pipeline stops") and self.stops

@@ -21,6 +21,7 @@ from bridge.runtime.pipeline import Pipeline, PipelineContext
 from bridge.runtime.restart import Restart
 from bridge.settings.model import Settings
 from bridge.settings.secrets import Redactor
+from bridge.start.identity_watch import IdentityWatch
 from bridge.telemetry.health import Health
 from bridge.wire.committed_state import CommittedState, initial_state
 from bridge.wire.decode_epochs import DecodeParameters
@@ -103,6 +104,7 @@ class Bench:
                 on_fatal=mock.Mock(),
                 on_rebuild=mock.Mock(),
                 hearts=mock.Mock(),
+                identity=IdentityWatch(ManualClock(now_ms=NOW_MS)),
             ),
             frozenset(rig.committed),
             member(frozenset(rig.committed)),

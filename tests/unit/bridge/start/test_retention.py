@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,10 @@ from bridge.errors import StateError
 from bridge.kafka.admin import Oldest, Watermarks
 from bridge.runtime.gauges import Lag
 from bridge.settings.model import Settings
-from bridge.start.retention import RetentionGuard, kept_ms, must_hold_what_is_pending
+from bridge.start.retention import RetentionGuard, kept_ms, must_hold_what_is_gone, must_hold_what_is_pending
 from bridge.start.roll_window import TopicLimits, Windows
+from bridge.wire.committed_state import initial_state
+from bridge.wire.decode_epochs import DecodeParameters
 from tests.manual_clock import ManualClock
 from tests.unit.timerstore.entries import Record
 from tests.unit.timerstore.rig import NOW_MS, ORDERS, Rig
@@ -24,6 +28,8 @@ HOUR = 3_600_000
 FAR = NOW_MS + 10 * HOUR
 MARKS = {ORDERS: Watermarks(start=0, end=10)}
 DELAY = ORDERS[0]
+PARAMETERS = DecodeParameters(max_delay_ms=1_000, roll_window_ms=4_000, has_default_target=False)
+STATE = initial_state(offset=9, topic_id="a", partitions=1, parameters=PARAMETERS)
 
 
 class Bench:
@@ -43,6 +49,9 @@ class Bench:
             limits = {DELAY: TopicLimits(retention_ms=retention_ms)}
             self.guard.look(self.rig.store, limits, marks, {}, {ORDERS: lag_s})
         return [entry["event"] for entry in entries]
+
+    def must_flush(self) -> bool:
+        return self.guard.must_flush
 
 
 @pytest.fixture
@@ -81,19 +90,55 @@ def test_a_retention_that_is_too_short_is_told_once(bench: Bench) -> None:
     assert bench.look(2 * HOUR - 2_000) == ["retention-too-short"]
 
 
+@pytest.mark.fault("records of pending messages that leave the log")
 def test_pending_messages_without_a_record_are_an_alarm_and_not_the_end(bench: Bench) -> None:
-    """They are in the index alone: the log, the gauge and /readyz say so, and it is over when they are delivered."""
-    bench.rig.produce(FAR, FAR + 1)
+    """They are in the index alone, at first in memory: the log, the gauge and /readyz say so, and that they are gone is
+    to be committed, until they are delivered."""
+    bench.rig.produce(FAR, FAR + 1, FAR + 2)
     bench.rig.ingest()
     assert bench.look(5 * HOUR) == []
-    trimmed = {ORDERS: Watermarks(start=1, end=10)}
+    trimmed = {ORDERS: Watermarks(start=2, end=10)}
     assert bench.look(5 * HOUR, trimmed) == ["unfinished-records-deleted"]
     assert bench.look(5 * HOUR, trimmed) == []
-    assert bench.guard.trimmed == {DELAY: 1}
-    assert "delivered from store.directory alone" in bench.guard.alarms()[0]
-    bench.rig.finish(FAR)
+    assert bench.guard.trimmed == {DELAY: 1} and bench.guard.gone == {ORDERS: 2}
+    assert "delivered from memory alone" in bench.guard.alarms()[0]
+    assert not bench.must_flush(), "O is not behind them yet"
+    bench.rig.deliver()
     bench.look(5 * HOUR, trimmed)
-    assert (bench.guard.trimmed, bench.guard.alarms()) == ({DELAY: 0}, ())
+    assert bench.must_flush()
+    bench.rig.store.maintenance.flush(NOW_MS)
+    assert bench.look(5 * HOUR, trimmed) == ["unfinished-records-deleted"]
+    assert "delivered from store.directory alone" in bench.guard.alarms()[0]
+    assert not bench.must_flush() and bench.guard.gone == {ORDERS: 2}, "the last row of the segment is still there"
+    bench.rig.finish(FAR + 1)
+    bench.look(5 * HOUR, trimmed)
+    assert bench.guard.gone == {ORDERS: 2}, "a segment does not tell which of its rows are unfinished"
+    bench.rig.finish(FAR + 2)
+    bench.look(5 * HOUR, trimmed)
+    assert (bench.guard.trimmed, bench.guard.alarms(), bench.guard.gone) == ({DELAY: 0}, (), {ORDERS: 0})
+
+
+def test_what_is_gone_is_known_after_a_start(bench: Bench) -> None:
+    """From the committed states, though the log alone would not tell."""
+    bench.rig.produce(FAR, FAR + 1)
+    bench.rig.ingest()
+    bench.guard.expect({ORDERS: replace(STATE, gone_below=1)})
+    bench.look(5 * HOUR)
+    assert bench.guard.gone == {ORDERS: 1} and bench.guard.trimmed == {DELAY: 1}
+    bench.rig.finish(FAR)
+    bench.look(5 * HOUR)
+    assert bench.guard.gone == {ORDERS: 0}
+
+
+@pytest.mark.parametrize(
+    ("gone_below", "covered", "is_refused"), [(7, None, True), (7, 6, True), (7, 7, False), (0, None, False)]
+)
+def test_a_start_without_what_is_gone_is_refused(gone_below: int, covered: int | None, is_refused: bool) -> None:
+    """However short the bridge was down."""
+    states = {ORDERS: replace(STATE, gone_below=gone_below)}
+    with pytest.raises(StateError) if is_refused else nullcontext() as raised:
+        must_hold_what_is_gone(states, {ORDERS: covered}, MARKS)
+    assert raised is None or raised.value.code == "DB-4012"
 
 
 def test_a_window_that_a_start_would_change_is_told_and_kept(tmp_path: Path) -> None:

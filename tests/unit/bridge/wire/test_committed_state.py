@@ -256,3 +256,29 @@ def test_steps_that_are_no_stairs_are_refused(steps: list[list[int]]) -> None:
     state = replace(initial_state(offset=5, topic_id="id", partitions=1, parameters=A), position=(20, *SOURCE, 1))
     with pytest.raises(StateError, match="cannot be read"):
         decode_metadata(SOURCE, 5, json.dumps({**json.loads(state.metadata()), "v": 2, "s": steps}))
+
+
+def test_a_log_that_was_cut_takes_what_is_committed_back() -> None:
+    """O, the steps, the epochs and the marks, as far as they reach beyond the cut; nothing of P."""
+    state = CommittedState(
+        offset=60, position=(10, "d", 0, 59), topic_id="t", partitions=1, epochs=epochs((0, A), (50, B)),
+        first_offset=45, frozen=((30, 40, 1), (50, 30, 2), (60, 20, 3)), gone_below=55,
+    )  # fmt: skip
+    cut = state.rewound(40)
+    assert (cut.offset, cut.position, cut.first_offset, cut.gone_below) == (40, state.position, 40, 40)
+    assert cut.frozen == ((30, 40, 1), (40, 30, 2))
+    assert [epoch.offset for epoch in cut.epochs] == [0, 40] and cut.epochs[-1].parameters == B
+    assert state.rewound(60) is state
+    nothing = state.rewound(0)
+    assert (nothing.frozen, [epoch.parameters for epoch in nothing.epochs]) == ((), [B])
+    for each in (cut, nothing):
+        assert decode_metadata(("d", 0), each.offset, each.metadata()) == each
+
+
+def test_what_is_gone_is_part_of_what_is_committed() -> None:
+    """A transaction that says nothing else is told from the one before it."""
+    state = initial_state(offset=5, topic_id="t", partitions=1, parameters=A)
+    gone = replace(state, gone_below=3)
+    assert decode_metadata(("d", 0), 5, gone.metadata()) == gone
+    assert not gone.is_same_progress(state)
+    assert '"g"' not in state.metadata()

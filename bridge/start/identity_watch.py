@@ -1,0 +1,294 @@
+"""The periodic look at the delay topics' identity (identity.py), and the partitions that are held by it.
+
+A partition that is held is left out of what the pipeline delivers, as if another instance owned it: the pipeline gives
+it up between two transactions, and nothing of it is read, delivered or committed.
+
+A log that was cut is mended with the next look, if the topic is the same then. In this order, and what a crash right
+after each step costs: 1. the partition is held (the next start finds O beyond the log's end, and is refused, DB-4013);
+2. O goes back to the cut in Kafka (a start finds that the index reaches further than O, and reads anew); 3. the index
+is opened anew without what it has of that partition, which is read from the log's start again, and released.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from types import MappingProxyType
+from typing import Final
+
+import structlog
+
+from bridge.errors import EnvironmentFailure, StateError
+from bridge.kafka.admin import Cluster
+from bridge.kafka.membership import Ownership
+from bridge.start.first_commits import ANOTHER_TOPIC
+from bridge.start.identity import EXPLAINED, Doubt, Looked, findings, refusal, suspects
+from timerstore.clock import Clock
+from timerstore.rows.sources import SourceName
+from timerstore.store import TimerStore
+
+LOOK_S: Final = 5.0
+"""Between two looks where no partition is delivered."""
+TOLD_S: Final = 86_400.0
+"""How long /readyz tells of a log that was cut."""
+
+log = structlog.get_logger("bridge.start.identity_watch")
+
+
+class Change(Enum):
+    """What a look leads to."""
+
+    NONE = "nothing"
+    HELD = "other partitions are held than before"
+    MENDED = "the index is to be opened anew"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """A log that was cut `at` an offset, though it had been read up to `expected` under leaders up to `epoch` (-1: not
+    known); `dropped` pending messages were above."""
+
+    at: int
+    expected: int
+    epoch: int
+    dropped: int
+
+    def __str__(self) -> str:
+        return f"{self.expected - self.at} from offset {self.at} on; {self.dropped} pending messages are dropped"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Hold:
+    doubt: Doubt
+    error: StateError | None
+    cut: Cut | None = None
+
+    @property
+    def detail(self) -> str:
+        words = EXPLAINED.get(self.doubt) or (self.error.message if self.error is not None else "")
+        return words if self.cut is None else f"{words}: {self.cut}"
+
+
+class IdentityWatch:
+    """See the module. One thread looks; any may ask for `alarms` and `counts`."""
+
+    def __init__(self, clock: Clock, on_cut: Callable[[str, int], None] = lambda topic, records: None) -> None:
+        """`on_cut` is told the topic of a log that was cut, and how many records the brokers have lost with that."""
+        self.cuts: Mapping[SourceName, int] = {}
+        """Where logs were cut that the index may still hold more of."""
+        self._clock = clock
+        self._on_cut = on_cut
+        self._ids: dict[str, str] = {}
+        self._holds: Mapping[SourceName, _Hold] = {}
+        self._before: Mapping[SourceName, Looked] = {}
+        self._looked_s = 0.0
+        self._told: list[tuple[float, str]] = []
+
+    # ---- what is held
+
+    def without(self, owned: frozenset[SourceName]) -> frozenset[SourceName]:
+        """Those of the owned partitions that are not held. Raises StateError where none is left, and the doubt does not
+        pass. What is not owned any more is forgotten."""
+        self._holds = {name: hold for name, hold in self._holds.items() if name in owned}
+        left = owned - self._holds.keys()
+        lasting = [hold.error for hold in self._holds.values() if hold.error is not None]
+        if not left and lasting:
+            raise lasting[0]
+        return left
+
+    @property
+    def replaced(self) -> frozenset[str]:
+        """The topics of which the index, if it has any of them, is another's."""
+        return frozenset(name[0] for name, hold in self._holds.items() if hold.doubt in (Doubt.REPLACED, Doubt.MISSING))
+
+    def holds_any(self, names: Iterable[SourceName]) -> bool:
+        """Whether one of these partitions is held."""
+        return not self._holds.keys().isdisjoint(names)
+
+    def refuse(self, error: StateError, owned: Iterable[SourceName]) -> bool:
+        """Hold the partitions with which a start would not go on, as `error` says, while others of `owned` are
+        delivered. Returns whether there are such partitions, and others; at the process's own start there are none."""
+        topic, partition = error.fields.get("topic"), error.fields.get("partition")
+        new = {name for name in owned if name[0] == topic and partition in (None, name[1])} - self._holds.keys()
+        if not self._ids or not new or not set(owned) - new - self._holds.keys():
+            return False
+        doubt = Doubt.REPLACED if error.code == ANOTHER_TOPIC else Doubt.REFUSED
+        self._hold({name: _Hold(doubt=doubt, error=error) for name in new})
+        return True
+
+    def opened(self, names: Collection[SourceName]) -> frozenset[SourceName]:
+        """The index was opened for these partitions, without what lies above cuts; returns those that had one."""
+        opened = self.cuts.keys() & set(names)
+        self.cuts = {name: at for name, at in self.cuts.items() if name not in opened}
+        return frozenset(opened)
+
+    # ---- the look
+
+    def look(
+        self,
+        group: Ownership,
+        cluster: Cluster,
+        store: TimerStore | None = None,
+        topic_ids: Mapping[str, str] = MappingProxyType({}),
+        looked: Mapping[SourceName, Looked] | None = MappingProxyType({}),
+        *,
+        is_told: bool = False,
+    ) -> Change:
+        """Look at the partitions that are delivered from `store` (`looked`; None: it is not time) and those that are
+        held.
+
+        `topic_ids` are those under which the pipeline has begun. `is_told`: a reader does not find what it is to read.
+        Brokers that do not answer leave everything as it is.
+        """
+        now_s, now_ms = self._clock.monotonic_s(), self._clock.now_ms()
+
+        def count(name: SourceName, offset: int) -> int:
+            return 0 if store is None else store.pending_from(name, offset, now_ms)
+
+        self._ids = {**topic_ids, **self._ids}
+        if looked is None or not self._ids or (not looked and now_s - self._looked_s < LOOK_S):
+            return Change.NONE
+        self._looked_s = now_s
+        try:
+            ids = cluster.topic_ids(sorted(self._ids))
+            # What the pipeline still has to give up may be committed by it.
+            given_up = {name: hold for name, hold in self._holds.items() if name not in looked}
+            free = {name: each for name, each in looked.items() if name not in self._holds}
+            new = self._new_holds(cluster, ids, free, count, is_told=is_told)
+            self._before = {
+                name: self._before.get(name, each) if each.marks is None else each
+                for name, each in free.items()
+                if name not in new
+            }
+            self._hold(new)
+            change = self._review(group, cluster, ids, given_up)
+            return Change.HELD if new and change is Change.NONE else change
+        except EnvironmentFailure as error:
+            log.warning("identity-unknown", reason=error.message)
+            return Change.NONE
+
+    def alarms(self) -> tuple[str, ...]:
+        """In words, for /readyz."""
+        now_s = self._clock.monotonic_s()
+        held = [f"{topic}/{p} is held: {hold.detail}" for (topic, p), hold in sorted(self._holds.items())]
+        return (*held, *(text for until_s, text in self._told if now_s < until_s))
+
+    def counts(self) -> dict[tuple[str, str], int]:
+        """Partitions that are held, by topic and doubt."""
+        found: dict[tuple[str, str], int] = {}
+        for (topic, _), hold in self._holds.items():
+            found[topic, hold.doubt.value] = found.get((topic, hold.doubt.value), 0) + 1
+        return found
+
+    # ---- its parts
+
+    def _new_holds(
+        self,
+        cluster: Cluster,
+        ids: Mapping[str, str],
+        looked: Mapping[SourceName, Looked],
+        count: Callable[[SourceName, int], int],
+        *,
+        is_told: bool,
+    ) -> dict[SourceName, _Hold]:
+        found: dict[SourceName, _Hold] = {}
+        for name, doubt in findings(self._ids, ids, looked).items():
+            # Between what was read and the log's start there may be nothing but the ends of transactions, which a
+            # reader that is at work will pass.
+            if doubt is not Doubt.DELETED or is_told or self._stands_still(name, looked[name]):
+                cut = self._cut(cluster, name, looked[name], count) if doubt is Doubt.TRUNCATED else None
+                found[name] = _Hold(doubt=doubt, error=refusal(name, doubt), cut=cut)
+        for name, old in suspects(self._before, looked).items():
+            marks = looked[name].marks
+            if name in found or old.marks is None or marks is None:
+                continue
+            at = cluster.cut_at(name, old.marks.epoch, marks.start, old.expected)
+            if at is not None:
+                expected = looked[name].expected
+                cut = Cut(at=at, expected=expected, epoch=old.marks.epoch, dropped=count(name, at))
+                found[name] = _Hold(doubt=Doubt.TRUNCATED, error=None, cut=cut)
+        return found
+
+    def _stands_still(self, name: SourceName, now: Looked) -> bool:
+        old = self._before.get(name)
+        return old is not None and old.marks is not None and old.marks.start > old.expected == now.expected
+
+    def _cut(
+        self, cluster: Cluster, name: SourceName, looked: Looked, count: Callable[[SourceName, int], int]
+    ) -> Cut | None:
+        """Where a log was cut that ends below what was read of it; records of later leaders are new."""
+        old, marks = self._before.get(name), looked.marks
+        if marks is None:
+            return None
+        epoch = -1 if old is None or old.marks is None else old.marks.epoch
+        at = _cut_at(cluster, name, epoch, marks.start, min(marks.end, looked.expected))
+        return Cut(at=at, expected=looked.expected, epoch=epoch, dropped=count(name, at))
+
+    def _hold(self, new: Mapping[SourceName, _Hold]) -> None:
+        for (topic, partition), hold in new.items():
+            log.error(
+                "partition-in-doubt",
+                topic=topic,
+                partition=partition,
+                doubt=hold.doubt.value,
+                detail=hold.detail,
+                hint="It is neither read nor delivered nor committed; the others go on.",
+            )
+        self._holds = {**self._holds, **new}
+
+    def _review(
+        self, group: Ownership, cluster: Cluster, ids: Mapping[str, str], held: Mapping[SourceName, _Hold]
+    ) -> Change:
+        """Look again at what is held, and is given up."""
+        change = Change.NONE
+        for name, hold in held.items():
+            is_other = ids.get(name[0]) not in (None, self._ids[name[0]])
+            if is_other and hold.error is None:
+                self._hold({name: _Hold(doubt=Doubt.REPLACED, error=refusal(name, Doubt.REPLACED))})
+                change = change if change is Change.MENDED else Change.HELD
+            elif name[0] in ids and hold.doubt is Doubt.MISSING:
+                self._release(name)
+                change = change if change is Change.MENDED else Change.HELD
+            elif name[0] in ids and hold.cut is not None and self._mend(group, cluster, name, hold.cut):
+                self._release(name)
+                change = Change.MENDED
+        return change
+
+    def _release(self, name: SourceName) -> None:
+        self._holds = {other: hold for other, hold in self._holds.items() if other != name}
+        log.info("partition-released", topic=name[0], partition=name[1])
+
+    def _mend(self, group: Ownership, cluster: Cluster, name: SourceName, cut: Cut) -> bool:
+        """Move O back to where the log was cut; returns whether the partition may go on."""
+        marks = cluster.watermarks([name])[name]
+        at = _cut_at(cluster, name, cut.epoch, marks.start, min(marks.end, cut.expected))
+        if marks.epoch in (-1, cut.epoch):
+            at = min(at, cut.at)  # no epoch tells what was written since
+        if at >= cut.expected:
+            return True  # a leader had not known its log's end yet
+        owned = group.assignment()
+        state = group.read_committed_states([name])[name]
+        if state is None or (at < state.offset and not group.commit_states({name: state.rewound(at)}, owned)):
+            return False
+        self.cuts = {**self.cuts, name: at}
+        self._on_cut(name[0], cut.expected - at)
+        text = f"{name[0]}/{name[1]}: {EXPLAINED[Doubt.TRUNCATED]}: {cut}"
+        self._told.append((self._clock.monotonic_s() + TOLD_S, text))
+        log.error(
+            "log-truncated",
+            topic=name[0],
+            partition=name[1],
+            offset=at,
+            records=cut.expected - at,
+            dropped=cut.dropped,
+            hint="The brokers have lost acknowledged records (an election of a replica that was behind?): what was "
+            "pending of them is dropped. Their producers must send them again.",
+        )
+        return True
+
+
+def _cut_at(cluster: Cluster, name: SourceName, epoch: int, start: int, end: int) -> int:
+    """`end`, or where records of leaders later than `epoch` (-1: not known) begin."""
+    at = cluster.cut_at(name, epoch, start, end) if epoch >= 0 and end > start else None
+    return end if at is None else at

@@ -1,0 +1,195 @@
+"""bridge.start.identity_watch: which partitions are held, for how long, and what is mended. A scripted cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import pytest
+from structlog.testing import capture_logs
+
+from bridge.errors import EnvironmentFailure, StateError
+from bridge.kafka.admin import Watermarks
+from bridge.start.identity import Looked
+from bridge.start.identity_watch import LOOK_S, Change, IdentityWatch
+from bridge.wire.committed_state import CommittedState, initial_state
+from bridge.wire.decode_epochs import DecodeParameters
+from tests.manual_clock import ManualClock
+from timerstore.rows.sources import SourceName
+
+A, B, C = ("a", 0), ("a", 1), ("b", 0)
+OWNED = frozenset({A, B, C})
+PARAMETERS = DecodeParameters(max_delay_ms=1_000, roll_window_ms=4_000, has_default_target=False)
+
+
+class Scripted:
+    """A cluster, a group and a pipeline of three partitions, each read up to offset 60."""
+
+    def __init__(self) -> None:
+        self.ids = {"a": "id a", "b": "id b"}
+        self.marks = {name: Watermarks(start=0, end=60, epoch=1) for name in OWNED}
+        self.cuts: dict[SourceName, int] = {}
+        self.expected = dict.fromkeys(OWNED, 60)
+        state = initial_state(offset=60, topic_id="id a", partitions=2, parameters=PARAMETERS)
+        self.committed = dict.fromkeys(OWNED, replace(state, position=(99, "a", 0, 59)))
+        self.answers = True
+        self.clock = ManualClock()
+        self.lost: list[tuple[str, int]] = []
+        self.watch = IdentityWatch(self.clock, lambda topic, records: self.lost.append((topic, records)))
+        self.store = mock.Mock()
+        self.store.pending_from.return_value = 18
+        self.look()
+
+    # the cluster
+
+    def topic_ids(self, names: Iterable[str]) -> dict[str, str]:
+        if not self.answers:
+            raise EnvironmentFailure("no answer", hint="Wait.")
+        return {name: self.ids[name] for name in names if name in self.ids}
+
+    def watermarks(self, names: Sequence[SourceName]) -> dict[SourceName, Watermarks]:
+        return {name: self.marks[name] for name in names}
+
+    def cut_at(self, name: SourceName, epoch: int, start: int, end: int) -> int | None:
+        assert epoch == 1 and start == 0
+        cut = self.cuts.get(name)
+        return cut if cut is not None and cut < end else None
+
+    # the group
+
+    def assignment(self) -> frozenset[SourceName]:
+        return OWNED
+
+    def read_committed_states(self, names: Collection[SourceName]) -> dict[SourceName, CommittedState]:
+        return {name: self.committed[name] for name in names}
+
+    def commit_states(self, states: Mapping[SourceName, CommittedState], owned: frozenset[SourceName]) -> bool:
+        assert owned == OWNED
+        self.committed |= states
+        return True
+
+    # looks
+
+    def look(self, *, is_told: bool = False) -> Change:
+        """One look of a pipeline that has given up what was held before it."""
+        group: Any = self
+        free = self.watch.without(OWNED) if any(self.expected) else ()
+        looked = {name: Looked(expected=self.expected[name], marks=self.marks.get(name)) for name in free}
+        self.clock.advance(int(LOOK_S * 1_000))
+        ids = {"a": "id a", "b": "id b"}
+        return self.watch.look(group, group, self.store, ids, looked, is_told=is_told)
+
+
+@pytest.fixture
+def site() -> Scripted:
+    return Scripted()
+
+
+def test_a_topic_that_is_created_again_is_held_for_good(site: Scripted) -> None:
+    """All its partitions, whatever their offsets; /readyz and the gauge name it, and the others go on."""
+    site.ids["a"] = "another"
+    with capture_logs() as entries:
+        assert site.look() is Change.HELD
+    assert [entry["event"] for entry in entries] == ["partition-in-doubt"] * 2
+    assert site.watch.without(OWNED) == {C} and site.watch.replaced == {"a"}
+    assert site.watch.counts() == {("a", "replaced"): 2}
+    assert len(site.watch.alarms()) == 2 and "a/0 is held" in site.watch.alarms()[0]
+    assert site.look() is Change.NONE and site.watch.without(OWNED) == {C}
+    with pytest.raises(StateError) as raised:
+        site.watch.without(frozenset({A, B}))
+    assert raised.value.code == "DB-4014"
+
+
+def test_a_topic_that_is_missing_is_held_until_it_is_there_again(site: Scripted) -> None:
+    """A broker may not know of it for a moment. Another of its name is another."""
+    found = site.ids.pop("a")
+    assert site.look() is Change.HELD
+    assert site.watch.without(frozenset({A, B})) == frozenset(), "the process waits"
+    site.ids["a"] = found
+    assert site.look() is Change.HELD and site.watch.without(OWNED) == OWNED
+    del site.ids["a"]
+    site.look()
+    site.ids["a"] = "another"
+    assert site.look() is Change.HELD and site.watch.counts() == {("a", "replaced"): 2}
+
+
+@pytest.mark.parametrize(("end", "cut"), [(40, 40), (45, 40), (200, 40)])
+def test_a_log_that_was_cut_is_held_then_mended(site: Scripted, end: int, cut: int) -> None:
+    """O goes back to the cut, however far the log has grown again by then; P stays, and the numbers are told."""
+    site.marks[A] = Watermarks(start=0, end=end, epoch=2)
+    if end > cut:
+        site.cuts[A] = cut
+    with capture_logs() as entries:
+        assert site.look() is Change.HELD
+        assert site.watch.without(OWNED) == {B, C} and site.committed[A].offset == 60, "held before anything is moved"
+        assert site.look() is Change.MENDED
+    assert (site.committed[A].offset, site.committed[A].position) == (40, (99, "a", 0, 59))
+    assert site.committed[B].offset == 60
+    assert site.watch.without(OWNED) == OWNED and site.watch.cuts == {A: 40}
+    [told] = [entry for entry in entries if entry["event"] == "log-truncated"]
+    assert (told["offset"], told["records"], told["dropped"]) == (40, 20, 18) and site.lost == [("a", 20)]
+    assert "20 from offset 40 on; 18 pending messages" in site.watch.alarms()[0]
+    site.watch.opened([A])
+    assert site.watch.cuts == {}
+
+
+def test_without_epochs_a_log_was_cut_where_it_ended_when_that_was_seen(site: Scripted) -> None:
+    """Brokers before 2.x tell none."""
+    site.marks = {name: replace(mark, epoch=-1) for name, mark in site.marks.items()}
+    site.look()
+    site.marks[A] = Watermarks(start=0, end=40)
+    assert site.look() is Change.HELD
+    site.marks[A] = Watermarks(start=0, end=75)
+    assert site.look() is Change.MENDED and site.committed[A].offset == 40
+
+
+def test_a_leader_that_did_not_know_its_end_costs_nothing(site: Scripted) -> None:
+    """The end is there again with the next look: nothing is moved, nothing is told."""
+    site.marks[A] = Watermarks(start=0, end=40, epoch=2)
+    assert site.look() is Change.HELD
+    site.marks[A] = Watermarks(start=0, end=61, epoch=2)
+    assert site.look() is Change.MENDED
+    assert site.committed[A].offset == 60 and site.lost == [] and site.watch.alarms() == ()
+
+
+def test_an_election_that_cuts_nothing_holds_nothing(site: Scripted) -> None:
+    site.marks[A] = Watermarks(start=0, end=80, epoch=2)
+    site.cuts[A] = 60
+    assert site.look() is Change.NONE
+
+
+def test_what_was_deleted_before_it_was_read_is_held(site: Scripted) -> None:
+    """When a reader stands still in front of it; one that is at work may pass, since the ends of transactions are no
+    records. It does not come back."""
+    site.marks[A] = Watermarks(start=61, end=70, epoch=1)
+    assert site.look() is Change.NONE
+    site.expected[A] = 61
+    assert site.look() is Change.NONE
+    site.marks[A] = Watermarks(start=62, end=70, epoch=1)
+    assert site.look(is_told=True) is Change.HELD
+    with pytest.raises(StateError) as raised:
+        site.watch.without(frozenset({A}))
+    assert raised.value.code == "DB-4011"
+
+
+def test_what_a_start_refuses_is_held_while_others_are_delivered(site: Scripted) -> None:
+    """Partitions that come with a state that must not be guessed at. With nothing else the process ends."""
+    error = StateError("records are gone", hint="Choose.", topic="a", partition=1, code="DB-4002")
+    assert not site.watch.refuse(error, {B})
+    assert not site.watch.refuse(StateError("another cluster", hint="Choose.", code="DB-4015"), OWNED)
+    assert site.watch.refuse(error, OWNED)
+    assert site.watch.without(OWNED) == {A, C}
+    assert "a/1 is held: records are gone" in site.watch.alarms()
+    assert site.watch.without(frozenset({A, C})) == {A, C} and site.watch.counts() == {}, "it is another instance's"
+    fresh = IdentityWatch(site.clock)
+    assert not fresh.refuse(error, OWNED), "a process that starts is refused"
+
+
+def test_brokers_that_do_not_answer_change_nothing(site: Scripted) -> None:
+    site.ids["a"] = "another"
+    site.answers = False
+    assert site.look() is Change.NONE and site.watch.without(OWNED) == OWNED
+    site.answers = True
+    assert site.look() is Change.HELD
