@@ -130,7 +130,7 @@ class CommandsFirst:
 
     def _open(self, unread: Mapping[SourceName, tuple[int, int]]) -> None:
         self._until_s = None
-        if unread:
+        if unread and self._patience_s > 0:
             _tell(unread, self._patience_s)
 
     # ---- partitions that join
@@ -156,7 +156,7 @@ class CommandsFirst:
             for name in arrived
             if name in left and (is_stuck or now_s >= self._arrived_s.setdefault(name, now_s) + self._patience_s)
         ]
-        if over:
+        if over and self._patience_s > 0:
             _tell({name: left[name] for name in over}, self._patience_s)
         ready = [name for name in arrived if name not in left or name in over]
         self.forget(ready)

@@ -11,6 +11,8 @@ from typing import Final
 
 import pytest
 
+from bridge.errors import EnvironmentFailure
+from bridge.ingest.watch.waits import Wait
 from bridge.telemetry.heartbeats import CALLS_S
 from dev.harness.kafka import Outgoing, Reader, Topics, produce
 from dev.harness.waiting import wait_until
@@ -77,8 +79,8 @@ def test_brokers_that_do_not_answer_are_waited_for(tmp_path: Path) -> None:
 
 
 def test_what_stands_still_makes_livez_fail_until_it_goes_on(broker: Broker, topics: Topics, tmp_path: Path) -> None:
-    """A JVM that hangs and a mounted file that cannot be read are named, within the time of the threads that wait for
-    them; and all is well when these have come back, without a restart."""
+    """A mounted file that cannot be read: the thread that waits for it is named within its time, and all is well when
+    the file is back, without a restart."""
     rack = tmp_path / "rack"
     rack.write_text("r1")
     config = {"kafka": {"common": {"client.rack": f"${{file:{rack}}}"}}}
@@ -90,19 +92,30 @@ def test_what_stands_still_makes_livez_fail_until_it_goes_on(broker: Broker, top
     ):
         bridge.start()
         wait_until(lambda: silences(bridge).keys() == THREADS, DEADLINE_S, lambda: silences(bridge))
-        [java] = [process for process in bridge.processes() if process.name() == "java"]
         clock = SystemClock()
-        with stopped(java.pid), piped(rack):
+        with piped(rack):
             began_s = clock.monotonic_s()
-            wait_until(lambda: named(bridge) >= {"ingest", "credentials"}, CALLS_S + SLACK_S, lambda: named(bridge))
+            wait_until(lambda: named(bridge) >= {"credentials"}, CALLS_S + SLACK_S, lambda: named(bridge))
             assert clock.monotonic_s() - began_s > CALLS_S / 2
             late = {thread for thread, (age_s, budget_s) in silences(bridge).items() if age_s > budget_s}
-            assert late == named(bridge) == {"ingest", "credentials"}
-            assert len(bridge.events("thread-stands-still")) == 2
+            assert late == named(bridge) == {"credentials"}
+            assert len(bridge.events("thread-stands-still")) == 1
         wait_until(lambda: bridge.http("/livez")[0] == 200, DEADLINE_S, lambda: bridge.tail())
         produce(broker.bootstrap, [Outgoing(topic=delay, value=b"once more", headers=headers)])
         reader.wait_for(1, DEADLINE_S)
         assert bridge.stop() == 0
+
+
+def test_a_jvm_that_does_not_come_back_ends_the_process(broker: Broker, topics: Topics, tmp_path: Path) -> None:
+    """With an error that says so; what stands still is killed, and leaves nothing behind."""
+    with RunningBridge(tmp_path, broker.bootstrap, topics.delay()) as bridge:
+        bridge.start()
+        bridge.wait_spark()
+        [java] = [process for process in bridge.processes() if process.name() == "java"]
+        java.suspend()
+        assert bridge.wait_end(Wait.JVM.s + 2 * SLACK_S) == EnvironmentFailure.exit_code
+        assert "DB-3055" in bridge.last_words()
+        bridge.wait_no_orphans()
 
 
 def is_well(bridge: RunningBridge) -> bool:

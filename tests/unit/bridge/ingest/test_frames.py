@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import struct
 import threading
@@ -12,6 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from bridge.delivery import filling
 from bridge.errors import EnvironmentFailure
 from bridge.ingest import frames as module
 from bridge.ingest.decode_records import decode_records
@@ -20,6 +22,7 @@ from bridge.ingest.watch.waits import Wait
 from bridge.wire.decode_epochs import DecodeEpoch, DecodeParameters
 from bridge.wire.received import Record
 from dev.harness.waiting import wait_until
+from tests.paths import ROOT
 
 SEEN_S = 10
 EPOCHS = (
@@ -216,3 +219,15 @@ def test_a_connection_without_a_thread_is_closed(bench: Bench, monkeypatch: pyte
     with bench.connect() as connection:
         connection.sendall(TASK)
         wait_until(lambda: bench.tasks, SEEN_S, "the next one")
+
+
+def test_a_cancel_is_read_within_the_time_that_is_promised_to_it() -> None:
+    """A cancel acts until so long before its message is due, as README says: a task that rests after a message, the
+    frame's own time, and the rows that the dispatcher has taken ahead fit into half of that."""
+    promised = re.search(r"cancelled or replaced until ([0-9.]+) s before", (ROOT / "README.md").read_text("utf-8"))
+    java = (ROOT / "bridge/ingest/java/FrameWriter.java").read_text("utf-8")
+    rest = re.search(r"REST_MS_MAX = (\d+);", java)
+    interval = re.search(r"INTERVAL_NANOS = (\d[\d_]*);", java)
+    assert promised and rest and interval
+    ms = int(rest[1]) + int(interval[1].replace("_", "")) // 1_000_000 + filling.AHEAD_MS
+    assert ms <= 1_000 * float(promised[1]) / 2
