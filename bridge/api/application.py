@@ -20,7 +20,7 @@ from bridge.api import export, files, models, schedules
 from bridge.api.actions import messages as messages_actions
 from bridge.api.actions import targets as target_actions
 from bridge.api.dead_letters import routes as letters
-from bridge.api.dead_letters.models import LetterPageFilters
+from bridge.api.dead_letters.models import LetterFilters, LetterPageFilters
 from bridge.api.guard import ACTION, Guard
 from bridge.api.peers.batches import MEDIA_TYPE
 from bridge.api.peers.client import Peers
@@ -61,6 +61,7 @@ _PARAMETERS: Final[Mapping[str, Collection[str]]] = {
     "/export": models.Filters.model_fields,
     "/timeline": models.Edges.model_fields,
     "/dead-letters": LetterPageFilters.model_fields,
+    "/dead-letters/count": LetterFilters.model_fields,
 }
 """Of the paths whose parameters may be misspelled."""
 

@@ -232,6 +232,9 @@ def test_a_record_can_be_copied_and_downloaded(chromium: Browser) -> None:
         with page.expect_download() as found:
             page.get_by_role("link", name="Download as JSON").click()
         assert len(json.loads(found.value.path().read_text())["letters"]) == 70
+        page.get_by_role("button", name="Count all").click()
+        expect(page.get_by_text("69 dead letters of these; 1 of all have gone back.")).to_be_visible()
+        expect(page.get_by_role("list", name="All by cause and target")).to_contain_text("bad-until for no target: 14")
         chips.get_by_role("link", name="bad-until").click()
         expect(page).to_have_url(re.compile("reason=bad-until"))
         assert not complaints, complaints

@@ -175,6 +175,21 @@ class LetterCount(BaseModel):
     count: int
 
 
+class LettersCounted(BaseModel):
+    """How many letters fit, by reason and target."""
+
+    count: int = Field(description="Those that have not gone back.")
+    by: list[LetterCount] = Field(description="The same by reason and target, the most first.")
+    redriven: int = Field(description="Of all letters, whatever the filters say: those that have gone back.")
+
+    @classmethod
+    def of(cls, report: Report) -> Self:
+        """Of a run that changes nothing."""
+        here = report.back + report.broken
+        by = [LetterCount(reason=reason, target=target, count=n) for (reason, target), n in here.most_common()]
+        return cls(count=here.total(), by=by, redriven=report.before)
+
+
 class ManyRedriven(BaseModel):
     """How many letters have gone back, or would with dry_run."""
 

@@ -48,6 +48,13 @@ def add(app: FastAPI, asked: Asked) -> None:
         page = await ask(lambda letters: letters.page(choice, below, filters.limit))
         return models.DeadLetters.of(page)
 
+    @app.get(f"{PREFIX}/dead-letters/count", operation_id="count_dead_letters")
+    async def count_dead_letters(filters: Annotated[models.LetterFilters, Query()]) -> models.LettersCounted:
+        """How many dead letters fit; all of them are read for it."""
+        choice = checked(filters.choice)
+        report = await ask(lambda letters: letters.redrive(choice, execute=False), REDRIVE_S)
+        return models.LettersCounted.of(report)
+
     path = f"{PREFIX}/dead-letters/{PLACE}"
 
     @app.get(path, operation_id="dead_letter", responses=NOT_FOUND, response_model_exclude_unset=True)

@@ -34,6 +34,21 @@ function counts(asked, page) {
   return el("ul", { class: "chips", "aria-label": "Causes on this page" }, rows);
 }
 
+// Reads all letters, so it is done when it is asked for. What it says stays until the filters change.
+function counted(asked) {
+  const button = el("button", { type: "button" }, "Count all");
+  const node = el("div", { class: "record", "data-keep": true }, button);
+  button.addEventListener("click", async () => {
+    button.disabled = true;
+    const found = await answered(() => ask("dead-letters/count", without(asked, "limit", "cursor"))).catch((error) => ({ refused: error.message }));
+    button.disabled = false;
+    const by = (found.by ?? []).map((each) => el("li", {}, foreign(each.reason), " for ", each.target ? foreign(each.target) : "no target", `: ${count(each.count)}`));
+    const said = found.refused ? el("p", { class: "refused", role: "alert" }, found.refused) : el("p", { role: "status" }, `${plural(found.count, "dead letter")} of these; ${count(found.redriven)} of all have gone back.`);
+    node.replaceChildren(button, said, el("ul", { class: "chips", "aria-label": "All by cause and target" }, by));
+  });
+  return node;
+}
+
 const placeOf = (each) => `${each.topic}/${each.partition}/${each.offset}`;
 
 const pathOf = (each) => `${PATH}/${encodeURIComponent(each.topic)}/${each.partition}/${each.offset}`;
@@ -53,6 +68,7 @@ function list(page, summary, asked) {
   return [
     offered(summary, ["redrive"], { on: "dead-letters", asked: without(asked, "limit", "cursor") }),
     counts(asked, page),
+    counted(asked),
     el("p", {}, el("a", { href: `/api/v1${PATH}?${limitedTo(asked, LETTERS_MAX)}`, download: "dead-letters.json" }, "Download as JSON"), `, ${LETTERS_MAX.toLocaleString("en")} at a time.`),
     el("div", {}, table("Dead letters, the newest first", ["Written", "Reason", "Target", "Key", "Came from", "State"], rows), pages),
   ];

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -222,6 +223,23 @@ def test_dead_letters_are_listed_a_page_at_a_time() -> None:
     refused(api.get("/api/v1/dead-letters/delay.dlt/0/9"), 404, "no dead letter")
     refused(api.get("/api/v1/dead-letters?cursor=abc"), 400, "`next` of the page before")
     refused(api.get("/api/v1/dead-letters?resaon=x"), 422, "The parameters are: topic, reason")
+
+
+def test_dead_letters_are_counted() -> None:
+    """By reason and target, without those that have gone back; nothing is put back for it, and reading is enough."""
+    letters = Letters([letter(n, redriven=n == 4) for n in range(5)])
+    placed = letters.rows[0]
+    letters.rows[0] = replace(placed, letter=replace(placed.letter, is_cut=True, reason="too-large"))
+    api = client(Bridge(letters=letters), is_writable=False)
+    counted = api.get("/api/v1/dead-letters/count").json()
+    by = [
+        {"reason": "unknown-target", "target": "orders", "count": 3},
+        {"reason": "too-large", "target": "orders", "count": 1},
+    ]
+    assert counted == {"count": 4, "by": by, "redriven": 1}
+    assert [each.redriven for each in letters.rows] == [False] * 4 + [True]
+    assert api.get("/api/v1/dead-letters/count?reason=too-large").json()["count"] == 1
+    refused(api.get("/api/v1/dead-letters/count?resaon=x"), 422, "The parameters are: topic, reason")
 
 
 def test_a_dead_letter_goes_back_once() -> None:
