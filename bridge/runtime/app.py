@@ -372,7 +372,7 @@ class Application:
         owned = self._owned(member.partitions)
         if self._pipeline is not None:
             self._metrics.rebalances.inc()
-            if not anew and self._pipeline.follow(owned, member):
+            if not anew and owned and self._pipeline.follow(owned, member):
                 return
             self._stop_pipeline()
             member = context.ownership.membership()

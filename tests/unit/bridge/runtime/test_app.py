@@ -206,6 +206,26 @@ def test_a_partition_that_leaves_no_room_is_left_out_for_a_while(bench: Bench) -
     bench.is_in("running", 1)
 
 
+def test_partitions_in_doubt_are_not_delivered(bench: Bench) -> None:
+    """The others go on; with none left the pipeline ends, and the process waits until one is released."""
+    identity = bench.application._identity
+    held: set[SourceName] = {B}
+    identity.without = lambda owned: owned - held  # type: ignore[method-assign]
+    identity.look = lambda *_, **__: bench.changes.pop() if bench.changes else Change.NONE  # type: ignore[method-assign]
+    identity.alarms = lambda: ("delay/1 is held: why",)  # type: ignore[method-assign]
+    bench.assign(A, B)
+    bench.is_in("running", 1)
+    assert bench.made[0].owned == {A}
+    held.add(A)
+    bench.changes.append(Change.HELD)
+    bench.is_in("held", 1)
+    assert bench.order[-1] == "pipeline stops" and not bench.application._health.phase.ready
+    held.clear()
+    bench.changes.append(Change.MENDED)
+    bench.is_in("running", 2)
+    assert bench.made[1].owned == {A, B}
+
+
 def test_damage_makes_a_pipeline_anew_of_the_same_partitions(bench: Bench) -> None:
     bench.assign(A)
     bench.is_in("running", 1)
