@@ -85,7 +85,7 @@ class HostileProducer:
             self._near: 380, self._past: 120, self._far: 100, self._doom: 60, self._cancel: 60, self._stray_cancel: 30,
             self._cancel_for_all: 2, self._made_up_target: 30, self._no_target: 40, self._bad_time: 60,
             self._bad_header: 30, self._laden: 20, self._copy: 30, self._bad_copy: 20, self._held: 10,
-            self._dialect: 20, self._bad_dialect: 8,
+            self._dialect: 20, self._bad_dialect: 8, self._never: 10, self._forged_schedule: 10, self._asks: 10,
         }  # fmt: skip
         self._kinds, self._weights = list(kinds), list(kinds.values())
 
@@ -245,6 +245,21 @@ class HostileProducer:
         value = self._random.choice([b"", b"soon", b"\xff", b"9" * 40, None])
         headers = [("TIMER_DELAY_SEC", value), ("REAL_TOPIC", self._target)]
         return Made(Fate.DEAD, [*self._own(), *headers], *self._load(), is_foreign=True)
+
+    def _never(self) -> Made:
+        """A schedule that names no moment, each time another one."""
+        cron = b"%d %d */31 * MON#5" % (self._below(60), self._below(24))
+        return Made(Fate.DEAD, [*self._own(), ("delay-cron", cron), self._to()], *self._load(), is_whole=False)
+
+    def _forged_schedule(self) -> Made:
+        """A copy of a schedule that would make up for ten years of milliseconds."""
+        every: Headers = [("delay-every", b"1ms"), ("delay-missed", b"all"), ("delay-copy-tick", b"1")]
+        copied = self._copied(self._now_ms - 3_600 * DAY_MS)
+        return Made(Fate.DEAD, [*copied, *every, self._to()], *self._load(), is_whole=False)
+
+    def _asks(self) -> Made:
+        """A cancel whose answer has no topic."""
+        return Made(Fate.NOTHING, [("delay-cancel", self._id()), ("delay-reply-to", self._made_up())], b"", b"k")
 
     # ---- parts
 
