@@ -168,6 +168,14 @@ class Assignment:
                 state.pending.remove(each)
             self._changed(now_ms)
 
+    def postpone(self, names: Collection[SourceName], now_ms: int) -> None:
+        """These sources of ours cannot be read up to their committed O for now: they join when they are, and hold up no
+        other. Before the first transaction."""
+        state = self._state
+        with state.changing():
+            state.resident.postpone([state.sources.index(*name) for name in names])
+            self._changed(now_ms)
+
     def arrived(self) -> list[SourceName]:
         """The sources that join, and have caught up with their committed O."""
         state = self._state

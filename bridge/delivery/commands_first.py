@@ -77,10 +77,11 @@ class CommandsFirst:
         """Whether messages wait for commands."""
         return self._until_s is not None
 
-    def begin(self, ends: Offsets) -> None:
-        """A start: messages wait until these ends are read."""
-        self._ends, self._are_written_on, self._full_since_s = dict(ends), False, None
-        self._coming, self._arrived_s = {}, {}
+    def begin(self, ends: Offsets, coming: Collection[SourceName] = ()) -> None:
+        """A start: messages wait until these ends are read, but for those of partitions that come later."""
+        self._ends = {name: end for name, end in ends.items() if name not in coming}
+        self._are_written_on, self._full_since_s = False, None
+        self._coming, self._arrived_s = {name: ends[name] for name in coming if name in ends}, {}
         self._until_s = self._clock.monotonic_s() + self._patience_s
 
     def is_to_wait(self, store: TimerStore) -> bool:

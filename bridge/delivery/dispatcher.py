@@ -183,11 +183,11 @@ class Dispatcher:
                 old = {name: state for name, state in self._states.items() if name not in moved}
                 if is_known and not are_same_progress(old, states):
                     raise bug("the store lies behind the last commit", code="DB-7002")
-                self._store, self._unanswered = store, None
-                self._states, self._coming = dict(states), {}
+                self._store, self._unanswered, self._states = store, None, dict(states)
+                self._coming = {name: self._states.pop(name) for name in store.assignment.joining()}
                 self._narrowing.clear()
                 self._held_sources.clear()
-                self._commands_first.begin(log_ends)
+                self._commands_first.begin(log_ends, self._coming)
             self._pauses.read(states.values())
             self._metrics.partitions_held(len(self._held_sources.now()))
             self._revocations = revocations

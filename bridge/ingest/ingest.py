@@ -252,8 +252,8 @@ class Ingest:
                     self._shared.stopping.wait(LOOK_S)
                 else:
                     self._read(reader)
+            self._suspects.rests()  # an end by an error, for want of memory perhaps, leaves its mark
         finally:
-            self._suspects.rests()
             reader.close()
 
     def _read(self, reader: PlainReader) -> None:

@@ -33,11 +33,7 @@ from pyspark.sql import SparkSession
 from bridge.delivery.dispatcher import Dispatcher
 from bridge.delivery.states import AT_REST
 from bridge.errors import BridgeError, EnvironmentFailure
-from bridge.ingest.batches.reader import BatchReader
-from bridge.ingest.batches.reading_mark import ReadingMark
-from bridge.ingest.batches.skips import Skips
 from bridge.ingest.batches.suspects import Suspects
-from bridge.ingest.decode_records import decode_records, unread_entry
 from bridge.ingest.frames import FrameReceiver
 from bridge.ingest.ingest import Ingest
 from bridge.ingest.plain_reader import PlainReader
@@ -48,7 +44,7 @@ from bridge.kafka.admin import Cluster
 from bridge.kafka.membership import Membership, Ownership
 from bridge.runtime.gauges import Lag
 from bridge.runtime.maintenance_thread import MaintenanceThread
-from bridge.settings.clients import java, java_client, librdkafka
+from bridge.settings.clients import java, librdkafka
 from bridge.settings.model import Settings
 from bridge.spark.session import end_jvm, intact
 from bridge.start.facts import gather, plan_start
@@ -57,6 +53,7 @@ from bridge.start.identity_watch import Change, IdentityWatch
 from bridge.start.index import as_bridge_errors, find_index, open_index
 from bridge.start.retention import RetentionGuard, must_hold_what_is_gone, must_hold_what_is_pending
 from bridge.start.roll_window import Windows, decode_parameters, limits_of
+from bridge.start.suspects import make_suspects
 from bridge.telemetry.health import Health, LongWork
 from bridge.telemetry.heartbeats import CALLS_S, SPARK_S, Heartbeats
 from bridge.telemetry.metrics import Metrics
@@ -164,7 +161,7 @@ class Pipeline:
             return False
         work = LongWork(context.health, context.clock, "catching-up", "records up to the committed offsets")
         ingest.start()
-        ingest.catch_up(work.report)
+        ingest.catch_up(lambda done, total: self._catching_up(work, store, done, total))
         if self._cancelled.is_set():
             return False
         with self._changing:
@@ -174,6 +171,13 @@ class Pipeline:
             context.dispatcher.resume(store, plan.states, self._member.revocations, _ends(plan), moved=cuts)
             self._follows = True
         return True
+
+    def _catching_up(self, work: LongWork, store: TimerStore, done: int, total: int) -> None:
+        """A corrupt batch below the committed O holds up its own partition, and not the start."""
+        work.report(done, total)
+        held = self.corrupt_batches().keys() - set(store.assignment.joining())
+        if held:
+            store.assignment.postpone(held, self._context.clock.now_ms())
 
     def cancel_start(self) -> None:
         """As `cancel`, unless it has started. (One that does so at this moment is made anew.)"""
@@ -462,11 +466,7 @@ class Pipeline:
             session = intact(session, context.make_session)
             return Query(session, java(settings), prefix, dict(all_epochs), receiver.address, receiver.token)
 
-        suspects = self._suspects = Suspects(
-            read=BatchReader(lambda: java_client(settings), connector.jars).read,
-            decode=lambda records: decode_records(records, all_epochs), unread=unread_entry,
-            skips=Skips(settings.store.directory), mark=ReadingMark(settings.store.directory), clock=context.clock,
-        )  # fmt: skip
+        suspects = self._suspects = make_suspects(settings, all_epochs, connector.jars, context.clock)
         return Ingest(
             session=context.spark,
             make_query=make_query,

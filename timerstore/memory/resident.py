@@ -171,6 +171,11 @@ class Resident:
         self.joining = self.joining | self._only(source)
         self.held = self.held | self.joining
 
+    def postpone(self, sources: Collection[int]) -> None:
+        """These sources are ours, and join when they are ingested up to their committed O."""
+        self.joining = self.joining | self._only(*sources)
+        self.hold(self.held)
+
     def arrived(self) -> Bools:
         """Mask of the sources that join, and are ingested up to their committed O."""
         mask: Bools = self.joining & (self.ends >= self.offset)

@@ -148,6 +148,29 @@ def test_nothing_of_a_newcomer_is_delivered_before_it_is_read_up_to_its_offset(r
     rig.assert_each_delivered_once()
 
 
+@pytest.mark.fault("a corrupt batch below the committed offset")
+def test_a_partition_that_cannot_be_read_up_to_its_offset_holds_up_no_other(rig: Rig) -> None:
+    """A start that is told so delivers the others; the partition joins when it is read."""
+    rig.produce(NOW_MS, NOW_MS, source=BILLS)
+    rig.committed[BILLS] = (2, (NOW_MS - 1, *BILLS, 0))  # read, and not delivered
+    rig.reopen()
+    rig.produce(NOW_MS)
+    rig.store.append(*batch(rig, ORDERS, 0, 1))
+    rig.store.append(*batch(rig, BILLS, 0, 1))
+    assert not rig.store.is_caught_up()
+    rig.store.assignment.postpone([BILLS], NOW_MS)
+    assert rig.store.is_caught_up() and rig.store.assignment.joining() == [BILLS]
+    rig.store.hold([])
+    rig.load()
+    assert [row.partition for row in rig.deliver()] == [0]
+    assert rig.committed[BILLS][0] == 2
+    rig.store.append(*batch(rig, BILLS, 1, 2))
+    assert rig.store.assignment.joined([BILLS]) == [BILLS]
+    rig.store.hold([])
+    rig.finish(NOW_MS)
+    rig.assert_each_delivered_once()
+
+
 def test_partitions_change_between_transactions_only(rig: Rig) -> None:
     transaction = rig.store.begin()
     with pytest.raises(Misuse, match="a transaction is open"):

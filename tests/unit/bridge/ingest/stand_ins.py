@@ -75,6 +75,7 @@ class Plain:
     def __init__(self) -> None:
         self.log = {A: 0, B: 0}
         self.markers: dict[SourceName, int] = {}
+        self.fails: BaseException | None = None
         self.cannot_read: dict[SourceName, int] = {}
         """Records at which partitions are left."""
         self.at: dict[SourceName, int] = {}
@@ -87,6 +88,8 @@ class Plain:
 
     def poll(self, until: Mapping[SourceName, int] | None = None) -> Read:
         self.untils.append(until)
+        if self.fails is not None:
+            raise self.fails
         read, tables = Read(entries=NOTHING), []
         for name, at in self.at.items():
             if self.cannot_read.get(name, at + 1) == at:

@@ -18,6 +18,7 @@ import pytest
 from bridge.errors import BridgeError, EnvironmentFailure, InternalError, StateError
 from bridge.ingest import ingest as module
 from bridge.ingest import queries
+from bridge.ingest.batches import reading_mark
 from bridge.ingest.batches.reader import CorruptBatch
 from bridge.ingest.ingest import Ingest
 from bridge.ingest.queries import FAILURES_MAX
@@ -505,6 +506,22 @@ def test_a_query_goes_on_without_the_partition_that_it_fails_at(made: Callable[.
     bench.plain.cannot_read.clear()
     bench.clock.advance(60_001)
     assert bench.next_stream().offsets[A] >= 3
+
+
+@pytest.mark.parametrize("is_error", [True, False])
+def test_a_reader_that_ends_for_want_of_memory_leaves_its_mark(
+    made: Callable[..., Bench], tmp_path: Path, is_error: bool
+) -> None:
+    """The next start must know where; an end in order leaves none."""
+    bench = made()
+    bench.plain.fails = MemoryError() if is_error else None
+    bench.ingest.start()
+    if is_error:
+        wait_until(lambda: bench.failures, SEEN_S, "it ends")
+    else:
+        wait_until(bench.ingest.is_reading, SEEN_S, "it reads")
+    bench.ingest.stop()
+    assert (tmp_path / reading_mark.FILE).exists() is is_error
 
 
 def test_a_stop_ends_both_readers_whatever_they_wait_for(made: Callable[..., Bench]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +12,7 @@ import pytest
 
 from bridge.delivery.states import State
 from bridge.errors import EnvironmentFailure, StateError
+from bridge.ingest.batches.reader import CorruptBatch
 from bridge.kafka.admin import ClusterDescription, Topic, Watermarks
 from bridge.kafka.membership import Membership
 from bridge.runtime import pipeline as module
@@ -255,6 +256,29 @@ def test_nothing_is_delivered_before_ingest_has_read_up_to_the_committed_offsets
     [resumed] = bench.dispatcher.resume.call_args_list
     assert resumed.args[0] is bench.store
     assert {name: state.offset for name, state in resumed.args[1].items()} == {ORDERS: 3, BILLS: 2}
+    assert bench.pipeline.stop()
+
+
+def test_a_corrupt_batch_below_the_committed_offset_holds_up_no_start(rig: Rig) -> None:
+    """Its partition joins when it is read; an operator is told of it meanwhile."""
+    rig.produce(FAR_MS)
+    rig.committed[ORDERS] = (3, rig.committed[ORDERS][1])
+    bench = Bench(rig)
+    bench.stand_in.marks[ORDERS] = Watermarks(start=0, end=3)
+
+    def catch_up(progress: Callable[[int, int], None]) -> None:
+        assert bench.pipeline._suspects is not None and bench.pipeline.store is not None
+        progress(0, 1)
+        assert not bench.pipeline.store.is_caught_up()
+        bench.pipeline._suspects._held = {ORDERS: CorruptBatch(offset=2, next=3, reason="its CRC is wrong")}
+        for _ in range(2):
+            progress(0, 1)
+        assert bench.pipeline.store.is_caught_up() and bench.pipeline.store.assignment.joining() == [ORDERS]
+
+    made = mock.Mock(**{"catch_up.side_effect": catch_up})
+    with mock.patch.object(module, "Ingest", return_value=made):
+        assert bench.start() == {ORDERS: 2, BILLS: 2}
+    assert bench.pipeline.corrupt_batches() == {ORDERS: 2} and "DB-4060" in " ".join(bench.pipeline.alarms())
     assert bench.pipeline.stop()
 
 

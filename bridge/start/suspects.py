@@ -1,0 +1,34 @@
+"""What ingest has read batch by batch, as the settings say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from bridge.ingest.batches.reader import BatchReader
+from bridge.ingest.batches.reading_mark import ReadingMark
+from bridge.ingest.batches.skips import Skips
+from bridge.ingest.batches.suspects import Suspects
+from bridge.ingest.decode_records import decode_records, unread_entry
+from bridge.settings.clients import java_client
+from bridge.settings.model import Settings
+from bridge.wire.decode_epochs import DecodeEpochs
+from timerstore.clock import Clock
+from timerstore.rows.sources import SourceName
+
+
+def make_suspects(
+    settings: Settings,
+    all_epochs: Mapping[SourceName, DecodeEpochs],
+    jars: Callable[[], Sequence[Path]],
+    clock: Clock,
+) -> Suspects:
+    """What the process before has left its mark at is suspect. `jars` are Kafka's client and the reader of batches."""
+    return Suspects(
+        read=BatchReader(lambda: java_client(settings), jars).read,
+        decode=lambda records: decode_records(records, all_epochs),
+        unread=unread_entry,
+        skips=Skips(settings.store.directory),
+        mark=ReadingMark(settings.store.directory),
+        clock=clock,
+    )
