@@ -258,7 +258,7 @@ class Spark(Section):
     master: str = Field(default="local", min_length=1)
     executor_host: str | None = Field(default=None, min_length=1)
     start_after: Annotated[int, duration("0s", "1h")] = 0
-    driver_memory: Annotated[int, size("256MiB", "1TiB")] = parse_bytes("512MiB")
+    driver_memory: Annotated[int, size("480MiB", "1TiB")] = parse_bytes("512MiB")
     conf: Properties = Field(default_factory=dict)
 
     @field_validator("conf")
