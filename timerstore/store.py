@@ -237,11 +237,16 @@ class TimerStore:
         """Since when the oldest of what is pending waits; None where nothing is pending."""
         return stats.waits_since_ms(self.state)
 
-    def pending_from(self, name: SourceName, offset: int, now_ms: int) -> int:
-        """How many pending messages of a source have records at this offset or above. Raises Corrupt, DiskFailure."""
+    def pending_from(
+        self, name: SourceName, offset: int, now_ms: int, is_over: Callable[[], bool] = lambda: False
+    ) -> int:
+        """How many pending messages of a source have records at this offset or above; at least so many, when it
+        `is_over` before all are counted. Raises Corrupt, DiskFailure."""
         found = 0
         with closing(self.export(Query(), now_ms, bulky=False)) as batches:
             for batch in batches:
+                if is_over():
+                    break
                 topic, partition, at = (batch.column(column) for column in ("topic", "partition", "offset"))
                 mine = pc.and_(pc.equal(topic, name[0]), pc.equal(partition, name[1]))
                 found += pc.sum(pc.and_(mine, pc.greater_equal(at, offset))).as_py() or 0

@@ -103,9 +103,8 @@ class Resuming:
         self._pauses.read(self._read(sorted(others)))
 
     def _bring_forward(self, store: TimerStore) -> float:
-        owned = frozenset(store.next_offsets())
-        if store.assignment.joining():
-            return LOOK_S  # what they hold is not known yet
+        joining = frozenset(store.assignment.joining())  # what they hold is not known yet
+        owned = frozenset(store.next_offsets()) - joining
         if owned != self._owned:
             self._owned = owned
             self._passes.clear()
@@ -124,7 +123,7 @@ class Resuming:
         began_s, now_ms = self._clock.monotonic_s(), self._clock.now_ms()
         query = Query(target=name, due_until_ms=now_ms + 1, at_from_ms=now_ms + 1, ts_until_ms=ended_ms + LATE_MS + 1)
         page = store.find_originals(query, now_ms, after=search.after, limit=min(self._rate, ORIGINALS_MAX))
-        named = list(_named(page.found))
+        named = list(_named({source: found for source, found in page.found.items() if source in self._owned}))
         futures = self._bring(named) if named else []
         if futures is None:
             self._passes.clear()

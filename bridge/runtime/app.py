@@ -17,7 +17,6 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from enum import Enum
-from functools import partial
 from typing import Final
 
 import structlog
@@ -128,7 +127,7 @@ class Application:
         self._health = Health(self._problems, lambda: self._beat(START_S))
         self._metrics = Metrics(self._snapshot)
         self._logins = Logins(clock, self._metrics.login_failed)
-        self._identity = IdentityWatch(clock, self._metrics.truncated)
+        self._identity = IdentityWatch(clock, self._metrics.truncated, self._beat)
         self._conditions = Conditions(settings, clock)
 
     # ---- from other threads, and signals
@@ -406,8 +405,11 @@ class Application:
     def _look(self, context: PipelineContext) -> None:
         """Once a second: lag, and what /readyz should tell."""
         pipeline = self._pipeline
-        look = partial(self._identity.look, context.ownership, context.cluster)
-        change = look() if pipeline is None else pipeline.look_at_identity(self._lag)
+        change = Change.NONE
+        if pipeline is not None:
+            change = pipeline.look_at_identity(self._lag)
+        elif context.dispatcher.is_held:  # else a transaction may still commit for what is held
+            change = self._identity.look(context.ownership, context.cluster)
         self._conditions.look(context.cluster)
         if change is not Change.NONE:
             self._events.put(Notice.REBUILD if change is Change.MENDED else Notice.REBASE)

@@ -143,7 +143,6 @@ class Pipeline:
         self.retention = RetentionGuard(context.settings, plan.windows, context.clock)
         self.retention.expect(plan.states)
         store = self.store = self._open(found, plan)
-        cuts = context.identity.opened(plan.states)
         start = self._ingest_start(plan, store.resume_offsets())
         log.info(
             "index-opened",
@@ -157,6 +156,9 @@ class Pipeline:
         self._maintenance = self._make_maintenance(store)
         self._maintenance.start()
         ingest = self._ingest = self._make_ingest(store, plan)
+        cut = frozenset(context.identity.cuts.keys() & plan.states.keys())
+        if cut and cut < plan.states.keys():  # they are read from their logs' starts: the others do not wait for that
+            store.assignment.postpone(cut, context.clock.now_ms())
         if self._cancelled.is_set():
             return False
         work = LongWork(context.health, context.clock, "catching-up", "records up to the committed offsets")
@@ -168,6 +170,7 @@ class Pipeline:
             if self._cancelled.is_set():
                 return False
             context.on_plan(plan)
+            cuts = context.identity.opened(plan.states)  # not before: a start that is cancelled is made anew with them
             context.dispatcher.resume(store, plan.states, self._member.revocations, _ends(plan), moved=cuts)
             self._follows = True
         return True

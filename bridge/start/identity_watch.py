@@ -24,12 +24,16 @@ from bridge.kafka.admin import Cluster
 from bridge.kafka.membership import Ownership
 from bridge.start.first_commits import ANOTHER_TOPIC
 from bridge.start.identity import EXPLAINED, Doubt, Looked, findings, refusal, suspects
+from bridge.telemetry.heartbeats import Beat, unwatched
 from timerstore.clock import Clock
+from timerstore.errors import TimerStoreError
 from timerstore.rows.sources import SourceName
 from timerstore.store import TimerStore
 
 LOOK_S: Final = 5.0
 """Between two looks where no partition is delivered."""
+COUNT_S: Final = 10.0
+"""How long it is counted, in one look, what is pending above cuts."""
 TOLD_S: Final = 86_400.0
 """How long /readyz tells of a log that was cut."""
 
@@ -47,7 +51,7 @@ class Change(Enum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
     """A log that was cut `at` an offset, though it had been read up to `expected` under leaders up to `epoch` (-1: not
-    known); `dropped` pending messages were above."""
+    known); `dropped` pending messages at least were above."""
 
     at: int
     expected: int
@@ -73,15 +77,26 @@ class _Hold:
 class IdentityWatch:
     """See the module. One thread looks; any may ask for `alarms` and `counts`."""
 
-    def __init__(self, clock: Clock, on_cut: Callable[[str, int], None] = lambda topic, records: None) -> None:
-        """`on_cut` is told the topic of a log that was cut, and how many records the brokers have lost with that."""
+    def __init__(
+        self,
+        clock: Clock,
+        on_cut: Callable[[str, int], None] = lambda topic, records: None,
+        beat: Beat = unwatched,
+    ) -> None:
+        """`on_cut` is told the topic of a log that was cut, and how many records the brokers have lost with that;
+        `beat` is that of the thread that looks."""
         self.cuts: Mapping[SourceName, int] = {}
         """Where logs were cut that the index may still hold more of."""
         self._clock = clock
         self._on_cut = on_cut
+        self._beat = beat
         self._ids: dict[str, str] = {}
         self._holds: Mapping[SourceName, _Hold] = {}
         self._before: Mapping[SourceName, Looked] = {}
+        self._unsure: tuple[SourceName, ...] = ()
+        """Partitions that have had an election, and were not looked into or could not be read: those come last."""
+        self._replaced: frozenset[str] = frozenset()
+        """Topics that were found replaced, be they owned or not: another process is needed for the new ones."""
         self._looked_s = 0.0
         self._told: list[tuple[float, str]] = []
 
@@ -100,7 +115,8 @@ class IdentityWatch:
     @property
     def replaced(self) -> frozenset[str]:
         """The topics of which the index, if it has any of them, is another's."""
-        return frozenset(name[0] for name, hold in self._holds.items() if hold.doubt in (Doubt.REPLACED, Doubt.MISSING))
+        missing = {name[0] for name, hold in self._holds.items() if hold.doubt is Doubt.MISSING}
+        return self._replaced | missing
 
     def holds_any(self, names: Iterable[SourceName]) -> bool:
         """Whether one of these partitions is held."""
@@ -110,6 +126,8 @@ class IdentityWatch:
         """Hold the partitions with which a start would not go on, as `error` says, while others of `owned` are
         delivered. Returns whether there are such partitions, and others; at the process's own start there are none."""
         topic, partition = error.fields.get("topic"), error.fields.get("partition")
+        if error.code == ANOTHER_TOPIC:
+            partition = None  # it names one of all
         new = {name for name in owned if name[0] == topic and partition in (None, name[1])} - self._holds.keys()
         if not self._ids or not new or not set(owned) - new - self._holds.keys():
             return False
@@ -143,8 +161,16 @@ class IdentityWatch:
         """
         now_s, now_ms = self._clock.monotonic_s(), self._clock.now_ms()
 
+        def is_over() -> bool:
+            self._beat()
+            return self._clock.monotonic_s() - now_s > COUNT_S
+
         def count(name: SourceName, offset: int) -> int:
-            return 0 if store is None else store.pending_from(name, offset, now_ms)
+            try:
+                return 0 if store is None else store.pending_from(name, offset, now_ms, is_over)
+            except TimerStoreError as error:
+                log.warning("identity-unknown", topic=name[0], partition=name[1], reason=error.message)
+                return 0
 
         self._ids = {**topic_ids, **self._ids}
         if looked is None or not self._ids or (not looked and now_s - self._looked_s < LOOK_S):
@@ -157,7 +183,7 @@ class IdentityWatch:
             free = {name: each for name, each in looked.items() if name not in self._holds}
             new = self._new_holds(cluster, ids, free, count, is_told=is_told)
             self._before = {
-                name: self._before.get(name, each) if each.marks is None else each
+                name: self._before.get(name, each) if each.marks is None or name in self._unsure else each
                 for name, each in free.items()
                 if name not in new
             }
@@ -199,15 +225,27 @@ class IdentityWatch:
             if doubt is not Doubt.DELETED or is_told or self._stands_still(name, looked[name]):
                 cut = self._cut(cluster, name, looked[name], count) if doubt is Doubt.TRUNCATED else None
                 found[name] = _Hold(doubt=doubt, error=refusal(name, doubt), cut=cut)
-        for name, old in suspects(self._before, looked).items():
-            marks = looked[name].marks
+        skipped, failed = list[SourceName](), list[SourceName]()
+        suspected, order = suspects(self._before, looked), {name: i for i, name in enumerate(self._unsure)}
+        for name in sorted(suspected, key=lambda each: (order.get(each, -1), each)):
+            old, marks = suspected[name], looked[name].marks
             if name in found or old.marks is None or marks is None:
                 continue
-            at = cluster.cut_at(name, old.marks.epoch, marks.start, old.expected)
+            self._beat()
+            if failed:  # one at most is waited for in a look
+                skipped.append(name)
+                continue
+            try:
+                at = cluster.cut_at(name, old.marks.epoch, marks.start, old.expected)
+            except EnvironmentFailure as error:
+                log.warning("identity-unknown", topic=name[0], partition=name[1], reason=error.message)
+                failed.append(name)
+                continue
             if at is not None:
                 expected = looked[name].expected
                 cut = Cut(at=at, expected=expected, epoch=old.marks.epoch, dropped=count(name, at))
                 found[name] = _Hold(doubt=Doubt.TRUNCATED, error=None, cut=cut)
+        self._unsure = (*skipped, *failed)
         return found
 
     def _stands_still(self, name: SourceName, now: Looked) -> bool:
@@ -221,8 +259,13 @@ class IdentityWatch:
         old, marks = self._before.get(name), looked.marks
         if marks is None:
             return None
-        epoch = -1 if old is None or old.marks is None else old.marks.epoch
-        at = _cut_at(cluster, name, epoch, marks.start, min(marks.end, looked.expected))
+        # A log never ends earlier under the same leader: what was read was written under an earlier one.
+        epoch = max(-1, marks.epoch - 1) if old is None or old.marks is None else old.marks.epoch
+        at = min(marks.end, looked.expected)
+        try:
+            at = _cut_at(cluster, name, epoch, marks.start, at)
+        except EnvironmentFailure as error:  # it is held in any case, and asked again before it is mended
+            log.warning("identity-unknown", topic=name[0], partition=name[1], reason=error.message)
         return Cut(at=at, expected=looked.expected, epoch=epoch, dropped=count(name, at))
 
     def _hold(self, new: Mapping[SourceName, _Hold]) -> None:
@@ -236,6 +279,7 @@ class IdentityWatch:
                 hint="It is neither read nor delivered nor committed; the others go on.",
             )
         self._holds = {**self._holds, **new}
+        self._replaced |= {name[0] for name, hold in new.items() if hold.doubt is Doubt.REPLACED}
 
     def _review(
         self, group: Ownership, cluster: Cluster, ids: Mapping[str, str], held: Mapping[SourceName, _Hold]
@@ -250,9 +294,15 @@ class IdentityWatch:
             elif name[0] in ids and hold.doubt is Doubt.MISSING:
                 self._release(name)
                 change = change if change is Change.MENDED else Change.HELD
-            elif name[0] in ids and hold.cut is not None and self._mend(group, cluster, name, hold.cut):
-                self._release(name)
-                change = Change.MENDED
+            elif name[0] in ids and hold.cut is not None:
+                try:
+                    is_mended = self._mend(group, cluster, name, hold.cut)
+                except EnvironmentFailure as error:  # others are looked at, and new holds take effect
+                    log.warning("identity-unknown", topic=name[0], partition=name[1], reason=error.message)
+                    continue
+                if is_mended:
+                    self._release(name)
+                    change = Change.MENDED
         return change
 
     def _release(self, name: SourceName) -> None:
@@ -263,11 +313,13 @@ class IdentityWatch:
         """Move O back to where the log was cut; returns whether the partition may go on."""
         marks = cluster.watermarks([name])[name]
         at = _cut_at(cluster, name, cut.epoch, marks.start, min(marks.end, cut.expected))
-        if marks.epoch in (-1, cut.epoch):
+        if cut.epoch < 0 or marks.epoch in (-1, cut.epoch):
             at = min(at, cut.at)  # no epoch tells what was written since
         if at >= cut.expected:
             return True  # a leader had not known its log's end yet
         owned = group.assignment()
+        if name not in owned:
+            return False  # it is another instance's by now
         state = group.read_committed_states([name])[name]
         if state is None or (at < state.offset and not group.commit_states({name: state.rewound(at)}, owned)):
             return False

@@ -131,14 +131,26 @@ def restore(
 ) -> StoreState:
     """The store that a directory holds; the arguments are those of `TimerStore.open`. Raises DiskFull, DiskFailure."""
     names = [*partitions, *named_in(committed)]
+    # In this order: what a crash in between leaves undone is found again, as O still lies before the index.
+    if lost := {**_rewound(found, committed), **cuts}:
+        found = without_cancels(found, names, log_starts, lost)
     found = _distrust(found, committed, frozen, log_starts, cuts)
-    if cuts:
-        found = without_cancels(found, names, log_starts, cuts)
     while True:
         try:
             return _restore(found, names, committed, frozen, log_starts, now_ms, limits, progress)
         except Corrupt as error:
             found = _without(found, error, now_ms)
+
+
+def _rewound(found: Found, committed: Mapping[SourceName, NamedState]) -> dict[SourceName, int]:
+    """O of the sources of which it lies before the index, though their P was kept: their logs were cut there, and the
+    process ended before the index was. (An operator who resets a group's offsets clears P.)"""
+    covered = {} if found.checkpoint is None else found.checkpoint.offsets
+    return {
+        name: offset
+        for name, (offset, position) in committed.items()
+        if position is not None and offset < covered.get(name, 0)
+    }
 
 
 def _distrust(

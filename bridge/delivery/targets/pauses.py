@@ -124,6 +124,7 @@ class Pauses:
 
     def learn(self, told: Iterable[Pause]) -> None:
         """What committed states say, of any partition."""
+        told = tuple(told)  # to be read from Kafka, maybe: not under the lock, which delivery takes
         with self._changed:
             was, self._said = self._said, self._kept(merged([*self._said, *told]))
             if self._said == was:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -119,4 +120,16 @@ def test_partitions_that_have_gone_are_searched_by_their_new_owner(tmp_path: Pat
     assert bench.resuming.look() == resuming.LOOK_S and not bench.sent
     bench.has_gone = False
     bench.resuming.look()
+    assert len(bench.brought()) == 10
+
+
+def test_a_partition_that_takes_long_to_join_holds_up_no_other(tmp_path: Path) -> None:
+    """A corrupt batch below its committed offset, say. What it holds comes forward when it has joined."""
+    bench = Bench(tmp_path, 10)
+    bench.resume()
+    with mock.patch.object(bench.rig.store.assignment, "joining", return_value=[ORDERS]):
+        bench.resuming.look()
+    assert not bench.sent
+    with mock.patch.object(bench.rig.store.assignment, "joining", return_value=[("elsewhere", 0)]):
+        bench.resuming.look()
     assert len(bench.brought()) == 10

@@ -490,3 +490,15 @@ def test_a_rebalance_waits_for_a_slow_disk_as_long_as_the_group_does(
     application._stop_pipeline()
     assert not pipeline.stop()
     assert [call.args for call in maintenance.stop.call_args_list] == [(expected_s,), (5.0,)]
+
+
+def test_a_log_that_was_cut_is_read_again_beside_the_others(rig: Rig) -> None:
+    """The others have been delivered, and go on before that partition is read up to its committed offset."""
+    rig.committed[BILLS] = (1, rig.committed[BILLS][1])
+    bench = Bench(rig)
+    identity = bench.pipeline._context.identity
+    identity.cuts = {BILLS: 1}
+    assert bench.start() == {ORDERS: 2, BILLS: 0}
+    assert bench.store.assignment.joining() == [BILLS] and identity.cuts == {}
+    assert bench.dispatcher.resume.call_args.kwargs["moved"] == {BILLS}
+    assert bench.pipeline.stop()

@@ -12,11 +12,13 @@ from structlog.testing import capture_logs
 
 from bridge.errors import EnvironmentFailure, StateError
 from bridge.kafka.admin import Watermarks
+from bridge.start.first_commits import another_topic
 from bridge.start.identity import Looked
 from bridge.start.identity_watch import LOOK_S, Change, IdentityWatch
 from bridge.wire.committed_state import CommittedState, initial_state
 from bridge.wire.decode_epochs import DecodeParameters
 from tests.manual_clock import ManualClock
+from timerstore.errors import DiskFailure
 from timerstore.rows.sources import SourceName
 
 A, B, C = ("a", 0), ("a", 1), ("b", 0)
@@ -193,3 +195,71 @@ def test_brokers_that_do_not_answer_change_nothing(site: Scripted) -> None:
     assert site.look() is Change.NONE and site.watch.without(OWNED) == OWNED
     site.answers = True
     assert site.look() is Change.HELD
+
+
+def test_a_cut_before_the_first_look_is_found_when_the_log_has_grown_again(site: Scripted) -> None:
+    """No look has told under which leader it was read: it was an earlier one than that of the shorter log."""
+    site.watch = IdentityWatch(site.clock)
+    site.marks[A] = Watermarks(start=0, end=40, epoch=2)
+    assert site.look() is Change.HELD
+    site.marks[A], site.cuts[A] = Watermarks(start=0, end=75, epoch=2), 40
+    assert site.look() is Change.MENDED and site.committed[A].offset == 40
+
+
+def test_a_partition_that_has_gone_meanwhile_is_not_moved_back(site: Scripted) -> None:
+    """Its new owner may have committed already."""
+    site.marks[A] = Watermarks(start=0, end=40, epoch=2)
+    assert site.look() is Change.HELD
+    with mock.patch.object(site, "assignment", return_value=OWNED - {A}):
+        assert site.look() is Change.NONE
+    assert site.committed[A].offset == 60
+
+
+def test_one_partition_that_cannot_be_read_hides_no_other(site: Scripted) -> None:
+    """After an election: what is found of others counts, and it is asked about again, last, until it answers."""
+    for name in (A, B):
+        site.marks[name] = Watermarks(start=0, end=80, epoch=2)
+    site.ids["b"], asked = "another", list[SourceName]()
+    site.cuts[A] = site.cuts[B] = 40
+    cut_at = site.cut_at
+
+    def refuse(name: SourceName, epoch: int, start: int, end: int) -> int | None:
+        asked.append(name)
+        if name == A:
+            raise EnvironmentFailure("cannot read a record", hint="Check the brokers.")
+        return cut_at(name, epoch, start, end)
+
+    with mock.patch.object(site, "cut_at", refuse):
+        assert site.look() is Change.HELD and site.watch.counts() == {("b", "replaced"): 1}
+        assert site.look() is Change.HELD and asked == [A, B, A]
+    assert site.watch.counts() == {("a", "truncated"): 1, ("b", "replaced"): 1}
+    site.look()
+    assert site.watch.counts()["a", "truncated"] == 1
+
+
+def test_a_replaced_topic_that_comes_again_is_held_whole(site: Scripted) -> None:
+    """The error names one partition of it, which may be another instance's; the index of the old one is known to be
+    of no use even while nothing of it is owned."""
+    site.ids["a"] = "another"
+    site.look()
+    assert site.watch.without(frozenset({C})) == {C} and site.watch.counts() == {}
+    assert site.watch.replaced == {"a"}
+    assert site.watch.refuse(another_topic(topic="a", partition=7), OWNED)
+    assert site.watch.without(OWNED) == {C} and site.watch.counts() == {("a", "replaced"): 2}
+
+
+def test_an_index_that_cannot_be_read_ends_no_look(site: Scripted) -> None:
+    """How many messages are lost is told, as far as it is known."""
+    site.store.pending_from.side_effect = DiskFailure("the disk fails", hint="Replace it.", code="DB-3027")
+    site.marks[A] = Watermarks(start=0, end=40, epoch=2)
+    assert site.look() is Change.HELD and "0 pending messages" in site.watch.alarms()[0]
+
+
+def test_a_hold_takes_effect_though_another_cannot_be_mended(site: Scripted) -> None:
+    """Else what is held now would be delivered on, as no later look tells of it."""
+    site.marks[A] = Watermarks(start=0, end=40, epoch=2)
+    assert site.look() is Change.HELD
+    site.ids["b"] = "another"
+    with mock.patch.object(site, "commit_states", side_effect=EnvironmentFailure("no answer", hint="Wait.")):
+        assert site.look() is Change.HELD and site.watch.without(OWNED) == {B}
+    assert site.look() is Change.MENDED and site.watch.without(OWNED) == {A, B}

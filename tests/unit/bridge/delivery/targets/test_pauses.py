@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
@@ -185,3 +185,19 @@ def test_the_file_of_an_earlier_version_is_read_once(tmp_path: Path) -> None:
     again = Pauses(clock, directory=tmp_path)
     kafka.serve(again)
     assert again.names() == frozenset()
+
+
+def test_a_look_at_other_instances_holds_up_no_commit() -> None:
+    """States are read from Kafka before anything waits for them: a slow coordinator is no reason to stop delivery."""
+    kafka = Kafka()
+    found = instance(kafka)
+
+    def slow() -> Iterator[CommittedState]:
+        for state in kafka.states():
+            committing = Thread(target=found.written, args=([state],), daemon=True)
+            committing.start()
+            committing.join(10)
+            assert not committing.is_alive()
+            yield state
+
+    found.read(slow())
