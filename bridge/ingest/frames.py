@@ -63,20 +63,27 @@ class FrameReceiver:
         self.token = secrets.token_hex(16)
 
     def __enter__(self) -> Self:
+        """Raises EnvironmentFailure where no descriptor, port or thread is left."""
+        try:
+            self._listen()
+        except (OSError, RuntimeError) as error:
+            self._files.close()
+            raise _not_accepted(error) from error
+        return self
+
+    def _listen(self) -> None:
         if self._host is None:
             self.address = str(self._files.enter_context(for_a_socket("frames")))
-            self._listener = socket.socket(socket.AF_UNIX)
+            self._listener = self._files.enter_context(socket.socket(socket.AF_UNIX))
             self._listener.bind(self.address)
         else:
-            self._listener = socket.create_server((self._host, 0))
+            self._listener = self._files.enter_context(socket.create_server((self._host, 0)))
             self.address = "{}:{}".format(*self._listener.getsockname())
         self._listener.listen()
         threading.Thread(target=self._accept, name="frames", daemon=True).start()
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-        self._listener.close()
         self._files.close()
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ from bridge.wire.received import Record
 from dev.harness.kafka import Outgoing, Topics, produce
 from tests.broker.rig import DEADLINE_S, settings_for
 from tests.system.broker import Broker
-from tests.system.damage import flip_a_bit
+from tests.system.damage import VERSION, flip_a_bit
 from tests.system.raw import RawRecord, produce_raw
 from timerstore.rows.sources import SourceName
 
@@ -83,6 +83,21 @@ def test_a_corrupt_batch_is_told_with_its_end_and_ends_its_partition_alone(broke
     assert [offsets(read, name) for name in (a, b, c)] == [[], [2], [4, 5]], "a stretch ends where a batch does"
     assert read[-1] == (c, End(offset=6))
     assert offsets(found(broker, (a, 3, FAR)), a) == [3, 4, 5], "behind it"
+
+
+def test_a_batch_of_a_version_that_nobody_writes_is_corrupt_and_no_failure(broker: Broker, topics: Topics) -> None:
+    """So are batches that cannot be told from what is around them; what lies before them is read."""
+    topic = topics.delay(partitions=2)
+    a, b = (topic, 0), (topic, 1)
+    for partition in range(2):
+        for _ in range(3):
+            produce_raw(broker.bootstrap, topic, partition, [RawRecord(value=b"v")] * 3)
+    flip_a_bit(broker, topic, 0, 1, front=VERSION)
+    flip_a_bit(broker, topic, 1, 4, front=VERSION)
+    read = found(broker, (a, 0, FAR), (b, 0, FAR))
+    told = {name: (each.offset, each.next) for name, each in read if isinstance(each, CorruptBatch)}
+    assert told == {a: (0, 3), b: (3, 6)} and offsets(read, b) == [0, 1, 2]
+    assert offsets(found(broker, (a, 3, FAR)), a) == [3, 4, 5, 6, 7, 8], "behind it"
 
 
 def test_what_only_java_reads_is_read_as_java_reads_it(broker: Broker, topics: Topics) -> None:

@@ -16,7 +16,7 @@ from dev.harness.kafka import Outgoing, Topics, produce
 from dev.harness.waiting import wait_until
 from tests.broker.rig import DEADLINE_S, settings_for
 from tests.system.broker import Broker
-from tests.system.damage import flip_a_bit
+from tests.system.damage import VERSION, flip_a_bit
 from tests.system.raw import RawRecord, produce_raw
 from timerstore.rows.sources import SourceName
 
@@ -171,15 +171,16 @@ def test_what_this_client_cannot_read_is_left_to_spark(
 
 
 @pytest.mark.fault("a bit that flips under the plain reader")
+@pytest.mark.parametrize(("front", "reason"), [(None, "CRC"), (VERSION, "MagicByte")], ids=["checksum", "version"])
 def test_a_corrupt_batch_is_left_and_nothing_of_its_partition_is_passed_over(
-    broker: Broker, topics: Topics, reading: Callable[..., Reading]
+    broker: Broker, topics: Topics, reading: Callable[..., Reading], front: int | None, reason: str
 ) -> None:
     """Once, with the reason; what its client reads behind the damage is not believed. Others are read."""
     topic = topics.delay(partitions=2)
     for partition, count in ((0, 3), (1, 1)):
         for _ in range(count):
             produce_raw(broker.bootstrap, topic, partition, [RawRecord(value=b"v", headers=[(b"delay-for", b"1h")])])
-    flip_a_bit(broker, topic, 0, 1)
+    flip_a_bit(broker, topic, 0, 1, front=front)
     mine = reading(topic, 2)
     a, b = mine.names
     mine.reader.assign({a: 0, b: 0})
@@ -188,7 +189,7 @@ def test_a_corrupt_batch_is_left_and_nothing_of_its_partition_is_passed_over(
         mine.until(lambda: True)
     assert mine.offsets == {a: [0], b: [0]} and mine.ends == {a: 1, b: 1}
     [(left, why)] = mine.left
-    assert left == a and "CRC" in why
+    assert left == a and reason in why
 
 
 def test_a_record_without_a_timestamp_is_refused_with_the_one_that_spark_reads(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -13,28 +14,36 @@ from tests.system.broker import Broker
 _HEAD = struct.Struct(">qi")
 
 
-def flip_a_bit(broker: Broker, topic: str, partition: int, offset: int, *, back: int = 2) -> None:
-    """In the batch that holds the offset, `back` bytes before its end. A second time puts it right."""
+VERSION: Final = 16
+"""Where a batch has its version, which its checksum does not cover."""
+
+
+def flip_a_bit(
+    broker: Broker, topic: str, partition: int, offset: int, *, back: int = 2, front: int | None = None
+) -> None:
+    """In the batch that holds the offset, `back` bytes before its end, or `front` bytes behind its beginning. A second
+    time puts it right."""
     if not isinstance(broker, EmbeddedBroker):
         pytest.skip("the files of a broker in a container cannot be reached")
     directory = Path(broker.data, "kafka", f"{topic}-{partition}")
-    found = [place for path in sorted(directory.glob("*.log")) if (place := _end(path, offset)) is not None]
+    found = [place for path in sorted(directory.glob("*.log")) if (place := _place(path, offset)) is not None]
     assert found, f"no batch of {directory} holds {offset}"
-    path, end = found[-1]
+    path, begin, end = found[-1]
+    at = end - back if front is None else begin + front
     with path.open("r+b") as file:
-        file.seek(end - back)
+        file.seek(at)
         (byte,) = file.read(1)
-        file.seek(end - back)
+        file.seek(at)
         file.write(bytes([byte ^ 1]))
 
 
-def _end(path: Path, offset: int) -> tuple[Path, int] | None:
-    """Where the batch with this offset ends in the file."""
+def _place(path: Path, offset: int) -> tuple[Path, int, int] | None:
+    """Where the batch with this offset begins and ends in the file."""
     data, at = path.read_bytes(), 0
     while at + _HEAD.size <= len(data):
         base, size = _HEAD.unpack_from(data, at)
         (delta,) = struct.unpack_from(">i", data, at + 23)
-        at += _HEAD.size + size
+        begin, at = at, at + _HEAD.size + size
         if size and base <= offset <= base + delta:
-            return path, at
+            return path, begin, at
     return None

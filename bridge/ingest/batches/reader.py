@@ -87,11 +87,12 @@ class BatchReader:
         """The contents, in order, stretch by stretch; each ends with an End or a CorruptBatch. Less where `is_over`.
 
         Raises EnvironmentFailure where the process does not start, or cannot ask the brokers. Where it dies in a batch,
-        that batch is a CorruptBatch of one offset.
+        that batch is a CorruptBatch of one offset, and the last that is told.
         """
+        properties = self._properties()
         try:
             process = subprocess.Popen(
-                [_java(), *JVM, "-cp", self._class_path(), "delaybridge.BatchReader"],
+                [_java(), *JVM, *_allowed_urls(properties), "-cp", self._class_path(), "delaybridge.BatchReader"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -103,7 +104,7 @@ class BatchReader:
         with process:
             try:
                 with suppress(BrokenPipeError):
-                    process.stdin.write(_request(self._properties(), record_bytes_max, stretches))
+                    process.stdin.write(_request(properties, record_bytes_max, stretches))
                     process.stdin.flush()
                 answer = _Answer(process.stdout.fileno(), is_over)
                 for stretch in stretches:
@@ -121,7 +122,7 @@ class BatchReader:
 
 
 class _Over(Exception):
-    """Nobody wants to know any more."""
+    """Nobody wants to know any more, or nobody is there to tell."""
 
 
 class _Died(Exception):
@@ -132,7 +133,9 @@ class _Answer:
     """The process's standard output."""
 
     def __init__(self, descriptor: int, is_over: Callable[[], bool]) -> None:
-        self._descriptor, self._is_over = descriptor, is_over
+        self._is_over = is_over
+        self._descriptor, self._poll = descriptor, select.poll()  # `select` takes no descriptor above 1,023
+        self._poll.register(descriptor, select.POLLIN)
         self._data = bytearray()
         self._at = 0
 
@@ -150,7 +153,7 @@ class _Answer:
         for _ in range(int(SILENCE_S / LOOK_S)):
             if self._is_over():
                 raise _Over
-            if select.select([self._descriptor], [], [], LOOK_S)[0]:
+            if self._poll.poll(LOOK_S * 1000):
                 piece = os.read(self._descriptor, max(_PIECE, count - len(self._data)))
                 if not piece:
                     raise _Died
@@ -187,7 +190,8 @@ def _read(
             reason = f"the process that reads it has ended with status {process.wait()}"
             if at == stretch.begin and process.returncode == 1:
                 raise _failure(reason) from None
-            found = CorruptBatch(offset=at, next=at + 1, reason=reason)
+            yield stretch.name, CorruptBatch(offset=at, next=at + 1, reason=reason)
+            raise _Over from None  # what is left of its answer is part of a record, and says nothing of other stretches
         yield stretch.name, found
         if isinstance(found, CorruptBatch | End):
             return
@@ -226,6 +230,12 @@ def _request(properties: Mapping[str, str], record_bytes_max: int, stretches: Se
     ]
     numbers = (_INT.pack(len(pairs)), *pairs, _INT.pack(record_bytes_max), _INT.pack(len(places)), *places)
     return b"".join(numbers)
+
+
+def _allowed_urls(properties: Mapping[str, str]) -> list[str]:
+    """Kafka's Java client asks a token endpoint only if a property of the JVM names it (CVE-2025-27817)."""
+    url = properties.get("sasl.oauthbearer.token.endpoint.url")
+    return [] if url is None else [f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={url}"]
 
 
 def _java() -> str:

@@ -1,7 +1,7 @@
 """Partitions that neither reader is trusted with: their next batch has ended one, or may have.
 
     trusted ---- a reader fails there, or ended its process ----> suspect: left out by both readers, and read here
-    suspect ---- read ------------------------------------------> trusted
+    suspect ---- read, or cannot be read here for a minute -----> trusted
     suspect ---- a batch is corrupt ----------------------------> held: left out by both readers, the others go on
     held ------- an operator skips the batch, or it is well ----> trusted
 
@@ -36,6 +36,8 @@ TAKEN_RECORDS: Final = 2_000
 AGAIN_S: Final = 60.0
 """After which a held partition is looked at again."""
 PAUSE_S_MAX: Final = 16.0
+FAILURES_MAX: Final = 6
+"""Of the process that reads them, in a row, a minute long; then the readers have to try."""
 MARK_S: Final = 0.5
 CODE: Final = "DB-4060"
 
@@ -152,6 +154,8 @@ class Suspects:
         stretches = [Stretch(name=name, begin=at[name], end=end) for name, end in self._wanted(at)]
         if not stretches:
             return False
+        first = self._failures % len(stretches)  # one that cannot be asked does not keep the others from being read
+        stretches = stretches[first:] + stretches[:first]
         held = set(self._held)
         try:
             self._read_stretches(stretches, take, is_over)
@@ -162,6 +166,9 @@ class Suspects:
             self._failures, self._failed_s = self._failures + 1, self._clock.monotonic_s()
             names = _names(stretch.name for stretch in stretches)
             log.warning("batches-not-read", partitions=names, reason=failure.fields.get("reason"))
+            if self._failures >= FAILURES_MAX:
+                for name in [stretch.name for stretch in stretches if stretch.name not in self._held]:
+                    self._trust(name)
         return bool(held - self._names)
 
     def _wanted(self, at: Offsets) -> list[tuple[SourceName, int]]:
@@ -180,6 +187,8 @@ class Suspects:
     def _read_stretches(self, stretches: Sequence[Stretch], take: Take, is_over: Callable[[], bool]) -> None:
         pile = _Pile(self._decode, take)
         for name, found in self._read(stretches, is_over):
+            if is_over():
+                return
             if isinstance(found, Record):
                 pile.add(name, found)
             elif isinstance(found, TooLarge):
@@ -187,11 +196,12 @@ class Suspects:
             elif isinstance(found, CorruptBatch):
                 entry = self._skipped(name, found)
                 pile.put(name, entry, found.next)
-                if entry is not None:
+                if entry is not None and not is_over():
                     self._trust(name)
             else:
                 pile.end(name, found)
-                self._trust(name)
+                if not is_over():  # else it may not have been taken in
+                    self._trust(name)
 
     def _too_large(self, name: SourceName, found: TooLarge) -> pa.Table:
         log.error(

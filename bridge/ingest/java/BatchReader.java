@@ -33,11 +33,13 @@ import org.apache.kafka.common.IsolationLevel;
 import org.apache.kafka.common.Node;
 import org.apache.kafka.common.TopicPartition;
 import org.apache.kafka.common.Uuid;
+import org.apache.kafka.common.errors.CorruptRecordException;
 import org.apache.kafka.common.message.FetchResponseData;
 import org.apache.kafka.common.metrics.Metrics;
 import org.apache.kafka.common.protocol.Errors;
 import org.apache.kafka.common.record.ControlRecordType;
 import org.apache.kafka.common.record.DefaultRecordBatch;
+import org.apache.kafka.common.record.MemoryRecords;
 import org.apache.kafka.common.record.Record;
 import org.apache.kafka.common.record.RecordBatch;
 import org.apache.kafka.common.record.TimestampType;
@@ -115,6 +117,8 @@ public final class BatchReader {
       write(out, String.valueOf(e).getBytes(StandardCharsets.UTF_8));
       out.flush();
       status = 1;
+    } catch (Error e) { // no memory, perhaps: what is read is the reason, and not the brokers
+      status = 3;
     }
     Runtime.getRuntime().halt(status);
   }
@@ -140,25 +144,53 @@ public final class BatchReader {
     long at = stretch.begin;
     long end = stretch.end;
     int bytes = FETCH_BYTES;
-    while (at < end) {
-      FetchResponseData.PartitionData answer = fetch(stretch.partition, at, bytes);
-      end = Math.min(end, answer.lastStableOffset());
-      List<DefaultRecordBatch> batches = new ArrayList<>();
-      FetchResponse.recordsOrFail(answer).batches().forEach(batch -> batches.add((DefaultRecordBatch) batch));
-      if (batches.isEmpty()) {
-        at = Math.max(at, end); // nothing is there any more
+    for (int vain = 0; at < end && vain < ATTEMPTS; vain++) {
+      FetchResponseData.PartitionData answer;
+      try {
+        answer = fetch(stretch.partition, at, bytes);
+      } catch (CorruptRecordException e) { // what the broker says of its own file
+        corrupt(at, at + 1, String.valueOf(e.getMessage()));
+        return;
       }
+      long stable = answer.lastStableOffset();
+      end = Math.min(end, stable);
+      MemoryRecords records = (MemoryRecords) FetchResponse.recordsOrFail(answer);
+      List<DefaultRecordBatch> batches = new ArrayList<>();
+      String garbled = null; // why what comes behind them is no batch
+      try {
+        records.batches().forEach(batch -> batches.add((DefaultRecordBatch) batch));
+      } catch (CorruptRecordException | ClassCastException e) { // a length, or a version, that no batch has
+        garbled = String.valueOf(e.getMessage());
+      }
+      if (batches.isEmpty() && at < end && garbled == null && records.sizeInBytes() > 0) {
+        if (bytes < FETCH_BYTES_MAX) {
+          bytes *= 4;
+          vain = -1;
+          continue;
+        }
+        garbled = "it is longer than all that is there";
+      }
+      if (batches.isEmpty() && at < end && garbled != null) {
+        corrupt(at, behind(records.buffer(), at, stable), garbled);
+        return;
+      }
+      if (batches.isEmpty() && at < end) {
+        Thread.sleep(PAUSE_MS); // below the stable end that is no answer: remote storage was too slow for the broker
+      }
+      long before = at;
       Transactions transactions = new Transactions(answer.abortedTransactions());
       for (int i = 0; i < batches.size() && at < end; i++) {
         DefaultRecordBatch batch = batches.get(i);
         String damage = damage(batch);
-        if (damage != null && i + 1 == batches.size() && bytes < FETCH_BYTES_MAX) {
+        if (damage != null && garbled == null && i + 1 == batches.size() && bytes < FETCH_BYTES_MAX) {
           bytes *= 4; // until the batch behind it is there: where this one ends, it cannot be asked itself
+          vain = -1;
           break;
         }
         if (damage != null) {
-          long next = i + 1 < batches.size() ? batches.get(i + 1).baseOffset() : answer.lastStableOffset();
-          corrupt(batch, Math.max(next, batch.baseOffset() + 1), damage);
+          long first = batch.baseOffset();
+          long next = i + 1 < batches.size() ? batches.get(i + 1).baseOffset() : garbled == null ? stable : first + 1;
+          corrupt(first, next > first && next <= stable ? next : first + 1, damage);
           return;
         }
         if (batch.lastOffset() < at) {
@@ -166,19 +198,34 @@ public final class BatchReader {
         }
         String unreadable = transactions.leaveOut(batch) ? null : records(batch, at);
         if (unreadable != null) {
-          corrupt(batch, batch.lastOffset() + 1, unreadable);
+          corrupt(batch.baseOffset(), batch.lastOffset() + 1, unreadable);
           return;
         }
         at = batch.lastOffset() + 1;
       }
+      if (at > before) {
+        vain = -1;
+      }
+      out.flush();
     }
     out.writeByte('E');
     out.writeLong(at);
   }
 
-  private void corrupt(RecordBatch batch, long next, String reason) throws IOException {
+  /** Where a batch ends that cannot be told from its length: as its other fields say, if they agree. */
+  private static long behind(ByteBuffer records, long at, long stable) {
+    int begin = records.position();
+    if (records.remaining() < DefaultRecordBatch.RECORD_BATCH_OVERHEAD) {
+      return at + 1;
+    }
+    long last = records.getLong(begin) + records.getInt(begin + DefaultRecordBatch.LAST_OFFSET_DELTA_OFFSET);
+    int count = records.getInt(begin + DefaultRecordBatch.RECORDS_COUNT_OFFSET);
+    return last >= at && last < stable && count == last - records.getLong(begin) + 1 ? last + 1 : at + 1;
+  }
+
+  private void corrupt(long offset, long next, String reason) throws IOException {
     out.writeByte('C');
-    out.writeLong(batch.baseOffset());
+    out.writeLong(offset);
     out.writeLong(next);
     write(out, reason.getBytes(StandardCharsets.UTF_8));
   }

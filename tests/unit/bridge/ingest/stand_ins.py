@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from bridge.errors import EnvironmentFailure
 from bridge.ingest.batches.reader import CorruptBatch, End, Found, Stretch
 from bridge.ingest.batches.reading_mark import ReadingMark
 from bridge.ingest.batches.skips import Skips
@@ -126,6 +127,8 @@ class Batches:
         self.finds: dict[SourceName, list[Found]] = {}
         self.stretches: list[Stretch] = []
         self.fails: Exception | None = None
+        self.refuses: SourceName | None = None
+        """A partition that cannot be asked."""
 
     def read(self, stretches: Sequence[Stretch], is_over: Callable[[], bool]) -> Iterator[tuple[SourceName, Found]]:
         assert not is_over()
@@ -133,6 +136,8 @@ class Batches:
         if self.fails is not None:
             raise self.fails
         for name, begin, end in ((each.name, each.begin, each.end) for each in stretches):
+            if name == self.refuses:
+                raise EnvironmentFailure("failed", hint="", reason="no answer", code="DB-3060")
             found = [each for each in self.finds.get(name, []) if each.offset >= begin]
             at = begin
             for each in found:

@@ -231,3 +231,19 @@ def test_a_cancel_is_read_within_the_time_that_is_promised_to_it() -> None:
     assert promised and rest and interval
     ms = int(rest[1]) + int(interval[1].replace("_", "")) // 1_000_000 + filling.AHEAD_MS
     assert ms <= 1_000 * float(promised[1]) / 2
+
+
+def test_no_descriptor_to_listen_with_is_a_failure_after_which_the_query_begins_anew(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Nothing is left of it."""
+
+    def full(*_: object) -> socket.socket:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    bench = Bench()
+    monkeypatch.setattr(module.socket, "socket", full)
+    with pytest.raises(EnvironmentFailure) as raised, bench.receiver:
+        pass
+    assert raised.value.code == "DB-3059" and not list(tmp_path.iterdir())

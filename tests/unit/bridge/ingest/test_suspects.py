@@ -14,7 +14,7 @@ from bridge.ingest.batches import reading_mark, skips
 from bridge.ingest.batches.reader import CorruptBatch, TooLarge
 from bridge.ingest.batches.reading_mark import ReadingMark
 from bridge.ingest.batches.skips import Skips
-from bridge.ingest.batches.suspects import AGAIN_S, AHEAD, Suspects
+from bridge.ingest.batches.suspects import AGAIN_S, AHEAD, FAILURES_MAX, PAUSE_S_MAX, Suspects
 from tests.manual_clock import ManualClock
 from tests.unit.bridge.ingest.stand_ins import A, B, Batches, Store, suspects
 from timerstore.rows.entry import Kind
@@ -115,6 +115,45 @@ def test_brokers_that_do_not_answer_are_asked_again_after_a_pause(bench: Bench) 
     bench.batches.fails = None
     bench.look()
     assert bench.store.held[A] == list(range(10))
+
+
+def test_a_partition_that_cannot_be_asked_does_not_keep_others_from_being_read(bench: Bench) -> None:
+    """Each look begins with another one."""
+    bench.batches.refuses = A
+    bench.suspects.suspect({A: 0, B: 0}, "a test")
+    bench.look()
+    assert bench.suspects.names == {A, B}
+    bench.clock.advance(2_000)
+    bench.look()
+    assert bench.suspects.names == {A} and bench.store.held[B] == list(range(10))
+
+
+def test_where_the_process_does_not_work_the_readers_try_again(bench: Bench) -> None:
+    """No start waits for it without end. What is held stays so."""
+    bench.batches.finds[B] = [TORN]
+    bench.suspects.suspect({B: 0}, "a test")
+    bench.look()
+    bench.suspects.suspect({A: 0}, "a test")
+    bench.batches.fails = EnvironmentFailure("failed", hint="", reason="no Java", code="DB-3060")
+    for _ in range(FAILURES_MAX):
+        assert A in bench.suspects.names
+        bench.clock.advance(int(PAUSE_S_MAX * 1000))
+        bench.look()
+    assert bench.suspects.names == {B} and bench.suspects.held() == {B: TORN}
+
+
+def test_what_was_not_taken_in_is_not_trusted(bench: Bench) -> None:
+    """The assignment has changed while it was read: what comes of it is dropped."""
+    over = list[bool]()
+
+    def drop(*_: object) -> None:
+        over.append(True)
+
+    bench.suspects.suspect({A: 0}, "a test")
+    bench.suspects.look(bench.store.next_offsets(), drop, lambda: bool(over))
+    assert over and bench.suspects.names == {A}
+    bench.look()
+    assert bench.store.held[A] == list(range(10)) and not bench.suspects.names
 
 
 def test_only_two_processes_that_end_at_the_same_place_make_it_suspect(bench: Bench) -> None:
