@@ -28,9 +28,10 @@ written again behind it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -221,9 +222,11 @@ class Waiting:
             if count > 1:
                 self._counts[each] = count - 1, until_ms
 
-    def among(self, origins: Int64s, now_ms: int) -> Bools:
-        """About which of some originals there are any."""
-        return np.array([self._counts.get(each, (0, 0))[1] > now_ms for each in origins.tolist()], np.bool_)
+    def among(self, origins: Int64s, now_ms: int, decided: Mapping[int, int] = MappingProxyType({})) -> Bools:
+        """About which of some originals there are any, less so many by original that are `decided` by now."""
+        found = [(each, *self._counts.get(each, (0, 0))) for each in origins.tolist()]
+        left = [until_ms > now_ms and count > decided.get(each, 0) for each, count, until_ms in found]
+        return np.array(left, np.bool_)
 
     def forget(self, sources: Collection[int], now_ms: int) -> None:
         """Those of some sources, and those of long ago."""

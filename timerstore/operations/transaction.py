@@ -119,6 +119,7 @@ class Transaction:
         """Originals about which commands by origin are written,"""
         self._settled: list[Int64s] = []
         """and those about which such commands are decided: packed."""
+        self._settled_counts: Counter[int] = Counter()
 
     def take(self, until_ms: int, max_rows: int) -> Rows:
         """Up to about `max_rows` rows that are due at `until_ms`, overtaken ones first. An empty answer means that
@@ -223,6 +224,7 @@ class Transaction:
                 for effect in effects:
                     if effect.named is not None and effect.seq not in first:
                         self._settled.append(packed_in(effect.source, effect.named))
+                        self._settled_counts.update(self._settled[-1].tolist())
                     later = known.get(passed.get(effect.seq, -1))
                     later = None if later is None or later.is_too_many else later
                     for found in (
@@ -372,11 +374,11 @@ class Transaction:
         ]
 
     def _are_behind(self, effect: Effect) -> Bools:
-        """Which of the originals that a command names must wait for older commands, which are on their way."""
+        """Which of the originals that a command names must wait for older commands, on their way and not decided."""
         assert effect.named is not None
         origins, waiting = packed_in(effect.source, effect.named), self._state.commands.waiting
         written: Bools = np.isin(origins, np.concatenate([EMPTY.seq, *self._written]))
-        return written | waiting.among(origins, self._decided_ms) if len(waiting) else written
+        return written | waiting.among(origins, self._decided_ms, self._settled_counts) if len(waiting) else written
 
     def _act(self, found: Decided) -> None:
         """Of what a command acts on; the caller holds the lock."""

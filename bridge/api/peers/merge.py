@@ -67,7 +67,7 @@ def summary(answers: Sequence[Json]) -> Json:
         for topic, left_s in answer["retention_headroom_s"].items():
             headroom[topic] = min(left_s, headroom.get(topic, left_s))
     paused: dict[str, float] = {}
-    for each in (target for answer in answers for target in answer["paused"]):
+    for each in (target for answer in answers for target in answer.get("paused", ())):  # 0.1.0 says nothing of them
         paused[each["name"]] = max(each["paused_s"], paused.get(each["name"], 0.0))
     return first | {
         "paused": [

@@ -178,7 +178,8 @@ class Commands:
         """Of those by id that were written again, packed, the offsets of their clients' records; OFFSET_MAX where that
         is in another partition, whose offsets have no order among those of this one."""
         seqs, ids = self.seqs.tolist(), self._rows.column("id", self.ids)
-        again = [n for n, said in enumerate(self._headers) if ids[n] is not None and h.COPY_FORWARDED in said]
+        # One that a client has sent to every partition names no other record: it is the first of its kind.
+        again = [n for n, id in enumerate(ids) if id is not None and self._command(n) != self._place(n)]
         return {seqs[n]: self._command(n)[2] if self._is_home(n) else OFFSET_MAX for n in again}
 
     def first(self) -> frozenset[int]:

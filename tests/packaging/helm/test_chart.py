@@ -376,6 +376,15 @@ def test_traces_leave_through_the_policy(endpoint: str, port: int, tmp_path: Pat
 
 
 @needs_helm
+@pytest.mark.parametrize("endpoint", ["${env:OTLP}", "http://${env:NODE}:4318/v1/traces", "${file:/etc/otlp}"])
+def test_where_traces_go_may_be_known_in_the_pod_only(endpoint: str, tmp_path: Path) -> None:
+    """Then no port can be opened here; the chart is rendered all the same."""
+    values = {"networkPolicy": {"enabled": True}, "config": {"tracing": {"endpoint": endpoint}}}
+    (policy,) = (m for m in template(tmp_path, LEAST, values) if m["kind"] == "NetworkPolicy")
+    assert [each["port"] for rule in policy["spec"]["egress"] for each in rule["ports"]] == [53, 53, 9092]
+
+
+@needs_helm
 def test_the_api_has_a_way_in(tmp_path: Path) -> None:
     """Service and ingress lead to the port of the API, with the credentials of a Secret; without the API they are
     refused."""

@@ -298,3 +298,16 @@ def test_an_instance_of_another_version_is_no_bug_of_this_one(body: dict[str, An
     """What cannot be merged is an error that the fan-out answers with 503."""
     with pytest.raises((KeyError, TypeError, ValueError)):
         merge.messages([{"messages": [], "next": None}, body, {"messages": [{}], "next": None}], 10)
+
+
+def test_an_instance_of_the_first_version_says_nothing_of_pauses() -> None:
+    """While instances are upgraded one by one, the overview is there."""
+    disk = {"bytes": 1, "free_bytes": 1, "segments": 1, "segment_bytes": 1, "full": False}
+    old: dict[str, Any] = {
+        "ready": True, "reasons": [], "pending": 1, "schedules": 0, "overdue": 0, "oldest_overdue_s": 0.0,
+        "next_at": None, "lateness": None, "by_target": {}, "by_time_to_go": [], "partitions": [],
+        "retention_headroom_s": {}, "disk": disk, "failing": [],
+    }  # fmt: skip
+    paused = [{"name": "orders", "paused_s": 5.0}]
+    merged = merge.summary([old | {"paused": paused}, old])
+    assert (merged["pending"], merged["paused"]) == (2, paused)

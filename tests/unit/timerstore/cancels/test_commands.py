@@ -253,6 +253,19 @@ def test_an_older_move_that_was_written_once_more_is_passed_over(rig: Rig, *, is
     assert [each.decision for each in decided] == expected
 
 
+def test_one_that_acts_in_place_of_what_was_on_its_way_does_not_wait_for_it(rig: Rig) -> None:
+    """Else neither acts, and both are finished: read again, both would cover a message that nothing has moved."""
+    write(rig, FAR_MS)
+    for n in range(2):
+        write(rig, None, command=Kind.MOVE, moved_ms=FAR_MS + n, origin=0)
+    rig.ingest()
+    transaction, rows = take(rig)
+    older, later = seqs(rows).tolist()
+    rig.store.state.commands.waiting.add(pack(rows.source[:1].astype(np.int64), np.zeros(1, np.int64)), NOW_MS)
+    decided = transaction.decide(seqs(rows), NOW_MS, {older: later}, first=[later])
+    assert [each.decision for each in decided] == [Decision.PASSED, Decision.ACT]
+
+
 def test_a_move_whose_message_has_left_is_not_passed_over(rig: Rig) -> None:
     """Each says so."""
     write(rig, NOW_MS - 10)

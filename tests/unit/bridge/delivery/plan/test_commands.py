@@ -27,7 +27,7 @@ from timerstore.cancels.cancels import NO_ORIGIN, SEVERAL
 from timerstore.cancels.commands import Decided, Decision, Effect
 from timerstore.operations.transaction import Transaction
 from timerstore.rows.entry import Kind
-from timerstore.rows.position import AT_MIN, Int64s, Positions
+from timerstore.rows.position import AT_MIN, OFFSET_MAX, Int64s, Positions
 
 
 class Loan:
@@ -243,6 +243,18 @@ def test_a_move_that_was_written_once_more_is_older_than_what_was_written_meanwh
             rows.append((AT_MIN, 0, 20 + n, {**move, "origin": 7}))
         commands = Commands(DueRows(rows_of(rows), SourceColumns(SOURCES, {"delay": None})))
         assert commands.passed() == expected
+
+
+def test_what_a_client_sends_to_every_partition_was_written_once() -> None:
+    """It names no other record: it waits behind what was written once more, and does not count as one of those."""
+    rows = []
+    for n, forwarded in enumerate((b"client", b"delay/0/3", b"delay/1/900")):
+        headers = [(h.MOVE, b"a"), (h.COPY_FORWARDED, forwarded)]
+        rows.append(
+            (AT_MIN, 0, 20 + n, timer("delay", 0, 20 + n, NOW, None, kind=int(Kind.MOVE), id="a", headers=headers))
+        )
+    commands = Commands(DueRows(rows_of(rows), SourceColumns(SOURCES, {"delay": None})))
+    assert commands.sent() == {21: 3, 22: OFFSET_MAX}
 
 
 def test_moves_by_id_that_a_later_one_makes_moot() -> None:
