@@ -206,8 +206,7 @@ class Transaction:
         acts needs a copy of each of its rows. `passed` says of moves which other one among these acts in their place:
         it names the same originals; or the same id, which they move for no answer. `sent` says of those by id that
         were written again below what offset what they are about was sent, OFFSET_MAX if it is in another partition.
-        `first` are those by origin that no transaction has written: they go behind what is on its way. Nothing can be
-        written for the `silent`."""
+        `first` are those by origin that no transaction has written. Nothing can be written for the `silent`."""
         self._decided_ms, decided = now_ms, list[Decided]()
         left = deque(commands.tolist())
         while left:
@@ -230,7 +229,7 @@ class Transaction:
                     for found in (
                         [self._decision_by_id(effect, sent.get(effect.seq), later)]
                         if effect.named is None
-                        else self._decisions(effect, judged[effect.seq], later, is_first=effect.seq in first)
+                        else self._decisions(effect, judged[effect.seq], later)
                     ):
                         decided.append(found)
                         if effect.seq not in silent:
@@ -336,9 +335,9 @@ class Transaction:
         """The originals that it is about of which a copy is written, or not read yet."""
         return self._in_transit.of(effect), self._state.commands.in_transit.of(effect)
 
-    def _decisions(self, effect: Effect, judged: _Judged, later: Effect | None, *, is_first: bool) -> list[Decided]:
-        """Of one command by origin, one for all that share it; `later` is what is to act in its place, and `is_first`
-        says that no transaction has written it. The caller holds the lock."""
+    def _decisions(self, effect: Effect, judged: _Judged, later: Effect | None) -> list[Decided]:
+        """Of one command by origin, one for all that share it; `later` is what is to act in its place. The caller holds
+        the lock."""
         state = self._state
         gone, covered, copied = judged
         acted = self._are_acted(effect)
@@ -349,10 +348,7 @@ class Transaction:
         if later is not None and self._is_passed(effect, later, is_live):
             return [Decided(effect=effect, decision=Decision.PASSED, live=EMPTY.seq, named=effect.named)]
         assert effect.named is not None
-        behind = self._are_behind(effect) if is_first else np.zeros(len(effect.named), np.bool_)
-        is_live &= ~np.isin(effect.origin, effect.named[behind])
-        act = effect.have(is_live)
-        again = behind | np.isin(effect.named, np.concatenate((effect.copied.origins, *self._moving(effect))))
+        again = np.isin(effect.named, np.concatenate((effect.copied.origins, *self._moving(effect))))
         again |= effect.have(acted | copied) | (effect.copied.is_unsure or state.is_unread(effect.source))
         which = [
             (act, Decision.ACT),
@@ -372,13 +368,6 @@ class Transaction:
             )
             for decision in map(Decision, np.unique(found).tolist())
         ]
-
-    def _are_behind(self, effect: Effect) -> Bools:
-        """Which of the originals that a command names must wait for older commands, on their way and not decided."""
-        assert effect.named is not None
-        origins, waiting = packed_in(effect.source, effect.named), self._state.commands.waiting
-        written: Bools = np.isin(origins, np.concatenate([EMPTY.seq, *self._written]))
-        return written | waiting.among(origins, self._decided_ms, self._settled_counts) if len(waiting) else written
 
     def _act(self, found: Decided) -> None:
         """Of what a command acts on; the caller holds the lock."""

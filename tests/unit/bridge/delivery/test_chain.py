@@ -530,40 +530,6 @@ def test_a_schedule_that_makes_up_for_missed_ticks_obeys_at_once(
     assert chain.outcomes() == [outcome]
 
 
-@pytest.mark.fault("commands that are overtaken by newer ones")
-@pytest.mark.parametrize("is_read_apart", [False, True])
-@pytest.mark.parametrize("pending", [1, 3])
-def test_the_order_of_the_client_decides(chain: Chain, pending: int, *, is_read_apart: bool) -> None:
-    """A move by id, and then one by origin: the later one holds, though the first writes commands by origin."""
-    offsets = [chain.send([(h.FOR, b"1m"), (h.TOPIC, ORDERS.encode()), (h.ID, b"m")]) for _ in range(pending)]
-    chain.run()
-    chain.send(move_headers("m", after=timedelta(seconds=300), reply_to=ANSWERS), None)
-    if is_read_apart:
-        chain.run()
-    chain.send(move_origin_headers(f"{DELAY}/0/{offsets[0]}", after=timedelta(seconds=12), reply_to=ANSWERS), None)
-    chain.run(6, step_ms=10)
-    chain.run(step_ms=12_000)
-    assert [each[h.ORIGIN] for each in chain.out[ORDERS]] == [f"{DELAY}/0/{offsets[0]}".encode()]
-    chain.run(step_ms=300_000)
-    assert len(chain.out[ORDERS]) == pending
-
-
-@pytest.mark.parametrize("is_read_apart", [False, True])
-def test_what_is_cancelled_first_is_not_moved(chain: Chain, *, is_read_apart: bool) -> None:
-    """A cancel by id that asks for an answer, and then a move by origin: one answer each, and both are true."""
-    origin = chain.send([(h.FOR, b"1m"), (h.TOPIC, ORDERS.encode()), (h.ID, b"m")])
-    chain.run()
-    chain.send(cancel_headers("m", reply_to=ANSWERS), None)
-    if is_read_apart:
-        chain.run()
-    chain.send(move_origin_headers(f"{DELAY}/0/{origin}", after=timedelta(seconds=12), reply_to=ANSWERS), None)
-    chain.run(6, step_ms=10)
-    assert {*chain.outcomes()} == {b"cancelled", b"not-pending"}
-    assert len(chain.outcomes()) == 2
-    chain.run(2, step_ms=60_000)
-    assert not chain.out[ORDERS]
-
-
 @pytest.mark.fault("answers and copies that multiply")
 def test_a_flood_of_moves_by_one_id_costs_as_much_as_one(chain: Chain) -> None:
     """Each is answered once, with how many messages it is about and the first of them; the last one acts, and the
