@@ -38,6 +38,7 @@ from bridge.runtime.restart import Restart
 from bridge.settings.load import load
 from bridge.settings.model import Settings
 from bridge.settings.secrets import Redactor
+from bridge.start.identity_watch import Change
 from bridge.telemetry.health import Health, LongWork
 from bridge.telemetry.heartbeats import CALLS_S, LOOK_S, SPARK_S, START_S, Heartbeats, Repeating
 from bridge.telemetry.http import ManagementServer, Protection
@@ -201,10 +202,12 @@ def main(bench: Bench, _: Path) -> Iterator[Case]:
     bench.hearts = application._hearts
     store = SimpleNamespace(next_offsets=dict)
     pipeline: Any = SimpleNamespace(
-        store=store, look_at_retention=lambda _: None, cancel=lambda: None, blocked_by=frozenset
-    )
+        store=store, look_at_retention=lambda _: None, cancel=lambda: None, blocked_by=frozenset,
+        look_at_identity=lambda _: bench.gate() or Change.NONE,
+    )  # fmt: skip
     application._pipeline = pipeline
-    around: Any = SimpleNamespace(cluster=SimpleNamespace(watermarks=lambda _: bench.gate() or {}))
+    application._conditions = cast(Any, SimpleNamespace(look=lambda _: None, alarms=tuple, counts=dict))
+    around: Any = SimpleNamespace(cluster=None)
     thread = threading.Thread(target=application._serve, args=(around,), daemon=True)
     thread.start()
     yield Case(bench, lambda: bench.clock.advance(10_000))
@@ -251,6 +254,7 @@ def dispatching(bench: Bench, *, opens: Callable[[], None], waits: Callable[[], 
         is_clock_behind=lambda _: False,
         next_offsets=dict,
         has_room=lambda: True,
+        assignment=SimpleNamespace(joining=list),
         next_wakeup_ms=lambda: None,
         offsets_behind=lambda: False,
         needs_offset_commit=lambda: False,

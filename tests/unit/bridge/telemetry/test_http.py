@@ -93,6 +93,11 @@ def few_threads(monkeypatch: pytest.MonkeyPatch) -> int:
     return FEW_THREADS
 
 
+def requests_under_way() -> int:
+    """Threads that serve a connection."""
+    return sum(thread.name == "http-request" for thread in threading.enumerate())
+
+
 def test_readyz_says_phase_progress_and_reasons(bench: Bench) -> None:
     """An operator who asks why nothing is delivered yet gets the answer from the probe itself."""
     assert bench.json("/readyz") == (503, {"ready": False, "phase": "starting", "reasons": ["starting"]})
@@ -259,7 +264,7 @@ def test_requests_that_hang_are_no_more_than_a_limit(bench: Bench, few_threads: 
 
     wait_until(is_refused, 60, "no more are taken up")
     assert len(asking) > CONNECTIONS_MAX
-    assert sum(thread.name == "http-request" for thread in threading.enumerate()) <= few_threads
+    wait_until(lambda: requests_under_way() <= few_threads, 10, "threads whose connections were cut off have ended")
     gate.set()
     wait_until(lambda: is_answered(bench), 10, "it serves again")
     for each in asking:
