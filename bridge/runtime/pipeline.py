@@ -65,9 +65,7 @@ from timerstore.operations.recovery import Found
 from timerstore.rows.sources import SourceName
 from timerstore.store import TimerStore
 
-INGEST: Final = "ingest"
-QUERY: Final = "query"
-MAINTENANCE: Final = "maintenance"
+INGEST, QUERY, MAINTENANCE = "ingest", "query", "maintenance"
 """Names of hearts."""
 
 FLUSH_S: Final = Wait.FLUSH_OF_GONE.s
