@@ -74,8 +74,8 @@ $(VENV)/.installed: requirements.lock pyproject.toml $(addprefix bridge/install/
 demo: install
 	@$(BIN)/python -m demo $(if $(BOOTSTRAP),--bootstrap $(BOOTSTRAP)) $(DEMO_ARGS)
 
-# Three at a time: system tests spend much of their time waiting for what is due. tests/distribution.py has the order.
-PARALLEL := --numprocesses 3 --dist loadfile
+# Four at a time: system tests spend much of their time waiting for what is due. tests/distribution.py has the order.
+PARALLEL := --numprocesses 4 --dist loadfile
 
 # On a new machine helm is built while the packages are installed. What Python makes of the source is kept for the bridges
 # that tests start, where an environment says otherwise too.
