@@ -22,19 +22,16 @@ from __future__ import annotations
 import calendar
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from functools import cache, lru_cache
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 from zoneinfo import ZoneInfo
 
-import numpy as np
-import numpy.typing as npt
 from cronsim import CronSim, CronSimError
 
-Bools = npt.NDArray[np.bool_]
-Int64s = npt.NDArray[np.int64]
+Name = TypeVar("Name")
 
 EXPRESSION_LENGTH_MAX: Final = 256
 ZONE_LENGTH_MAX: Final = 64
@@ -251,55 +248,53 @@ class _Calendar:
         """The days of a year, counted from 0, as bits."""
         kind = date(year, 1, 1).weekday(), calendar.isleap(year)
         if kind not in self._days:
-            named = np.packbits(_named(self._fields, _year(*kind)), bitorder="little")
-            self._days[kind] = int.from_bytes(named.tobytes(), "little")
+            self._days[kind] = _named(self._fields, _year(*kind))
         return self._days[kind]
 
 
 class _Year(NamedTuple):
-    """The days of a kind of year: month, day of the month, and day of the week (0 to 6, from Sunday); and whether it is
-    the last day of its month, or the last from Monday to Friday, or the last of its weekday."""
+    """The days of a kind of year, a bit each, by what a field names: a month, a day of the month or the last one, a day
+    of the week (from Sunday, which is 0 and 7) or one of those in a month."""
 
-    month: Int64s
-    day: Int64s
-    weekday: Int64s
-    is_last: Bools
-    is_last_workday: Bools
-    is_last_of_kind: Bools
+    months: dict[int, int]
+    days: dict[int, int]
+    weekdays: dict[int | tuple[int, int], int]
 
 
 @cache
 def _year(weekday: int, is_leap: bool) -> _Year:
     """The kind of year that begins with a day of the week (0: Monday)."""
-    lengths = np.array([31, 29 if is_leap else 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31])
-    month = np.repeat(np.arange(1, 13), lengths)
-    day = np.concatenate([np.arange(1, length + 1) for length in lengths.tolist()])
-    left = lengths[month - 1] - day
-    weekdays = (weekday + 1 + np.arange(len(day))) % 7
-    workday = (weekdays > 0) & (weekdays < 6)
-    is_last_workday = workday & ((left == 0) | ((weekdays == 5) & (left <= 2)))
-    return _Year(month, day, weekdays, left == 0, is_last_workday, left < 7)
+    months, days = dict[int, int](), dict.fromkeys(range(1, 32), 0)
+    begin = last = last_week = 0
+    for month, length in enumerate((31, 29 if is_leap else 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31), 1):
+        months[month] = (1 << length) - 1 << begin
+        for day in range(1, length + 1):
+            days[day] |= 1 << begin + day - 1
+        begin += length
+        last |= 1 << begin - 1
+        last_week |= 0b111_1111 << begin - 7
+    once_a_week = sum(1 << day for day in range(0, begin, 7))
+    weekdays: dict[int | tuple[int, int], int] = {
+        each: (once_a_week << (each - 1 - weekday) % 7) & ((1 << begin) - 1) for each in range(8)
+    }
+    workdays = _union(weekdays, range(1, 6))
+    days[CronSim.LAST] = last
+    days[CronSim.LAST_WEEKDAY] = (workdays & last) | (weekdays[5] & (last >> 1 | last >> 2))
+    weeks = {nth: _union(days, range(7 * nth - 6, min(7 * nth, 31) + 1)) for nth in range(1, 6)}
+    weeks[CronSim.LAST] = last_week
+    weekdays |= {(each, nth): weekdays[each] & week for each in range(8) for nth, week in weeks.items()}
+    return _Year(months, days, weekdays)
 
 
-def _named(fields: CronSim, year: _Year) -> Bools:
-    """Which days of a year the fields name: day of month and day of week both where one of them begins with `*`."""
-    by_day = _among(fields.days, 32)[year.day]
-    if CronSim.LAST in fields.days:
-        by_day |= year.is_last
-    if CronSim.LAST_WEEKDAY in fields.days:
-        by_day |= year.is_last_workday
-    plain = {each for each in fields.weekdays if isinstance(each, int)}
-    by_week = _among({each % 7 for each in plain}, 7)[year.weekday]
-    for each in fields.weekdays - plain:
-        assert isinstance(each, tuple)
-        weekday, nth = each
-        is_nth = year.is_last_of_kind if nth == CronSim.LAST else (year.day + 6) // 7 == nth
-        by_week |= (year.weekday == weekday % 7) & is_nth
-    found: Bools = _among(fields.months, 13)[year.month] & (by_day & by_week if fields.day_and else by_day | by_week)
-    return found
+def _named(fields: CronSim, year: _Year) -> int:
+    """The days of a year that the fields name, as bits: by day of month and by day of week both where one of them
+    begins with `*`."""
+    by_day, by_week = _union(year.days, fields.days), _union(year.weekdays, fields.weekdays)
+    return _union(year.months, fields.months) & (by_day & by_week if fields.day_and else by_day | by_week)
 
 
-def _among(numbers: Collection[int], size: int) -> Bools:
-    found: Bools = np.zeros(size, np.bool_)
-    found[[number for number in numbers if number >= 0]] = True
+def _union(masks: Mapping[Name, int], names: Iterable[Name]) -> int:
+    found = 0
+    for name in names:
+        found |= masks[name]
     return found
