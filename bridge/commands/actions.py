@@ -19,6 +19,7 @@ from bridge.commands.api_client import Absent, ApiClient
 from bridge.commands.invocation import bundled, read_option, say, with_unit
 from bridge.errors import ConfigurationError
 from bridge.wire.headers import parse_until
+from bridge.wire.printable import printable
 
 OriginArgument = Annotated[
     str | None,
@@ -185,7 +186,7 @@ def confirm(question: str) -> None:
     if not _is_terminal():
         hint = "Give --yes; --dry-run counts."
         raise ConfigurationError("there is no terminal to ask on", hint=hint, code="DB-1003")
-    if not typer.confirm(question, err=True):
+    if not typer.confirm(printable(question), err=True):
         raise typer.Exit(1)
 
 

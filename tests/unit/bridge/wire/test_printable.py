@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 import structlog
+import typer
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
 from bridge.checks.finding import Finding
-from bridge.commands import cli
+from bridge.commands import actions, cli
 from bridge.errors import EnvironmentFailure
 from bridge.settings.secrets import Redactor
 from bridge.telemetry import logs
@@ -45,7 +46,10 @@ def test_no_line_of_redrive_steers_the_terminal(monkeypatch: pytest.MonkeyPatch)
     report.back[HOSTILE, HOSTILE] = 1
     report.broken["bad-target", HOSTILE] = 1
     monkeypatch.setattr("bridge.dead_letters.redrive.redrive", lambda *_, **__: report)
-    status, out, _ = invoke("redrive")
+    status, out, _ = invoke("redrive", "--dry-run")
+    assert status == 0
+    assert_harmless(out, 3)
+    status, out, _ = invoke("redrive", "--yes")
     assert status == 0
     assert_harmless(out, 3)
 
@@ -88,6 +92,14 @@ def test_no_finding_steers_the_terminal(monkeypatch: pytest.MonkeyPatch, capsys:
     assert not {"\x9b", "\u202e", "\u2028", "\x07", "\r", "\x00"} & set(text)
 
 
+def test_no_question_steers_the_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """What it counts is an answer of the API."""
+    monkeypatch.setattr(actions, "_is_terminal", lambda: True)
+    monkeypatch.setattr("typer.confirm", lambda text, *, err: typer.echo(text, err=err) is None)
+    actions.confirm(HOSTILE)
+    assert_harmless(capsys.readouterr().err, 1)
+
+
 def test_no_log_line_steers_the_terminal() -> None:
     """Not by an event, a value, a list, an exception, nor from another library's logger."""
     out = io.StringIO()
@@ -104,20 +116,28 @@ def test_no_log_line_steers_the_terminal() -> None:
     assert "Traceback" in out.getvalue()
 
 
+PRINTING = ("typer.echo", "put", "invocation.put", "typer.confirm", "print", "console.print")
+
+
 def test_every_line_of_the_command_goes_through_few_places() -> None:
-    """`typer.echo` stands where lines are escaped, or are JSON in ASCII, and where only the operator's own
-    configuration and the versions of packages are printed; `print` nowhere."""
+    """`typer.echo` stands in two places: `say` escapes its line, `put` writes what its callers have escaped, JSON in
+    ASCII, or the operator's own configuration. Questions and cells of tables are escaped; `print` stands nowhere."""
     printing = {
-        f"{module.stem}.{function.name}"
+        (ast.unparse(node.func), f"{module.stem}.{function.name}")
         for module in Path(cli.__file__).parent.glob("*.py")
         for function in ast.walk(ast.parse(module.read_text(encoding="utf-8")))
         if isinstance(function, ast.FunctionDef)
         for node in ast.walk(function)
-        if isinstance(node, ast.Attribute | ast.Name) and ast.unparse(node) in ("typer.echo", "print", "console.print")
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in PRINTING
     }
     assert printing == {
-        *("invocation.say", "cli._print_findings", "cli.show_config", "cli.version"),
-        *("pending._print_json", "pending.print_rows"),
+        ("typer.confirm", "actions.confirm"),
+        *(("typer.echo", place) for place in ("invocation.say", "invocation.put")),
+        *(
+            ("put", place)
+            for place in ("invocation.say", "cli.show_config", "pending._print_json", "pending.print_rows")
+        ),
+        *(("console.print", place) for place in ("cli._print_findings", "pending.print_rows")),
     }
 
 
