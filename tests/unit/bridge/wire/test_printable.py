@@ -95,7 +95,12 @@ def test_no_finding_steers_the_terminal(monkeypatch: pytest.MonkeyPatch, capsys:
 def test_no_question_steers_the_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """What it counts is an answer of the API."""
     monkeypatch.setattr(actions, "_is_terminal", lambda: True)
-    monkeypatch.setattr("typer.confirm", lambda text, *, err: typer.echo(text, err=err) is None)
+
+    def agreed(question: str, *, err: bool) -> bool:
+        typer.echo(question, err=err)
+        return True
+
+    monkeypatch.setattr("typer.confirm", agreed)
     actions.confirm(HOSTILE)
     assert_harmless(capsys.readouterr().err, 1)
 
@@ -123,12 +128,12 @@ def test_every_line_of_the_command_goes_through_few_places() -> None:
     """`typer.echo` stands in two places: `say` escapes its line, `put` writes what its callers have escaped, JSON in
     ASCII, or the operator's own configuration. Questions and cells of tables are escaped; `print` stands nowhere."""
     printing = {
-        (ast.unparse(node.func), f"{module.stem}.{function.name}")
+        (ast.unparse(node), f"{module.stem}.{function.name}")
         for module in Path(cli.__file__).parent.glob("*.py")
         for function in ast.walk(ast.parse(module.read_text(encoding="utf-8")))
         if isinstance(function, ast.FunctionDef)
         for node in ast.walk(function)
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in PRINTING
+        if isinstance(node, ast.Attribute | ast.Name) and ast.unparse(node) in PRINTING
     }
     assert printing == {
         ("typer.confirm", "actions.confirm"),
