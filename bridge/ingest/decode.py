@@ -239,8 +239,8 @@ def _times(rows: Relation, parameters: Parameters) -> Relation:
 
 
 def _judged(rows: Relation, parameters: Parameters) -> Relation:
-    """The reason of a reject, or null; and whether a message is too large for a copy."""
-    return rows.with_columns({"reason": _reason(parameters), "is_large": _is_uncopyable(parameters)})
+    """The reason of a reject, or null."""
+    return rows.with_columns({"reason": _reason(parameters)})
 
 
 def _verdict(rows: Relation, parameters: Parameters) -> Relation:
@@ -368,7 +368,7 @@ def _entry(parameters: Parameters) -> list[Column]:
         .alias("origin"),
         _smallint(F.when(copied, F.col(_number_name(h.COPY_ATTEMPT)))).alias("attempt"),
         _smallint(
-            F.when(copied, F.col(_number_name(h.COPY_ROLLS))).when(timer & F.col("is_large"), long(UNCOPYABLE))
+            F.when(copied, F.col(_number_name(h.COPY_ROLLS))).when(timer & _is_uncopyable(parameters), long(UNCOPYABLE))
         ).alias("rolls"),
         F.col("reason"),
         F.when(timer & F.col("recurs"), "").alias("schedule"),
