@@ -243,7 +243,7 @@ def test_no_descriptor_to_listen_with_is_a_failure_after_which_the_query_begins_
 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     bench = Bench()
-    monkeypatch.setattr(module.socket, "socket", full)
+    monkeypatch.setattr(socket, "socket", full)
     with pytest.raises(EnvironmentFailure) as raised, bench.receiver:
         pass
     assert raised.value.code == "DB-3059" and not list(tmp_path.iterdir())
