@@ -35,6 +35,9 @@ from timerstore.rows.sources import SourceName
 from timerstore.store import TimerStore
 
 REFRESH_INTERVAL_S: Final = 60.0
+GONE_INTERVAL_S: Final = 10.0
+"""While records of pending messages are gone: until it is known that they are finished, no start goes on without the
+index."""
 FULL_ENOUGH: Final = 0.01
 """A log that has reached no more than this share of its largest size tells nothing about how long that takes."""
 
@@ -112,7 +115,8 @@ def must_hold_what_is_gone(
 
 
 class RetentionGuard:
-    """Looks every minute, and when a log begins later than before; see the module. Used by one thread, read by any."""
+    """Looks every minute, more often while something is gone, and when a log begins later than before; see the module.
+    Used by one thread, read by any."""
 
     def __init__(self, settings: Settings, windows: Mapping[str, Windows], clock: Clock) -> None:
         """`windows` by delay topic, of the partitions owned."""
@@ -147,7 +151,8 @@ class RetentionGuard:
         Brokers that do not answer leave the old findings."""
         now_s = self._clock.monotonic_s()
         starts = {name: mark.start for name, mark in marks.items()}
-        is_new = self._looked_s is None or now_s - self._looked_s >= REFRESH_INTERVAL_S or bool(self._in_memory)
+        every_s = GONE_INTERVAL_S if any(self.gone.values()) else REFRESH_INTERVAL_S
+        is_new = self._looked_s is None or now_s - self._looked_s >= every_s or bool(self._in_memory)
         if not marks or (starts == self._starts and not is_new):
             return
         self._looked_s, self._starts = now_s, starts

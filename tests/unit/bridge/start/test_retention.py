@@ -7,16 +7,22 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from structlog.testing import capture_logs
 
 from bridge.errors import StateError
-from bridge.kafka.admin import Oldest, Watermarks
+from bridge.kafka.admin import Cluster, Oldest, Watermarks
 from bridge.runtime.gauges import Lag
 from bridge.settings.model import Settings
-from bridge.start.retention import RetentionGuard, kept_ms, must_hold_what_is_gone, must_hold_what_is_pending
+from bridge.start.retention import (
+    GONE_INTERVAL_S,
+    RetentionGuard,
+    kept_ms,
+    must_hold_what_is_gone,
+    must_hold_what_is_pending,
+)
 from bridge.start.roll_window import TopicLimits, Windows
 from bridge.wire.committed_state import initial_state
 from bridge.wire.decode_epochs import DecodeParameters
@@ -128,6 +134,30 @@ def test_what_is_gone_is_known_after_a_start(bench: Bench) -> None:
     bench.rig.finish(FAR)
     bench.look(5 * HOUR)
     assert bench.guard.gone == {ORDERS: 0}
+
+
+def test_the_end_of_what_is_gone_is_soon_known(bench: Bench) -> None:
+    """It is committed, and a start without the index goes on then: the guard does not wait for its minute."""
+
+    class Brokers:
+        def topic_configs(self, names: list[str]) -> dict[str, dict[str, str]]:
+            return {name: {"retention.ms": str(5 * HOUR)} for name in names}
+
+        def oldest(self, _: object) -> dict[object, Oldest]:
+            return {}
+
+    def refresh() -> None:
+        bench.guard.refresh(cast(Cluster, Brokers()), bench.rig.store, MARKS, {ORDERS: 0.0})
+
+    bench.rig.produce(FAR, FAR + 1)
+    bench.rig.ingest()
+    bench.guard.expect({ORDERS: replace(STATE, gone_below=1)})
+    refresh()
+    assert bench.guard.trimmed == {DELAY: 1}
+    bench.rig.finish(FAR)
+    bench.clock.advance(int(1_000 * GONE_INTERVAL_S))
+    refresh()
+    assert (bench.guard.trimmed, bench.guard.gone) == ({DELAY: 0}, {ORDERS: 0})
 
 
 @pytest.mark.parametrize(
