@@ -47,6 +47,8 @@ from bridge.wire.commands import cancel_headers
 
 PENDING_S: Final = 1.0
 """How long offsets may be pending before the reason is looked for: a commit takes milliseconds."""
+ANSWER_S: Final = 5.0
+"""How long the group's coordinator may take to answer at all, connections included: a busy broker needs seconds."""
 SOON_S: Final = 0.25
 """How long an answer may take before the coordinator is asked whether a transaction is open, as after most kills."""
 LOOKS: Final[Mapping[str, object]] = {"retry.backoff.ms": 5, "retry.backoff.max.ms": 10}
@@ -209,7 +211,7 @@ def are_offsets_pending(settings: Settings, pending_s: float = PENDING_S) -> boo
         if _has_offsets(stable, wanted, pending_s):
             return False
         with closing(_consumer(settings, "read_uncommitted")) as any_:
-            if not _has_offsets(any_, wanted, PENDING_S):
+            if not _has_offsets(any_, wanted, ANSWER_S):
                 text = "the group's coordinator does not answer"
                 raise KafkaException(KafkaError(KafkaError._TIMED_OUT, text, retriable=True))
         return not all(_has_offsets(stable, [one], pending_s) for one in wanted)
