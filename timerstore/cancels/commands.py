@@ -28,10 +28,9 @@ written again behind it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -200,8 +199,8 @@ class InTransit:
 
 class Waiting:
     """Originals (packed) about which commands by origin have been written, once more or for one by id, and are not
-    decided yet: newer commands go behind those, and ticks are put off until then. What was written long ago may have
-    been read as a reject, and counts no more."""
+    decided yet: missed ticks are put off until then. What was written long ago may have been read as a reject, and
+    counts no more."""
 
     def __init__(self) -> None:
         self._counts: dict[int, tuple[int, int]] = {}
@@ -222,11 +221,10 @@ class Waiting:
             if count > 1:
                 self._counts[each] = count - 1, until_ms
 
-    def among(self, origins: Int64s, now_ms: int, decided: Mapping[int, int] = MappingProxyType({})) -> Bools:
-        """About which of some originals there are any, less so many by original that are `decided` by now."""
-        found = [(each, *self._counts.get(each, (0, 0))) for each in origins.tolist()]
-        left = [until_ms > now_ms and count > decided.get(each, 0) for each, count, until_ms in found]
-        return np.array(left, np.bool_)
+    def among(self, origins: Int64s, now_ms: int) -> Bools:
+        """About which of some originals there are any."""
+        until_ms = [self._counts.get(each, (0, 0))[1] for each in origins.tolist()]
+        return np.array(until_ms, np.int64) > now_ms
 
     def forget(self, sources: Collection[int], now_ms: int) -> None:
         """Those of some sources, and those of long ago."""

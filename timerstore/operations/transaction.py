@@ -119,7 +119,6 @@ class Transaction:
         """Originals about which commands by origin are written,"""
         self._settled: list[Int64s] = []
         """and those about which such commands are decided: packed."""
-        self._settled_counts: Counter[int] = Counter()
 
     def take(self, until_ms: int, max_rows: int) -> Rows:
         """Up to about `max_rows` rows that are due at `until_ms`, overtaken ones first. An empty answer means that
@@ -223,7 +222,6 @@ class Transaction:
                 for effect in effects:
                     if effect.named is not None and effect.seq not in first:
                         self._settled.append(packed_in(effect.source, effect.named))
-                        self._settled_counts.update(self._settled[-1].tolist())
                     later = known.get(passed.get(effect.seq, -1))
                     later = None if later is None or later.is_too_many else later
                     for found in (
