@@ -190,6 +190,15 @@ def is_fenced(error: KafkaError) -> bool:
     return fault_of(error) is Fault.FENCED
 
 
+def is_unasked(error: KafkaError) -> bool:
+    """Whether a transaction had ended before this client asked for that. A callback gets the error wrapped, with the
+    cause in words.
+    """
+    if error.code() == KafkaError._FATAL:
+        return KafkaError(KafkaError.INVALID_TXN_STATE).str() in error.str()
+    return error.code() == KafkaError.INVALID_TXN_STATE
+
+
 def may_pass(error: KafkaError) -> bool:
     """Whether a repetition may succeed. A rebalance is none of these: the assignment must be looked at anew."""
     return error.retriable() or meaning_of(error).passes

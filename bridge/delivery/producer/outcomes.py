@@ -1,9 +1,10 @@
 """What may become of a transaction, as exceptions:
 
-    (none)      committed
-    Aborted     nothing of it will be seen once `abort` has returned; the producer goes on
-    Broken      the producer is of no use: fenced, or it cannot abort. Nothing was committed unless commit was asked for
-    Indefinite  commit was asked for and no answer came: only the committed offsets can tell
+    (none)        committed
+    Aborted       nothing of it will be seen once `abort` has returned; the producer goes on
+    Broken        the producer is of no use: fenced, or it cannot abort. Only a commit that was asked for may be made
+    Indefinite    commit was asked for and no answer came: only the committed offsets can tell
+    EndedUnasked  it had ended before that was asked for: neither that nor the committed offsets tell what is visible
 
 These follow from the client's documentation and from experiments. An exception out of `produce` is never swallowed:
 the transaction would commit without the record.
@@ -18,7 +19,7 @@ from typing import Final, Self
 
 from confluent_kafka import KafkaError
 
-from bridge.kafka.errors import Fault, Meaning, Refusal, is_fenced, meaning_of
+from bridge.kafka.errors import Fault, Meaning, Refusal, is_fenced, is_unasked, meaning_of
 from bridge.wire.reasons import RejectReason
 
 
@@ -126,6 +127,34 @@ class Broken(Exception):
 
 class Indefinite(Broken):
     """No answer to a commit."""
+
+
+class EndedUnasked(Broken):
+    """The transaction had ended before this client asked for that (`INVALID_TXN_STATE`). An end that came late from an
+    earlier transaction commits or aborts half of this one, so some of its rows may be visible, whatever the committed
+    offsets say. Each row is looked up in its target before anything is produced or skipped.
+    """
+
+    @classmethod
+    def or_broken(cls, error: KafkaError) -> Broken:
+        """What this error of a producer means for its transaction, which is not asked to commit."""
+        return (cls if is_unasked(error) else Broken)(Failure.of(error))
+
+
+class Incident(Enum):
+    """What a writer tells its observer, from any thread, for the metrics."""
+
+    END_IN_DOUBT = "end in doubt"
+    """A request of a transaction may have been sent more than once."""
+    ID_RENEWED = "id renewed"
+    """A transactional id has a new epoch, for that reason."""
+    DELIVERY_WAITED = "delivery waited"
+    """Every id was in doubt: the next transaction waits for the first new epoch."""
+    ENDED_UNASKED = "ended unasked"
+    """A transaction had ended before that was asked for."""
+
+
+OnIncident = Callable[[Incident], None]
 
 
 TARGETS_WORSE: Final = Failure(UNANSWERED, "a target takes nothing any more")
