@@ -44,6 +44,7 @@ from timerstore.rows.sources import Sources
 
 WAITING_MS_MAX: Final = 10_000
 """How long a command that was written is waited for. It takes some tens of milliseconds."""
+_NONE: Final = np.empty(0, np.int64)
 
 
 class Decision(Enum):
@@ -92,6 +93,8 @@ class Effect:
     copied: Copied = field(default_factory=Copied)
     is_too_many: bool = False
     upto: int | None = None
+    large: Int64s = field(default_factory=lambda: np.empty(0, np.int64))
+    """Of a move by id beside which another one waits: the originals that are too large for a copy."""
     bytes: int = 0
     """What it takes, about."""
 
@@ -141,6 +144,28 @@ class Decided:
         if by_origin is None or self.decision not in (Decision.AGAIN, Decision.ACT) or not len(by_origin):
             return []
         return [packed_in(self.effect.source, by_origin)]
+
+
+def of_all(effect: Effect, decision: Decision) -> list[Decided]:
+    """A decision about an id."""
+    return [Decided(effect=effect, decision=decision, live=_NONE, named=None)]
+
+
+def passed_over(effect: Effect, later: Effect, named: Int64s, *, waits: bool) -> list[Decided]:
+    """Of a move by id in whose place a later one acts, but not on what is too large for the copy that one needs."""
+    large: Int64s = _NONE if later.is_now else np.intersect1d(named, np.union1d(effect.large, later.large))
+    if not len(large):
+        return [Decided(effect=effect, decision=Decision.PASSED, live=_NONE, named=named)]
+    if waits:
+        return of_all(effect, Decision.AGAIN)
+    rest = np.setdiff1d(named, large)
+    parts = (Decision.PASSED, rest), (Decision.ACT if effect.is_now else Decision.UNCOPYABLE, large)
+    return [Decided(effect=effect, decision=each, live=_NONE, named=part) for each, part in parts if len(part)]
+
+
+def named_among(effect: Effect, named: Int64s, packed: Collection[int]) -> Bools:
+    """Which of these originals are among some, packed."""
+    return np.array([each in packed for each in packed_in(effect.source, named).tolist()], dtype=np.bool_)
 
 
 class InTransit:
@@ -249,6 +274,8 @@ class Commands:
         self.again: Counter[Id] = Counter()
         """Commands by id that were written again, and are not decided yet: later ones of the id go behind them."""
         self.waiting = Waiting()
+        self.recalling = Waiting()
+        """The same for recalls: moves by id leave these originals to them."""
         self.bytes = 0
         self.seeds = Seeds(sources)
 
@@ -270,6 +297,10 @@ class Commands:
         self.effects.update((effect.seq, effect) for effect in effects)
         self.bytes += sum(effect.bytes for effect in effects)
 
+    def moved_ids(self) -> set[Id]:
+        """The ids that moves name which are not decided."""
+        return {each.id for each in self.effects.values() if each.is_move and each.key is not None}
+
     def forget(self, seqs: Int64s) -> None:
         """Rows that are finished, commands among them."""
         if self.effects:
@@ -280,7 +311,7 @@ class Commands:
         """Sources that are another instance's from now on: what is in transit there, it reads."""
         self.forget(np.array([seq for seq, each in self.effects.items() if each.source in sources], dtype=np.int64))
         self.in_transit.give_up(sources)
-        self.waiting.forget(sources, 0)
+        self.forget_waiting(sources, 0)
         self.again = Counter({key: count for key, count in self.again.items() if key[0] not in sources})
 
     def note_copied(self, seqs: Int64s, copies: InTransit, read: Int64s) -> None:
@@ -290,6 +321,25 @@ class Commands:
             effect.copied.add(copies.of(effect), effect.origin[among(effect.rows.seq, ordered)])
         copies.remove(read)
         self.in_transit.add_all(copies)
+
+    def note_written(
+        self, written: Sequence[tuple[bool, Int64s]], settled: Sequence[tuple[bool, Int64s]], now_ms: int
+    ) -> None:
+        """Commands by origin that were written, and those that were decided: whether they are moves, and the originals
+        (packed) that they are about."""
+        for moves, originals in settled:
+            for waiting in (self.waiting,) if moves else (self.waiting, self.recalling):
+                waiting.remove(originals)
+        for moves, originals in written:
+            for waiting in (self.waiting,) if moves else (self.waiting, self.recalling):
+                waiting.add(originals, now_ms)
+        self.forget_waiting((), now_ms)
+
+    def forget_waiting(self, sources: Collection[int], now_ms: int) -> None:
+        """What is waited for of some sources, and what was written long ago."""
+        for waiting in (self.waiting, self.recalling):
+            if len(waiting):
+                waiting.forget(sources, now_ms)
 
     def digests(self, ids: pa.Array, source: Int64s) -> Digests:
         """Of ids, zeros where there is none."""

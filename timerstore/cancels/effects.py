@@ -10,8 +10,9 @@ before it is made. A batch is to be cut in front of the first one for which ther
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, Final
 
@@ -20,11 +21,11 @@ import pyarrow as pa
 
 from timerstore.cancels import id_index
 from timerstore.cancels.cancels import NO_ORIGIN, Known, named_by
-from timerstore.cancels.commands import Copied, Effect, among, digests_of, packed_in
+from timerstore.cancels.commands import Copied, Effect, Id, among, digests_of, packed_in
 from timerstore.cancels.digests import Digests, concat_digests
 from timerstore.cancels.id_index import Seeds, Timers, no_timers, timers_of
 from timerstore.memory.sorted_runs import EMPTY, RowRefs
-from timerstore.rows.entry import DECIDED, PAYLOAD, PAYLOAD_COLUMNS, Kind
+from timerstore.rows.entry import DECIDED, PAYLOAD, PAYLOAD_COLUMNS, UNCOPYABLE, Kind
 from timerstore.rows.position import OFFSET_BITS, OFFSET_MAX, Bools, Int64s, Positions, offsets_of, pack, sources_of
 
 ROWS_MAX: Final = 1_000
@@ -68,15 +69,18 @@ def effects_of(
     is_over: Callable[[Timers], Bools],
     rows_of: RowsOf,
     room_bytes: int,
+    waiting: Collection[Id] = (),
 ) -> list[Effect]:
     """The effects of the commands among `fresh` rows (`row` is the index in `payload`); `is_pending` bool[n]: not
-    finished, and not covered by a tombstone; `is_over` says the opposite of timers. Raises NoRoom where they take more
+    finished, and not covered by a tombstone; `is_over` says the opposite of timers. `waiting` are ids that moves name
+    which were read before, and are not decided. Raises NoRoom where they take more
     than `room_bytes`, though the first one is always read; and as `rows_of` does."""
     kind = payload.column("kind").to_numpy()[fresh.row]
     chosen = np.isin(kind, DECIDED) & is_pending
     if not chosen.any():
         return []
-    batch = _Batch(seeds, known, payload, fresh[chosen], fresh[(kind == Kind.TIMER) & is_pending], is_over, rows_of)
+    timers = fresh[(kind == Kind.TIMER) & is_pending]
+    batch = _Batch(seeds, known, payload, fresh[chosen], timers, is_over, rows_of, waiting)
     order, effects = batch.order, list[Effect]()
     begin, room, count = 0, room_bytes, FIRST_READ
     while begin < len(order) and (room > 0 or not begin):
@@ -109,6 +113,7 @@ class _Batch:
         timers: RowRefs,
         is_over: Callable[[Timers], Bools],
         rows_of: RowsOf,
+        waiting: Collection[Id],
     ) -> None:
         """`timers` are those of the batch that are pending."""
         self.commands, index = commands, commands.row
@@ -124,6 +129,8 @@ class _Batch:
         """The last command of each id."""
         for i, key in self._key_of.items():
             self._below[key] = max(self._below.get(key, 0), int(commands.offset[i]))
+        moves = Counter(key for i, key in self._key_of.items() if self._is_move[i])
+        self._moved_often = {key for key, count in moves.items() if count > 1} | {(hi, lo) for _, hi, lo in waiting}
         self._named: dict[int, Int64s] = {}
         self._about: dict[int, list[int]] = {}
         here = np.flatnonzero(~by_id & (origin != NO_ORIGIN))
@@ -180,10 +187,21 @@ class _Batch:
             found = _of_ids(keys, below, self._holders, self._is_over, bytes_max)
             for i, of_id in zip(new.values(), found, strict=True):
                 of_id.copied.add(self._above.of_id(int(self.commands.seq[i]), self._keys[i : i + 1]))
+            often = [each.timers for key, each in zip(new, found, strict=True) if key in self._moved_often]
+            large = self._large(often, bytes_max)
+            found = [replace(each, large=each.timers.origin[among(each.timers.seq, large)]) for each in found]
             return dict(zip(new, found, strict=True))
         finally:
             for segment in self._segments:
                 segment.drop_pages()
+
+    def _large(self, timers: Sequence[Timers], bytes_max: int | None) -> Int64s:
+        """Which of these are too large for a copy (their `seq`, in order). Raises TooLarge."""
+        wanted = [seq for each in timers for seq in pack(each.source, each.origin).tolist()]
+        if not wanted:
+            return EMPTY.seq
+        found = _Found.of(wanted, ("origin", "rolls"), self._timers, self._payload, self._rows_of, bytes_max)
+        return np.sort(found.seq[found.payload.column("rolls").to_numpy() == UNCOPYABLE])
 
     def _by_origin(self, i: int, found: _Found) -> Effect:
         rows, batch = found.rows_of(self._about[i], int(self.commands.offset[i]))
@@ -210,6 +228,7 @@ class _Batch:
         return Effect(
             seq=seq,
             is_move=bool(self._is_move[i]),
+            is_now=bool(self._is_now[i]),
             rows=rows,
             upto=int(np.searchsorted(rows.seq, seq)),
             origin=rows.origin,
@@ -219,6 +238,7 @@ class _Batch:
             key=digest,
             is_too_many=is_too_many,
             copied=of_id.copied,
+            large=of_id.large,
         )
 
 
@@ -230,6 +250,8 @@ class _OfId:
     timers: Timers
     end: int
     copied: Copied = field(default_factory=Copied)
+    large: Int64s = field(default_factory=lambda: np.empty(0, np.int64))
+    """The originals that are too large for a copy, where several moves name the id."""
 
 
 def _of_ids(

@@ -95,6 +95,7 @@ class Ingest:
             known = state.cancels.known([s.ids for s in state.timerlog if s.ids is not None])
             if room_bytes is None:
                 room_bytes = state.limits.overtaken_bytes - state.commands.bytes
+            waiting = state.commands.moved_ids()
         # Copies and counts are made, and cancels looked up, without the lock: delivery goes on.
         judged = state.cancels.judge(
             known, payload, fresh, unfinished, state.finished, pending_of(state), partial(uncopyable_of, state), now_ms
@@ -104,7 +105,8 @@ class Ingest:
         covered_rows = np.zeros(len(fresh), np.bool_) if judged is None else judged.covered[fresh.row]
         is_over = partial(_is_over, state, known)
         is_pending, seeds = unfinished & ~covered_rows, state.commands.seeds
-        effects = effects_of(seeds, known, payload, fresh, is_pending, is_over, partial(rows_of, state), room_bytes)
+        of_origins = partial(rows_of, state)
+        effects = effects_of(seeds, known, payload, fresh, is_pending, is_over, of_origins, room_bytes, waiting)
         tallies = _tallies(chunks, covered)
         with state.changing():
             if state.assignments != assignments:  # what was given up meanwhile is not ours to keep

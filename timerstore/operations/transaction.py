@@ -26,7 +26,17 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from timerstore.cancels.commands import Decided, Decision, Effect, Id, InTransit, packed_in
+from timerstore.cancels.commands import (
+    Decided,
+    Decision,
+    Effect,
+    Id,
+    InTransit,
+    named_among,
+    of_all,
+    packed_in,
+    passed_over,
+)
 from timerstore.cancels.effects import ROWS_MAX
 from timerstore.cancels.id_index import Timers
 from timerstore.errors import Inconsistent, Misuse
@@ -106,8 +116,10 @@ class Transaction:
         """Whose further commands wait for the commands by origin that were written."""
         self._named = 0
         """How many these are."""
-        self._recalled: dict[Id, Int64s] = {}
-        """Originals, by their id, that commands by origin which were written for it recall: later ones leave them."""
+        self._recalled: set[int] = set()
+        """Originals, packed, that recalls act on, or have commands by origin written about: later ones leave them."""
+        self._hurried: set[int] = set()
+        """The same of moves to now."""
         self._again: Counter[Id] = Counter()
         """Commands by id that it writes again, less those that were, and are decided."""
         self._decided: dict[int, Decided] = {}
@@ -115,10 +127,10 @@ class Transaction:
         self._decided_ms = 0
         self._in_transit = InTransit()
         self._refused: list[Int64s] = []
-        self._written: list[Int64s] = []
-        """Originals about which commands by origin are written,"""
-        self._settled: list[Int64s] = []
-        """and those about which such commands are decided: packed."""
+        self._written: list[tuple[bool, Int64s]] = []
+        """Originals (packed) about which commands by origin are written, and whether these are moves;"""
+        self._settled: list[tuple[bool, Int64s]] = []
+        """and those about which such commands are decided."""
 
     def take(self, until_ms: int, max_rows: int) -> Rows:
         """Up to about `max_rows` rows that are due at `until_ms`, overtaken ones first. An empty answer means that
@@ -182,7 +194,7 @@ class Transaction:
 
     def are_waited_for(self, origin: Int64s, now_ms: int) -> Bools:
         """About which of these originals (packed) commands are on their way that were read before."""
-        written: Bools = np.isin(origin, np.concatenate([EMPTY.seq, *self._written]))
+        written: Bools = np.isin(origin, np.concatenate([EMPTY.seq, *(origins for _, origins in self._written)]))
         with self._state.lock:
             waiting = self._state.commands.waiting
             return written | waiting.among(origin, now_ms) if len(waiting) else written
@@ -221,17 +233,17 @@ class Transaction:
                 judged = dict(zip([each.seq for each in by_origin], self._judged(by_origin), strict=True))
                 for effect in effects:
                     if effect.named is not None and effect.seq not in first:
-                        self._settled.append(packed_in(effect.source, effect.named))
+                        self._settled.append((effect.is_move, packed_in(effect.source, effect.named)))
                     later = known.get(passed.get(effect.seq, -1))
                     later = None if later is None or later.is_too_many else later
                     for found in (
-                        [self._decision_by_id(effect, sent.get(effect.seq), later)]
+                        self._decisions_by_id(effect, sent.get(effect.seq), later)
                         if effect.named is None
                         else self._decisions(effect, judged[effect.seq], later)
                     ):
                         decided.append(found)
                         if effect.seq not in silent:
-                            self._written += found.written()
+                            self._written += [(effect.is_move, originals) for originals in found.written()]
                         if found.decision is Decision.ACT:
                             self._act(found)
         return decided
@@ -276,7 +288,7 @@ class Transaction:
         copied = np.isin(rows.seq, np.concatenate(self._copied))
         return gone, copied | state.cancels.decided(lookup, rows.source, rows.offset, origin)
 
-    def _decision_by_id(self, effect: Effect, sent: int | None, later: Effect | None) -> Decided:
+    def _decisions_by_id(self, effect: Effect, sent: int | None, later: Effect | None) -> list[Decided]:
         """Of one command by id; `sent` is said of one that was written again, and `later` is what is to act in its
         place. The caller holds the lock."""
         known = self._state.commands.again
@@ -286,33 +298,41 @@ class Transaction:
         found = self._decided_by_id(
             effect, effect.seq & OFFSET_MAX if sent is None else sent, later, is_behind=is_behind
         )
-        self._again[effect.id] += found.decision is Decision.AGAIN and is_counted
+        self._again[effect.id] += found[0].decision is Decision.AGAIN and is_counted
         return found
 
-    def _decided_by_id(self, effect: Effect, below: int, later: Effect | None, *, is_behind: bool) -> Decided:
+    def _decided_by_id(self, effect: Effect, below: int, later: Effect | None, *, is_behind: bool) -> list[Decided]:
         if effect.is_too_many:
-            return _of_all(effect, Decision.TOO_MANY)
+            return of_all(effect, Decision.TOO_MANY)
         # Of one that has acted nothing was done yet, so that all can wait.
         waits = is_behind or effect.id in self._acted_ids
         waits = waits or effect.copied.is_unsure or self._state.is_unread(effect.source)
-        if later is not None:
-            named, first_ms = self._pending_of_id(effect, below)
+        if waits and later is None:
+            return of_all(effect, Decision.AGAIN)
+        named, first_ms = self._pending_of_id(effect, below)
+        recalled = named_among(effect, named, self._recalled)
+        if later is not None and not (recalled.any() or self._leave_before(effect, named)):
             is_near = first_ms <= self._decided_ms + LEAVES_MS and not waits
             if (waits or len(named)) and not is_near:
-                return Decided(effect=effect, decision=Decision.PASSED, live=EMPTY.seq, named=named)
+                return passed_over(effect, later, named, waits=waits)
         if waits:
-            return _of_all(effect, Decision.AGAIN)
-        named, _ = self._pending_of_id(effect, below)
+            return of_all(effect, Decision.AGAIN)
         if len(named) > ROWS_MAX:
-            return _of_all(effect, Decision.TOO_MANY)
-        left = np.setdiff1d(named, self._recalled.get(effect.id, EMPTY.seq))
-        if len(left):
-            return Decided(effect=effect, decision=Decision.ACT, live=EMPTY.seq, named=left)
+            return of_all(effect, Decision.TOO_MANY)
+        if not recalled.all():
+            return [Decided(effect=effect, decision=Decision.ACT, live=EMPTY.seq, named=named[~recalled])]
         if len(named):
-            return _of_all(effect, Decision.AGAIN)
+            return of_all(effect, Decision.AGAIN)
         gone, _, _ = self._judged_by_id(effect)
         left_now = gone & (effect.origin[: effect.upto] < below)
-        return _of_all(effect, Decision.LEFT if left_now.any() else Decision.NOTHING)
+        return of_all(effect, Decision.LEFT if left_now.any() else Decision.NOTHING)
+
+    def _leave_before(self, effect: Effect, named: Int64s) -> bool:
+        """Whether any of these originals leaves by a move to now, or by a recall that was sent earlier."""
+        cancels, originals = self._state.cancels, packed_in(effect.source, named)
+        recalled = cancels.recalled(cancels.tombstones.lookup(), sources_of(originals), named, named)
+        recalled |= self._state.commands.recalling.among(originals, self._decided_ms)
+        return bool((recalled | named_among(effect, named, self._hurried)).any())
 
     def _pending_of_id(self, effect: Effect, below: int) -> tuple[Int64s, int]:
         """The originals of an id that are pending, or of which a copy is under way; and when the first of the pending
@@ -370,13 +390,15 @@ class Transaction:
     def _act(self, found: Decided) -> None:
         """Of what a command acts on; the caller holds the lock."""
         effect, live = found.effect, found.live
+        assert found.named is not None
         if effect.named is None:
-            assert found.named is not None
             self._named += len(found.named)
-            if not effect.is_move:
-                self._recalled[effect.id] = np.union1d(self._recalled.get(effect.id, EMPTY.seq), found.named)
             if self._named > NAMED_MAX:
                 self._acted_ids.add(effect.id)
+        if effect.is_now or not effect.is_move:
+            acted = found.named if effect.named is None else effect.origin[live]
+            (self._hurried if effect.is_now else self._recalled).update(packed_in(effect.source, acted).tolist())
+        if effect.named is None:
             return
         self._acted.update(effect.rows.seq[live].tolist())
         self._decided[effect.seq] = found
@@ -458,12 +480,7 @@ class Transaction:
         if self._refused:
             commands.in_transit.remove(np.concatenate(self._refused))
         commands.again += self._again
-        for origins in self._settled:
-            commands.waiting.remove(origins)
-        for origins in self._written:
-            commands.waiting.add(origins, self._decided_ms)
-        if len(commands.waiting):
-            commands.waiting.forget((), self._decided_ms)
+        commands.note_written(self._written, self._settled, self._decided_ms)
         commands.forget(self._loan.rows().seq)
 
     def _counted(self) -> Tally:
@@ -480,8 +497,3 @@ class Transaction:
                 raise Misuse("the transaction has ended", code="DB-7003")
             with self._state.changing():
                 yield self._loan
-
-
-def _of_all(effect: Effect, decision: Decision) -> Decided:
-    """A decision about an id."""
-    return Decided(effect=effect, decision=decision, live=EMPTY.seq, named=None)

@@ -135,6 +135,10 @@ class Chain:
         while (window := self._store.wheel.next_window(self.now_ms)) is not None:
             self._store.wheel.admit(window, gather(window))
 
+    def flush(self) -> None:
+        """What is far from due goes to disk."""
+        self._store.maintenance.flush(self.now_ms)
+
     def transact(self) -> None:
         if not self._store.is_caught_up():
             return
@@ -170,6 +174,15 @@ class Chain:
 
     def outcomes(self) -> list[bytes | None]:
         return [each[h.OUTCOME] for each in self.out[ANSWERS]]
+
+    def told(self) -> dict[str, list[str]]:
+        """By command, what became of each of its messages."""
+        told = defaultdict[str, list[str]](list)
+        for each in self.out[ANSWERS]:
+            told[(each[h.COMMAND] or b"").decode()] += [(each[h.OUTCOME] or b"").decode()] * max(
+                1, int(each[h.COUNT] or 0)
+            )
+        return {command: sorted(outcomes) for command, outcomes in told.items()}
 
 
 @pytest.fixture
@@ -457,6 +470,47 @@ def test_what_is_too_large_for_a_copy_is_delivered_now(chain: Chain, *, is_by_id
     chain.restart(lambda: None)
     chain.run(3, step_ms=60_000)
     assert len(chain.out[ORDERS]) == 1
+
+
+@pytest.mark.fault("moves by one id that wait together, of what is too large for a copy")
+@pytest.mark.parametrize("is_split", [False, True])
+@pytest.mark.parametrize(
+    ("minutes", "outcomes", "delivered"),
+    [
+        ((0, 60), [["moved", "moved"], ["moved", "not-pending"]], 1),
+        ((60, 120), [["moved", "too-large"], ["moved", "too-large"]], 0),
+        ((60, 0), [["moved", "moved"], ["moved", "moved"]], 2),
+    ],
+)
+def test_a_move_by_id_says_what_it_does_not_do(
+    chain: Chain, minutes: tuple[int, int], outcomes: list[list[str]], delivered: int, *, is_split: bool
+) -> None:
+    """Of moves by one id that wait together, each answers for the messages that the last one cannot copy."""
+    sends_large(chain)
+    chain.send([(h.FOR, b"1m"), (h.TOPIC, ORDERS.encode()), (h.ID, b"m")])
+    chain.run()
+    chain.flush()
+    for after in minutes:
+        chain.send(move_headers("m", reply_to=ANSWERS, after=timedelta(minutes=after)), None)
+        if is_split:
+            chain.read()
+    chain.run(4, step_ms=10)
+    assert chain.told() == {f"{DELAY}/0/{2 + n}": told for n, told in enumerate(outcomes)}
+    assert len(chain.out[ORDERS]) == delivered
+
+
+@pytest.mark.parametrize("is_by_id", [False, True])
+def test_a_move_by_id_does_not_say_that_it_moves_what_is_cancelled_before(chain: Chain, *, is_by_id: bool) -> None:
+    """It waits together with a later one, and behind a cancel that is decided with both."""
+    chain.send([(h.FOR, b"1h"), (h.TOPIC, ORDERS.encode()), (h.ID, b"m")])
+    chain.run()
+    cancel = cancel_headers("m", reply_to=ANSWERS)
+    chain.send(cancel if is_by_id else cancel_origin_headers(f"{DELAY}/0/0", reply_to=ANSWERS), None)
+    for hours in (2, 3):
+        chain.send(move_headers("m", reply_to=ANSWERS, after=timedelta(hours=hours)), None)
+    chain.run(6, step_ms=10)
+    outcomes = ["cancelled"], ["not-pending"], ["not-pending"]
+    assert chain.told() == {f"{DELAY}/0/{1 + n}": told for n, told in enumerate(outcomes)}
 
 
 def test_a_tick_that_is_delivered_now_is_one_transaction(chain: Chain) -> None:
