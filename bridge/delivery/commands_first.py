@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import structlog
@@ -41,6 +42,15 @@ Offsets = Mapping[SourceName, int]
 log = structlog.get_logger("bridge.delivery.dispatcher")
 
 
+@dataclass(slots=True)
+class _Look:
+    """A look-up that runs. Whoever begins anew forgets it, and a late answer with it."""
+
+    ends: Offsets | None = None
+    """None: not known yet."""
+    has_failed: bool = False
+
+
 def _on_a_thread(look: Callable[[], None]) -> None:
     threading.Thread(target=look, name="log-ends", daemon=True).start()
 
@@ -64,8 +74,9 @@ class CommandsFirst:
         self._run = run
         self._until_s: float | None = None
         """None: open."""
-        self._ends: Offsets | None = {}
-        """None: they are being looked up."""
+        self._ends: Offsets = {}
+        self._look: _Look | None = None
+        """Where the ends are being looked up that take their place."""
         self._are_written_on = False
         self._full_since_s: float | None = None
         self._coming: dict[SourceName, int] = {}
@@ -79,7 +90,7 @@ class CommandsFirst:
 
     def begin(self, ends: Offsets, coming: Collection[SourceName] = ()) -> None:
         """A start: messages wait until these ends are read, but for those of partitions that come later."""
-        self._ends = {name: end for name, end in ends.items() if name not in coming}
+        self._ends, self._look = {name: end for name, end in ends.items() if name not in coming}, None
         self._are_written_on, self._full_since_s = False, None
         self._coming, self._arrived_s = {name: ends[name] for name in coming if name in ends}, {}
         self._until_s = self._clock.monotonic_s() + self._patience_s
@@ -90,15 +101,17 @@ class CommandsFirst:
         if until_s is None:
             return False
         now_s, at = self._clock.monotonic_s(), store.next_offsets()
+        self._take_answer()
         unread = self._unread(at)
         if now_s >= until_s or self._is_stuck(store, now_s):
             self._open(unread)
             return False
-        if self._ends is None or unread or store.next_wakeup_ms() == AT_MIN:
+        if self._look is not None or unread or store.next_wakeup_ms() == AT_MIN:
             return True
         if self._are_written_on and self._log_ends is not None:
-            self._are_written_on, self._ends = False, None
-            self._run(lambda: self._look_up(store, at.keys()))
+            look = self._look = _Look()
+            self._are_written_on = False
+            self._run(lambda: self._look_up(look, store, at.keys()))
             return True
         self._open({})
         return False
@@ -108,19 +121,24 @@ class CommandsFirst:
         if self.is_closed and not set(topics).isdisjoint(delay_topics):
             self._are_written_on = True
 
-    def _look_up(self, store: TimerStore, names: Collection[SourceName]) -> None:
-        """Where brokers do not answer it is tried again, until the time is over."""
+    def _look_up(self, look: _Look, store: TimerStore, names: Collection[SourceName]) -> None:
         assert self._log_ends is not None
         try:
-            self._ends = self._log_ends(names)
+            look.ends = self._log_ends(names)
         except EnvironmentFailure as failure:
             log.warning("log-ends-unknown", reason=failure.message)
-            self._are_written_on, self._ends = True, {}
+            look.has_failed, look.ends = True, {}
         store.wake()
 
+    def _take_answer(self) -> None:
+        """Of a look-up that has ended. Where brokers did not answer it is tried again, until the time is over."""
+        look = self._look
+        if look is not None and look.ends is not None:
+            self._ends, self._look = look.ends, None
+            self._are_written_on |= look.has_failed
+
     def _unread(self, at: Offsets) -> dict[SourceName, tuple[int, int]]:
-        ends = self._ends or {}
-        return {name: (at[name], end) for name, end in ends.items() if name in at and at[name] < end}
+        return {name: (at[name], end) for name, end in self._ends.items() if name in at and at[name] < end}
 
     def _is_stuck(self, store: TimerStore, now_s: float) -> bool:
         if store.has_room():
@@ -166,7 +184,7 @@ class CommandsFirst:
     def joined(self) -> None:
         """Partitions have joined: their commands come before their messages."""
         if not self.is_closed:
-            self._ends, self._are_written_on, self._full_since_s = {}, False, None
+            self._ends, self._look, self._are_written_on, self._full_since_s = {}, None, False, None
             self._until_s = self._clock.monotonic_s() + EFFECT_S
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from unittest import mock
 
 import pytest
 from structlog.testing import capture_logs
 
 from bridge.delivery import commands_first as module
+from bridge.delivery.commands_first import CommandsFirst
 from bridge.errors import EnvironmentFailure
 from bridge.wire import headers as h
+from tests.manual_clock import ManualClock
 from tests.model.dispatch_rig import DELAY, DispatchRig
 from timerstore.rows.position import AT_MIN
 from timerstore.rows.sources import SourceName
@@ -132,6 +134,29 @@ def test_ends_that_are_not_known_are_asked_for_again(rig: DispatchRig) -> None:
     rig.reads = {}
     step(rig)
     assert not orders(rig) and not rig.dispatcher.awaits_commands
+
+
+@pytest.mark.fault("a late answer of the brokers, of an earlier start")
+def test_a_late_answer_does_not_count_for_a_later_start() -> None:
+    """Messages of a start wait for the ends that were looked up for it, whenever earlier look-ups are answered."""
+    asked: list[Callable[[], None]] = []
+    ends = {HERE: 9}
+    clock = ManualClock(0)
+    first = CommandsFirst(clock, log_ends=lambda _: ends, run=asked.append)
+    store = mock.Mock(**{"next_offsets.return_value": {HERE: 5}, "next_wakeup_ms.return_value": None})
+    for _ in range(2):
+        first.begin({HERE: 5})
+        first.committed({DELAY}, {DELAY})
+        assert first.is_to_wait(store)
+    late, current = asked
+    ends = {HERE: 5}
+    late()
+    assert first.is_to_wait(store), "what was looked up for it is not answered"
+    ends = {HERE: 9}
+    current()
+    assert first.is_to_wait(store), "it is not read up to there"
+    store.next_offsets.return_value = {HERE: 9}
+    assert not first.is_to_wait(store)
 
 
 def test_a_partition_that_joins_waits_for_its_commands_alone(rig: DispatchRig) -> None:

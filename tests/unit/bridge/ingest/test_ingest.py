@@ -98,6 +98,7 @@ class Bench:
         self.ended = threading.Event()
         self.holds_job: threading.Event | None = None
         self.holds_plan: threading.Event | None = None
+        self.receiver: Any = None
         self.looks: Callable[[], int] = lambda: 0
         """How often the plain reader's thread has looked after the query's."""
         self.ingest = Ingest(
@@ -443,6 +444,22 @@ def test_a_restart_begins_where_the_store_stands(made: Callable[..., Bench]) -> 
     assert second.offsets[A] == 4
     second.send(A, 4, 7)
     assert bench.store.held[A] == list(range(7)) and not bench.failures
+
+
+@pytest.mark.parametrize("is_failure", [False, True])
+def test_what_is_asked_of_a_query_before_it_starts_is_not_lost(made: Callable[..., Bench], *, is_failure: bool) -> None:
+    """A restart has it begin anew; a frame that could not be stored ends ingest."""
+    bench = made()
+    bench.holds_plan = threading.Event()
+    bench.begin()
+    wait_until(lambda: bench.receiver is not None, SEEN_S, "the plan is made")
+    first = bench.receiver
+    if is_failure:
+        bench.ingest._queries._on_take_failure(InternalError("cannot be stored", hint="", code="DB-7001"))
+    else:
+        bench.ingest.restart("clock-jumped")
+    bench.holds_plan.set()
+    wait_until(lambda: bench.failures if is_failure else bench.receiver is not first, SEEN_S, "it is heard")
 
 
 def test_quiet_partitions_are_asked_where_they_end(made: Callable[..., Bench]) -> None:
