@@ -1,9 +1,10 @@
 """Measure the bridge on this machine, and print a table beside what RocketMQ 5.5 and a prototype of this design did
 on such a machine.
 
-make bench                              everything but `pending`, `lookups`, `soak` and `outages` (an hour)
+make bench                              everything but `costs`, `pending`, `lookups`, `soak` and `outages` (an hour)
 make bench BENCH_ARGS="--only burst"    one scenario: on-time, on-time-1k, on-time-short, kills, rolling (from the first
                                         second on), burst, idle, outage, stopped-target, killed-target, bulk
+make bench BENCH_ARGS="--only costs"    CPU at rest, at 1,000/s and at 10,000/s, to compare two commits in turns
 make bench BENCH_ARGS="--only pending"  ten million pending, a million of them cancelled (ten minutes, 8 GB of disk)
 make bench BENCH_ARGS="--only lookups"  searches over the API among ten million pending (five minutes, 8 GB of disk)
 make bench BENCH_ARGS="--only soak"     an hour at 2,000/s with broker restarts (5 GB of disk)
@@ -23,6 +24,7 @@ from typing import Any
 from bench import dead_target
 from bench.bridge import WARMED, Bridge, bridge_on_broker, pause, run, warm_up
 from bench.bulk import bulk
+from bench.costs import costs
 from bench.load import VALUE_BYTES
 from bench.lookups import lookups
 from bench.on_time import kills, on_time, rolling
@@ -34,8 +36,8 @@ SETTLED_SECONDS = 120
 IDLE_SECONDS = 30
 LEAD_MS = 30_000
 OUTAGES = 4
-APART = ("pending", "lookups", "soak", "outages")
-"""They take long: only by name."""
+APART = ("costs", "pending", "lookups", "soak", "outages")
+"""Only by name: they take long, or say little alone."""
 CLIENT_DEFAULTS = {"metadata.recovery.strategy": "rebootstrap", "reconnect.backoff.max.ms": "10000"}
 
 
@@ -207,6 +209,7 @@ LATE_10K = {FIRST: "<= 5 / 30 ms", WARM: "<= 5 / 30 ms", ALL: "<= 5 / 30 ms"}
 
 SCENARIOS: dict[str, Callable[[Bridge, argparse.Namespace, Report], None]] = {
     "idle": idle,
+    "costs": costs,
     "on-time": partial(on_time, delay_ms=(1_000, 5_000), rate=10_000, late=LATE_10K, cpu="70"),
     "on-time-1k": partial(on_time, delay_ms=(1_000, 5_000), rate=1_000, late={}, cpu="30"),
     "on-time-short": partial(on_time, delay_ms=(100, 300), rate=1_000, late=LATE_SHORT, cpu="30"),
