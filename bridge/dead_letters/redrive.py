@@ -7,7 +7,8 @@ counts as broken.
 Exactly once: the transaction that puts letters back also writes, into their partition of the dead-letter topic, which
 ones they are (bridge/wire/letters.py). A run begins by reading those records:
 
-1. `init_transactions` ends what an earlier run left open, and fences one that is still running. (Nothing.)
+1. `init_transactions` ends what an earlier run left open, and fences one that is still running. (Nothing.) It is
+   called again before a transaction where a request of the one before may arrive late (bridge/kafka/repeats.py).
 2. The ends of the logs are looked up, those of open transactions included: what an earlier run committed lies below.
 3. First pass: what has gone back. Second pass: the letters, a transaction for some of them. (A crash leaves a
    transaction whole or undone; the next run finds out by 1 to 3.)
@@ -24,8 +25,8 @@ from bridge.dead_letters.reading import LetterTopics, Marks, Place, batches, mak
 from bridge.dead_letters.rejection import GoingBack, Rejection
 from bridge.errors import EnvironmentFailure, StateError
 from bridge.kafka.admin import Cluster, Watermarks
-from bridge.kafka.construction import CLIENT_LOG
 from bridge.kafka.errors import kafka_error
+from bridge.kafka.repeats import Epochs
 from bridge.settings.clients import librdkafka
 from bridge.settings.model import Settings
 from bridge.wire.headers import Headers
@@ -51,10 +52,8 @@ class Redrive:
         self._rejection = Rejection(settings)
         self._letters = LetterTopics(settings, self._cluster, list(choice.topics))
         self._consumer = make_consumer(settings)
-        self._producer_config = librdkafka(settings, "producer") | {
-            "transactional.id": f"{settings.group_id}-redrive",
-            "logger": CLIENT_LOG,
-        }
+        own = {"transactional.id": f"{settings.group_id}-redrive"}
+        self._epochs = Epochs({**librdkafka(settings, "producer"), **own}, CALL_TIMEOUT_S)
 
     def run(self, *, execute: bool) -> Report:
         """Go over all letters that were there at the start. Without `execute` nothing is written.
@@ -63,15 +62,13 @@ class Redrive:
         """
         report = Report()
         try:
-            producer = None
             if execute:
-                producer = Producer(self._producer_config)
-                producer.init_transactions(CALL_TIMEOUT_S)
+                self._epochs.producer()
             # The ends include records of open transactions.
             marks = self._marks()
             gone = self._gone(marks)
             for batch in batches(self._consumer, self._chosen(marks), self._clock):
-                self._put_back(producer, batch, gone, report)
+                self._put_back(batch, gone, report, execute=execute)
         except KafkaException as exception:
             raise EnvironmentFailure(
                 "cannot put dead letters back",
@@ -117,9 +114,7 @@ class Redrive:
                     raise
         return {place: Gone(found) for place, found in ranges.items()}
 
-    def _put_back(
-        self, producer: Producer | None, batch: Sequence[Message], gone: Mapping[Place, Gone], report: Report
-    ) -> None:
+    def _put_back(self, batch: Sequence[Message], gone: Mapping[Place, Gone], report: Report, *, execute: bool) -> None:
         """One transaction: records, and which letters they are. A crash leaves both or neither."""
         counted = Report()
         chosen = [
@@ -134,8 +129,8 @@ class Redrive:
             (counted.broken if is_broken else counted.back)[record.letter.reason, record.letter.target] += 1
             if not is_broken:
                 back.append((record, message))
-        if producer is not None and back:
-            self._commit(producer, back)
+        if execute and back:
+            self._commit(self._epochs.producer(), back)
         report.add(counted)
 
     def _judge(self, message: Message, gone: Gone, report: Report) -> Letter | None:

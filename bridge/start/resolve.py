@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from bridge.delivery.producer.producer_pool import names_of
@@ -24,6 +24,7 @@ from bridge.delivery.producer.transaction_markers import MarkerRepair, Outcome, 
 from bridge.errors import EnvironmentFailure, StateError
 from bridge.kafka.construction import CLIENT_LOG
 from bridge.kafka.errors import kafka_error
+from bridge.kafka.repeats import Epochs
 from bridge.settings.clients import librdkafka
 from bridge.settings.model import Settings
 
@@ -67,8 +68,7 @@ def resolve(settings: Settings, choice: Outcome, ask: Callable[[str], str | None
         for name in names_of(settings.transactional_id):
             outcome = repair.outcome_of(name)
             if outcome is not None:
-                producer = Producer({**librdkafka(settings, "producer"), "transactional.id": name}, logger=CLIENT_LOG)
-                producer.init_transactions(INIT_S)
+                producer = Epochs({**librdkafka(settings, "producer"), "transactional.id": name}, INIT_S).producer()
                 repair.write(name, producer, outcome)
                 done[name] = outcome
         is_pending = are_offsets_pending(settings)

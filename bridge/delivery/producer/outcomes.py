@@ -19,7 +19,7 @@ from typing import Final, Self
 
 from confluent_kafka import KafkaError
 
-from bridge.kafka.errors import Fault, Meaning, Refusal, is_fenced, is_unasked, meaning_of
+from bridge.kafka.errors import Fault, Meaning, Refusal, is_fenced, meaning_of
 from bridge.wire.reasons import RejectReason
 
 
@@ -114,15 +114,16 @@ class NotReady(Exception):
 
 @dataclass(eq=False)
 class Broken(Exception):
-    """The producer cannot go on."""
+    """The producer cannot go on. `fenced_itself`: by an initialisation of its own that arrived late."""
 
     failure: Failure
+    fenced_itself: bool = False
 
     @property
     def fenced_by(self) -> KafkaError | None:
         """The word of a broker that another producer has the name of this one."""
         error = self.failure.error
-        return error if error is not None and is_fenced(error) else None
+        return error if error is not None and not self.fenced_itself and is_fenced(error) else None
 
 
 class Indefinite(Broken):
@@ -134,11 +135,6 @@ class EndedUnasked(Broken):
     earlier transaction commits or aborts half of this one, so some of its rows may be visible, whatever the committed
     offsets say. Each row is looked up in its target before anything is produced or skipped.
     """
-
-    @classmethod
-    def or_broken(cls, error: KafkaError) -> Broken:
-        """What this error of a producer means for its transaction, which is not asked to commit."""
-        return (cls if is_unasked(error) else Broken)(Failure.of(error))
 
 
 class Incident(Enum):

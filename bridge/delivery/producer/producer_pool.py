@@ -36,17 +36,17 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import partial
 from itertools import count
 from typing import Final
 
 import structlog
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from bridge.delivery.producer.outcomes import NO_ANSWER, Broken, Failure, NotReady
+from bridge.delivery.producer.outcomes import NO_ANSWER, Broken, Failure, Incident, NotReady, OnIncident
 from bridge.delivery.producer.transaction_markers import MarkerRepair, Outcome
 from bridge.errors import EnvironmentFailure
 from bridge.kafka.errors import Fault, fault_of, is_denied, is_fatal, is_fenced, kafka_error
+from bridge.kafka.repeats import Repeats
 from bridge.settings.time_budgets import USUAL
 
 AGAIN_S: Final = 0.2
@@ -56,12 +56,14 @@ ABORTS_MAX: Final = 60
 SUSPECTS: Final = 2
 """So many ids, the last that have committed, may lack the end of that: a transaction can be shorter than the writing of
 the end of the one before."""
+REPAIR_IN_DOUBT: Final = KafkaError(KafkaError._RETRY, "an end that was written again may arrive late", retriable=True)
 HELD_UP: Final = Failure(NO_ANSWER, "every transactional id is held up")
 
 log = structlog.get_logger("bridge.delivery.producer.producer_pool")
 
-Make = Callable[[str, list[KafkaError]], Producer]
-"""A producer of that transactional id, which adds its fatal errors to the list. Raises EnvironmentFailure."""
+Make = Callable[[str, list[KafkaError], Repeats], Producer]
+"""A producer of that transactional id, which adds its fatal errors to the list, and tells of repeated requests. Raises
+EnvironmentFailure."""
 
 
 def names_of(name: str) -> tuple[str, ...]:
@@ -84,6 +86,7 @@ class PooledProducer:
     name: str
     producer: Producer | None = None
     faults: list[KafkaError] = field(default_factory=list)
+    repeats: Repeats = field(default_factory=Repeats)
     state: _State = _State.UNMADE
     owed_outcome: Outcome | None = None
     """How its last transaction, whose end the brokers have lost, is to be ended once more."""
@@ -92,6 +95,14 @@ class PooledProducer:
     and what it is to write is likely to be committed."""
     committed: int = 0
     """In what order, among all commits, it may have committed last: it was asked to, and the answer was not no."""
+    may_fence_itself: bool = False
+    """An initialisation of its may arrive late: that would fence its producer, as a rival does."""
+
+    def is_in_doubt(self) -> bool:
+        """Whether a request of its transaction may have been sent more than once, all that is known by now."""
+        if self.producer is not None:
+            let_in(self.producer)
+        return self.repeats.are_possible
 
 
 class ProducerPool:
@@ -106,16 +117,20 @@ class ProducerPool:
         run: Callable[[Callable[[], None]], None],
         repair: MarkerRepair | None = None,
         call_s: float = USUAL.call_s,
+        on_incident: OnIncident = lambda _: None,
     ) -> None:
         """`call_s` is the time-out of one call of the client; calls are repeated."""
         self._make = make
         self._run = run
         self._repair = repair
         self._call_s = call_s
+        self._on_incident = on_incident
         self._all = [PooledProducer(name) for name in names]
         self._commits = count(1)
         self._changed = threading.Condition()
         self._closed = threading.Event()
+        self._comes_first: PooledProducer | None = None
+        """The id of a transaction that ended unasked: delivery goes on when nothing more can become of it."""
         self.is_well = False
         """Whether the transaction before this one was committed."""
 
@@ -128,19 +143,24 @@ class ProducerPool:
         self.is_well = False
         left_open = self._left_open()
         with self._changed:
-            unmade = [one for one in self._all if one.state is _State.UNMADE]
-            pooled = self._used(self._first_of(self._ready()) or left_open or self._first_of(unmade))
+            first = self._comes_first
+            able = self._all if first is None or first.state is _State.DENIED else [first]
+            ready = [one for one in self._ready() if one in able]
+            unmade = [one for one in able if one.state is _State.UNMADE]
+            pooled = self._used(self._first_of(ready) or left_open or self._first_of(unmade))
         if pooled is None:
             raise NotReady(HELD_UP)
         if pooled.producer is None:
             self._initialise(pooled)
+        self._comes_first = None
         self.prepare()
         return pooled
 
-    def next(self, current: PooledProducer, *, is_small: bool) -> PooledProducer:
+    def next(self, current: PooledProducer | None, *, is_small: bool) -> PooledProducer | None:
         """The one for the next transaction: if all is well one that comes back, or has committed the one before the
-        last, else `current`, or one that comes back if the transaction is small. Reports of those that are ready are
-        let in, and those that have failed are replaced.
+        last, else `current`, or one that comes back if the transaction is small. Without `current` it may be none, or
+        the one whose last commit is the longest ago. Reports of those that are ready are let in, and those that have
+        failed are replaced.
         """
         for pooled in self._all:
             if pooled.state is _State.READY and pooled.producer is not None:
@@ -153,9 +173,27 @@ class ProducerPool:
         with self._changed:
             able = [one for one in self._ready() if self.is_well or (is_small and one.comes_back)]
             found = max(able, key=lambda one: (one.comes_back, one.committed), default=None)
+            if current is None:
+                return self._used(found or self._first_of(self._ready()))
             if found is not None:
                 current.state = _State.READY
             return self._used(found) or current
+
+    def renew(self, pooled: PooledProducer) -> None:
+        """A request of its last transaction may arrive late: it gets a new epoch before its next one (repeats.py)."""
+        self._on_incident(Incident.END_IN_DOUBT)
+        self.recycle(pooled, anew=True, is_renewed=True)
+
+    def come_first(self, pooled: PooledProducer) -> None:
+        """Its transaction ended unasked: nothing is begun until it is initialised, so that no more becomes of that."""
+        if self._comes_first is not pooled:
+            self._on_incident(Incident.ENDED_UNASKED)
+        self._comes_first = pooled
+
+    def await_renewed(self, timeout_s: float) -> PooledProducer | None:
+        """As `await_ready`, where every id is in doubt."""
+        self._on_incident(Incident.DELIVERY_WAITED)
+        return self.await_ready(timeout_s)
 
     def await_ready(self, timeout_s: float) -> PooledProducer | None:
         """One that is ready, or as soon as one is; None if that takes longer, or none is on its way."""
@@ -179,14 +217,22 @@ class ProducerPool:
             if pooled.state is _State.UNMADE:
                 self.recycle(pooled)
 
-    def recycle(self, pooled: PooledProducer, *, is_open: bool = False, anew: bool = False) -> None:
+    def recycle(
+        self, pooled: PooledProducer, *, is_open: bool = False, anew: bool = False, is_renewed: bool = False
+    ) -> None:
         """Make it ready again in the background; `is_open`: its producer has a transaction open, to be aborted; `anew`:
-        by another producer."""
+        by another producer, as the rule wants if it `is_renewed`."""
         with self._changed:
             left = [] if pooled.producer is None else [pooled.producer]
             pooled.producer, pooled.state = None, _State.RECYCLING
             pooled.comes_back |= is_open
-        self._run(partial(self._make_ready, pooled, left, is_open, anew or is_open))
+
+        def run() -> None:
+            self._make_ready(pooled, left, is_open, anew or is_open)
+            if is_renewed and pooled.producer is not None:
+                self._on_incident(Incident.ID_RENEWED)
+
+        self._run(run)
 
     def doubt_last_committer(self) -> None:
         """The end of its transaction may wait for a partition that does not answer: it is ready when it is known not
@@ -273,16 +319,24 @@ class ProducerPool:
             if not held:
                 if repair is not None and pooled.owed_outcome is None:
                     pooled.owed_outcome = repair.outcome_of(pooled.name)  # initialised, it would be forgotten
-                pooled.faults = []
-                held.append(self._make(pooled.name, pooled.faults))
-            error = _repeated(held[0].init_transactions, self._call_s, may_repeat)
+                pooled.faults, pooled.repeats = [], Repeats()
+                held.append(self._make(pooled.name, pooled.faults, pooled.repeats))
+            pooled.repeats.forget()
+            error = _repeated(held[0].init_transactions, self._call_s, may_repeat, pooled.repeats)
+            let_in(held[0])
+            pooled.may_fence_itself |= error is not None or pooled.repeats.are_possible
             if error is None and repair is not None:
                 if pooled.owed_outcome is not None:
+                    pooled.repeats.forget()
                     repair.write(pooled.name, held[0], pooled.owed_outcome)
                     if pooled.owed_outcome is Outcome.COMMITTED:  # what it had in the targets may still be open there
                         pooled.comes_back = True
                         self.asked_to_commit(pooled)
                     pooled.owed_outcome = None
+                    let_in(held[0])
+                    if pooled.repeats.are_possible:
+                        drop(held.pop())
+                        return REPAIR_IN_DOUBT
                 repair.concluded(pooled.name)
         except KafkaException as exception:
             error = kafka_error(exception)
@@ -299,7 +353,10 @@ class ProducerPool:
         if held and is_open:
             more = iter(range(ABORTS_MAX))
             _repeated(
-                held[0].abort_transaction, self._call_s, lambda: next(more, None) is not None and self._may_go_on()
+                held[0].abort_transaction,
+                self._call_s,
+                lambda: next(more, None) is not None and self._may_go_on(),
+                pooled.repeats,
             )
         if held and (anew or pooled.faults):
             drop(held.pop())
@@ -346,7 +403,15 @@ def drop(producer: Producer) -> None:
         producer.poll(0)
 
 
-def _repeated(call: Callable[[float], None], call_s: float, may_repeat: Callable[[], bool]) -> KafkaError | None:
+def let_in(producer: Producer) -> None:
+    """All that a producer has to tell by now. What it cannot do any more its calls say."""
+    with suppress(KafkaException):
+        producer.poll(0)
+
+
+def _repeated(
+    call: Callable[[float], None], call_s: float, may_repeat: Callable[[], bool], repeats: Repeats
+) -> KafkaError | None:
     """Make this call until it succeeds. Returns why it does not."""
     while True:
         try:
@@ -357,3 +422,4 @@ def _repeated(call: Callable[[float], None], call_s: float, may_repeat: Callable
         # BUSY: the call that was left is still under way in it.
         if is_fatal(error) or not (error.retriable() or fault_of(error) is Fault.BUSY) or not may_repeat():
             return error
+        repeats.note()

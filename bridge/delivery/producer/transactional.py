@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
 import structlog
-from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from bridge.delivery.producer.outcomes import (
     NO_ANSWER,
@@ -18,15 +17,18 @@ from bridge.delivery.producer.outcomes import (
     Aborted,
     Broken,
     Cause,
+    EndedUnasked,
     Failure,
     Indefinite,
+    OnIncident,
     OnStall,
 )
 from bridge.delivery.producer.producer_pool import HELD_UP, PooledProducer, ProducerPool, in_thread, names_of
 from bridge.delivery.producer.transaction_markers import MarkerRepair
 from bridge.delivery.producer.writer import SMALL_RECORDS, STALLED_S, UNACKNOWLEDGED, Writer
 from bridge.kafka.calls import Call, Unanswered
-from bridge.kafka.errors import Fault, fault_of, fenced, kafka_error
+from bridge.kafka.errors import Fault, fault_of, fenced, is_fenced, is_unasked, kafka_error
+from bridge.kafka.repeats import Repeats
 from bridge.settings.time_budgets import USUAL, TimeBudgets
 from timerstore.clock import Clock
 
@@ -34,6 +36,7 @@ SENDING_S: Final = 0.001
 """Enough for the client's threads to begin to send what lingers."""
 CONFLICT_S: Final = 0.05
 """Between two calls that are refused because an earlier one is still under way."""
+IN_DOUBT: Final = Failure(NO_ANSWER, "other offsets, which joined the transaction before, may arrive late")
 
 log = structlog.get_logger("bridge.delivery.producer.transactional")
 
@@ -47,13 +50,21 @@ class TransactionalWriter(Writer):
         run: Callable[[Callable[[], None]], None] = in_thread,
         repair: MarkerRepair | None = None,
         budgets: TimeBudgets = USUAL,
+        on_incident: OnIncident = lambda _: None,
+        renews: bool = True,
     ) -> None:
         """`run` makes the other producers ready, beside delivery; `repair` mends what the brokers have lost, if they
-        may have.
+        may have. Without `renews` messages may be doubled: a test shows that its injections reach their aim.
         """
         super().__init__(properties, clock, make_producer, budgets)
         names = names_of(str(properties.get("transactional.id", "")))
-        self._pool = ProducerPool(names, self._make, run, repair, budgets.call_s)
+        self._pool = ProducerPool(names, self._make, run, repair, budgets.call_s, on_incident)
+        self._renews = renews
+        self._had_doubt = False
+        self._is_between_ids = False
+        """Whether the last transaction is over and its id is renewed: the next one is another id's."""
+        self._unasked: KafkaError | None = None
+        """By which it is known that the open transaction has ended."""
         self._used: PooledProducer | None = None
         self._joining: tuple[Sequence[TopicPartition], Call] | None = None
         """Offsets that join the open transaction beside its records."""
@@ -69,13 +80,45 @@ class TransactionalWriter(Writer):
         self._drop()
         self._pool.close()
 
-    def _make(self, name: str, faults: list[KafkaError]) -> Producer:
-        return self._new(faults, **{"transactional.id": name})
+    def takes_doubt(self) -> bool:
+        had_doubt, self._had_doubt = self._had_doubt, False
+        return had_doubt
+
+    def _make(self, name: str, faults: list[KafkaError], repeats: Repeats) -> Producer:
+        return self._new(faults, **{"transactional.id": name}, **repeats.properties(self._properties))
+
+    def _renew_if_in_doubt(self) -> None:
+        """The transaction has ended as it was to: its id gets a new epoch if a copy of a request may arrive late."""
+        used = self._in_use()
+        if not used.is_in_doubt():
+            return
+        self._had_doubt = True
+        if self._renews:
+            self._used = self._producer = None
+            self._is_between_ids = True
+            self._pool.renew(used)
+
+    def _broken(self, error: KafkaError) -> Broken:
+        if self._used is None:
+            return super()._broken(error)
+        if is_unasked(error):
+            self._pool.come_first(self._used)
+            return EndedUnasked(Failure.of(error))
+        fenced_itself = is_fenced(error) and self._used.may_fence_itself
+        if fenced_itself:
+            self._used.may_fence_itself = False
+        return Broken(Failure.of(error), fenced_itself)
+
+    def _report(self, row: int, error: KafkaError | None, message: Message) -> None:
+        super()._report(row, error, message)
+        if error is not None and is_unasked(error):
+            self._unasked = error
 
     def _use(self, pooled: PooledProducer) -> None:
         self._forget()
         self._used, self._producer, self._faults = pooled, pooled.producer, pooled.faults
-        self._joining = None
+        self._joining = self._unasked = None
+        self._is_between_ids = False
 
     def _in_use(self) -> PooledProducer:
         if self._used is None:
@@ -84,7 +127,7 @@ class TransactionalWriter(Writer):
 
     def _drop(self) -> None:
         super().close()
-        pooled, self._used, self._joining = self._used, None, None
+        pooled, self._used, self._joining, self._is_between_ids = self._used, None, None, False
         if pooled is not None:
             self._pool.put_back(pooled)
 
@@ -95,13 +138,20 @@ class TransactionalWriter(Writer):
     def begin(self, records: int = 0) -> None:
         """Start a transaction: local, the brokers hear of it with the first record. It is another id's turn; one that
         was left is used again from here on, if it is ready, and this is likely to be committed."""
-        if self._used is not None:
-            self._serve(self._client().poll, 0)
-            self._use(self._pool.next(self._used, is_small=records <= SMALL_RECORDS))
+        if self._used is not None or self._is_between_ids:
+            if self._producer is not None:
+                self._serve(self._producer.poll, 0)
+            pool = self._pool
+            pooled = pool.next(self._used, is_small=records <= SMALL_RECORDS)
+            pooled = pooled or pool.await_renewed(self._budgets.step_s)
+            if pooled is None:
+                raise Broken(HELD_UP)
+            self._use(pooled)
+            pooled.repeats.forget()
         try:
             self._client().begin_transaction()
         except KafkaException as exception:
-            raise Broken(Failure.of(kafka_error(exception))) from None
+            raise self._broken(kafka_error(exception)) from None
 
     def send_offsets(self, offsets: Sequence[TopicPartition], group_metadata: object) -> None:
         """The offsets join the transaction beside its records: of what a commit takes this is the longest."""
@@ -157,6 +207,9 @@ class TransactionalWriter(Writer):
                     failure = Failure.of(kafka_error(failed))
                     raise Aborted(Cause.BROKERS_BUSY, failure, dict(self._failed)) from None
             if joined is not offsets:
+                if joined is not None and self._in_use().is_in_doubt():
+                    # A late copy of these would be taken after the others: the transaction is still the same.
+                    raise Aborted(Cause.BROKERS_BUSY, IN_DOUBT, dict(self._failed))
                 send = self._sending(offsets, group_metadata)
                 self._calls.call(send, self._budgets.unanswered_s, look, STALLED_S)
 
@@ -180,14 +233,14 @@ class TransactionalWriter(Writer):
         try:
             self._step(ask, deadline_s)
         except (Broken, Aborted) as failed:
-            # An abort that is asked for at the first call is a definite no. A call before it may have been made.
-            if isinstance(failed, Aborted) and asked == 1:
+            if isinstance(failed, EndedUnasked):
+                raise
+            if isinstance(failed, Aborted) and asked == 1 and _is_refused(failed.failure, used):
                 used.committed = before
                 raise
-            raise Indefinite(failed.failure) from None
+            raise Indefinite(failed.failure, isinstance(failed, Broken) and failed.fenced_itself) from None
         pool.is_well = True
-        with suppress(KafkaException):  # whatever it is: the commit has been made
-            producer.poll(0)
+        self._renew_if_in_doubt()
 
     def abort(self) -> None:
         self._pool.is_well = False
@@ -198,16 +251,23 @@ class TransactionalWriter(Writer):
         except Aborted as aborted:
             raise Broken(aborted.failure) from None
         self._serve(self._client().poll, 0)
+        if self._unasked is not None:  # before that
+            raise self._broken(self._unasked)
+        self._renew_if_in_doubt()
 
     def leave(self) -> None:
         """Go on under another id while this one is aborted in the background: the brokers take nothing more under it
         before every partition has the transaction's end. Where no other one is ready yet (soon after a start), the one
         that is ready first goes on, be it this one."""
         left = self._in_use()
+        unasked = None if self._unasked is None else self._broken(self._unasked)
+        self._had_doubt = True
         self._pool.is_well = False
         self._calls.close()  # its call may go on for a while
         self._used = self._producer = None
         self._pool.recycle(left, is_open=True)
+        if unasked is not None:
+            raise unasked
         self._pool.doubt_last_committer()
         other = self._pool.await_ready(self._budgets.step_s)
         if other is None:
@@ -224,6 +284,7 @@ class TransactionalWriter(Writer):
             except KafkaException as exception:
                 error = kafka_error(exception)
             self._judge(error, may_repeat=self._clock.monotonic_s() <= deadline_s)
+            self._in_use().repeats.note()
             if fault_of(error) is Fault.BUSY:  # said at once, for as long as the call that was left is under way
                 self._pause.wait(CONFLICT_S)
 
@@ -232,6 +293,16 @@ class TransactionalWriter(Writer):
         if error.code() == KafkaError.FENCED_INSTANCE_ID:
             raise fenced(error)
         if error.txn_requires_abort():
+            self._unasked = error if is_unasked(error) else self._unasked
             raise Aborted.by(Failure.of(error), self._failed)
         if not error.retriable() or not may_repeat:
-            raise Broken(Failure.of(error))
+            raise self._broken(error)
+
+
+def _is_refused(failure: Failure, used: PooledProducer) -> bool:
+    """Whether a commit that is to be an abort is none for sure: the end was not sent, or its coordinator says so and
+    had it once. What else a broken connection leads to may be said after the end was written."""
+    if not failure.detail.startswith("EndTxn "):
+        return True
+    is_known = failure.error is not None and failure.error.code() == KafkaError.TRANSACTION_ABORTABLE
+    return is_known and not used.is_in_doubt()

@@ -126,10 +126,18 @@ class Writer(ABC):
         if producer is not None:
             drop(producer)
 
-    def _new(self, faults: list[KafkaError], **more: str) -> Producer:
+    def _new(self, faults: list[KafkaError], **more: object) -> Producer:
         """Another producer; its fatal errors are added to `faults`. Raises EnvironmentFailure."""
         own = {"error_cb": partial(self._on_error, faults), "logger": CLIENT_LOG}
-        return made("for delivery", lambda: self._make_producer({**self._properties, **more, **own}))
+        return made("for delivery", lambda: self._make_producer({**self._properties, **own, **more}))
+
+    def takes_doubt(self) -> bool:
+        """Whether a request of a transaction may have been sent more than once, since this was asked last."""
+        return False
+
+    def _broken(self, error: KafkaError) -> Broken:
+        """What an error means that ends a producer."""
+        return Broken(Failure.of(error))
 
     def _client(self) -> Producer:
         if self._producer is None:
@@ -146,9 +154,9 @@ class Writer(ABC):
         try:
             call(timeout_s)
         except KafkaException as exception:
-            raise Broken(Failure.of(kafka_error(exception))) from None
+            raise self._broken(kafka_error(exception)) from None
         if self._faults:
-            raise Broken(Failure.of(self._faults[-1]))
+            raise self._broken(self._faults[-1])
 
     def _forget(self) -> None:
         self._failed: dict[int, FailedRecord] = {}
@@ -195,7 +203,7 @@ class Writer(ABC):
         if isinstance(exception, KafkaException):
             error = kafka_error(exception)
             if is_fatal(error) or is_fenced(error):
-                raise Broken(Failure.of(error)) from None
+                raise self._broken(error) from None
             failure = Failure.of(error)
             if error.code() == KafkaError._STATE:
                 self._explain()

@@ -3,184 +3,41 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
-from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import KafkaError, Producer, TopicPartition
 
-from bridge.delivery.plan.due_rows import Batch
 from bridge.delivery.producer.acknowledged import AcknowledgedWriter
-from bridge.delivery.producer.outcomes import Aborted, Broken, Cause, Failure, Indefinite, NotReady
+from bridge.delivery.producer.outcomes import (
+    Aborted,
+    Broken,
+    Cause,
+    Failure,
+    Indefinite,
+    NotReady,
+)
 from bridge.delivery.producer.producer_pool import ProducerPool
 from bridge.delivery.producer.transaction_markers import Outcome
-from bridge.delivery.producer.transactional import TransactionalWriter
 from bridge.delivery.producer.writer import SMALL_RECORDS
 from bridge.errors import EnvironmentFailure, FencedError
 from bridge.settings.time_budgets import TimeBudgets
-from bridge.wire.headers import Headers
 from dev.harness.waiting import wait_until
 from tests.manual_clock import ManualClock
-
-
-def error(code: int, **flags: bool) -> KafkaException:
-    return KafkaException(KafkaError(code, "as told", **flags))
-
-
-RETRIABLE = error(KafkaError._TIMED_OUT, retriable=True)
-ABORTABLE = error(KafkaError.TRANSACTION_ABORTABLE, txn_requires_abort=True)
-FATAL = error(KafkaError._FENCED, fatal=True)
-
-
-class Written:
-    """What a delivery report says of the record."""
-
-    def topic(self) -> str:
-        return "orders"
-
-    def partition(self) -> int:
-        return 3
-
-
-class StubProducer:
-    """Each method does the next thing of its script: None, or an exception to raise. Time passes with every call."""
-
-    def __init__(self, clock: ManualClock) -> None:
-        self.clock = clock
-        self.script: dict[str, list[Exception | None]] = {}
-        self.forever: dict[str, Exception] = {}
-        self.calls: list[str] = []
-        self.sent: list[bytes | None] = []
-        self.joined: list[Sequence[TopicPartition]] = []
-        self.reports: list[Callable[..., None]] = []
-        self.failing: set[bytes] = set()
-        self.is_silent = False
-        self.joining: Callable[[], object] = lambda: None
-
-    def _do(self, name: str) -> None:
-        self.calls.append(name)
-        self.clock.advance(100)
-        script = self.script.get(name, [])
-        told = script.pop(0) if script else self.forever.get(name)
-        if told is not None:
-            raise told
-
-    def init_transactions(self, _timeout: float) -> None:
-        self._do("init")
-
-    def begin_transaction(self) -> None:
-        self._do("begin")
-
-    def send_offsets_to_transaction(self, offsets: Sequence[TopicPartition], _metadata: Any, _timeout: float) -> None:
-        self.joining()
-        self.joined.append(offsets)
-        self._do("offsets")
-
-    def commit_transaction(self, _timeout: float) -> None:
-        self._do("commit")
-
-    def abort_transaction(self, _timeout: float) -> None:
-        self._do("abort")
-
-    def produce(self, _topic: str, value: bytes | None, _key: Any, _partition: int, callback: Any, *_rest: Any) -> None:
-        self._do("produce")
-        self.sent.append(value)
-        if callback is not None:
-            failed = KafkaError(KafkaError.MSG_SIZE_TOO_LARGE) if value in self.failing else None
-            self.reports.append(lambda: callback(failed, Written()))
-
-    def poll(self, timeout: float) -> int:
-        self._do("poll")
-        self.clock.advance(int(timeout * 1000))
-        return 0
-
-    def flush(self, _timeout: float) -> int:
-        self._do("flush")
-        if self.is_silent:
-            return len(self)
-        for report in self.reports:
-            report()
-        self.reports = []
-        return 0
-
-    def purge(self, **_: bool) -> None:
-        self.calls.append("purge")
-
-    def __len__(self) -> int:
-        return len(self.reports)
-
-
-class LostMarkers:
-    """Knows how the transactions of some ids ended, and keeps what was ended once more."""
-
-    def __init__(self) -> None:
-        self.lost: dict[str, Outcome] = {}
-        self.failures: list[Exception] = []
-        self.unanswered: list[Exception] = []
-        self.asked: list[str] = []
-        self.open: str | None = None
-        self.written: list[tuple[str, Outcome]] = []
-
-    def left_open(self, names: Sequence[str]) -> str | None:
-        assert self.open is None or self.open in names
-        self.asked += [] if self.open is None else [self.open]
-        return self.open
-
-    def outcome_of(self, name: str) -> Outcome | None:
-        self.asked.append(name)
-        if self.unanswered:
-            raise self.unanswered.pop(0)
-        return self.lost.pop(name, None)
-
-    def concluded(self, name: str) -> None:
-        assert name in self.asked
-
-    def write(self, name: str, producer: Any, outcome: Outcome) -> None:
-        assert producer.calls[-1] == "init"
-        if self.failures:
-            raise self.failures.pop(0)
-        self.written.append((name, outcome))
-
-
-class Told:
-    """A writer on stub producers."""
-
-    def __init__(self, writer: Callable[..., Any] = TransactionalWriter, *more: Any) -> None:
-        self.clock = ManualClock()
-        self.producer = StubProducer(self.clock)
-        self.made: list[StubProducer] = []
-        self.names: list[str] = []
-        self.later: list[Callable[[], None]] = []
-        self.repair = LostMarkers()
-        run: dict[str, Any] = {"run": self.later.append, "repair": self.repair}
-        run = run if writer is TransactionalWriter else {}
-        self.writer = writer({"transactional.id": "x"}, self.clock, *more, make_producer=self._make, **run)
-
-    def _make(self, config: dict[str, Any]) -> StubProducer:
-        self.made.append(self.producer)
-        self.names.append(config["transactional.id"])
-        return self.producer
-
-    def background(self) -> None:
-        """Everything that was to be done there, each with a producer of its own."""
-        used = self.producer
-        while self.later:
-            self.producer = StubProducer(self.clock)
-            self.later.pop(0)()
-        self.producer = used
-
-
-def batch(*values: bytes, own: bool = False) -> Batch:
-    n = len(values)
-    headers: list[Headers] | None = [[("h", b"1")] for _ in values] if own else None
-    texts = [str(i) for i in range(n)]
-    keys: list[bytes | None] = [None] * n
-    return Batch(
-        topic="t", ids=np.arange(n) + 10, values=list(values), keys=keys, origins=texts, dues=texts, headers=headers
-    )  # fmt: skip
+from tests.unit.bridge.delivery.producer.stubs import (
+    ABORTABLE,
+    FATAL,
+    RETRIABLE,
+    StubProducer,
+    Told,
+    after_trouble_with_all,
+    batch,
+    begun,
+    error,
+)
 
 
 @pytest.fixture
@@ -314,7 +171,7 @@ def test_a_call_that_ignores_its_time_out_is_left_behind(told: Told, monkeypatch
     told.writer.begin()
     told.writer.commit([], None, lambda _: False)
     assert "commit" not in hanging.calls
-    assert told.producer.calls == ["init", "poll", "begin", "offsets", "commit", "poll"]
+    assert told.producer.calls == ["init", "begin", "offsets", "commit"]
     released.set()
 
 
@@ -379,7 +236,7 @@ class TestOffsetsThatJoinBesideRecords:
         told.writer.send_offsets(self.OFFSETS, None)
         told.writer.commit(self.OFFSETS, None, lambda _: False)
         assert told.producer.calls.count("offsets") == 2
-        assert told.producer.calls[-2:] == ["commit", "poll"]
+        assert told.producer.calls[-1] == "commit"
 
     @pytest.mark.parametrize(
         ("failure", "raised"),
@@ -442,7 +299,7 @@ class TestOffsetsThatJoinBesideRecords:
         if returns:
             threading.Timer(0.05, goes_on.set).start()
             told.writer.abort()
-            assert told.producer.calls[-3:] == ["offsets", "abort", "poll"]
+            assert told.producer.calls[-2:] == ["offsets", "abort"]
         else:
             with pytest.raises(Broken):
                 told.writer.abort()
@@ -477,29 +334,6 @@ class TestOffsetsThatJoinBesideRecords:
         returned.set()
 
 
-def begun(told: Told, records: int = 0) -> str:
-    """Begin a transaction; returns the id that does."""
-    before = [made.calls.count("begin") for made in told.made]
-    told.writer.begin(records)
-    counts = zip(told.names, told.made, before, strict=True)
-    (name,) = [name for name, made, begins in counts if made.calls.count("begin") > begins]
-    return name
-
-
-def after_trouble_with_all(told: Told) -> str:
-    """The only broker was away; when it is back, all ids are ready. Returns the one that begins a large transaction
-    then."""
-    for _ in range(2):
-        told.writer.open()
-    told.producer = StubProducer(told.clock)
-    told.producer.script["init"] = [RETRIABLE]
-    with pytest.raises(NotReady):
-        told.writer.open()
-    told.background()
-    told.writer.open()
-    return begun(told, 1_000)
-
-
 class TestTurns:
     """Other transactional ids: for the time in which the end of the last transaction is written, and for while a
     partition without a leader holds one up."""
@@ -522,7 +356,7 @@ class TestTurns:
             order.append(begun(ready, 1_000))
         assert order == ["x.2", "x"] * 3
         assert [made.calls.count("init") for made in ready.made] == [1, 1, 1]
-        assert set(ready.made[2].calls) == {"init", "poll"}, "one rests"
+        assert set(ready.made[2].calls) == {"init"}, "one rests"
 
     def test_an_abort_is_followed_by_a_transaction_of_the_same_id(self, ready: Told) -> None:
         """The one that has committed last rests: an abort of its own could take that back."""
@@ -650,7 +484,7 @@ class TestTurns:
         """The other one could not be made beforehand."""
         failures: list[Exception] = []
 
-        def make(_name: str, _faults: list[KafkaError]) -> Any:
+        def make(*_: object) -> Any:
             if failures:
                 raise failures.pop()
             return StubProducer(ManualClock())
@@ -783,7 +617,7 @@ class TestTurns:
     def test_an_id_whose_producer_could_not_be_made_is_tried_again(self) -> None:
         """Its key was just being replaced, say. Left at rest, it would be lost until the process ends."""
 
-        def refuse(_name: str, _faults: list[KafkaError]) -> Producer:
+        def refuse(*_: object) -> Producer:
             raise EnvironmentFailure("cannot make the producer", hint="")
 
         pool = ProducerPool(["x"], refuse, lambda run: run())
@@ -794,7 +628,7 @@ class TestTurns:
     def test_an_id_that_cannot_be_made_ready_for_whatever_reason_is_left_to_what_takes_it_next(self) -> None:
         """The thread that was to make it ready ends; the id is not lost with it, or delivery would wait for ever."""
 
-        def fail(_name: str, _faults: list[KafkaError]) -> Producer:
+        def fail(*_: object) -> Producer:
             raise BufferError("Local: Queue full")
 
         pool = ProducerPool(["x"], fail, lambda run: run())

@@ -1,0 +1,88 @@
+"""Whether a producer may have sent a request more than once, so that a copy of it may arrive late (invariant I9).
+
+librdkafka repeats a request without a word when a connection breaks, or when no answer comes in time. The first copy
+may still be on its way. An end of a transaction that arrives in the next one of the same epoch ends that one half-way
+(Jepsen on Bufstream, 2024), and offsets that arrive there are committed with it. KIP-890 mends the first for clients
+that change their epoch with every end; librdkafka does not (its issue 5423). A new epoch fences every late copy, and
+`init_transactions` of another producer with the same transactional id gives one: librdkafka takes that call once.
+
+The client's log has the facts: `FAIL` for a connection, `REQTMOUT` for a request. The usual log leaves out repetitions
+of a FAIL for 30 s, and the error callback gets only some; the debug context `broker` gets all of them, before the
+request is repeated. It says little else. A slow answer is no fact.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from confluent_kafka import Producer
+
+from bridge.kafka.construction import CLIENT_LOG
+
+CONTEXT: Final = "broker"
+FACTS: Final = frozenset({"FAIL", "REQTMOUT"})
+_UNCONNECTED: Final = tuple(
+    f" in state {state}" for state in ("INIT", "DOWN", "TRY_CONNECT", "CONNECT", "SSL_HANDSHAKE", "APIVERSION_QUERY")
+)
+"""States of a connection that has carried no request yet: an outage is full of them."""
+_LEVELS: Final = (50, 50, 50, 40, 30, 20, 20, 10)
+"""Python's levels by the client's `log_level`."""
+
+
+class Repeats:
+    """Watches one producer for it, as its logger, between the begin of a transaction and the answer to its end."""
+
+    def __init__(self) -> None:
+        self.are_possible = False
+        """Whether a request may have been sent more than once since `forget`, as far as `poll` has let it in."""
+        self._level = logging.INFO
+
+    def properties(self, user: Mapping[str, Any]) -> dict[str, Any]:
+        """The properties of the producer that is watched; `user` are the others of it."""
+        wanted = str(user.get("debug", ""))
+        self._level = logging.DEBUG if wanted else _LEVELS[min(7, int(user.get("log_level", 6)))]
+        return {"logger": self, "debug": f"{wanted},{CONTEXT}" if wanted else CONTEXT}
+
+    def forget(self) -> None:
+        """A transaction begins."""
+        self.are_possible = False
+
+    def note(self) -> None:
+        """A call was repeated by its caller."""
+        self.are_possible = True
+
+    def log(self, level: int, text: str, kind: str, *more: str) -> None:
+        """A line of the client's log, out of `poll`."""
+        if kind in FACTS and not (kind == "FAIL" and any(state in more[-1] for state in _UNCONNECTED)):
+            self.are_possible = True
+        if level >= self._level:
+            CLIENT_LOG.log(level, text, kind, *more)
+
+
+class Epochs:
+    """Transactions under one id, one after the other: another producer takes over, with a new epoch, where a request of
+    the last one may arrive late. For one thread."""
+
+    def __init__(
+        self, properties: Mapping[str, Any], call_s: float, make: Callable[[dict[str, Any]], Producer] = Producer
+    ) -> None:
+        """`properties` with the transactional id; `call_s` is the time-out of `init_transactions`."""
+        self._properties = dict(properties)
+        self._call_s = call_s
+        self._make = make
+        self._producer: Producer | None = None
+        self._repeats = Repeats()
+
+    def producer(self) -> Producer:
+        """The producer for the next transaction, initialised: what an earlier one left open is aborted. Raises
+        KafkaException."""
+        if self._producer is not None:
+            self._producer.poll(0)
+        if self._producer is None or self._repeats.are_possible:
+            self._repeats = Repeats()
+            self._producer = self._make({**self._properties, **self._repeats.properties(self._properties)})
+            self._producer.init_transactions(self._call_s)
+        self._repeats.forget()
+        return self._producer

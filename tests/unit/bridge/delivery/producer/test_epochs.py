@@ -1,0 +1,205 @@
+"""Requests of a transaction that may arrive late, in the next one of its id: what the writer does about them."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+from bridge.delivery.producer.outcomes import Aborted, Broken, Cause, EndedUnasked, Incident, Indefinite, NotReady
+from bridge.delivery.producer.transaction_markers import Outcome
+from bridge.settings.time_budgets import TimeBudgets
+from dev.harness.waiting import wait_until
+from tests.unit.bridge.delivery.producer.stubs import FATAL, RETRIABLE, UNASKED, StubProducer, Told, batch, begun, error
+
+CUT = ("FAIL", "broker:9092/1: Disconnected (after 7ms in state UP) (_TRANSPORT): identical to last error")
+REFUSED = ("FAIL", "broker:9092/1: Connect failed: Connection refused (after 0ms in state CONNECT) (_TRANSPORT)")
+TIMED_OUT = ("REQTMOUT", "broker:9092/1: Timed out 1 in-flight, 0 retry-queued, 0 out-queue, 0 partially-sent requests")
+
+
+@pytest.fixture
+def told() -> Told:
+    """All ids are initialised, and the first has a transaction open."""
+    made = Told()
+    made.writer.open()
+    made.writer.begin()
+    made.background()
+    return made
+
+
+@pytest.mark.fault("a request that arrives late in the next transaction of its id")
+@pytest.mark.parametrize("line", [CUT, TIMED_OUT])
+@pytest.mark.parametrize("step", ["begin", "produce", "offsets", "commit"])
+def test_a_connection_that_breaks_renews_the_id(step: str, line: tuple[str, str]) -> None:
+    """A transactional id has a new epoch before its next transaction where a request of its last one may have been
+    sent more than once. Another id goes on meanwhile."""
+    told = Told()
+    told.writer.open()
+    told.background()
+    told.producer.lines[step] = [line]
+    told.writer.begin()
+    told.writer.send(batch(b"a"))
+    told.writer.commit([], None, lambda _: False)
+    assert begun(told, 1_000) == "x.2"
+    assert told.writer.takes_doubt() and not told.writer.takes_doubt()
+    told.background()
+    assert told.names[3:] == ["x"]
+    told.writer.commit([], None, lambda _: False)
+    assert begun(told, 1_000) == "x"
+    assert told.made[3].calls == ["init", "begin"]
+    assert told.incidents == [Incident.END_IN_DOUBT, Incident.ID_RENEWED]
+
+
+@pytest.mark.parametrize("end", ["commit", "abort"])
+def test_an_end_that_was_asked_for_twice_renews_the_id(told: Told, end: str) -> None:
+    """The client may have sent it before the first call gave up."""
+    told.producer.script[end] = [RETRIABLE, None]
+    told.writer.commit([], None, lambda _: False) if end == "commit" else told.writer.abort()
+    assert begun(told, 1_000) != "x"
+    told.background()
+    assert told.names[3:] == ["x"]
+
+
+def test_an_abort_in_doubt_is_followed_by_the_id_whose_commit_is_the_longest_ago(told: Told) -> None:
+    """As after other trouble: an abort of the last one may take its commit back."""
+    told.writer.commit([], None, lambda _: False)
+    assert begun(told) == "x.2"
+    told.made[1].lines["abort"] = [CUT]
+    told.writer.abort()
+    assert begun(told) == "x.3"
+
+
+def test_a_good_commit_costs_nothing(told: Told) -> None:
+    """Nor do connections that are not made, in an outage, or that break while nothing is under way."""
+    told.producer.lines["produce"] = [REFUSED]
+    told.writer.send(batch(b"a"))
+    told.writer.commit([], None, lambda _: False)
+    assert not told.writer.takes_doubt()
+    told.made[1].lines["poll"] = [CUT]
+    for made in told.made[1:]:
+        made.poll(0)
+    assert begun(told, 1_000) == "x.2"
+    told.writer.commit([], None, lambda _: False)
+    assert begun(told, 1_000) == "x" and not told.later
+
+
+def test_where_all_are_in_doubt_the_first_new_epoch_is_waited_for(told: Told) -> None:
+    """And that is counted."""
+    for made in told.made:
+        made.lines["commit"] = [CUT]
+        told.writer.commit([], None, lambda _: False)
+        if made is not told.made[-1]:
+            told.writer.begin(1_000)
+    assert len(told.later) == 3
+    renewed = told.producer = StubProducer(told.clock)
+    last = told.later.pop()
+    threading.Timer(0.05, last).start()
+    told.writer.begin()
+    assert renewed.calls == ["init", "begin"] and told.names[-1] == "x.3"
+    assert told.incidents.count(Incident.DELIVERY_WAITED) == 1
+
+
+def test_where_none_is_ready_in_time_the_producer_is_opened_again(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No id is made twice by that: a second producer would fence the first."""
+    monkeypatch.setattr(TimeBudgets, "step_s", 0.01)
+    for made in told.made:
+        made.lines["commit"] = [CUT]
+        told.writer.commit([], None, lambda _: False)
+        if made is not told.made[-1]:
+            told.writer.begin(1_000)
+    with pytest.raises(Broken):
+        told.writer.begin()
+    with pytest.raises(NotReady):
+        told.writer.open()
+    told.background()
+    told.writer.open()
+    assert sorted(told.names[3:]) == ["x", "x.2", "x.3"]
+
+
+def test_other_offsets_are_not_sent_where_the_first_ones_may_arrive_late(told: Told) -> None:
+    """They would count, in the same transaction."""
+    told.producer.lines["offsets"] = [CUT]
+    told.writer.send_offsets([TopicPartition("delay", 0, 7)], None)
+    wait_until(lambda: told.producer.joined, 30, "the first ones have joined")
+    with pytest.raises(Aborted) as aborted:
+        told.writer.commit([TopicPartition("delay", 0, 8)], None, lambda _: False)
+    assert aborted.value.cause is Cause.BROKERS_BUSY and len(told.producer.joined) == 1
+
+
+def test_an_end_that_broke_after_it_was_written_is_indefinite(told: Told) -> None:
+    """The client asks for an abort then; the brokers may have made the commit all the same."""
+    text = "EndTxn commit failed: Local: SSL error"
+    told.producer.script["commit"] = [KafkaException(KafkaError(KafkaError._SSL, text, txn_requires_abort=True))]
+    with pytest.raises(Indefinite):
+        told.writer.commit([], None, lambda _: False)
+
+
+def test_an_end_that_was_written_again_is_in_doubt_as_any_other() -> None:
+    """The repair's own transaction: its id is initialised once more before it is used."""
+    told = Told()
+    told.repair.lost["x"] = Outcome.COMMITTED
+    told.repair.on_write = lambda producer: producer._log.append(CUT)
+    with pytest.raises(NotReady):
+        told.writer.open()
+    told.repair.on_write = lambda _: None
+    told.producer = StubProducer(told.clock)
+    told.writer.open()
+    assert told.repair.written == [("x", Outcome.COMMITTED)]
+    assert told.names[:2] == ["x", "x.2"]
+
+
+def test_an_own_initialisation_that_fences_late_is_no_rival(told: Told) -> None:
+    """It was sent twice; the first copy arrives when the id is in use."""
+    told.producer.forever["offsets"] = FATAL
+    told.writer._in_use().may_fence_itself = True
+    with pytest.raises(Broken) as broken:
+        told.writer.commit([], None, lambda _: False)
+    assert broken.value.fenced_by is None
+
+
+def test_without_the_rule_the_id_goes_on() -> None:
+    """For injections that are to show that they reach their aim."""
+    told = Told(renews=False)
+    told.writer.open()
+    told.writer.begin()
+    told.producer.lines["commit"] = [CUT]
+    told.writer.commit([], None, lambda _: False)
+    assert begun(told) == "x" and told.writer.takes_doubt()
+
+
+@pytest.mark.fault("a transaction that was ended by a late request")
+@pytest.mark.parametrize("step", ["offsets", "commit", "abort", "poll"])
+def test_it_is_told_by_whatever_call_finds_out(told: Told, step: str) -> None:
+    """A transaction that ended before the bridge asked for it is neither taken for committed nor for aborted."""
+    told.producer.forever[step] = UNASKED
+    end = told.writer.abort if step in ("abort", "poll") else lambda: told.writer.commit([], None, lambda _: False)
+    with pytest.raises(EndedUnasked):
+        end()
+    assert told.incidents == [Incident.ENDED_UNASKED]
+
+
+@pytest.mark.parametrize("end", ["abort", "leave"])
+def test_a_record_that_was_refused_for_it_is_no_reason_to_send_it_again(told: Told, end: str) -> None:
+    """Its partition has the end already, others of the transaction may be without one."""
+    told.producer.script["commit"] = [error(KafkaError.INVALID_TXN_STATE, txn_requires_abort=True)]
+    with pytest.raises(Aborted):
+        told.writer.commit([], None, lambda _: False)
+    with pytest.raises(EndedUnasked):
+        getattr(told.writer, end)()
+    assert told.incidents == [Incident.ENDED_UNASKED]
+
+
+def test_nothing_is_begun_before_its_id_has_a_new_epoch(told: Told) -> None:
+    """Another id that is ready has to wait: what is visible by then stays as it is."""
+    told.producer.forever["commit"] = UNASKED
+    with pytest.raises(EndedUnasked):
+        told.writer.commit([], None, lambda _: False)
+    told.producer = StubProducer(told.clock)
+    told.producer.script["init"] = [RETRIABLE]
+    for _ in range(2):
+        with pytest.raises(NotReady):
+            told.writer.open()
+    told.background()
+    told.writer.open()
+    assert begun(told) == "x" and told.names[3:] == ["x"]
