@@ -36,6 +36,8 @@ from bridge.install import maven
 from timerstore.clock import Clock, SystemClock
 
 CACHE_VARIABLE: Final = "DELAY_BRIDGE_CACHE"
+VERSION_VARIABLE: Final = "DELAY_BRIDGE_KAFKA"
+"""Another version of Kafka than the pom's, for all brokers of a process that name none themselves."""
 POM: Final = Path(__file__).with_name("pom.xml")
 HOST: Final = "127.0.0.1"
 POLL_S: Final = 0.05
@@ -43,6 +45,7 @@ FORMAT_TIMEOUT_S: Final = 60
 KILL_TIMEOUT_S: Final = 10
 LOG_LINES_MAX: Final = 15
 MEMORY_BYTES_MIN: Final = 4 * 1024**3
+_VERSION: Final = re.compile(r"<kafka\.version>([^<]+)<")
 # Below the usual ephemeral ports: a client that keeps trying a port in their range may connect to itself, and then the
 # restarted broker finds its port taken.
 PORTS: Final = range(12_000, 30_000)
@@ -77,27 +80,33 @@ appender.file.layout.pattern = %d %p %c{{1}}: %m%n
 GUARD: Final = 'read -r _; kill -9 "$1" 2>/dev/null; if [ -n "$2" ]; then sleep 1; rm -rf "$2"; fi'
 
 
-def jars() -> list[Path]:
-    """The broker's class path, resolved by Maven at first use and kept.
+def jars(version: str | None = None) -> list[Path]:
+    """A broker's class path, resolved by Maven at first use and kept; None: of `kafka_version()`.
 
     The directory is `.cache/kafka-<version>/<digest of the pom>` in the checkout; the environment variable
     DELAY_BRIDGE_CACHE names another one than `.cache`.
     """
-    pom = POM.read_text(encoding="utf-8")
+    version = version or kafka_version()
+    pom = _VERSION.sub(f"<kafka.version>{version}<", POM.read_text(encoding="utf-8"))
     cache = Path(os.environ.get(CACHE_VARIABLE) or Path(__file__).parents[2] / ".cache")
     digest = hashlib.sha256(pom.encode()).hexdigest()[:12]
-    return maven.resolve(pom, cache.resolve() / f"kafka-{kafka_version()}" / digest)
+    return maven.resolve(pom, cache.resolve() / f"kafka-{version}" / digest)
 
 
-def class_archive() -> Path:
+def class_archive(version: str | None = None) -> Path:
     """Where the broker's classes are in an archive that the JVM maps (archive.py): a start takes half the time."""
-    directory = jars()[0].parent
+    directory = jars(version)[0].parent
     return directory.with_name(f"{directory.name}.jsa")
 
 
 def kafka_version() -> str:
-    """The broker's version, from the one place where it is written."""
-    found = re.search(r"<kafka\.version>([^<]+)<", POM.read_text(encoding="utf-8"))
+    """The version of a broker that is asked for none: DELAY_BRIDGE_KAFKA's, or `pom_version()`."""
+    return os.environ.get(VERSION_VARIABLE) or pom_version()
+
+
+def pom_version() -> str:
+    """The version that the project develops with, from the one place where it is written."""
+    found = _VERSION.search(POM.read_text(encoding="utf-8"))
     assert found is not None, "pom.xml names Kafka's version"
     return found[1]
 
@@ -137,6 +146,7 @@ class EmbeddedBroker:
     Arguments:
         properties: broker properties on top of, or instead of, the defaults here. `broker.properties` may be changed
             while the broker is down; `port` and `controller_port` are known before the first start.
+        version: Kafka's version, any that Maven resolves. Default: `kafka_version()`, or that of the broker it joins.
         joins: another broker, running, whose cluster this one becomes a second node of.
         data: directory to keep the data in. One that an earlier broker left is taken over with its ports and cluster
             id. Default: a new temporary one, removed by `close()`.
@@ -151,6 +161,7 @@ class EmbeddedBroker:
         self,
         *,
         properties: Mapping[str, object] | None = None,
+        version: str | None = None,
         joins: EmbeddedBroker | None = None,
         data: Path | None = None,
         tmpfs: bool = False,
@@ -161,6 +172,7 @@ class EmbeddedBroker:
         clock: Clock | None = None,
     ) -> None:
         self.properties: dict[str, object] = dict(properties or {})
+        self.version: Final[str] = version or (joins.version if joins else kafka_version())
         self.heap = heap
         self._jvm_options = tuple(jvm_options)
         self._client = dict(client or {})
@@ -207,7 +219,7 @@ class EmbeddedBroker:
         """
         if self.running:
             return self
-        class_path = os.pathsep.join(str(jar) for jar in jars())
+        class_path = os.pathsep.join(str(jar) for jar in jars(self.version))
         configuration = self.data / "server.properties"
         configuration.write_text("".join(f"{key}={value}\n" for key, value in self._all_properties().items()))
         (self.data / "log4j2.properties").write_text(LOG4J.format(log=self.log))
@@ -314,9 +326,8 @@ class EmbeddedBroker:
             raise EnvironmentFailure(
                 "Java was not found", hint="Install Java 17 and put it on the PATH or in JAVA_HOME."
             )
-        archived = (
-            ["-Xlog:disable", f"-XX:SharedArchiveFile={archive}"] if (archive := class_archive()).exists() else []
-        )
+        archive = class_archive(self.version)
+        archived = ["-Xlog:disable", f"-XX:SharedArchiveFile={archive}"] if archive.exists() else []
         log4j = f"-Dlog4j2.configurationFile={self.data / 'log4j2.properties'}"
         return [
             java,

@@ -11,7 +11,7 @@ import yaml
 
 from bridge import __version__
 from bridge.settings.load import load
-from dev.broker.embedded import kafka_version
+from dev.broker.embedded import pom_version
 from tests.paths import ROOT
 
 FILE: Final = ROOT / "compose.yaml"
@@ -20,7 +20,7 @@ SERVICES: Final[dict[str, Any]] = yaml.safe_load(FILE.read_text(encoding="utf-8"
 
 def test_versions_are_those_of_the_project() -> None:
     """The broker is the one that is tested with, the image the one that `make image` builds."""
-    assert SERVICES["kafka"]["image"] == f"apache/kafka:{kafka_version()}"
+    assert SERVICES["kafka"]["image"] == f"apache/kafka:{pom_version()}"
     assert SERVICES["bridge"]["image"] == f"delay-bridge:{__version__}"
 
 
