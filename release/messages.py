@@ -34,6 +34,7 @@ AROUND: Final = {
     "_failure": (0, "cannot {}: …"),
     "_result": (1, "cannot {}: …"),
     "_unless_missing": (1, "cannot {}: …"),
+    "_unless_refused": (1, "cannot {}: …"),
     "failure": (0, "cannot {}: …"),
     "failures_named": (0, "Spark cannot {}"),
     "named_failure": (0, "Spark cannot {}"),
@@ -49,7 +50,7 @@ VALUES: Final = (
     "bridge/settings/units.py",
 )
 """Modules whose ValueErrors reach the operator: as part of a ConfigurationError."""
-CHECKS: Final = ("bridge/checks/run.py", "bridge/checks/host.py", "bridge/checks/topics.py")
+CHECKS: Final = tuple(f"bridge/checks/{name}.py" for name in ("brokers", "host", "topics"))
 SAYING: Final = ("impediments", "alarms", "problems", "_problems")
 """Functions that return sentences for /readyz, /livez, or for what is wrong with a map of properties."""
 

@@ -6,14 +6,20 @@ never deliver messages. `warning` is for the operator to know.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
 import structlog
-from confluent_kafka import KafkaException, Producer
 
-from bridge.checks.finding import Check, Context, Finding, expected, failed, ok, warned
+from bridge.checks.brokers import (
+    check_broker_limits,
+    check_broker_version,
+    check_brokers,
+    check_transactions,
+    check_unclean_elections,
+)
+from bridge.checks.finding import Check, Context, Finding, failed
 from bridge.checks.host import (
     check_connector,
     check_directory,
@@ -25,14 +31,8 @@ from bridge.checks.host import (
 )
 from bridge.checks.topics import check_dead_letter_topics, check_default_targets, check_delay_topics
 from bridge.errors import BridgeError, EnvironmentFailure
-from bridge.kafka.admin import TXN_OFFSET_COMMIT, TXN_OFFSET_COMMIT_FENCED, Cluster, api_versions, failure, release
-from bridge.kafka.reach import refuse_unreachable
-from bridge.settings.clients import librdkafka
+from bridge.kafka.admin import Cluster
 from bridge.settings.model import Settings
-from bridge.settings.secrets import Redactor
-from bridge.settings.units import format_duration_ms
-
-METADATA_BYTES_MIN: Final = 4096  # the committed position is carried in the offset's metadata
 
 log = structlog.get_logger("bridge.checks.run")
 
@@ -97,88 +97,10 @@ def require(findings: Iterable[Finding]) -> None:
         raise kind(found, hint=remedies)
 
 
-def check_brokers(context: Context) -> Iterator[Finding]:
-    """They answer."""
-    try:
-        if not context.create:
-            refuse_unreachable(context.bootstrap)
-        cluster = context.cluster.describe()
-    except EnvironmentFailure as error:
-        reason = f": {error.fields['reason']}" if "reason" in error.fields else ""
-        yield failed("brokers", f"{error.message}{reason} ({context.bootstrap})", error.hint)
-        return
-    brokers = f"{len(cluster.brokers)} broker{'s' * (len(cluster.brokers) != 1)}"
-    yield ok("brokers", f"{brokers} at {context.bootstrap}, cluster id {cluster.cluster_id}")
-
-
-def check_broker_version(context: Context) -> Iterator[Finding]:
-    """They are recent enough for transactions that fence a second instance."""
-    versions = api_versions(context.settings, timeout_s=context.timeout_s)
-    if not versions:
-        yield warned("broker version", "could not be found out", "make sure it is Kafka 2.5 or later")
-        return
-    known = release(versions)
-    speaks = f"speaks the protocol of Kafka {known} or later" if known else "older than Kafka 2.1"
-    fences = versions.get(TXN_OFFSET_COMMIT, -1) >= TXN_OFFSET_COMMIT_FENCED
-    yield expected("broker version", speaks, fences, "upgrade the brokers to Kafka 2.5 or later (KIP-447)")
-
-
-def check_broker_limits(context: Context) -> Iterator[Finding]:
-    """What the brokers allow fits what the bridge asks for. Reading this may be forbidden; then it is not known."""
-    try:
-        configs = context.cluster.broker_configs()
-    except EnvironmentFailure as error:
-        yield warned("broker limits", f"not known: {error.message}", error.hint)
-        return
-    problems = list(_limit_problems(configs, context.settings))
-    for detail, remedy in problems:
-        yield failed("broker limits", detail, remedy)
-    if not problems:
-        yield ok("broker limits", "offset metadata, session and transaction time-outs")
-
-
-def _limit_problems(configs: dict[str, str], settings: Settings) -> Iterator[tuple[str, str]]:
-    def limit(name: str, default: int) -> int:
-        return int(configs.get(name, default))
-
-    if (size := limit("offset.metadata.max.bytes", METADATA_BYTES_MIN)) < METADATA_BYTES_MIN:
-        yield f"offset.metadata.max.bytes is {size}", f"set it to at least {METADATA_BYTES_MIN} on the brokers"
-    session = settings.delivery.session_timeout
-    least, most = limit("group.min.session.timeout.ms", session), limit("group.max.session.timeout.ms", session)
-    if not least <= session <= most:
-        span = f"{format_duration_ms(least)} to {format_duration_ms(most)}"
-        yield (
-            f"delivery.session_timeout {format_duration_ms(session)} is outside of {span}",
-            "choose one within the span",
-        )
-    timeout = int(librdkafka(settings, "producer").get("transaction.timeout.ms", 0))
-    if timeout > (most := limit("transaction.max.timeout.ms", timeout)):
-        remedy = "lower kafka.producer.transaction.timeout.ms"
-        yield f"transaction.timeout.ms {timeout} is more than the brokers' transaction.max.timeout.ms {most}", remedy
-
-
-def check_transactions(context: Context) -> Iterator[Finding]:
-    """A transactional producer gets its id; a name of its own, so that no running instance is fenced by the check."""
-    if context.settings.delivery.mode == "at-least-once":
-        yield ok("transactions", "not used: delivery.mode is at-least-once")
-        return
-    name = f"{context.settings.bridge.id}-check"
-    properties = librdkafka(context.settings, "producer") | {"transactional.id": name, "log_level": "0"}
-    try:
-        Producer(properties).init_transactions(context.timeout_s)
-    except KafkaException as error:
-        redact = Redactor(context.settings.secrets())
-        refused = failure("begin transactions", error.args[0], None, context.bootstrap, redact, code="DB-3006")
-        prefix = context.settings.bridge.id
-        remedy = f"grant Write and Describe on transactional ids with the prefix {prefix}; {refused.hint}"
-        yield failed("transactions", refused.message, remedy)
-        return
-    yield ok("transactions", f"allowed for {context.settings.transactional_id}")
-
-
 BROKER_CHECKS: Final[tuple[Check, ...]] = (
     check_broker_version,
     check_broker_limits,
+    check_unclean_elections,
     check_delay_topics,
     check_dead_letter_topics,
     check_default_targets,

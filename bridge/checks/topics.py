@@ -173,5 +173,10 @@ def _partitions(label: str, topic: Topic) -> Finding:
 
 
 def _alter(context: Context, topic: str, setting: str) -> str:
-    command = f"kafka-configs --bootstrap-server {context.bootstrap} --alter --entity-type topics --entity-name {topic}"
+    return alter(context, f"topics --entity-name {topic}", setting)
+
+
+def alter(context: Context, entity: str, setting: str) -> str:
+    """The command that changes a topic's setting or the brokers'."""
+    command = f"kafka-configs --bootstrap-server {context.bootstrap} --alter --entity-type {entity}"
     return f"{command} --add-config {setting}"

@@ -6,8 +6,6 @@ last word on them; "timed out" alone would hide that the password was wrong.
 
 from __future__ import annotations
 
-import logging
-import re
 import socket
 import threading
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
@@ -23,7 +21,6 @@ from confluent_kafka import (
     IsolationLevel,
     KafkaError,
     KafkaException,
-    Producer,
     TopicCollection,
     TopicPartition,
 )
@@ -37,7 +34,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public, but
 
 from bridge.errors import EnvironmentFailure
 from bridge.kafka import leader_epochs
-from bridge.kafka.construction import made
+from bridge.kafka.construction import collecting_logger, made
 from bridge.kafka.errors import Fault, fault_of
 from bridge.settings.clients import librdkafka
 from bridge.settings.model import Settings
@@ -142,14 +139,18 @@ class Cluster:
 
     def topic_configs(self, names: Iterable[str]) -> dict[str, dict[str, str]]:
         """Effective configuration by topic, for those of `names` that exist; values as Kafka writes them."""
-        return {name: c for name, c in self._configs(ResourceType.TOPIC, names).items() if c is not None}
+        return {name: _told(config) for name, config in self.readable_topic_configs(names).items()}
+
+    def readable_topic_configs(self, names: Iterable[str]) -> dict[str, dict[str, str] | EnvironmentFailure]:
+        """`topic_configs`, with the reason in place of a configuration that may not be read."""
+        return self._configs(ResourceType.TOPIC, names)
 
     def broker_configs(self) -> dict[str, str]:
         """Effective configuration of one broker: the controller, or another one where that is dead."""
         result = self._describe()
         nodes = [result.controller, *result.nodes] if result.controller else result.nodes
         broker = str(next(filter(_takes_connections, nodes), nodes[0]).id)
-        return self._configs(ResourceType.BROKER, [broker])[broker] or {}
+        return _told(self._configs(ResourceType.BROKER, [broker]).get(broker, {}))
 
     def await_topics(self, names: Sequence[str], *, without: Container[str] = ()) -> dict[str, Topic]:
         """`topics`, when all of `names` but `without` have come to exist with leaders, or the time-out has passed: a
@@ -182,7 +183,7 @@ class Cluster:
         found: dict[tuple[str, int], list[tuple[int, int]]] = {}
         if not wanted:
             return {}
-        consumer = made("for samples", lambda: Consumer(self._consumer, logger=_collecting_logger([])))
+        consumer = made("for samples", lambda: Consumer(self._consumer, logger=collecting_logger([])))
         try:
             consumer.assign([TopicPartition(*place, mark.start) for place, mark in wanted.items()])
             deadline_s = self._clock.monotonic_s() + _SAMPLE_S
@@ -219,7 +220,7 @@ class Cluster:
         """Where the log of (topic, partition) was cut, if leaders of later epochs than `epoch` have written to what
         lies below `end`; the log begins at `start`. None: they have not."""
         config = {**self._consumer, "isolation.level": "read_uncommitted", "enable.partition.eof": True}
-        consumer = made("for samples", lambda: Consumer(config, logger=_collecting_logger([])))
+        consumer = made("for samples", lambda: Consumer(config, logger=collecting_logger([])))
         try:
             probe = leader_epochs.probing(consumer, place, end)
             cut = leader_epochs.end_of_epoch(probe, epoch, start, end)
@@ -237,25 +238,22 @@ class Cluster:
             if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise self._failure(f"create topic {name}", error.args[0], code="DB-3003") from None
 
-    def _configs(self, kind: ResourceType, names: Iterable[str]) -> dict[str, dict[str, str] | None]:
+    def _configs(self, kind: ResourceType, names: Iterable[str]) -> dict[str, dict[str, str] | EnvironmentFailure]:
+        """By name, of what exists."""
         resources = [ConfigResource(kind, name) for name in names]
-        if not resources:
-            return {}
 
         def ask() -> dict[str, Any]:
             futures = self._admin.describe_configs(resources, request_timeout=self._timeout_s)
             return {
-                r.name: self._unless_missing(f, f"read the configuration of {r.name}", code="DB-3002")
+                r.name: self._unless_refused(f, f"read the configuration of {r.name}", code="DB-3002")
                 for r, f in futures.items()
             }
 
-        return {
-            name: None if entries is None else {k: str(e.value) for k, e in entries.items() if e.value is not None}
-            for name, entries in self._patiently(ask).items()
-        }
+        found = self._patiently(ask).items() if resources else ()
+        return {name: _config(entries) for name, entries in found if entries is not None}
 
     def _make_admin(self) -> AdminClient:
-        return made("for look-ups", lambda: AdminClient(self._properties, logger=_collecting_logger([])))
+        return made("for look-ups", lambda: AdminClient(self._properties, logger=collecting_logger([])))
 
     def _offsets(
         self, partitions: Sequence[tuple[str, int]], spec: OffsetSpec
@@ -341,6 +339,14 @@ class Cluster:
         except _Missing:
             return None
 
+    def _unless_refused(self, future: Future[Any], what: str, *, code: str) -> Any | None:
+        try:
+            return self._unless_missing(future, what, code=code)
+        except _Unanswered:
+            raise
+        except EnvironmentFailure as failure:
+            return failure
+
     def _remember(self, error: KafkaError) -> None:
         """Keep the most telling error: a refused password is followed by `all brokers down`, which says nothing."""
         if self._last_error is None or error.code() != KafkaError._ALL_BROKERS_DOWN:
@@ -409,6 +415,18 @@ def failure(
     return kind(f"cannot {what}: {reason}", hint=hint, code=code, bootstrap=bootstrap)
 
 
+def _config(entries: Mapping[str, Any] | EnvironmentFailure) -> dict[str, str] | EnvironmentFailure:
+    if isinstance(entries, EnvironmentFailure):
+        return entries
+    return {name: str(entry.value) for name, entry in entries.items() if entry.value is not None}
+
+
+def _told(config: dict[str, str] | EnvironmentFailure) -> dict[str, str]:
+    if isinstance(config, EnvironmentFailure):
+        raise config
+    return config
+
+
 def _topic(name: str, described: Any) -> Topic:
     leaderless = tuple(p.id for p in described.partitions if p.leader is None)
     replicas = min((len(p.replicas) for p in described.partitions), default=0)
@@ -419,63 +437,3 @@ def _topic(name: str, described: Any) -> Topic:
         replicas=replicas,
         leaderless=leaderless,
     )
-
-
-# --- what the brokers can do -----------------------------------------------------------------------------------------
-
-# An API version that came with a release: the newest of these that a broker speaks tells how recent it is.
-_RELEASES: Final = (
-    ("4.1", 0, 13),
-    ("4.0", 0, 12),
-    ("3.7", 1, 16),
-    ("3.5", 1, 15),
-    ("3.1", 1, 13),
-    ("3.0", 65, 0),
-    ("2.8", 60, 0),
-    ("2.5", 28, 3),
-    ("2.1", 1, 10),
-)
-TXN_OFFSET_COMMIT: Final = 28
-TXN_OFFSET_COMMIT_FENCED: Final = (
-    3  # carries the group's generation: what fences a second instance (KIP-447, Kafka 2.5)
-)
-_API: Final = re.compile(r"ApiKey \S+ \((\d+)\) Versions \d+\.\.(\d+)")
-
-
-def api_versions(settings: Settings, *, timeout_s: float = 10.0) -> dict[int, int]:
-    """Newest version by API key that a broker speaks; empty if it cannot be found out. No client call tells it, so
-    this reads what librdkafka says about the connection it makes.
-    """
-    lines: list[str] = []
-    properties: dict[str, Any] = {**librdkafka(settings, "admin"), "debug": "feature"}
-    client = made("for look-ups", lambda: Producer(properties, logger=_collecting_logger(lines)))
-    try:
-        client.list_topics(timeout=timeout_s)
-    except KafkaException:
-        return {}
-    client.poll(0)
-    return {int(m[1]): int(m[2]) for line in lines if (m := _API.search(line))}
-
-
-def release(versions: Mapping[int, int]) -> str | None:
-    """The Kafka release whose protocol a broker speaks at least; None if it is older than all that are known here."""
-    return next((name for name, key, version in _RELEASES if versions.get(key, -1) >= version), None)
-
-
-class _Collector(logging.Handler):
-    def __init__(self, lines: list[str]) -> None:
-        super().__init__()
-        self._lines = lines
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._lines.append(record.getMessage())
-
-
-def _collecting_logger(lines: list[str]) -> logging.Logger:
-    """A logger outside of the hierarchy, which lives as long as its client.
-
-    Without one, librdkafka writes to standard error; our errors already quote what matters.
-    """
-    logger = logging.Logger("librdkafka", level=logging.DEBUG)
-    logger.addHandler(_Collector(lines))
-    return logger

@@ -30,3 +30,22 @@ def made(what: str, make: Callable[[], T]) -> T:
             reason=kafka_error(exception).str(),
             code="DB-3011",
         ) from None
+
+
+class _Collector(logging.Handler):
+    def __init__(self, lines: list[str]) -> None:
+        super().__init__()
+        self._lines = lines
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._lines.append(record.getMessage())
+
+
+def collecting_logger(lines: list[str]) -> logging.Logger:
+    """A logger outside of the hierarchy, which lives as long as its client.
+
+    Without one, librdkafka writes to standard error; our errors already quote what matters.
+    """
+    logger = logging.Logger("librdkafka", level=logging.DEBUG)
+    logger.addHandler(_Collector(lines))
+    return logger

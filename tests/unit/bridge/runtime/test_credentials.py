@@ -16,7 +16,8 @@ from bridge.client import DelayClient
 from bridge.commands.arrivals import Arrivals
 from bridge.delivery.targets.look_up import TargetLookUp
 from bridge.errors import EnvironmentFailure
-from bridge.kafka.admin import Cluster, api_versions
+from bridge.kafka.admin import Cluster
+from bridge.kafka.releases import api_versions
 from bridge.runtime.credentials import LOOK_S, STABLE_S, Credentials
 from bridge.settings.clients import librdkafka
 from bridge.settings.load import load

@@ -1,0 +1,153 @@
+"""Checks of the brokers: their answer, their release and its faults, their limits, their elections."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from confluent_kafka import KafkaException, Producer
+
+from bridge.checks.finding import Context, Finding, failed, ok, warned
+from bridge.checks.topics import alter
+from bridge.errors import EnvironmentFailure
+from bridge.kafka.admin import failure
+from bridge.kafka.reach import refuse_unreachable
+from bridge.kafka.releases import SUPPORTED_MIN, api_versions, is_redpanda, loses_markers, release, spoken
+from bridge.settings.clients import librdkafka
+from bridge.settings.model import Settings
+from bridge.settings.secrets import Redactor
+from bridge.settings.units import format_duration_ms
+
+METADATA_BYTES_MIN: Final = 4096  # the committed position is carried in the offset's metadata
+UNCLEAN: Final = "unclean.leader.election.enable"
+BROKERS_OWN: Final = ("__consumer_offsets", "__transaction_state")
+"""Topics with what groups have committed, and how transactions have ended."""
+DEFAULT: Final = "the brokers' default"
+_UPGRADE: Final = f"upgrade the brokers to Kafka {SUPPORTED_MIN} or later (docs/brokers.md)"
+_REPLICAS: Final = (
+    "run a patch release that has the fix, if there is one; without it, two replicas that never fail together, of "
+    f"delay topics, targets and {BROKERS_OWN[0]}"
+)
+
+
+def check_brokers(context: Context) -> Iterator[Finding]:
+    """They answer."""
+    try:
+        if not context.create:
+            refuse_unreachable(context.bootstrap)
+        cluster = context.cluster.describe()
+    except EnvironmentFailure as error:
+        reason = f": {error.fields['reason']}" if "reason" in error.fields else ""
+        yield failed("brokers", f"{error.message}{reason} ({context.bootstrap})", error.hint)
+        return
+    brokers = f"{len(cluster.brokers)} broker{'s' * (len(cluster.brokers) != 1)}"
+    yield ok("brokers", f"{brokers} at {context.bootstrap}, cluster id {cluster.cluster_id}")
+
+
+def check_broker_version(context: Context) -> Iterator[Finding]:
+    """It is one that the bridge was tested with; and a fault of its transactions that a client cannot undo."""
+    name = "broker version"
+    if is_redpanda(context.cluster.describe().cluster_id):
+        yield warned(name, "Redpanda, which was not tested", "docs/brokers.md says what to rely on")
+        return
+    versions = api_versions(context.settings, timeout_s=context.timeout_s)
+    if not versions:
+        remedy = f"make sure it is Kafka {SUPPORTED_MIN} or later, and none that loses markers (docs/brokers.md)"
+        yield warned(name, "could not be found out", remedy)
+        return
+    found = release(versions)
+    speaks = "older than Kafka 2.1" if found is None else f"speaks the protocol of {spoken(found)}"
+    if found is None or found < SUPPORTED_MIN:
+        detail = f"{speaks}, which was not tested"
+        of_kind = failed if context.settings.delivery.mode == "exactly-once" else warned
+        yield of_kind(name, detail, _UPGRADE)
+        return
+    yield ok(name, speaks)
+    if loses_markers(found):
+        detail = "4.3.0 to 4.4.0 drop the marker of a transaction in a partition that has no leader (KAFKA-20734)"
+        yield warned("transaction markers", detail, _REPLICAS)
+
+
+def check_broker_limits(context: Context) -> Iterator[Finding]:
+    """The brokers' limits admit the bridge's requests. Reading them may be forbidden; then they are not known."""
+    try:
+        configs = context.cluster.broker_configs()
+    except EnvironmentFailure as error:
+        yield warned("broker limits", f"not known: {error.message}", error.hint)
+        return
+    problems = list(_limit_problems(configs, context.settings))
+    for detail, remedy in problems:
+        yield failed("broker limits", detail, remedy)
+    if not problems:
+        yield ok("broker limits", "offset metadata, session and transaction time-outs")
+
+
+def _limit_problems(configs: dict[str, str], settings: Settings) -> Iterator[tuple[str, str]]:
+    def limit(name: str, default: int) -> int:
+        return int(configs.get(name, default))
+
+    if (size := limit("offset.metadata.max.bytes", METADATA_BYTES_MIN)) < METADATA_BYTES_MIN:
+        yield f"offset.metadata.max.bytes is {size}", f"set it to at least {METADATA_BYTES_MIN} on the brokers"
+    session = settings.delivery.session_timeout
+    least, most = limit("group.min.session.timeout.ms", session), limit("group.max.session.timeout.ms", session)
+    if not least <= session <= most:
+        span = f"{format_duration_ms(least)} to {format_duration_ms(most)}"
+        yield (
+            f"delivery.session_timeout {format_duration_ms(session)} is outside of {span}",
+            "choose one within the span",
+        )
+    timeout = int(librdkafka(settings, "producer").get("transaction.timeout.ms", 0))
+    if timeout > (most := limit("transaction.max.timeout.ms", timeout)):
+        remedy = "lower kafka.producer.transaction.timeout.ms"
+        yield f"transaction.timeout.ms {timeout} is more than the brokers' transaction.max.timeout.ms {most}", remedy
+
+
+def check_transactions(context: Context) -> Iterator[Finding]:
+    """A transactional producer gets its id; a name of its own, so that no running instance is fenced by the check."""
+    if context.settings.delivery.mode == "at-least-once":
+        yield ok("transactions", "not used: delivery.mode is at-least-once")
+        return
+    name = f"{context.settings.bridge.id}-check"
+    properties = librdkafka(context.settings, "producer") | {"transactional.id": name, "log_level": "0"}
+    try:
+        Producer(properties).init_transactions(context.timeout_s)
+    except KafkaException as error:
+        redact = Redactor(context.settings.secrets())
+        refused = failure("begin transactions", error.args[0], None, context.bootstrap, redact, code="DB-3006")
+        prefix = context.settings.bridge.id
+        remedy = f"grant Write and Describe on transactional ids with the prefix {prefix}; {refused.hint}"
+        yield failed("transactions", refused.message, remedy)
+        return
+    yield ok("transactions", f"allowed for {context.settings.transactional_id}")
+
+
+def check_unclean_elections(context: Context) -> Iterator[Finding]:
+    """No replica that lags behind becomes leader: it would cut off acknowledged records, commits and decisions."""
+    name, settings = "unclean elections", context.settings
+    delay_topics = list(settings.delay_topics)
+    letters = [settings.dead_letter_topic(topic) for topic in delay_topics]
+    targets = sorted({topic.target for topic in settings.delay_topics.values() if topic.target})
+    topics = dict.fromkeys([*delay_topics, *letters, *targets, *BROKERS_OWN])
+    found = context.cluster.readable_topic_configs(topics) | {DEFAULT: _default_config(context)}
+    unknown = [where for where, config in found.items() if isinstance(config, EnvironmentFailure)]
+    unclean = [where for where, config in found.items() if where not in unknown and _is_unclean(config)]
+    for where in unclean:
+        detail = f"unclean.leader.election.enable=true of {where}: a replica that lags behind may become leader"
+        kind = "brokers --entity-default" if where == DEFAULT else f"topics --entity-name {where}"
+        yield warned(name, detail, alter(context, kind, f"{UNCLEAN}=false"))
+    if unknown:
+        remedy = f"grant DescribeConfigs on them, or see to it yourself that {UNCLEAN} is false"
+        yield warned(name, f"not known of {', '.join(unknown)}", remedy)
+    if not unknown and not unclean:
+        yield ok(name, f"off for {len(topics)} topics and by default")
+
+
+def _default_config(context: Context) -> dict[str, str] | EnvironmentFailure:
+    try:
+        return context.cluster.broker_configs()
+    except EnvironmentFailure as error:
+        return error
+
+
+def _is_unclean(config: dict[str, str] | EnvironmentFailure) -> bool:
+    return not isinstance(config, EnvironmentFailure) and config.get(UNCLEAN) == "true"
