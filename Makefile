@@ -12,6 +12,7 @@
 #   make sbom                           dist/sbom.json, what the image holds: Python, Java, Debian (CycloneDX)
 #   make messages                       docs/messages.md: the messages of each error's code, from the source
 #   make chart                          what of helm/delay-bridge is generated; SNAPSHOTS=1 also its tests' snapshots
+#   make matrix [KAFKA="4.2.2 4.4.0"]   the tests of transactions and delivery on each release of Kafka: docs/brokers.md
 #   make faults                         the fault table of docs/guarantees.md, from the tests' marks and docstrings
 #   make tools                          what tests need beside Python and Java: helm and promtool, into .cache/bin
 #   make browser                        a Chromium for the page's tests, from npm packages, into .cache/browser
@@ -32,7 +33,7 @@ KUBERNETES_VERSION := 1.34.4
 CYCLONEDX := cyclonedx-bom==7.5.0
 SOURCES := $(wildcard bridge timerstore dev demo bench release tests)
 
-.PHONY: install prerequisites demo test check nightly bench lint format lock image audit sbom chart messages faults tools helm promtool browser kubernetes clean distclean
+.PHONY: install prerequisites demo test check nightly bench lint format lock image audit sbom chart messages faults matrix tools helm promtool browser kubernetes clean distclean
 
 install: prerequisites $(VENV)/.installed
 
@@ -145,6 +146,10 @@ messages: install
 
 faults: install
 	$(BIN)/python -m release.faults
+
+# A quarter of an hour or more of two cores; it goes on where it was broken off.
+matrix: install
+	$(BIN)/python -m release.brokers --run $(KAFKA)
 
 # Where one cannot be had, the tests that need it are skipped, and say so.
 tools:

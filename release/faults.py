@@ -98,11 +98,18 @@ def table(shown: list[Shown], record: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def generated(text: str, inner: str) -> str:
+def generated(text: str, inner: str, begin: str = BEGIN, end: str = END) -> str:
     """The document with `inner` between the two comments."""
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n\n{inner}\n\n{END}{after}"
+    before, _, rest = text.partition(begin)
+    _, _, after = rest.partition(end)
+    return f"{before}{begin}\n\n{inner}\n\n{end}{after}"
+
+
+def commit_and_date() -> tuple[str, str]:
+    """Of a run that is recorded now."""
+    head = ["git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD"]
+    commit = subprocess.run(head, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
+    return commit, datetime.fromtimestamp(SystemClock().now_ms() / 1000, UTC).date().isoformat()
 
 
 def without_results(text: str) -> list[str]:
@@ -128,12 +135,8 @@ def main() -> None:
     outcomes = parser.parse_args().record
     shown = faults()
     if outcomes is not None:
-        head = ["git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD"]
-        commit = subprocess.run(head, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
         found = json.loads(outcomes.read_text(encoding="utf-8"))
-        record = record_of(
-            found, shown, commit, datetime.fromtimestamp(SystemClock().now_ms() / 1000, UTC).date().isoformat()
-        )
+        record = record_of(found, shown, *commit_and_date())
         RESULTS.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     text = DOCUMENT.read_text(encoding="utf-8")
     DOCUMENT.write_text(generated(text, table(shown, recorded())), encoding="utf-8")

@@ -9,13 +9,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
+import pytest
 from confluent_kafka import Producer
 
 from bridge.delivery.producer.transaction_markers import are_offsets_pending
 from bridge.errors import EnvironmentFailure
+from bridge.kafka.releases import Release, loses_markers
 from bridge.settings.model import Settings
 from bridge.start.resolve import must_be_pending
 from dev.broker import EmbeddedBroker
+from dev.broker.embedded import kafka_version
 from dev.harness.kafka import AUTHORIZER, Outgoing, Topics, produce
 from dev.harness.waiting import wait_until
 from tests.broker.rig import DEADLINE_S
@@ -88,7 +91,9 @@ def is_running(settings: Settings) -> bool:
 
 @contextmanager
 def losing_cluster() -> Iterator[LosingCluster]:
-    """One that is new."""
+    """One that is new; on a release that loses no markers there is none, and its tests are skipped."""
+    if not loses_markers(Release.of(kafka_version())):
+        pytest.skip(f"Kafka {kafka_version()} loses no markers")
     with (
         own_broker(properties={**AUTHORIZER, **SOON}) as one,
         own_broker(joins=one, properties=AUTHORIZER) as two,

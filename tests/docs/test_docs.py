@@ -29,7 +29,7 @@ from tests.packaging.config.exposed import exposed
 from tests.paths import ROOT
 
 DOCUMENTS: Final = (
-    *("README.md", "CHANGELOG.md", "docs/architecture.md", "docs/errors.md", "docs/guarantees.md"),
+    *("README.md", "CHANGELOG.md", "docs/architecture.md", "docs/brokers.md", "docs/errors.md", "docs/guarantees.md"),
     *("docs/failures.md", "docs/glossary.md", "docs/headers.md", "docs/messages.md", "docs/operations.md"),
     "CONTRIBUTING.md",
 )
