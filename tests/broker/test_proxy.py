@@ -120,7 +120,7 @@ def test_what_is_lost_or_doubled_is_repeated_by_the_client(
         producer.commit_transaction(DEADLINE_S)
     [hit] = injected.hits
     wait_until(lambda: hit.is_over, DEADLINE_S, "the second copy is answered")
-    expected = {
+    expected: dict[Fault, set[int | None]] = {
         Fault.LOST_BEFORE: {None},
         Fault.LOST_AFTER: {0},
         Fault.DOUBLED: {0, KafkaError.CONCURRENT_TRANSACTIONS},
