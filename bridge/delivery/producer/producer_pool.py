@@ -36,6 +36,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from itertools import count
 from typing import Final
 
@@ -130,7 +131,7 @@ class ProducerPool:
         self._changed = threading.Condition()
         self._closed = threading.Event()
         self._comes_first: PooledProducer | None = None
-        """The id of a transaction that ended unasked: delivery goes on when nothing more can become of it."""
+        """Its last transaction may have one more effect until it is initialised: delivery waits for that."""
         self.is_well = False
         """Whether the transaction before this one was committed."""
 
@@ -143,16 +144,13 @@ class ProducerPool:
         self.is_well = False
         left_open = self._left_open()
         with self._changed:
-            first = self._comes_first
-            able = self._all if first is None or first.state is _State.DENIED else [first]
-            ready = [one for one in self._ready() if one in able]
-            unmade = [one for one in able if one.state is _State.UNMADE]
-            pooled = self._used(self._first_of(ready) or left_open or self._first_of(unmade))
+            unmade = [one for one in self._able() if one.state is _State.UNMADE]
+            pooled = self._used(self._first_of(self._ready()) or left_open or self._first_of(unmade))
         if pooled is None:
             raise NotReady(HELD_UP)
         if pooled.producer is None:
             self._initialise(pooled)
-        self._comes_first = None
+            self._comes_first = None
         self.prepare()
         return pooled
 
@@ -179,19 +177,23 @@ class ProducerPool:
                 current.state = _State.READY
             return self._used(found) or current
 
-    def renew(self, pooled: PooledProducer) -> None:
-        """A request of its last transaction may arrive late: it gets a new epoch before its next one (repeats.py)."""
+    def renew(self, pooled: PooledProducer, *, is_awaited: bool) -> None:
+        """A request of its last transaction may arrive late: it gets a new epoch before its next one (repeats.py).
+        `is_awaited`: and before anything else is begun. Offsets that arrive while the end of their transaction is being
+        written count as the latest, whatever another id has committed meanwhile."""
         self._on_incident(Incident.END_IN_DOUBT)
+        if is_awaited:
+            self._comes_first = pooled
         self.recycle(pooled, anew=True, is_renewed=True)
 
-    def come_first(self, pooled: PooledProducer) -> None:
-        """Its transaction ended unasked: nothing is begun until it is initialised, so that no more becomes of that."""
+    def has_ended_unasked(self, pooled: PooledProducer) -> None:
+        """Nothing is begun until it is initialised, so that no more becomes of that transaction."""
         if self._comes_first is not pooled:
             self._on_incident(Incident.ENDED_UNASKED)
         self._comes_first = pooled
 
     def await_renewed(self, timeout_s: float) -> PooledProducer | None:
-        """As `await_ready`, where every id is in doubt."""
+        """As `await_ready`, where every id is in doubt, or one that goes first."""
         self._on_incident(Incident.DELIVERY_WAITED)
         return self.await_ready(timeout_s)
 
@@ -199,7 +201,7 @@ class ProducerPool:
         """One that is ready, or as soon as one is; None if that takes longer, or none is on its way."""
 
         def is_decided() -> bool:
-            return bool(self._ready()) or all(one.state is not _State.RECYCLING for one in self._all)
+            return bool(self._ready()) or all(one.state is not _State.RECYCLING for one in self._able())
 
         with self._changed:
             self._changed.wait_for(is_decided, timeout_s)
@@ -226,13 +228,7 @@ class ProducerPool:
             left = [] if pooled.producer is None else [pooled.producer]
             pooled.producer, pooled.state = None, _State.RECYCLING
             pooled.comes_back |= is_open
-
-        def run() -> None:
-            self._make_ready(pooled, left, is_open, anew or is_open)
-            if is_renewed and pooled.producer is not None:
-                self._on_incident(Incident.ID_RENEWED)
-
-        self._run(run)
+        self._run(partial(self._make_ready, pooled, left, is_open, anew or is_open, is_renewed))
 
     def doubt_last_committer(self) -> None:
         """The end of its transaction may wait for a partition that does not answer: it is ready when it is known not
@@ -257,16 +253,22 @@ class ProducerPool:
         for pooled in self._all:
             self.put_back(pooled)
 
+    def _able(self) -> list[PooledProducer]:
+        """Those that may be used, as soon as they are ready."""
+        first = self._comes_first
+        return self._all if first is None or first.state is _State.DENIED else [first]
+
     def _ready(self) -> list[PooledProducer]:
-        return [one for one in self._all if one.state is _State.READY and not one.faults]
+        return [one for one in self._able() if one.state is _State.READY and not one.faults]
 
     def _first_of(self, found: Sequence[PooledProducer]) -> PooledProducer | None:
         """The one whose last commit is the longest ago."""
         return min(found, key=lambda one: one.committed, default=None)
 
-    @staticmethod
-    def _used(found: PooledProducer | None) -> PooledProducer | None:
+    def _used(self, found: PooledProducer | None) -> PooledProducer | None:
         if found is not None:
+            if found.state is _State.READY:
+                self._comes_first = None
             found.state, found.comes_back = _State.USED, False
         return found
 
@@ -346,7 +348,9 @@ class ProducerPool:
 
     # -- in the background
 
-    def _make_ready(self, pooled: PooledProducer, held: list[Producer], is_open: bool, anew: bool) -> None:
+    def _make_ready(
+        self, pooled: PooledProducer, held: list[Producer], is_open: bool, anew: bool, is_renewed: bool
+    ) -> None:
         """`held`: the producer there was, if any; the caller keeps no reference to it. One that could not be
         initialised in time goes on with that by itself, and would fence a second one: it is used further.
         """
@@ -363,6 +367,8 @@ class ProducerPool:
         while not self._closed.is_set():
             state = self._attempted(pooled, held)
             if state is not _State.RECYCLING:
+                if is_renewed and state is _State.READY:
+                    self._on_incident(Incident.ID_RENEWED)
                 with self._changed:
                     pooled.producer, pooled.state = held.pop() if state is _State.READY else None, state
                     self._changed.notify_all()

@@ -87,8 +87,9 @@ class TransactionalWriter(Writer):
     def _make(self, name: str, faults: list[KafkaError], repeats: Repeats) -> Producer:
         return self._new(faults, **{"transactional.id": name}, **repeats.properties(self._properties))
 
-    def _renew_if_in_doubt(self) -> None:
-        """The transaction has ended as it was to: its id gets a new epoch if a copy of a request may arrive late."""
+    def _renew_if_in_doubt(self, *, is_awaited: bool = False) -> None:
+        """The transaction has ended as it was to: its id gets a new epoch if a copy of a request may arrive late.
+        `is_awaited`: a copy of offsets that were committed."""
         used = self._in_use()
         if not used.is_in_doubt():
             return
@@ -96,13 +97,13 @@ class TransactionalWriter(Writer):
         if self._renews:
             self._used = self._producer = None
             self._is_between_ids = True
-            self._pool.renew(used)
+            self._pool.renew(used, is_awaited=is_awaited)
 
     def _broken(self, error: KafkaError) -> Broken:
         if self._used is None:
             return super()._broken(error)
         if is_unasked(error):
-            self._pool.come_first(self._used)
+            self._pool.has_ended_unasked(self._used)
             return EndedUnasked(Failure.of(error))
         fenced_itself = is_fenced(error) and self._used.may_fence_itself
         if fenced_itself:
@@ -224,6 +225,7 @@ class TransactionalWriter(Writer):
             raise Aborted(Cause.UNACKNOWLEDGED, UNACKNOWLEDGED)
         asked, pool, used = 0, self._pool, self._in_use()
         before = pool.asked_to_commit(used)  # before the answer, which may be lost
+        are_offsets_in_doubt = used.is_in_doubt()
 
         def ask() -> None:
             nonlocal asked
@@ -240,7 +242,7 @@ class TransactionalWriter(Writer):
                 raise
             raise Indefinite(failed.failure, isinstance(failed, Broken) and failed.fenced_itself) from None
         pool.is_well = True
-        self._renew_if_in_doubt()
+        self._renew_if_in_doubt(is_awaited=are_offsets_in_doubt)
 
     def abort(self) -> None:
         self._pool.is_well = False
