@@ -105,6 +105,7 @@ class Dispatcher:
         self._on_answers = on_answers
         self._pauses = Pauses(clock) if pauses is None else pauses
         self._pauses.wake = lambda: None if self._store is None else self._store.wake()
+        self._pauses.has_room = lambda said: all(each.has_room_for(said) for each in list(self._states.values()))
 
         self._life = Lifecycle()
         self._thread: threading.Thread | None = None

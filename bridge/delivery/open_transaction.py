@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from confluent_kafka import TopicPartition
@@ -97,7 +97,8 @@ class OpenTransaction:
     def look_ahead(self, states: States, sources: Sources, said: Said, lost: LostRecords) -> None:
         """Set the committed states after it, and the offsets, which are the same object while they are the same; each
         partition is to say `said` of targets. Raises InternalError when one would go back (I1)."""
-        result = {name: replace(state, pauses=said) for name, state in states.items() if state.pauses != said}
+        told = {name: state.saying(said) for name, state in states.items() if state.pauses != said}
+        result = {name: state for name, state in told.items() if state != states[name]}
         for source, new in self.loan.progress().items():
             name = sources.name(source)
             old = states[name].progress(name, sources)

@@ -17,9 +17,9 @@ it):
         has them
     s   frozen steps of the staircase (invariant I4), after the clock was set back (left out when none), the oldest
         first: [[O, at, offset], ...], P of a step being the position (at, this partition, offset)
-    x   what was said of targets (left out when nothing, and where there is no room); an earlier version refuses to
-        start with it: ["orders",1767225600000,0,"repairs"], paused then, until when (0: until it is resumed), and why,
-        or ["orders",1767229200000], resumed then. Of what partitions say about a target the newest counts, so that
+    x   what was said of targets (left out when nothing); an earlier version refuses to start with it:
+        ["orders",1767225600000,0,"repairs"], paused then, until when (0: until it is resumed), and why, or
+        ["orders",1767229200000], resumed then. Of what partitions say about a target the newest counts, so that
         instances learn of each other's pauses, and none gets lost when a partition moves
 
 Pure: no IO, no clock.
@@ -201,21 +201,30 @@ class CommittedState:
         )
 
     def is_written_as(self, other: CommittedState | None) -> bool:
-        """Whether `other`, as Kafka holds it, is this state: the same progress, and the pauses that there is room
-        for."""
-        return self.is_same_progress(other) and other is not None and other.pauses == self.written_pauses
+        """Whether `other`, as Kafka holds it, is this state: the same progress, and the same pauses."""
+        return self.is_same_progress(other) and other is not None and other.pauses == self.pauses
 
     @property
     def roll_window_ms(self) -> int:
         """W of what is read now."""
         return self.epochs[-1].parameters.roll_window_ms
 
-    @property
-    def written_pauses(self) -> Said:
-        """The pauses, where the metadata has room for them; else none: other partitions have them."""
-        if not self.pauses or len(self._text(self.pauses)) > METADATA_CHARS_MAX - SPARE_CHARS:
-            return ()
-        return self.pauses
+    def has_room_for(self, said: Said) -> bool:
+        """Whether all of this may be said of targets."""
+        return len(self._text(said)) <= METADATA_CHARS_MAX - SPARE_CHARS
+
+    def saying(self, said: Said) -> CommittedState:
+        """The same, with what was said of targets. Where there is no room for all of it, what it says already stays,
+        and the rest is in other partitions: the oldest comes first."""
+        if said == self.pauses or self.has_room_for(said):
+            return replace(self, pauses=said)
+        names = {each.name for each in said}
+        kept = {each.name: each for each in self.pauses if each.name in names}
+        for each in sorted(said, key=lambda each: (each.name not in kept, each.changed_ms)):
+            more = merged([*kept.values(), each])
+            if self.has_room_for(more) or len(self._text(more)) <= len(self._text(merged(kept.values()))):
+                kept[each.name] = each
+        return replace(self, pauses=merged(kept.values()))
 
     def has_room_for_a_step(self) -> bool:
         """Whether one more frozen step may be written down."""
@@ -224,12 +233,12 @@ class CommittedState:
 
     def metadata(self) -> str:
         """The text for Kafka. Raises StateError when it is too long (epochs after very many changes)."""
-        text = self._text(self.written_pauses)
+        text = self._text(self.pauses)
         if len(text) > METADATA_CHARS_MAX:
             raise StateError(
                 "the committed metadata is too long: the decode parameters were changed too often within the retention",
                 hint="Go back to the previous levels, maximum delay and roll window until the oldest records have "
-                "expired.",
+                "expired, or resume targets that are paused.",
                 characters=len(text),
                 characters_max=METADATA_CHARS_MAX,
                 changes=len(self.epochs),

@@ -63,6 +63,8 @@ class Pauses:
         self._paused: dict[str, Pause] = {}
         self.wake: Callable[[], None] = lambda: None
         """Called when there is something to be written."""
+        self.has_room: Callable[[Said], bool] = lambda _: True
+        """Whether the partitions of this instance can say all of it."""
         if self._file is not None:
             self.learn(_imported(self._file, clock.now_ms()))
 
@@ -108,7 +110,8 @@ class Pauses:
             return False
         changed_ms = now_ms if known is None else max(now_ms, known.changed_ms + 1)
         wanted = Pause(name=name, changed_ms=changed_ms, is_paused=paused, until_ms=until_ms, why=why)
-        if paused and are_too_long(merged([*self._said, *self._wanted, wanted])):
+        told = merged([*self._said, *self._wanted, wanted])
+        if paused and (are_too_long(told) or not self.has_room(told)):
             raise ValueError("as many targets are paused as the committed metadata has room for: resume some.")
         self._write(wanted)
         return True
@@ -144,7 +147,7 @@ class Pauses:
     def are_in(self, states: Iterable[CommittedState]) -> bool:
         """Whether these states say of targets what they should."""
         said = self._to_write
-        return all(state.pauses == said for state in states)
+        return all(state.pauses == said or state.saying(said) == state for state in states)
 
     def to_write(self) -> Said:
         """What each partition is to say."""
@@ -152,7 +155,7 @@ class Pauses:
 
     def written(self, states: Iterable[CommittedState]) -> None:
         """These states were committed."""
-        said = [each for state in states for each in state.written_pauses]
+        said = [each for state in states for each in state.pauses]
         if self._wanted and said:
             with self._changed:
                 self._wanted = tuple(each for each in self._wanted if each not in said)

@@ -15,8 +15,14 @@ from bridge.delivery.targets import pauses as module
 from bridge.delivery.targets.cache import Targets
 from bridge.delivery.targets.pauses import FILE, Pauses
 from bridge.errors import EnvironmentFailure
-from bridge.wire.committed_state import CommittedState, decode_metadata, initial_state
-from bridge.wire.decode_epochs import DecodeParameters
+from bridge.wire.committed_state import (
+    METADATA_CHARS_MAX,
+    SPARE_CHARS,
+    CommittedState,
+    decode_metadata,
+    initial_state,
+)
+from bridge.wire.decode_epochs import DecodeEpoch, DecodeParameters
 from bridge.wire.reasons import RejectReason
 from tests.broker.brokers import WELL, Brokers
 from tests.manual_clock import ManualClock
@@ -39,18 +45,29 @@ class Kafka:
         wanted = [("delay", partition) for partition in partitions] or list(self.texts)
         return [decode_metadata(name, 7, self.texts[name]) for name in wanted]
 
+    def crowd(self, partition: int) -> None:
+        """Have its decode parameters changed so often that there is little room left."""
+        [state] = self.states(partition)
+        while len(state.metadata()) < METADATA_CHARS_MAX - SPARE_CHARS - 40:
+            last = state.epochs[-1]
+            parameters = replace(last.parameters, max_delay_ms=3_000 - last.parameters.max_delay_ms)
+            epoch = DecodeEpoch(offset=last.offset + 1, parameters=parameters)
+            state = replace(state, epochs=(*state.epochs, epoch))
+        self.texts["delay", partition] = state.metadata()
+
     def serve(self, pauses: Pauses, *partitions: int) -> Callable[[], None]:
         """Have these partitions committed as this instance wants them, at once, whenever it wants that."""
         pauses.read(self.states(*partitions))
 
         def write() -> None:
-            states = [replace(state, pauses=pauses.to_write()) for state in self.states(*partitions)]
+            states = [state.saying(pauses.to_write()) for state in self.states(*partitions)]
             for number, state in zip(partitions or range(len(self.texts)), states, strict=True):
                 self.texts["delay", number] = state.metadata()
             # As the dispatcher's thread: `put` waits for it.
             Thread(target=pauses.written, args=(states,)).start()
 
         pauses.wake = write
+        pauses.has_room = lambda said: all(state.has_room_for(said) for state in self.states(*partitions))
         return write
 
 
@@ -146,6 +163,29 @@ def test_pauses_fit_into_the_metadata() -> None:
         found.put("-" * 249, paused=True)
     assert len(found.names()) == len(kafka.states()[0].pauses) == 4
     assert kafka.states()[0].has_room_for_a_step()
+
+
+def test_a_pause_that_a_partition_has_no_room_for_is_refused() -> None:
+    """When it is put, before anything is written: the bound on pauses alone may be met, and the rest of the metadata be
+    long. What was written is kept, and can be resumed."""
+    kafka = Kafka(2)
+    found = instance(kafka)
+    found.put("orders", paused=True)
+    kafka.crowd(1)
+    with pytest.raises(ValueError, match="resume some"):
+        found.put("bills" * 12, paused=True)
+    assert found.names() == {"orders"} and found.are_in(kafka.states())
+    assert found.put("orders", paused=False) and found.are_in(kafka.states())
+
+
+def test_what_one_partition_has_no_room_for_is_not_written_again_and_again() -> None:
+    """Another instance was told of it, and says it in its own."""
+    kafka = Kafka(2)
+    kafka.crowd(1)
+    first, second = instance(kafka, 0), instance(kafka, 1)
+    first.put("bills" * 12, paused=True)
+    second.read(kafka.states(0))
+    assert second.names() == first.names() and second.are_in(kafka.states(1))
 
 
 def test_what_cannot_be_written_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
