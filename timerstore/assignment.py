@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 import pyarrow as pa
@@ -29,7 +30,7 @@ from timerstore.operations.by_origin import covered_in
 from timerstore.operations.recovery import count_unfinished, lies_before
 from timerstore.operations.state import StoreState
 from timerstore.rows.position import Int64s, Progress
-from timerstore.rows.sources import NamedState, NamedStep, SourceName, named_in
+from timerstore.rows.sources import Cuts, NamedState, NamedStep, SourceName, named_in, unseen_cut
 
 COUNTED = (*TALLIED, "id", "origin")
 
@@ -47,10 +48,11 @@ class _Left:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Arrival:
-    """Sources that come: their committed states, and what segments hold of them that is not finished, counted; and what
-    of that is cancelled."""
+    """Sources that come: their committed states, the numbers of their last cuts, and what segments hold of them that is
+    not finished, counted; and what of that is cancelled."""
 
     states: Mapping[int, Progress]
+    cuts: Mapping[SourceName, int]
     counted: Sequence[Tally]
     covered: Sequence[Tally]
 
@@ -108,6 +110,7 @@ class Assignment:
         committed: Mapping[SourceName, NamedState],
         frozen: Mapping[SourceName, Sequence[NamedStep]],
         log_starts: Mapping[SourceName, int],
+        cuts: Mapping[SourceName, Cuts] = MappingProxyType({}),
     ) -> dict[SourceName, int | None] | None:
         """Where ingest of sources that come has to start, as `TimerStore.resume_offsets`; None where the store must be
         opened anew for them: what its files hold of them is to be given up, or they are unknown. The arguments are
@@ -115,21 +118,29 @@ class Assignment:
         state = self._state
         with state.lock:
             checkpoint, segments = state.checkpoint, list(state.timerlog)
+            highest = state.cancels.tombstones.lookup().highest
         if not all(name in state.sources for name in named_in(committed)):
             return None
         for name in committed:
             source, covered = state.sources.index(*name), checkpoint.offsets.get(name)
-            if covered is None and any(source in each.largest for each in segments):
+            is_in_segments = any(source in each.largest for each in segments)
+            if covered is None and is_in_segments:
+                return None
+            is_known = covered is not None or is_in_segments or highest[source] >= 0
+            if is_known and unseen_cut(cuts.get(name, ()), checkpoint.cuts.get(name, 0)) is not None:
                 return None
             progress = state.sources.progress(name, *committed[name], frozen.get(name, ()))
             if covered is not None and (
-                covered < log_starts[name] or lies_before(state.sources, name, progress, checkpoint)
+                covered < log_starts[name] or lies_before(state.sources, name, progress, checkpoint, covered)
             ):
                 return None
         return {name: checkpoint.offsets.get(name) for name in committed}
 
     def arrival(
-        self, committed: Mapping[SourceName, NamedState], frozen: Mapping[SourceName, Sequence[NamedStep]]
+        self,
+        committed: Mapping[SourceName, NamedState],
+        frozen: Mapping[SourceName, Sequence[NamedStep]],
+        cuts: Mapping[SourceName, Cuts] = MappingProxyType({}),
     ) -> Arrival:
         """What `join` needs to know of sources that come: it takes a while. Raises Corrupt, DiskFailure."""
         self.settle()
@@ -139,7 +150,8 @@ class Assignment:
             for name, each in committed.items()
         }
         counted, covered = self._in_segments(Finished.of(len(sources), states))
-        return Arrival(states=states, counted=counted, covered=covered)
+        numbers = {name: each[-1][0] for name, each in cuts.items() if each}
+        return Arrival(states=states, cuts=numbers, counted=counted, covered=covered)
 
     def join(
         self,
@@ -154,6 +166,7 @@ class Assignment:
         `log_starts` and `log_ends` as of `TimerStore.open` and `start_at`."""
         state, resident, sources = self._state, self._state.resident, self._state.sources
         with state.changing():
+            state.cuts = {**state.cuts, **arrival.cuts}
             for source, progress in arrival.states.items():
                 name = sources.name(source)
                 resident.ends[source] = offsets[name]

@@ -38,7 +38,7 @@ from timerstore.operations.stats import Stats, Unstored
 from timerstore.operations.timer_wheel import TimerWheel
 from timerstore.operations.transaction import Transaction
 from timerstore.rows.position import ORIGIN
-from timerstore.rows.sources import NamedPosition, NamedState, NamedStep, SourceName
+from timerstore.rows.sources import Cuts, NamedPosition, NamedState, NamedStep, SourceName
 
 
 class TimerStore:
@@ -63,7 +63,7 @@ class TimerStore:
         committed: Mapping[SourceName, NamedState],
         frozen: Mapping[SourceName, Sequence[NamedStep]] = MappingProxyType({}),
         log_starts: Mapping[SourceName, int] = MappingProxyType({}),
-        cuts: Mapping[SourceName, int] = MappingProxyType({}),
+        cuts: Mapping[SourceName, Cuts] = MappingProxyType({}),
         now_ms: int,
         limits: Limits = DEFAULTS,
         progress: Callable[[int, int], None] = lambda done, total: None,
@@ -73,7 +73,7 @@ class TimerStore:
         from now on.
 
         `partitions` are all partitions of the delay topics, `log_starts` the first offsets that Kafka still has of the
-        owned ones (0 where it is not said), `cuts` where Kafka has lost the end of a log that the directory may know.
+        owned ones (0 where it is not said), `cuts` where logs were cut.
         Raises DiskFull, DiskFailure.
         """
         starts = {name: log_starts.get(name, 0) for name in committed}
@@ -92,6 +92,11 @@ class TimerStore:
         known = self.state.checkpoint.offsets
         return {name: known.get(name) for name in map(self.sources.name, sorted(self.state.resident.committed))}
 
+    def held_below(self, names: Iterable[SourceName]) -> dict[SourceName, int]:
+        """Below which offset everything that is pending of a source is here, as far as Kafka has lost it."""
+        known = {**self.state.checkpoint.kept, **self.state.checkpoint.offsets}
+        return {name: known.get(name, 0) for name in names}
+
     def start_at(self, offsets: Mapping[SourceName, int], log_ends: Mapping[SourceName, int]) -> None:
         """Set the first expected offset of every owned source, before anything is appended. `log_ends` are where their
         logs ended after the committed states were read: below may lie copies that another process wrote."""
@@ -105,6 +110,12 @@ class TimerStore:
         with self.state.lock:
             resident = self.state.resident
             return {self.sources.name(source): int(resident.ends[source]) for source in resident.committed}
+
+    def committed_offsets(self) -> dict[SourceName, int]:
+        """The committed O of every owned source."""
+        with self.state.lock:
+            committed = self.state.resident.committed.items()
+            return {self.sources.name(source): each.offset for source, each in committed}
 
     # ---- ingest
 

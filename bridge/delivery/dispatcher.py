@@ -33,7 +33,7 @@ from bridge.delivery.clock_steps import ClockSteps
 from bridge.delivery.commands_first import LOOK_S, CommandsFirst, Offsets
 from bridge.delivery.filling import Filling
 from bridge.delivery.held_sources import HeldSources
-from bridge.delivery.lost_records import LostRecords, States
+from bridge.delivery.log_notes import LogNotes, States
 from bridge.delivery.narrowing import REMEDIES, Narrowing
 from bridge.delivery.open_transaction import OpenTransaction, Stale, bug
 from bridge.delivery.plan.fates import Unplannable, Unwritable
@@ -115,7 +115,7 @@ class Dispatcher:
         self._states: dict[SourceName, CommittedState] = {}
         self._coming: dict[SourceName, CommittedState] = {}
         """Of partitions that the store holds until they have caught up; nothing else commits for them meanwhile."""
-        self.lost = LostRecords()
+        self.notes = LogNotes()
         self._revocations = 0
         self._unanswered: OpenTransaction | None = None
         """A transaction whose commit got no answer: RESOLVING asks what it came to."""
@@ -168,20 +168,19 @@ class Dispatcher:
         states: States,
         revocations: int,
         log_ends: Offsets = MappingProxyType({}),
-        moved: Collection[SourceName] = (),
     ) -> None:
         """Deliver from `store`, which was opened on `states`, read when there had been `revocations` (of `Membership`).
-        Commands below `log_ends` take effect first. This process has `moved` the states of partitions that were held.
+        Commands below `log_ends` take effect first.
 
         Only while held. With the same store as before, a transaction whose outcome is unknown is resolved first.
-        Raises InternalError for states from before the last commit: what that has delivered would be delivered again.
+        Raises InternalError for states from before the last commit, where no log was cut: that would deliver twice.
         """
         with self._life.changed:
             if self._thread is not None and not self.is_held:
                 raise bug("the dispatcher is running", code="DB-7002")
             if store is not self._store:
                 is_known = revocations == self._revocations and self._unanswered is None  # nothing else commits for us
-                old = {name: state for name, state in self._states.items() if name not in moved}
+                old = {n: state for n, state in self._states.items() if n in states and state.cuts == states[n].cuts}
                 if is_known and not are_same_progress(old, states):
                     raise bug("the store lies behind the last commit", code="DB-7002")
                 self._store, self._unanswered, self._states = store, None, dict(states)
@@ -311,7 +310,7 @@ class Dispatcher:
             (wakeup_ms is not None and wakeup_ms <= now_ms)
             or (behind and (idle_s >= IDLE_COMMIT_S or store.needs_offset_commit()))
             or not self._pauses.are_in(self._states.values())
-            or self.lost.is_news(self._states)
+            or self.notes.is_news(self._states)
         ):
             return self._transact(store)
         sleep_s = LOOK_S if waits else LOOK_AGAIN_S
@@ -372,7 +371,7 @@ class Dispatcher:
         if transaction.accepted != transaction.planned:
             lost = transaction.planned - transaction.accepted
             raise bug("records were lost between plan and client", code="DB-7002", lost=lost)
-        transaction.look_ahead(self._states, store.sources, self._pauses.to_write(), self.lost)
+        transaction.look_ahead(self._states, store.sources, self._pauses.to_write(), self.notes)
         if not transaction.states:
             if transaction.accepted:
                 raise bug("a transaction has output, but moves no position", code="DB-7002")
@@ -397,7 +396,7 @@ class Dispatcher:
     def _send_offsets(self, store: TimerStore, transaction: OpenTransaction) -> None:
         """All that the transaction is likely to have was taken: what it leads to may join it while records wait for
         their time, so that the commit does not have to wait for that."""
-        transaction.look_ahead(self._states, store.sources, self._pauses.to_write(), self.lost)
+        transaction.look_ahead(self._states, store.sources, self._pauses.to_write(), self.notes)
         if transaction.states:
             self._writer.send_offsets(transaction.offsets, self._member_for(transaction).metadata)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from confluent_kafka import TopicPartition
 
-from bridge.delivery.lost_records import LostRecords, States
+from bridge.delivery.log_notes import LogNotes, States
 from bridge.delivery.plan.due_rows import Sent
 from bridge.delivery.plan.planner import Plan
 from bridge.delivery.plan.spans import Delivery
@@ -94,7 +94,7 @@ class OpenTransaction:
         """Topics and partitions that records were sent to; -1 for those that the partitioner chose."""
         return {place for sent in self.sent for place in sent.places()}
 
-    def look_ahead(self, states: States, sources: Sources, said: Said, lost: LostRecords) -> None:
+    def look_ahead(self, states: States, sources: Sources, said: Said, notes: LogNotes) -> None:
         """Set the committed states after it, and the offsets, which are the same object while they are the same; each
         partition is to say `said` of targets. Raises InternalError when one would go back (I1)."""
         told = {name: state.saying(said) for name, state in states.items() if state.pauses != said}
@@ -105,7 +105,7 @@ class OpenTransaction:
             if not new.includes(old, source):
                 raise bug("the committed state would go back", code="DB-7002", source=name, old=old, new=new)
             result[name] = result.get(name, states[name]).moved(new, sources)
-        result = lost.within(result, states)
+        result = notes.within(result, states)
         if result != self.states:
             self.states = result
             self.offsets = [TopicPartition(*name, state.offset, state.metadata()) for name, state in result.items()]

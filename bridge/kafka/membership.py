@@ -20,7 +20,7 @@ between two polls: asked for during one it would wait for its end, and a revocat
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol
@@ -28,7 +28,7 @@ from typing import Any, Final, Protocol
 import structlog
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
 
-from bridge.errors import BridgeError, EnvironmentFailure, InternalError
+from bridge.errors import BridgeError, EnvironmentFailure, InternalError, StateError
 from bridge.kafka.calls import Closed, OwnerThreadCalls, Unanswered
 from bridge.kafka.construction import CLIENT_LOG, made
 from bridge.kafka.error_log import ErrorLog
@@ -194,13 +194,17 @@ class Ownership:
     # -- committed states
 
     def read_committed_states(
-        self, partitions: Collection[SourceName], timeout_s: float | None = None
+        self,
+        partitions: Collection[SourceName],
+        timeout_s: float | None = None,
+        strict: Collection[SourceName] | None = None,
     ) -> dict[SourceName, CommittedState | None]:
-        """What Kafka holds of `partitions`; None where there is no commit.
+        """What Kafka holds of `partitions`; None where there is no commit. A commit that is not the bridge's is left
+        out, but for those that are `strict` (None: all).
 
         Waits while a transaction that carries one of the offsets is open (it ends within its transaction time-out).
-        Raises StateError for a commit that is not the bridge's; after `timeout_s` EnvironmentFailure, or what `explain`
-        knows.
+        Raises StateError for a strict one that is not the bridge's; after `timeout_s` EnvironmentFailure, or what
+        `explain` knows.
         """
         timeout_s = self._pending_s if timeout_s is None else timeout_s
         if not partitions:
@@ -220,7 +224,7 @@ class Ownership:
             except Closed:
                 raise self._gone() from None
             if error is None:
-                return {(a.topic, a.partition): _state_of(a) for a in answers}
+                return _states_of(answers, partitions if strict is None else strict)
             if is_fenced(error):
                 raise fenced(error)
             if _is_refused(error) or is_fatal(error) or left <= 0 or self._stop.is_set():
@@ -446,7 +450,16 @@ def _hint(error: KafkaError) -> str:
     return "Check that the brokers are reachable and that the group's coordinator answers."
 
 
-def _state_of(answer: TopicPartition) -> CommittedState | None:
-    if answer.offset < 0:
-        return None
-    return decode_metadata((answer.topic, answer.partition), answer.offset, answer.metadata)
+def _states_of(
+    answers: Iterable[TopicPartition], strict: Collection[SourceName]
+) -> dict[SourceName, CommittedState | None]:
+    states: dict[SourceName, CommittedState | None] = {}
+    for each in answers:
+        name = (each.topic, each.partition)
+        try:
+            states[name] = None if each.offset < 0 else decode_metadata(name, each.offset, each.metadata)
+        except StateError as error:
+            if name in strict:
+                raise
+            log.warning("committed-state-unreadable", topic=name[0], partition=name[1], reason=error.message)
+    return states

@@ -313,6 +313,7 @@ class Application:
             on_rebuild=lambda: self._events.put(Notice.REBUILD),
             on_plan=wiring.plan_reader(self._pauses, planner),
             identity=self._identity,
+            look=self._look_at_identity,
         )
         self._resuming = wiring.make_resuming(context, self._pauses, commands, planner, lambda: self._pipeline)
         return context
@@ -384,9 +385,7 @@ class Application:
             log.info("no-partitions-assigned")
             return
         pipeline = self._pipeline = Pipeline(context, owned, member)
-        if not self._events.empty():
-            return  # out of date already
-        if pipeline.start():
+        if self._events.empty() and pipeline.start():  # else it is out of date already
             self._health.enter("connecting", reasons=("waiting for the producer, all partitions and earlier commands",))
             self._look(context)
 
@@ -405,14 +404,11 @@ class Application:
     def _look(self, context: PipelineContext) -> None:
         """Once a second: lag, and what /readyz should tell."""
         pipeline = self._pipeline
-        change = Change.NONE
         if pipeline is not None:
-            change = pipeline.look_at_identity(self._lag)
+            self._look_at_identity()
         elif context.dispatcher.is_held:  # else a transaction may still commit for what is held
-            change = self._identity.look(context.ownership, context.cluster)
+            self._tell(self._identity.look(context.ownership, context.cluster))
         self._conditions.look(context.cluster)
-        if change is not Change.NONE:
-            self._events.put(Notice.REBUILD if change is Change.MENDED else Notice.REBASE)
         if pipeline is None or pipeline.store is None:
             return
         self._metrics.lateness.note(self._clock.monotonic_s())
@@ -429,9 +425,18 @@ class Application:
         if phase == "running":
             impediments = pipeline.impediments()
             told = (self._identity, self._conditions, pipeline, self._credentials, self._left_out, self._pauses)
-            alarms = [alarm for each in told for alarm in each.alarms()]
-            reasons = (*impediments, *alarms)
+            reasons = (*impediments, *(alarm for each in told for alarm in each.alarms()))
             self._health.enter("running", ready=not impediments, reasons=reasons, reader=pipeline.reader)
+
+    def _look_at_identity(self) -> Change:
+        """Also while a start catches up, which may take long."""
+        self._beat()
+        return Change.NONE if self._pipeline is None else self._tell(self._pipeline.look_at_identity(self._lag))
+
+    def _tell(self, change: Change) -> Change:
+        if change is not Change.NONE:
+            self._events.put(Notice.REBUILD if change is Change.MENDED else Notice.REBASE)
+        return change
 
     def _shut_down(self) -> None:
         self._stopping = True

@@ -52,14 +52,18 @@ class Lag:
         if not at_once and self._looked_s is not None and now_s - self._looked_s < REFRESH_INTERVAL_S:
             return None
         self._looked_s = now_s
-        ingested = store.next_offsets()
+        ingested, committed = store.next_offsets(), store.committed_offsets()
         try:
-            self._ends = cluster.watermarks(sorted(ingested))
+            found = self._ends = cluster.watermarks(sorted(ingested))
         except EnvironmentFailure as error:
             log.warning("lag-unknown", reason=error.message)
-            return {name: Looked(expected=at, marks=None) for name, at in ingested.items()}
-        self.note(now_s, self._ends, ingested)
-        return {name: Looked(expected=at, marks=self._ends[name]) for name, at in ingested.items()}
+            found = {}
+        else:
+            self.note(now_s, found, ingested)
+        return {
+            name: Looked(expected=at, marks=found.get(name), committed=committed.get(name, 0))
+            for name, at in ingested.items()
+        }
 
     def note(self, now_s: float, ends: dict[SourceName, Watermarks], ingested: dict[SourceName, int]) -> None:
         """Remember what the ends were, for as long as ingest has not reached them."""

@@ -51,7 +51,7 @@ from bridge.start.facts import gather, plan_start
 from bridge.start.first_commits import StartFacts, StartPlan
 from bridge.start.identity_watch import Change, IdentityWatch
 from bridge.start.index import as_bridge_errors, find_index, open_index
-from bridge.start.retention import RetentionGuard, must_hold_what_is_gone, must_hold_what_is_pending
+from bridge.start.retention import RetentionGuard, ingest_start
 from bridge.start.roll_window import Windows, decode_parameters, limits_of
 from bridge.start.suspects import make_suspects
 from bridge.telemetry.health import Health, LongWork
@@ -97,6 +97,8 @@ class PipelineContext:
     identity: IdentityWatch
     on_plan: Callable[[StartPlan], None] = lambda _: None
     """Told before anything of its partitions is delivered."""
+    look: Callable[[], Change] = lambda: Change.NONE
+    """The periodic look at the logs, by the thread that starts and follows; it asks for another pipeline itself."""
 
 
 class Pipeline:
@@ -141,7 +143,7 @@ class Pipeline:
         self.retention = RetentionGuard(context.settings, plan.windows, context.clock)
         self.retention.expect(plan.states)
         store = self.store = self._open(found, plan)
-        start = self._ingest_start(plan, store.resume_offsets())
+        start = ingest_start(context.cluster, plan, store.resume_offsets(), store.held_below(plan.states), now_ms)
         log.info(
             "index-opened",
             partitions=len(self._owned),
@@ -154,7 +156,7 @@ class Pipeline:
         self._maintenance = self._make_maintenance(store)
         self._maintenance.start()
         ingest = self._ingest = self._make_ingest(store, plan)
-        cut = frozenset(context.identity.cuts.keys() & plan.states.keys())
+        cut = recovery.unseen_cuts(found, plan.cuts).keys()
         if cut and cut < plan.states.keys():  # they are read from their logs' starts: the others do not wait for that
             store.assignment.postpone(cut, context.clock.now_ms())
         if self._cancelled.is_set():
@@ -168,17 +170,19 @@ class Pipeline:
             if self._cancelled.is_set():
                 return False
             context.on_plan(plan)
-            cuts = context.identity.opened(plan.states)  # not before: a start that is cancelled is made anew with them
-            context.dispatcher.resume(store, plan.states, self._member.revocations, _ends(plan), moved=cuts)
+            context.dispatcher.resume(store, plan.states, self._member.revocations, _ends(plan))
             self._follows = True
         return True
 
     def _catching_up(self, work: LongWork, store: TimerStore, done: int, total: int) -> None:
-        """A corrupt batch below the committed O holds up its own partition, and not the start."""
+        """A corrupt batch below the committed O holds up its own partition, and not the start; a log that has lost what
+        is to be read, neither."""
         work.report(done, total)
         held = self.corrupt_batches().keys() - set(store.assignment.joining())
         if held:
             store.assignment.postpone(held, self._context.clock.now_ms())
+        if self._context.look() is not Change.NONE:
+            self.cancel()
 
     def cancel_start(self) -> None:
         """As `cancel`, unless it has started. (One that does so at this moment is made anew.)"""
@@ -285,12 +289,12 @@ class Pipeline:
         plan = self._plan(index, come, member)
         if plan is None:
             return True  # the group says something else now
-        progress, frozen = plan.progress, plan.frozen
-        resume = store.assignment.resume_offsets(progress, frozen, plan.log_starts)
-        is_cut = not self._context.identity.cuts.keys().isdisjoint(come)
-        if resume is None or is_cut or plan.gives_up_index or not self._spans(plan.windows):
+        progress, frozen, cuts = plan.progress, plan.frozen, plan.cuts
+        resume = store.assignment.resume_offsets(progress, frozen, plan.log_starts, cuts)
+        if resume is None or plan.gives_up_index or not self._spans(plan.windows):
             return False
-        start = self._ingest_start(plan, resume)
+        now_ms = self._context.clock.now_ms()
+        start = ingest_start(self._context.cluster, plan, resume, store.held_below(resume), now_ms)
         if self.retention is not None:
             self.retention.expect(plan.states)
         with self._changing:
@@ -300,13 +304,13 @@ class Pipeline:
             turn = self._joins
 
         def join() -> bool:
-            arrival = store.assignment.arrival(progress, frozen)
+            arrival = store.assignment.arrival(progress, frozen, cuts)
 
             def add() -> bool:
                 with self._changing:
                     if turn != self._joins or not self._follows:
                         return False
-                    if store.assignment.resume_offsets(progress, frozen, plan.log_starts) != resume:
+                    if store.assignment.resume_offsets(progress, frozen, plan.log_starts, cuts) != resume:
                         self.abandon()
                         self._context.on_rebuild()
                         return False
@@ -372,7 +376,12 @@ class Pipeline:
         if store is None:
             return Change.NONE
         looked = lag.refresh(context.cluster, store, at_once=is_told)
-        return context.identity.look(context.ownership, context.cluster, store, self.topic_ids, looked, is_told=is_told)
+        change = context.identity.look(
+            context.ownership, context.cluster, store, self.topic_ids, looked, is_told=is_told
+        )
+        if looked is not None:
+            context.dispatcher.notes.note_read(context.identity.read_under)
+        return change
 
     def look_at_retention(self, lag: Lag) -> None:
         """Look, from time to time, whether the topic keeps what is pending."""
@@ -381,7 +390,7 @@ class Pipeline:
             if self._ingest is not None:
                 self._ingest.note_log_ends({name: mark.end for name, mark in lag.marks(ingested).items()})
             self.retention.refresh(self._context.cluster, self.store, lag.marks(ingested), lag.behind_s(ingested))
-            self._context.dispatcher.lost.note(self.retention.gone)
+            self._context.dispatcher.notes.note_gone(self.retention.gone)
             if self.retention.must_flush and self._maintenance is not None:
                 self._maintenance.flush_now(0)
 
@@ -413,14 +422,19 @@ class Pipeline:
             kept_ms = limits[topic].retention_ms
             log.info("roll-window", topic=topic, window_ms=decoded.roll_window_ms, retention_ms=kept_ms)
 
-        def facts() -> StartFacts:
+        def facts() -> StartFacts | None:
             with as_bridge_errors():
-                return gather(
+                facts = gather(
                     context.ownership, context.cluster, owned, parameters=parameters, limits=limits, found=found
                 )
+            if context.identity.holds_cut(context.cluster, facts):
+                context.on_rebuild()
+                return None
+            return facts
 
         plan = plan_start(context.ownership, member.partitions, facts, context.clock)
         if plan is not None:
+            context.dispatcher.notes.note_read(context.identity.read_under)
             self.topic_ids = {**self.topic_ids, **{name[0]: state.topic_id for name, state in plan.states.items()}}
         return plan
 
@@ -434,22 +448,7 @@ class Pipeline:
                 found = recovery.give_up(found, now_ms)
         self._found = None  # from here on the lock is the store's, opened or not
         work = LongWork(context.health, context.clock, "recovering", "segments opened")
-        cuts = {name: at for name, at in context.identity.cuts.items() if name in plan.states}
-        return open_index(found, plan, context.settings, partitions, now_ms, work.report, cuts=cuts)
-
-    def _ingest_start(self, plan: StartPlan, resume: Mapping[SourceName, int | None]) -> Mapping[SourceName, int]:
-        """Where ingest begins; `resume` is where the index ends. Raises StateError where something may have been
-        lost."""
-        must_hold_what_is_gone(plan.states, resume, plan.log_marks)
-        start, unheld = plan.ingest_start(resume)
-        must_hold_what_is_pending(
-            self._context.cluster,
-            unheld,
-            {name: plan.log_marks[name] for name in unheld},
-            plan.spare_ms,
-            self._context.clock.now_ms(),
-        )
-        return start
+        return open_index(found, plan, context.settings, partitions, now_ms, work.report)
 
     def _make_maintenance(self, store: TimerStore) -> MaintenanceThread:
         context = self._context

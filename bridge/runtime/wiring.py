@@ -27,6 +27,7 @@ from bridge.delivery.producer.writer import Writer
 from bridge.delivery.resuming import LOOK_S, Named, Resuming
 from bridge.delivery.targets.cache import Targets
 from bridge.delivery.targets.pauses import Pauses
+from bridge.errors import StateError
 from bridge.install import connector
 from bridge.kafka.admin import Cluster
 from bridge.kafka.membership import Ownership
@@ -115,7 +116,11 @@ def make_resuming(
 
     def read(partitions: Collection[SourceName]) -> Iterator[CommittedState]:
         for name, (offset, metadata) in cluster.committed(settings.group_id, partitions).items():
-            yield decode_metadata(name, offset, metadata)
+            try:
+                state = decode_metadata(name, offset, metadata)
+            except StateError:
+                continue  # another instance's, which tells of it
+            yield state
 
     def bring(named: Named) -> Sequence[Future[Sequence[Answer]]] | None:
         try:

@@ -25,17 +25,21 @@ LOOK_S: Final = 0.2
 def plan_start(
     group: Ownership,
     assigned: frozenset[SourceName],
-    gather: Callable[[], StartFacts],
+    gather: Callable[[], StartFacts | None],
     clock: Clock,
 ) -> StartPlan | None:
     """Gather the facts and decide, until no first commits are missing: those that are this instance's to make are made,
-    the others waited for. None when the assignment is `assigned` no more (facts may be of some of these partitions).
+    the others waited for. None when the assignment is `assigned` no more (facts may be of some of these partitions), or
+    there are no facts to decide by.
 
     Raises StateError as in the table, EnvironmentFailure when another instance does not make the first commits in time.
     """
     deadline_s = clock.monotonic_s() + FIRST_COMMITS_S
     while group.assignment() == assigned:
-        decision = decide(gather())
+        facts = gather()
+        if facts is None:
+            return None
+        decision = decide(facts)
         if isinstance(decision, StartPlan):
             return decision
         made = [group.commit_states(states, assigned) for states in decision.of_owner(assigned)]
@@ -64,11 +68,12 @@ def gather(
 ) -> StartFacts:
     """The facts of the delay topics in `parameters`; `found` is the directory.
 
-    Raises StateError when a topic does not exist, or a committed state cannot be read, EnvironmentFailure without an
-    answer, DiskFailure.
+    Raises StateError when a topic does not exist, or the committed state of an owned partition cannot be read,
+    EnvironmentFailure without an answer, DiskFailure.
     """
     topics = _existing(cluster, parameters)
-    read = group.read_committed_states([(name, p) for name, topic in topics.items() for p in range(topic.partitions)])
+    names = [(name, p) for name, topic in topics.items() for p in range(topic.partitions)]
+    read = group.read_committed_states(names, strict=owned)
     committed = {name: state for name, state in read.items() if state is not None}
     covered = {} if found is None or found.checkpoint is None else found.checkpoint.offsets
     just_covered = {
@@ -82,6 +87,7 @@ def gather(
         committed=committed,
         limits=limits,
         covered=covered,
+        unreadable=frozenset(names) - read.keys(),
         holds_given_up=found is not None and recovery.holds(found, just_covered & owned),
     )
 
@@ -112,6 +118,7 @@ def _with_log(cluster: Cluster, topics: Mapping[str, Topic]) -> dict[str, TopicF
             topic_id=topic.topic_id,
             log_start=tuple(marks[name, p].start for p in range(topic.partitions)),
             log_end=tuple(marks[name, p].end for p in range(topic.partitions)),
+            log_epoch=tuple(marks[name, p].epoch for p in range(topic.partitions)),
         )
         for name, topic in topics.items()
     }

@@ -34,19 +34,23 @@ from bridge.wire.committed_state import (
     merged,
 )
 from bridge.wire.decode_epochs import DecodeParameters
-from timerstore.rows.sources import NamedState, NamedStep, SourceName
+from timerstore.rows.sources import Cuts, NamedState, NamedStep, SourceName
 
 ANOTHER_TOPIC: Final = "DB-4014"
 """The code of `another_topic`."""
+NO_TOPIC: Final = "DB-4016"
+"""Of a delay topic that does not exist."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicFacts:
-    """What the broker says of a delay topic: its id, and log start and end (high watermark) by partition index."""
+    """What the broker says of a delay topic: its id, and log start and end (high watermark) by partition index; and
+    the leaders' epochs, where they are told."""
 
     topic_id: str
     log_start: tuple[int, ...]
     log_end: tuple[int, ...]
+    log_epoch: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.log_start or len(self.log_start) != len(self.log_end):
@@ -56,6 +60,10 @@ class TopicFacts:
     def partitions(self) -> int:
         return len(self.log_start)
 
+    def marks(self, partition: int) -> Watermarks:
+        epoch = self.log_epoch[partition] if self.log_epoch else -1
+        return Watermarks(start=self.log_start[partition], end=self.log_end[partition], epoch=epoch)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartFacts:
@@ -63,8 +71,9 @@ class StartFacts:
 
     `owned` are this instance's partitions. By delay topic that has some of them: `topics`, the `parameters` that are
     configured for decoding, and `limits`. `committed` holds every partition of these topics that has a commit,
-    whichever instance owns it. `covered` is O_c of each partition in the index's checkpoint; `holds_given_up` says
-    whether the index has rows of a partition that it covers just up to where an operator gave up what lay below.
+    whichever instance owns it; `unreadable` are those of others whose commit cannot be read. `covered` is O_c of each
+    partition in the index's checkpoint; `holds_given_up` says whether the index has rows of a partition that it covers
+    just up to where an operator gave up what lay below.
     """
 
     owned: frozenset[SourceName]
@@ -73,6 +82,7 @@ class StartFacts:
     committed: Mapping[SourceName, CommittedState]
     limits: Mapping[str, TopicLimits] = field(default_factory=dict)
     covered: Mapping[SourceName, int] = field(default_factory=dict)
+    unreadable: frozenset[SourceName] = frozenset()
     holds_given_up: bool = False
 
 
@@ -123,21 +133,26 @@ class StartPlan:
         return {name: (state.offset, state.position) for name, state in self.states.items()}
 
     @property
+    def cuts(self) -> dict[SourceName, Cuts]:
+        """Where logs were cut, by partition."""
+        return {name: state.cuts for name, state in self.states.items()}
+
+    @property
     def frozen(self) -> dict[SourceName, tuple[NamedStep, ...]]:
         """Frozen steps by partition, where there are some."""
         return {name: state.frozen for name, state in self.states.items() if state.frozen}
 
     def ingest_start(
-        self, covered: Mapping[SourceName, int | None]
+        self, covered: Mapping[SourceName, int | None], held: Mapping[SourceName, int]
     ) -> tuple[dict[SourceName, int], dict[SourceName, int]]:
         """Where ingest begins: the end of what the index covers, else the log's start or where the bridge's part of the
         topic begins; and O where records are gone already that no index covers. `covered` is the end of what the open
-        index holds of each partition (None: nothing)."""
+        index holds of each partition (None: it is read again), `held` below which it has what is gone."""
         offsets, unheld = {}, {}
         for name, end in covered.items():
             first, log_start = self.states[name].first_offset, self.log_marks[name].start
             offsets[name] = max(log_start, first) if end is None else end
-            if end is None and log_start > first:
+            if end is None and log_start > max(first, held[name]):
                 unheld[name] = self.states[name].offset
         return offsets, unheld
 
@@ -154,10 +169,8 @@ def decide(facts: StartFacts) -> StartDecision:
         parameters = facts.parameters[topic]
         committed = {partition: state for (name, partition), state in facts.committed.items() if name == topic}
         _must_be_this_topic(topic, found, committed)
-        absent = [partition for partition in range(found.partitions) if partition not in committed]
+        absent = _absent(facts, topic, committed)
         if absent:
-            checkpointed = {partition for name, partition in facts.covered if name == topic}
-            _must_be_new(topic, found, committed, absent, checkpointed)
             first = initial_state(offset=0, topic_id=found.topic_id, partitions=found.partitions, parameters=parameters)
             missing |= {(topic, partition): first for partition in absent}
             continue
@@ -166,7 +179,7 @@ def decide(facts: StartFacts) -> StartDecision:
             _must_be_in_range(topic, partition, state.offset, start, end)
             epochs = amend_epochs(state.epochs, state.offset, start, parameters)
             states[topic, partition] = replace(state, epochs=epochs, partitions=found.partitions)
-            marks[topic, partition] = Watermarks(start=start, end=end)
+            marks[topic, partition] = found.marks(partition)
     return FirstCommits(states=missing) if missing else _plan(facts, states, marks)
 
 
@@ -216,32 +229,43 @@ def another_topic(**fields: object) -> StateError:
     )
 
 
-def _must_be_new(
-    topic: str,
-    facts: TopicFacts,
-    committed: Mapping[int, CommittedState],
-    absent: Collection[int],
-    checkpointed: Collection[int],
-) -> None:
+def _absent(facts: StartFacts, topic: str, committed: Mapping[int, CommittedState]) -> list[int]:
+    """The partitions of a topic whose first commits are due. Raises StateError where one that is owned has no commit
+    for another reason; others than its owner go on."""
+    checkpointed = {partition for name, partition in facts.covered if name == topic}
     known = max((state.partitions for state in committed.values()), default=0)
-    for partition in absent:
-        if partition in checkpointed or partition < known:
-            raise StateError(
-                "the committed offset of a partition is missing, though the bridge has delivered from it before",
-                hint=f"It was deleted, or expired while the bridge was down (offsets.retention.minutes). {RESET}.",
-                topic=topic,
-                partition=partition,
-                code="DB-4001",
-            )
-        if facts.log_start[partition] > 0:
-            raise StateError(
-                "a partition has no committed offset, and its oldest records are gone",
-                hint=f"Either the bridge has another id than before, or the topic was in use without it. {RESET}.",
-                topic=topic,
-                partition=partition,
-                log_start=facts.log_start[partition],
-                code="DB-4002",
-            )
+    absent = []
+    for partition, log_start in enumerate(facts.topics[topic].log_start):
+        if partition in committed or (topic, partition) in facts.unreadable:
+            continue
+        error = _not_new(topic, partition, log_start, was_known=partition in checkpointed or partition < known)
+        if error is None:
+            absent.append(partition)
+        elif not committed or (topic, partition) in facts.owned:
+            raise error
+    return absent
+
+
+def _not_new(topic: str, partition: int, log_start: int, *, was_known: bool) -> StateError | None:
+    """Why a partition without a commit is not begun from its beginning."""
+    if was_known:
+        return StateError(
+            "the committed offset of a partition is missing, though the bridge has delivered from it before",
+            hint=f"It was deleted, or expired while the bridge was down (offsets.retention.minutes). {RESET}.",
+            topic=topic,
+            partition=partition,
+            code="DB-4001",
+        )
+    if log_start > 0:
+        return StateError(
+            "a partition has no committed offset, and its oldest records are gone",
+            hint=f"Either the bridge has another id than before, or the topic was in use without it. {RESET}.",
+            topic=topic,
+            partition=partition,
+            log_start=log_start,
+            code="DB-4002",
+        )
+    return None
 
 
 def _must_be_in_range(topic: str, partition: int, offset: int, start: int, end: int) -> None:

@@ -4,11 +4,12 @@
     missing        -            -            MISSING    held until the same topic is there again
     another id     -            -            REPLACED   held: it is another log, whatever its offsets
     the same       > expected   -            DELETED    held: records are gone that were not read
-    the same       -            < expected   TRUNCATED  held, mended: a leader with less of the log has cut it
-    the same       <= expected  >= expected  none; TRUNCATED where later leaders have written to what was read
+    the same       -            < read       TRUNCATED  held, mended: a leader with less of the log has cut it
+    the same       <= expected  >= read      none; TRUNCATED where later leaders have written to what was read
 
-`expected` is the next offset to be read, sampled before the log's marks, which are asked before the topic's id: so a
-topic that still has its id had it when the marks were taken. Pure.
+`expected` is the next offset to be read, and `read` that, or the committed O where that is not reached yet. They are
+sampled before the log's marks, which are asked before the topic's id: so a topic that still has its id had it when the
+marks were taken. Pure.
 
 A partition that is held is nobody's for as long: it is neither read, delivered nor committed, and the others go on. One
 that was truncated is mended (identity_watch.py): its committed offset goes back to where the log was cut.
@@ -50,10 +51,15 @@ EXPLAINED: Final[Mapping[Doubt, str]] = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Looked:
     """One partition at one look: the next offset to be read, as of before it, and where the log begins and ends (None:
-    no answer)."""
+    no answer). What lies below `committed` was read earlier, perhaps by another process."""
 
     expected: int
     marks: Watermarks | None
+    committed: int = 0
+
+    @property
+    def read(self) -> int:
+        return max(self.expected, self.committed)
 
 
 def findings(
@@ -78,7 +84,7 @@ def _doubt(known_id: str | None, id_now: str | None, looked: Looked) -> Doubt | 
         return None
     if looked.marks.start > looked.expected:
         return Doubt.DELETED
-    return Doubt.TRUNCATED if looked.marks.end < looked.expected else None
+    return Doubt.TRUNCATED if looked.marks.end < looked.read else None
 
 
 def suspects(before: Mapping[SourceName, Looked], now: Mapping[SourceName, Looked]) -> dict[SourceName, Looked]:

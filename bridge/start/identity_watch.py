@@ -4,14 +4,15 @@ A partition that is held is left out of what the pipeline delivers, as if anothe
 it up between two transactions, and nothing of it is read, delivered or committed.
 
 A log that was cut is mended with the next look, if the topic is the same then. In this order, and what a crash right
-after each step costs: 1. the partition is held (the next start finds O beyond the log's end, and is refused, DB-4013);
-2. O goes back to the cut in Kafka (a start finds that the index reaches further than O, and reads anew); 3. the index
-is opened anew without what it has of that partition, which is read from the log's start again, and released.
+after each step costs: 1. the partition is held (nothing: the next start, here or elsewhere, compares the log with what
+the committed state says was read under which leaders); 2. O goes back to the cut in Kafka, and the cut gets a number
+there (nothing: an index that does not know that number is not trusted, wherever it is); 3. the index is opened anew
+without what it has of that partition, which is read from the log's start again, and released.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
@@ -20,9 +21,9 @@ from typing import Final
 import structlog
 
 from bridge.errors import EnvironmentFailure, StateError
-from bridge.kafka.admin import Cluster
+from bridge.kafka.admin import Cluster, Watermarks
 from bridge.kafka.membership import Ownership
-from bridge.start.first_commits import ANOTHER_TOPIC
+from bridge.start.first_commits import ANOTHER_TOPIC, NO_TOPIC, StartFacts
 from bridge.start.identity import EXPLAINED, Doubt, Looked, findings, refusal, suspects
 from bridge.telemetry.heartbeats import Beat, unwatched
 from timerstore.clock import Clock
@@ -51,15 +52,16 @@ class Change(Enum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
     """A log that was cut `at` an offset, though it had been read up to `expected` under leaders up to `epoch` (-1: not
-    known); `dropped` pending messages at least were above."""
+    known); `dropped` pending messages at least were above (None: they were not counted)."""
 
     at: int
     expected: int
     epoch: int
-    dropped: int
+    dropped: int | None
 
     def __str__(self) -> str:
-        return f"{self.expected - self.at} from offset {self.at} on; {self.dropped} pending messages are dropped"
+        records = f"{self.expected - self.at} from offset {self.at} on"
+        return records if self.dropped is None else f"{records}; {self.dropped} pending messages are dropped"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,8 +87,6 @@ class IdentityWatch:
     ) -> None:
         """`on_cut` is told the topic of a log that was cut, and how many records the brokers have lost with that;
         `beat` is that of the thread that looks."""
-        self.cuts: Mapping[SourceName, int] = {}
-        """Where logs were cut that the index may still hold more of."""
         self._clock = clock
         self._on_cut = on_cut
         self._beat = beat
@@ -124,22 +124,49 @@ class IdentityWatch:
 
     def refuse(self, error: StateError, owned: Iterable[SourceName]) -> bool:
         """Hold the partitions with which a start would not go on, as `error` says, while others of `owned` are
-        delivered. Returns whether there are such partitions, and others; at the process's own start there are none."""
+        delivered. Returns whether there are such partitions, and others, unless they may be there again soon; at the
+        process's own start there are none."""
         topic, partition = error.fields.get("topic"), error.fields.get("partition")
         if error.code == ANOTHER_TOPIC:
             partition = None  # it names one of all
         new = {name for name in owned if name[0] == topic and partition in (None, name[1])} - self._holds.keys()
-        if not self._ids or not new or not set(owned) - new - self._holds.keys():
+        is_missing = error.code == NO_TOPIC
+        if not self._ids or not new or not (is_missing or set(owned) - new - self._holds.keys()):
             return False
+        if is_missing:
+            self._hold({name: _Hold(doubt=Doubt.MISSING, error=None) for name in new})
+            return True
         doubt = Doubt.REPLACED if error.code == ANOTHER_TOPIC else Doubt.REFUSED
         self._hold({name: _Hold(doubt=doubt, error=error) for name in new})
         return True
 
-    def opened(self, names: Collection[SourceName]) -> frozenset[SourceName]:
-        """The index was opened for these partitions, without what lies above cuts; returns those that had one."""
-        opened = self.cuts.keys() & set(names)
-        self.cuts = {name: at for name, at in self.cuts.items() if name not in opened}
-        return frozenset(opened)
+    def holds_cut(self, cluster: Cluster, facts: StartFacts) -> bool:
+        """Hold those of the owned partitions whose logs were cut since their states were committed, by whichever
+        process; returns whether there are some."""
+        read, looked, ids = {}, {}, {}
+        for name in facts.owned - self._holds.keys():
+            state, topic = facts.committed.get(name), facts.topics[name[0]]
+            if state is None or state.read_under is None or state.topic_id != topic.topic_id:
+                continue
+            end, epoch = state.read_under
+            read[name] = Looked(expected=end, marks=Watermarks(start=0, end=end, epoch=epoch))
+            looked[name] = Looked(expected=end, marks=topic.marks(name[1]), committed=state.offset)
+            ids[name[0]] = topic.topic_id
+        # What was known before they went says nothing of what another instance has made of them.
+        others = {name: each for name, each in self._before.items() if name not in facts.owned}
+        self._before = {**others, **read}
+        found = self._new_holds(cluster, ids, looked, lambda _name, _offset: None, is_told=False)
+        unsure = {*found, *self._unsure}
+        self._before = {**self._before, **{name: each for name, each in looked.items() if name not in unsure}}
+        self._ids = {**ids, **self._ids} if found else self._ids
+        self._hold(found)
+        return bool(found)
+
+    @property
+    def read_under(self) -> dict[SourceName, tuple[int, int]]:
+        """By partition: everything below an offset was read under leaders of no later epoch, as of the last look."""
+        before = self._before.items()
+        return {name: (at.read, at.marks.epoch) for name, at in before if at.marks is not None and at.marks.epoch >= 0}
 
     # ---- the look
 
@@ -165,19 +192,19 @@ class IdentityWatch:
             self._beat()
             return self._clock.monotonic_s() - now_s > COUNT_S
 
-        def count(name: SourceName, offset: int) -> int:
+        def count(name: SourceName, offset: int) -> int | None:
             try:
-                return 0 if store is None else store.pending_from(name, offset, now_ms, is_over)
+                return None if store is None else store.pending_from(name, offset, now_ms, is_over)
             except TimerStoreError as error:
                 log.warning("identity-unknown", topic=name[0], partition=name[1], reason=error.message)
-                return 0
+                return None
 
         self._ids = {**topic_ids, **self._ids}
         if looked is None or not self._ids or (not looked and now_s - self._looked_s < LOOK_S):
             return Change.NONE
         self._looked_s = now_s
         try:
-            ids = cluster.topic_ids(sorted(self._ids))
+            ids = cluster.topic_ids(sorted({*self._ids, *(topic for topic, _ in self._holds)}))
             # What the pipeline still has to give up may be committed by it.
             given_up = {name: hold for name, hold in self._holds.items() if name not in looked}
             free = {name: each for name, each in looked.items() if name not in self._holds}
@@ -214,7 +241,7 @@ class IdentityWatch:
         cluster: Cluster,
         ids: Mapping[str, str],
         looked: Mapping[SourceName, Looked],
-        count: Callable[[SourceName, int], int],
+        count: Callable[[SourceName, int], int | None],
         *,
         is_told: bool,
     ) -> dict[SourceName, _Hold]:
@@ -236,13 +263,13 @@ class IdentityWatch:
                 skipped.append(name)
                 continue
             try:
-                at = cluster.cut_at(name, old.marks.epoch, marks.start, old.expected)
+                at = cluster.cut_at(name, old.marks.epoch, marks.start, old.read)
             except EnvironmentFailure as error:
                 log.warning("identity-unknown", topic=name[0], partition=name[1], reason=error.message)
                 failed.append(name)
                 continue
             if at is not None:
-                expected = looked[name].expected
+                expected = looked[name].read
                 cut = Cut(at=at, expected=expected, epoch=old.marks.epoch, dropped=count(name, at))
                 found[name] = _Hold(doubt=Doubt.TRUNCATED, error=None, cut=cut)
         self._unsure = (*skipped, *failed)
@@ -253,7 +280,7 @@ class IdentityWatch:
         return old is not None and old.marks is not None and old.marks.start > old.expected == now.expected
 
     def _cut(
-        self, cluster: Cluster, name: SourceName, looked: Looked, count: Callable[[SourceName, int], int]
+        self, cluster: Cluster, name: SourceName, looked: Looked, count: Callable[[SourceName, int], int | None]
     ) -> Cut | None:
         """Where a log was cut that ends below what was read of it; records of later leaders are new."""
         old, marks = self._before.get(name), looked.marks
@@ -261,12 +288,12 @@ class IdentityWatch:
             return None
         # A log never ends earlier under the same leader: what was read was written under an earlier one.
         epoch = max(-1, marks.epoch - 1) if old is None or old.marks is None else old.marks.epoch
-        at = min(marks.end, looked.expected)
+        at = min(marks.end, looked.read)
         try:
             at = _cut_at(cluster, name, epoch, marks.start, at)
         except EnvironmentFailure as error:  # it is held in any case, and asked again before it is mended
             log.warning("identity-unknown", topic=name[0], partition=name[1], reason=error.message)
-        return Cut(at=at, expected=looked.expected, epoch=epoch, dropped=count(name, at))
+        return Cut(at=at, expected=looked.read, epoch=epoch, dropped=count(name, at))
 
     def _hold(self, new: Mapping[SourceName, _Hold]) -> None:
         for (topic, partition), hold in new.items():
@@ -287,7 +314,8 @@ class IdentityWatch:
         """Look again at what is held, and is given up."""
         change = Change.NONE
         for name, hold in held.items():
-            is_other = ids.get(name[0]) not in (None, self._ids[name[0]])
+            known = self._ids.get(name[0])
+            is_other = known is not None and ids.get(name[0]) not in (None, known)
             if is_other and hold.error is None:
                 self._hold({name: _Hold(doubt=Doubt.REPLACED, error=refusal(name, Doubt.REPLACED))})
                 change = change if change is Change.MENDED else Change.HELD
@@ -321,9 +349,8 @@ class IdentityWatch:
         if name not in owned:
             return False  # it is another instance's by now
         state = group.read_committed_states([name])[name]
-        if state is None or (at < state.offset and not group.commit_states({name: state.rewound(at)}, owned)):
+        if state is None or not group.commit_states({name: state.rewound(at, self._clock.now_ms())}, owned):
             return False
-        self.cuts = {**self.cuts, name: at}
         self._on_cut(name[0], cut.expected - at)
         text = f"{name[0]}/{name[1]}: {EXPLAINED[Doubt.TRUNCATED]}: {cut}"
         self._told.append((self._clock.monotonic_s() + TOLD_S, text))

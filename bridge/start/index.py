@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
-from types import MappingProxyType
 from typing import Final
 
 import structlog
@@ -57,11 +56,9 @@ def open_index(
     partitions: Iterable[SourceName],
     now_ms: int,
     progress: Callable[[int, int], None],
-    *,
-    cuts: Mapping[SourceName, int] = MappingProxyType({}),
 ) -> TimerStore:
-    """The store over what was found; `partitions` are all of the delay topics', `cuts` where logs were cut. It has the
-    directory's lock, and gives it back when this fails. Raises EnvironmentFailure, StateError.
+    """The store over what was found; `partitions` are all of the delay topics'. It has the directory's lock, and gives
+    it back when this fails. Raises EnvironmentFailure, StateError.
     """
     with as_bridge_errors():
         return TimerStore.open(
@@ -70,7 +67,7 @@ def open_index(
             committed=plan.progress,
             frozen=plan.frozen,
             log_starts=plan.log_starts,
-            cuts=cuts,
+            cuts=plan.cuts,
             now_ms=now_ms,
             limits=limits(settings, max(window.largest_ms for window in plan.windows.values())),
             progress=progress,

@@ -25,7 +25,7 @@ from bridge.kafka.construction import CLIENT_LOG, made
 from bridge.kafka.errors import Fault, fault_of, kafka_error
 from bridge.kafka.membership import FORCED
 from bridge.start.first_commits import TopicFacts
-from bridge.wire.committed_state import RESET, CommittedState, decode_metadata, initial_state
+from bridge.wire.committed_state import RESET, CommittedState, decode_metadata, initial_state, with_cut
 from bridge.wire.decode_epochs import DecodeParameters
 from timerstore.disk import files
 from timerstore.errors import DiskFailure
@@ -54,7 +54,7 @@ def reset_offsets(
     config = {**consumer, "group.id": group_id, **FORCED}
     known = _committed(config, topics) if to == "committed" else {}
     states = {
-        (topic, partition): _state(facts, partition, to, parameters(topic), known.get((topic, partition)))
+        (topic, partition): _state(facts, partition, to, parameters(topic), known.get((topic, partition)), now_ms)
         for topic, facts in topics.items()
         for partition in range(facts.partitions)
     }
@@ -68,7 +68,12 @@ def reset_offsets(
 
 
 def _state(
-    facts: TopicFacts, partition: int, to: Reset, parameters: DecodeParameters, known: CommittedState | None
+    facts: TopicFacts,
+    partition: int,
+    to: Reset,
+    parameters: DecodeParameters,
+    known: CommittedState | None,
+    now_ms: int,
 ) -> CommittedState:
     if known is not None:
         begin = facts.log_start[partition]
@@ -81,6 +86,7 @@ def _state(
         partitions=facts.partitions,
         parameters=parameters,
         first_offset=offset,
+        cuts=with_cut((), offset, now_ms),  # an index on another machine is of another log, for all that is known
     )
 
 

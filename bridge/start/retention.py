@@ -28,6 +28,7 @@ from bridge.errors import BridgeError, EnvironmentFailure, StateError
 from bridge.kafka.admin import Cluster, Oldest, Watermarks
 from bridge.settings.model import Settings
 from bridge.settings.units import format_duration_ms
+from bridge.start.first_commits import StartPlan
 from bridge.start.roll_window import TopicLimits, Windows, limits_of, roll_window_ms
 from bridge.wire.committed_state import RESET_TO_COMMITTED, CommittedState
 from timerstore.clock import Clock
@@ -96,13 +97,13 @@ def must_hold_what_is_pending(
 
 def must_hold_what_is_gone(
     states: Mapping[SourceName, CommittedState],
-    covered: Mapping[SourceName, int | None],
+    held: Mapping[SourceName, int],
     marks: Mapping[SourceName, Watermarks],
 ) -> None:
-    """Refuse to go on where records of pending messages are known to be gone, and the index, which covers each
-    partition up to an offset (None: not at all), does not have them. Raises StateError."""
+    """Refuse to go on where records of pending messages are known to be gone, and the index, which has them below
+    `held`, has not all. Raises StateError."""
     for name, state in sorted(states.items()):
-        if state.gone_below > (covered.get(name) or 0):
+        if state.gone_below > held.get(name, 0):
             raise StateError(
                 "records of pending messages were deleted, and the local index does not cover them",
                 hint=RESTORE,
@@ -112,6 +113,22 @@ def must_hold_what_is_gone(
                 gone_below=state.gone_below,
                 code="DB-4012",
             )
+
+
+def ingest_start(
+    cluster: Cluster,
+    plan: StartPlan,
+    resume: Mapping[SourceName, int | None],
+    held: Mapping[SourceName, int],
+    now_ms: int,
+) -> Mapping[SourceName, int]:
+    """Where ingest begins; `resume` is where the index ends, `held` below which it has what Kafka has not. Raises
+    StateError where something may have been lost."""
+    must_hold_what_is_gone(plan.states, held, plan.log_marks)
+    start, unheld = plan.ingest_start(resume, held)
+    marks = {name: plan.log_marks[name] for name in unheld}
+    must_hold_what_is_pending(cluster, unheld, marks, plan.spare_ms, now_ms)
+    return start
 
 
 class RetentionGuard:

@@ -15,6 +15,11 @@ it):
     f   the first offset that is ours to deliver (left out when 0): `reset-offsets --to latest` gave up what lies below
     g   unfinished records below this offset are gone from the topic (left out when 0): only an index that covers them
         has them
+    c   where the log was cut (left out when nowhere), the oldest first: [[number, offset], ...], both of which rise; an
+        index that knows of none but earlier numbers has records that are in no log any more. An operator's reset is
+        one, too
+    e   [offset, leader epoch]: what was read below that offset was written by leaders of no later epoch (left out where
+        the brokers do not say)
     s   frozen steps of the staircase (invariant I4), after the clock was set back (left out when none), the oldest
         first: [[O, at, offset], ...], P of a step being the position (at, this partition, offset)
     x   what was said of targets (left out when nothing); an earlier version refuses to start with it:
@@ -37,7 +42,7 @@ from bridge.errors import StateError
 from bridge.wire.decode_epochs import DecodeEpoch, DecodeEpochs, DecodeParameters, NewerFormat
 from bridge.wire.headers import check_topic
 from timerstore.rows.position import AT_MAX, AT_MIN, OFFSET_MAX, Progress
-from timerstore.rows.sources import NamedPosition, NamedStep, SourceName, Sources
+from timerstore.rows.sources import Cuts, NamedPosition, NamedStep, SourceName, Sources
 
 VERSION = 1
 VERSION_WITH_STEPS = 2
@@ -50,6 +55,8 @@ before that is waited for."""
 SPARE_CHARS = 640
 """What frozen steps leave of the metadata for a change of decode parameters."""
 _STEP_CHARS_MAX = 56
+CUTS_MAX = 4
+"""Cuts that are told apart; of more the two oldest count as one, at the lower offset."""
 PAUSES_CHARS_MAX = 1_600
 """What pauses may take of the metadata."""
 
@@ -63,7 +70,7 @@ RESET_TO_COMMITTED = "`delay-bridge reset-offsets --to committed`"
 """The remedy where something is gone for good, and going on without it repeats nothing."""
 
 _REQUIRED = {"v", "t", "n", "p", "h"}
-_KNOWN = _REQUIRED | {"f", "g", "s", "x"}
+_KNOWN = _REQUIRED | {"c", "e", "f", "g", "s", "x"}
 
 
 WHY_CHARS_MAX: Final = 100
@@ -134,7 +141,8 @@ class CommittedState:
     `offset` is O (exclusive), `position` P (None: nothing finished), `topic_id` the topic's id as text, `partitions`
     the topic's count of partitions that had a commit, `epochs` the decode parameters by offset, `first_offset` where
     the bridge's part of the topic begins, `frozen` the steps from before the clock was set back, `pauses` what was said
-    last of targets. Below `gone_below` the topic has lost records that are not finished.
+    last of targets. Below `gone_below` the topic has lost records that are not finished. `cuts` are where its log was
+    cut; `read_under` is (offset, epoch), see `e` above.
     """
 
     offset: int
@@ -146,6 +154,8 @@ class CommittedState:
     frozen: tuple[NamedStep, ...] = ()
     pauses: Said = ()
     gone_below: int = 0
+    cuts: Cuts = ()
+    read_under: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         if min(self.offset, self.first_offset, self.gone_below) < 0 or self.partitions < 1:
@@ -153,6 +163,8 @@ class CommittedState:
         for end, at_ms, offset in self.frozen:
             if end < 0 or not AT_MIN < at_ms <= AT_MAX or not 0 <= offset <= OFFSET_MAX:
                 raise ValueError(f"not a step of a committed state: {self}")
+        if any(a >= b or c >= d for (a, c), (b, d) in pairwise([(0, -1), *self.cuts])):
+            raise ValueError(f"not the cuts of a log: {self.cuts}")
         if self.position is not None:
             at_ms, _, partition, offset = self.position
             if not AT_MIN < at_ms <= AT_MAX or not 0 <= partition < 1 << 31 or not 0 <= offset <= OFFSET_MAX:
@@ -171,11 +183,15 @@ class CommittedState:
             frozen=sources.named_steps(progress.frozen),
         )
 
-    def rewound(self, offset: int) -> CommittedState:
+    def rewound(self, offset: int, now_ms: int) -> CommittedState:
         """The same partition after its log was cut at `offset`: O goes back there. Nothing from there on is finished,
-        and P stays: what is written there now is delivered, whatever its position."""
-        if offset >= self.offset:
-            return self
+        and P stays: what is written there now is delivered, whatever its position. An index may know what lay above,
+        also where that was above O: cancels that were read ahead."""
+        epoch = None if self.read_under is None else (min(self.read_under[0], offset), self.read_under[1])
+        state = replace(self, cuts=with_cut(self.cuts, offset, now_ms), read_under=epoch)
+        return state if offset >= self.offset else state._before(offset)
+
+    def _before(self, offset: int) -> CommittedState:
         kept = [step for step in self.frozen if step[0] < offset]
         cut = [(offset, at_ms, o) for end, at_ms, o in self.frozen if end >= offset][:1]
         epochs = tuple(epoch for epoch in self.epochs if epoch.offset < offset) or (replace(self.epochs[0], offset=0),)
@@ -258,11 +274,25 @@ class CommittedState:
             fields["f"] = self.first_offset
         if self.gone_below:
             fields["g"] = self.gone_below
+        if self.cuts:
+            fields["c"] = self.cuts
+        if self.read_under is not None:
+            fields["e"] = self.read_under
         if self.frozen:
             fields["s"] = self.frozen
         if pauses:
             fields["x"] = [each.to_json() for each in pauses]
         return _compact(fields)
+
+
+def with_cut(cuts: Cuts, offset: int, now_ms: int) -> Cuts:
+    """The cuts of a log that was cut once more; its number is of the time, so that no number comes twice, whatever
+    became of the offsets meanwhile."""
+    number = max(now_ms // 1_000, cuts[-1][0] + 1 if cuts else 1)
+    lower = [each for each in cuts if each[1] < offset]
+    if len(lower) == CUTS_MAX:
+        lower[:2] = [(lower[1][0], lower[0][1])]
+    return (*lower, (number, offset))
 
 
 def are_too_long(pauses: Said) -> bool:
@@ -351,6 +381,8 @@ def _decode_fields(source: SourceName, offset: int, fields: dict[str, Any]) -> C
         frozen=frozen,
         pauses=merged(map(Pause.from_json, fields.get("x", ()))),
         gone_below=int(fields.get("g", 0)),
+        cuts=tuple((int(number), int(at)) for number, at in fields.get("c", ())),
+        read_under=None if "e" not in fields else (int(fields["e"][0]), int(fields["e"][1])),
     )
 
 
@@ -395,7 +427,13 @@ def amend_epochs(
 
 
 def initial_state(
-    *, offset: int, topic_id: str, partitions: int, parameters: DecodeParameters, first_offset: int = 0
+    *,
+    offset: int,
+    topic_id: str,
+    partitions: int,
+    parameters: DecodeParameters,
+    first_offset: int = 0,
+    cuts: Cuts = (),
 ) -> CommittedState:
     """The state of a partition of which nothing was read yet: (offset, minus infinity)."""
     return CommittedState(
@@ -405,6 +443,7 @@ def initial_state(
         partitions=partitions,
         epochs=(DecodeEpoch(offset=0, parameters=parameters),),
         first_offset=first_offset,
+        cuts=cuts,
     )
 
 

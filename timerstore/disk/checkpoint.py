@@ -43,13 +43,17 @@ class Checkpoint:
     """`offsets` is O_c by source; `progress` the last (O, P) known when it was written, by source, `frozen` its frozen
     steps, where there were any.
 
-    Every cancel below `offsets` is in one of the `tombstones` files, unless it has expired.
+    Every cancel below `offsets` is in one of the `tombstones` files, unless it has expired. `cuts` is the number of the
+    last cut of a source's log that is known here. A source without O_c is read again: below `kept` the segments have
+    what is pending of it, which Kafka may have lost, and nothing from there on counts.
     """
 
     identity: Identity
     offsets: Mapping[SourceName, int]
     progress: Mapping[SourceName, NamedState] = field(default_factory=dict)
     frozen: Mapping[SourceName, tuple[NamedStep, ...]] = field(default_factory=dict)
+    cuts: Mapping[SourceName, int] = field(default_factory=dict)
+    kept: Mapping[SourceName, int] = field(default_factory=dict)
     segments: tuple[NamedFile, ...] = ()
     tombstones: tuple[NamedFile, ...] = ()
 
@@ -96,12 +100,14 @@ def _to_json(checkpoint: Checkpoint) -> dict[str, Any]:
         "version": FORMAT_VERSION,
         "cluster_id": checkpoint.identity.cluster_id,
         "topic_ids": dict(checkpoint.identity.topic_ids),
-        "offsets": [[topic, partition, offset] for (topic, partition), offset in sorted(checkpoint.offsets.items())],
+        "offsets": _numbers(checkpoint.offsets),
         "progress": [
             [topic, partition, offset, position]
             for (topic, partition), (offset, position) in sorted(checkpoint.progress.items())
         ],
         "frozen": [[*name, *step] for name, steps in sorted(checkpoint.frozen.items()) for step in steps],
+        "cuts": _numbers(checkpoint.cuts),
+        "kept": _numbers(checkpoint.kept),
         "segments": [[s.name, s.bytes, s.crc] for s in checkpoint.segments],
         "tombstones": [[t.name, t.bytes, t.crc] for t in checkpoint.tombstones],
     }
@@ -112,15 +118,25 @@ def _from_json(body: dict[str, Any]) -> Checkpoint:
         raise ValueError(f"format version {body['version']}, this program reads {FORMAT_VERSION}")
     return Checkpoint(
         identity=Identity(cluster_id=body["cluster_id"], topic_ids=body["topic_ids"]),
-        offsets={(topic, partition): offset for topic, partition, offset in body["offsets"]},
+        offsets=_by_name(body["offsets"]),
         progress={
             (topic, partition): (offset, None if position is None else tuple(position))
             for topic, partition, offset, position in body["progress"]
         },
         frozen=_grouped(body["frozen"]),
+        cuts=_by_name(body.get("cuts", [])),
+        kept=_by_name(body.get("kept", [])),
         segments=tuple(NamedFile(name=n, bytes=b, crc=c) for n, b, c in body["segments"]),
         tombstones=tuple(NamedFile(name=n, bytes=b, crc=c) for n, b, c in body["tombstones"]),
     )
+
+
+def _numbers(by_source: Mapping[SourceName, int]) -> list[tuple[str, int, int]]:
+    return [(*name, number) for name, number in sorted(by_source.items())]
+
+
+def _by_name(rows: list[tuple[str, int, int]]) -> dict[SourceName, int]:
+    return {(topic, partition): number for topic, partition, number in rows}
 
 
 def _grouped(rows: list[tuple[str, int, int, int, int]]) -> dict[SourceName, tuple[NamedStep, ...]]:

@@ -279,11 +279,17 @@ class Maintenance:
             sources, states = state.sources, state.resident.committed
             progress = {sources.name(s): (each.offset, sources.named(each.position)) for s, each in states.items()}
             frozen = {sources.name(s): sources.named_steps(each.frozen) for s, each in states.items() if each.frozen}
+            cuts = {**state.checkpoint.cuts, **state.cuts}
+            # Segments that are written anew leave out rows of a source that is neither covered nor ours.
+            known = state.checkpoint.kept.items()
+            kept = {name: bound for name, bound in known if name in progress and name not in offsets}
         written = Checkpoint(
             identity=state.identity,
             offsets=offsets,
             progress=progress,
             frozen=frozen,
+            cuts=cuts,
+            kept=kept,
             segments=segments,
             tombstones=tuple(file.named for file in cancels),
         )

@@ -18,7 +18,8 @@ opening writes the segments that have such rows anew without them. A source is n
                                             lost with this one's memory; whether anything can be is not for the index
                                             to say
     when its committed state was moved back what the index left out as finished is pending again
-    when its log was cut                    what the index has above the cut is in no log any more
+    when its log was cut                    what the index has above the cut is in no log any more; the committed state
+                                            says where and how often, the checkpoint up to which cut it knows
     when another instance has it for long   its rows are dead weight here (maintenance.py)
 
 The order, and what a crash right after each step costs: 1. the damaged file is renamed (the checkpoint names a file
@@ -55,7 +56,7 @@ from timerstore.operations.by_origin import covered_in
 from timerstore.operations.state import StoreState
 from timerstore.rows.entry import payload_of
 from timerstore.rows.position import OFFSET_MAX, ORIGIN, Int64s, Progress
-from timerstore.rows.sources import NamedState, NamedStep, SourceName, Sources, named_in
+from timerstore.rows.sources import Cuts, NamedState, NamedStep, SourceName, Sources, named_in, unseen_cut
 
 CUT: Final = "the log of {} was cut below what the index has read: it is rebuilt from Kafka"
 MOVED_BACK: Final = "the committed state of {} lies before the index: it is rebuilt from Kafka"
@@ -127,30 +128,32 @@ def restore(
     limits: Limits,
     progress: Callable[[int, int], None],
     *,
-    cuts: Mapping[SourceName, int] = MappingProxyType({}),
+    cuts: Mapping[SourceName, Cuts] = MappingProxyType({}),
 ) -> StoreState:
     """The store that a directory holds; the arguments are those of `TimerStore.open`. Raises DiskFull, DiskFailure."""
     names = [*partitions, *named_in(committed)]
-    # In this order: what a crash in between leaves undone is found again, as O still lies before the index.
-    if lost := {**_rewound(found, committed), **cuts}:
-        found = without_cancels(found, names, log_starts, lost)
-    found = _distrust(found, committed, frozen, log_starts, cuts)
+    numbers = {name: each[-1][0] for name, each in cuts.items() if each}
+    # In this order: the checkpoint knows of a cut once all that was read above it is out.
+    if unseen := unseen_cuts(found, {name: cuts.get(name, ()) for name in committed}):
+        found = without_cancels(found, names, log_starts, unseen)
+    found = _distrust(found, committed, frozen, log_starts, unseen, numbers)
     while True:
         try:
-            return _restore(found, names, committed, frozen, log_starts, now_ms, limits, progress)
+            state = _restore(found, names, committed, frozen, log_starts, now_ms, limits, progress)
         except Corrupt as error:
             found = _without(found, error, now_ms)
+        else:
+            state.cuts = numbers
+            return state
 
 
-def _rewound(found: Found, committed: Mapping[SourceName, NamedState]) -> dict[SourceName, int]:
-    """O of the sources of which it lies before the index, though their P was kept: their logs were cut there, and the
-    process ended before the index was. (An operator who resets a group's offsets clears P.)"""
-    covered = {} if found.checkpoint is None else found.checkpoint.offsets
-    return {
-        name: offset
-        for name, (offset, position) in committed.items()
-        if position is not None and offset < covered.get(name, 0)
-    }
+def unseen_cuts(found: Found, cuts: Mapping[SourceName, Cuts]) -> dict[SourceName, int]:
+    """From which offset on the index has what is in no log any more, by source."""
+    if found.checkpoint is None:
+        return {}
+    seen = found.checkpoint.cuts
+    lowest = {name: unseen_cut(each, seen.get(name, 0)) for name, each in cuts.items()}
+    return {name: offset for name, offset in lowest.items() if offset is not None}
 
 
 def _distrust(
@@ -159,27 +162,37 @@ def _distrust(
     frozen: Mapping[SourceName, Sequence[NamedStep]],
     log_starts: Mapping[SourceName, int],
     cuts: Mapping[SourceName, int],
+    numbers: Mapping[SourceName, int],
 ) -> Found:
-    """Let the index cover no owned source of which it cannot hold everything; see the module."""
+    """Let the index cover no owned source of which it cannot hold everything; see the module. `numbers` are those of
+    the last cuts."""
     checkpoint = found.checkpoint
     if checkpoint is None:
         return found
     sources = Sources([*named_in(checkpoint.progress), *named_in(committed)])
     left: dict[str, list[SourceName]] = {}
+    kept = dict(checkpoint.kept)
     for name, state in sorted(committed.items()):
+        progress = sources.progress(name, *state, frozen.get(name, ()))
+        known = checkpoint.offsets.get(name, kept.get(name, 0))
         if name in cuts:
-            left.setdefault(CUT, []).append(name)
-        elif lies_before(sources, name, sources.progress(name, *state, frozen.get(name, ())), checkpoint):
+            if name in checkpoint.offsets or name in kept:
+                left.setdefault(CUT, []).append(name)
+            bound = min(known, cuts[name], log_starts[name])
+            kept[name] = 0 if lies_before(sources, name, progress, checkpoint, bound) else bound
+        elif lies_before(sources, name, progress, checkpoint, checkpoint.offsets.get(name, 0)):
             # An operator has reset the group's offsets (which also clears P).
             left.setdefault(MOVED_BACK, []).append(name)
         elif checkpoint.offsets.get(name, OFFSET_MAX) < log_starts[name]:
             left.setdefault(OUTDATED, []).append(name)
-    if not left:
+            kept[name] = known
+    if not left and kept == checkpoint.kept:
         return found
     where = {what: ", ".join(f"{topic}/{partition}" for topic, partition in names) for what, names in left.items()}
     uncovered = {name for names in left.values() for name in names}
     offsets = {name: offset for name, offset in checkpoint.offsets.items() if name not in uncovered}
-    checkpoint = replace(checkpoint, offsets=offsets)
+    seen = {**checkpoint.cuts, **{name: number for name, number in numbers.items() if name in committed}}
+    checkpoint = replace(checkpoint, offsets=offsets, cuts=seen, kept=kept)
     checkpoints.write(found.directory, checkpoint, frees=True)
     reports = (what.format(where[what]) for what in (CUT, MOVED_BACK, OUTDATED) if what in where)
     return replace(found, checkpoint=checkpoint, reports=(*found.reports, *reports))
@@ -192,7 +205,7 @@ def without_cancels(
     cuts: Mapping[SourceName, int],
 ) -> Found:
     """Let no cancel that was read above a cut act on what is written there now. Those below are read again, from the
-    log's start on; what lies below that is cancelled as it was. A damaged file is left to opening. Raises DiskFull,
+    log's start on; what lies below both is cancelled as it was. A damaged file is left to opening. Raises DiskFull,
     DiskFailure."""
     checkpoint = found.checkpoint
     if checkpoint is None or not checkpoint.tombstones:
@@ -200,7 +213,7 @@ def without_cancels(
     sources = Sources([*names, *checkpoint.offsets])
     above, bound = (np.full(len(sources), OFFSET_MAX, dtype=np.int64) for _ in range(2))
     for name, cut in cuts.items():
-        above[sources.index(*name)], bound[sources.index(*name)] = cut, log_starts.get(name, 0)
+        above[sources.index(*name)], bound[sources.index(*name)] = cut, min(cut, log_starts.get(name, 0))
     number = max(files.number_of(each.name) for each in checkpoint.tombstones)
     kept: list[NamedFile] = []
     for named in checkpoint.tombstones:
@@ -232,6 +245,7 @@ def _without(found: Found, error: Corrupt, now_ms: int) -> Found:
     checkpoint = replace(
         checkpoint,
         offsets={},
+        kept={},
         segments=tuple(s for s in checkpoint.segments if s.name != damaged.name),
         tombstones=tuple(t for t in checkpoint.tombstones if t.name != damaged.name),
     )
@@ -270,7 +284,8 @@ def _restore(
         opened.append(segment.of_footer(footer, sources))
         progress(len(opened), total)
     cancels = [tombstones.read(found.directory / t.name, sources, t) for t in checkpoint.tombstones]
-    kept = _kept(opened, state, {**log_starts, **dict.fromkeys(covered, OFFSET_MAX)}, lambda: progress(total, total))
+    bounds = {name: min(start, checkpoint.kept.get(name, start)) for name, start in log_starts.items()}
+    kept = _kept(opened, state, {**bounds, **dict.fromkeys(covered, OFFSET_MAX)}, lambda: progress(total, total))
     if kept != opened:
         checkpoint = replace(checkpoint, segments=tuple(each.named for each in kept))
         checkpoints.write(found.directory, checkpoint, frees=True)
@@ -358,10 +373,10 @@ def count_unfinished(opened: Segment, sources: Sources, done: Finished) -> Itera
             yield tally(pending.at, labels(table).take(pa.array(pending.row)))
 
 
-def lies_before(sources: Sources, name: SourceName, state: Progress, found: Checkpoint) -> bool:
-    """Whether something below the checkpoint's O_c is not finished under a committed state that was when the checkpoint
-    was written."""
-    covered, source = found.offsets.get(name, 0), sources.index(*name)
+def lies_before(sources: Sources, name: SourceName, state: Progress, found: Checkpoint, covered: int) -> bool:
+    """Whether something below `covered` is not finished under a committed state that was when the checkpoint was
+    written."""
+    source = sources.index(*name)
     known = sources.progress(name, *found.progress.get(name, (0, None)), found.frozen.get(name, ()))
     return state.offset < covered or not all(
         state.finishes(min(step.offset, covered), step.position.within(source))

@@ -88,6 +88,8 @@ class StoreState:
         self.loan: Loan | None = None
         self.checkpoint = Checkpoint(identity=identity, offsets={})
         self.checkpoint_ms: int | None = None
+        self.cuts: Mapping[SourceName, int] = {}
+        """The numbers of the last cuts of the sources' logs."""
         self.next_segment = 1
         self.next_tombstones = 1
         self.aside: tuple[Path, ...] = ()

@@ -27,6 +27,19 @@ NamedStep = tuple[int, int, int]
 """A frozen step of a source as files and Kafka's metadata hold it: (O, at in ms and offset of P). P is a position of
 the source itself."""
 
+Cuts = tuple[tuple[int, int], ...]
+"""Where the log of a source was cut, as files and Kafka's metadata hold it: (number, offset), both of which rise. Cuts
+above a later one are left out: what lies above that is another's anyway."""
+
+
+def unseen_cut(cuts: Cuts, seen: int) -> int | None:
+    """From which offset on the log may be another than the one that was read when `seen` was the last cut (0: none had
+    been); None where nothing was cut since."""
+    last = cuts[-1][0] if cuts else 0
+    if seen == last:
+        return None
+    return next((offset for number, offset in cuts if number > seen), 0)
+
 
 def named_in(committed: Mapping[SourceName, NamedState]) -> list[SourceName]:
     """The sources that committed states name: a P may be a position of another source."""

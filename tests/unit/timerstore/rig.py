@@ -11,7 +11,7 @@ from timerstore.limits import Limits
 from timerstore.operations import recovery
 from timerstore.operations.transaction import Rows, Transaction
 from timerstore.rows.position import ORIGIN
-from timerstore.rows.sources import NamedPosition, NamedStep, SourceName
+from timerstore.rows.sources import Cuts, NamedPosition, NamedStep, SourceName
 from timerstore.store import TimerStore
 
 IDENTITY = Identity(cluster_id="cluster", topic_ids={"delay": "a"})
@@ -32,7 +32,7 @@ class Rig:
         self.committed: dict[SourceName, tuple[int, NamedPosition | None]] = dict.fromkeys(sources, (0, None))
         self.frozen: dict[SourceName, tuple[NamedStep, ...]] = {}
         self.log_starts: dict[SourceName, int] = {}
-        self.cuts: dict[SourceName, int] = {}
+        self.cuts: dict[SourceName, Cuts] = {}
         self.delivered: list[Record] = []
         self.identity = IDENTITY
         self.store = self.open()
@@ -59,13 +59,13 @@ class Rig:
         return self.open()
 
     def cut(self, offset: int, source: SourceName = ORDERS) -> None:
-        """The log loses what lies there and above, the committed state follows, and the index is opened anew."""
+        """The log loses what lies there and above, and the committed state follows."""
         del self.log[source][offset:]
         committed, position = self.committed[source]
         self.committed[source] = min(committed, offset), position
-        self.cuts = {source: offset}
-        self.reopen()
-        self.cuts = {}
+        known = self.cuts.get(source, ())
+        lower = tuple(each for each in known if each[1] < offset)
+        self.cuts[source] = (*lower, (known[-1][0] + 1 if known else 1, offset))
 
     def produce(self, *due_ms: int | None, source: SourceName = ORDERS) -> None:
         log = self.log[source]

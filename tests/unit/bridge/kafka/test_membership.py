@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, TopicPartition
 
-from bridge.errors import BridgeError, EnvironmentFailure, FencedError
+from bridge.errors import BridgeError, EnvironmentFailure, FencedError, StateError
 from bridge.kafka import membership
 from bridge.kafka.membership import Ownership
 from timerstore.clock import SystemClock
@@ -82,3 +82,13 @@ def test_one_that_comes_back_after_its_session_may_be_fenced_by_itself(
     assert listener.heard.wait(10)
     assert type(listener.failure) is error
     ownership.stop()
+
+
+def test_a_commit_of_anothers_that_is_not_the_bridges_is_left_out() -> None:
+    """Whoever needs it is told; where it is another instance's, that is."""
+    mine, others = ("delay", 0), ("delay", 1)
+    answers = [TopicPartition(*mine, -1001), TopicPartition(*others, 5)]
+    assert membership._states_of(answers, [mine]) == {mine: None}
+    with pytest.raises(StateError) as raised:
+        membership._states_of(answers, [mine, others])
+    assert raised.value.code == "DB-4003"

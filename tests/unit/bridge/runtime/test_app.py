@@ -226,6 +226,16 @@ def test_partitions_in_doubt_are_not_delivered(bench: Bench) -> None:
     assert bench.made[1].owned == {A, B}
 
 
+def test_a_start_that_catches_up_looks_at_the_logs(bench: Bench) -> None:
+    """What it finds leads to another pipeline, as it does later."""
+    bench.assign(A)
+    bench.is_in("running", 1)
+    found = lambda *_, **__: Change.NONE if threading.current_thread() is bench.thread else Change.HELD  # noqa: E731
+    bench.made[0].look_at_identity.side_effect = found
+    assert bench.made[0].context.look() is Change.HELD
+    wait_until(lambda: bench.made[0].follow.called, SEEN_S)
+
+
 def test_damage_makes_a_pipeline_anew_of_the_same_partitions(bench: Bench) -> None:
     bench.assign(A)
     bench.is_in("running", 1)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -22,7 +23,7 @@ from bridge.runtime.pipeline import Pipeline, PipelineContext
 from bridge.runtime.restart import Restart
 from bridge.settings.model import Settings
 from bridge.settings.secrets import Redactor
-from bridge.start.identity_watch import IdentityWatch
+from bridge.start.identity_watch import Change, IdentityWatch
 from bridge.telemetry.health import Health
 from bridge.wire.committed_state import CommittedState, initial_state
 from bridge.wire.decode_epochs import DecodeParameters
@@ -46,6 +47,8 @@ class StandIn:
         self.marks = {name: Watermarks(start=0, end=len(log)) for name, log in rig.log.items()}
         self.unread_since: int | None = None
         self.first_offset = 0
+        self.more: dict[SourceName, dict[str, Any]] = {}
+        """Of committed states."""
 
     def describe(self) -> ClusterDescription:
         return ClusterDescription(cluster_id="cluster", brokers=())
@@ -69,13 +72,23 @@ class StandIn:
     def assignment(self) -> frozenset[SourceName]:
         return frozenset(self.rig.committed)
 
-    def read_committed_states(self, partitions: Iterable[SourceName]) -> Mapping[SourceName, CommittedState | None]:
+    def read_committed_states(
+        self, partitions: Iterable[SourceName], strict: object = None
+    ) -> Mapping[SourceName, CommittedState | None]:
         states = {}
+        assert strict is not None, "what is wrong with partitions of others is theirs"
         for name in partitions:
             offset, position = self.rig.committed.get(name, (self.marks[name].end, None))
             first = initial_state(offset=offset, topic_id="a", partitions=2, parameters=PARAMETERS)
-            states[name] = replace(first, position=position, first_offset=self.first_offset)
+            cuts = self.rig.cuts.get(name, ())
+            known = replace(first, position=position, first_offset=self.first_offset, cuts=cuts)
+            states[name] = replace(known, **self.more.get(name, {}))
         return states
+
+    def cut_at(self, name: SourceName, epoch: int, start: int, end: int) -> int | None:
+        """No log was cut and has grown again."""
+        assert start <= end and epoch >= 0 and name in self.marks
+        return None
 
 
 def member(owned: frozenset[SourceName], revocations: int = 0) -> Membership:
@@ -494,11 +507,81 @@ def test_a_rebalance_waits_for_a_slow_disk_as_long_as_the_group_does(
 
 def test_a_log_that_was_cut_is_read_again_beside_the_others(rig: Rig) -> None:
     """The others have been delivered, and go on before that partition is read up to its committed offset."""
-    rig.committed[BILLS] = (1, rig.committed[BILLS][1])
+    rig.cut(1, BILLS)
     bench = Bench(rig)
-    identity = bench.pipeline._context.identity
-    identity.cuts = {BILLS: 1}
+    bench.stand_in.marks[BILLS] = Watermarks(start=0, end=1)
     assert bench.start() == {ORDERS: 2, BILLS: 0}
-    assert bench.store.assignment.joining() == [BILLS] and identity.cuts == {}
-    assert bench.dispatcher.resume.call_args.kwargs["moved"] == {BILLS}
+    assert bench.store.assignment.joining() == [BILLS]
+    assert bench.pipeline.stop()
+
+
+@pytest.mark.fault("records of pending messages that are gone from a log that was cut as well")
+def test_what_is_gone_of_a_log_that_was_cut_is_no_reason_to_refuse(rig: Rig) -> None:
+    """The index has it, and still has it at the start after, however little was read in between."""
+    rig.cut(1, BILLS)
+    for _ in range(2):
+        bench = Bench(rig)
+        bench.stand_in.marks[BILLS] = Watermarks(start=1, end=1)
+        bench.stand_in.more[BILLS] = {"gone_below": 1}
+        assert bench.start() == {ORDERS: 2, BILLS: 1}
+        assert bench.store.stats().pending == 3
+        assert bench.pipeline.stop()
+    bench.stand_in.more[BILLS] = {"gone_below": 2}
+    with pytest.raises(StateError, match="does not cover"):
+        replace_pipeline(bench).start()
+
+
+def replace_pipeline(bench: Bench) -> Bench:
+    """The next one, over the same facts."""
+    anew = Bench(bench.rig)
+    anew.stand_in.more, anew.stand_in.marks = bench.stand_in.more, bench.stand_in.marks
+    return anew
+
+
+def test_a_partition_that_comes_back_with_a_cut_has_the_index_opened_anew(rig: Rig) -> None:
+    """Another instance had it when the log was cut: what is here from above the cut is in no log any more."""
+    bench = running(rig)
+    assert bench.pipeline.give_up(frozenset({BILLS}), 1)
+    rig.cut(1, BILLS)
+    rig.produce(FAR_MS, FAR_MS, source=BILLS)
+    rig.committed[BILLS] = (3, rig.committed[BILLS][1])
+    bench.stand_in.marks[BILLS] = Watermarks(start=0, end=3)
+    assert not bench.pipeline.follow(BOTH, member(BOTH, 1))
+    assert bench.pipeline.stop()
+    anew = Bench(rig)
+    assert anew.start() == {ORDERS: 2, BILLS: 0}
+    assert anew.pipeline.stop()
+
+
+def test_a_log_that_was_cut_before_a_start_is_not_delivered_from(rig: Rig) -> None:
+    """It is held, and another pipeline is asked for."""
+    bench = Bench(rig)
+    rig.store.close()
+    bench.stand_in.marks[BILLS] = Watermarks(start=0, end=1, epoch=2)
+    bench.stand_in.more[BILLS] = {"read_under": (2, 1)}
+    assert not bench.pipeline.start()
+    context = bench.pipeline._context
+    assert context.identity.without(BOTH) == {ORDERS}
+    assert context.on_rebuild.called and not bench.dispatcher.resume.called  # type: ignore[attr-defined]
+    assert bench.pipeline.stop()
+
+
+@pytest.mark.fault("a log that is cut while a start catches up")
+def test_a_log_that_is_cut_while_a_start_catches_up_ends_that_start(rig: Rig) -> None:
+    """The looks at the logs go on meanwhile: no start waits for records that are in no log any more."""
+    bench = Bench(rig)
+    context = bench.pipeline._context
+    changes = [Change.NONE, Change.HELD]
+    object.__setattr__(context, "look", lambda: changes.pop(0))
+
+    def catch_up(progress: Callable[[int, int], None]) -> None:
+        for _ in range(2):
+            assert not bench.pipeline._cancelled.is_set()
+            progress(0, 1)
+        assert bench.pipeline._cancelled.is_set()
+
+    rig.store.close()
+    with mock.patch.object(module, "Ingest", return_value=mock.Mock(**{"catch_up.side_effect": catch_up})):
+        assert not bench.pipeline.start()
+    assert not bench.dispatcher.resume.called
     assert bench.pipeline.stop()

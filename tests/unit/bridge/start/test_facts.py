@@ -39,6 +39,7 @@ class Group:
         self,
         partitions: Collection[SourceName],
         timeout_s: float | None = None,  # noqa: ARG002 - the seam's
+        strict: Collection[SourceName] | None = None,  # noqa: ARG002 - the seam's
     ) -> dict[SourceName, CommittedState | None]:
         return {name: self.commits.get(name) for name in partitions}
 

@@ -96,7 +96,7 @@ def test_what_must_not_be_guessed_at(
 ) -> None:
     """Each stops the bridge and names the command that decides."""
     with pytest.raises(StateError, match=message) as refused:
-        decide(facts(found, committed, checkpointed=checkpointed))
+        decide(facts(found, committed, checkpointed=checkpointed, owned=range(found.partitions)))
     assert "reset-offsets" in refused.value.hint
 
 
@@ -163,7 +163,7 @@ def test_where_ingest_begins(
 ) -> None:
     """At the end of what the open index covers; else where the log, or the bridge's part of it, begins."""
     found = plan(facts(topic(log), {0: state(7, 1, first_offset=first_offset)}))
-    assert found.ingest_start({("d", 0): covered}) == ({("d", 0): offset}, unheld)
+    assert found.ingest_start({("d", 0): covered}, {("d", 0): 0}) == ({("d", 0): offset}, unheld)
     assert found.committed == {("d", 0): 7}
     assert found.log_marks == {("d", 0): Watermarks(start=log[0], end=log[1])}
 
@@ -185,3 +185,28 @@ def test_an_index_that_may_hold_what_was_given_up_is_given_up(
     found = plan(facts(topic((2, 9)), {0: state(7, 1, first_offset=5)}, covered=covered, holds_given_up=holds))
     assert found.gives_up_index is gives_up
     assert found.log_starts == {("d", 0): log_start}
+
+
+@pytest.mark.parametrize(
+    ("unreadable", "committed"),
+    [
+        pytest.param({1}, {0: state(5, 2)}, id="a commit that cannot be read"),
+        pytest.param(set(), {0: state(5, 2)}, id="a commit that was deleted"),
+    ],
+)
+def test_what_is_wrong_with_the_partition_of_another_stops_nobody_else(
+    unreadable: Collection[int], committed: Mapping[int, CommittedState]
+) -> None:
+    """Its owner is refused; a partition that was added meanwhile gets its first commit."""
+    marks = topic((0, 9), (0, 9), (0, 0))
+    found = facts(marks, committed, unreadable=frozenset(("d", partition) for partition in unreadable))
+    assert decide(found) == FirstCommits(states={("d", 2): state(0, 3)})
+    found = facts(marks, {**committed, 2: state(0, 3)}, unreadable=found.unreadable)
+    assert set(plan(found).states) == {("d", 0)}
+
+
+def test_what_the_index_has_of_what_is_gone_is_not_missed() -> None:
+    """Where a partition is read again after its log was cut, the index still has what lies below the log's start."""
+    found = plan(facts(topic((3, 9)), {0: state(5, 1)}))
+    assert found.ingest_start({("d", 0): None}, {("d", 0): 3}) == ({("d", 0): 3}, {})
+    assert found.ingest_start({("d", 0): None}, {("d", 0): 2}) == ({("d", 0): 3}, {("d", 0): 5})

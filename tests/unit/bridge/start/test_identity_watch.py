@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from bridge.errors import EnvironmentFailure, StateError
 from bridge.kafka.admin import Watermarks
-from bridge.start.first_commits import another_topic
+from bridge.start.first_commits import StartFacts, TopicFacts, another_topic
 from bridge.start.identity import Looked
 from bridge.start.identity_watch import LOOK_S, Change, IdentityWatch
 from bridge.wire.committed_state import CommittedState, initial_state
@@ -72,6 +72,16 @@ class Scripted:
         self.committed |= states
         return True
 
+    def facts(self, *owned: SourceName) -> StartFacts:
+        """What a start finds of these partitions."""
+        topics = {}
+        for topic, count in (("a", 2), ("b", 1)):
+            marks = [self.marks[topic, partition] for partition in range(count)]
+            starts, ends, epochs = zip(*((each.start, each.end, each.epoch) for each in marks), strict=True)
+            topics[topic] = TopicFacts(topic_id=f"id {topic}", log_start=starts, log_end=ends, log_epoch=epochs)
+        committed = {name: replace(each, topic_id=f"id {name[0]}") for name, each in self.committed.items()}
+        return StartFacts(owned=frozenset(owned), topics=topics, parameters={}, committed=committed)
+
     # looks
 
     def look(self, *, is_told: bool = False) -> Change:
@@ -129,12 +139,10 @@ def test_a_log_that_was_cut_is_held_then_mended(site: Scripted, end: int, cut: i
         assert site.look() is Change.MENDED
     assert (site.committed[A].offset, site.committed[A].position) == (40, (99, "a", 0, 59))
     assert site.committed[B].offset == 60
-    assert site.watch.without(OWNED) == OWNED and site.watch.cuts == {A: 40}
+    assert site.watch.without(OWNED) == OWNED and [at for _, at in site.committed[A].cuts] == [40]
     [told] = [entry for entry in entries if entry["event"] == "log-truncated"]
     assert (told["offset"], told["records"], told["dropped"]) == (40, 20, 18) and site.lost == [("a", 20)]
     assert "20 from offset 40 on; 18 pending messages" in site.watch.alarms()[0]
-    site.watch.opened([A])
-    assert site.watch.cuts == {}
 
 
 def test_without_epochs_a_log_was_cut_where_it_ended_when_that_was_seen(site: Scripted) -> None:
@@ -252,7 +260,7 @@ def test_an_index_that_cannot_be_read_ends_no_look(site: Scripted) -> None:
     """How many messages are lost is told, as far as it is known."""
     site.store.pending_from.side_effect = DiskFailure("the disk fails", hint="Replace it.", code="DB-3027")
     site.marks[A] = Watermarks(start=0, end=40, epoch=2)
-    assert site.look() is Change.HELD and "0 pending messages" in site.watch.alarms()[0]
+    assert site.look() is Change.HELD and "pending messages" not in site.watch.alarms()[0]
 
 
 def test_a_hold_takes_effect_though_another_cannot_be_mended(site: Scripted) -> None:
@@ -263,3 +271,108 @@ def test_a_hold_takes_effect_though_another_cannot_be_mended(site: Scripted) -> 
     with mock.patch.object(site, "commit_states", side_effect=EnvironmentFailure("no answer", hint="Wait.")):
         assert site.look() is Change.HELD and site.watch.without(OWNED) == {B}
     assert site.look() is Change.MENDED and site.watch.without(OWNED) == {A, B}
+
+
+def started(site: Scripted, read_under: tuple[int, int] | None) -> Any:
+    """Another process, here or elsewhere, finds this in the committed state of A."""
+    site.watch = IdentityWatch(site.clock, lambda topic, records: site.lost.append((topic, records)))
+    site.committed[A] = replace(site.committed[A], read_under=read_under)
+    return site
+
+
+@pytest.mark.fault("acknowledged records that the brokers lose while no bridge runs, or another instance comes")
+@pytest.mark.parametrize("committed", [60, 30])
+@pytest.mark.parametrize(("end", "grown"), [(40, False), (45, True), (200, True)])
+def test_a_log_that_was_cut_before_a_start_is_held_then_mended(
+    site: Scripted, end: int, grown: bool, committed: int
+) -> None:
+    """The committed state says what was read under which leaders: so a start, of any instance, takes what was written
+    since for new. O goes back if it lies above; if not, an index may know cancels from above."""
+    cluster = started(site, (60, 1))
+    site.committed[A] = replace(site.committed[A], offset=committed)
+    site.marks[A] = Watermarks(start=0, end=end, epoch=2)
+    if grown:
+        site.cuts[A] = 40
+    assert cluster.watch.holds_cut(cluster, site.facts(A, C)) and not cluster.watch.holds_cut(cluster, site.facts(C))
+    assert site.watch.without(frozenset({A, C})) == {C} and site.watch.without(frozenset({A})) == frozenset()
+    assert site.watch.look(cluster, cluster) is Change.MENDED, "nothing else is owned: nothing is delivered, it looks"
+    assert site.watch.without(frozenset({A})) == {A}
+    state = site.committed[A]
+    assert (state.offset, state.read_under) == (min(40, committed), (40, 1)) and [at for _, at in state.cuts] == [40]
+    assert not cluster.watch.holds_cut(cluster, site.facts(A, C)), "it is known now"
+
+
+@pytest.mark.parametrize(
+    ("read_under", "end", "epoch", "cut"),
+    [
+        pytest.param((60, 1), 80, 1, None, id="no election"),
+        pytest.param((60, 1), 80, 2, 60, id="an election that cut nothing"),
+        pytest.param((50, 1), 80, 2, 55, id="read under the later leader, for all that is known"),
+        pytest.param(None, 80, 2, 40, id="an earlier version said nothing"),
+        pytest.param(None, 40, 2, None, id="an earlier version said nothing, so that it is refused"),
+    ],
+)
+def test_a_start_holds_nothing_that_was_not_cut(
+    site: Scripted, read_under: tuple[int, int] | None, end: int, epoch: int, cut: int | None
+) -> None:
+    """Elections are common, and a partition that is moved back repeats what was delivered of it."""
+    cluster = started(site, read_under)
+    site.marks[A] = Watermarks(start=0, end=end, epoch=epoch)
+    if cut is not None:
+        site.cuts[A] = cut
+    assert not cluster.watch.holds_cut(cluster, site.facts(A)) and site.watch.without(frozenset({A})) == {A}
+    known = {} if read_under is None else {A: (60, epoch)}
+    assert site.watch.read_under == known, "what was compared holds under this leader, too"
+
+
+def test_a_look_tells_what_was_read_under_which_leaders(site: Scripted) -> None:
+    """Of the look before where it is not sure, or the brokers did not answer; of what has gone nothing."""
+    site.look()
+    assert site.watch.read_under == dict.fromkeys(OWNED, (60, 1))
+    site.expected[A] = site.expected[B] = 70
+    site.marks = {name: Watermarks(start=0, end=90, epoch=1 if name == C else 2) for name in OWNED}
+    with mock.patch.object(site, "cut_at", side_effect=EnvironmentFailure("no answer", hint="Wait.")):
+        site.look()
+    assert site.watch.read_under == {A: (60, 1), B: (60, 1), C: (60, 1)}
+    site.look()
+    assert site.watch.read_under == {A: (70, 2), B: (70, 2), C: (60, 1)}
+    started(site, (40, 1)).watch._before = {A: Looked(expected=60, marks=site.marks[A])}
+    site.watch.holds_cut(site, site.facts(A))  # type: ignore[arg-type]
+    assert site.watch.read_under == {A: (60, 2)}
+    started(site, None).watch._before = {A: Looked(expected=99, marks=site.marks[A])}
+    site.watch.holds_cut(site, site.facts(A))  # type: ignore[arg-type]
+    assert site.watch.read_under == {}, "another instance may have moved it back since"
+
+
+def test_what_is_below_the_committed_offset_was_read_though_it_is_read_again(site: Scripted) -> None:
+    """A log that ends below it, or in which a later leader has written there, was cut."""
+    looked = {A: Looked(expected=10, marks=Watermarks(start=0, end=45, epoch=2), committed=60)}
+    cluster: Any = site
+    site.watch = IdentityWatch(site.clock)
+    assert site.watch.look(cluster, cluster, site.store, {"a": "id a"}, looked) is Change.HELD
+    assert "15 from offset 45" in site.watch.alarms()[0]
+
+
+def test_a_topic_that_is_not_there_when_a_partition_comes_is_waited_for(site: Scripted) -> None:
+    """As one that goes while it is delivered: a broker may not know of it yet. So it is with a topic of which nothing
+    was owned before, and where nothing else is owned."""
+    missing = StateError("a delay topic does not exist", hint="Create it.", topic="new", code="DB-4016")
+    new = ("new", 0)
+    assert not IdentityWatch(site.clock).refuse(missing, {new}), "a process that starts is refused"
+    assert site.watch.refuse(missing, {new}) and site.watch.without(frozenset({new})) == frozenset()
+    cluster: Any = site
+    site.clock.advance(int(LOOK_S * 1_000))
+    assert site.watch.look(cluster, cluster) is Change.NONE and site.watch.without(frozenset({new})) == frozenset()
+    site.ids["new"] = "id new"
+    site.clock.advance(int(LOOK_S * 1_000))
+    assert site.watch.look(cluster, cluster) is Change.HELD and site.watch.without(frozenset({new})) == {new}
+
+
+def test_a_refused_partition_of_a_topic_that_was_not_owned_before_is_looked_at(site: Scripted) -> None:
+    """What is known of its topic's id is what the refusal says."""
+    error = StateError("records are gone", hint="Choose.", topic="new", partition=0, code="DB-4002")
+    site.ids["new"] = "id new"
+    assert site.watch.refuse(error, {A, ("new", 0)})
+    cluster: Any = site
+    site.clock.advance(int(LOOK_S * 1_000))
+    assert site.watch.look(cluster, cluster) is Change.NONE and site.watch.counts() == {("new", "refused"): 1}

@@ -161,13 +161,13 @@ def test_the_end_of_what_is_gone_is_soon_known(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(
-    ("gone_below", "covered", "is_refused"), [(7, None, True), (7, 6, True), (7, 7, False), (0, None, False)]
+    ("gone_below", "held", "is_refused"), [(7, 0, True), (7, 6, True), (7, 7, False), (0, 0, False)]
 )
-def test_a_start_without_what_is_gone_is_refused(gone_below: int, covered: int | None, is_refused: bool) -> None:
+def test_a_start_without_what_is_gone_is_refused(gone_below: int, held: int, is_refused: bool) -> None:
     """However short the bridge was down."""
     states = {ORDERS: replace(STATE, gone_below=gone_below)}
     with pytest.raises(StateError) if is_refused else nullcontext() as raised:
-        must_hold_what_is_gone(states, {ORDERS: covered}, MARKS)
+        must_hold_what_is_gone(states, {ORDERS: held}, MARKS)
     assert raised is None or raised.value.code == "DB-4012"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from itertools import product
 
 import pytest
 from hypothesis import given
@@ -12,17 +13,22 @@ from hypothesis import strategies as st
 
 from bridge.errors import StateError
 from bridge.wire.committed_state import (
+    CUTS_MAX,
     METADATA_CHARS_MAX,
+    SPARE_CHARS,
     STEPS_MAX,
     CommittedState,
+    Pause,
     amend_epochs,
     decode_metadata,
     initial_state,
     largest_roll_window_ms,
+    merged,
+    with_cut,
 )
 from bridge.wire.decode_epochs import DecodeEpoch, DecodeEpochs, DecodeParameters
 from timerstore.rows.position import AT_MAX, AT_MIN, OFFSET_MAX, ORIGIN, Position, Progress
-from timerstore.rows.sources import Sources
+from timerstore.rows.sources import Cuts, Sources, unseen_cut
 
 SOURCE = ("delay", 3)
 
@@ -262,14 +268,16 @@ def test_a_log_that_was_cut_takes_what_is_committed_back() -> None:
     """O, the steps, the epochs and the marks, as far as they reach beyond the cut; nothing of P."""
     state = CommittedState(
         offset=60, position=(10, "d", 0, 59), topic_id="t", partitions=1, epochs=epochs((0, A), (50, B)),
-        first_offset=45, frozen=((30, 40, 1), (50, 30, 2), (60, 20, 3)), gone_below=55,
+        first_offset=45, frozen=((30, 40, 1), (50, 30, 2), (60, 20, 3)), gone_below=55, read_under=(58, 3),
     )  # fmt: skip
-    cut = state.rewound(40)
+    cut = state.rewound(40, 9_000)
     assert (cut.offset, cut.position, cut.first_offset, cut.gone_below) == (40, state.position, 40, 40)
     assert cut.frozen == ((30, 40, 1), (40, 30, 2))
     assert [epoch.offset for epoch in cut.epochs] == [0, 40] and cut.epochs[-1].parameters == B
-    assert state.rewound(60) is state
-    nothing = state.rewound(0)
+    assert (cut.cuts, cut.read_under) == (((9, 40),), (40, 3))
+    above = state.rewound(61, 9_000)
+    assert replace(above, cuts=()) == state and above.cuts == ((9, 61),), "cancels may have been read ahead"
+    nothing = state.rewound(0, 9_000)
     assert (nothing.frozen, [epoch.parameters for epoch in nothing.epochs]) == ((), [B])
     for each in (cut, nothing):
         assert decode_metadata(("d", 0), each.offset, each.metadata()) == each
@@ -282,3 +290,55 @@ def test_what_is_gone_is_part_of_what_is_committed() -> None:
     assert decode_metadata(("d", 0), 5, gone.metadata()) == gone
     assert not gone.is_same_progress(state)
     assert '"g"' not in state.metadata()
+
+
+def test_whoever_knows_some_cuts_learns_from_where_on_the_log_is_another() -> None:
+    """Of any that it has not seen the lowest; or one that is lower, where there were more than are told apart. Numbers
+    rise, also where they are written in one second, and through a reset that has forgotten the cuts before."""
+    for offsets in product(range(1, 4), repeat=CUTS_MAX + 2):
+        cuts: Cuts = ()
+        numbers = [0]
+        for offset in offsets:
+            cuts = with_cut(cuts, offset, 7_000)
+            numbers.append(cuts[-1][0])
+        assert numbers == sorted(set(numbers)) and len(cuts) <= CUTS_MAX
+        assert unseen_cut(cuts, numbers[-1]) is None
+        for known, number in enumerate(numbers[:-1]):
+            assert unseen_cut(cuts, number) == min(offsets[known:])
+    many: Cuts = ()
+    for offset in range(1, 3 * CUTS_MAX):
+        many = with_cut(many, offset, 7_000)
+    assert len(many) == CUTS_MAX and unseen_cut(many, 0) == 1 and unseen_cut(many, many[-2][0]) == offset
+    assert unseen_cut((), 5) == 0, "a state that knows of fewer cuts is not of this log"
+
+
+def test_cuts_and_epochs_are_read_back() -> None:
+    """A state without them says what it always did."""
+    state = initial_state(offset=5, topic_id="t", partitions=1, parameters=A)
+    assert not {"c", "e"} & json.loads(state.metadata()).keys()
+    told = replace(state, cuts=((3, 1), (8, 4)), read_under=(5, 2))
+    assert decode_metadata(("d", 0), 5, told.metadata()) == told
+    assert told.is_same_progress(state), "neither is progress"
+    with pytest.raises(StateError, match="cannot be read"):
+        decode_metadata(("d", 0), 5, told.metadata().replace("[8,4]", "[3,4]"))
+
+
+@pytest.mark.fault("pauses of targets near the limit of the metadata")
+def test_a_pause_that_was_written_does_not_vanish() -> None:
+    """Where there is no room for all that was said of targets, what a partition says already stays, in its newest
+    version: only what is new is left to other partitions."""
+    epochs = tuple(DecodeEpoch(offset=i, parameters=parameters(levels_ms=tuple(range(i, i + 60)))) for i in range(14))
+    state = replace(initial_state(offset=5, topic_id="t", partitions=1, parameters=A), epochs=epochs)
+    said = tuple(Pause(name=f"orders-{number:03}", changed_ms=1_000 - number) for number in range(60))
+    full = state.saying(said)
+    assert 0 < len(full.pauses) < len(said) and not full.has_room_for(said)
+    assert {each.name for each in full.pauses} == {each.name for each in said[-len(full.pauses) :]}, "the oldest first"
+    assert len(full.metadata()) <= METADATA_CHARS_MAX - SPARE_CHARS
+    older = Pause(name="before" + "-" * 50, changed_ms=1)
+    assert full.saying(merged([*said, older])).pauses == full.pauses
+    ended = replace(full.pauses[0], changed_ms=2_000, is_paused=False, until_ms=None, why="")
+    told = full.saying(merged([*said, ended]))
+    assert ended in told.pauses and {each.name for each in full.pauses} <= {each.name for each in told.pauses}
+    changed = replace(told, epochs=(*epochs, DecodeEpoch(offset=90, parameters=A)))
+    assert changed.saying(changed.pauses) == changed and changed.is_written_as(told), "a change of parameters, too"
+    assert told.saying(()).pauses == ()

@@ -29,6 +29,7 @@ def test_rows_above_a_cut_leave_and_what_is_written_there_is_new(tmp_path: Path,
     rig.deliver()
     assert rig.store.pending_from(ORDERS, 4, NOW_MS) == 3
     rig.cut(4)
+    rig.reopen()
     rig.produce(NOW_MS - 5, FAR + 50)
     rig.ingest()
     assert rig.store.stats().pending == 6
@@ -36,9 +37,11 @@ def test_rows_above_a_cut_leave_and_what_is_written_there_is_new(tmp_path: Path,
     rig.assert_each_delivered_once()
 
 
-@pytest.mark.parametrize("crash", [False, True], ids=["", "crash after the commit"])
-def test_a_cancel_above_a_cut_covers_nothing_any_more(tmp_path: Path, crash: bool) -> None:
-    """Neither what it had cancelled, nor what was written there since under its id; those below still do."""
+@pytest.mark.fault("cancels that the brokers lose")
+@pytest.mark.parametrize("is_committed", [True, False])
+def test_a_cancel_above_a_cut_covers_nothing_any_more(tmp_path: Path, is_committed: bool) -> None:
+    """Neither what it had cancelled, nor what was written there since under its id; those below still do. So it is
+    where they were read and stored ahead of the committed offset, which lies below the cut."""
     rig = Rig(tmp_path, sources=(ORDERS, BILLS), limits=Limits(horizon_ms=1_000))
     log = rig.log[ORDERS]
     for id in ("kept", "gone", "both"):
@@ -49,17 +52,93 @@ def test_a_cancel_above_a_cut_covers_nothing_any_more(tmp_path: Path, crash: boo
     rig.log[BILLS].append(Record(*BILLS, 0, FAR, id="kept"))
     rig.log[BILLS].append(Record(*BILLS, 1, None, cancels=True, id="kept"))
     rig.ingest()
-    rig.finish(NOW_MS)
+    if is_committed:
+        rig.finish(NOW_MS)
     rig.store.maintenance.flush(NOW_MS)
-    assert rig.store.stats().pending == 0
-    if crash:  # O went back in Kafka, and the next process knows of no cut
-        del log[5:]
-        rig.committed[ORDERS] = 5, rig.committed[ORDERS][1]
-        rig.reopen()
-    else:
-        rig.cut(5)
+    assert rig.store.stats().pending == (not is_committed)
+    rig.cut(5)
+    rig.reopen()
     rig.log[ORDERS].append(Record(*ORDERS, 5, FAR, id="new"))
     rig.ingest()
     assert rig.store.stats().pending == 2
     found = rig.store.find(Query(), NOW_MS).rows
     assert {(row.topic, row.partition, row.offset) for row in found} == {(*ORDERS, 0), (*ORDERS, 5)}
+
+
+def elsewhere(rig: Rig, cut: int, *new: int) -> None:
+    """ORDERS goes to another instance; its log is cut there, and what is written then is read."""
+    rig.store.assignment.give_up([ORDERS], NOW_MS)
+    rig.cut(cut)
+    rig.produce(*new)
+    rig.committed[ORDERS] = len(rig.log[ORDERS]), rig.committed[ORDERS][1]
+
+
+@pytest.mark.fault("a log that was cut while another instance had the partition")
+@pytest.mark.parametrize("restarts", [1, 2])
+def test_an_index_that_does_not_know_a_cut_is_not_trusted(tmp_path: Path, restarts: int) -> None:
+    """Neither when the partition comes back nor after a start: what it has from above the cut leaves, and the new
+    records at those offsets are read, though all of them lie below the committed offset."""
+    rig = Rig(tmp_path, sources=(ORDERS, BILLS), limits=Limits(horizon_ms=1_000))
+    rig.produce(NOW_MS, *(FAR + i for i in range(5)))
+    rig.produce(FAR, source=BILLS)
+    rig.ingest()
+    rig.finish(NOW_MS)
+    rig.store.maintenance.flush(NOW_MS)
+    state, starts = {ORDERS: rig.committed[ORDERS]}, {ORDERS: 0}
+    assert rig.store.assignment.resume_offsets(state, {}, starts, rig.cuts) == {ORDERS: 6}
+    elsewhere(rig, 3, FAR + 50, FAR + 51, FAR + 52, FAR + 53)
+    state = {ORDERS: rig.committed[ORDERS]}
+    assert rig.store.assignment.resume_offsets(state, {}, starts, rig.cuts) is None
+    for _ in range(restarts):
+        rig.reopen()
+        assert rig.store.resume_offsets() == {ORDERS: None, BILLS: 1}
+    rig.ingest()
+    rig.deliver()
+    rig.store.maintenance.flush(NOW_MS)
+    assert rig.store.assignment.resume_offsets(state, {}, starts, rig.cuts) == {ORDERS: 7}, "it knows by now"
+    rig.reopen()
+    assert rig.store.resume_offsets() == {ORDERS: 7, BILLS: 1}
+    rig.ingest()
+    rig.finish(FAR + 100)
+    rig.assert_each_delivered_once()
+
+
+def test_an_index_without_anything_of_a_partition_takes_it_on_after_a_cut(tmp_path: Path) -> None:
+    """It needs not be opened anew for that; and it knows the cut from then on."""
+    rig = Rig(tmp_path, sources=(ORDERS, BILLS))
+    del rig.committed[ORDERS]
+    rig.reopen()
+    rig.cuts[ORDERS] = ((7, 0),)
+    state, starts = {ORDERS: (0, None)}, {ORDERS: 0}
+    assignment = rig.store.assignment
+    assert assignment.resume_offsets(state, {}, starts, rig.cuts) == {ORDERS: None}
+    assignment.join(assignment.arrival(state, {}, rig.cuts), starts, {ORDERS: 0}, {ORDERS: 0}, NOW_MS)
+    rig.store.maintenance.flush(NOW_MS)
+    assert rig.store.state.checkpoint.cuts == {ORDERS: 7}
+
+
+@pytest.mark.parametrize(
+    ("cut", "start", "held"), [(4, 2, 2), (1, 2, 1), (1, 5, 1)], ids=["above what is gone", "below it", "and regrown"]
+)
+def test_what_is_gone_of_a_log_that_was_cut_is_kept(tmp_path: Path, cut: int, start: int, held: int) -> None:
+    """Below both the cut and the log's start the index is the only place: it stays so until the partition is read
+    again, also over starts in between. What it has from above the cut does not."""
+    rig = Rig(tmp_path, limits=Limits(horizon_ms=1_000))
+    rig.produce(*(FAR + i for i in range(6)))
+    rig.ingest()
+    rig.deliver()
+    rig.store.maintenance.flush(NOW_MS)
+    old = list(rig.log[ORDERS])
+    rig.cut(cut)
+    rig.produce(*(FAR + 50 + i for i in range(6)))
+    rig.log_starts[ORDERS] = start
+    for _ in range(2):
+        rig.reopen()
+        assert rig.store.resume_offsets() == {ORDERS: None} and rig.store.held_below([ORDERS]) == {ORDERS: held}
+    rig.ingest()
+    found = {row.offset: row.due_ms for row in rig.store.find(Query(), NOW_MS).rows}
+    expected = {record.offset: record.due_ms for record in (*old[:held], *rig.log[ORDERS][start:])}
+    assert found == expected
+    rig.deliver()
+    rig.store.maintenance.flush(NOW_MS)
+    assert rig.store.state.checkpoint.kept == {} and rig.store.held_below([ORDERS]) == {ORDERS: len(rig.log[ORDERS])}
