@@ -33,6 +33,7 @@ from bridge.commands.invocation import (
     ConfigOption,
     failures_as_one_line,
     output_as_far_as_it_goes,
+    output_that_may_go,
     put,
     read_headers,
     read_option,
@@ -81,7 +82,7 @@ class Reset(Enum):
 @app.command()
 def run(config: ConfigOption = None) -> None:
     """Run the bridge until SIGTERM or SIGINT."""
-    with failures_as_one_line() as redact:
+    with output_that_may_go(), failures_as_one_line() as redact:
         allocator.restrain()
         settings = load(config, os.environ)
         redact.add(settings.secrets())

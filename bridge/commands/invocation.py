@@ -80,20 +80,49 @@ def put(text: str) -> None:
         raise OutputError(error.errno, error.strerror) from None
 
 
+def open_what_is_closed() -> None:
+    """Standard streams that the parent process has closed lead nowhere from now on: else the next file or connection
+    has their descriptor, and what is printed goes there."""
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            if nowhere != descriptor:
+                os.dup2(nowhere, descriptor)
+                os.close(nowhere)
+            setattr(sys, name, os.fdopen(descriptor, "w" if descriptor else "r"))
+
+
+@contextmanager
+def output_that_may_go() -> Iterator[None]:
+    """Of the bridge: whoever reads its log may go, and has no say in how it ends."""
+    try:
+        yield
+    finally:
+        try:
+            sys.stdout.flush()
+        except OSError:
+            _print_nowhere()
+
+
+def _print_nowhere() -> None:
+    """What is buffered, too: Python would fail on it once more at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
 @contextmanager
 def output_as_far_as_it_goes() -> Iterator[None]:
     """Of the whole program: it ends quietly where nobody reads any more (`| head`), and with one line where its output
-    cannot be written. What is buffered goes nowhere then, or Python would fail on it once more at its end."""
+    cannot be written."""
+    open_what_is_closed()
     try:
         try:
             yield
         finally:
-            if sys.stdout is not None:
-                sys.stdout.flush()
+            sys.stdout.flush()
     except OSError as error:
         if error.errno not in _OUTPUT_FAILURES:
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        _print_nowhere()
         if error.errno == errno.EPIPE:
             sys.exit(1)
         failure = EnvironmentFailure(

@@ -70,7 +70,7 @@ def configure(
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=False,  # so that a second `configure`, in a test, takes effect
     )
-    handler = logging.StreamHandler(out)
+    handler = Lines(out)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,
@@ -94,6 +94,14 @@ def _replace_handlers(handler: logging.Handler, level: int) -> None:
     clients = logging.getLogger(CLIENT_LOGGER)
     clients.filters = [Repeats()]
     logging.getLogger(JVM_LOGGER).filters = [Ration(JVM_LINES_MAX, JVM_PERIOD_S)]
+
+
+class Lines(logging.StreamHandler[TextIO]):
+    """Lines that nobody takes any more are dropped: the bridge goes on without its log."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        if not isinstance(sys.exception(), OSError):
+            super().handleError(record)
 
 
 class Repeats(logging.Filter):

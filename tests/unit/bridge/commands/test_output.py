@@ -45,6 +45,27 @@ def test_output_that_cannot_be_written_ends_in_a_line(command: str, tmp_path: Pa
         assert (process.wait(120), process.stderr.read()) == (1, "")
 
 
+RUNS = """
+import sys, types, structlog
+tells = lambda *_: [structlog.get_logger("a").info("event") for _ in range(3)]
+sys.modules["bridge.runtime.app"] = types.SimpleNamespace(run=tells)
+from bridge.commands.cli import main
+sys.argv = ["delay-bridge", "run"]
+main()
+"""
+
+
+@pytest.mark.fault("a log that nobody reads any more")
+@pytest.mark.parametrize("is_pipe", [False, True])
+def test_the_bridge_does_not_end_by_its_log(*, is_pipe: bool) -> None:
+    """It ends with its own status where its output is closed, and without a traceback for each line."""
+    words = [sys.executable, "-c", RUNS] if is_pipe else ["sh", "-c", f"{sys.executable} -c '{RUNS}' >&-"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert (process.wait(120), process.stderr.read()) == (0, "")
+
+
 @pytest.mark.fault("a wrong address of the brokers")
 @pytest.mark.parametrize(
     "words", [["send", "x", "--to", "t", "--after", "1h"], ["send", "x", "--to", "t", "--after", "1h", "--wait", "1h"],
