@@ -45,7 +45,7 @@ class ApiClient:
 
         Raises ConfigurationError for an address that is none, and for a password or certificate that cannot be read.
         """
-        self._base = _address(settings) if url is None else _checked(url)
+        self.address = _address(settings) if url is None else _checked(url)
         self._timeout_s = timeout_s
         self._headers = {"Accept": "application/json"}
         if settings.user is not None and settings.password_file is not None:
@@ -55,7 +55,7 @@ class ApiClient:
         elif settings.token_file is not None:
             self._headers["Authorization"] = f"Bearer {read_secret_file(str(settings.token_file), 'http.token_file')}"
         handlers = [_NoRedirects(), ProxyHandler({})]
-        if self._base.startswith("https:"):
+        if self.address.startswith("https:"):
             # At the configured address the certificate itself is compared: the name in it is the service's.
             context = _context(settings.certificate_file, any_name=url is None)
             handlers.append(HTTPSHandler(context=context))
@@ -93,7 +93,7 @@ class ApiClient:
             hint = "Only a key may be other bytes: --key-base64."
             raise ConfigurationError("an option is not UTF-8", hint=hint, code="DB-1003") from None
         request = Request(
-            f"{self._base}{PREFIX}{path}{query}", data, self._headers | (ACTION if body is not None else {})
+            f"{self.address}{PREFIX}{path}{query}", data, self._headers | (ACTION if body is not None else {})
         )
         try:
             with self._opener.open(request, timeout=self._timeout_s) as response:
@@ -104,7 +104,7 @@ class ApiClient:
         except (OSError, http.client.HTTPException, UnicodeError) as error:
             reason = error.reason if isinstance(error, URLError) else error
             raise EnvironmentFailure(
-                f"{self._base} does not answer",
+                f"{self.address} does not answer",
                 hint="Is the bridge running, and its API on? --url names another address.",
                 reason=str(reason) or type(reason).__name__,
                 code="DB-1015",
@@ -118,7 +118,7 @@ class ApiClient:
     def foreign(self) -> EnvironmentFailure:
         """The error for an answer that the API does not give."""
         return EnvironmentFailure(
-            f"{self._base} answers, but not as the API does",
+            f"{self.address} answers, but not as the API does",
             hint="Correct --url, or http.api_port; the bridge may be of another version.",
             code="DB-1018",
         )
@@ -131,10 +131,10 @@ class ApiClient:
                 problem = _object(error.read(ANSWER_BYTES_MAX + 1))
         if error.code == HTTPStatus.FORBIDDEN and problem is not None:
             hint = "Set http.api to write in the configuration of the bridge."
-            return ConfigurationError(f"{self._base} takes no actions", hint=hint, code="DB-1023")
+            return ConfigurationError(f"{self.address} takes no actions", hint=hint, code="DB-1023")
         if error.code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
             return EnvironmentFailure(
-                f"{self._base} refuses to answer this user",
+                f"{self.address} refuses to answer this user",
                 hint="Set http.user and http.password_file, or http.token_file, as the bridge has them.",
                 status=error.code,
                 code="DB-1017",

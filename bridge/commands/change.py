@@ -8,7 +8,7 @@ them. Their twins of the HTTP API (actions.py) ask one, and wait for its answer.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -18,9 +18,10 @@ import typer
 from confluent_kafka import KafkaError, Message
 
 from bridge.client import DelayClient
+from bridge.commands.api_client import Absent, ApiClient
 from bridge.commands.invocation import ConfigOption, bundled, read_option, say, settings_of, with_unit
 from bridge.commands.replies import NOTHING, Replies, Told, topic_of_answers
-from bridge.errors import ConfigurationError, EnvironmentFailure
+from bridge.errors import BridgeError, ConfigurationError, EnvironmentFailure
 from bridge.kafka.reach import refuse_unreachable
 from bridge.settings.model import Settings
 from bridge.wire.headers import NEVER_MS, NEXT_MS, Origins, parse_origins, parse_until
@@ -32,6 +33,9 @@ MOVES: Final = {
     "run-now": (None, "Deliver the next tick of a message that comes again now, besides those of its rhythm."),
 }
 """Verbs of schedules that are moves: to when (None: now), and what they do."""
+ASK_S: Final = 2.0
+"""How long the API may take to say what is known by a name: the command does not need it."""
+WAIT: Final = "--wait 30s says what became of it"
 SILENT: Final = {"log_level": "0"}
 """A command's own line says what has failed; the client would write one for each attempt."""
 
@@ -86,14 +90,14 @@ class Change:
                     topic = self.reply_to or topic_of_answers(settings, delay_topic)
                     replies = stack.enter_context(Replies(reading(settings), topic, SystemClock()))
                     about |= {"reply_to": topic, "on_delivery": partial(_taken, told)}
+                known = "" if replies is not None else f"; {_known(settings, self.id, place)}"
                 try:
                     command(client, place, about)
                 except ValueError as error:
                     hint = "Give the id that the message was sent with; for a move, either --at or --after."
                     raise ConfigurationError(f"invalid command: {error}", hint=hint, code="DB-1003") from None
                 client.flush()
-                asked = "" if replies is not None else "; --wait 30s says what became of it"
-                say(f"{verb} of {self.id or self.origin} sent to {delay_topic}{asked}", err=True)
+                say(f"{verb} of {self.id or self.origin} sent to {delay_topic}{known}", err=True)
                 if replies is not None:
                     commands = [f"{each.topic()}/{each.partition()}/{each.offset()}" for each in told]
                     named = None if place is None else len(place[2])
@@ -113,8 +117,8 @@ class Change:
 
 @bundled
 def cancel(change: Change) -> None:
-    """Cancel a pending message, in whichever partition it is. Without --wait nothing says whether there was one; with
-    it the exit status is 1 if nothing was pending."""
+    """Cancel a pending message, in whichever partition it is. With --wait the exit status is 1 if nothing was pending;
+    without it the command is sent, and what the bridge's API knows by the name before is said, if one answers."""
 
     def command(client: DelayClient, place: Origins | None, about: dict[str, Any]) -> None:
         if place is None:
@@ -135,6 +139,17 @@ def move(
     """Have a pending message due at another time, as `cancel` finds it. Exit status as of `cancel`."""
     until, after_ms = read_option(parse_until, at, "--at"), read_option(with_unit, after, "--after")
     change.move("move", until, None if after_ms is None else timedelta(milliseconds=after_ms))
+
+
+def _known(settings: Settings, id: str | None, place: Origins | None) -> str:
+    """What a bridge knows by a name before the command is sent, if its API is where the settings have it."""
+    names = [("id", id or "")] if place is None else [("origin", f"{place[0]}/{place[1]}/{each}") for each in place[2]]
+    with suppress(BridgeError, Absent):
+        if len(names) == 1:
+            api = ApiClient(settings.http, None, ASK_S)
+            is_known = api.get("count", names).get("count") != 0
+            return WAIT if is_known else f"nothing that is pending is known by that name at {api.address}; {WAIT}"
+    return f"nobody has said whether anything is known by that name; {WAIT}"
 
 
 def _taken(told: list[Message], error: KafkaError | None, message: Message) -> None:

@@ -241,7 +241,8 @@ def test_a_cancel_by_id_goes_to_every_partition(broker: Broker) -> None:
     cluster.create_topic(topic, partitions=3, replication=1, config={})
     cluster.await_topics([topic])
     common = ["--bootstrap", broker.bootstrap, "--topic", topic]
-    sent = f"cancel of order-42 sent to {topic}; --wait 30s says what became of it\n"
+    unknown = "nobody has said whether anything is known by that name; --wait 30s says what became of it"
+    sent = f"cancel of order-42 sent to {topic}; {unknown}\n"
     assert invoke("cancel", "order-42", "--key", "k", *common)[::2] == (0, sent)
     everywhere = {"delay-cancel": b"order-42", "delay-copy-forwarded": b"client"}
     with Reader(broker.bootstrap, [topic]) as reader:

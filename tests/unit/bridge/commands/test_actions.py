@@ -12,7 +12,10 @@ from typer.testing import CliRunner
 
 from bridge.api.listener import Listener
 from bridge.api.source import Order
+from bridge.commands.change import WAIT, _known
 from bridge.commands.cli import app
+from bridge.settings.load import load
+from bridge.settings.model import Settings
 from bridge.telemetry.http import Protection
 from tests.unit.bridge.api.fakes import NOW_MS, Bridge, Letters, Paused, Store, letter, message
 
@@ -46,6 +49,20 @@ def invoke(*arguments: str) -> tuple[int, str, str]:
 def sent(bridge: Bridge) -> list[Order]:
     assert bridge.dispatcher is not None
     return bridge.dispatcher.sent
+
+
+def test_a_command_says_what_is_known_by_its_name_before_it_is_sent(served: list[str]) -> None:
+    """A typo in an id or an origin is seen at once where the bridge's API answers; else that nobody was asked."""
+    port = int(served[1].rpartition(":")[2])
+    http = load(Path(served[3]), {}).http.model_copy(update={"host": "127.0.0.1", "api_port": port})
+    settings = Settings().model_copy(update={"http": http})
+    known, nothing, unasked = WAIT, "nothing that is pending is known by that name", "nobody has said"
+    for id, origins, said in (
+        ("id-1", None, known), ("nosuch", None, nothing), (None, ("delay", 0, (3,)), known),
+        (None, ("delay", 0, (33,)), nothing), (None, ("delay", 0, (3, 4)), unasked), ("", None, unasked),
+    ):  # fmt: skip
+        assert _known(settings, id, origins).startswith(said)
+    assert _known(Settings.of({"http": {"api_port": 1}}), "id-1", None).startswith(unasked)
 
 
 def test_one_message_by_its_origin(bridge: Bridge, served: list[str]) -> None:
