@@ -12,6 +12,7 @@ from bridge.ingest.batches.suspects import Suspects
 from bridge.ingest.decode_records import decode_records, unread_entry
 from bridge.settings.clients import java_client
 from bridge.settings.model import Settings
+from bridge.spark.session import system_properties
 from bridge.wire.decode_epochs import DecodeEpochs
 from timerstore.clock import Clock
 from timerstore.rows.sources import SourceName
@@ -25,7 +26,7 @@ def make_suspects(
 ) -> Suspects:
     """What the process before has left its mark at is suspect. `jars` are Kafka's client and the reader of batches."""
     return Suspects(
-        read=BatchReader(lambda: java_client(settings), jars).read,
+        read=BatchReader(lambda: java_client(settings), jars, lambda: system_properties(settings)).read,
         decode=lambda records: decode_records(records, all_epochs),
         unread=unread_entry,
         skips=Skips(settings.store.directory),

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import pytest
 from confluent_kafka import Producer
 
-from bridge.errors import EnvironmentFailure
+from bridge.errors import EnvironmentFailure, StateError
 from bridge.ingest.batches.reader import BatchReader, CorruptBatch, End, Found, Stretch, TooLarge
 from bridge.install import connector
+from bridge.kafka.errors import RECORDS_GONE
 from bridge.settings.clients import java_client
 from bridge.wire.received import Record
 from dev.harness.kafka import Outgoing, Topics, produce
@@ -112,10 +113,15 @@ def test_what_only_java_reads_is_read_as_java_reads_it(broker: Broker, topics: T
     assert [each for _, each in rest] == [End(offset=1), End(offset=0)]
 
 
-def test_brokers_that_do_not_answer_are_a_failure_and_no_damage(broker: Broker, topics: Topics) -> None:
-    """So is an offset that the log does not have."""
+def test_brokers_that_do_not_answer_are_a_failure_and_records_that_are_gone_another(
+    broker: Broker, topics: Topics
+) -> None:
+    """Neither is damage. Nobody waits for an offset that the log does not have."""
     topic = topics.delay()
     produce(broker.bootstrap, [Outgoing(topic=topic, value=b"v")])
-    with pytest.raises(EnvironmentFailure) as raised:
+    with pytest.raises(StateError) as raised:
         found(broker, ((topic, 0), 7, FAR))
-    assert raised.value.code == "DB-3060"
+    assert raised.value.code == RECORDS_GONE and raised.value.fields["wanted"] == 7
+    with pytest.raises(EnvironmentFailure) as failed:
+        found(broker, (("no-such-topic", 0), 0, FAR))
+    assert failed.value.code == "DB-3060"

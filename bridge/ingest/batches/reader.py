@@ -20,6 +20,7 @@ from typing import Final
 import pyspark
 
 from bridge.errors import EnvironmentFailure
+from bridge.kafka.errors import records_gone
 from bridge.wire.received import Record
 from timerstore.rows.sources import SourceName
 
@@ -73,10 +74,16 @@ Found = Record | TooLarge | CorruptBatch | End
 class BatchReader:
     """See the module. Each call of `read` is a process."""
 
-    def __init__(self, properties: Callable[[], Mapping[str, str]], jars: Callable[[], Sequence[Path]]) -> None:
-        """`properties` are the Java client's, without a prefix."""
+    def __init__(
+        self,
+        properties: Callable[[], Mapping[str, str]],
+        jars: Callable[[], Sequence[Path]],
+        options: Callable[[], Sequence[str]] = tuple,
+    ) -> None:
+        """`properties` are the Java client's, without a prefix; `options` are Java's `-D`."""
         self._properties = properties
         self._jars = jars
+        self._options = options
 
     def read(
         self,
@@ -86,13 +93,13 @@ class BatchReader:
     ) -> Iterator[tuple[SourceName, Found]]:
         """The contents, in order, stretch by stretch; each ends with an End or a CorruptBatch. Less where `is_over`.
 
-        Raises EnvironmentFailure where the process does not start, or cannot ask the brokers. Where it dies in a batch,
-        that batch is a CorruptBatch of one offset, and the last that is told.
+        Raises EnvironmentFailure where the process does not start, or cannot ask the brokers, StateError where records
+        are gone. Where it dies in a batch, that batch is a CorruptBatch of one offset, and the last that is told.
         """
         properties = self._properties()
         try:
             process = subprocess.Popen(
-                [_java(), *JVM, *_allowed_urls(properties), "-cp", self._class_path(), "delaybridge.BatchReader"],
+                [_java(), *JVM, *self._options(), "-cp", self._class_path(), "delaybridge.BatchReader"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -103,6 +110,7 @@ class BatchReader:
         assert process.stdin is not None and process.stdout is not None
         with process:
             try:
+                _offer(process.pid)  # it unpacks nothing before it is asked
                 with suppress(BrokenPipeError):
                     process.stdin.write(_request(properties, record_bytes_max, stretches))
                     process.stdin.flush()
@@ -215,6 +223,9 @@ def _next(answer: _Answer, name: SourceName) -> Found:
     if kind == b"E":
         (end,) = answer.unpack(_LONG)
         return End(offset=end)
+    if kind == b"G":
+        (wanted,) = answer.unpack(_LONG)
+        raise records_gone(topic=name[0], partition=name[1], wanted=wanted)
     raise _failure(answer.text())
 
 
@@ -232,10 +243,10 @@ def _request(properties: Mapping[str, str], record_bytes_max: int, stretches: Se
     return b"".join(numbers)
 
 
-def _allowed_urls(properties: Mapping[str, str]) -> list[str]:
-    """Kafka's Java client asks a token endpoint only if a property of the JVM names it (CVE-2025-27817)."""
-    url = properties.get("sasl.oauthbearer.token.endpoint.url")
-    return [] if url is None else [f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={url}"]
+def _offer(pid: int) -> None:
+    """Where memory runs out, the kernel ends this process before the bridge, Spark or a broker beside it."""
+    with suppress(OSError):  # no Linux; or it has ended
+        Path("/proc", str(pid), "oom_score_adj").write_text("1000")
 
 
 def _java() -> str:

@@ -12,6 +12,7 @@ the process for another reason.
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -24,10 +25,11 @@ Offsets = Mapping[SourceName, int]
 
 
 class ReadingMark:
-    """The mark of a directory. For one thread at a time."""
+    """The mark of a directory, for any thread; the process is the only one that has the directory."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / FILE
+        self._lock = threading.Lock()
         self._is_final = False
         at, before = self._read()
         self._before = {name: max(offset, before.get(name, offset)) for name, offset in at.items()}
@@ -36,20 +38,23 @@ class ReadingMark:
 
     def note(self, at: Offsets) -> None:
         """These offsets are read next."""
-        if not self._is_final:
-            self._write(at, self._before)
+        with self._lock:
+            if not self._is_final:
+                self._write(at, self._before)
 
     def distrust(self, at: Offsets) -> None:
         """Batches behind these offsets end this process: they are suspect at the next start."""
-        self._is_final = True
-        self._write(at, at)
+        with self._lock:
+            self._is_final = True
+            self._write(at, at)
 
     def clear(self) -> None:
         """Nothing is being read."""
-        self._before = {}
-        if not self._is_final:
-            with suppress(OSError):
-                self._path.unlink(missing_ok=True)
+        with self._lock:
+            self._before = {}
+            if not self._is_final:
+                with suppress(OSError):
+                    self._path.unlink(missing_ok=True)
 
     def _read(self) -> tuple[Offsets, Offsets]:
         """A file that cannot be read marks nothing."""

@@ -34,6 +34,7 @@ import org.apache.kafka.common.Node;
 import org.apache.kafka.common.TopicPartition;
 import org.apache.kafka.common.Uuid;
 import org.apache.kafka.common.errors.CorruptRecordException;
+import org.apache.kafka.common.errors.OffsetOutOfRangeException;
 import org.apache.kafka.common.message.FetchResponseData;
 import org.apache.kafka.common.metrics.Metrics;
 import org.apache.kafka.common.protocol.Errors;
@@ -62,6 +63,7 @@ import org.apache.kafka.common.utils.Time;
  *   L offset ts byBroker size                            one that is larger than allowed
  *   C offset next reason                                 a batch that cannot be read; it ends the stretch
  *   E end                                                the stretch is read up to here
+ *   G offset                                             the log does not have this offset; it ends the stretch
  *   F reason                                             what failed: the brokers, or this process
  * </pre>
  */
@@ -150,6 +152,10 @@ public final class BatchReader {
         answer = fetch(stretch.partition, at, bytes);
       } catch (CorruptRecordException e) { // what the broker says of its own file
         corrupt(at, at + 1, String.valueOf(e.getMessage()));
+        return;
+      } catch (OffsetOutOfRangeException e) {
+        out.writeByte('G');
+        out.writeLong(at);
         return;
       }
       long stable = answer.lastStableOffset();

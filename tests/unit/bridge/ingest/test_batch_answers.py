@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
-from bridge.errors import EnvironmentFailure
-from bridge.ingest.batches.reader import BatchReader, CorruptBatch, End, Found, Stretch
+from bridge.errors import StateError
+from bridge.ingest.batches.reader import JVM, BatchReader, CorruptBatch, End, Found, Stretch
+from bridge.kafka.errors import RECORDS_GONE
+from bridge.settings.model import Settings
+from bridge.spark.session import system_properties
 from bridge.wire.received import Record
 from timerstore.rows.sources import SourceName
 
@@ -35,16 +38,18 @@ def end(offset: int) -> bytes:
 
 @pytest.fixture
 def reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Reading:
-    """Reads both stretches; the process says `said`, and does `then`."""
+    """Reads both stretches; the process does `first`, says `said`, and does `then`."""
     (tmp_path / "bin").mkdir()
     java, answer = tmp_path / "bin" / "java", tmp_path / "answer"
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
 
-    def read(said: bytes, then: str = "", **properties: str) -> list[tuple[SourceName, Found]]:
+    def read(
+        said: bytes, then: str = "", first: str = "", options: Sequence[str] = ()
+    ) -> list[tuple[SourceName, Found]]:
         answer.write_bytes(said)
-        java.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/arguments\ncat {answer}\n{then}\n')
+        java.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {tmp_path}/arguments\n{first}\ncat {answer}\n{then}\n')
         java.chmod(0o755)
-        return list(BatchReader(lambda: properties, list).read(STRETCHES))
+        return list(BatchReader(dict, list, lambda: options).read(STRETCHES))
 
     return read
 
@@ -69,9 +74,39 @@ def test_what_a_process_leaves_that_dies_says_nothing_of_other_partitions(readin
     assert isinstance(told, CorruptBatch) and (told.offset, told.next) == (5, 6) and "-9" in told.reason
 
 
-def test_the_process_may_ask_the_token_endpoint(reading: Reading, tmp_path: Path) -> None:
+@pytest.mark.fault("a log that ends in front of, or begins behind, what is read batch by batch")
+def test_an_offset_that_the_log_does_not_have_is_no_failure_of_the_process(reading: Reading) -> None:
+    """Records are gone: that has its own error and its own end, and is not tried again for ever."""
+    with pytest.raises(StateError) as raised:
+        reading(b"G" + struct.pack(">q", 4))
+    assert raised.value.code == RECORDS_GONE
+    assert {name: raised.value.fields[name] for name in ("topic", "partition", "wanted")} == {
+        "topic": "delay", "partition": 0, "wanted": 4,
+    }  # fmt: skip
+
+
+@pytest.mark.skipif(not Path("/proc/self/oom_score_adj").exists(), reason="no Linux")
+@pytest.mark.fault("memory that runs out while a batch is unpacked")
+def test_the_kernel_ends_this_process_first(reading: Reading, tmp_path: Path) -> None:
+    """Where memory runs out the process that unpacks a batch goes, and not the bridge; so from before its first one."""
+    reading(end(4) + end(7), first=f"head -c 1 > /dev/null; cat /proc/$$/oom_score_adj > {tmp_path}/score")
+    assert (tmp_path / "score").read_text() == "1000\n"
+
+
+def test_the_process_has_the_options_of_java_that_the_settings_name(reading: Reading, tmp_path: Path) -> None:
+    """Proxies, trust stores and logins, and the token endpoint that it may ask; but not the heap of Spark's driver."""
     url = "https://idp.example/token"
-    with pytest.raises(EnvironmentFailure):
-        reading(b"", "exit 1", **{"sasl.oauthbearer.token.endpoint.url": url})
-    arguments = (tmp_path / "arguments").read_text()
-    assert f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={url} -cp" in arguments
+    oidc = {
+        "security.protocol": "SASL_SSL", "sasl.mechanism": "OAUTHBEARER", "sasl.oauthbearer.method": "oidc",
+        "sasl.oauthbearer.client.id": "b", "sasl.oauthbearer.client.secret": "s",
+        "sasl.oauthbearer.token.endpoint.url": url,
+    }  # fmt: skip
+    conf = {"spark.driver.extraJavaOptions": '-Xmx1g -Dhttps.proxyHost=proxy "-Djavax.net.ssl.trustStore=/a b"'}
+    settings = Settings.of({"kafka": {"common": oidc}, "spark": {"conf": conf}})
+    reading(end(4) + end(7), options=system_properties(settings))
+    options = (tmp_path / "arguments").read_text().splitlines()
+    assert options[len(JVM) : options.index("-cp")] == [
+        f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={url}",
+        "-Dhttps.proxyHost=proxy",
+        "-Djavax.net.ssl.trustStore=/a b",
+    ]

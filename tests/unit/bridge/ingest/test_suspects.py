@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from bridge.errors import EnvironmentFailure
+from bridge.errors import EnvironmentFailure, StateError
 from bridge.ingest.batches import reading_mark, skips
 from bridge.ingest.batches.reader import CorruptBatch, TooLarge
 from bridge.ingest.batches.reading_mark import ReadingMark
 from bridge.ingest.batches.skips import Skips
 from bridge.ingest.batches.suspects import AGAIN_S, AHEAD, FAILURES_MAX, PAUSE_S_MAX, Suspects
+from bridge.kafka.errors import records_gone
 from tests.manual_clock import ManualClock
 from tests.unit.bridge.ingest.stand_ins import A, B, Batches, Store, suspects
 from timerstore.rows.entry import Kind
@@ -201,6 +203,33 @@ def test_a_mark_that_cannot_be_read_marks_nothing(tmp_path: Path, text: str) -> 
     """It can be removed at any time, as everything beside it."""
     (tmp_path / reading_mark.FILE).write_text(text)
     assert not ReadingMark(tmp_path).suspects
+
+
+@pytest.mark.fault("a mark of two threads at once")
+def test_a_mark_of_what_has_ended_java_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plain reader's thread, which notes where it is at the same time, does not write over it."""
+    mark, write = ReadingMark(tmp_path), ReadingMark._write
+    ended = threading.Thread(target=mark.distrust, args=({A: 5},))
+
+    def interrupted(self: ReadingMark, at: reading_mark.Offsets, before: reading_mark.Offsets) -> None:
+        if threading.current_thread() is not ended:
+            ended.start()
+            ended.join(0.1)
+        write(self, at, before)
+
+    monkeypatch.setattr(ReadingMark, "_write", interrupted)
+    mark.note({A: 2})
+    ended.join()
+    mark.clear()
+    assert ReadingMark(tmp_path).suspects == {A: 5}
+
+
+def test_records_that_are_gone_are_told_at_once(bench: Bench) -> None:
+    """The process does not try again, as it would where brokers do not answer."""
+    bench.batches.fails = records_gone(topic="delay", partition=0, wanted=0)
+    bench.suspects.suspect({A: 0}, "a test")
+    with pytest.raises(StateError):
+        bench.look()
 
 
 def test_skips_that_cannot_be_read_or_written_are_told(tmp_path: Path) -> None:
