@@ -29,7 +29,7 @@ from bridge.telemetry.http import Certificate
 
 CONNECTIONS_MAX: Final = 64
 PLACE_MAX: Final = 24
-"""Connections of one address, less than the requests that are answered at a time."""
+"""Connections of one address without credentials, less than the requests that are answered at a time."""
 CONNECTION_S: Final = 60.0
 """From its handshake to its end, whatever it is at but an export or a bulk action, which have limits of their own."""
 IDLE_S: Final = 5
@@ -76,6 +76,11 @@ class _Connection(H11Protocol):
             return Standing.STRANGER
         return Standing.IDLE if cycle.response_complete else Standing.BUSY
 
+    def is_known(self) -> bool:
+        """Whether the client has shown credentials."""
+        cycle: Any = self.cycle
+        return cycle is not None and bool(cycle.scope["state"].get(WHO))
+
     def _expire(self) -> None:
         cycle: Any = self.cycle
         is_under_way = cycle is not None and not cycle.response_complete and not self.transport.is_closing()
@@ -104,6 +109,8 @@ class _Visit(Guest):
         """Bring the standing up to date."""
         if self.connection is not None:
             self.standing = self.connection.standing()
+            if self.connection.is_known():
+                self.place = None
 
     def end(self) -> None:
         """Cut it off."""

@@ -2,6 +2,7 @@
 
 Connections without a valid request go first, the oldest of them before the others. So clients that connect and say
 nothing displace each other, and nobody who asks for something. An address with too many connections displaces its own.
+Those whose clients have shown credentials are not counted by address: behind a reverse proxy all users have one.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ class Standing(IntEnum):
 class Guest:
     """A connection that is open."""
 
-    place: str
-    """Of the client: `place_of`."""
+    place: str | None
+    """Of the client: `place_of`. None once it has shown credentials."""
     since_s: float
     standing: Standing = Standing.STRANGER
 

@@ -131,6 +131,15 @@ names none itself. A certificate may lack the pods' names, and a bridge takes 64
 {{- if and .Values.api.ingress.enabled (not .Values.api.ingress.hosts) }}
 {{- fail "api.ingress.hosts is empty: name the hosts at which the page and the API answer" }}
 {{- end }}
+{{- if and .Values.api.ingress.enabled (not (or $config.http.user $config.http.token_file $config.http.certificate_file)) }}
+{{- /* Or the controller names the service: bridge/api/guard.py has these names. */}}
+{{- $names_service := contains "upstream-vhost" (toJson .Values.api.ingress.annotations) }}
+{{- range .Values.api.ingress.hosts }}
+{{- if and (contains "." .) (not (regexMatch "\\.(localhost|svc|local|internal)$" .)) (not $names_service) }}
+{{- fail (printf "api.ingress.hosts names %s, and without a password the API answers to no public name (status 421): set api.existingSecret, or config.http.user and config.http.password_file" .) }}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- with (.Values.resources.limits).memory }}
 {{- $limit := include "delay-bridge.mebibytes" . | int }}
 {{- $heap := include "delay-bridge.mebibytes" $config.spark.driver_memory | int }}

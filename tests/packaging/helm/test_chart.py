@@ -403,7 +403,20 @@ def test_the_api_has_a_way_in(tmp_path: Path) -> None:
     for refused, words in (
         ({**outside, "config": {"http": {"api": "off"}}}, "config.http.api is off"),
         ({"api": {"ingress": {"enabled": True}}}, "hosts is empty"),
+        ({"api": {"ingress": {"enabled": True, "hosts": ["delays.local", "a.example.com"]}}}, "names a.example.com"),
     ):
         with pytest.raises(Refused) as raised:
             template(tmp_path, LEAST, refused)
         assert words in raised.value.text
+
+
+@needs_helm
+@pytest.mark.fault("an ingress to an API that answers to no public name")
+def test_an_ingress_leads_to_what_is_answered(tmp_path: Path) -> None:
+    """A public name is rendered only with credentials, or where the controller names the service to the bridge."""
+    public = {"enabled": True, "hosts": ["delays.example.com"]}
+    named = {"nginx.ingress.kubernetes.io/upstream-vhost": "delays.default.svc"}
+    for api in ({"existingSecret": "api", "ingress": public}, {"ingress": public | {"annotations": named}}):
+        assert any(m["kind"] == "Ingress" for m in template(tmp_path, LEAST, {"api": api}))
+    with pytest.raises(Refused):
+        template(tmp_path, LEAST, {"api": {"ingress": public}})

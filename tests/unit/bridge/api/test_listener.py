@@ -118,6 +118,23 @@ def test_an_address_has_a_limit_of_its_own(served: Listener) -> None:
         wait_until(lambda: are_open() <= PLACE_MAX, 10, lambda: f"{are_open()} are open")
 
 
+@pytest.mark.fault("a reverse proxy, behind which all users have one address")
+def test_who_has_shown_credentials_is_not_counted_by_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections that a proxy keeps open for its users stay, more than one address may have without credentials."""
+    monkeypatch.setattr("bridge.api.server.PLACE_MAX", 2)
+    monkeypatch.setattr("bridge.api.server.IDLE_S", 600)
+    with listener(protection=Protection(token=TOKEN)) as served, ExitStack() as stack:
+        kept = []
+        for _ in range(5):
+            kept.append(http.client.HTTPConnection("127.0.0.1", served.port, timeout=10))
+            stack.callback(kept[-1].close)
+        for each in (*kept, *kept):
+            each.request("GET", "/api/v1/count", headers={"Authorization": f"Bearer {TOKEN}"})
+            each.auto_open = 0  # the second request needs the same connection
+            answer = each.getresponse()
+            assert (answer.status, answer.read()[:1]) == (200, b"{")
+
+
 @pytest.mark.fault("a request whose head comes byte by byte")
 @pytest.mark.parametrize("first", [b"", b"GET /api/v1/count HTTP/1.1\r\nHost: localhost\r\n\r\n"])
 def test_the_head_of_a_request_has_a_time_limit(first: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
