@@ -38,9 +38,7 @@ TESTS: Final[Mapping[str, str]] = {
     "tests/broker/test_transactions.py": "transactions that a predecessor has left open",
     "tests/broker/test_transaction_markers.py": "lost markers, on releases that lose them",
     "tests/broker/test_redrive.py": "dead letters that are put back, one transaction after another",
-    "tests/broker/test_dead_letters.py": "lists of dead letters",
     "tests/broker/test_plain_reader.py": "readers with `read_committed`",
-    "tests/broker/test_admin.py": "look-ups of offsets and leaders",
     "tests/broker/test_checks.py": "look-ups of topics and settings; `delay-bridge check`",
     "tests/system/test_delivery.py": "the whole bridge, with Spark's reader",
 }
