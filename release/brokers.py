@@ -133,7 +133,7 @@ def result_of(record: Record) -> str:
     failed = [f"`{name}`" for run in runs for name in run["failed"]]
     words = [f"{passed} passed"]
     words += [f"{len(failed)} failed: {', '.join(failed)}"] if failed else []
-    words += [f"{skipped} left out, since the release has not the fault"] if skipped else []
+    words += [f"{skipped} left out: no markers are lost there"] if skipped else []
     absent = [f"`{Path(file).stem}`" for file in TESTS if file not in record]
     words += [f"not run: {', '.join(absent)}"] if absent else []
     return "; ".join(words)
