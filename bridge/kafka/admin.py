@@ -219,7 +219,12 @@ class Cluster:
     def cut_at(self, place: tuple[str, int], epoch: int, start: int, end: int) -> int | None:
         """Where the log of (topic, partition) was cut, if leaders of later epochs than `epoch` have written to what
         lies below `end`; the log begins at `start`. None: they have not."""
-        config = {**self._consumer, "isolation.level": "read_uncommitted", "enable.partition.eof": True}
+        config = {
+            **self._consumer,
+            "isolation.level": "read_uncommitted",
+            "enable.partition.eof": True,
+            "fetch.wait.max.ms": 10,  # an end is told at once
+        }
         consumer = made("for samples", lambda: Consumer(config, logger=collecting_logger([])))
         try:
             probe = leader_epochs.probing(consumer, place, end)
