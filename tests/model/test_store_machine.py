@@ -7,7 +7,8 @@ Hypothesis drives both through interleaved ingest, transactions (many steps long
 crash on either side of the commit), flushes (whole, out of disk, cut off by a crash), gathers, retreats of the
 frontier, replays, crashes, lost directories, damaged files, a volume that cannot be read for a while, partitions that
 another instance has for a while (or for so long that they leave), each of them taken and given back at a start or in
-the open store, a log that is trimmed, and a clock that steps back.
+the open store, a log that is trimmed or loses its end, here or while another instance has it, and a clock that steps
+back.
 Kafka is the model: what a committed transaction output is fact.
 
 Limits are a few rows, so that every limit is met all the time.
@@ -55,7 +56,7 @@ from timerstore.operations.find import Count, PendingRow, Query
 from timerstore.operations.transaction import Transaction
 from timerstore.rows.entry import ENTRY, Kind
 from timerstore.rows.position import AT_MIN, Position
-from timerstore.rows.sources import NamedPosition, NamedStep, SourceName
+from timerstore.rows.sources import Cuts, NamedPosition, NamedStep, SourceName
 from timerstore.store import TimerStore
 
 PARTITIONS = [("delay", 0), ("delay", 1), ("retry", 0)]
@@ -164,6 +165,11 @@ class StoreMachine(RuleBasedStateMachine):
         self.log_starts = dict.fromkeys(PARTITIONS, 0)
         self.buried = dict.fromkeys(PARTITIONS, 0)
         self.rumoured = dict.fromkeys(PARTITIONS, 0)
+        self.cuts: dict[SourceName, Cuts] = {}
+        self.excused: set[Key] = set()
+        """Finished by cancels that Kafka has lost since."""
+        self.torn: set[tuple[str, int, int]] = set()
+        """Recurring messages of which it has lost ticks, by origin."""
         self.damaged = False
         self.committed: dict[SourceName, tuple[int, NamedPosition | None]] = dict.fromkeys(PARTITIONS, (0, None))
         self.frozen: dict[SourceName, tuple[NamedStep, ...]] = {}
@@ -181,10 +187,11 @@ class StoreMachine(RuleBasedStateMachine):
             committed={name: self.committed[name] for name in self.owned},
             frozen=self.frozen,
             log_starts={name: self.log_starts[name] for name in self.owned},
+            cuts=self.cuts,
             now_ms=self.now_ms,
             limits=LIMITS,
         )
-        words = ("crash", "log's start", *(["set aside"] if self.damaged else []))
+        words = ("crash", "log's start", "was cut", *(["set aside"] if self.damaged else []))
         assert all(any(word in report for word in words) for report in self.store.reports), self.store.reports
         self.damaged = False
         resume = self.store.resume_offsets()
@@ -400,7 +407,7 @@ class StoreMachine(RuleBasedStateMachine):
         added = set(PARTITIONS) - self.owned
         committed = {name: self.committed[name] for name in added}
         starts = {name: self.log_starts[name] for name in added}
-        resume = self.store.assignment.resume_offsets(committed, self.frozen, starts)
+        resume = self.store.assignment.resume_offsets(committed, self.frozen, starts, self.cuts)
         self.owned = set(PARTITIONS)
         if resume is None:
             self.crash()
@@ -414,7 +421,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.ingested |= offsets
         self.joining |= added
         ends = {name: self.inherited[name] for name in added}
-        arrival = self.store.assignment.arrival(committed, self.frozen)
+        cuts = {name: self.cuts.get(name, ()) for name in added}
+        arrival = self.store.assignment.arrival(committed, self.frozen, cuts)
         self.store.assignment.join(arrival, starts, offsets, ends, self.now_ms)
         if self.transaction is None:
             self.joined()
@@ -729,7 +737,7 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.calm > 6)
     @rule(
         what=st.sampled_from(
-            ["crash", "directory", "lose", "lose", "regain", "disk", "flush", "flush", "trim", "errno", "damage"]
+            ["crash", "directory", "lose", "lose", "regain", "disk", "flush", "flush", "trim", "cut", "errno", "damage"]
         ),
         step=st.integers(1, 5),
         name=st.sampled_from(PARTITIONS),
@@ -739,7 +747,7 @@ class StoreMachine(RuleBasedStateMachine):
     def misfortune(self, what: str, step: int, name: SourceName, delivers: bool, records: list[Any]) -> None:
         """One rule for all and some calm in between, so that there is something to lose."""
         self.calm = 0
-        if what in ("errno", "damage"):
+        if what in ("errno", "damage", "cut"):
             self.export = None
         if what == "crash":
             self.crash()
@@ -761,6 +769,8 @@ class StoreMachine(RuleBasedStateMachine):
             self.catch_up_with_time()
             self.trim()
             self.crash()
+        elif what == "cut":
+            self.cut(name, step)
         elif what == "errno":
             self.cannot_read(step)
         elif what == "damage":
@@ -790,6 +800,31 @@ class StoreMachine(RuleBasedStateMachine):
             needed = [min(row.offset, row.origin_offset) for rows in log for row in rows if not self.finished(row)]
             upto = min([self.committed[name][0], self.ingested.get(name, len(log)), *needed])
             self.log_starts[name] = max(self.log_starts[name], upto)
+
+    def cut(self, name: SourceName, step: int) -> None:
+        """Kafka loses the last records of a log, and its owner moves the committed state back to where they began."""
+        log = self.log[name]
+        at = max(self.log_starts[name], len(log) - step)
+        gone = [row for rows in log[at:] for row in rows]
+        del log[at:]
+        for row in gone:
+            del self.output[key(row)]
+            if row.schedule is not None and row.tick > 1:
+                self.torn.add((*name, row.origin_offset))
+        self.excused |= {key(r) for rows in log for r in rows if self.finished(r) and key(r) not in self.output}
+        offset, position = self.committed[name]
+        if at < offset:
+            steps = self.frozen.get(name, ())
+            crossing = [(at, at_ms, o) for end, at_ms, o in steps if end >= at][:1]
+            self.frozen[name] = (*(step for step in steps if step[0] < at), *crossing) if at else ()
+            self.committed[name] = at, position
+        known = self.cuts.get(name, ())
+        lower = tuple(each for each in known if each[1] < at)
+        self.cuts[name] = (*lower, (known[-1][0] + 1 if known else 1, at))
+        self.copied_ms[name] = {o: ms for o, ms in self.copied_ms[name].items() if o < at}
+        self.buried[name], self.rumoured[name] = min(self.buried[name], at), min(self.rumoured[name], at)
+        if name in self.owned:
+            self.crash()
 
     def cannot_read(self, step: int) -> None:
         """A start fails for the volume, and leaves every file as it is."""
@@ -999,7 +1034,7 @@ class StoreMachine(RuleBasedStateMachine):
             self.joined()
             self.drain()
             assert all(count == 1 for count in self.output.values()), "doubled"
-            assert all(self.covered(r) for r in self.rows() if key(r) not in self.output), "lost"
+            assert all(self.covered(r) for r in self.rows() if key(r) not in self.output.keys() | self.excused), "lost"
             self.ticks_have_no_gaps()
             assert self.store.stats().pending == 0
             assert len(self.store.state.resident.chunks) == 0
@@ -1015,9 +1050,9 @@ class StoreMachine(RuleBasedStateMachine):
         for row in self.rows():
             if row.schedule is not None and row.rolls == 0:
                 found.setdefault((row.topic, row.partition, row.origin_offset), []).append(row)
-        for ticks in found.values():
+        for origin, ticks in found.items():
             assert [row.tick for row in ticks] == list(range(1, len(ticks) + 1))
-            assert len(ticks) == TICKS or self.covered(ticks[-1])
+            assert len(ticks) == TICKS or self.covered(ticks[-1]) or origin in self.torn
 
     def is_done(self) -> bool:
         """P does not pass a cancelled row that a compaction has left out, if nothing comes after it."""

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
+from bridge.errors import EnvironmentFailure
+from bridge.kafka.admin import Watermarks
 from bridge.runtime.gauges import Lag, snapshot
 from bridge.settings.model import Settings
+from bridge.start.identity import Looked
 from tests.manual_clock import ManualClock
 from tests.unit.timerstore.entries import Record
 from tests.unit.timerstore.rig import BILLS, NOW_MS, ORDERS, Rig
@@ -86,3 +90,18 @@ def test_what_is_held_back_is_overdue(tmp_path: Path) -> None:
     shown = snapshot(rig.store, Settings.of({}), now_ms, Lag(ManualClock()), None)
     assert shown.pending_total == 1
     assert LATE_MS / 1_000 - 1 - SLOT_S <= shown.oldest_overdue_s <= LATE_MS / 1_000
+
+
+def test_a_look_at_the_logs_tells_what_is_committed_and_not_read_again_yet() -> None:
+    """What was read once is compared with the log, however far a start has caught up. Without an answer the ends of the
+    look before stay."""
+    store, cluster, clock, name = mock.Mock(), mock.Mock(), ManualClock(), ("delay", 0)
+    store.next_offsets.return_value, store.committed_offsets.return_value = {name: 10}, {name: 60}
+    mark = Watermarks(start=0, end=45, epoch=1)
+    cluster.watermarks.side_effect = [{name: mark}, EnvironmentFailure("no answer", hint="Wait.")]
+    lag = Lag(clock)
+    assert lag.refresh(cluster, store) == {name: Looked(expected=10, marks=mark, committed=60)}
+    assert lag.refresh(cluster, store) is None, "it is not time"
+    told = lag.refresh(cluster, store, at_once=True)
+    assert told == {name: Looked(expected=10, marks=None, committed=60)} and told[name].read == 60
+    assert lag.marks([name]) == {name: mark}
