@@ -9,7 +9,8 @@
     some, not this one     0           no           index >= every committed n   added: commit (0, minus infinity)
     some, not this one     -           -            otherwise                    StateError: the commit was deleted
 
-A partition of which nothing is known is never delivered from its beginning: that could repeat everything.
+A partition of which nothing is known is never delivered from its beginning: that could repeat everything. A first use
+concerns all partitions of a topic; the other lines concern the owner of that partition, and nobody else.
 
 Pure: `decide` makes a `StartPlan` of `StartFacts`. These are gathered by `facts.py`, and `runtime/pipeline.py` executes
 the plan. Only how far the index reaches is known later, when it has been opened: see `StartPlan.ingest_start`.
@@ -90,17 +91,22 @@ class StartFacts:
 class FirstCommits:
     """The commits that must be made before anything else, by partition.
 
-    Only the owner of a topic's partition 0 makes them, for all partitions that lack one and in one request, which the
-    broker stores as a whole: two instances that start together cannot overwrite each other's progress, and no committed
-    count n ever covers a partition without a commit. The others wait for it.
+    Of a topic's first use, only the owner of partition 0 makes them, for all partitions and in one request, which the
+    broker stores as a whole: two instances that start together cannot overwrite each other's progress. The others wait
+    for it. Of a partition that is added later, its owner alone does: the owner of partition 0 may not even look. No
+    committed count n ever covers a partition without a commit.
     """
 
     states: Mapping[SourceName, CommittedState]
 
     def of_owner(self, owned: Collection[SourceName]) -> list[Mapping[SourceName, CommittedState]]:
         """The commits for the owner of these partitions to make: one request for each topic."""
-        mine = sorted({topic for topic, _ in self.states if (topic, 0) in owned})
-        return [{name: state for name, state in self.states.items() if name[0] == topic} for topic in mine]
+        requests: list[Mapping[SourceName, CommittedState]] = []
+        for topic in sorted({topic for topic, _ in self.states}):
+            states = {name: state for name, state in self.states.items() if name[0] == topic}
+            if (topic, 0) in owned if (topic, 0) in states else states.keys() <= set(owned):
+                requests.append(states)
+        return requests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,15 +176,17 @@ def decide(facts: StartFacts) -> StartDecision:
         committed = {partition: state for (name, partition), state in facts.committed.items() if name == topic}
         _must_be_this_topic(topic, found, committed)
         absent = _absent(facts, topic, committed)
-        if absent:
-            first = initial_state(offset=0, topic_id=found.topic_id, partitions=found.partitions, parameters=parameters)
-            missing |= {(topic, partition): first for partition in absent}
+        due = {partition for partition in absent if not committed or (topic, partition) in facts.owned}
+        counted = min(set(absent) - due, default=found.partitions)
+        if due:
+            first = initial_state(offset=0, topic_id=found.topic_id, partitions=counted, parameters=parameters)
+            missing |= {(topic, partition): first for partition in due}
             continue
         for partition in sorted(partition for name, partition in facts.owned if name == topic):
             state, start, end = committed[partition], found.log_start[partition], found.log_end[partition]
             _must_be_in_range(topic, partition, state.offset, start, end)
             epochs = amend_epochs(state.epochs, state.offset, start, parameters)
-            states[topic, partition] = replace(state, epochs=epochs, partitions=found.partitions)
+            states[topic, partition] = replace(state, epochs=epochs, partitions=max(state.partitions, counted))
             marks[topic, partition] = found.marks(partition)
     return FirstCommits(states=missing) if missing else _plan(facts, states, marks)
 
@@ -230,7 +238,7 @@ def another_topic(**fields: object) -> StateError:
 
 
 def _absent(facts: StartFacts, topic: str, committed: Mapping[int, CommittedState]) -> list[int]:
-    """The partitions of a topic whose first commits are due. Raises StateError where one that is owned has no commit
+    """The partitions of a topic that have no first commit yet. Raises StateError where one that is owned has no commit
     for another reason; others than its owner go on."""
     checkpointed = {partition for name, partition in facts.covered if name == topic}
     known = max((state.partitions for state in committed.values()), default=0)

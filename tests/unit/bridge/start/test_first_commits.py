@@ -70,7 +70,7 @@ def test_what_may_go_on(
     found: TopicFacts, committed: Mapping[int, CommittedState], checkpointed: Collection[int], missing: set[int]
 ) -> None:
     """Only partitions of which nobody can know anything get a first commit, at 0 and minus infinity."""
-    decision = decide(facts(found, committed, checkpointed=checkpointed))
+    decision = decide(facts(found, committed, checkpointed=checkpointed, owned=range(found.partitions)))
     if not missing:
         assert isinstance(decision, StartPlan) and set(decision.states) == {("d", 0)}
         return
@@ -102,8 +102,9 @@ def test_what_must_not_be_guessed_at(
 
 def test_first_commits_are_made_by_the_owner_of_partition_0_in_one_request_for_each_topic() -> None:
     """So that instances that start together cannot undo each other."""
-    first = FirstCommits(states={("a", 1): state(0, 2), ("b", 0): state(0, 2), ("b", 1): state(0, 2)})
-    assert [set(request) for request in first.of_owner({("a", 0), ("b", 0)})] == [{("a", 1)}, {("b", 0), ("b", 1)}]
+    first = FirstCommits(states={(topic, partition): state(0, 2) for topic in "ab" for partition in range(2)})
+    requests = [{("a", 0), ("a", 1)}, {("b", 0), ("b", 1)}]
+    assert [set(request) for request in first.of_owner({("a", 0), ("b", 0)})] == requests
     assert first.of_owner({("a", 1), ("b", 1)}) == []
 
 
@@ -198,11 +199,29 @@ def test_what_is_wrong_with_the_partition_of_another_stops_nobody_else(
     unreadable: Collection[int], committed: Mapping[int, CommittedState]
 ) -> None:
     """Its owner is refused; a partition that was added meanwhile gets its first commit."""
-    marks = topic((0, 9), (0, 9), (0, 0))
-    found = facts(marks, committed, unreadable=frozenset(("d", partition) for partition in unreadable))
+    marks, others = topic((0, 9), (0, 9), (0, 0)), frozenset(("d", partition) for partition in unreadable)
+    found = facts(marks, committed, unreadable=others, owned=(0, 2))
     assert decide(found) == FirstCommits(states={("d", 2): state(0, 3)})
-    found = facts(marks, {**committed, 2: state(0, 3)}, unreadable=found.unreadable)
-    assert set(plan(found).states) == {("d", 0)}
+    found = facts(marks, {**committed, 2: state(0, 3)}, unreadable=others, owned=(0, 2))
+    assert set(plan(found).states) == {("d", 0), ("d", 2)}
+
+
+@pytest.mark.fault("a delay topic that gains partitions while several instances run")
+def test_an_added_partition_is_begun_by_its_owner() -> None:
+    """The first commit of a partition that is added waits for no other instance, of which none may look; and the
+    counts of the topic's partitions are right in whatever order they are begun."""
+    commits = {0: state(5, 2), 1: state(5, 2)}
+    marks = topic((0, 9), (0, 9), (0, 0), (0, 0))
+    for order in ((2, 3), (3, 2)):
+        begun = dict(commits)
+        for partition in order:
+            decision = decide(facts(marks, begun, owned=(1, partition)))
+            assert isinstance(decision, FirstCommits) and decision.states.keys() == {("d", partition)}
+            [request] = decision.of_owner({("d", 1), ("d", partition)})
+            begun |= {number: each for (_, number), each in request.items()}
+            found = plan(facts(marks, begun, owned=(0, 1)))  # of another instance, which starts just then
+            assert all(number in begun for each in found.states.values() for number in range(each.partitions))
+        assert {each.partitions for each in plan(facts(marks, begun, owned=range(4))).states.values()} == {4}
 
 
 def test_what_the_index_has_of_what_is_gone_is_not_missed() -> None:
