@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from typing import Final
 
@@ -66,9 +67,11 @@ def _logging_as_it_was() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def broker() -> Iterator[Broker]:
-    """A real broker, shared by the session: a container where an engine answers, else the native one."""
-    with start_broker() as running:
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """A real broker, shared by the session: a container where an engine answers, else the native one, which all its
+    processes share."""
+    own = tmp_path_factory.getbasetemp()
+    with start_broker(own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) as running:
         yield running
 
 

@@ -25,6 +25,7 @@ import tempfile
 import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, Self
 
@@ -75,8 +76,8 @@ appender.file.layout.type = PatternLayout
 appender.file.layout.pattern = %d %p %c{{1}}: %m%n
 """
 
-# Ends the broker when this process is gone without having done so (SIGKILL, a test runner's timeout): its end of the
-# pipe is then closed. $1 is the broker's pid, $2 the directory to remove, if any.
+# Ends the broker when this process, and each that shares it, is gone without having done so (SIGKILL, a test runner's
+# timeout): their ends of the pipe are then closed. $1 is the broker's pid, $2 the directory to remove, if any.
 GUARD: Final = 'read -r _; kill -9 "$1" 2>/dev/null; if [ -n "$2" ]; then sleep 1; rm -rf "$2"; fi'
 
 
@@ -265,6 +266,13 @@ class EmbeddedBroker:
         """SIGKILL, as a crash would. The data stay."""
         self._end(signal.SIGKILL, KILL_TIMEOUT_S)
 
+    def share(self) -> int:
+        """Leave it to whoever holds the file that is returned, the guard's pipe: it lives until the last of them has
+        closed it or is gone. Another process gets the file by `join`."""
+        guard, self._guard = self._guard, None
+        assert guard is not None and guard.stdin is not None, "it runs"
+        return os.dup(guard.stdin.fileno())
+
     def close(self) -> None:
         """Stop, and remove the data directory if it is a temporary one."""
         if self._temporary:
@@ -315,6 +323,8 @@ class EmbeddedBroker:
             # A killed broker comes back when its old session has timed out; by default that is 9 s.
             "broker.session.timeout.ms": 4_000,
             "broker.heartbeat.interval.ms": 500,
+            # Nobody waits for news where there are none: half of what an idle broker takes.
+            "metadata.max.idle.interval.ms": 0,
             **SINGLE_NODE,
             **self.properties,
         }
@@ -380,6 +390,13 @@ class EmbeddedBroker:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait(KILL_TIMEOUT_S)
+
+
+def join(pid: int, file: int) -> int | None:
+    """The file by which the process `pid` shares a broker, for this process; None if it shares none any more."""
+    with suppress(OSError):
+        return os.open(f"/proc/{pid}/fd/{file}", os.O_WRONLY | os.O_NONBLOCK)
+    return None
 
 
 def _memory() -> Path | None:

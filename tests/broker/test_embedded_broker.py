@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public, but
 
 from bridge.errors import EnvironmentFailure
 from dev.broker import EmbeddedBroker
-from dev.broker.embedded import free_ports
+from dev.broker.embedded import free_ports, join
 from dev.harness.kafka import Outgoing, Topics, produce, read_committed
 from dev.harness.waiting import wait_until
 from tests.java import SHORT_LIVED
@@ -61,20 +62,23 @@ def test_a_broker_that_cannot_start_says_why() -> None:
         EmbeddedBroker(properties={"num.network.threads": "many"}).__enter__()
 
 
-def test_a_killed_owner_leaves_no_broker_behind() -> None:
-    """When the process that started a broker is SIGKILLed, the broker ends and its temporary data go."""
+def test_killed_owners_leave_no_broker_behind() -> None:
+    """A broker ends, and its temporary data go, with the last process that shares it, even by SIGKILL."""
     program = (
-        "import signal\nfrom dev.broker import EmbeddedBroker\n"
-        "broker = EmbeddedBroker().start()\nprint(broker.pid, broker.data, flush=True)\nsignal.pause()"
+        "import signal\nfrom dev.broker import EmbeddedBroker\nbroker = EmbeddedBroker().start()\n"
+        "print(broker.pid, broker.data, broker.bootstrap, broker.share(), flush=True)\nsignal.pause()"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=ROOT) as owner:
         assert owner.stdout is not None
         try:
-            pid, data = owner.stdout.readline().split()
+            pid, data, bootstrap, held = owner.stdout.readline().split()
             broker = psutil.Process(int(pid))
-            assert broker.is_running()
+            ours = join(owner.pid, int(held))
         finally:
             owner.kill()
+    assert ours is not None and join(owner.pid, int(held)) is None
+    Topics(bootstrap).create()
+    os.close(ours)
     wait_until(lambda: not broker.is_running() or broker.status() == psutil.STATUS_ZOMBIE, 10, "the broker's end")
     wait_until(lambda: not Path(data).exists(), 10, "its data removed")
 

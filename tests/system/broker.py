@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
 import logging
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 import docker
@@ -12,7 +17,7 @@ from docker.errors import APIError, DockerException
 from testcontainers.core.container import DockerContainer
 
 from dev.broker import EmbeddedBroker
-from dev.broker.embedded import HOST, SINGLE_NODE, free_ports, kafka_version, wait_for_cluster
+from dev.broker.embedded import HOST, SINGLE_NODE, free_ports, join, kafka_version, wait_for_cluster
 from tests.java import SHORT_LIVED
 
 log = logging.getLogger(__name__)
@@ -32,11 +37,38 @@ class Broker(Protocol):
         ...
 
 
-def start_broker() -> AbstractContextManager[Broker]:
-    """A broker for as long as the context lasts."""
-    if engine_answers():
-        return container()
-    return EmbeddedBroker(properties=RETENTION, tmpfs=True)
+@dataclass(frozen=True, slots=True)
+class SharedBroker:
+    """A native broker that the processes of a session share; `data` is its directory."""
+
+    bootstrap: str
+    data: Path
+
+
+def start_broker(session: Path) -> AbstractContextManager[Broker]:
+    """A broker for as long as the context lasts: a container, or the native one of all processes that meet in the
+    directory `session`."""
+    return container() if engine_answers() else shared(session)
+
+
+@contextmanager
+def shared(session: Path) -> Iterator[SharedBroker]:
+    """The first process that asks starts it, and it ends with the last one. It is loaded by all, for the whole run."""
+    note = session / "broker.json"
+    with (session / "broker.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        known = json.loads(note.read_text()) if note.exists() else {"holders": []}
+        file = next((held for holder in known["holders"] if (held := join(*holder)) is not None), None)
+        if file is None:
+            own = EmbeddedBroker(properties=RETENTION, tmpfs=True).start()
+            known = {"bootstrap": own.bootstrap, "data": str(own.data), "holders": []}
+            file = own.share()
+        known["holders"].append((os.getpid(), file))
+        note.write_text(json.dumps(known))
+    try:
+        yield SharedBroker(known["bootstrap"], Path(known["data"]))
+    finally:
+        os.close(file)
 
 
 def own_broker(**more: Any) -> EmbeddedBroker:

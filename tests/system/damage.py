@@ -8,8 +8,7 @@ from typing import Final
 
 import pytest
 
-from dev.broker import EmbeddedBroker
-from tests.system.broker import Broker
+from tests.system.broker import Broker, SharedBroker
 
 _HEAD = struct.Struct(">qi")
 
@@ -23,9 +22,9 @@ def flip_a_bit(
 ) -> None:
     """In the batch that holds the offset, `back` bytes before its end, or `front` bytes behind its beginning. A second
     time puts it right."""
-    if not isinstance(broker, EmbeddedBroker):
+    if not isinstance(broker, SharedBroker):
         pytest.skip("the files of a broker in a container cannot be reached")
-    directory = Path(broker.data, "kafka", f"{topic}-{partition}")
+    directory = broker.data / "kafka" / f"{topic}-{partition}"
     found = [place for path in sorted(directory.glob("*.log")) if (place := _place(path, offset)) is not None]
     assert found, f"no batch of {directory} holds {offset}"
     path, begin, end = found[-1]

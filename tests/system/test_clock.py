@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sysconfig
+from collections.abc import Iterator
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 from dev.harness.kafka import Outgoing, Reader, Topics, assert_each_once, produce
 from dev.harness.waiting import wait_until
 from tests.system.bridge import RunningBridge
-from tests.system.broker import Broker
+from tests.system.broker import Broker, own_broker
 from tests.system.quota import reading_throttled
 from timerstore.clock import SystemClock
 
@@ -109,14 +110,20 @@ def test_a_clock_that_jumps_and_comes_back_is_followed(broker: Broker, topics: T
         assert bridge.stop() == 0
 
 
+@pytest.fixture
+def slow() -> Iterator[Broker]:
+    """A broker whose readers may be slowed down: no other test uses it."""
+    with own_broker() as broker:
+        yield broker
+
+
 @pytest.mark.fault("a clock that jumps in the middle of a read")
 @pytest.mark.skipif(not COMPILER, reason="no C compiler: without wallwait.c, libfaketime stalls librdkafka")
-def test_a_jump_in_the_middle_of_a_read_ends_neither_the_read_nor_the_bridge(
-    broker: Broker, topics: Topics, tmp_path: Path
-) -> None:
+def test_a_jump_in_the_middle_of_a_read_ends_neither_the_read_nor_the_bridge(slow: Broker, tmp_path: Path) -> None:
     """Java's consumer waits by the wall clock: one that is set forward by more than its time-outs may end a wait at
     once, with nothing read. The query is started anew then, and the same process reads each record once."""
-    delay, clock = topics.delay(), SystemClock()
+    broker, topics, clock = slow, Topics(slow.bootstrap), SystemClock()
+    delay = topics.delay()
     target = topics.create("orders", config={"message.timestamp.type": "LogAppendTime"})
     headers = [("delay-until", b"%d" % (clock.now_ms() + STEP_S * 1_000)), ("delay-topic", target.encode())]
     padding = os.urandom(100_000)
