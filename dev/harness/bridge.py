@@ -21,7 +21,6 @@ from typing import Any, Final, Self
 
 import psutil
 import yaml
-from prometheus_client.parser import text_string_to_metric_families
 
 from dev.harness.pace import scaled
 from dev.harness.waiting import wait_until
@@ -38,6 +37,12 @@ ORPHAN_S_MAX: Final = 30
 HTTP_S_MAX: Final = 10
 MARK: Final = "DELAY_BRIDGE_HARNESS"
 """A variable by which a bridge's processes are found, its JVM's session being another."""
+
+PROC: Final = Path("/proc")
+"""Where Linux shows processes."""
+_LABEL: Final = re.compile(r'\w+="(?:[^"\\]|\\.)*"')
+_PLAIN: Final = {r"\\": "\\", r"\"": '"', r"\n": "\n"}
+_ESCAPED: Final = re.compile(r'\\[\\"n]')
 
 Tree = dict[str, Any]
 
@@ -250,10 +255,10 @@ class BridgeProcess:
     def processes(self) -> list[psutil.Process]:
         """Every process of every start that is still there: Python and JVM."""
         found: list[psutil.Process] = []
-        for process in psutil.process_iter():
+        for pid in psutil.pids():
             with suppress(psutil.Error):
-                if process.environ().get(MARK) == self._mark and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
+                if _has_in_environment(pid, f"{MARK}={self._mark}"):
+                    found.append(psutil.Process(pid))
         return found
 
     def usage(self) -> Usage:
@@ -354,9 +359,23 @@ def lay_over(tree: Tree, changes: Mapping[str, Any]) -> None:
             tree[name] = value
 
 
+def _has_in_environment(pid: int, variable: str) -> bool:
+    """Whether a process that is no zombie was started with it. The file is read as it is: there are hundreds."""
+    if not (PROC / "self" / "environ").exists():
+        name, _, value = variable.partition("=")
+        process = psutil.Process(pid)
+        return process.environ().get(name) == value and process.status() != psutil.STATUS_ZOMBIE
+    try:
+        return variable.encode() in (PROC / str(pid) / "environ").read_bytes().split(b"\0")
+    except OSError:  # gone, or another user's
+        return False
+
+
 def _samples(text: str) -> Iterator[tuple[str, str, float]]:
-    """Name without the prefix, labels, value."""
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            labels = ",".join(f'{name}="{value}"' for name, value in sorted(sample.labels.items()))
-            yield sample.name.removeprefix("delay_bridge_"), labels, sample.value
+    """Name without the prefix, labels in order, value. (The client library's own parser takes ten times as long.)"""
+    for line in text.splitlines():
+        if line and not line.startswith("#"):
+            head, _, value = line.rpartition(" ")
+            name, _, rest = head.partition("{")
+            labels = ",".join(sorted(_LABEL.findall(rest)))
+            yield name.removeprefix("delay_bridge_"), _ESCAPED.sub(lambda found: _PLAIN[found[0]], labels), float(value)

@@ -10,6 +10,9 @@ from dev.harness.pace import scaled
 from timerstore.clock import SystemClock
 
 POLL_S: Final = 0.05
+POLL_S_MAX: Final = 0.2
+"""After a while: what a condition asks takes processors from what it waits for."""
+SLOWER: Final = 1.05
 
 T = TypeVar("T")
 
@@ -20,6 +23,7 @@ def wait_until(condition: Callable[[], T], deadline_s: float, what: str | Callab
     deadline_s = scaled(deadline_s)
     clock, never = SystemClock(), threading.Event()
     end_s = clock.monotonic_s() + deadline_s
+    pause_s = POLL_S
     while True:
         value = condition()
         if value:
@@ -27,4 +31,5 @@ def wait_until(condition: Callable[[], T], deadline_s: float, what: str | Callab
         if clock.monotonic_s() >= end_s:
             detail = what() if callable(what) else what
             raise AssertionError(f"not within {deadline_s:g} s: {detail or condition}")
-        never.wait(POLL_S)
+        never.wait(pause_s)
+        pause_s = min(SLOWER * pause_s, POLL_S_MAX)
