@@ -10,6 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from bridge.install import connector
+from bridge.spark import session as own
 from tests.java import SHORT_LIVED
 
 
@@ -18,16 +19,15 @@ def spark() -> Iterator[SparkSession]:
     """Two threads, no UI, ANSI mode as in production, and a session time zone far from UTC so that no test relies on
     it."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
+    jars = connector.jars()
+    archive = own.archive(jars)  # of classes, as the bridge has it; one that is not there is not used
     session = (
         SparkSession.builder.master("local[2]")
         .appName("tests")
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config(map=dict(own.DEFAULTS))
         .config("spark.driver.memory", "1g")
-        .config("spark.driver.extraClassPath", os.pathsep.join(map(str, connector.jars())))
-        .config("spark.driver.extraJavaOptions", SHORT_LIVED)
-        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.driver.extraClassPath", os.pathsep.join(map(str, (*jars, *own.shipped()))))
+        .config("spark.driver.extraJavaOptions", f"-XX:+UseSerialGC {SHORT_LIVED} -XX:SharedArchiveFile={archive}")
         .config("spark.sql.session.timeZone", "Pacific/Chatham")
         .config("spark.sql.ansi.enabled", "true")
         .config("spark.sql.variable.substitute", "false")
