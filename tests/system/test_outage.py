@@ -40,28 +40,37 @@ def fragile() -> Iterator[EmbeddedBroker]:
         yield broker
 
 
-@pytest.mark.fault("a broker that stops or dies, and comes back")
-@pytest.mark.parametrize("way", ["stop", "kill"])
-def test_a_broker_that_restarts_costs_nothing(fragile: EmbeddedBroker, tmp_path: Path, way: str) -> None:
-    """The bridge sits out a broker's restart or crash, or ends with one clear line; nothing is lost or doubled."""
+@pytest.fixture(scope="module")
+def site(fragile: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningBridge, Load]]:
+    """A bridge for each way in which the broker goes, and its load; both stay as they are."""
     topics = Topics(fragile.bootstrap)
     delay = topics.delay(partitions=2)
     load = Load(fragile.bootstrap, delay, [topics.create("orders")], seed=5, delay_ms_max=10_000)
-    with RunningBridge(tmp_path, fragile.bootstrap, delay) as bridge:
+    with RunningBridge(tmp_path_factory.mktemp("outage"), fragile.bootstrap, delay) as bridge:
         bridge.start()
-        load.send(500)
-        getattr(fragile, way)()
-        fragile.start()
-        load.send(500)
-        records = load.wait_delivered(fragile.bootstrap, OUTAGE_S_MAX)
-        if not bridge.running:
-            assert bridge.wait_end(0) == EnvironmentFailure.exit_code
-            print(f"it ended: {bridge.last_words()}")
-            bridge.start()
-            records = load.wait_delivered(fragile.bootstrap, DELIVERED_S_MAX)
-        balance = load.balance(records)
-        assert balance == Balance(), f"{balance}; log:\n{bridge.tail()}"
+        yield bridge, load
         assert bridge.stop() == 0
+
+
+@pytest.mark.fault("a broker that stops or dies, and comes back")
+@pytest.mark.parametrize("way", ["stop", "kill"])
+def test_a_broker_that_restarts_costs_nothing(
+    fragile: EmbeddedBroker, site: tuple[RunningBridge, Load], way: str
+) -> None:
+    """The bridge sits out a broker's restart or crash, or ends with one clear line; nothing is lost or doubled."""
+    bridge, load = site
+    load.send(500)
+    getattr(fragile, way)()
+    fragile.start()
+    load.send(500)
+    records = load.wait_delivered(fragile.bootstrap, OUTAGE_S_MAX)
+    if not bridge.running:
+        assert bridge.wait_end(0) == EnvironmentFailure.exit_code
+        print(f"it ended: {bridge.last_words()}")
+        bridge.start()
+        records = load.wait_delivered(fragile.bootstrap, DELIVERED_S_MAX)
+    balance = load.balance(records)
+    assert balance == Balance(), f"{balance}; log:\n{bridge.tail()}"
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +87,8 @@ def bridge_after_a_lost_end(cluster: LosingCluster, directory: Path) -> tuple[Ru
     settings = lose_an_end(cluster, delay, target)
     load = Load(cluster.bootstrap, delay, [cluster.topics.create()], seed=7, delay_ms_max=5_000)
     config = {"delivery": {"session_timeout": "6s"}}
-    return RunningBridge(directory, cluster.bootstrap, delay, instance="one", config=config), settings, load
+    bridge = RunningBridge(directory, cluster.bootstrap, delay, instance="one", config=config, spark=False)
+    return bridge, settings, load
 
 
 @pytest.mark.fault("a lost transaction marker")

@@ -35,7 +35,7 @@ def test_a_start_that_cannot_work_is_refused(
     broker: Broker, topics: Topics, tmp_path: Path, changes: dict[str, Any], error: type[BridgeError], word: str
 ) -> None:
     """A wrong configuration or surrounding ends the start with its status and one line that names what is wrong."""
-    with RunningBridge(tmp_path, broker.bootstrap, topics.delay(), config=changes) as bridge:
+    with RunningBridge(tmp_path, broker.bootstrap, topics.delay(), config=changes, spark=False) as bridge:
         bridge.launch()
         assert bridge.wait_end(REFUSED_S_MAX) == error.exit_code, bridge.tail()
         assert word in bridge.last_words()
@@ -44,7 +44,7 @@ def test_a_start_that_cannot_work_is_refused(
 def test_a_topic_with_the_producers_timestamps_is_refused(broker: Broker, topics: Topics, tmp_path: Path) -> None:
     """A CreateTime topic cannot be a delay topic: delays would count from the producer's clock. The remedy is named."""
     delay = topics.create("create-time", config={"message.timestamp.type": "CreateTime"})
-    with RunningBridge(tmp_path, broker.bootstrap, delay) as bridge:
+    with RunningBridge(tmp_path, broker.bootstrap, delay, spark=False) as bridge:
         bridge.launch()
         assert bridge.wait_end(REFUSED_S_MAX) == EnvironmentFailure.exit_code
         words = bridge.last_words()
