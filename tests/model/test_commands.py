@@ -186,10 +186,10 @@ class Site:
         at = {int(seq[row]): row for row in commands.tolist()}
         latest, passed = dict[tuple[Any, ...], int](), dict[int, int]()
         for row in sorted(commands.tolist(), key=lambda row: (self.sent.get(keys[row], 0), row), reverse=True):
-            id, is_silent = payload.column("id")[row].as_py(), keys[row].startswith(SILENT)
+            id = payload.column("id")[row].as_py()
             same = names[row], id, None if id is not None else (payload.column("value")[row].as_py(), origins[row])
             if kinds[row] == Kind.MOVE and origins[row] != NO_ORIGIN:
-                if same in latest and (id is None or is_silent):
+                if same in latest:
                     passed[int(seq[row])] = latest[same]
                 latest.setdefault(same, int(seq[row]))
         by_id = [row for row in commands.tolist() if payload.column("id")[row].is_valid]

@@ -313,7 +313,7 @@ class Transaction:
         recalled = named_among(effect, named, self._recalled)
         if later is not None and not (recalled.any() or self._leave_before(effect, named)):
             is_near = first_ms <= self._decided_ms + LEAVES_MS and not waits
-            if (waits or len(named)) and not is_near:
+            if len(named) and not is_near:
                 return passed_over(effect, later, named, waits=waits)
         if waits:
             return of_all(effect, Decision.AGAIN)
