@@ -154,16 +154,11 @@ def resolve(
     """
     with settings_of(config) as (settings, _):
         from bridge.install import connector
-        from bridge.spark import session as spark
-        from bridge.spark.transactions import coordinator
+        from bridge.spark.transactions import coordinators
         from bridge.start import resolve
 
         resolve.must_be_pending(settings)
-        spark.start_local(settings, connector.jars())  # only Java's client can ask the coordinator
-        try:
-            done = resolve.resolve(settings, ending, coordinator(settings))
-        finally:
-            spark.stop()
+        done = resolve.resolve(settings, ending, coordinators(settings, connector.jars))
         for name, end in done.items():
             say(f"{name}: the last transaction is {end.value}")
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pyspark
 import structlog
@@ -91,7 +91,6 @@ REQUIRED: Final = {
 }
 
 
-_JVM_RUNS: Final = threading.Event()
 _WANTED: Final = threading.Event()
 """Somebody waits for what only Java can do."""
 
@@ -190,7 +189,6 @@ def start(settings: Settings, jars: Sequence[Path], partitions: int = 1) -> Spar
     try:
         if SparkContext._gateway is None:
             SparkContext._ensure_initialized(gateway=java_process.launched(conf), conf=conf)
-        _JVM_RUNS.set()
         SparkContext(conf=conf)
         session = SparkSession.builder.getOrCreate()
     except BridgeError:
@@ -222,15 +220,6 @@ def intact(session: SparkSession, make: Callable[[], SparkSession]) -> SparkSess
 def want() -> None:
     """Start Java now, where a start waits (`spark.start_after`): it is asked something."""
     _WANTED.set()
-
-
-def jvm(timeout_s: float) -> Any | None:
-    """The JVM, with the connector's classes, as soon as it runs: a second before the session is there, or more. None
-    where it does not yet."""
-    want()
-    if SparkContext._jvm is None:
-        _JVM_RUNS.wait(timeout_s)
-    return SparkContext._jvm
 
 
 def properties(settings: Settings, jars: Sequence[Path], partitions: int, scratch: Path) -> dict[str, str]:
@@ -266,12 +255,6 @@ def properties(settings: Settings, jars: Sequence[Path], partitions: int, scratc
         if executor_options.strip():
             chosen["spark.executor.extraJavaOptions"] = executor_options.strip()
     return DEFAULTS | chosen | user | REQUIRED
-
-
-def start_local(settings: Settings, jars: Sequence[Path]) -> SparkSession:
-    """The same beside this process, wherever the bridge has its executors. Raises EnvironmentFailure."""
-    local = settings.spark.model_copy(update={"master": "local", "executor_host": None})
-    return start(settings.model_copy(update={"spark": local}), jars)
 
 
 def system_properties(settings: Settings) -> list[str]:

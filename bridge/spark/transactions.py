@@ -1,62 +1,71 @@
-"""What the coordinator of a transactional id knows of it (KIP-664): asked by the Java client in Spark's JVM, since
-librdkafka does not ask.
+"""What coordinators know of the transactions of transactional ids (KIP-664). librdkafka does not ask; the Java client
+does, in a process of its own (../ingest/java/TransactionStates.java): delivery waits for the answer after a kill, and
+must not wait for Spark, whose JVM starts later, and with a lower priority.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Final
 
 import structlog
 from confluent_kafka import KafkaError, KafkaException
-from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
 
+from bridge.errors import EnvironmentFailure
 from bridge.settings.clients import java_client
 from bridge.settings.model import Settings
-from bridge.spark import session
 
-JAVA_S: Final = 2.0
-"""How long it is waited for the JVM: most kills leave a transaction open, and delivery waits for what becomes of it."""
 ANSWER_S: Final = 10
-CLOSE_S: Final = 1
-NOT_KNOWN: Final = ("TransactionalIdNotFoundException", "UnsupportedVersionException")
-"""The coordinator has removed the id, or is of a version that cannot tell: it will never answer otherwise."""
+START_S: Final = 20
+"""For the process itself, on a busy machine. Then it is asked again."""
+JARS: Final = ("kafka-clients", "delay-bridge-frames")
+UNKNOWN: Final = "-"
 
 log = structlog.get_logger("bridge.spark.transactions")
 
+States = Callable[[Sequence[str]], Mapping[str, str | None]]
+"""From transactional ids to the states of their transactions (`CompleteCommit`), as Kafka names them; None when the
+coordinator knows nothing of the id. Raises KafkaException when there is no answer now: ask again."""
 
-def coordinator(settings: Settings) -> Callable[[str], str | None]:
-    """A function from a transactional id to the state of its transaction (`CompleteCommit`), as Kafka names it; None
-    when the coordinator knows nothing of the id. It raises KafkaException when there is no answer now: ask again.
-    """
 
-    def ask(name: str) -> str | None:
-        jvm = session.jvm(JAVA_S)
-        if jvm is None:
-            raise _no_answer("Java is still starting")
+def coordinators(settings: Settings, jars: Callable[[], Sequence[Path]]) -> States:
+    """Asks them. `jars` are Kafka's client and the Java of the bridge."""
+
+    def ask(names: Sequence[str]) -> Mapping[str, str | None]:
+        properties = java_client(settings)
         try:
-            properties = jvm.java.util.HashMap()
-            for key, value in java_client(settings).items():
-                properties.put(key, value)
-            admin = jvm.org.apache.kafka.clients.admin.AdminClient.create(properties)
-            try:
-                names = jvm.java.util.Collections.singletonList(name)
-                answer = admin.describeTransactions(names).description(name)
-                return str(answer.get(ANSWER_S, jvm.java.util.concurrent.TimeUnit.SECONDS).state().toString())
-            finally:
-                admin.close(jvm.java.time.Duration.ofSeconds(CLOSE_S))
-        except Py4JJavaError as failure:
-            reason = str(failure.java_exception.toString())
-        except (Py4JError, OSError) as failure:  # the JVM has died; the query's thread reports it
+            ran = subprocess.run(
+                [*_command(jars(), properties), str(ANSWER_S * 1000), *names],
+                input="\0".join(part for pair in properties.items() for part in pair),
+                capture_output=True,
+                text=True,
+                timeout=START_S + ANSWER_S,
+                check=False,
+                start_new_session=True,
+            )
+            reason = ran.stdout.strip() or f"the process has ended with status {ran.returncode}"
+            if ran.returncode == 0:
+                states = ran.stdout.split()
+                return {name: None if said == UNKNOWN else said for name, said in zip(names, states, strict=True)}
+        except (OSError, subprocess.TimeoutExpired, EnvironmentFailure) as failure:
             reason = str(failure)
-        if any(exception in reason for exception in NOT_KNOWN):
-            return None
-        log.warning("coordinator-not-asked", id=name, reason=reason)
-        raise _no_answer(reason)
+        log.warning("coordinator-not-asked", ids=", ".join(names), reason=reason)
+        text = f"the coordinator of the transactional id has not answered: {reason}"
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT, text, retriable=True))
 
     return ask
 
 
-def _no_answer(reason: str) -> KafkaException:
-    text = f"the coordinator of the transactional id has not answered: {reason}"
-    return KafkaException(KafkaError(KafkaError._TIMED_OUT, text, retriable=True))
+def _command(jars: Sequence[Path], properties: Mapping[str, str]) -> list[str]:
+    pyspark = find_spec("pyspark")  # not imported
+    libraries = Path(pyspark.origin if pyspark is not None and pyspark.origin else "").parent / "jars" / "*"
+    classes = [str(jar) for jar in jars if jar.name.startswith(JARS)]
+    java = Path(os.environ["JAVA_HOME"], "bin", "java") if os.environ.get("JAVA_HOME") else "java"
+    options = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx128m"]
+    if (url := properties.get("sasl.oauthbearer.token.endpoint.url")) is not None:  # CVE-2025-27817
+        options.append(f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={url}")
+    return [str(java), *options, "-cp", os.pathsep.join([*classes, str(libraries)]), "delaybridge.TransactionStates"]

@@ -13,7 +13,6 @@ leaves everything to choose again: the same command, with the same choice, goes 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 from confluent_kafka import KafkaException
@@ -27,6 +26,7 @@ from bridge.kafka.errors import kafka_error
 from bridge.kafka.repeats import Epochs
 from bridge.settings.clients import librdkafka
 from bridge.settings.model import Settings
+from bridge.spark.transactions import States
 
 ANSWER_S: Final = 10.0
 INIT_S: Final = 30.0
@@ -57,9 +57,8 @@ def must_be_pending(settings: Settings) -> None:
         )
 
 
-def resolve(settings: Settings, choice: Outcome, ask: Callable[[str], str | None]) -> dict[str, Outcome]:
+def resolve(settings: Settings, choice: Outcome, ask: States) -> dict[str, Outcome]:
     """End once more the last transactions of this instance, whose ends are missing; returns how, by transactional id.
-    `ask` is that of `MarkerRepair`.
 
     Raises EnvironmentFailure when the brokers do not answer, StateError when offsets are pending all the same.
     """

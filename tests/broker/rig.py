@@ -28,6 +28,7 @@ from bridge.kafka.admin import Cluster
 from bridge.kafka.membership import Ownership
 from bridge.settings.clients import librdkafka
 from bridge.settings.model import Settings
+from bridge.spark.transactions import States
 from bridge.start.facts import gather as gather_facts
 from bridge.start.facts import plan_start
 from bridge.telemetry.counts import Counts
@@ -133,6 +134,11 @@ def ownership_of(
     )
 
 
+def each(ask: Callable[[str], str | None]) -> States:
+    """Answers for coordinators, id by id."""
+    return lambda names: {name: ask(name) for name in names}
+
+
 class Rig:
     """One bridge's delivery half. `add` may be called any time; delivery starts with `start`."""
 
@@ -170,7 +176,7 @@ class Rig:
         )
         self.delay_topic = delay_topic
         self.listener = Listener(lambda: self.dispatcher.quiesce())
-        repair = MarkerRepair(self.settings, ask)
+        repair = MarkerRepair(self.settings, each(ask))
         self.ownership = ownership_of(self.settings, self.listener, self.clock, repair.explain)
         self.tally = Tally()
         self.fatal: list[BridgeError] = []

@@ -18,7 +18,7 @@ from bridge.start.resolve import must_be_pending, resolve
 from dev.harness.kafka import read_committed
 from dev.harness.waiting import wait_until
 from tests.broker.losing import LosingCluster, is_running, losing_cluster
-from tests.broker.rig import DEADLINE_S, Rig
+from tests.broker.rig import DEADLINE_S, Rig, each
 from tests.broker.test_dispatcher import raising, rig_with_interference, timers
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
@@ -72,7 +72,7 @@ def test_what_the_coordinator_has_forgotten_is_chosen(cluster: LosingCluster, ch
     settled before an operator has chosen; both choices make the next start possible."""
     delay, target = cluster.create(ROWS)
     settings = lose_an_end(cluster, delay, target)
-    repair = MarkerRepair(settings, lambda _: "Empty")
+    repair = MarkerRepair(settings, each(lambda _: "Empty"))
     assert repair.explain() is None, "nobody has been asked yet"
     assert repair.outcome_of(settings.transactional_id) is None
     failure = repair.explain()
@@ -80,8 +80,8 @@ def test_what_the_coordinator_has_forgotten_is_chosen(cluster: LosingCluster, ch
     assert "delay-bridge resolve" in failure.hint
     wait_until(lambda: not is_running(settings), DEADLINE_S, "its membership has ended")
     with pytest.raises(StateError, match="not of this instance"):
-        resolve(settings, choice, lambda _: None)
-    done = resolve(settings, choice, lambda _: "Empty")
+        resolve(settings, choice, each(lambda _: None))
+    done = resolve(settings, choice, each(lambda _: "Empty"))
     assert done[settings.transactional_id] is choice
     assert repair.explain() is None
     with Rig(cluster.bootstrap, delay, session_timeout="6s", is_opened_early=True) as rig:
@@ -104,8 +104,8 @@ def test_what_the_coordinator_knows_wins_over_a_choice(cluster: LosingCluster) -
         return answer
 
     with pytest.raises(EnvironmentFailure, match="same choice"):
-        resolve(settings, Outcome.ABORTED, ask)
-    assert resolve(settings, Outcome.ABORTED, ask) == {settings.transactional_id: Outcome.COMMITTED}
+        resolve(settings, Outcome.ABORTED, each(ask))
+    assert resolve(settings, Outcome.ABORTED, each(ask)) == {settings.transactional_id: Outcome.COMMITTED}
 
 
 @pytest.mark.fault("a commit whose end the brokers lose")
@@ -151,7 +151,7 @@ def test_who_may_not_end_it_does_not_begin_to(cluster: LosingCluster) -> None:
     delay, target = cluster.create(ROWS)
     settings = lose_an_end(cluster, delay, target)
     dead, topics = f"{delay}.dlt", cluster.topics
-    repair = MarkerRepair(settings, lambda _: "CompleteCommit")
+    repair = MarkerRepair(settings, each(lambda _: "CompleteCommit"))
     topics.forbid(dead, "READ")
     with pytest.raises(EnvironmentFailure, match="Read") as failure:
         repair.outcome_of(settings.transactional_id)

@@ -26,7 +26,7 @@ broker removes it after `offsets.retention.minutes`), its records are cancels of
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from enum import Enum
 from typing import Final
@@ -43,6 +43,7 @@ from bridge.kafka.construction import CLIENT_LOG
 from bridge.kafka.errors import is_unreadable, kafka_error
 from bridge.settings.clients import librdkafka
 from bridge.settings.model import Settings
+from bridge.spark.transactions import States
 from bridge.wire.commands import cancel_headers
 
 PENDING_S: Final = 1.0
@@ -79,11 +80,8 @@ OPEN: Final = "Ongoing"
 class MarkerRepair:
     """See the module. Its methods are for any thread."""
 
-    def __init__(
-        self, settings: Settings, ask: Callable[[str], str | None], forgotten_as: Outcome | None = None
-    ) -> None:
-        """`ask` gives the state of a transactional id as its coordinator knows it; `forgotten_as` is an operator's
-        choice for transactions of which that says nothing."""
+    def __init__(self, settings: Settings, ask: States, forgotten_as: Outcome | None = None) -> None:
+        """`forgotten_as` is an operator's choice for transactions of which their coordinators say nothing."""
         self._settings = settings
         self._ask = ask
         self._forgotten_as = forgotten_as
@@ -98,7 +96,7 @@ class MarkerRepair:
         then. Raises KafkaException without an answer."""
         if not are_offsets_pending(self._settings, SOON_S):
             return None
-        found = next((name for name in names if self._ask(name) == OPEN), None)
+        found = next((name for name, state in self._ask(names).items() if state == OPEN), None)
         if found is not None:
             self._unrepaired.add(found)
         return found
@@ -111,7 +109,7 @@ class MarkerRepair:
         if not are_offsets_pending(self._settings, SOON_S):
             self._forgotten.clear()
             return None
-        state = self._ask(name)
+        state = self._ask([name])[name]
         if state == OPEN:
             return Outcome.ABORTED
         if not are_offsets_pending(self._settings):

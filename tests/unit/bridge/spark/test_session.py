@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
-from pyspark import SparkContext
 
 from bridge.errors import BridgeError, EnvironmentFailure
 from bridge.settings.model import Settings
-from bridge.spark import jvm, session
+from bridge.spark import session
 from bridge.spark.session import SPARE_SLOTS, SessionStart, properties, with_slots
 
 P = 4 + SPARE_SLOTS
@@ -75,45 +72,6 @@ def test_executors_may_ask_the_token_endpoint_too() -> None:
     assert "spark.executor.extraJavaOptions" not in of(elsewhere)
 
 
-def test_the_jvm_is_there_before_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who waits for it gets it as soon as it runs, and nothing where it does not in time."""
-    monkeypatch.setattr(os, "environ", os.environ.copy())
-    monkeypatch.setattr(SparkContext, "_jvm", None)
-    monkeypatch.setattr(SparkContext, "_gateway", None)
-    monkeypatch.setattr(session, "_JVM_RUNS", threading.Event())
-    assert session.jvm(0) is None
-    gateway, inside = mock.Mock(), list[object]()
-
-    def context(**_: object) -> None:
-        inside.append(session.jvm(0))
-        raise RuntimeError("no more of it")
-
-    def initialise(*, gateway: mock.Mock, conf: object) -> None:  # noqa: ARG001 - PySpark's own
-        monkeypatch.setattr(SparkContext, "_jvm", gateway.jvm)
-
-    monkeypatch.setattr(jvm, "launched", lambda _: gateway)
-    monkeypatch.setattr(SparkContext, "_ensure_initialized", initialise)
-    monkeypatch.setattr(SparkContext, "__init__", lambda _, conf: context(conf=conf))
-    with ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(session.jvm, 30)
-        with pytest.raises(EnvironmentFailure, match="no more of it"):
-            session.start(Settings.of({}), JARS)
-        assert waiting.result(10) is gateway.jvm and inside == [gateway.jvm]
-        assert session._JVM_RUNS.is_set()
-
-
-def test_a_command_needs_no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may run where executors would not find it."""
-    started: list[Settings] = []
-    monkeypatch.setattr(session, "start", lambda settings, _: started.append(settings))
-    conf = {"spark.driver.extraJavaOptions": "-Dmine=1"}
-    cluster = {"master": "spark://spark:7077", "executor_host": "bridge-0", "conf": conf, "driver_memory": "1GiB"}
-    session.start_local(Settings.of({"spark": cluster}), JARS)
-    [local] = started
-    assert (local.spark.master, local.spark.executor_host, local.spark.driver_memory) == ("local", None, 1 << 30)
-    assert "-Dmine=1" in properties(local, JARS, 1, SCRATCH)["spark.driver.extraJavaOptions"]
-
-
 def test_a_start_may_wait_for_java_until_it_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     """`spark.start_after` keeps it back; what only Java can do, such as a record that the plain reader leaves, does not
     wait for that."""
@@ -125,11 +83,6 @@ def test_a_start_may_wait_for_java_until_it_is_wanted(monkeypatch: pytest.Monkey
     session.want()
     assert str(start.session.result(10)) == "session"
     assert str(SessionStart(made, mock.Mock()).session.result(10)) == "session"
-    wanted.clear()
-    monkeypatch.setattr(SparkContext, "_jvm", None)
-    monkeypatch.setattr(session._JVM_RUNS, "wait", lambda _: None)
-    session.jvm(0)
-    assert wanted.is_set()
 
 
 def test_a_session_that_does_not_start_is_told() -> None:

@@ -10,6 +10,12 @@ from confluent_kafka import Producer
 from bridge.delivery.producer import transaction_markers
 from bridge.delivery.producer.transaction_markers import MarkerRepair, Outcome
 from bridge.settings.model import Settings
+from bridge.spark.transactions import States
+
+
+def each(states: dict[str, str | None]) -> States:
+    """Answers for coordinators."""
+    return lambda names: {name: states[name] for name in names}
 
 
 def test_nothing_is_forgotten_while_another_id_is_being_initialised(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -17,7 +23,7 @@ def test_nothing_is_forgotten_while_another_id_is_being_initialised(monkeypatch:
     pending = False
     monkeypatch.setattr(transaction_markers, "are_offsets_pending", lambda *_: pending)
     monkeypatch.setattr(MarkerRepair, "_must_be_allowed", lambda _: None)
-    repair = MarkerRepair(cast("Settings", None), {"a": "Ongoing", "a.2": "Empty"}.__getitem__)
+    repair = MarkerRepair(cast("Settings", None), each({"a": "Ongoing", "a.2": "Empty"}))
     assert repair.outcome_of("a") is None
     pending = True
     assert repair.outcome_of("a.2") is None
@@ -33,7 +39,7 @@ def test_nothing_is_forgotten_while_what_a_kill_left_open_is_being_ended(monkeyp
     """That is what is pending, and nobody asks about its id a second time."""
     monkeypatch.setattr(transaction_markers, "are_offsets_pending", lambda *_: True)
     monkeypatch.setattr(MarkerRepair, "_must_be_allowed", lambda _: None)
-    repair = MarkerRepair(cast("Settings", None), {"a": "Empty", "a.2": "Ongoing"}.__getitem__)
+    repair = MarkerRepair(cast("Settings", None), each({"a": "Empty", "a.2": "Ongoing"}))
     assert repair.left_open(["a", "a.2"]) == "a.2"
     assert repair.outcome_of("a") is None
     assert repair.explain() is None
@@ -53,7 +59,7 @@ def test_a_transaction_that_a_kill_left_open_is_ended_by_the_initialisation(monk
 
     monkeypatch.setattr(transaction_markers, "are_offsets_pending", look)
     settings = cast("Settings", None)
-    repair = MarkerRepair(settings, lambda _: "Ongoing")
+    repair = MarkerRepair(settings, each({"a": "Ongoing"}))
     assert repair.outcome_of("a") is Outcome.ABORTED
     assert looks_s == [(transaction_markers.SOON_S,)]
     pending = False
