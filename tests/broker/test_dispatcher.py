@@ -11,17 +11,16 @@ from confluent_kafka import KafkaError
 from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]  # public, but not marked as exported
 
 from bridge.delivery.plan.backoff import RetryPolicy
-from bridge.delivery.plan.due_rows import Batch
 from bridge.delivery.plan.overdue import OverduePolicy
 from bridge.delivery.plan.record_size import SizeLimits
-from bridge.delivery.producer.outcomes import Aborted, Broken, FailedRecord, Failure, Indefinite, OnStall
-from bridge.delivery.producer.writer import Writer
+from bridge.delivery.producer.outcomes import Aborted, Broken, FailedRecord, Failure, Indefinite
 from bridge.delivery.states import Request, State
 from bridge.errors import FencedError, InternalError
 from bridge.wire import headers as h
 from dev.harness.kafka import Outgoing, Reader, Topics, assert_each_once, produce, read_committed
 from dev.harness.pace import scaled
 from dev.harness.waiting import wait_until
+from tests.broker.interfering import raising, rig_with_interference
 from tests.broker.rig import DEADLINE_S, Listener, Rig, ownership_of, settings_for
 from tests.entries import reject, timer
 from tests.system.broker import Broker, own_broker
@@ -36,69 +35,6 @@ def delay_topic(topics: Topics, partitions: int = 1) -> str:
     dead = NewTopic(f"{name}.dlt", num_partitions=1, replication_factor=1)
     topics.admin.create_topics([dead])[f"{name}.dlt"].result(DEADLINE_S)
     return name
-
-
-class Interfering(Writer):
-    """A writer that passes everything on, except where a test interferes."""
-
-    def __init__(self, writer: Writer) -> None:
-        self.writer = writer
-        self.opened = self.given_up = 0
-        self.before_commit: list[Any] = []
-        self.after_commit: list[Any] = []
-        self.on_send: list[Any] = []
-        self.on_open: list[Any] = []
-
-    def open(self) -> None:
-        self.opened += 1
-        if self.on_open:
-            self.on_open.pop(0)()
-        self.writer.open()
-
-    def begin(self, records: int = 0) -> None:
-        self.writer.begin(records)
-
-    def send(self, batch: Batch, *, first_id: int = 0, careful: bool = False) -> int:
-        if self.on_send:
-            self.on_send.pop(0)()
-        return self.writer.send(batch, first_id=first_id, careful=careful)
-
-    def commit(self, offsets: Any, group_metadata: object, on_stall: OnStall) -> None:
-        if self.before_commit:
-            self.before_commit.pop(0)()
-        self.writer.commit(offsets, group_metadata, on_stall)
-        if self.after_commit:
-            self.after_commit.pop(0)()
-
-    def abort(self) -> None:
-        self.given_up += 1
-        self.writer.abort()
-
-    def leave(self) -> None:
-        self.writer.leave()
-
-    def close(self) -> None:
-        self.writer.close()
-
-
-def raising(error: Exception) -> Any:
-    """A function that raises."""
-
-    def fail() -> None:
-        raise error
-
-    return fail
-
-
-def rig_with_interference(broker: Broker, delay: str, **more: Any) -> tuple[Rig, Interfering]:
-    made: list[Interfering] = []
-
-    def make(writer: Writer) -> Writer:
-        made.append(Interfering(writer))
-        return made[0]
-
-    rig = Rig(broker.bootstrap, delay, make_writer=make, **more)
-    return rig, made[0]
 
 
 def values(broker: Broker, topic: str) -> list[bytes | None]:

@@ -17,9 +17,10 @@ from bridge.settings.model import Settings
 from bridge.start.resolve import must_be_pending, resolve
 from dev.harness.kafka import read_committed
 from dev.harness.waiting import wait_until
+from tests.broker.interfering import raising, rig_with_interference
 from tests.broker.losing import LosingCluster, is_running, losing_cluster
 from tests.broker.rig import DEADLINE_S, Rig, each
-from tests.broker.test_dispatcher import raising, rig_with_interference, timers
+from tests.broker.test_dispatcher import timers
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 
