@@ -23,7 +23,7 @@ from typing import Any, Final
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from bridge.api.source import NotOwnedError, Order
-from bridge.delivery.producer.producer_pool import drop
+from bridge.delivery.producer.transactional_ids import drop
 from bridge.errors import EnvironmentFailure
 from bridge.kafka.construction import made
 from bridge.kafka.errors import is_fatal, kafka_error

@@ -18,8 +18,8 @@ from typing import Final
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from bridge.delivery.producer.producer_pool import names_of
 from bridge.delivery.producer.transaction_markers import MarkerRepair, Outcome, are_offsets_pending
+from bridge.delivery.producer.transactional_ids import names_of
 from bridge.errors import EnvironmentFailure, StateError
 from bridge.kafka.construction import CLIENT_LOG
 from bridge.kafka.errors import kafka_error

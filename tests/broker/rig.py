@@ -279,7 +279,7 @@ class Rig:
     def is_ready(self) -> bool:
         """Whether another transactional id could go on at once."""
         writer = self.dispatcher._writer
-        pooled = writer._pool._all if isinstance(writer, TransactionalWriter) else []
+        pooled = writer._ids._all if isinstance(writer, TransactionalWriter) else []
         return all(one.state.value in ("ready", "used") and not one.faults for one in pooled)
 
     def wait_delivered(self, deadline_s: float = DEADLINE_S) -> None:

@@ -16,7 +16,6 @@ from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from pyspark import SparkContext
 
 from bridge.delivery.plan.due_rows import Batch
-from bridge.delivery.producer.producer_pool import names_of
 from bridge.delivery.producer.transaction_markers import (
     DECIDED,
     OPEN,
@@ -26,6 +25,7 @@ from bridge.delivery.producer.transaction_markers import (
     are_offsets_pending,
 )
 from bridge.delivery.producer.transactional import TransactionalWriter
+from bridge.delivery.producer.transactional_ids import names_of
 from bridge.errors import EnvironmentFailure
 from bridge.install import connector
 from bridge.kafka.errors import kafka_error

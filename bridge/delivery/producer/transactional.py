@@ -19,12 +19,13 @@ from bridge.delivery.producer.outcomes import (
     Cause,
     EndedUnasked,
     Failure,
+    Incident,
     Indefinite,
     OnIncident,
     OnStall,
 )
-from bridge.delivery.producer.producer_pool import HELD_UP, PooledProducer, ProducerPool, in_thread, names_of
 from bridge.delivery.producer.transaction_markers import MarkerRepair
+from bridge.delivery.producer.transactional_ids import HELD_UP, TransactionalId, TransactionalIds, in_thread, names_of
 from bridge.delivery.producer.writer import SMALL_RECORDS, STALLED_S, UNACKNOWLEDGED, Writer
 from bridge.kafka.calls import Call, Unanswered
 from bridge.kafka.errors import Fault, fault_of, fenced, is_fenced, is_unasked, kafka_error
@@ -58,14 +59,14 @@ class TransactionalWriter(Writer):
         """
         super().__init__(properties, clock, make_producer, budgets)
         names = names_of(str(properties.get("transactional.id", "")))
-        self._pool = ProducerPool(names, self._make, run, repair, budgets.call_s, on_incident)
+        self._ids = TransactionalIds(names, self._make, run, repair, budgets.call_s, on_incident)
+        self._on_incident = on_incident
         self._renews = renews
         self._had_doubt = False
-        self._is_between_ids = False
-        """Whether the last transaction is over and its id is renewed: the next one is another id's."""
+        self._id: TransactionalId | None = None
+        """Of the open transaction, or of the last one; None where that one is renewed, or lost."""
         self._unasked: KafkaError | None = None
         """By which it is known that the open transaction has ended."""
-        self._used: PooledProducer | None = None
         self._joining: tuple[Sequence[TopicPartition], Call] | None = None
         """Offsets that join the open transaction beside its records."""
         self._pause = threading.Event()  # never set: a wait for it is a pause
@@ -74,11 +75,11 @@ class TransactionalWriter(Writer):
         """Make a producer, fence every earlier one of the same name and end the transactions that they left open; the
         others follow in the background."""
         self._drop()
-        self._use(self._pool.open())
+        self._use(self._ids.open())
 
     def close(self) -> None:
         self._drop()
-        self._pool.close()
+        self._ids.close()
 
     def takes_doubt(self) -> bool:
         had_doubt, self._had_doubt = self._had_doubt, False
@@ -90,24 +91,23 @@ class TransactionalWriter(Writer):
     def _renew_if_in_doubt(self, *, is_awaited: bool = False) -> None:
         """The transaction has ended as it was to: its id gets a new epoch if a copy of a request may arrive late.
         `is_awaited`: a copy of offsets that were committed."""
-        used = self._in_use()
-        if not used.is_in_doubt():
+        one = self._in_use()
+        if not one.is_in_doubt():
             return
         self._had_doubt = True
         if self._renews:
-            self._used = self._producer = None
-            self._is_between_ids = True
-            self._pool.renew(used, is_awaited=is_awaited)
+            self._id = self._producer = None
+            self._ids.renew(one, is_awaited=is_awaited)
 
     def _broken(self, error: KafkaError) -> Broken:
-        if self._used is None:
+        if self._id is None:
             return super()._broken(error)
         if is_unasked(error):
-            self._pool.has_ended_unasked(self._used)
+            self._ids.ended_unasked(self._id)
             return EndedUnasked(Failure.of(error))
-        fenced_itself = is_fenced(error) and self._used.may_fence_itself
+        fenced_itself = is_fenced(error) and self._id.may_fence_itself
         if fenced_itself:
-            self._used.may_fence_itself = False
+            self._id.may_fence_itself = False
         return Broken(Failure.of(error), fenced_itself)
 
     def _report(self, row: int, error: KafkaError | None, message: Message) -> None:
@@ -115,40 +115,38 @@ class TransactionalWriter(Writer):
         if error is not None and is_unasked(error):
             self._unasked = error
 
-    def _use(self, pooled: PooledProducer) -> None:
+    def _use(self, one: TransactionalId) -> None:
         self._forget()
-        self._used, self._producer, self._faults = pooled, pooled.producer, pooled.faults
+        self._id, self._producer, self._faults = one, one.producer, one.faults
         self._joining = self._unasked = None
-        self._is_between_ids = False
 
-    def _in_use(self) -> PooledProducer:
-        if self._used is None:
+    def _in_use(self) -> TransactionalId:
+        if self._id is None:
             raise Broken(NO_PRODUCER)
-        return self._used
+        return self._id
 
     def _drop(self) -> None:
         super().close()
-        pooled, self._used, self._joining, self._is_between_ids = self._used, None, None, False
-        if pooled is not None:
-            self._pool.put_back(pooled)
+        one, self._id, self._joining = self._id, None, None
+        if one is not None:
+            self._ids.give_up(one)
 
     @property
     def is_to_stay_small(self) -> bool:
-        return self._used is not None and self._pool.is_to_stay_small(self._used)
+        return self._id is not None and self._ids.is_to_stay_small(self._id)
 
     def begin(self, records: int = 0) -> None:
-        """Start a transaction: local, the brokers hear of it with the first record. It is another id's turn; one that
-        was left is used again from here on, if it is ready, and this is likely to be committed."""
-        if self._used is not None or self._is_between_ids:
-            if self._producer is not None:
-                self._serve(self._producer.poll, 0)
-            pool = self._pool
-            pooled = pool.next(self._used, is_small=records <= SMALL_RECORDS)
-            pooled = pooled or pool.await_renewed(self._budgets.step_s)
-            if pooled is None:
-                raise Broken(HELD_UP)
-            self._use(pooled)
-            pooled.repeats.forget()
+        """Start a transaction: local, the brokers hear of it with the first record. Another id may have its turn."""
+        if self._producer is not None:
+            self._serve(self._producer.poll, 0)
+        one = self._ids.next(self._id, is_small=records <= SMALL_RECORDS)
+        if one is None:
+            self._on_incident(Incident.DELIVERY_WAITED)
+            one = self._ids.await_next(self._budgets.step_s)
+        if one is None:
+            raise Broken(HELD_UP)
+        self._use(one)
+        one.repeats.forget()
         try:
             self._client().begin_transaction()
         except KafkaException as exception:
@@ -223,9 +221,9 @@ class TransactionalWriter(Writer):
         # The commit would wait for the records, too, but without a word.
         if not self._wait(lambda: len(producer), on_stall):
             raise Aborted(Cause.UNACKNOWLEDGED, UNACKNOWLEDGED)
-        asked, pool, used = 0, self._pool, self._in_use()
-        before = pool.asked_to_commit(used)  # before the answer, which may be lost
-        are_offsets_in_doubt = used.is_in_doubt()
+        asked, ids, one = 0, self._ids, self._in_use()
+        before = ids.asked_to_commit(one)  # before the answer, which may be lost
+        are_offsets_in_doubt = one.is_in_doubt()
 
         def ask() -> None:
             nonlocal asked
@@ -237,15 +235,15 @@ class TransactionalWriter(Writer):
         except (Broken, Aborted) as failed:
             if isinstance(failed, EndedUnasked):
                 raise
-            if isinstance(failed, Aborted) and asked == 1 and _is_refused(failed.failure, used):
-                used.committed = before
+            if isinstance(failed, Aborted) and asked == 1 and _is_refused(failed.failure, one):
+                one.committed = before
                 raise
             raise Indefinite(failed.failure, isinstance(failed, Broken) and failed.fenced_itself) from None
-        pool.is_well = True
+        ids.is_well = True
         self._renew_if_in_doubt(is_awaited=are_offsets_in_doubt)
 
     def abort(self) -> None:
-        self._pool.is_well = False
+        self._ids.is_well = False
         deadline_s = self._clock.monotonic_s() + self._budgets.step_s
         self._end_joining()
         try:
@@ -264,14 +262,12 @@ class TransactionalWriter(Writer):
         left = self._in_use()
         unasked = None if self._unasked is None else self._broken(self._unasked)
         self._had_doubt = True
-        self._pool.is_well = False
         self._calls.close()  # its call may go on for a while
-        self._used = self._producer = None
-        self._pool.recycle(left, is_open=True)
+        self._id = self._producer = None
+        self._ids.leave(left)
         if unasked is not None:
             raise unasked
-        self._pool.doubt_last_committer()
-        other = self._pool.await_ready(self._budgets.step_s)
+        other = self._ids.await_next(self._budgets.step_s)
         if other is None:
             raise Broken(HELD_UP)
         log.warning("transactional-id-left", id=left.name, for_id=other.name)
@@ -301,10 +297,10 @@ class TransactionalWriter(Writer):
             raise self._broken(error)
 
 
-def _is_refused(failure: Failure, used: PooledProducer) -> bool:
+def _is_refused(failure: Failure, one: TransactionalId) -> bool:
     """Whether a commit that is to be an abort is none for sure: the end was not sent, or its coordinator says so and
     had it once. What else a broken connection leads to may be said after the end was written."""
     if not failure.detail.startswith("EndTxn "):
         return True
     is_known = failure.error is not None and failure.error.code() == KafkaError.TRANSACTION_ABORTABLE
-    return is_known and not used.is_in_doubt()
+    return is_known and not one.is_in_doubt()

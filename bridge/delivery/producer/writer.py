@@ -28,7 +28,7 @@ from bridge.delivery.producer.outcomes import (
     Failure,
     OnStall,
 )
-from bridge.delivery.producer.producer_pool import drop
+from bridge.delivery.producer.transactional_ids import drop
 from bridge.kafka.calls import AbandonableCalls
 from bridge.kafka.construction import CLIENT_LOG, made
 from bridge.kafka.error_log import ErrorLog

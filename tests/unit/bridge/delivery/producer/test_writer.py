@@ -20,8 +20,8 @@ from bridge.delivery.producer.outcomes import (
     Indefinite,
     NotReady,
 )
-from bridge.delivery.producer.producer_pool import ProducerPool
 from bridge.delivery.producer.transaction_markers import Outcome
+from bridge.delivery.producer.transactional_ids import TransactionalIds
 from bridge.delivery.producer.writer import SMALL_RECORDS
 from bridge.errors import EnvironmentFailure, FencedError
 from bridge.settings.time_budgets import TimeBudgets
@@ -490,13 +490,13 @@ class TestTurns:
             return StubProducer(ManualClock())
 
         later: list[Callable[[], None]] = []
-        pool = ProducerPool(["x", "x.2"], make, later.append)
+        pool = TransactionalIds(["x", "x.2"], make, later.append)
         usual = pool.open()
         assert usual is not None
         pool.asked_to_commit(usual)
         failures.append(EnvironmentFailure("cannot make the producer", hint=""))
         later.pop()()
-        pool.put_back(usual)
+        pool.give_up(usual)
         assert pool.open().name == "x.2"
 
     def test_every_id_that_is_left_comes_back(self, ready: Told) -> None:
@@ -620,7 +620,7 @@ class TestTurns:
         def refuse(*_: object) -> Producer:
             raise EnvironmentFailure("cannot make the producer", hint="")
 
-        pool = ProducerPool(["x"], refuse, lambda run: run())
+        pool = TransactionalIds(["x"], refuse, lambda run: run())
         pool.prepare()
         with pytest.raises(EnvironmentFailure):
             pool.open()
@@ -631,7 +631,7 @@ class TestTurns:
         def fail(*_: object) -> Producer:
             raise BufferError("Local: Queue full")
 
-        pool = ProducerPool(["x"], fail, lambda run: run())
+        pool = TransactionalIds(["x"], fail, lambda run: run())
         pool.prepare()
         with pytest.raises(BufferError):
             pool.open()
@@ -687,7 +687,7 @@ class TestLostMarkers:
         """Its own transaction is what is open; the end of the one before has to be the same as ever."""
         told = Told()
         told.repair.open = "x.2"
-        told.writer._pool._all[1].owed_outcome = Outcome.COMMITTED
+        told.writer._ids._all[1].owed_outcome = Outcome.COMMITTED
         told.writer.open()
         assert told.repair.written == [("x.2", Outcome.COMMITTED)]
 
