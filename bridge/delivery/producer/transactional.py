@@ -26,6 +26,7 @@ from bridge.delivery.producer.outcomes import (
 )
 from bridge.delivery.producer.transaction_markers import MarkerRepair
 from bridge.delivery.producer.transactional_ids import HELD_UP, TransactionalId, TransactionalIds, in_thread, names_of
+from bridge.delivery.producer.turns import Turns
 from bridge.delivery.producer.writer import SMALL_RECORDS, STALLED_S, UNACKNOWLEDGED, Writer
 from bridge.kafka.calls import Call, Unanswered
 from bridge.kafka.errors import Fault, fault_of, fenced, is_fenced, is_unasked, kafka_error
@@ -59,7 +60,8 @@ class TransactionalWriter(Writer):
         """
         super().__init__(properties, clock, make_producer, budgets)
         names = names_of(str(properties.get("transactional.id", "")))
-        self._ids = TransactionalIds(names, self._make, run, repair, budgets.call_s, on_incident)
+        self._turns = Turns()
+        self._ids = TransactionalIds(names, self._make, run, self._turns, repair, budgets.call_s, on_incident)
         self._on_incident = on_incident
         self._renews = renews
         self._had_doubt = False
@@ -133,7 +135,7 @@ class TransactionalWriter(Writer):
 
     @property
     def is_to_stay_small(self) -> bool:
-        return self._id is not None and self._ids.is_to_stay_small(self._id)
+        return self._id is not None and self._turns.is_to_stay_small(self._id.name)
 
     def begin(self, records: int = 0) -> None:
         """Start a transaction: local, the brokers hear of it with the first record. Another id may have its turn."""
@@ -221,8 +223,9 @@ class TransactionalWriter(Writer):
         # The commit would wait for the records, too, but without a word.
         if not self._wait(lambda: len(producer), on_stall):
             raise Aborted(Cause.UNACKNOWLEDGED, UNACKNOWLEDGED)
-        asked, ids, one = 0, self._ids, self._in_use()
-        before = ids.asked_to_commit(one)  # before the answer, which may be lost
+        asked, turns, one = 0, self._turns, self._in_use()
+        before = turns.when(one.name)
+        turns.asked_to_commit(one.name)  # before the answer, which may be lost
         are_offsets_in_doubt = one.is_in_doubt()
 
         def ask() -> None:
@@ -236,14 +239,14 @@ class TransactionalWriter(Writer):
             if isinstance(failed, EndedUnasked):
                 raise
             if isinstance(failed, Aborted) and asked == 1 and _is_refused(failed.failure, one):
-                one.committed = before
+                turns.has_not_committed(one.name, before)
                 raise
             raise Indefinite(failed.failure, isinstance(failed, Broken) and failed.fenced_itself) from None
-        ids.is_well = True
+        turns.is_well = True
         self._renew_if_in_doubt(is_awaited=are_offsets_in_doubt)
 
     def abort(self) -> None:
-        self._ids.is_well = False
+        self._turns.is_well = False
         deadline_s = self._clock.monotonic_s() + self._budgets.step_s
         self._end_joining()
         try:
@@ -262,6 +265,7 @@ class TransactionalWriter(Writer):
         left = self._in_use()
         unasked = None if self._unasked is None else self._broken(self._unasked)
         self._had_doubt = True
+        self._turns.is_well = False
         self._calls.close()  # its call may go on for a while
         self._id = self._producer = None
         self._ids.leave(left)

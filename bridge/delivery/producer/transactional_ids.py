@@ -14,10 +14,7 @@ is initialised again, which waits until it is not.
     DENIED    none: it may not be used              nothing
     each      is dropped (given up)                 UNMADE, but for DENIED
 
-Which id goes next is decided in `next`, and nowhere else. A commit whose end the brokers have lost in some partition
-(transaction_markers.py) is taken back by an abort there under the same id. So after trouble the id goes on whose last
-commit is the longest ago, and the last two that have committed begin small transactions only. An id that was in use at
-the time comes back as soon as it is ready: what it has left open in a partition ends with what it writes there next.
+Which of those that are ready goes next: turns.py.
 
 Exactly-once does not rest on the turns. No transaction is begun before the one before is known to be committed, or will
 never be asked to, whatever becomes of its abort. Offsets that two ids have committed count in the order in which the
@@ -35,7 +32,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
-from itertools import count
 from typing import Final
 
 import structlog
@@ -43,6 +39,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from bridge.delivery.producer.outcomes import NO_ANSWER, Broken, Failure, Incident, NotReady, OnIncident
 from bridge.delivery.producer.transaction_markers import MarkerRepair, Outcome
+from bridge.delivery.producer.turns import Turns
 from bridge.errors import EnvironmentFailure
 from bridge.kafka.errors import Fault, fault_of, is_denied, is_fatal, is_fenced, kafka_error
 from bridge.kafka.repeats import Repeats
@@ -52,8 +49,6 @@ AGAIN_S: Final = 0.2
 """Between two calls that failed."""
 ABORTS_MAX: Final = 60
 """How often an abort is asked for; then the next `init_transactions` under that id does it."""
-SUSPECTS: Final = 2
-"""The last two ids to commit may lack an end: a transaction can be shorter than the writing of the end before it."""
 HELD_UP: Final = Failure(NO_ANSWER, "every transactional id is held up")
 REPAIR_IN_DOUBT: Final = KafkaError(KafkaError._RETRY, "an end that was written again may arrive late", retriable=True)
 
@@ -116,10 +111,6 @@ class TransactionalId:
     """An initialisation of its may arrive late: that would fence its producer, as a rival does."""
     owed_outcome: Outcome | None = None
     """How its last transaction, whose end the brokers have lost, is to be ended once more."""
-    comes_back: bool = False
-    """It was in use when there was trouble, or a commit of its was written again."""
-    committed: int = 0
-    """In what order, among all commits, it may have committed last: it was asked to, and the answer was not no."""
 
     def advance(self, event: Event) -> None:
         """Go to the next state. A KeyError: the table has none."""
@@ -142,6 +133,7 @@ class TransactionalIds:
         names: Sequence[str],
         make: Make,
         run: Callable[[Callable[[], None]], None],
+        turns: Turns,
         repair: MarkerRepair | None = None,
         call_s: float = USUAL.call_s,
         on_incident: OnIncident = lambda _: None,
@@ -155,31 +147,22 @@ class TransactionalIds:
         self._all = [TransactionalId(name) for name in names]
         self._first: TransactionalId | None = None
         """Its last transaction may have one more effect until it is initialised: nothing is begun before."""
-        self._commits = count(1)
+        self._turns = turns
         self._changed = threading.Condition()
         self._closed = threading.Event()
-        self.is_well = False
-        """Whether the transaction before this one was committed."""
 
     # -- which id goes next
 
     def next(self, current: TransactionalId | None, *, is_small: bool = False) -> TransactionalId | None:
-        """The id for the next transaction, if one is ready; the last transaction was `current`'s, if that may go on.
-
-        is_well     one that comes back, else the last that has committed before `current`; else `current`
-        else        `current`, or, for a small transaction, one that comes back
-        no current  as where all is well; else the one whose last commit is the longest ago
-        """
+        """The id for the next transaction, if one is ready; `current` is that of the last one, if it may go on."""
         self._replace_faulty()
         with self._changed:
-            ready = self._ready()
-            able = [one for one in ready if self.is_well or (is_small and current is not None and one.comes_back)]
-            found = max(able, key=lambda one: (one.comes_back, one.committed), default=None)
-            if found is None:
-                found = current or min(ready, key=lambda one: one.committed, default=None)
-            if current is not None and found is not current:
+            found = self._chosen(self._ready(), current, is_small=is_small)
+            if found is None or found is current:
+                return found
+            if current is not None:
                 current.advance(Event.SPARED)
-            return found if found is None or found is current else self._take(found)
+            return self._take(found)
 
     def open(self) -> TransactionalId:
         """One that is ready, else one that is unmade: it is initialised now, and the others in the background. At a
@@ -187,17 +170,15 @@ class TransactionalIds:
 
         Raises EnvironmentFailure when that can never work, NotReady when it may work later, Broken.
         """
-        self.is_well = False
+        self._turns.is_well = False
         left_open = self._left_open()
         one = self.next(None)
         if one is None:
-            with self._changed:
-                unmade = [each for each in self._able() if each.state is State.UNMADE]
-                one = left_open or min(unmade, key=lambda each: each.committed, default=None)
-                if one is None:
-                    raise NotReady(HELD_UP)
-                self._take(one)
-            self._initialise(one)
+            unmade = [each for each in self._able() if each.state is State.UNMADE]
+            one = self._chosen([left_open] if left_open is not None else unmade, None, is_small=False)
+            if one is None:
+                raise NotReady(HELD_UP)
+            self._initialise(self._take(one))
         self._first = None
         self.prepare()
         return one
@@ -216,6 +197,13 @@ class TransactionalIds:
             )
         return self.next(None)
 
+    def _chosen(
+        self, able: Sequence[TransactionalId], current: TransactionalId | None, *, is_small: bool
+    ) -> TransactionalId | None:
+        name = None if current is None else current.name
+        name = self._turns.next([one.name for one in able], name, is_small=is_small)
+        return next((one for one in self._all if one.name == name), None)
+
     def _able(self) -> list[TransactionalId]:
         """Those that may be used, as soon as they are ready."""
         first = self._first
@@ -226,22 +214,11 @@ class TransactionalIds:
 
     def _take(self, one: TransactionalId) -> TransactionalId:
         one.advance(Event.TAKEN)
-        one.comes_back = False
         if one.producer is not None:
             self._first = None
         return one
 
     # -- what becomes of one
-
-    def asked_to_commit(self, one: TransactionalId) -> int:
-        """It may commit from now on. Returns what `committed` was before, for an answer that is no."""
-        before, one.committed = one.committed, next(self._commits)
-        return before
-
-    def is_to_stay_small(self, one: TransactionalId) -> bool:
-        """Whether the end of its last commit may be lost: then its next transaction must not be aborted."""
-        later = sum(other.committed > one.committed for other in self._all)
-        return not self.is_well and one.committed > 0 and later < SUSPECTS
 
     def renew(self, one: TransactionalId, *, is_awaited: bool) -> None:
         """A request of its last transaction may arrive late: it gets a new epoch before its next one (repeats.py).
@@ -260,18 +237,18 @@ class TransactionalIds:
     def leave(self, one: TransactionalId) -> None:
         """Its transaction, which is open, is aborted in the background. The last that has committed may wait for the
         same partition: it is ready when it is known not to."""
-        self.is_well = False
-        one.comes_back = True
+        self._turns.comes_back(one.name)
         self._start(one, is_open=True, anew=True)
-        last = max(self._all, key=lambda each: each.committed)
-        if last.committed and last.state is State.READY:
-            self._start(last, anew=True)
+        for last in self._all:
+            if last.name == self._turns.last() and last.state is State.READY:
+                self._start(last, anew=True)
 
     def give_up(self, one: TransactionalId) -> None:
         """It is not used any more, and its producer is of no use."""
         with self._changed:
-            left, one.producer, one.comes_back = one.producer, None, True
+            left, one.producer = one.producer, None
             one.advance(Event.GIVEN_UP)
+        self._turns.comes_back(one.name)
         if left is not None:
             drop(left)
 
@@ -410,8 +387,8 @@ class TransactionalIds:
         one.repeats.forget()
         repair.write(one.name, producer, owed)
         if owed is Outcome.COMMITTED:  # what it had in the targets may still be open there
-            one.comes_back = True
-            self.asked_to_commit(one)
+            self._turns.comes_back(one.name)
+            self._turns.asked_to_commit(one.name)
         one.owed_outcome = None
         let_in(producer)
         return not one.repeats.are_possible

@@ -133,4 +133,4 @@ def test_whatever_happens_no_id_has_two_producers_and_delivery_goes_on(
     for act in ["background"] * len(walk.later) + ["open", "begin", "commit"] * 3:
         walk.step(act)
         walk.step("background")
-    assert walk.is_open and walk.writer._ids.is_well
+    assert walk.is_open and walk.writer._turns.is_well

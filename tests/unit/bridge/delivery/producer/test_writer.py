@@ -22,6 +22,7 @@ from bridge.delivery.producer.outcomes import (
 )
 from bridge.delivery.producer.transaction_markers import Outcome
 from bridge.delivery.producer.transactional_ids import TransactionalIds
+from bridge.delivery.producer.turns import Turns
 from bridge.delivery.producer.writer import SMALL_RECORDS
 from bridge.errors import EnvironmentFailure, FencedError
 from bridge.settings.time_budgets import TimeBudgets
@@ -490,10 +491,10 @@ class TestTurns:
             return StubProducer(ManualClock())
 
         later: list[Callable[[], None]] = []
-        pool = TransactionalIds(["x", "x.2"], make, later.append)
+        pool = TransactionalIds(["x", "x.2"], make, later.append, turns := Turns())
         usual = pool.open()
         assert usual is not None
-        pool.asked_to_commit(usual)
+        turns.asked_to_commit(usual.name)
         failures.append(EnvironmentFailure("cannot make the producer", hint=""))
         later.pop()()
         pool.give_up(usual)
@@ -620,7 +621,7 @@ class TestTurns:
         def refuse(*_: object) -> Producer:
             raise EnvironmentFailure("cannot make the producer", hint="")
 
-        pool = TransactionalIds(["x"], refuse, lambda run: run())
+        pool = TransactionalIds(["x"], refuse, lambda run: run(), Turns())
         pool.prepare()
         with pytest.raises(EnvironmentFailure):
             pool.open()
@@ -631,7 +632,7 @@ class TestTurns:
         def fail(*_: object) -> Producer:
             raise BufferError("Local: Queue full")
 
-        pool = TransactionalIds(["x"], fail, lambda run: run())
+        pool = TransactionalIds(["x"], fail, lambda run: run(), Turns())
         pool.prepare()
         with pytest.raises(BufferError):
             pool.open()
