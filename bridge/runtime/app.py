@@ -26,11 +26,9 @@ from bridge.checks.run import log_warnings, require, run_checks
 from bridge.dead_letters.listing import Letterbox
 from bridge.delivery.dispatcher import Dispatcher
 from bridge.delivery.plan.spans import OpenTelemetry
-from bridge.delivery.producer.transaction_markers import MarkerRepair
 from bridge.delivery.targets.cache import Targets
 from bridge.delivery.targets.look_up import TargetLookUp
 from bridge.errors import BridgeError, EnvironmentFailure, InternalError, StateError
-from bridge.install import connector
 from bridge.kafka.admin import Cluster
 from bridge.kafka.errors import RECORDS_GONE
 from bridge.kafka.membership import Ownership
@@ -47,7 +45,6 @@ from bridge.settings.clients import librdkafka
 from bridge.settings.model import Settings
 from bridge.settings.secrets import Redactor
 from bridge.spark import session as spark
-from bridge.spark.transactions import coordinators
 from bridge.start.identity_watch import Change, IdentityWatch
 from bridge.telemetry.health import Health
 from bridge.telemetry.heartbeats import CALLS_S, LOOK_S, START_S, Heartbeats, Repeating, dispatcher_s
@@ -258,7 +255,7 @@ class Application:
     def _join(self) -> PipelineContext:
         """Make the clients, and begin to start Spark."""
         settings = self._settings
-        repair = MarkerRepair(settings, coordinators(settings, connector.jars))
+        repair = wiring.make_repair(settings)
         ownership = self._ownership = Ownership(
             config=librdkafka(settings, "consumer"),
             group_id=settings.group_id,

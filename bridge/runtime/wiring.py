@@ -36,6 +36,7 @@ from bridge.runtime.pipeline import Pipeline, PipelineContext
 from bridge.settings.clients import librdkafka
 from bridge.settings.model import Settings
 from bridge.spark import session as spark
+from bridge.spark.transactions import coordinators
 from bridge.start.first_commits import StartPlan
 from bridge.telemetry.heartbeats import CALLS_S, Heartbeats, Repeating
 from bridge.telemetry.heartbeats import LOOK_S as ANSWER_S
@@ -138,6 +139,10 @@ def make_resuming(
         rate=settings.delivery.resume_rate,
     )
     return Repeating("resuming", resuming.look, context.hearts.watch("resuming", CALLS_S), LOOK_S)
+
+
+def make_repair(settings: Settings) -> MarkerRepair:
+    return MarkerRepair(settings, coordinators(settings, connector.jars))
 
 
 def make_writer(settings: Settings, ownership: Ownership, clock: Clock, repair: MarkerRepair) -> Writer:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +17,7 @@ from confluent_kafka import KafkaError, KafkaException
 from bridge.errors import EnvironmentFailure
 from bridge.settings.clients import java_client
 from bridge.settings.model import Settings
+from bridge.spark.session import shipped, system_properties
 
 ANSWER_S: Final = 10
 START_S: Final = 20
@@ -27,20 +27,20 @@ UNKNOWN: Final = "-"
 
 log = structlog.get_logger("bridge.spark.transactions")
 
-States = Callable[[Sequence[str]], Mapping[str, str | None]]
-"""From transactional ids to the states of their transactions (`CompleteCommit`), as Kafka names them; None when the
-coordinator knows nothing of the id. Raises KafkaException when there is no answer now: ask again."""
 
-
-def coordinators(settings: Settings, jars: Callable[[], Sequence[Path]]) -> States:
-    """Asks them. `jars` are Kafka's client and the Java of the bridge."""
+def coordinators(
+    settings: Settings, jars: Callable[[], Sequence[Path]]
+) -> Callable[[Sequence[str]], Mapping[str, str | None]]:
+    """A function from transactional ids to the states of their transactions (`CompleteCommit`), as Kafka names them;
+    None when the coordinator knows nothing of the id. It raises KafkaException when there is no answer now: ask again.
+    `jars` are Kafka's client and the Java of the bridge.
+    """
 
     def ask(names: Sequence[str]) -> Mapping[str, str | None]:
-        properties = java_client(settings)
         try:
             ran = subprocess.run(
-                [*_command(jars(), properties), str(ANSWER_S * 1000), *names],
-                input="\0".join(part for pair in properties.items() for part in pair),
+                [*_command(settings, jars()), str(ANSWER_S * 1000), *names],
+                input="\0".join(part for pair in java_client(settings).items() for part in pair),
                 capture_output=True,
                 text=True,
                 timeout=START_S + ANSWER_S,
@@ -60,12 +60,8 @@ def coordinators(settings: Settings, jars: Callable[[], Sequence[Path]]) -> Stat
     return ask
 
 
-def _command(jars: Sequence[Path], properties: Mapping[str, str]) -> list[str]:
-    pyspark = find_spec("pyspark")  # not imported
-    libraries = Path(pyspark.origin if pyspark is not None and pyspark.origin else "").parent / "jars" / "*"
-    classes = [str(jar) for jar in jars if jar.name.startswith(JARS)]
+def _command(settings: Settings, jars: Sequence[Path]) -> list[str]:
+    classes = [*(str(jar) for jar in jars if jar.name.startswith(JARS)), *map(str, shipped())]
     java = Path(os.environ["JAVA_HOME"], "bin", "java") if os.environ.get("JAVA_HOME") else "java"
-    options = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx128m"]
-    if (url := properties.get("sasl.oauthbearer.token.endpoint.url")) is not None:  # CVE-2025-27817
-        options.append(f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={url}")
-    return [str(java), *options, "-cp", os.pathsep.join([*classes, str(libraries)]), "delaybridge.TransactionStates"]
+    options = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx128m", *system_properties(settings))
+    return [str(java), *options, "-cp", os.pathsep.join(classes), "delaybridge.TransactionStates"]

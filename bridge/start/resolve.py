@@ -18,7 +18,7 @@ from typing import Final
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from bridge.delivery.producer.transaction_markers import MarkerRepair, Outcome, are_offsets_pending
+from bridge.delivery.producer.transaction_markers import MarkerRepair, Outcome, States, are_offsets_pending
 from bridge.delivery.producer.transactional_ids import names_of
 from bridge.errors import EnvironmentFailure, StateError
 from bridge.kafka.construction import CLIENT_LOG
@@ -26,7 +26,6 @@ from bridge.kafka.errors import kafka_error
 from bridge.kafka.repeats import Epochs
 from bridge.settings.clients import librdkafka
 from bridge.settings.model import Settings
-from bridge.spark.transactions import States
 
 ANSWER_S: Final = 10.0
 INIT_S: Final = 30.0

@@ -17,7 +17,7 @@ from bridge.delivery.plan.overdue import OverduePolicy
 from bridge.delivery.plan.planner import Planner
 from bridge.delivery.plan.record_size import SizeLimits
 from bridge.delivery.producer.acknowledged import AcknowledgedWriter
-from bridge.delivery.producer.transaction_markers import MarkerRepair
+from bridge.delivery.producer.transaction_markers import MarkerRepair, States
 from bridge.delivery.producer.transactional import TransactionalWriter
 from bridge.delivery.producer.writer import Writer
 from bridge.delivery.states import AT_REST
@@ -28,7 +28,6 @@ from bridge.kafka.admin import Cluster
 from bridge.kafka.membership import Ownership
 from bridge.settings.clients import librdkafka
 from bridge.settings.model import Settings
-from bridge.spark.transactions import States
 from bridge.start.facts import gather as gather_facts
 from bridge.start.facts import plan_start
 from bridge.telemetry.counts import Counts

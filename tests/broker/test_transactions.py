@@ -22,6 +22,7 @@ from bridge.delivery.producer.transaction_markers import (
     SOON_S,
     MarkerRepair,
     Outcome,
+    States,
     are_offsets_pending,
 )
 from bridge.delivery.producer.transactional import TransactionalWriter
@@ -30,7 +31,7 @@ from bridge.errors import EnvironmentFailure
 from bridge.install import connector
 from bridge.kafka.errors import kafka_error
 from bridge.settings.clients import librdkafka
-from bridge.spark.transactions import States, coordinators
+from bridge.spark.transactions import coordinators
 from dev.harness.kafka import Topics, read_committed
 from dev.harness.waiting import wait_until
 from tests.broker.rig import settings_for

@@ -26,7 +26,7 @@ broker removes it after `offsets.retention.minutes`), its records are cancels of
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from enum import Enum
 from typing import Final
@@ -43,7 +43,6 @@ from bridge.kafka.construction import CLIENT_LOG
 from bridge.kafka.errors import is_unreadable, kafka_error
 from bridge.settings.clients import librdkafka
 from bridge.settings.model import Settings
-from bridge.spark.transactions import States
 from bridge.wire.commands import cancel_headers
 
 PENDING_S: Final = 1.0
@@ -59,6 +58,9 @@ ASK_S: Final = 2.0
 CALL_S: Final = 10.0
 
 log = structlog.get_logger("bridge.delivery.producer.transaction_markers")
+
+States = Callable[[Sequence[str]], Mapping[str, str | None]]
+"""From transactional ids to the states that their coordinators know (bridge/spark/transactions.py)."""
 
 
 class Outcome(Enum):

@@ -51,7 +51,7 @@ class Bench:
             monkeypatch.setattr(module, name, mock.MagicMock())
         module.Credentials.return_value.alarms.return_value = ()  # type: ignore[attr-defined]
         module.Conditions.return_value.alarms.return_value = ()  # type: ignore[attr-defined]
-        for name in ("MarkerRepair", "TargetLookUp", "Targets", "Cluster", "Lag", "coordinators"):
+        for name in ("TargetLookUp", "Targets", "Cluster", "Lag"):
             monkeypatch.setattr(module, name, mock.Mock())
         module.Cluster.return_value.topics.return_value = {}  # type: ignore[attr-defined]
         monkeypatch.setattr(module, "run_checks", lambda *_, **__: [])

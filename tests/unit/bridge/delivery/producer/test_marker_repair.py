@@ -8,9 +8,8 @@ import pytest
 from confluent_kafka import Producer
 
 from bridge.delivery.producer import transaction_markers
-from bridge.delivery.producer.transaction_markers import MarkerRepair, Outcome
+from bridge.delivery.producer.transaction_markers import MarkerRepair, Outcome, States
 from bridge.settings.model import Settings
-from bridge.spark.transactions import States
 
 
 def each(states: dict[str, str | None]) -> States:
