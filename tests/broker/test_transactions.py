@@ -26,14 +26,16 @@ from bridge.delivery.producer.transaction_markers import (
     are_offsets_pending,
 )
 from bridge.delivery.producer.transactional import TransactionalWriter
-from bridge.delivery.producer.transactional_ids import names_of
+from bridge.delivery.producer.transactional_ids import let_in, names_of
 from bridge.errors import EnvironmentFailure
 from bridge.install import connector
 from bridge.kafka.errors import kafka_error
+from bridge.kafka.repeats import Repeats
 from bridge.settings.clients import librdkafka
 from bridge.spark.transactions import coordinators
 from dev.harness.kafka import Topics, read_committed
 from dev.harness.waiting import wait_until
+from dev.proxy import Proxy
 from tests.broker.rig import settings_for
 from tests.system.broker import Broker
 from timerstore.clock import SystemClock
@@ -108,6 +110,29 @@ def test_brokers_that_do_not_answer_are_asked_again(monkeypatch: pytest.MonkeyPa
     with pytest.raises(KafkaException) as unanswered:
         coordinators_for("127.0.0.1:9", "delay")(["any"])
     assert kafka_error(unanswered.value).retriable() and "Timeout" in kafka_error(unanswered.value).str()
+
+
+@pytest.mark.fault("connections that break again and again")
+def test_every_disconnect_within_a_transaction_is_a_fact(broker: Broker, topics: Topics) -> None:
+    """The client's log tells of each connection that breaks, also of the third alike within seconds, by the time that
+    the transaction's end is answered; and of nothing where none does."""
+    topic, repeats = topics.create(), Repeats()
+    with Proxy(broker.bootstrap) as proxy:
+        config = {"bootstrap.servers": proxy.bootstrap, "transactional.id": f"id-{uuid.uuid4()}"}
+        producer = Producer({**config, **repeats.properties(config)})
+        producer.init_transactions(30)
+
+        def is_told(act: Callable[[], object]) -> bool:
+            let_in(producer)
+            repeats.forget()
+            producer.begin_transaction()
+            producer.produce(topic, b"")
+            act()
+            producer.commit_transaction(30)
+            let_in(producer)
+            return repeats.are_possible
+
+        assert [is_told(act) for act in (lambda: None, proxy.cut, proxy.cut, proxy.cut)] == [False, True, True, True]
 
 
 def test_offsets_of_an_instance_that_is_busy_are_not_taken_for_pending(broker: Broker, topics: Topics) -> None:

@@ -1,10 +1,9 @@
-"""The end of a transaction that the brokers have lost, written once more.
+"""The end of a transaction that the brokers have lost, written once more (KAFKA-20734).
 
-A coordinator that is lost between the decision on a transaction and its end leaves the end to its successor. With Kafka
-4.1 to 4.3 that one passes over partitions without a leader, and after a power failure no partition has one for a
-moment. The coordinator calls such a transaction complete, but its offsets stay pending: a bridge that asks for stable
-ones (when it starts, or has no answer to a commit) waits without end, and readers of the delay topic stand still before
-its records.
+A coordinator that is lost between the decision on a transaction and its end leaves the end to its successor. That of
+Kafka 4.3.0 to 4.4.0 passes over partitions without a leader, and after a power failure no partition has one for a
+moment. It calls such a transaction complete, but its offsets stay pending: a bridge that asks for stable ones (when it
+starts, or has no answer to a commit) waits without end, and readers of the delay topic stand still before its records.
 
 A transaction's end counts for all that its producer has open in a partition. So another transaction under the same id,
 in the same partitions, ends the one before as well, provided that it comes to the same end, which only the coordinator
@@ -21,6 +20,10 @@ knows, and only until the id is initialised again. It is asked before that, if o
 
 The offset that such a transaction commits is that of a partition which the group does not read (dead letters; the
 broker removes it after `offsets.retention.minutes`), its records are cancels of nothing.
+
+When docs/brokers.md names no release any more that has the fault, this module goes, with resolve.py, the rows of
+turns.py that it names, bridge/spark/transactions.py and the calls of `MarkerRepair`. What a kill leaves open is then
+ended by the initialisation of every id, without a question.
 """
 
 from __future__ import annotations
@@ -103,14 +106,17 @@ class MarkerRepair:
             self._unrepaired.add(found)
         return found
 
-    def outcome_of(self, name: str) -> Outcome | None:
-        """How the last transaction of that id ended, or will end, if it may have to be written once more. The id is not
-        initialised yet. Raises KafkaException without an answer, EnvironmentFailure when brokers would refuse `write`.
+    def outcome_of(self, name: str, known: Outcome | None = None) -> Outcome | None:
+        """How the last transaction of that id ended, or will end, if it may have to be written once more; `known`: as
+        its coordinator has answered. The id is not initialised yet. Raises KafkaException without an answer,
+        EnvironmentFailure when brokers would refuse `write`.
         """
         self._unrepaired.add(name)
         if not are_offsets_pending(self._settings, SOON_S):
             self._forgotten.clear()
             return None
+        if known is not None:
+            return known
         state = self._ask([name])[name]
         if state == OPEN:
             return Outcome.ABORTED

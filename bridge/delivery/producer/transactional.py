@@ -24,7 +24,7 @@ from bridge.delivery.producer.outcomes import (
     OnIncident,
     OnStall,
 )
-from bridge.delivery.producer.transaction_markers import MarkerRepair
+from bridge.delivery.producer.transaction_markers import MarkerRepair, Outcome
 from bridge.delivery.producer.transactional_ids import HELD_UP, TransactionalId, TransactionalIds, in_thread, names_of
 from bridge.delivery.producer.turns import Turns
 from bridge.delivery.producer.writer import SMALL_RECORDS, STALLED_S, UNACKNOWLEDGED, Writer
@@ -90,7 +90,7 @@ class TransactionalWriter(Writer):
     def _make(self, name: str, faults: list[KafkaError], repeats: Repeats) -> Producer:
         return self._new(faults, **{"transactional.id": name}, **repeats.properties(self._properties))
 
-    def _renew_if_in_doubt(self, *, is_awaited: bool = False) -> None:
+    def _renew_if_in_doubt(self, outcome: Outcome, *, is_awaited: bool = False) -> None:
         """The transaction has ended as it was to: its id gets a new epoch if a copy of a request may arrive late.
         `is_awaited`: a copy of offsets that were committed."""
         one = self._in_use()
@@ -99,7 +99,7 @@ class TransactionalWriter(Writer):
         self._had_doubt = True
         if self._renews:
             self._id = self._producer = None
-            self._ids.renew(one, is_awaited=is_awaited)
+            self._ids.renew(one, outcome, is_awaited=is_awaited)
 
     def _broken(self, error: KafkaError) -> Broken:
         if self._id is None:
@@ -243,7 +243,7 @@ class TransactionalWriter(Writer):
                 raise
             raise Indefinite(failed.failure, isinstance(failed, Broken) and failed.fenced_itself) from None
         turns.is_well = True
-        self._renew_if_in_doubt(is_awaited=are_offsets_in_doubt)
+        self._renew_if_in_doubt(Outcome.COMMITTED, is_awaited=are_offsets_in_doubt)
 
     def abort(self) -> None:
         self._turns.is_well = False
@@ -256,7 +256,7 @@ class TransactionalWriter(Writer):
         self._serve(self._client().poll, 0)
         if self._unasked is not None:  # before that
             raise self._broken(self._unasked)
-        self._renew_if_in_doubt()
+        self._renew_if_in_doubt(Outcome.ABORTED)
 
     def leave(self) -> None:
         """Go on under another id while this one is aborted in the background: the brokers take nothing more under it

@@ -109,6 +109,8 @@ class TransactionalId:
     repeats: Repeats = field(default_factory=Repeats)
     may_fence_itself: bool = False
     """An initialisation of its may arrive late: that would fence its producer, as a rival does."""
+    outcome: Outcome | None = None
+    """How its last transaction ended, where its coordinator has answered that and it is to be initialised."""
     owed_outcome: Outcome | None = None
     """How its last transaction, whose end the brokers have lost, is to be ended once more."""
 
@@ -220,12 +222,13 @@ class TransactionalIds:
 
     # -- what becomes of one
 
-    def renew(self, one: TransactionalId, *, is_awaited: bool) -> None:
+    def renew(self, one: TransactionalId, outcome: Outcome, *, is_awaited: bool) -> None:
         """A request of its last transaction may arrive late: it gets a new epoch before its next one (repeats.py).
         `is_awaited`: and before anything else is begun. Offsets that arrive while the end of their transaction is being
         written count as the latest, whatever another id has committed meanwhile."""
         self._on_incident(Incident.END_IN_DOUBT)
         self._first = one if is_awaited else self._first
+        one.outcome = outcome
         self._start(one, anew=True, renews=True)
 
     def ended_unasked(self, one: TransactionalId) -> None:
@@ -364,7 +367,8 @@ class TransactionalIds:
         try:
             if not held:
                 if repair is not None and one.owed_outcome is None:
-                    one.owed_outcome = repair.outcome_of(one.name)  # initialised, it would be forgotten
+                    one.owed_outcome = repair.outcome_of(one.name, one.outcome)  # initialised, it would be forgotten
+                    one.outcome = None
                 one.faults, one.repeats = [], Repeats()
                 held.append(self._make(one.name, one.faults, one.repeats))
             one.repeats.forget()

@@ -78,6 +78,11 @@ def test_an_end_that_was_asked_for_twice_renews_the_id(told: Told, end: str) -> 
     assert begun(told, 1_000) != "x"
     told.background()
     assert told.names[3:] == ["x"]
+    assert told.repair.known == {
+        "x": Outcome.COMMITTED if end == "commit" else Outcome.ABORTED,
+        "x.2": None,
+        "x.3": None,
+    }
 
 
 def test_an_abort_in_doubt_is_followed_by_the_id_whose_commit_is_the_longest_ago(told: Told) -> None:
