@@ -101,16 +101,16 @@ class TransactionalWriter(Writer):
             self._id = self._producer = None
             self._ids.renew(one, outcome, is_awaited=is_awaited)
 
-    def _broken(self, error: KafkaError) -> Broken:
-        if self._id is None:
-            return super()._broken(error)
-        if is_unasked(error):
-            self._ids.ended_unasked(self._id)
-            return EndedUnasked(Failure.of(error))
-        fenced_itself = is_fenced(error) and self._id.may_fence_itself
-        if fenced_itself:
-            self._id.may_fence_itself = False
-        return Broken(Failure.of(error), fenced_itself)
+    def _broken(self, failure: Failure) -> Broken:
+        one, error = self._id, failure.error
+        if one is None:
+            return Broken(failure)
+        if self._unasked is not None or (error is not None and is_unasked(error)):
+            self._ids.ended_unasked(one)
+            return EndedUnasked(failure if self._unasked is None else Failure.of(self._unasked))
+        fenced_itself = one.may_fence_itself and error is not None and is_fenced(error)
+        one.may_fence_itself = one.may_fence_itself and not fenced_itself
+        return Broken(failure, fenced_itself)
 
     def _report(self, row: int, error: KafkaError | None, message: Message) -> None:
         super()._report(row, error, message)
@@ -152,7 +152,7 @@ class TransactionalWriter(Writer):
         try:
             self._client().begin_transaction()
         except KafkaException as exception:
-            raise self._broken(kafka_error(exception)) from None
+            raise self._broken(Failure.of(kafka_error(exception))) from None
 
     def send_offsets(self, offsets: Sequence[TopicPartition], group_metadata: object) -> None:
         """The offsets join the transaction beside its records: of what a commit takes this is the longest."""
@@ -176,7 +176,7 @@ class TransactionalWriter(Writer):
         try:
             self._calls.result(joining[1], self._budgets.unanswered_s)
         except Unanswered as unanswered:
-            raise Broken(Failure(NO_ANSWER, f"sending offsets: {unanswered}")) from None
+            raise self._broken(Failure(NO_ANSWER, f"sending offsets: {unanswered}")) from None
         except KafkaException:
             pass  # it was to be aborted anyway
 
@@ -219,7 +219,7 @@ class TransactionalWriter(Writer):
         try:
             self._step(join, deadline_s)
         except Unanswered as unanswered:
-            raise Broken(Failure(NO_ANSWER, f"sending offsets: {unanswered}")) from None
+            raise self._broken(Failure(NO_ANSWER, f"sending offsets: {unanswered}")) from None
         # The commit would wait for the records, too, but without a word.
         if not self._wait(lambda: len(producer), on_stall):
             raise Aborted(Cause.UNACKNOWLEDGED, UNACKNOWLEDGED)
@@ -241,6 +241,8 @@ class TransactionalWriter(Writer):
             if isinstance(failed, Aborted) and asked == 1 and _is_refused(failed.failure, one):
                 turns.has_not_committed(one.name, before)
                 raise
+            if self._unasked is not None:
+                raise self._broken(failed.failure) from None
             raise Indefinite(failed.failure, isinstance(failed, Broken) and failed.fenced_itself) from None
         turns.is_well = True
         self._renew_if_in_doubt(Outcome.COMMITTED, is_awaited=are_offsets_in_doubt)
@@ -252,10 +254,10 @@ class TransactionalWriter(Writer):
         try:
             self._step(partial(self._client().abort_transaction, self._budgets.call_s), deadline_s)
         except Aborted as aborted:
-            raise Broken(aborted.failure) from None
+            raise self._broken(aborted.failure) from None
         self._serve(self._client().poll, 0)
         if self._unasked is not None:  # before that
-            raise self._broken(self._unasked)
+            raise self._broken(Failure.of(self._unasked))
         self._renew_if_in_doubt(Outcome.ABORTED)
 
     def leave(self) -> None:
@@ -263,7 +265,7 @@ class TransactionalWriter(Writer):
         before every partition has the transaction's end. Where no other one is ready yet (soon after a start), the one
         that is ready first goes on, be it this one."""
         left = self._in_use()
-        unasked = None if self._unasked is None else self._broken(self._unasked)
+        unasked = None if self._unasked is None else self._broken(Failure.of(self._unasked))
         self._had_doubt = True
         self._turns.is_well = False
         self._calls.close()  # its call may go on for a while
@@ -298,7 +300,7 @@ class TransactionalWriter(Writer):
             self._unasked = error if is_unasked(error) else self._unasked
             raise Aborted.by(Failure.of(error), self._failed)
         if not error.retriable() or not may_repeat:
-            raise self._broken(error)
+            raise self._broken(Failure.of(error))
 
 
 def _is_refused(failure: Failure, one: TransactionalId) -> bool:

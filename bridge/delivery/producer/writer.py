@@ -135,9 +135,9 @@ class Writer(ABC):
         """Whether a request of a transaction may have been sent more than once, since this was asked last."""
         return False
 
-    def _broken(self, error: KafkaError) -> Broken:
-        """What an error means that ends a producer."""
-        return Broken(Failure.of(error))
+    def _broken(self, failure: Failure) -> Broken:
+        """What a failure means that ends a producer."""
+        return Broken(failure)
 
     def _client(self) -> Producer:
         if self._producer is None:
@@ -154,9 +154,9 @@ class Writer(ABC):
         try:
             call(timeout_s)
         except KafkaException as exception:
-            raise self._broken(kafka_error(exception)) from None
+            raise self._broken(Failure.of(kafka_error(exception))) from None
         if self._faults:
-            raise self._broken(self._faults[-1])
+            raise self._broken(Failure.of(self._faults[-1]))
 
     def _forget(self) -> None:
         self._failed: dict[int, FailedRecord] = {}
@@ -203,7 +203,7 @@ class Writer(ABC):
         if isinstance(exception, KafkaException):
             error = kafka_error(exception)
             if is_fatal(error) or is_fenced(error):
-                raise self._broken(error) from None
+                raise self._broken(Failure.of(error)) from None
             failure = Failure.of(error)
             if error.code() == KafkaError._STATE:
                 self._explain()

@@ -214,6 +214,22 @@ def test_a_record_that_was_refused_for_it_is_no_reason_to_send_it_again(told: To
     assert told.incidents == [Incident.ENDED_UNASKED]
 
 
+def test_a_commit_that_is_asked_for_twice_does_not_hide_it(told: Told) -> None:
+    """Nor does a producer that is lost on the way to the abort."""
+    told.producer.script["commit"] = [RETRIABLE, error(KafkaError.INVALID_TXN_STATE, txn_requires_abort=True)]
+    with pytest.raises(EndedUnasked):
+        told.writer.commit([], None, lambda _: False)
+    told.producer = StubProducer(told.clock)
+    told.writer.open()
+    told.writer.begin()
+    told.producer.script["offsets"] = [error(KafkaError.INVALID_TXN_STATE, txn_requires_abort=True)]
+    told.producer.forever["abort"] = FATAL
+    with pytest.raises(Aborted):
+        told.writer.commit([], None, lambda _: False)
+    with pytest.raises(EndedUnasked):
+        told.writer.abort()
+
+
 def test_nothing_is_begun_before_its_id_has_a_new_epoch(told: Told) -> None:
     """Another id that is ready has to wait: what is visible by then stays as it is."""
     told.producer.forever["commit"] = UNASKED
