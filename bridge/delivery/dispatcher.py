@@ -255,8 +255,7 @@ class Dispatcher:
     def _run(self) -> None:
         failure: BridgeError | None = None
         try:
-            while self._life.obey(self._beat):
-                self._beat()
+            while self._life.obey(self._beat, self._writer.look_after):
                 self._step()
         except BridgeError as error:
             failure = error

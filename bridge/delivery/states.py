@@ -28,7 +28,7 @@ from typing import Final
 from bridge.errors import InternalError
 
 HELD_LOOK_S: Final = 1.0
-"""How often the thread shows that it is alive while it is held."""
+"""How often the thread does what is to be done now and then while it is held."""
 
 
 BACKOFF_S: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0)
@@ -109,10 +109,12 @@ class Lifecycle:
 
     # -- the thread
 
-    def obey(self, beat: Callable[[], None]) -> bool:
+    def obey(self, *now_and_then: Callable[[], None]) -> bool:
         """Do what is asked for; while held, wait here. False: the thread is to end."""
         with self.changed:
             while Request.STOP not in self._requests:
+                for act in now_and_then:
+                    act()
                 is_to_hold = Request.HOLD in self._requests
                 if is_to_hold and self.state in AT_WORK:
                     self.advance(Event.HOLD)
@@ -121,7 +123,6 @@ class Lifecycle:
                 elif self.state is not State.HELD:
                     return True
                 else:
-                    beat()
                     self.changed.wait(HELD_LOOK_S)
             return False
 

@@ -83,6 +83,9 @@ class TransactionalWriter(Writer):
         self._drop()
         self._ids.close()
 
+    def look_after(self) -> None:
+        self._ids.look_after()
+
     def takes_doubt(self) -> bool:
         had_doubt, self._had_doubt = self._had_doubt, False
         return had_doubt
@@ -139,8 +142,9 @@ class TransactionalWriter(Writer):
 
     def begin(self, records: int = 0) -> None:
         """Start a transaction: local, the brokers hear of it with the first record. Another id may have its turn."""
-        if self._producer is not None:
-            self._serve(self._producer.poll, 0)
+        self.look_after()
+        if self._producer is not None and self._faults:
+            raise self._broken(Failure.of(self._faults[-1]))
         one = self._ids.next(self._id, is_small=records <= SMALL_RECORDS)
         if one is None:
             self._on_incident(Incident.DELIVERY_WAITED)

@@ -157,7 +157,7 @@ class TransactionalIds:
 
     def next(self, current: TransactionalId | None, *, is_small: bool = False) -> TransactionalId | None:
         """The id for the next transaction, if one is ready; `current` is that of the last one, if it may go on."""
-        self._replace_faulty()
+        self.look_after()
         with self._changed:
             found = self._chosen(self._ready(), current, is_small=is_small)
             if found is None or found is current:
@@ -261,15 +261,16 @@ class TransactionalIds:
         for one in self._all:
             self.give_up(one)
 
-    def _replace_faulty(self) -> None:
-        """Let the reports of those that are ready in, and make those anew that have failed."""
+    def look_after(self) -> None:
+        """Let in what all producers have to tell: of one that nobody asks, the log would grow. One that is ready and
+        has failed is made anew."""
         for one in self._all:
-            if one.state is State.READY and one.producer is not None:
+            if one.state in (State.READY, State.USED) and one.producer is not None:
                 try:
                     one.producer.poll(0)
                 except KafkaException as exception:
                     one.faults.append(kafka_error(exception))
-                if one.faults:
+                if one.faults and one.state is State.READY:
                     self._start(one)
 
     # -- making one ready
@@ -324,7 +325,7 @@ class TransactionalIds:
         if held and is_open:
             more = iter(range(ABORTS_MAX))
             may_repeat = lambda: next(more, None) is not None and self._may_go_on()  # noqa: E731
-            _repeated(held[0].abort_transaction, self._call_s, may_repeat, one.repeats)
+            _repeated(held[0], held[0].abort_transaction, self._call_s, may_repeat, one.repeats)
         if held and (anew or one.faults):
             drop(held.pop())
         while not self._closed.is_set():
@@ -372,8 +373,7 @@ class TransactionalIds:
                 one.faults, one.repeats = [], Repeats()
                 held.append(self._make(one.name, one.faults, one.repeats))
             one.repeats.forget()
-            error = _repeated(held[0].init_transactions, self._call_s, may_repeat, one.repeats)
-            let_in(held[0])
+            error = _repeated(held[0], held[0].init_transactions, self._call_s, may_repeat, one.repeats)
             one.may_fence_itself |= error is not None or one.repeats.are_possible
             if error is None and repair is not None:
                 if one.owed_outcome is not None and not self._repaired(repair, one, held[0], one.owed_outcome):
@@ -420,15 +420,22 @@ def let_in(producer: Producer) -> None:
 
 
 def _repeated(
-    call: Callable[[float], None], call_s: float, may_repeat: Callable[[], bool], repeats: Repeats
+    producer: Producer,
+    call: Callable[[float], None],
+    call_s: float,
+    may_repeat: Callable[[], bool],
+    repeats: Repeats,
 ) -> KafkaError | None:
-    """Make this call until it succeeds. Returns why it does not."""
+    """Make this call of the producer until it succeeds. Returns why it does not."""
     while True:
+        error = None
         try:
             call(call_s)
-            return None
         except KafkaException as exception:
             error = kafka_error(exception)
+        let_in(producer)
+        if error is None:
+            return None
         # BUSY: the call that was left is still under way in it.
         if is_fatal(error) or not (error.retriable() or fault_of(error) is Fault.BUSY) or not may_repeat():
             return error

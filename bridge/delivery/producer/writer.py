@@ -131,6 +131,9 @@ class Writer(ABC):
         own = {"error_cb": partial(self._on_error, faults), "logger": CLIENT_LOG}
         return made("for delivery", lambda: self._make_producer({**self._properties, **own, **more}))
 
+    def look_after(self) -> None:  # noqa: B027 - may be left out
+        """Let in what clients have to tell. Called now and then while nothing is delivered."""
+
     def takes_doubt(self) -> bool:
         """Whether a request of a transaction may have been sent more than once, since this was asked last."""
         return False
