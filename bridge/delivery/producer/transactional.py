@@ -69,6 +69,10 @@ class TransactionalWriter(Writer):
         """Of the open transaction, or of the last one; None where that one is renewed, or lost."""
         self._unasked: KafkaError | None = None
         """By which it is known that the open transaction has ended."""
+        self._may_be_empty = False
+        """Whether nothing in it is known to have reached a broker."""
+        self._have_joined = False
+        """Whether it has offsets."""
         self._joining: tuple[Sequence[TopicPartition], Call] | None = None
         """Offsets that join the open transaction beside its records."""
         self._pause = threading.Event()  # never set: a wait for it is a pause
@@ -108,7 +112,8 @@ class TransactionalWriter(Writer):
         one, error = self._id, failure.error
         if one is None:
             return Broken(failure)
-        if self._unasked is not None or (error is not None and is_unasked(error)):
+        is_told = error is not None and is_unasked(error) and not self._may_be_empty
+        if self._unasked is not None or is_told:
             self._ids.ended_unasked(one)
             return EndedUnasked(failure if self._unasked is None else Failure.of(self._unasked))
         fenced_itself = one.may_fence_itself and error is not None and is_fenced(error)
@@ -124,6 +129,7 @@ class TransactionalWriter(Writer):
         self._forget()
         self._id, self._producer, self._faults = one, one.producer, one.faults
         self._joining = self._unasked = None
+        self._may_be_empty = self._have_joined = False
 
     def _in_use(self) -> TransactionalId:
         if self._id is None:
@@ -179,6 +185,7 @@ class TransactionalWriter(Writer):
             return
         try:
             self._calls.result(joining[1], self._budgets.unanswered_s)
+            self._have_joined = True
         except Unanswered as unanswered:
             raise self._broken(Failure(NO_ANSWER, f"sending offsets: {unanswered}")) from None
         except KafkaException:
@@ -217,6 +224,7 @@ class TransactionalWriter(Writer):
                     raise Aborted(Cause.BROKERS_BUSY, IN_DOUBT, dict(self._failed))
                 send = self._sending(offsets, group_metadata)
                 self._calls.call(send, self._budgets.unanswered_s, look, STALLED_S)
+            self._have_joined = True
 
         if len(producer):  # records leave beside the offsets, if these are still on their way
             self._serve(producer.flush, SENDING_S)
@@ -255,6 +263,10 @@ class TransactionalWriter(Writer):
         self._turns.is_well = False
         deadline_s = self._clock.monotonic_s() + self._budgets.step_s
         self._end_joining()
+        # The client sends the end also where the coordinator has refused each partition so far, since it was still
+        # writing the end before: that is answered as if this transaction had ended (librdkafka 4849).
+        is_in_doubt = self._in_use().is_in_doubt()  # it also lets acknowledgements in
+        self._may_be_empty = not is_in_doubt and not self._have_joined and len(self._client()) >= self._sent
         try:
             self._step(partial(self._client().abort_transaction, self._budgets.call_s), deadline_s)
         except Aborted as aborted:

@@ -94,6 +94,7 @@ class Writer(ABC):
         """
         is_awaited = careful or batch.alone
         accepted = self._produce(batch, first_id, reported=is_awaited or self.is_each_reported)
+        self._sent += accepted
         if is_awaited:
             self._await_reports(was_alone=len(batch) == 1)
         self._serve(self._client().poll, 0)
@@ -164,7 +165,7 @@ class Writer(ABC):
     def _forget(self) -> None:
         self._failed: dict[int, FailedRecord] = {}
         self._is_overdue = False
-        self._awaited = self._reported = 0
+        self._sent = self._awaited = self._reported = 0
         self._began_s = self._clock.monotonic_s()
 
     def _produce(self, batch: Batch, first_id: int, *, reported: bool) -> int:

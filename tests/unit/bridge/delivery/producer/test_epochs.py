@@ -196,6 +196,7 @@ def test_without_the_rule_the_id_goes_on() -> None:
 @pytest.mark.parametrize("step", ["offsets", "commit", "abort", "poll"])
 def test_it_is_told_by_whatever_call_finds_out(told: Told, step: str) -> None:
     """A transaction that ended before the bridge asked for it is neither taken for committed nor for aborted."""
+    told.writer.send(batch(b"a"))
     told.producer.forever[step] = UNASKED
     end = told.writer.abort if step in ("abort", "poll") else lambda: told.writer.commit([], None, lambda _: False)
     with pytest.raises(EndedUnasked):
@@ -228,6 +229,21 @@ def test_a_commit_that_is_asked_for_twice_does_not_hide_it(told: Told) -> None:
         told.writer.commit([], None, lambda _: False)
     with pytest.raises(EndedUnasked):
         told.writer.abort()
+
+
+@pytest.mark.parametrize("known", ["nothing", "an acknowledgement", "offsets", "doubt"])
+def test_an_abort_of_what_no_broker_has_taken_is_no_end_unasked(told: Told, known: str) -> None:
+    """The client asks for it although each partition was refused until then."""
+    told.writer.send(batch(b"a"))
+    told.producer.reports = [] if known == "an acknowledgement" else [lambda: None]
+    if known == "offsets":
+        told.writer.send_offsets([TopicPartition("delay", 0, 7)], None)
+        wait_until(lambda: "offsets" in told.producer.calls, 30, "they have joined")
+    told.producer._log = [CUT] if known == "doubt" else []
+    told.producer.forever["abort"] = UNASKED
+    with pytest.raises(Broken) as broken:
+        told.writer.abort()
+    assert isinstance(broken.value, EndedUnasked) == (known != "nothing")
 
 
 def test_nothing_is_begun_before_its_id_has_a_new_epoch(told: Told) -> None:
