@@ -227,6 +227,7 @@ class TransactionalIds:
         `is_awaited`: and before anything else is begun. Offsets that arrive while the end of their transaction is being
         written count as the latest, whatever another id has committed meanwhile."""
         self._on_incident(Incident.END_IN_DOUBT)
+        log.warning("request-may-arrive-late", id=one.name, ended=outcome.value, all_wait=is_awaited)
         self._first = one if is_awaited else self._first
         one.outcome = outcome
         self._start(one, anew=True, renews=True)
