@@ -94,7 +94,6 @@ class Writer(ABC):
         """
         is_awaited = careful or batch.alone
         accepted = self._produce(batch, first_id, reported=is_awaited or self.is_each_reported)
-        self._sent += accepted
         if is_awaited:
             self._await_reports(was_alone=len(batch) == 1)
         self._serve(self._client().poll, 0)
@@ -172,17 +171,19 @@ class Writer(ABC):
         """The loop around produce; `reported`: `_report` is called with every record's number, `first_id` + its id."""
         producer = self._client()
         ids = [first_id + row for row in batch.ids.tolist()] if reported else None
-        done, deadline_s, is_up_to_date = 0, None, False
+        done, deadline_s, is_up_to_date, sent = 0, None, False, self._sent
         while True:
             try:
                 if ids is None and batch.is_plain:
                     done = _produce_plain(producer.produce, batch, done)
                 else:
                     done = _produce_any(producer.produce, batch, self._report, ids, done)
+                self._sent = sent + done
                 self._awaited += done if reported else 0
                 return done
             except _Stopped as stopped:
                 before, done = done, stopped.done
+                self._sent = sent + done
                 if code_of(stopped.cause) == KafkaError._UNKNOWN_PARTITION and not is_up_to_date:
                     # It may have been added since this client has looked, which it does every five minutes.
                     is_up_to_date = True

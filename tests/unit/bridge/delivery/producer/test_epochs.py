@@ -231,11 +231,16 @@ def test_a_commit_that_is_asked_for_twice_does_not_hide_it(told: Told) -> None:
         told.writer.abort()
 
 
-@pytest.mark.parametrize("known", ["nothing", "an acknowledgement", "offsets", "doubt"])
+@pytest.mark.parametrize("known", ["nothing", "an acknowledgement", "one of a part", "offsets", "doubt"])
 def test_an_abort_of_what_no_broker_has_taken_is_no_end_unasked(told: Told, known: str) -> None:
     """The client asks for it although each partition was refused until then."""
-    told.writer.send(batch(b"a"))
-    told.producer.reports = [] if known == "an acknowledgement" else [lambda: None]
+    if known == "one of a part":
+        told.producer.script["produce"] = [None, error(KafkaError.MSG_SIZE_TOO_LARGE)]
+        with pytest.raises(Aborted):
+            told.writer.send(batch(b"a", b"b"))
+    else:
+        told.writer.send(batch(b"a"))
+    told.producer.reports = [lambda: None] if known in ("nothing", "offsets", "doubt") else []
     if known == "offsets":
         told.writer.send_offsets([TopicPartition("delay", 0, 7)], None)
         wait_until(lambda: "offsets" in told.producer.calls, 30, "they have joined")
