@@ -43,6 +43,7 @@ from bridge.commands.invocation import (
 )
 from bridge.delivery.producer.transaction_markers import Outcome
 from bridge.errors import ConfigurationError, EnvironmentFailure
+from bridge.ingest.batches.choices import ABORTED, COMMITTED, SKIPPED, Choices
 from bridge.kafka.reach import refuse_unreachable
 from bridge.runtime import allocator
 from bridge.settings.load import load
@@ -144,15 +145,22 @@ def reset_offsets(
 @app.command()
 def resolve(
     ending: Annotated[Outcome, typer.Option("--as", help="The outcome of the transaction.")],
+    place: Annotated[
+        str | None, typer.Argument(metavar="TOPIC/PARTITION/OFFSET", help="As the log names messages in doubt.")
+    ] = None,
     config: ConfigOption = None,
 ) -> None:
-    """Decide the outcome of a transaction that the brokers have forgotten, after a start was refused for it. This
-    instance must be down.
+    """Decide the outcome of a transaction that nobody knows: of one that ended unasked, whose partition is held, or,
+    without a place, of one that the brokers have forgotten, after a start was refused for it.
 
     aborted: its messages are delivered, even if they were delivered before. committed: they are not, even if some never
-    were. Where the brokers know the outcome, theirs is used.
+    were. Messages in doubt: where the bridge runs, as it looks into its store.directory. Else this instance must be
+    down, and where the brokers know the outcome, theirs is used.
     """
     with settings_of(config) as (settings, _):
+        if place is not None:
+            _choose(settings, place, ABORTED if ending is Outcome.ABORTED else COMMITTED, "the messages in doubt")
+            return
         from bridge.install import connector
         from bridge.spark.transactions import coordinators
         from bridge.start import resolve
@@ -173,12 +181,7 @@ def skip_batch(
     Where the bridge runs, as it looks into its store.directory. A dead letter says which offsets were skipped.
     """
     with settings_of(config) as (settings, _):
-        topic, partition, offset = pending.place_of(place, "the batch").split("/")
-        _must_be_delay_topics([topic], settings)
-        from bridge.ingest.batches.skips import Skips
-
-        is_new = Skips(settings.store.directory).add((topic, int(partition)), int(offset))
-        say(f"{topic}/{partition}: the batch at offset {offset} is {'to be skipped' if is_new else 'skipped already'}")
+        _choose(settings, place, SKIPPED, "the batch")
 
 
 @app.command()
@@ -354,6 +357,15 @@ def main() -> None:
     """Entry point of `delay-bridge` and `python -m bridge`."""
     with output_as_far_as_it_goes():
         app(prog_name="delay-bridge")
+
+
+def _choose(settings: Settings, place: str, file: str, what: str) -> None:
+    """Say it in the file that the running bridge looks at."""
+    topic, partition, offset = pending.place_of(place, what).split("/")
+    _must_be_delay_topics([topic], settings)
+    is_new = Choices(settings.store.directory, file).add((topic, int(partition)), int(offset))
+    word = file.partition("-")[0]
+    say(f"{topic}/{partition}: {what} at offset {offset} {'is to be' if is_new else 'was already'} {word}")
 
 
 def _must_be_delay_topics(names: Sequence[str] | None, settings: Settings) -> None:

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Final
 
@@ -31,27 +32,38 @@ import structlog
 
 from bridge.delivery.clock_steps import ClockSteps
 from bridge.delivery.commands_first import LOOK_S, CommandsFirst, Offsets
+from bridge.delivery.doubt.doubts import Doubts
+from bridge.delivery.doubt.log_notes import States
+from bridge.delivery.doubt.read_back import ReadBack, ReadCommitted
+from bridge.delivery.doubt.verdict import was_committed
 from bridge.delivery.filling import Filling
 from bridge.delivery.held_sources import HeldSources
-from bridge.delivery.log_notes import LogNotes, States
 from bridge.delivery.narrowing import REMEDIES, Narrowing
 from bridge.delivery.open_transaction import OpenTransaction, Stale, bug
+from bridge.delivery.partitions import Partitions
 from bridge.delivery.plan.fates import Unplannable, Unwritable
 from bridge.delivery.plan.planner import Planner
-from bridge.delivery.producer.outcomes import COMMIT_NOT_MADE, Aborted, Broken, Cause, Indefinite, NotReady
+from bridge.delivery.producer.outcomes import (
+    COMMIT_NOT_MADE,
+    Aborted,
+    Broken,
+    Cause,
+    EndedUnasked,
+    Indefinite,
+    NotReady,
+)
 from bridge.delivery.producer.writer import Writer
-from bridge.delivery.setbacks import SetbackLog
+from bridge.delivery.setbacks import Breaks, SetbackLog
 from bridge.delivery.states import AT_REST, Event, Lifecycle, Request, State
 from bridge.delivery.targets.cache import Targets
 from bridge.delivery.targets.pauses import Pauses
 from bridge.delivery.targets.stall import StallWatch
-from bridge.errors import BridgeError, EnvironmentFailure, InternalError, StateError
-from bridge.kafka.errors import fenced
+from bridge.errors import BridgeError, EnvironmentFailure, InternalError
 from bridge.kafka.membership import Membership
 from bridge.settings.time_budgets import USUAL, TimeBudgets
 from bridge.telemetry.metrics import Metrics
 from bridge.wire.answers import Answer
-from bridge.wire.committed_state import CommittedState, are_same_progress
+from bridge.wire.committed_state import CommittedState
 from timerstore.clock import Clock
 from timerstore.rows.position import AT_MIN
 from timerstore.rows.sources import SourceName
@@ -63,7 +75,6 @@ LOOK_AGAIN_S: Final = 1.0
 """The longest sleep: ingest of what is far away moves O without waking this thread, and a stepped wall clock must be
 noticed."""
 CATCH_UP_WAIT_S: Final = 0.25
-FENCED_AGAIN_S: Final = 60.0
 
 log = structlog.get_logger("bridge.delivery.dispatcher")
 
@@ -78,7 +89,8 @@ class Dispatcher:
         planner: Planner,
         targets: Targets,
         membership: Callable[[], Membership],
-        read_committed: Callable[[Collection[SourceName]], Mapping[SourceName, CommittedState | None]],
+        read_committed: ReadCommitted,
+        doubts: Doubts,
         clock: Clock,
         metrics: Metrics,
         on_fatal: Callable[[BridgeError], None],
@@ -95,8 +107,9 @@ class Dispatcher:
         self._writer = writer
         self._planner = planner
         self._targets = targets
-        self._membership = membership
         self._read_committed = read_committed
+        self.doubts = doubts
+        self._read_back = ReadBack(read_committed, membership, clock, metrics)
         self._clock = clock
         self._metrics = metrics
         self._on_fatal = on_fatal
@@ -105,21 +118,21 @@ class Dispatcher:
         self._on_answers = on_answers
         self._pauses = Pauses(clock) if pauses is None else pauses
         self._pauses.wake = lambda: None if self._store is None else self._store.wake()
-        self._pauses.has_room = lambda said: all(each.has_room_for(said) for each in list(self._states.values()))
 
         self._life = Lifecycle()
         self._thread: threading.Thread | None = None
         self._store: TimerStore | None = None
 
         # From here on: the thread's own, or changed while it is at rest.
-        self._states: dict[SourceName, CommittedState] = {}
-        self._coming: dict[SourceName, CommittedState] = {}
-        """Of partitions that the store holds until they have caught up; nothing else commits for them meanwhile."""
-        self.notes = LogNotes()
-        self._revocations = 0
+        self._commands_first = commands_first or CommandsFirst(clock)
+        self._partitions = Partitions(membership, self._commands_first)
+        self.notes = self._partitions.notes
+        self._pauses.has_room = self._partitions.have_room_for
         self._unanswered: OpenTransaction | None = None
-        """A transaction whose commit got no answer: RESOLVING asks what it came to."""
-        self._narrowing = Narrowing(targets, planner.delay_topics, planner.dead_letter_topics, clock, transaction_rows)
+        """A transaction whose commit got no answer, or that ended unasked: RESOLVING finds out what it came to."""
+        self._narrowing = Narrowing(
+            targets, planner.delay_topics, planner.dead_letter_topics, clock, transaction_rows, doubts.written
+        )
         self._filling = Filling(
             writer=writer,
             planner=planner,
@@ -131,13 +144,12 @@ class Dispatcher:
             on_taken=self._send_offsets,
             beat=beat,
         )
-        self._held_sources = HeldSources(targets, clock)
-        self._commands_first = commands_first or CommandsFirst(clock)
+        self._held_sources = HeldSources(targets, clock, doubts, metrics)
         self._clock_steps = ClockSteps(metrics)
-        self._fenced_s: float | None = None
         self._committed_s = 0.0
-        self._stall_watch = StallWatch(targets, clock)
+        self._stall_watch = StallWatch(targets, clock, beat)
         self._setbacks = SetbackLog(targets, clock)
+        self._breaks = Breaks(budgets, clock, metrics)
 
     # -- control: any thread
 
@@ -179,26 +191,22 @@ class Dispatcher:
             if self._thread is not None and not self.is_held:
                 raise bug("the dispatcher is running", code="DB-7002")
             if store is not self._store:
-                is_known = revocations == self._revocations and self._unanswered is None  # nothing else commits for us
-                old = {n: state for n, state in self._states.items() if n in states and state.cuts == states[n].cuts}
-                if is_known and not are_same_progress(old, states):
-                    raise bug("the store lies behind the last commit", code="DB-7002")
-                self._store, self._unanswered, self._states = store, None, dict(states)
-                self._coming = {name: self._states.pop(name) for name in store.assignment.joining()}
+                is_known = revocations == self._partitions.revocations and self._unanswered is None
+                self._partitions.begin(store, states, log_ends, is_known=is_known)
+                self._store, self._unanswered = store, None
                 self._narrowing.clear()
-                self._held_sources.clear()
-                self._commands_first.begin(log_ends, self._coming)
+                self._held_sources.begin(store.sources)
+                self._read_back.begin()
             self._pauses.read(states.values())
-            self._metrics.partitions_held(len(self._held_sources.now()))
-            self._revocations = revocations
+            self._held_sources.tell()
+            self._partitions.revocations = revocations
             self._life.resume()
 
     def expect(self, states: States, log_ends: Offsets = MappingProxyType({})) -> None:
         """Partitions have joined the store, on these states: deliver what is theirs too, once they have caught up, and
         commands below `log_ends` are read."""
         with self._life.changed:
-            self._coming = {**self._coming, **states}
-            self._commands_first.expect(log_ends)
+            self._partitions.expect(states, log_ends)
             self._pauses.read(states.values())
 
     def go_on_without(self, gone: Collection[SourceName], revocations: int) -> None:
@@ -208,13 +216,10 @@ class Dispatcher:
             store = self._store
             if store is None or self._unanswered is not None or self.state not in AT_REST:
                 raise bug("the dispatcher is running", code="DB-7002")
-            for states in (self._states, self._coming):
-                for name in gone:
-                    states.pop(name, None)
-            self._commands_first.forget(gone)
-            self._held_sources.forget({store.sources.index(*name) for name in gone})
-            self._metrics.partitions_held(len(self._held_sources.now()))
-            self._revocations = revocations
+            self._partitions.forget(gone)
+            self._held_sources.forget(gone, store.sources)
+            self._read_back.forget(gone)
+            self._partitions.revocations = revocations
             self._life.resume()
 
     def quiesce(self, timeout_s: float = 30.0) -> bool:
@@ -255,8 +260,8 @@ class Dispatcher:
     def _run(self) -> None:
         failure: BridgeError | None = None
         try:
-            while self._life.obey(self._beat, self._writer.look_after):
-                self._step()
+            while self._step():
+                pass
         except BridgeError as error:
             failure = error
         except Exception as error:  # noqa: BLE001 - whatever it is, the application must know that delivery has ended
@@ -269,11 +274,23 @@ class Dispatcher:
         if failure is not None:
             self._on_fatal(failure)
 
-    def _step(self) -> None:
-        """What the thread does in its state; the event that this ends with, if any, leads to the next one."""
+    def _step(self) -> bool:
+        """Do what is asked for, then what is to be done in the state; the event that this ends with, if any, leads to
+        the next one. False: the thread is to end."""
+        if self.state is State.DELIVERING and self._life.is_asked(Request.HOLD, Request.STOP):
+            self._before_rest()
+        if not self._life.obey(self._beat, self._writer.look_after):
+            return False
         event = {State.OPENING: self._open, State.RESOLVING: self._resolve}.get(self.state, self._deliver)()
-        if event is not None:
-            self._life.advance(event)
+        self._life.advance(event)
+        return True
+
+    def _before_rest(self) -> None:
+        """Another instance may go on from the committed states: they are to be those that were committed."""
+        if self._read_back.is_new:
+            self._read_back.look(self._partitions.states, self._partitions.revocations)
+        if self._store is not None and self._read_back.wrong:
+            self._life.advance(self._transact(self._store))
 
     def _open(self) -> Event | None:
         try:
@@ -295,21 +312,26 @@ class Dispatcher:
         if not store.is_caught_up():
             store.wait(CATCH_UP_WAIT_S)
             return None
-        joined = self._join(store)
+        with self._life.changed:
+            joined = self._partitions.join(store)
         if self._held_sources.release(store.sources) or joined:
-            self._hold_sources(store)
-        self._clock_steps.look(store, [*self._states.values(), *self._coming.values()], self._clock.now_ms())
+            self._held_sources.hold(store)
+        self._clock_steps.look(store, self._partitions.all(), self._clock.now_ms())
         wakeup_ms, now_ms = store.next_wakeup_ms(), self._clock.now_ms()
         waits = self._filling.is_for_commands = self._commands_first.is_to_wait(store)
         if waits and wakeup_ms != AT_MIN:
             wakeup_ms = None
         behind = store.offsets_behind()
         idle_s = self._clock.monotonic_s() - self._committed_s
+        is_due = wakeup_ms is not None and wakeup_ms <= now_ms
+        if self._read_back.is_due(0.0 if is_due else idle_s):
+            self._read_back.look(self._partitions.states, self._partitions.revocations)
         if (
-            (wakeup_ms is not None and wakeup_ms <= now_ms)
+            is_due
             or (behind and (idle_s >= IDLE_COMMIT_S or store.needs_offset_commit()))
-            or not self._pauses.are_in(self._states.values())
-            or self.notes.is_news(self._states)
+            or not self._pauses.are_in(self._partitions.states.values())
+            or self.notes.is_news(self._partitions.states)
+            or self._read_back.wrong
         ):
             return self._transact(store)
         sleep_s = LOOK_S if waits else LOOK_AGAIN_S
@@ -321,32 +343,21 @@ class Dispatcher:
             store.wait(sleep_s)
         return None
 
-    def _join(self, store: TimerStore) -> list[SourceName]:
-        """The partitions that have caught up with their committed O, and are delivered from now on."""
-        with self._life.changed:
-            arrived = store.assignment.arrived() if self._coming else []
-            joined = store.assignment.joined(self._commands_first.ready(arrived, store)) if arrived else []
-            self._states |= {name: self._coming.pop(name) for name in joined}
-        if joined:
-            self._commands_first.joined()
-            names = ", ".join(f"{topic}/{number}" for topic, number in joined)
-            log.info("partitions-joined", partitions=names, owned=len(self._states))
-        return joined
-
     def _transact(self, store: TimerStore) -> Event | None:
-        transaction = OpenTransaction(store.begin(only_output=self._narrowing.is_narrowest), self._clock.monotonic_s())
+        loan = store.begin(only_output=self._narrowing.is_narrowest)
+        transaction = OpenTransaction(loan, self._clock.monotonic_s(), self._clock.now_ms())
         self._planner.begin()
         self._stall_watch.begin()
-        event = None
+        event, stuck = None, dict[int, Unwritable]()
         try:
             self._filling.fill(store, transaction)
             self._commit(store, transaction)
         except Aborted as aborted:
-            event = self._after_abort(transaction, aborted)
-            self._hold_sources(store, self._narrowing.take_stuck())
+            event, stuck = self._after_abort(transaction, aborted), self._narrowing.take_stuck()
         except Unplannable as unplannable:
-            event = self._give_up(transaction)
-            self._hold_sources(store, unplannable.unwritable)
+            event, stuck = self._give_up(transaction), dict(unplannable.unwritable)
+        except EndedUnasked as ended:
+            event = self._after_end(transaction, ended)
         except Indefinite as indefinite:
             self._unanswered = transaction
             event = self._after_break(indefinite, transaction)
@@ -362,6 +373,10 @@ class Dispatcher:
         except BaseException:
             self._give_up(transaction)
             raise
+        if stuck:
+            self._held_sources.add(stuck, store.sources)
+            if self._unanswered is None:
+                self._held_sources.hold(store)
         return event
 
     # -- ending a transaction
@@ -370,7 +385,7 @@ class Dispatcher:
         if transaction.accepted != transaction.planned:
             lost = transaction.planned - transaction.accepted
             raise bug("records were lost between plan and client", code="DB-7002", lost=lost)
-        transaction.look_ahead(self._states, store.sources, self._pauses.to_write(), self.notes)
+        self._look_ahead(store, transaction)
         if not transaction.states:
             if transaction.accepted:
                 raise bug("a transaction has output, but moves no position", code="DB-7002")
@@ -380,36 +395,31 @@ class Dispatcher:
             self._committed_s = self._clock.monotonic_s()
             self._life.pause(NOTHING_S)
             return
-        member = self._member_for(transaction)
+        member = self._partitions.member_for(transaction.states)
         if not transaction.begun:
             self._writer.begin()
             transaction.begun = True
-
-        def is_explained(stalled_s: float) -> bool:
-            self._beat()
-            return self._stall_watch.is_explained(stalled_s, transaction.targets)
-
+        is_explained = partial(self._stall_watch.is_explained, believed=transaction.targets)
         self._writer.commit(transaction.offsets, member.metadata, is_explained)
         self._acknowledge(transaction)
 
     def _send_offsets(self, store: TimerStore, transaction: OpenTransaction) -> None:
         """All that the transaction is likely to have was taken: what it leads to may join it while records wait for
         their time, so that the commit does not have to wait for that."""
-        transaction.look_ahead(self._states, store.sources, self._pauses.to_write(), self.notes)
+        self._look_ahead(store, transaction)
         if transaction.states:
-            self._writer.send_offsets(transaction.offsets, self._member_for(transaction).metadata)
+            self._writer.send_offsets(transaction.offsets, self._partitions.member_for(transaction.states).metadata)
 
-    def _member_for(self, transaction: OpenTransaction) -> Membership:
-        """Raises Stale where it may not commit what the transaction leads to."""
-        member = self._membership()
-        if member.revocations > self._revocations or not member.partitions >= transaction.states.keys():
-            raise Stale
-        return member
+    def _look_ahead(self, store: TimerStore, transaction: OpenTransaction) -> None:
+        said, wrong = self._pauses.to_write(), self._read_back.wrong
+        transaction.look_ahead(self._partitions.states, store.sources, said, self.notes, wrong)
 
     def _acknowledge(self, transaction: OpenTransaction) -> None:
         transaction.acknowledge()
         self._planner.committed(transaction.traced, self._clock.now_ms())
-        self._states.update(transaction.states)
+        self._partitions.states.update(transaction.states)
+        self._read_back.committed(transaction.states, is_in_doubt=self._writer.takes_doubt())
+        self.doubts.finished(piece.keys for piece in transaction.pieces)
         self._pauses.written(transaction.states.values())
         self._setbacks.committed(transaction.setbacks)
         self._narrowing.committed(transaction.rows)
@@ -425,11 +435,21 @@ class Dispatcher:
         try:
             if transaction.begun and not transaction.is_ended:
                 (self._writer.leave if leave else self._writer.abort)()
+        except EndedUnasked as ended:
+            return self._after_end(transaction, ended)
         except Broken as broken:
             return self._after_break(broken, transaction)
         finally:
-            transaction.rollback()
+            if transaction.ended is None:
+                transaction.rollback()
         return None
+
+    def _after_end(self, transaction: OpenTransaction, ended: EndedUnasked) -> Event:
+        """Some of it may be visible. Its rows stay on loan until that is known."""
+        failure = ended.failure
+        log.error("transaction-ended-unasked", code="DB-4070", reason=failure.detail, rows=transaction.rows)
+        self._unanswered, transaction.ended = transaction, failure
+        return self._after_break(ended, transaction)
 
     def _after_abort(self, transaction: OpenTransaction, aborted: Aborted) -> Event | None:
         cause, failure = aborted.cause, aborted.failure
@@ -441,59 +461,38 @@ class Dispatcher:
             self._life.back_off()
         return Event.PRODUCER_LOST if REMEDIES[cause].renews else event
 
-    def _hold_sources(self, store: TimerStore, more: Mapping[int, Unwritable] = MappingProxyType({})) -> None:
-        """Deliver nothing of the sources that cannot be written to, `more` of them from now on; all others go on."""
-        self._held_sources.add(more, store.sources)
-        held = self._held_sources.now()
-        store.hold(held)
-        self._metrics.partitions_held(len(held))
-
     def _after_break(self, broken: Broken, transaction: OpenTransaction | None = None) -> Event:
-        """The producer is gone: the next step makes another. Raises FencedError when it was fenced twice within a
-        minute, and the age of the transaction does not explain it."""
-        failure, now_s, is_indefinite = broken.failure, self._clock.monotonic_s(), isinstance(broken, Indefinite)
-        log.warning("producer-lost", code=failure.code, reason=failure.detail, is_indefinite=is_indefinite)
-        self._metrics.producer_rebuilt()
-        if broken.fenced_by is None:
-            return Event.PRODUCER_LOST
-        age_s, rows = (0.0, 0) if transaction is None else (now_s - transaction.opened_s, transaction.rows)
-        if self._budgets.is_timed_out(age_s):
-            log.warning("transaction-timed-out", open_s=round(age_s, 1), rows=rows)
-        else:
-            # A transaction that outlived its time-out looks the same as a rival. A rival does it again.
-            if self._fenced_s is not None and now_s - self._fenced_s < FENCED_AGAIN_S:
-                raise fenced(broken.fenced_by)
-            self._fenced_s = now_s
+        """The producer is gone: the next step makes another. Raises FencedError where another instance took over."""
+        opened_s, rows = (None, 0) if transaction is None else (transaction.opened_s, transaction.rows)
+        self._breaks.note(broken, opened_s, rows)
         return Event.PRODUCER_LOST
 
     def _resolve(self) -> Event | None:
-        """Find out whether an unanswered commit happened: the committed states are the new ones, or the old ones."""
-        transaction = self._unanswered
-        if transaction is None:
+        """Find out whether an unanswered commit happened, or what a transaction that ended unasked has written."""
+        transaction, store = self._unanswered, self._store
+        if transaction is None or store is None:
+            if store is not None and self.doubts.held():
+                self._held_sources.hold(store)
             return Event.RESOLVED
+        found: Mapping[SourceName, CommittedState | None] = {}
         try:
-            found = self._read_committed(list(transaction.states))
+            if transaction.ended is not None:
+                self.doubts.settle(transaction.output(), self._partitions.offsets(), store.sources)
+                self._read_back.look(self._partitions.states, self._partitions.revocations, None)
+            else:
+                found = self._read_committed(list(transaction.states), None)
         except EnvironmentFailure as failure:
             log.warning("commit-still-unanswered", reason=str(failure))
             self._life.back_off()
             return None
-        committed = {name for name, state in transaction.states.items() if state.is_written_as(found[name])}
-        unchanged = {name for name in transaction.states if self._states[name].is_written_as(found[name])}
-        self._unanswered = None
-        if committed == transaction.states.keys():
+        self._unanswered, why = None, transaction.ended or COMMIT_NOT_MADE
+        if transaction.ended is None and was_committed(self._partitions.states, transaction.states, found):
             log.info("commit-was-made", rows=transaction.rows)
             self._acknowledge(transaction)
-        elif unchanged == transaction.states.keys():
-            log.info("commit-was-not-made", rows=transaction.rows)
-            transaction.rollback()
-            if not self._narrowing.narrow(transaction, Cause.COMMIT_NOT_MADE, COMMIT_NOT_MADE):
-                self._life.back_off()
-        else:
-            transaction.rollback()
-            raise StateError(
-                "the committed offsets are neither those before the last transaction nor those after it",
-                hint="Something else commits under this bridge's id: stop it, then start again.",
-                partitions=sorted(transaction.states.keys() - committed - unchanged),
-                code="DB-4010",
-            )
+            return Event.RESOLVED
+        log.info("commit-was-not-made", rows=transaction.rows, reason=why.detail)
+        transaction.rollback()
+        self._held_sources.hold(store)
+        if not self._narrowing.narrow(transaction, Cause.COMMIT_NOT_MADE, why):
+            self._life.back_off()
         return Event.RESOLVED

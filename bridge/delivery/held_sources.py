@@ -2,7 +2,8 @@
 up no other (`TimerStore.hold`); this file decides for how long.
 
 A source is released when one of the places that it waits for takes records again, or may do so, and it has waited for
-a second, each time twice as long up to WAIT_S_MAX: going back to the smallest P costs a look at everything since.
+a second, each time twice as long up to WAIT_S_MAX: going back to the smallest P costs a look at everything since. One
+with rows in doubt (doubt/doubts.py) waits for an operator.
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ from typing import Final
 
 import structlog
 
+from bridge.delivery.doubt.doubts import Doubts
 from bridge.delivery.plan.fates import Unwritable
 from bridge.delivery.targets.cache import Targets
+from bridge.telemetry.metrics import Metrics
 from timerstore.clock import Clock
-from timerstore.rows.sources import Sources
+from timerstore.rows.sources import SourceName, Sources
+from timerstore.store import TimerStore
 
 WAIT_S: Final = 1.0
 WAIT_S_MAX: Final = 30.0
@@ -37,24 +41,42 @@ class _Hold:
 class HeldSources:
     """The sources of one store that are held, by index. One thread."""
 
-    def __init__(self, targets: Targets, clock: Clock) -> None:
+    def __init__(self, targets: Targets, clock: Clock, doubts: Doubts, metrics: Metrics) -> None:
         self._targets = targets
         self._clock = clock
+        self._doubts = doubts
+        self._metrics = metrics
         self._holds: dict[int, _Hold] = {}
 
     def now(self) -> frozenset[int]:
+        """Those that wait for a place, or for the time."""
         return frozenset(source for source, hold in self._holds.items() if not hold.is_over)
 
-    def clear(self) -> None:
+    def begin(self, sources: Sources) -> None:
         """Another store, other numbers."""
         self._holds.clear()
+        self._doubts.number(sources)
+        self.tell()
 
-    def forget(self, sources: Collection[int]) -> None:
+    def forget(self, names: Collection[SourceName], sources: Sources) -> None:
         """These are another instance's now."""
-        for source in sources:
-            self._holds.pop(source, None)
+        for name in names:
+            self._holds.pop(sources.index(*name), None)
+        self._doubts.forget(names)
+        self.tell()
+
+    def tell(self) -> None:
+        """The metric: it is 0 while the sources may be another instance's."""
+        self._metrics.partitions_held(len(self.now()) + len(self._doubts.held()))
+
+    def hold(self, store: TimerStore) -> None:
+        """Deliver nothing of the sources that cannot be written to, and of those in doubt; all others go on."""
+        in_doubt = {store.sources.index(*name) for name in self._doubts.held() if name in store.sources}
+        store.hold(self.now() | in_doubt)
+        self.tell()
 
     def add(self, unwritable: Mapping[int, Unwritable], sources: Sources) -> None:
+        """These cannot be written to; `hold` follows."""
         now_s = self._clock.monotonic_s()
         for source, why in unwritable.items():
             old = self._holds.get(source)
@@ -66,7 +88,7 @@ class HeldSources:
 
     def release(self, sources: Sources) -> bool:
         """Release those that may go on; returns whether there are any."""
-        now_s, released = self._clock.monotonic_s(), False
+        now_s, released = self._clock.monotonic_s(), self._doubts.release(sources)
         for source, hold in self._holds.items():
             if hold.is_over or now_s < hold.until_s or self._is_down(hold.places):
                 continue

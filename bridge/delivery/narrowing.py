@@ -31,14 +31,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
 import structlog
 
+from bridge.delivery.doubt.findings import Findings, Part
 from bridge.delivery.open_transaction import OpenTransaction
 from bridge.delivery.plan.due_rows import Batch
-from bridge.delivery.plan.fates import Findings, Unwritable
+from bridge.delivery.plan.fates import Unwritable
 from bridge.delivery.producer.outcomes import Aborted, Cause, FailedRecord, Failure
 from bridge.delivery.targets.breakers import EVERY, LARGE
 from bridge.delivery.targets.cache import Targets
@@ -125,9 +127,11 @@ class Narrowing:
         dead_letter_topics: frozenset[str],
         clock: Clock,
         rows_max: int = 20_000,
+        written: Mapping[int, Part] = MappingProxyType({}),
     ) -> None:
-        """`rows_max` is how many rows a transaction has when all is well."""
-        self.findings = Findings()
+        """`rows_max` is how many rows a transaction has when all is well; `written` changes with what is known."""
+        self._written = written
+        self.findings = Findings(written=written)
         """What is known of single records."""
         self.is_careful = False
         self.rows = rows_max
@@ -253,7 +257,7 @@ class Narrowing:
         return self._avoid({place: failure for place in transaction.places() if self._strike(place, limit)})
 
     def _forget_records(self) -> None:
-        self.findings = Findings()
+        self.findings = Findings(written=self._written)
         self.is_careful = False
         self.until_ms = None
         self._learned = 0

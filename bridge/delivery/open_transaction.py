@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from confluent_kafka import TopicPartition
 
-from bridge.delivery.log_notes import LogNotes, States
+from bridge.delivery.doubt.doubts import Output
+from bridge.delivery.doubt.log_notes import LogNotes, States
+from bridge.delivery.doubt.records import Planned
 from bridge.delivery.plan.due_rows import Sent
 from bridge.delivery.plan.planner import Plan
 from bridge.delivery.plan.spans import Delivery
-from bridge.delivery.producer.outcomes import FailedRecord
+from bridge.delivery.producer.outcomes import FailedRecord, Failure
 from bridge.delivery.setbacks import Setback, setbacks
 from bridge.delivery.targets.target import Target
 from bridge.errors import InternalError
@@ -34,6 +36,7 @@ class OpenTransaction:
 
     loan: Transaction
     opened_s: float
+    opened_ms: int
     until_ms: int = 0
     """What was due by then may be in it."""
     begun: bool = False
@@ -42,7 +45,9 @@ class OpenTransaction:
     rows: int = 0
     bytes: int = 0
     is_ended: bool = False
-    keys: list[Int64s] = field(default_factory=list)
+    ended: Failure | None = None
+    """Why it ended unasked: some of it may be visible, whatever the committed states say."""
+    pieces: list[Planned] = field(default_factory=list)
     sent: list[Sent] = field(default_factory=list)
     targets: dict[str, Target] = field(default_factory=dict)
     """What was known of them when records were sent there; the best of it."""
@@ -61,7 +66,7 @@ class OpenTransaction:
     def add(self, plan: Plan) -> int:
         """Rows that were planned. Returns the number within the transaction of the first of them."""
         first = self.rows
-        self.keys.append(plan.keys)
+        self.pieces.append(Planned.of(plan.keys, plan.rows.payload, plan.rows.tick))
         self.rows += len(plan.keys)
         self.bytes += plan.bytes
         self.planned += plan.records
@@ -81,7 +86,7 @@ class OpenTransaction:
 
     def failed_records(self, rows: Mapping[int, FailedRecord]) -> dict[int, FailedRecord]:
         """The same, by packed (source, offset) in place of the row's number within the transaction."""
-        keys = np.concatenate(self.keys) if self.keys else np.empty(0, np.int64)
+        keys = self._keys()
         wanted = np.fromiter(rows, np.int64)
         result = {}
         for sent in self.sent:
@@ -90,15 +95,28 @@ class OpenTransaction:
                     result[int(keys[row])] = rows[row]
         return result
 
+    def _keys(self) -> Int64s:
+        return np.concatenate([np.empty(0, np.int64), *(piece.keys for piece in self.pieces)])
+
+    def output(self) -> Output:
+        """What it may have written."""
+        keys = self._keys()
+        sent = [(each.topic, each.partitions or (), keys[each.ids + each.first]) for each in self.sent]
+        return Output(planned=self.pieces, sent=sent, began_ms=self.opened_ms)
+
     def places(self) -> set[tuple[str, int]]:
         """Topics and partitions that records were sent to; -1 for those that the partitioner chose."""
         return {place for sent in self.sent for place in sent.places()}
 
-    def look_ahead(self, states: States, sources: Sources, said: Said, notes: LogNotes) -> None:
+    def look_ahead(
+        self, states: States, sources: Sources, said: Said, notes: LogNotes, again: Collection[SourceName] = ()
+    ) -> None:
         """Set the committed states after it, and the offsets, which are the same object while they are the same; each
-        partition is to say `said` of targets. Raises InternalError when one would go back (I1)."""
+        partition is to say `said` of targets, and those of `again` are written in any case. Raises InternalError when
+        one would go back (I1)."""
         told = {name: state.saying(said) for name, state in states.items() if state.pauses != said}
-        result = {name: state for name, state in told.items() if state != states[name]}
+        result = {name: states[name] for name in again if name in states}
+        result |= {name: state for name, state in told.items() if state != states[name]}
         for source, new in self.loan.progress().items():
             name = sources.name(source)
             old = states[name].progress(name, sources)

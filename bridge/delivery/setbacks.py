@@ -4,6 +4,7 @@ line in the log for each new cause, with the place of a record.
     retries       the target fails until the last of its messages is tried again (`Targets.await_until`): a line when it
                   begins to
     dead letters  a line for each reason that was not told for AGAIN_S
+    producers     a line for each that is lost; the second in a minute that was fenced ends the process
 """
 
 from __future__ import annotations
@@ -17,10 +18,15 @@ import structlog
 
 from bridge.delivery.plan.fates import LETTERS_FAIL, OWN, Fate
 from bridge.delivery.plan.planner import Plan
+from bridge.delivery.producer.outcomes import Broken, Indefinite
 from bridge.delivery.targets.cache import Targets
+from bridge.kafka.errors import fenced
+from bridge.settings.time_budgets import TimeBudgets
+from bridge.telemetry.metrics import Metrics
 from timerstore.clock import Clock
 
 AGAIN_S: Final = 600.0
+FENCED_AGAIN_S: Final = 60.0
 
 log = structlog.get_logger("bridge.delivery.setbacks")
 
@@ -98,3 +104,29 @@ class SetbackLog:
         last_s = self._told_s.get(reason)
         self._told_s[reason] = now_s
         return last_s is None or now_s - last_s >= AGAIN_S
+
+
+class Breaks:
+    """Producers that were lost. One thread."""
+
+    def __init__(self, budgets: TimeBudgets, clock: Clock, metrics: Metrics) -> None:
+        self._budgets, self._clock, self._metrics = budgets, clock, metrics
+        self._fenced_s: float | None = None
+
+    def note(self, broken: Broken, opened_s: float | None, rows: int) -> None:
+        """One was lost, with a transaction of so many rows that was begun then, if any. Raises FencedError when it was
+        fenced twice within a minute, and the age of the transaction does not explain it."""
+        failure, now_s = broken.failure, self._clock.monotonic_s()
+        is_indefinite = isinstance(broken, Indefinite)
+        log.warning("producer-lost", code=failure.code, reason=failure.detail, is_indefinite=is_indefinite)
+        self._metrics.producer_rebuilt()
+        if broken.fenced_by is None:
+            return
+        age_s = 0.0 if opened_s is None else now_s - opened_s
+        if self._budgets.is_timed_out(age_s):
+            log.warning("transaction-timed-out", open_s=round(age_s, 1), rows=rows)
+            return
+        # A transaction that outlived its time-out looks the same as a rival. A rival does it again.
+        if self._fenced_s is not None and now_s - self._fenced_s < FENCED_AGAIN_S:
+            raise fenced(broken.fenced_by)
+        self._fenced_s = now_s

@@ -126,8 +126,10 @@ class Lifecycle:
                     self.changed.wait(HELD_LOOK_S)
             return False
 
-    def advance(self, event: Event) -> None:
-        """Go to the next state. Raises InternalError where the table has none."""
+    def advance(self, event: Event | None) -> None:
+        """Go to the next state; None: stay. Raises InternalError where the table has none."""
+        if event is None:
+            return
         with self.changed:
             if event not in TRANSITIONS[self.state]:
                 raise InternalError(

@@ -27,7 +27,6 @@ from bridge.dead_letters.listing import Letterbox
 from bridge.delivery.dispatcher import Dispatcher
 from bridge.delivery.plan.spans import OpenTelemetry
 from bridge.delivery.targets.cache import Targets
-from bridge.delivery.targets.look_up import TargetLookUp
 from bridge.errors import BridgeError, EnvironmentFailure, InternalError, StateError
 from bridge.kafka.admin import Cluster
 from bridge.kafka.errors import RECORDS_GONE
@@ -267,25 +266,26 @@ class Application:
             pending_s=settings.budgets.pending_s,
             explain=repair.explain,
         )
-        look_up = TargetLookUp(librdkafka(settings, "admin"), settings.budgets.look_up_s)
-        targets = self._targets = Targets(look_up, self._clock, self._hearts.watch("targets", CALLS_S), self._pauses)
+        targets = self._targets = wiring.make_targets(settings, self._clock, self._hearts, self._pauses)
         cluster = Cluster(settings)
         wiring.introduce(settings, cluster)
         commands = self._commands = wiring.make_sender(settings, ownership, self._clock)
         planner = wiring.make_planner(settings, targets, self._tracer)
+        beat = self._hearts.watch("dispatcher", dispatcher_s(settings.budgets))
         dispatcher = self._dispatcher = Dispatcher(
-            writer=wiring.make_writer(settings, ownership, self._clock, repair),
+            writer=wiring.make_writer(settings, ownership, self._clock, repair, self._metrics),
             planner=planner,
             targets=targets,
             membership=ownership.membership,
             read_committed=ownership.read_committed_states,
+            doubts=wiring.make_doubts(settings, cluster, self._clock, self._metrics, beat),
             clock=self._clock,
             metrics=self._metrics,
             on_fatal=self.on_fatal,
             commit_interval_ms=settings.delivery.commit_interval,
             transaction_rows=settings.delivery.transaction_rows,
             budgets=settings.budgets,
-            beat=self._hearts.watch("dispatcher", dispatcher_s(settings.budgets)),
+            beat=beat,
             on_answers=commands.on_answers,
             commands_first=wiring.make_commands_first(settings, cluster, self._clock),
             pauses=self._pauses,
@@ -480,7 +480,7 @@ class Application:
         pipeline = self._pipeline
         base = StoreSnapshot(
             heartbeats=self._hearts.ages(),
-            in_doubt=self._identity.counts(),
+            in_doubt=self._identity.counts() | ({} if self._dispatcher is None else self._dispatcher.doubts.counts()),
             unmet=self._conditions.counts(),
             disk_full=pipeline is not None and bool(pipeline.impediments()),
             credentials_refused=bool(self._credentials.alarms()),

@@ -399,7 +399,8 @@ class Pipeline:
         joining = [] if self.store is None else self.store.assignment.joining()
         unread = () if self._suspects is None else self._suspects.alarms()
         come = (f"partitions that have come are being read up to their committed offsets: {_names(joining)}",)
-        return (*(come if joining else ()), *unread, *(() if self.retention is None else self.retention.alarms()))
+        kept = () if self.retention is None else self.retention.alarms()
+        return (*(come if joining else ()), *unread, *kept, *self._context.dispatcher.doubts.alarms())
 
     # ---- parts of start
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Final
 
 import structlog
@@ -13,7 +14,10 @@ from pyspark.sql import SparkSession
 from bridge import __version__
 from bridge.api.listener import Listener
 from bridge.api.source import NotOwnedError, Order, Source
+from bridge.dead_letters.reading import make_consumer
 from bridge.delivery.commands_first import CommandsFirst
+from bridge.delivery.doubt.doubts import Doubts
+from bridge.delivery.doubt.look_up import LookUp
 from bridge.delivery.plan.backoff import RetryPolicy
 from bridge.delivery.plan.overdue import OverduePolicy
 from bridge.delivery.plan.planner import Planner
@@ -21,13 +25,16 @@ from bridge.delivery.plan.record_size import SizeLimits
 from bridge.delivery.plan.spans import OpenTelemetry
 from bridge.delivery.plan.ticks import ScheduleLimits
 from bridge.delivery.producer.acknowledged import AcknowledgedWriter
+from bridge.delivery.producer.outcomes import Incident
 from bridge.delivery.producer.transaction_markers import MarkerRepair
 from bridge.delivery.producer.transactional import TransactionalWriter
 from bridge.delivery.producer.writer import Writer
 from bridge.delivery.resuming import LOOK_S, Named, Resuming
 from bridge.delivery.targets.cache import Targets
+from bridge.delivery.targets.look_up import TargetLookUp
 from bridge.delivery.targets.pauses import Pauses
 from bridge.errors import StateError
+from bridge.ingest.batches.choices import ABORTED, COMMITTED, Choices
 from bridge.install import connector
 from bridge.kafka.admin import Cluster
 from bridge.kafka.membership import Ownership
@@ -42,6 +49,7 @@ from bridge.telemetry.heartbeats import CALLS_S, Heartbeats, Repeating
 from bridge.telemetry.heartbeats import LOOK_S as ANSWER_S
 from bridge.telemetry.http import Protection
 from bridge.telemetry.logins import Logins
+from bridge.telemetry.metrics import Metrics
 from bridge.wire.answers import Answer
 from bridge.wire.committed_state import CommittedState, decode_metadata
 from bridge.wire.headers import AS_DUE_MS
@@ -83,6 +91,11 @@ def make_planner(settings: Settings, targets: Targets, tracer: OpenTelemetry | N
         partitioner=str(properties["partitioner"]),
         tracer=tracer,
     )
+
+
+def make_targets(settings: Settings, clock: Clock, hearts: Heartbeats, pauses: Pauses) -> Targets:
+    look_up = TargetLookUp(librdkafka(settings, "admin"), settings.budgets.look_up_s)
+    return Targets(look_up, clock, hearts.watch("targets", CALLS_S), pauses)
 
 
 def make_pauses(settings: Settings, clock: Clock) -> Pauses:
@@ -145,11 +158,32 @@ def make_repair(settings: Settings) -> MarkerRepair:
     return MarkerRepair(settings, coordinators(settings, connector.jars))
 
 
-def make_writer(settings: Settings, ownership: Ownership, clock: Clock, repair: MarkerRepair) -> Writer:
+def make_writer(
+    settings: Settings, ownership: Ownership, clock: Clock, repair: MarkerRepair, metrics: Metrics
+) -> Writer:
     properties = librdkafka(settings, "producer")
     if settings.delivery.mode == "at-least-once":
         return AcknowledgedWriter(properties, clock, ownership.commit_offsets, budgets=settings.budgets)
-    return TransactionalWriter(properties, clock, budgets=settings.budgets, repair=repair)
+
+    def on_incident(incident: Incident) -> None:
+        metrics.incident(incident.value)
+
+    return TransactionalWriter(properties, clock, budgets=settings.budgets, repair=repair, on_incident=on_incident)
+
+
+def make_doubts(
+    settings: Settings, cluster: Cluster, clock: Clock, metrics: Metrics, beat: Callable[[], None] = lambda: None
+) -> Doubts:
+    """What looks transactions up that ended without being asked to."""
+    directory = settings.store.directory
+    return Doubts(
+        read=LookUp(cluster, partial(make_consumer, settings), clock, beat),
+        is_committed=Choices(directory, COMMITTED),
+        is_aborted=Choices(directory, ABORTED),
+        letter_topics={settings.dead_letter_topic(name) for name in settings.delay_topics},
+        clock=clock,
+        metrics=metrics,
+    )
 
 
 def make_sender(settings: Settings, ownership: Ownership, clock: Clock) -> CommandSender:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from bridge.ingest.batches.choices import SKIPPED, Choices
 from bridge.ingest.batches.reader import BatchReader
 from bridge.ingest.batches.reading_mark import ReadingMark
-from bridge.ingest.batches.skips import Skips
 from bridge.ingest.batches.suspects import Suspects
 from bridge.ingest.decode_records import decode_records, unread_entry
-from bridge.settings.clients import java_client, system_properties
+from bridge.settings.clients import java_client
 from bridge.settings.model import Settings
+from bridge.spark.session import system_properties
 from bridge.wire.decode_epochs import DecodeEpochs
 from timerstore.clock import Clock
 from timerstore.rows.sources import SourceName
@@ -28,7 +29,7 @@ def make_suspects(
         read=BatchReader(lambda: java_client(settings), jars, lambda: system_properties(settings)).read,
         decode=lambda records: decode_records(records, all_epochs),
         unread=unread_entry,
-        skips=Skips(settings.store.directory),
+        skips=Choices(settings.store.directory, SKIPPED),
         mark=ReadingMark(settings.store.directory),
         clock=clock,
     )

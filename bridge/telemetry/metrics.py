@@ -22,6 +22,7 @@ from bridge.wire.reasons import RejectReason
 from bridge.wire.schedule import Missed
 
 TIME_TO_GO: Final = ("1m", "5m", "1h", "6h", "1d", "7d", "more")
+INCIDENTS: Final = ("end in doubt", "id renewed", "delivery waited", "ended unasked")
 DURATION_BUCKETS_S: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
 
 
@@ -130,6 +131,21 @@ class Metrics:
         self._rebuilt = self._counter(
             "producer_rebuilds", "Producers replaced because the outcome of a commit was unknown."
         )
+        self._incidents = self._counter(
+            "transaction_incidents",
+            "Transactions whose end is in doubt, and what followed. ended unasked: one had ended before the bridge "
+            "asked for that, and its messages are looked up in their topics. Must stay 0.",
+            "incident",
+            known=INCIDENTS,
+        )
+        self._found = self._counter(
+            "rows_found", "Messages that a transaction had written which ended unasked: they are not written again."
+        )
+        self._rewritten = self._counter(
+            "states_rewritten",
+            "Committed states of partitions that Kafka did not hold as they were committed, and that were written "
+            "again. Must stay 0.",
+        )
         self.rebalances = self._counter("rebalances", "Restarts of the pipeline for new partitions.")
         self._clock_jumps = self._counter(
             "clock_jumps",
@@ -206,6 +222,18 @@ class Metrics:
     def producer_rebuilt(self) -> None:
         """The producer was dropped and made anew."""
         self._rebuilt.inc()
+
+    def incident(self, kind: str) -> None:
+        """One of INCIDENTS."""
+        self._incidents.labels(kind).inc()
+
+    def rows_found(self, count: int) -> None:
+        """So many rows of a transaction were in their topics."""
+        self._found.inc(count)
+
+    def states_rewritten(self, count: int) -> None:
+        """So many partitions have their committed state again."""
+        self._rewritten.inc(count)
 
     def clock_jumped(self, jump_ms: int) -> None:
         """The wall clock jumped, forward or (negative) back."""

@@ -26,6 +26,7 @@ from bridge.delivery.targets.look_up import TargetLookUp
 from bridge.errors import BridgeError
 from bridge.kafka.admin import Cluster
 from bridge.kafka.membership import Ownership
+from bridge.runtime import wiring
 from bridge.settings.clients import librdkafka
 from bridge.settings.model import Settings
 from bridge.start.facts import gather as gather_facts
@@ -79,7 +80,7 @@ class Tally:
         self.lateness_ms: list[int] = []
         self.transactions = self.aborted = self.rebuilt = self.rolls = self.deferrals = self.forwarded = 0
         self.longest_s = 0.0
-        self.held = self.steps_refused = 0
+        self.held = self.steps_refused = self.found = self.rewritten = 0
 
     def committed(self, counts: Counts, seconds: float) -> None:
         self.by_topic += counts.delivered
@@ -104,6 +105,12 @@ class Tally:
 
     def producer_rebuilt(self) -> None:
         self.rebuilt += 1
+
+    def rows_found(self, count: int) -> None:
+        self.found += count
+
+    def states_rewritten(self, count: int) -> None:
+        self.rewritten += count
 
 
 def settings_for(bootstrap: str, *delay_topics: str, **tree: Any) -> Settings:
@@ -201,6 +208,7 @@ class Rig:
             targets=self.targets,
             membership=self.ownership.membership,
             read_committed=self.ownership.read_committed_states,
+            doubts=wiring.make_doubts(self.settings, Cluster(self.settings), self.clock, cast(Metrics, self.tally)),
             clock=self.clock,
             metrics=cast(Metrics, self.tally),
             on_fatal=self.fatal.append,

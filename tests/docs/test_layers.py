@@ -11,7 +11,7 @@ from tests.paths import ROOT
 STORE: Final = (
     *("clock", "errors", "limits", "rows", "disk", "memory", "cancels", "log", "operations", "assignment", "store"),
 )
-DELIVERY: Final = ("delivery/targets", "delivery/plan", "delivery/producer", "delivery")
+DELIVERY: Final = ("delivery/targets", "delivery/doubt", "delivery/plan", "delivery/producer", "delivery")
 BRIDGE: Final = (
     *("errors", "wire", "settings", "telemetry", "kafka", "client", "spark"),
     *("ingest/watch", "ingest/batches", "ingest", "dead_letters"),

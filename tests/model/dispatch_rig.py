@@ -22,6 +22,8 @@ from confluent_kafka import KafkaError, Producer
 
 from bridge.delivery.commands_first import CommandsFirst
 from bridge.delivery.dispatcher import Dispatcher
+from bridge.delivery.doubt.doubts import Doubts
+from bridge.delivery.doubt.records import See
 from bridge.delivery.narrowing import STRIKES_MAX
 from bridge.delivery.plan.backoff import RetryPolicy
 from bridge.delivery.plan.dead_letters import release
@@ -146,6 +148,19 @@ def decoded(source: SourceName, offset: int, record: Record) -> Row:
     )  # fmt: skip
 
 
+class Chosen(set[tuple[SourceName, int]]):
+    """What an operator has chosen, in place of a file."""
+
+    failure: EnvironmentFailure | None = None
+
+    def follow(self, name: SourceName, offset: int) -> bool:
+        if self.failure is not None:
+            raise self.failure
+        is_chosen = (name, offset) in self
+        self.discard((name, offset))
+        return is_chosen
+
+
 IDENTITY = Identity(cluster_id="cluster", topic_ids={DELAY: "a"})
 
 
@@ -159,20 +174,6 @@ class SteppedStore(TimerStore):
         ms = 1.0 if self.state.has_news else math.ceil(1_000 * (timeout_s or 0))
         self.state.has_news = False
         self.pass_ms(ms)
-
-
-class SteppedDispatcher(Dispatcher):
-    """Whose pauses move the clock."""
-
-    pass_ms: Callable[[float], None]
-
-    def step(self) -> None:
-        """What the thread does over and over."""
-        if self._life.obey(self._beat):
-            self._step()
-
-    def _pause(self, seconds: float) -> None:
-        self.pass_ms(1_000 * seconds)
 
 
 class _InLine:
@@ -272,6 +273,11 @@ class DispatchRig:
         self.is_indulgent = False
         """Anything may be put off: all brokers were slow, or silent, or out of reach."""
         self.opened = self.followed = 0
+        self.unreadable: set[str] = set()
+        """Topics on which Read is not granted."""
+        self.is_answering = True
+        self.read_back = 0
+        self.chosen = {word: Chosen() for word in ("committed", "aborted")}
         self.reads: Mapping[SourceName, int] = {}
         """So far ingest comes, where it is said."""
         for name in SOURCES:
@@ -301,12 +307,21 @@ class DispatchRig:
             dead_letter_topics={DELAY: LETTERS},
             retry=RETRY,
         )
-        self.dispatcher = SteppedDispatcher(
+        self.doubts = Doubts(
+            read=self.read_since,
+            is_committed=self.chosen["committed"],
+            is_aborted=self.chosen["aborted"],
+            letter_topics={LETTERS},
+            clock=self.clock,
+            metrics=cast(Metrics, self.tally),
+        )
+        self.dispatcher = Dispatcher(
             writer=self.writer,
             planner=planner,
             targets=self.targets,
             membership=self.membership,
             read_committed=self.read_committed,
+            doubts=self.doubts,
             clock=self.clock,
             metrics=cast(Metrics, self.tally),
             on_fatal=lambda error: None,
@@ -314,7 +329,7 @@ class DispatchRig:
             budgets=self.budgets,
             commands_first=CommandsFirst(self.clock, log_ends=self.log_ends, run=lambda look: look()),
         )
-        self.dispatcher.pass_ms = self.pass_ms
+        self.dispatcher._life.pause = self.wait  # type: ignore[method-assign]
         self._refreshed_s = self.clock.monotonic_s()
         self.open_store()
 
@@ -386,7 +401,9 @@ class DispatchRig:
             self.followed += 1
 
     def _is_up_to_date(self) -> bool:
-        return self.revocations == self.dispatcher._revocations and not self.dispatcher._life.is_asked(Request.HOLD)
+        return self.revocations == self.dispatcher._partitions.revocations and not self.dispatcher._life.is_asked(
+            Request.HOLD
+        )
 
     def close(self) -> None:
         """Everything is gone."""
@@ -419,10 +436,35 @@ class DispatchRig:
             partitions=frozenset(self.owned), revocations=self.revocations, metadata=self.kafka.generation
         )
 
-    def read_committed(self, names: Collection[SourceName]) -> Mapping[SourceName, CommittedState]:
+    def read_since(
+        self,
+        topics: Collection[str],
+        since: Mapping[SourceName, int],
+        began_ms: int,  # noqa: ARG002 - all is read here
+        see: See,
+    ) -> dict[str, str]:
+        """What a look-up of records reads, but for the topics that may not be read."""
+        self._must_answer()
+        starts = {(topic, number): 0 for topic in topics for number in range(TOPICS.get(topic, 0))} | dict(since)
+        for place, start in starts.items():
+            for record in self.kafka.logs[place][start:] if place[0] not in self.unreadable else ():
+                see(*place, list(record.headers))
+        return dict.fromkeys({topic for topic, _ in starts} & self.unreadable, "denied")
+
+    def read_committed(
+        self,
+        names: Collection[SourceName],
+        timeout_s: float | None = None,  # noqa: ARG002 - it answers at once, or not at all
+    ) -> Mapping[SourceName, CommittedState]:
+        self.read_back += 1
+        self._must_answer()
         if self.kafka.are_pending(list(names)):
             raise EnvironmentFailure("offsets are pending", hint="Scripted.")
         return {name: decode_metadata(name, *self.kafka.offsets[name]) for name in names}
+
+    def _must_answer(self) -> None:
+        if not self.is_answering:
+            raise EnvironmentFailure("the brokers do not answer", hint="Scripted.")
 
     # -- the other side
 
@@ -473,7 +515,7 @@ class DispatchRig:
         if window is not None:
             self.store.wheel.admit(window, gather(window))
         try:
-            self.dispatcher.step()
+            self.dispatcher._step()
         except (FencedError, EnvironmentFailure) as error:
             is_explained = self._is_a_rival() if isinstance(error, FencedError) else self._may_end()
             if not is_explained:

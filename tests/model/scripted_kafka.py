@@ -146,6 +146,10 @@ class Kafka:
         self.meanwhile: list[Callable[[], None]] = []
         """Happens while the brokers are waited for next."""
         self.began = self.committed = self.aborted = self.expired = 0
+        self.torn: set[tuple[str, int]] = set()
+        """Ids and epochs whose transaction has ended unasked."""
+        self.tears_at: tuple[str, int] | None = None
+        """At what step (report, offsets, commit) the next one does; of reports, after so many."""
         self.on_commit: Callable[[Open], None] = lambda _: None
         self.on_offsets: Callable[[Sequence[SourceName]], None] = lambda _: None
 
@@ -223,6 +227,19 @@ class Kafka:
         for record in transaction.records:
             self.logs[record.topic, record.partition].append(record)
         self.offsets.update(transaction.offsets)
+
+    def tear(self, name: str, step: str, count: int = 0) -> bool:
+        """Whether the open transaction of an id is ended unasked at this step: what it has by now is committed, and
+        nothing more under its epoch."""
+        if self.tears_at is None or self.tears_at[0] != step or count < self.tears_at[1]:
+            return False
+        transaction, self.tears_at = self.add(name), None
+        del self.open[name]
+        self.torn.add((name, self.epochs[name]))
+        for record in transaction.records:
+            self.logs[record.topic, record.partition].append(record)
+        self.offsets.update(transaction.offsets)
+        return True
 
     def are_pending(self, names: Sequence[SourceName]) -> bool:
         """Whether offsets of these partitions are in an open transaction."""

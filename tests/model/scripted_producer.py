@@ -102,6 +102,7 @@ class ScriptedProducer:
         transaction.offsets.update(
             {(each.topic, each.partition): (each.offset, each.metadata or "") for each in offsets}
         )
+        self.kafka.tear(self.name, "offsets")
 
     def commit_transaction(self, timeout: float) -> None:
         fault = next((fault for fault in self.kafka.faults if fault.step == "commit"), None)
@@ -112,6 +113,7 @@ class ScriptedProducer:
                 self.kafka.commit(self.name)
         self._call("commit", timeout)
         self.flush(0)
+        self.kafka.tear(self.name, "commit")
         self._must_be_well()
         if self._queue:
             self.kafka.pass_ms(1_000 * timeout)
@@ -177,12 +179,20 @@ class ScriptedProducer:
             raise KafkaException(self._abortable)
         if self.kafka.epochs.get(self.name) != self._epoch:
             raise KafkaException(self._be_fenced())
+        if (self.name, self._epoch) in self.kafka.torn:
+            raise self._ended()
 
     def _be_fenced(self) -> KafkaError:
         self._fatal = KafkaError(KafkaError._FENCED, "another producer, or a time-out", fatal=True)
         words = KafkaError(KafkaError._FENCED).str()  # the wrapped error names the cause in words only
         self._error_cb(KafkaError(KafkaError._FATAL, f"Fatal error: {words}", fatal=True))
         return self._fatal
+
+    def _ended(self) -> KafkaException:
+        """Its transaction has ended, and it did not ask for that."""
+        self._fatal = KafkaError(KafkaError.INVALID_TXN_STATE, fatal=True)
+        self._error_cb(KafkaError(KafkaError._FATAL, f"Fatal error: {self._fatal.str()}", fatal=True))
+        return KafkaException(self._fatal)
 
     def _failed(self, fault: Fault) -> KafkaException:
         error = fault.error()
@@ -233,7 +243,13 @@ class ScriptedProducer:
                 if fault.is_fatal:
                     self._failed(fault)
                 return
-        self.kafka.add(self.name).records += [record for record, _ in batch]
+        if (self.name, self._epoch) in self.kafka.torn:
+            self._refuse(batch, {id(record): KafkaError(KafkaError.INVALID_TXN_STATE) for record, _ in batch})
+            self._ended()
+            return
+        transaction = self.kafka.add(self.name)
+        transaction.records += [record for record, _ in batch]
+        self.kafka.tear(self.name, "report", len(transaction.records))
         for record, report in batch:
             self._report(record, report, None)
 

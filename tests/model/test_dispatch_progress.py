@@ -298,7 +298,7 @@ def test_a_take_that_fails_half_way_ends_delivery(rig: DispatchRig, monkeypatch:
             deliver(rig, 5)
     rig.pass_ms(2_000)
     with pytest.raises(Inconsistent):
-        rig.dispatcher.step()
+        rig.dispatcher._step()
     assert not rig.delivered
     rig.crash()
     deliver_all(rig)

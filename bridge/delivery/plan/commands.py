@@ -36,10 +36,11 @@ import numpy as np
 import pyarrow as pa
 import structlog
 
+from bridge.delivery.doubt.findings import Findings
 from bridge.delivery.plan.copies import copies
 from bridge.delivery.plan.dead_letters import COPY_TOO_LARGE, dead_letters, held_rows
 from bridge.delivery.plan.due_rows import Batch, DueRows, Ids
-from bridge.delivery.plan.fates import Findings, OwnTopics, Unplannable, unreadable_copies
+from bridge.delivery.plan.fates import OwnTopics, Unplannable, unreadable_copies
 from bridge.delivery.plan.record_size import record_bytes
 from bridge.delivery.plan.ticks import moved as moved_schedule
 from bridge.delivery.targets.target import Target

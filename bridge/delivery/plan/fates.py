@@ -13,6 +13,8 @@ every row has exactly one at any time.
                    DELIVER ROLL  no schedule, or none that names a moment           LETTER    bad-schedule, beyond-max
                    DELIVER ADVANCE  its next tick can be copied nowhere             LETTER    too-large
     misnamed       (the same)    a header whose name the client would cut           LETTER    bad-header-name
+    written        any           its record is in Kafka already                     NOTHING
+                   any           the same, but the next tick of its schedule is not ADVANCE
     after_aborts   DELIVER       rejected by its target in an earlier attempt       LETTER    what the brokers said
                    DELIVER       to be left out, as an earlier attempt showed       RETRY     what the brokers said
     overdue        DELIVER       waited for longer than the policy allows           LETTER    overdue
@@ -46,7 +48,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from types import MappingProxyType
 from typing import Final
@@ -54,6 +56,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from bridge.delivery.doubt.findings import Findings, Part
 from bridge.delivery.plan.backoff import IN_DOUBT_MS, WINDOW_MS, RetryPolicy, parked_ms
 from bridge.delivery.plan.copies import copies, copy_sizes
 from bridge.delivery.plan.dead_letters import COPY_TOO_LARGE, DETAIL_CHARS_MAX, dead_letters, is_held, reason_of
@@ -96,20 +99,6 @@ _LASTING: Final = frozenset({RejectReason.TARGET_DENIED, RejectReason.UNKNOWN_TA
 """A delay topic that takes no copies for one of these will not soon: dead letters in place of retries."""
 _LETTER_BYTES: Final = 4 * DETAIL_CHARS_MAX + 1_000
 """By how much a dead letter may exceed the copy of its record: the reason in words, and the names of its headers."""
-
-
-@dataclass(frozen=True, slots=True)
-class Findings:
-    """What aborts have taught of single records, by packed (source, offset)."""
-
-    rejected: dict[int, Refusal] = field(default_factory=dict)
-    """Their targets reject them."""
-    no_letter: set[int] = field(default_factory=set)
-    no_copy: set[int] = field(default_factory=set)
-    cut: set[int] = field(default_factory=set)
-    """Their dead letters fit only if cut."""
-    put_off: dict[int, Refusal] = field(default_factory=dict)
-    """One of these spoils transactions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -338,6 +327,19 @@ def misnamed(rows: DueRows, fates: Fates) -> Fates:
     for was in (Fate.DELIVER, Fate.ROLL, Fate.ADVANCE):
         fates = fates.instead(hit, Fate.LETTER, refusal, was=was)
     return fates
+
+
+def written(rows: DueRows, fates: Fates, findings: Findings, ticks: Ticks | None) -> Fates:
+    """What is in Kafka already is not written again; what is missing of a schedule is."""
+    if not findings.written:
+        return fates
+    parts = np.array([findings.written.get(key, Part.NONE) for key in rows.keys.tolist()], dtype=np.int8)
+    is_there, goes_on = (parts & Part.RECORD) > 0, np.zeros(len(rows), dtype=np.bool_)
+    if ticks is not None:
+        ticks.ends(np.flatnonzero(parts & Part.NEXT))
+        goes_on = ticks.has_next
+    fates = fates.put(np.flatnonzero(is_there & ~goes_on), Fate.NOTHING)
+    return fates.put(np.flatnonzero(is_there & goes_on), Fate.ADVANCE)
 
 
 def unreadable_copies(rows: DueRows) -> dict[int, Refusal]:

@@ -19,13 +19,14 @@ import numpy as np
 import pyarrow as pa
 import structlog
 
+from bridge.delivery.doubt.findings import Findings
 from bridge.delivery.plan import fates as passes
 from bridge.delivery.plan.backoff import RetryPolicy
 from bridge.delivery.plan.commands import CommandOutput, Commands
 from bridge.delivery.plan.copies import copies, next_ticks
 from bridge.delivery.plan.dead_letters import dead_letters, held
 from bridge.delivery.plan.due_rows import Batch, DueRows, Ids, SourceColumns, TargetRows, integers
-from bridge.delivery.plan.fates import Fate, Fates, Findings, OwnTopics, Unplannable
+from bridge.delivery.plan.fates import Fate, Fates, OwnTopics, Unplannable
 from bridge.delivery.plan.forwarded_cancels import Forwards
 from bridge.delivery.plan.overdue import BURST_MS, CatchUp, OverduePolicy
 from bridge.delivery.plan.record_size import SizeLimits, parted
@@ -223,7 +224,7 @@ class Planner:
             rows.redue(found.due_ms)
             self._assure(rows, own, np.flatnonzero(found.has_next), now_ms)
             fates = passes.recurring(rows, fates, found, own())
-        fates = passes.misnamed(rows, fates)
+        fates = passes.written(rows, passes.misnamed(rows, fates), findings, found)
         fates = passes.after_aborts(rows, fates, findings)
         fates = self._catching_up(rows, fates, own, now_ms)
         if found is not None and loan is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from bridge.delivery.targets.cache import Targets
@@ -18,7 +18,8 @@ the transaction."""
 class StallWatch:
     """Looks at the targets of one transaction at a time. One thread."""
 
-    def __init__(self, targets: Targets, clock: Clock) -> None:
+    def __init__(self, targets: Targets, clock: Clock, beat: Callable[[], None] = lambda: None) -> None:
+        self._beat = beat
         self._targets = targets
         self._clock = clock
         self._ping: Ping | None = None
@@ -31,6 +32,7 @@ class StallWatch:
         """Whether a target takes less by now than was `believed` when records were sent to it: a leader is unresponsive
         (its breakers are opened), or the brokers say so. To be called again and again while nothing is acknowledged.
         """
+        self._beat()
         now_s = self._clock.monotonic_s()
         self._refresh_s = min(self._refresh_s, stalled_s + LOOK_S)  # another stall begins anew
         if self._ping is None or now_s - stalled_s >= self._ping.asked_s:

@@ -20,9 +20,9 @@ import pyarrow as pa
 import structlog
 
 from bridge.errors import BridgeError, EnvironmentFailure
+from bridge.ingest.batches.choices import Choices
 from bridge.ingest.batches.reader import CorruptBatch, End, Found, Stretch, TooLarge
 from bridge.ingest.batches.reading_mark import ReadingMark
-from bridge.ingest.batches.skips import Skips
 from bridge.spark.errors import JAVA_ENDED, is_about_records
 from bridge.wire.reasons import RejectReason
 from bridge.wire.received import FRAMING_BYTES, Record, Unread
@@ -64,7 +64,7 @@ class Suspects:
         read: Read,
         decode: Callable[[Iterable[Record]], pa.Table],
         unread: Callable[[Unread], pa.Table],
-        skips: Skips,
+        skips: Choices,
         mark: ReadingMark,
         clock: Clock,
     ) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pyarrow as pa
 
 from bridge.errors import EnvironmentFailure
+from bridge.ingest.batches.choices import SKIPPED, Choices
 from bridge.ingest.batches.reader import CorruptBatch, End, Found, Stretch
 from bridge.ingest.batches.reading_mark import ReadingMark
-from bridge.ingest.batches.skips import Skips
 from bridge.ingest.batches.suspects import Suspects
 from bridge.ingest.decode_records import decode_records, unread_entry
 from bridge.ingest.plain_reader import NOTHING, PlainReader, Read, by_source
@@ -154,7 +154,7 @@ def suspects(batches: Batches, clock: Clock, directory: Path) -> Suspects:
         read=batches.read,
         decode=lambda records: decode_records(records, EPOCHS),
         unread=unread_entry,
-        skips=Skips(directory),
+        skips=Choices(directory, SKIPPED),
         mark=ReadingMark(directory),
         clock=clock,
     )

@@ -51,14 +51,15 @@ class Bench:
             monkeypatch.setattr(module, name, mock.MagicMock())
         module.Credentials.return_value.alarms.return_value = ()  # type: ignore[attr-defined]
         module.Conditions.return_value.alarms.return_value = ()  # type: ignore[attr-defined]
-        for name in ("TargetLookUp", "Targets", "Cluster", "Lag"):
+        for name in ("Cluster", "Lag"):
             monkeypatch.setattr(module, name, mock.Mock())
         module.Cluster.return_value.topics.return_value = {}  # type: ignore[attr-defined]
         monkeypatch.setattr(module, "run_checks", lambda *_, **__: [])
         monkeypatch.setattr(module, "Ownership", mock.Mock(return_value=self.ownership))
         monkeypatch.setattr(wiring, "session_maker", mock.Mock())
         monkeypatch.setattr(wiring, "make_planner", mock.Mock())
-        monkeypatch.setattr(wiring, "make_writer", mock.Mock())
+        for name in ("make_writer", "make_targets", "make_doubts"):
+            monkeypatch.setattr(wiring, name, mock.Mock())
         monkeypatch.setattr(module, "Dispatcher", mock.Mock(return_value=self.dispatcher))
         monkeypatch.setattr(module, "spark", self.spark)
         monkeypatch.setattr(module, "Pipeline", self.make)

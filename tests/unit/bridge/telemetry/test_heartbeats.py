@@ -264,13 +264,14 @@ def dispatching(bench: Bench, *, opens: Callable[[], None], waits: Callable[[], 
     )
     targets: Any = SimpleNamespace(start=lambda *_: None, stop=lambda: None)
     planner: Any = SimpleNamespace(delay_topics=frozenset(), dead_letter_topics=frozenset())
-    writer: Any = SimpleNamespace(open=opens, close=lambda: None)
+    writer: Any = SimpleNamespace(open=opens, close=lambda: None, look_after=lambda: None)
     dispatcher = Dispatcher(
         writer=writer,
         planner=planner,
         targets=targets,
         membership=lambda: Membership(partitions=frozenset(), revocations=0, metadata=None),
-        read_committed=lambda _: {},
+        read_committed=lambda *_: {},
+        doubts=mock.Mock(**{"held.return_value": frozenset(), "release.return_value": False}),
         clock=bench.clock,
         metrics=cast(Metrics, Tally()),
         on_fatal=fatal,

@@ -10,10 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from bridge.delivery.doubt.findings import Findings
 from bridge.delivery.plan.backoff import RetryPolicy
 from bridge.delivery.plan.commands import Commands
 from bridge.delivery.plan.due_rows import DueRows, SourceColumns
-from bridge.delivery.plan.fates import Findings, Unplannable
+from bridge.delivery.plan.fates import Unplannable
 from bridge.delivery.plan.planner import NOTHING, Plan, Planner
 from bridge.delivery.plan.record_size import record_bytes
 from bridge.delivery.targets.cache import Targets

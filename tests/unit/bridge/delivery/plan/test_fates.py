@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bridge.delivery.doubt.findings import Findings
 from bridge.delivery.plan import fates as passes
 from bridge.delivery.plan.backoff import RetryPolicy
 from bridge.delivery.plan.dead_letters import hold
@@ -21,7 +22,6 @@ from bridge.delivery.plan.fates import (
     OWN,
     Fate,
     Fates,
-    Findings,
     OwnTopics,
     Unplannable,
 )

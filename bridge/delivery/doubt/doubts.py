@@ -1,0 +1,222 @@
+"""Transactions that ended without being asked to: what each has written, and what is not known of it.
+
+    such a transaction ------ its id has a new epoch -----> its records are looked up (look_up.py)
+    a record is there ------------------------------------> its row is finished without another one
+    a record is not there --------------------------------> its row is pending again
+    a topic cannot be read (no Read; no answer, or too much to read, for a minute)
+                              ----------------------------> the partitions of its rows are held
+    held -- `delay-bridge resolve --as aborted` ----------> the rows are pending: what was delivered is repeated
+    held -- `delay-bridge resolve --as committed` --------> the rows are finished: what was not delivered is lost
+
+What is known is in memory, by partition: it outlives a store, but neither the process nor the ownership of a partition.
+There the committed state counts, which says that the rows are pending.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import structlog
+
+from bridge.delivery.doubt.findings import Part
+from bridge.delivery.doubt.records import Planned, See, Wanted
+from bridge.errors import EnvironmentFailure
+from bridge.telemetry.metrics import Metrics
+from timerstore.clock import Clock
+from timerstore.rows.position import OFFSET_BITS, OFFSET_MAX, Int64s
+from timerstore.rows.sources import SourceName, Sources
+
+UNANSWERED_S: Final = 60.0
+CHOICE_S: Final = 1.0
+"""Between two looks at what an operator has chosen."""
+DOUBT: Final = "unasked-end"
+"""The doubt of a partition that is held, in metrics."""
+
+log = structlog.get_logger("bridge.delivery.doubt")
+
+Read = Callable[[Collection[str], Mapping[SourceName, int], int, See], dict[str, str]]
+"""As `LookUp`."""
+
+
+class Choice(Protocol):
+    """What an operator has chosen, by place; as `Choices`."""
+
+    def follow(self, name: SourceName, offset: int) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """What a transaction may have written: its rows, and for each batch the topic, the partitions, and the keys of its
+    rows."""
+
+    planned: Sequence[Planned]
+    sent: Sequence[tuple[str, Collection[int], Int64s]]
+    began_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """Rows of a partition in doubt, by offset, with what they are taken to have if they are taken for delivered."""
+
+    rows: Mapping[int, Part]
+
+    @property
+    def offset(self) -> int:
+        """The place by which an operator names them."""
+        return min(self.rows)
+
+    @property
+    def doubt(self) -> str:
+        """In words."""
+        return f"whether {len(self.rows)} messages were delivered is not known (DB-4071)"
+
+
+class Doubts:
+    """See the module. The dispatcher's thread; `held` and `alarms` any."""
+
+    def __init__(
+        self,
+        *,
+        read: Read,
+        is_committed: Choice,
+        is_aborted: Choice,
+        letter_topics: Collection[str],
+        clock: Clock,
+        metrics: Metrics,
+    ) -> None:
+        self._read = read
+        self._is_committed, self._is_aborted = is_committed, is_aborted
+        self._letter_topics = letter_topics
+        self._clock = clock
+        self._metrics = metrics
+        self.written: dict[int, Part] = {}
+        """What rows have in Kafka, by packed (source, offset); the same object always."""
+        self._by_name: dict[SourceName, dict[int, Part]] = {}
+        self._firsts: dict[SourceName, int] = {}
+        """The key of offset 0, of the partitions that the store has."""
+        self._held: dict[SourceName, _Held] = {}
+        self._asked_s: float | None = None
+        self._looked_s = 0.0
+
+    def settle(self, output: Output, since: Mapping[SourceName, int], sources: Sources) -> None:
+        """Look up what a transaction has written: its id has a new epoch, and its rows go back to the store after this.
+        `since`: where the partitions of delay topics ended before it. Raises EnvironmentFailure without an answer, for
+        UNANSWERED_S at most."""
+        wanted = Wanted(output.planned, sources, self._letter_topics)
+        own = {(topic, number) for topic, numbers, _ in output.sent for number in numbers} & since.keys()
+        topics = {topic for topic, _, _ in output.sent} - {topic for topic, _ in sources}
+        if self._asked_s is None:
+            self._asked_s = self._clock.monotonic_s()
+        try:
+            unread = self._read(topics, {name: since[name] for name in own}, output.began_ms, wanted.see)
+        except EnvironmentFailure as failure:
+            if self._clock.monotonic_s() - self._asked_s < UNANSWERED_S:
+                raise
+            unread = dict.fromkeys(topics | {topic for topic, _ in own}, str(failure))
+        self._asked_s = None
+        self._note(wanted.seen, sources)
+        self._hold(output.sent, unread, sources)
+        found = sum(Part.RECORD in part for part in wanted.seen.values())
+        self._metrics.rows_found(found)
+        rows = sum(len(piece.keys) for piece in output.planned)
+        log.warning("transaction-looked-up", rows=rows, found=found, unread=", ".join(sorted(unread)))
+
+    def _note(self, seen: Mapping[int, Part], sources: Sources) -> None:
+        for key, part in seen.items():
+            mine = self._by_name.setdefault(sources.name(key >> OFFSET_BITS), {})
+            mine[key & OFFSET_MAX] = mine.get(key & OFFSET_MAX, Part.NONE) | part
+        self.number(sources)
+
+    def _hold(
+        self, sent: Iterable[tuple[str, Collection[int], Int64s]], unread: Mapping[str, str], sources: Sources
+    ) -> None:
+        delay_topics = {topic for topic, _ in sources}
+        rows: dict[SourceName, dict[int, Part]] = {}
+        reasons: dict[SourceName, str] = {}
+        for topic, _, keys in (each for each in sent if each[0] in unread):
+            sought = Part.RECORD | Part.NEXT if topic in delay_topics else Part.RECORD
+            for key in keys.tolist():
+                if sought & ~self.written.get(key, Part.NONE):
+                    name, offset = sources.name(key >> OFFSET_BITS), key & OFFSET_MAX
+                    mine = rows.setdefault(name, {})
+                    mine[offset] = mine.get(offset, Part.NONE) | sought
+                    reasons[name] = f"{topic}: {unread[topic]}"
+        for name, mine in rows.items():
+            before = self._held[name].rows if name in self._held else {}
+            self._held[name] = _Held({**before, **mine})
+            place = f"{name[0]}/{name[1]}/{self._held[name].offset}"
+            log.error("messages-in-doubt", code="DB-4071", place=place, rows=len(mine), reason=reasons[name])
+
+    # -- another store, other partitions
+
+    def number(self, sources: Sources) -> None:
+        """The rows are named by these sources from now on."""
+        self.written.clear()
+        self._firsts = {name: sources.index(*name) << OFFSET_BITS for name in self._by_name if name in sources}
+        for name, first in self._firsts.items():
+            self.written.update((first | offset, part) for offset, part in self._by_name[name].items())
+
+    def forget(self, names: Collection[SourceName]) -> None:
+        """These partitions are another instance's."""
+        for name in names:
+            self._held.pop(name, None)
+            first = self._firsts.pop(name, 0)
+            for offset in self._by_name.pop(name, {}):
+                self.written.pop(first | offset, None)
+
+    def finished(self, keys: Iterable[Int64s]) -> None:
+        """The transaction with these rows is committed."""
+        if not self.written:
+            return
+        over = {key for piece in keys for key in piece.tolist()} & self.written.keys()
+        for key in over:
+            del self.written[key]
+        for name, first in self._firsts.items():
+            self._by_name[name] = {o: part for o, part in self._by_name[name].items() if first | o not in over}
+
+    # -- what is held
+
+    def held(self) -> frozenset[SourceName]:
+        """Partitions of which nothing is delivered until an operator has chosen."""
+        return frozenset(self._held)
+
+    def counts(self) -> dict[tuple[str, str], int]:
+        """How many partitions of each topic are held, by topic and doubt."""
+        return dict(Counter((topic, DOUBT) for topic, _ in list(self._held)))
+
+    def alarms(self) -> tuple[str, ...]:
+        """In words, for the health."""
+        held = sorted(dict(self._held).items())
+        return tuple(f"{topic}/{number} is held: {each.doubt}" for (topic, number), each in held)
+
+    def release(self, sources: Sources) -> bool:
+        """Follow what an operator has chosen; whether anything is."""
+        now_s = self._clock.monotonic_s()
+        if not self._held or now_s - self._looked_s < CHOICE_S:
+            return False
+        self._looked_s = now_s
+        try:
+            chosen = [name for name in sorted(self._held) if self._is_chosen(name, self._held[name])]
+        except EnvironmentFailure as failure:
+            log.warning("choices-not-read", code=failure.code, reason=str(failure))
+            return False
+        for name in chosen:
+            del self._held[name]
+        if chosen:
+            self.number(sources)
+        return bool(chosen)
+
+    def _is_chosen(self, name: SourceName, held: _Held) -> bool:
+        is_committed = self._is_committed.follow(name, held.offset)
+        if not is_committed and not self._is_aborted.follow(name, held.offset):
+            return False
+        if is_committed:
+            mine = self._by_name.setdefault(name, {})
+            for offset, part in held.rows.items():
+                mine[offset] = mine.get(offset, Part.NONE) | part
+        place, ending = f"{name[0]}/{name[1]}/{held.offset}", "committed" if is_committed else "aborted"
+        log.warning("doubt-resolved", place=place, rows=len(held.rows), ending=ending)
+        return True

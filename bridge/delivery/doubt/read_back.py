@@ -1,0 +1,110 @@
+"""Compares the committed states with the bridge's own, in case that Kafka does not hold what it has confirmed.
+
+A request that was sent twice may arrive a second time within a later transaction of the same id, and put its offsets in
+place of those that were committed since. The bridge knows better for as long as a partition is its own. States are read
+back where nobody waits for delivery: once when a busy period is over, before the partitions are given up or the process
+ends, and after a transaction that is in doubt. What differs is written again, under the group's metadata: if the
+partition is another instance's by then, brokers refuse it, and that instance has written what was read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Final
+
+import structlog
+
+from bridge.errors import BridgeError, FencedError, StateError
+from bridge.kafka.membership import Membership
+from bridge.telemetry.metrics import Metrics
+from bridge.wire.committed_state import CommittedState
+from timerstore.clock import Clock
+from timerstore.rows.sources import SourceName
+
+IDLE_S: Final = 1.0
+"""So long after the last commit a busy period is over."""
+ANSWER_S: Final = 0.5
+"""How long the brokers may take: what falls due meanwhile is late."""
+AGAIN_S: Final = 10.0
+"""Between two attempts without an answer."""
+FOREIGN: Final = frozenset({"DB-4003", "DB-4004"})
+"""Codes of what no bridge has written: it is not what was committed here."""
+
+States = Mapping[SourceName, CommittedState]
+ReadCommitted = Callable[[Collection[SourceName], float | None], Mapping[SourceName, CommittedState | None]]
+"""Reads stable states, for so many seconds at most (None: as long as a transaction may be open)."""
+
+log = structlog.get_logger("bridge.delivery.doubt")
+
+
+class ReadBack:
+    """See the module. One thread."""
+
+    def __init__(
+        self, read: ReadCommitted, membership: Callable[[], Membership], clock: Clock, metrics: Metrics
+    ) -> None:
+        self._read = read
+        self._membership = membership
+        self._clock = clock
+        self._metrics = metrics
+        self._is_new = False
+        """Whether anything was committed since the last look."""
+        self._is_in_doubt = False
+        self._not_before_s = 0.0
+        self.wrong: dict[SourceName, CommittedState | None] = {}
+        """What Kafka holds where that is not the bridge's own state, which is to be written again."""
+
+    def is_due(self, idle_s: float) -> bool:
+        """Whether it is time to look, so long after the last commit."""
+        is_over = idle_s >= IDLE_S or self._is_in_doubt
+        return self._is_new and is_over and self._clock.monotonic_s() >= self._not_before_s
+
+    @property
+    def is_new(self) -> bool:
+        """Whether Kafka may hold something else than at the last look."""
+        return self._is_new
+
+    def committed(self, written: Collection[SourceName], *, is_in_doubt: bool) -> None:
+        """A transaction that carries these was committed; `is_in_doubt`: some request may have been sent twice."""
+        self._is_new, self._is_in_doubt = True, self._is_in_doubt or is_in_doubt
+        again = {name: self.wrong.pop(name) for name in written if name in self.wrong}
+        if again:
+            names = ", ".join(f"{topic}/{number}" for topic, number in sorted(again))
+            held = ", ".join("another" if state is None else str(state.offset) for _, state in sorted(again.items()))
+            log.error("committed-state-written-again", code="DB-4072", partitions=names, offsets=held)
+            self._metrics.states_rewritten(len(again))
+
+    def begin(self) -> None:
+        """Another store, opened on what Kafka holds."""
+        self._is_new = False
+        self.wrong.clear()
+
+    def forget(self, names: Collection[SourceName]) -> None:
+        """These partitions are another instance's."""
+        for name in names:
+            self.wrong.pop(name, None)
+
+    def look(self, states: States, revocations: int, timeout_s: float | None = ANSWER_S) -> None:
+        """Compare, unless a partition may be another instance's: `revocations` have been when `states` were read.
+        `timeout_s` None: they are in doubt; without an answer all are written again."""
+        try:
+            found = self._found(states, timeout_s)
+            is_ours = self._membership().revocations == revocations
+        except FencedError:
+            raise
+        except BridgeError as failure:
+            log.warning("committed-states-not-read-back", code=failure.code, reason=str(failure))
+            self._not_before_s = self._clock.monotonic_s() + AGAIN_S
+            self.wrong |= dict.fromkeys(states) if timeout_s is None else {}
+            return
+        self._is_new = self._is_in_doubt = False
+        if is_ours:
+            self.wrong = {name: found[name] for name in states if not states[name].is_written_as(found[name])}
+
+    def _found(self, states: States, timeout_s: float | None) -> Mapping[SourceName, CommittedState | None]:
+        try:
+            return self._read(list(states), timeout_s)
+        except StateError as failure:
+            if failure.code not in FOREIGN:
+                raise
+            return dict.fromkeys(states)

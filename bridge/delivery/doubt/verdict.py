@@ -1,0 +1,31 @@
+"""Whether a commit without an answer was made: the committed states tell. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from bridge.errors import StateError
+from bridge.wire.committed_state import CommittedState
+from timerstore.rows.sources import SourceName
+
+
+def was_committed(
+    before: Mapping[SourceName, CommittedState],
+    after: Mapping[SourceName, CommittedState],
+    found: Mapping[SourceName, CommittedState | None],
+) -> bool:
+    """Whether `found`, what Kafka holds of some partitions, is what a transaction leads to, or what was there before.
+    Raises StateError where it is neither.
+    """
+    committed = {name for name, state in after.items() if state.is_written_as(found[name])}
+    unchanged = {name for name in after if before[name].is_written_as(found[name])}
+    if committed == after.keys():
+        return True
+    if unchanged == after.keys():
+        return False
+    raise StateError(
+        "the committed offsets are neither those before the last transaction nor those after it",
+        hint="Something else commits under this bridge's id: stop it, then start again.",
+        partitions=sorted(after.keys() - committed - unchanged),
+        code="DB-4010",
+    )

@@ -1,0 +1,83 @@
+"""The partitions of a store that are delivered, on which committed states, and those that are still to catch up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+
+import structlog
+
+from bridge.delivery.commands_first import CommandsFirst, Offsets
+from bridge.delivery.doubt.log_notes import LogNotes, States
+from bridge.delivery.open_transaction import Stale, bug
+from bridge.kafka.membership import Membership
+from bridge.wire.committed_state import CommittedState, Said, are_same_progress
+from timerstore.rows.sources import SourceName
+from timerstore.store import TimerStore
+
+log = structlog.get_logger("bridge.delivery.dispatcher")
+
+
+class Partitions:
+    """See the module. The dispatcher's thread, or any while it is at rest; `expect` and `join` under its lock."""
+
+    def __init__(self, membership: Callable[[], Membership], commands_first: CommandsFirst) -> None:
+        self._membership = membership
+        self._commands_first = commands_first
+        self.states: dict[SourceName, CommittedState] = {}
+        self.coming: dict[SourceName, CommittedState] = {}
+        """Of partitions that the store holds until they have caught up; nothing else commits for them meanwhile."""
+        self.notes = LogNotes()
+        self.revocations = 0
+
+    def begin(self, store: TimerStore, states: States, log_ends: Offsets, *, is_known: bool) -> None:
+        """Deliver from another store, which was opened on `states`, once commands below `log_ends` are read;
+        `is_known`: nothing else has committed for these partitions. Raises InternalError for states from before the
+        last commit, where no log was cut."""
+        old = {n: state for n, state in self.states.items() if n in states and state.cuts == states[n].cuts}
+        if is_known and not are_same_progress(old, states):
+            raise bug("the store lies behind the last commit", code="DB-7002")
+        self.states = dict(states)
+        self.coming = {name: self.states.pop(name) for name in store.assignment.joining()}
+        self._commands_first.begin(log_ends, self.coming)
+
+    def expect(self, states: States, log_ends: Offsets) -> None:
+        """These are to catch up, and commands below these ends to be read."""
+        self.coming = {**self.coming, **states}
+        self._commands_first.expect(log_ends)
+
+    def join(self, store: TimerStore) -> list[SourceName]:
+        """The partitions that have caught up with their committed O, and are delivered from now on."""
+        arrived = store.assignment.arrived() if self.coming else []
+        joined = store.assignment.joined(self._commands_first.ready(arrived, store)) if arrived else []
+        self.states |= {name: self.coming.pop(name) for name in joined}
+        if joined:
+            self._commands_first.joined()
+            names = ", ".join(f"{topic}/{number}" for topic, number in joined)
+            log.info("partitions-joined", partitions=names, owned=len(self.states))
+        return joined
+
+    def forget(self, gone: Collection[SourceName]) -> None:
+        """They are another instance's."""
+        for states in (self.states, self.coming):
+            for name in gone:
+                states.pop(name, None)
+        self._commands_first.forget(gone)
+
+    def have_room_for(self, said: Said) -> bool:
+        """Whether each can say this of targets."""
+        return all(each.has_room_for(said) for each in list(self.states.values()))
+
+    def all(self) -> list[CommittedState]:
+        """The states of those that come, too."""
+        return [*self.states.values(), *self.coming.values()]
+
+    def offsets(self) -> dict[SourceName, int]:
+        """O of each that is delivered: what is written from now on lies behind it."""
+        return {name: state.offset for name, state in self.states.items()}
+
+    def member_for(self, written: Mapping[SourceName, CommittedState]) -> Membership:
+        """Raises Stale where the member may not commit for these partitions."""
+        member = self._membership()
+        if member.revocations > self.revocations or not member.partitions >= written.keys():
+            raise Stale
+        return member

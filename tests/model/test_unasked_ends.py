@@ -1,0 +1,247 @@
+"""Transactions that end without being asked to, on a scripted Kafka: whatever of one is visible, nothing is doubled or
+lost. And committed states that Kafka does not hold as they were committed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from bridge.delivery.doubt.doubts import DOUBT, UNANSWERED_S
+from bridge.delivery.states import Event
+from bridge.errors import EnvironmentFailure
+from bridge.wire import headers as h
+from tests.model.dispatch_rig import DELAY, LETTERS, SOURCES, WINDOW_MS, DispatchRig
+from timerstore.rows.sources import SourceName
+
+OUTPUTS = ("orders", "bills", "audit", LETTERS)
+ENDS = [
+    (before, end)
+    for before, records in enumerate((3, 5, 2))  # commands and rejects, messages, a tick
+    for end in (*(("report", count) for count in range(1, records + 1)), ("offsets", 0), ("commit", 0))
+]
+
+
+@pytest.fixture
+def rig() -> Iterator[DispatchRig]:
+    """A bridge on a Kafka that does as it is told, with a record in each batch. Its judge has no word for what half of
+    a transaction has written."""
+    made = DispatchRig()
+    made.kafka.batch_rows = 1
+    made.kafka.on_commit = lambda _: None
+    yield made
+    made.close()
+
+
+def schedule(rig: DispatchRig) -> int:
+    """One of each kind of output, due together but for a roll. Returns how many records the topics get in the end."""
+    rig.timer(0, 5, "orders")
+    rig.timer(1, 5, "orders", key=None)
+    rig.timer(2, 5, "bills")
+    rig.timer(0, 5, "nowhere")
+    rig.timer(1, WINDOW_MS + 2_000, "orders")
+    rig.produce(2, ("own", "1"), value=b"no time")
+    rig.recurring(0, 300, "audit")
+    rig.timer(1, 30_000, "orders", (h.ID, "a"))
+    rig.produce(1, (h.CANCEL, "a"), key=None)
+    return 8 + 1
+
+
+def found(rig: DispatchRig) -> Counter[tuple[str, bytes | None, bytes | None]]:
+    """What the topics hold, by topic, origin and tick."""
+    return Counter(
+        (topic, dict(record.headers).get(h.ORIGIN), dict(record.headers).get(h.TICK))
+        for (topic, _), log in rig.kafka.logs.items()
+        for record in log
+        if topic in OUTPUTS
+    )
+
+
+def run(rig: DispatchRig, steps: int = 400) -> None:
+    """Until nothing is pending."""
+    for _ in range(steps):
+        rig.step()
+        if not rig.store.stats([]).pending and rig.store.next_offsets() == rig.log_ends(SOURCES):
+            break
+        wakeup_ms = rig.store.next_wakeup_ms()
+        rig.pass_ms(500 if wakeup_ms is None else max(1, wakeup_ms - rig.clock.now_ms()))
+
+
+@pytest.mark.parametrize(("before", "end"), ENDS)
+@pytest.mark.fault("a transaction that ends without being asked to")
+def test_nothing_is_doubled_or_lost_whatever_of_it_is_visible(
+    rig: DispatchRig, before: int, end: tuple[str, int]
+) -> None:
+    """Records that are in their topics already are not written again, and all others are; then (O, P) say so, also to
+    the next process."""
+    rig.kafka.is_prompt = end[1] % 2 == 0
+    expected = schedule(rig)
+    while rig.tally.transactions < before:
+        rig.step()
+    rig.kafka.tears_at = end
+    run(rig)
+    assert rig.kafka.torn, "it has not ended"
+    once = found(rig)
+    assert set(once.values()) == {1} and len(once) == expected, once
+    rig.crash()
+    run(rig, 20)
+    assert found(rig) == once
+
+
+def held(rig: DispatchRig) -> set[SourceName]:
+    """A transaction for two partitions is ended whole, and the topic of one of them may not be read."""
+    rig.unreadable = {"orders"}
+    rig.timer(0, 5, "orders")
+    rig.timer(1, 5, "bills")
+    rig.kafka.tears_at = ("commit", 0)
+    for _ in range(60):
+        rig.step()
+    return set(rig.dispatcher.doubts.held())
+
+
+@pytest.mark.parametrize(("choice", "delivered"), [("aborted", 2), ("committed", 1)])
+@pytest.mark.fault("such a transaction whose target may not be read")
+def test_an_operator_chooses_what_cannot_be_looked_up(rig: DispatchRig, choice: str, delivered: int) -> None:
+    """The partition is held, and told of; all others go on. `aborted` repeats its messages, `committed` does not."""
+    assert held(rig) == {(DELAY, 0)}
+    assert "delay/0 is held" in rig.dispatcher.doubts.alarms()[0] and rig.tally.held == 1
+    assert rig.dispatcher.doubts.counts() == {(DELAY, DOUBT): 1}
+    rig.timer(0, 5, "orders")
+    rig.timer(2, 5, "bills")
+    run(rig, 60)
+    assert found(rig).total() == 3, "of the partition that is held nothing is delivered"
+    rig.chosen[choice].add(((DELAY, 0), 0))
+    run(rig)
+    assert found(rig)["orders", b"delay/0/0", None] == delivered
+    assert found(rig).total() == 3 + delivered and rig.tally.held == 0
+    assert not rig.dispatcher.doubts.written, "what is finished is forgotten"
+    rig.crash()
+    run(rig, 20)
+    assert found(rig).total() == 3 + delivered
+
+
+def test_a_choice_that_cannot_be_read_is_waited_for(rig: DispatchRig) -> None:
+    """The partition stays held."""
+    held(rig)
+    rig.chosen["committed"].failure = EnvironmentFailure("cannot read it", hint="Remove it.", code="DB-3061")
+    run(rig, 60)
+    assert rig.dispatcher.doubts.held() == {(DELAY, 0)}
+
+
+def test_brokers_that_do_not_answer_are_asked_for_a_minute(rig: DispatchRig) -> None:
+    """Nothing is delivered meanwhile; then what is in doubt is held."""
+    rig.is_answering = False
+    began_s = rig.clock.monotonic_s()
+    while not held(rig):
+        assert rig.clock.monotonic_s() - began_s < 2 * UNANSWERED_S
+    assert rig.clock.monotonic_s() - began_s > UNANSWERED_S
+    assert rig.dispatcher.doubts.held() == {(DELAY, 0), (DELAY, 1)} and found(rig).total() == 2
+
+
+def test_partitions_that_go_take_their_doubts_with_them(rig: DispatchRig) -> None:
+    """Another instance delivers what the committed state says; here nothing is known of them any more."""
+    held(rig)
+    rig.follow(set(SOURCES) - {(DELAY, 0)})
+    assert not rig.dispatcher.doubts.held() and not rig.dispatcher.doubts.written
+    rig.follow(SOURCES)
+    run(rig)
+    assert found(rig)["orders", b"delay/0/0", None] == 2
+
+
+def another_store(rig: DispatchRig) -> None:
+    """As after damage to the index."""
+    rig.dispatcher.quiesce()
+    rig.dispatcher._life.advance(Event.HOLD)
+    rig.store.close()
+    rig.open_store()
+
+
+def test_doubts_outlive_a_store(rig: DispatchRig) -> None:
+    """What is known of rows, and what is held, is not forgotten with the index."""
+    held(rig)
+    another_store(rig)
+    run(rig, 60)
+    assert rig.dispatcher.doubts.held() == {(DELAY, 0)} and found(rig).total() == 2
+
+
+# -- committed states
+
+
+def settled(rig: DispatchRig) -> dict[SourceName, tuple[int, str]]:
+    """What Kafka holds when a busy period is over."""
+    rig.timer(0, 5, "orders")
+    run(rig)
+    before = dict(rig.kafka.offsets)
+    rig.timer(0, 5, "orders")
+    rig.timer(1, 5, "bills")
+    run(rig)
+    rig.read_back = 0
+    return before
+
+
+def rest(rig: DispatchRig, steps: int = 6) -> None:
+    for _ in range(steps):
+        rig.pass_ms(700)
+        rig.step()
+
+
+@pytest.mark.fault("a committed state that goes back, without an error")
+def test_a_state_that_went_back_is_written_again(rig: DispatchRig) -> None:
+    """A late request puts earlier offsets in place of those that were committed: a second after the last commit they
+    are read back, and written again. Nothing is delivered twice then."""
+    before, after = settled(rig), dict(rig.kafka.offsets)
+    rig.kafka.offsets.update(before)
+    rest(rig)
+    assert rig.kafka.offsets == after and rig.tally.rewritten == sum(before[n] != after[n] for n in after) > 0
+    delivered = found(rig).total()
+    rig.crash()
+    run(rig, 20)
+    assert found(rig).total() == delivered
+
+
+def test_a_quiet_bridge_reads_its_states_back_once(rig: DispatchRig) -> None:
+    """There is no polling: one question for each busy period."""
+    settled(rig)
+    rest(rig, 60)
+    assert rig.read_back == 1 and rig.tally.rewritten == 0
+
+
+def test_states_are_read_back_before_the_partitions_go(rig: DispatchRig) -> None:
+    """The next owner goes on from what Kafka holds."""
+    before, after = settled(rig), dict(rig.kafka.offsets)
+    rig.kafka.offsets.update(before)
+    rig.dispatcher.quiesce()
+    rig.dispatcher._before_rest()
+    assert rig.kafka.offsets == after
+
+
+def test_what_another_owner_has_committed_stays(rig: DispatchRig) -> None:
+    """After a revocation the difference is the new owner's."""
+    before = settled(rig)
+    rig.kafka.offsets.update(before)
+    rig.revocations += 1
+    rest(rig, 1)
+    assert rig.kafka.offsets == {**rig.kafka.offsets, **before} and rig.tally.rewritten == 0
+
+
+def test_states_that_no_bridge_has_written_are_written_again(rig: DispatchRig) -> None:
+    """Another tool has committed offsets under the group's name while the bridge owns the partitions."""
+    settled(rig)
+    after = dict(rig.kafka.offsets)
+    rig.kafka.offsets[DELAY, 0] = (0, "")
+    rest(rig)
+    assert rig.kafka.offsets == after
+
+
+def test_brokers_that_do_not_answer_a_look_back_are_asked_later(rig: DispatchRig) -> None:
+    """Delivery waits for half a second at most, and goes on."""
+    before, after = settled(rig), dict(rig.kafka.offsets)
+    rig.kafka.offsets.update(before)
+    rig.is_answering = False
+    rest(rig, 3)
+    assert rig.read_back == 1 and rig.kafka.offsets != after
+    rig.is_answering = True
+    rest(rig, 20)
+    assert rig.kafka.offsets == after
