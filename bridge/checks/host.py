@@ -15,7 +15,7 @@ from typing import Final
 
 from bridge.checks.finding import Context, Finding, failed, ok, warned
 from bridge.errors import StateError
-from bridge.settings.clients import java
+from bridge.settings.clients import java, system_properties
 from bridge.settings.secrets import Redactor
 from bridge.telemetry.listening import shown
 from timerstore.disk.checkpoint import read as read_checkpoint
@@ -157,8 +157,8 @@ def check_java_client(context: Context) -> Iterator[Finding]:
         return  # the finding about the connector says so
     parts = [part for key, value in properties.items() for part in (key.removeprefix("kafka."), value)]
     classes = os.pathsep.join([*map(str, needed), str(_java_libraries() / "*")])
-    command = [_java(), "-XX:TieredStopAtLevel=1", "-Xmx128m", "-cp", classes, "delaybridge.ClientProbe"]
-    command.append(str(int(context.timeout_s * 1000)))
+    options = ("-XX:TieredStopAtLevel=1", "-Xmx128m", *system_properties(context.settings))
+    command = [_java(), *options, "-cp", classes, "delaybridge.ClientProbe", str(int(context.timeout_s * 1000))]
     try:
         ran = subprocess.run(
             command, input="\0".join(parts), capture_output=True, text=True, timeout=_JAVA_TIMEOUT_S, check=False

@@ -42,7 +42,7 @@ class Repeats:
     def properties(self, user: Mapping[str, Any]) -> dict[str, Any]:
         """The properties of the producer that is watched; `user` are the others of it."""
         wanted = str(user.get("debug", ""))
-        level = str(user.get("log_level", 6))  # the client says what is wrong with it
+        level = str(user.get("log_level", 6))  # the client refuses a wrong one
         self._level = logging.DEBUG if wanted else _LEVELS[min(7, int(level) if level.isdigit() else 6)]
         return {"logger": self, "debug": f"{wanted},{CONTEXT}" if wanted else CONTEXT}
 

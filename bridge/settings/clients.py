@@ -7,13 +7,14 @@ whose settings may not name them.
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Literal
 
 from bridge.errors import ConfigurationError
 from bridge.settings.java import translate
-from bridge.settings.model import Settings
+from bridge.settings.model import Settings, plain
 from bridge.settings.time_budgets import LINGER_MS, MESSAGE_MARGIN_MS, TRANSACTION_TIMEOUT_MS
 
 Role = Literal["consumer", "reader", "producer", "admin"]
@@ -172,3 +173,16 @@ def _producer(settings: Settings) -> dict[str, str]:
         limit = int(properties["transaction.timeout.ms"]) - MESSAGE_MARGIN_MS
         properties["message.timeout.ms"] = str(max(limit, 1_000))
     return properties
+
+
+def system_properties(settings: Settings) -> list[str]:
+    """The `-D` options that every JVM needs which asks brokers: the user's have proxies, trust stores and logins."""
+    user = (plain(settings.spark.conf.get(f"spark.driver.{name}JavaOptions", "")) for name in ("default", "extra"))
+    given = [option for options in user for option in shlex.split(options)]
+    return [*allowed_urls(settings), *(option for option in given if option.startswith("-D"))]
+
+
+def allowed_urls(settings: Settings) -> list[str]:
+    """Kafka's Java client asks a token endpoint only if a property of the JVM names it (CVE-2025-27817)."""
+    url = java(settings).get("kafka.sasl.oauthbearer.token.endpoint.url")
+    return [] if url is None else [f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={url}"]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import os
 import re
-import shlex
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -24,7 +23,7 @@ from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
 from bridge.errors import BridgeError, EnvironmentFailure
-from bridge.settings.clients import java
+from bridge.settings.clients import allowed_urls
 from bridge.settings.model import Settings, plain
 from bridge.spark import jvm as java_process
 from bridge.spark.errors import named_failure
@@ -233,7 +232,7 @@ def properties(settings: Settings, jars: Sequence[Path], partitions: int, scratc
     archived = [] if before else _archived(jars)
     options = " ".join(
         (
-            *(JVM_OPTIONS, f'"-Djava.io.tmpdir={scratch}"', *archived, *map(_quoted, _allowed_urls(settings))),
+            *(JVM_OPTIONS, f'"-Djava.io.tmpdir={scratch}"', *archived, *map(_quoted, allowed_urls(settings))),
             user.pop("spark.driver.extraJavaOptions", ""),
         )
     ).strip()
@@ -250,24 +249,11 @@ def properties(settings: Settings, jars: Sequence[Path], partitions: int, scratc
         chosen["spark.jars"] = ",".join(str(jar) for jar in jars)
         chosen["spark.driver.host"] = chosen["spark.driver.bindAddress"] = str(settings.spark.executor_host)
         executor_options = " ".join(
-            (*map(_quoted, _allowed_urls(settings)), user.pop("spark.executor.extraJavaOptions", ""))
+            (*map(_quoted, allowed_urls(settings)), user.pop("spark.executor.extraJavaOptions", ""))
         )
         if executor_options.strip():
             chosen["spark.executor.extraJavaOptions"] = executor_options.strip()
     return DEFAULTS | chosen | user | REQUIRED
-
-
-def system_properties(settings: Settings) -> list[str]:
-    """The `-D` options that every JVM needs which asks brokers: the user's have proxies, trust stores and logins."""
-    user = (plain(settings.spark.conf.get(f"spark.driver.{name}JavaOptions", "")) for name in ("default", "extra"))
-    given = [option for options in user for option in shlex.split(options)]
-    return [*_allowed_urls(settings), *(option for option in given if option.startswith("-D"))]
-
-
-def _allowed_urls(settings: Settings) -> list[str]:
-    """Kafka's Java client asks a token endpoint only if a property of the JVM names it (CVE-2025-27817)."""
-    url = java(settings).get("kafka.sasl.oauthbearer.token.endpoint.url")
-    return [] if url is None else [f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={url}"]
 
 
 def _quoted(option: str) -> str:

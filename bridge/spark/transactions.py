@@ -15,9 +15,9 @@ import structlog
 from confluent_kafka import KafkaError, KafkaException
 
 from bridge.errors import EnvironmentFailure
-from bridge.settings.clients import java_client
+from bridge.settings.clients import java_client, system_properties
 from bridge.settings.model import Settings
-from bridge.spark.session import shipped, system_properties
+from bridge.spark.session import shipped
 
 ANSWER_S: Final = 10
 START_S: Final = 20

@@ -10,9 +10,8 @@ from bridge.ingest.batches.reader import BatchReader
 from bridge.ingest.batches.reading_mark import ReadingMark
 from bridge.ingest.batches.suspects import Suspects
 from bridge.ingest.decode_records import decode_records, unread_entry
-from bridge.settings.clients import java_client
+from bridge.settings.clients import java_client, system_properties
 from bridge.settings.model import Settings
-from bridge.spark.session import system_properties
 from bridge.wire.decode_epochs import DecodeEpochs
 from timerstore.clock import Clock
 from timerstore.rows.sources import SourceName

@@ -1,4 +1,4 @@
-"""Wrappers in tests: they hide nothing of what they wrap."""
+"""Wrappers in tests hide no method of the wrapped object."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_call_to_the_wrapper_reaches_the_writer(name: str) -> None:
 
 
 def test_no_wrapper_derives_from_a_writer() -> None:
-    """It would inherit what it does not pass on."""
+    """It would inherit methods in place of passing calls on."""
     wrong = [
         f"{path.relative_to(ROOT)}: {node.name}"
         for path in (ROOT / "tests").rglob("*.py")

@@ -1,5 +1,5 @@
-"""At least once: records are acknowledged, then offsets and position are committed. What a crash in between costs is
-repetition.
+"""At least once: records are acknowledged, then offsets and position are committed. A crash in between repeats
+records.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class AcknowledgedWriter(Writer):
             raise Indefinite(Failure(NO_ANSWER, str(failure))) from failure
 
     def abort(self) -> None:
-        """What was sent cannot be taken back, so that a record may be repeated; the client's queue can."""
+        """Sent records stay, and may be repeated; the client's queue is emptied."""
         self.open()
 
     leave = abort

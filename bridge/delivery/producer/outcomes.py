@@ -1,10 +1,10 @@
 """What may become of a transaction, as exceptions:
 
     (none)        committed
-    Aborted       nothing of it will be seen once `abort` has returned; the producer goes on
-    Broken        the producer is of no use: fenced, or it cannot abort. Only a commit that was asked for may be made
+    Aborted       nothing of it will be visible once `abort` has returned; the producer goes on
+    Broken        the producer is lost: fenced, or unable to abort. Only a commit that was asked for may be made
     Indefinite    commit was asked for and no answer came: only the committed offsets can tell
-    EndedUnasked  it had ended before that was asked for: neither that nor the committed offsets tell what is visible
+    EndedUnasked  it had ended before: part of it may be visible, and the committed offsets do not tell which
 
 These follow from the client's documentation and from experiments. An exception out of `produce` is never swallowed:
 the transaction would commit without the record.
@@ -131,14 +131,14 @@ class Indefinite(Broken):
 
 
 class EndedUnasked(Broken):
-    """The transaction had ended before this client asked for that (`INVALID_TXN_STATE`). An end that came late from an
-    earlier transaction commits or aborts half of this one, so some of its rows may be visible, whatever the committed
-    offsets say. Each row is looked up in its target before anything is produced or skipped.
+    """The transaction had ended before this client asked for its end (`INVALID_TXN_STATE`). A late end of an earlier
+    transaction commits or aborts half of this one: some rows may be visible, and the committed offsets do not tell
+    which. Each row is looked up in its target before anything is produced or skipped.
     """
 
 
 class Incident(Enum):
-    """What a writer tells its observer, from any thread, for the metrics."""
+    """News of a writer for its observer, from any thread, for the metrics."""
 
     END_IN_DOUBT = "end in doubt"
     """A request of a transaction may have been sent more than once."""

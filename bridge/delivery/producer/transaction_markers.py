@@ -22,8 +22,8 @@ The offset that such a transaction commits is that of a partition which the grou
 broker removes it after `offsets.retention.minutes`), its records are cancels of nothing.
 
 When docs/brokers.md names no release any more that has the fault, this module goes, with resolve.py, the rows of
-turns.py that it names, bridge/spark/transactions.py and the calls of `MarkerRepair`. What a kill leaves open is then
-ended by the initialisation of every id, without a question.
+turns.py that it names, bridge/spark/transactions.py and the calls of `MarkerRepair`. The initialisation of every id
+then ends the open transaction of a killed process, without a question.
 """
 
 from __future__ import annotations

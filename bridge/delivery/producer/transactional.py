@@ -98,8 +98,8 @@ class TransactionalWriter(Writer):
         return self._new(faults, **{"transactional.id": name}, **repeats.properties(self._properties))
 
     def _renew_if_in_doubt(self, outcome: Outcome, *, is_awaited: bool = False) -> None:
-        """The transaction has ended as it was to: its id gets a new epoch if a copy of a request may arrive late.
-        `is_awaited`: a copy of offsets that were committed."""
+        """After the answer to an end: the id gets a new epoch if a copy of a request may arrive late. `is_awaited`: a
+        copy of committed offsets."""
         one = self._in_use()
         if not one.is_in_doubt():
             return
@@ -165,7 +165,7 @@ class TransactionalWriter(Writer):
             raise self._broken(Failure.of(kafka_error(exception))) from None
 
     def send_offsets(self, offsets: Sequence[TopicPartition], group_metadata: object) -> None:
-        """The offsets join the transaction beside its records: of what a commit takes this is the longest."""
+        """The offsets join the transaction beside its records: that is the longest part of a commit."""
         self._joining = offsets, self._calls.begin(self._sending(offsets, group_metadata))
 
     def _explain(self) -> None:
@@ -263,8 +263,8 @@ class TransactionalWriter(Writer):
         self._turns.is_well = False
         deadline_s = self._clock.monotonic_s() + self._budgets.step_s
         self._end_joining()
-        # The client sends the end also where the coordinator has refused each partition so far, since it was still
-        # writing the end before: that is answered as if this transaction had ended (librdkafka 4849).
+        # The coordinator may have refused each partition so far: it was still writing the end before. The client asks
+        # for an abort all the same, and is answered as if this transaction had ended (librdkafka 4849).
         is_in_doubt = self._in_use().is_in_doubt()  # it also lets acknowledgements in
         self._may_be_empty = not is_in_doubt and not self._have_joined and len(self._client()) >= self._sent
         try:
@@ -309,7 +309,7 @@ class TransactionalWriter(Writer):
                 self._pause.wait(CONFLICT_S)
 
     def _judge(self, error: KafkaError, *, may_repeat: bool) -> None:
-        """What a call that failed means for the transaction; nothing, where the call may be repeated."""
+        """Raise the meaning of a call's failure for the transaction; nothing where the call may be repeated."""
         if error.code() == KafkaError.FENCED_INSTANCE_ID:
             raise fenced(error)
         if error.txn_requires_abort():
@@ -320,8 +320,8 @@ class TransactionalWriter(Writer):
 
 
 def _is_refused(failure: Failure, one: TransactionalId) -> bool:
-    """Whether a commit that is to be an abort is none for sure: the end was not sent, or its coordinator says so and
-    had it once. What else a broken connection leads to may be said after the end was written."""
+    """Whether a commit that has failed was not made, for sure: its end was not sent, or the coordinator has refused it
+    and had it once. An error of a broken connection may come after the end was written."""
     if not failure.detail.startswith("EndTxn "):
         return True
     is_known = failure.error is not None and failure.error.code() == KafkaError.TRANSACTION_ABORTABLE

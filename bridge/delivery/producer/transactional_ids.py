@@ -16,8 +16,8 @@ is initialised again, which waits until it is not.
 
 Which of those that are ready goes next: turns.py.
 
-Exactly-once does not rest on the turns. No transaction is begun before the one before is known to be committed, or will
-never be asked to, whatever becomes of its abort. Offsets that two ids have committed count in the order in which the
+Exactly-once does not rest on the turns. No transaction is begun before the commit of the one before is known, or given
+up for good; its abort may go on. Offsets that two ids have committed count in the order in which the
 group's coordinator wrote them; where a copy of some may arrive late, all ids wait for a new epoch of theirs (`renew`).
 Between two processes the group's metadata decides: brokers refuse offsets of a former member, and committed offsets are
 read only when no transaction is pending on them (require-stable). Every process initialises all of its ids when it
@@ -110,9 +110,9 @@ class TransactionalId:
     may_fence_itself: bool = False
     """An initialisation of its may arrive late: that would fence its producer, as a rival does."""
     outcome: Outcome | None = None
-    """How its last transaction ended, where its coordinator has answered that and it is to be initialised."""
+    """The end of its last transaction, as its coordinator has answered; until the next initialisation."""
     owed_outcome: Outcome | None = None
-    """How its last transaction, whose end the brokers have lost, is to be ended once more."""
+    """The end of its last transaction, which the brokers have lost: it is to be written once more."""
 
     def advance(self, event: Event) -> None:
         """Go to the next state. A KeyError: the table has none."""
@@ -126,8 +126,8 @@ class TransactionalId:
 
 
 class TransactionalIds:
-    """The ids of one writer; the first one is made first. Its methods are for one thread; `run` calls what it is given
-    in another one. After `close` there is no way back.
+    """The ids of one writer; the first one is made first. Its methods are for one thread; `run` calls a function in
+    another one. After `close` there is no way back.
     """
 
     def __init__(
@@ -186,7 +186,7 @@ class TransactionalIds:
         return one
 
     def prepare(self) -> None:
-        """Make ready what is unmade, in the background."""
+        """Make unmade ids ready, in the background."""
         for one in self._all:
             if one.state is State.UNMADE:
                 self._start(one)
@@ -207,7 +207,7 @@ class TransactionalIds:
         return next((one for one in self._all if one.name == name), None)
 
     def _able(self) -> list[TransactionalId]:
-        """Those that may be used, as soon as they are ready."""
+        """The ids that may be used once they are ready."""
         first = self._first
         return self._all if first is None or first.state is State.DENIED else [first]
 
@@ -248,7 +248,7 @@ class TransactionalIds:
                 self._start(last, anew=True)
 
     def give_up(self, one: TransactionalId) -> None:
-        """It is not used any more, and its producer is of no use."""
+        """Its producer is lost; the id is to be made anew."""
         with self._changed:
             left, one.producer = one.producer, None
             one.advance(Event.GIVEN_UP)
@@ -263,8 +263,8 @@ class TransactionalIds:
             self.give_up(one)
 
     def look_after(self) -> None:
-        """Let in what all producers have to tell: of one that nobody asks, the log would grow. One that is ready and
-        has failed is made anew."""
+        """Let in the news of all producers: otherwise their logs would grow. A ready one that has failed is made
+        anew."""
         for one in self._all:
             if one.state in (State.READY, State.USED) and one.producer is not None:
                 try:
@@ -344,7 +344,7 @@ class TransactionalIds:
             self._may_go_on()
 
     def _attempted(self, one: TransactionalId, held: list[Producer]) -> Event | None:
-        """What comes of an attempt; None: another one is made."""
+        """Try once. Returns the event; None: another attempt is made."""
         try:
             error = self._attempt(one, held, self._may_go_on)
         except Exception as failure:  # noqa: BLE001 - it is raised again for what takes the id next
@@ -362,8 +362,8 @@ class TransactionalIds:
         return Event.REFUSED
 
     def _attempt(self, one: TransactionalId, held: list[Producer], may_repeat: Callable[[], bool]) -> KafkaError | None:
-        """Initialise the producer in `held`, which is made and put there first where there is none. Returns why it
-        cannot be used. Raises EnvironmentFailure.
+        """Initialise the producer in `held`; an empty `held` gets one. Returns the reason against its use, if there is
+        one. Raises EnvironmentFailure.
         """
         repair, error = self._repair, None
         try:
@@ -415,7 +415,7 @@ def drop(producer: Producer) -> None:
 
 
 def let_in(producer: Producer) -> None:
-    """All that a producer has to tell by now. What it cannot do any more its calls say."""
+    """Let in all news of a producer. Its calls will tell of a fatal error."""
     with suppress(KafkaException):
         producer.poll(0)
 

@@ -6,10 +6,9 @@
     its id is not there     (committed) as in the first row; else the ready one that has committed the longest ago
 
 For speed the first row is enough. The rest is for ends of transactions that brokers lose, and goes with the module
-that mends those (transaction_markers.py): an abort takes back what was committed before under the same id, where the
-end of that is missing. So after trouble the last two ids to commit begin small transactions only, which are hardly
-aborted. An id that was in use at the time comes back: what it has left open in a partition ends with what it writes
-there next.
+that mends those (transaction_markers.py). Where the end of a commit is missing, an abort under the same id takes the
+commit back. So after trouble the last two ids to commit begin small transactions only, which are hardly aborted. An id
+that was in use at the time comes back: its next records in a partition end the transaction that it has left open there.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from itertools import count
 from typing import Final
 
 SUSPECTS: Final = 2
-"""So many ids, the last to commit, may lack an end: a transaction can be shorter than the writing of the end before."""
+"""The last two ids to commit may lack an end: a transaction can be shorter than the writing of the end before."""
 
 
 class Turns:
-    """See the module. Ids that are ready are given in their own order."""
+    """See the module."""
 
     def __init__(self) -> None:
         self.is_well = False
@@ -50,7 +49,7 @@ class Turns:
         self._coming_back.add(name)
 
     def asked_to_commit(self, name: str) -> None:
-        """It may commit from now on, whatever the answer."""
+        """It may commit from now on; the answer may be lost."""
         self._committed[name] = next(self._commits)
 
     def has_not_committed(self, name: str, before: int) -> None:

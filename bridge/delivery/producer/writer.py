@@ -132,14 +132,14 @@ class Writer(ABC):
         return made("for delivery", lambda: self._make_producer({**self._properties, **own, **more}))
 
     def look_after(self) -> None:  # noqa: B027 - may be left out
-        """Let in what clients have to tell. Called now and then while nothing is delivered."""
+        """Let in the news of all clients. Called now and then while nothing is delivered."""
 
     def takes_doubt(self) -> bool:
         """Whether a request of a transaction may have been sent more than once, since this was asked last."""
         return False
 
     def _broken(self, failure: Failure) -> Broken:
-        """What a failure means that ends a producer."""
+        """The outcome of a failure that ends a producer."""
         return Broken(failure)
 
     def _client(self) -> Producer:

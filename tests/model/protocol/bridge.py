@@ -189,7 +189,7 @@ def steps(state: State, rules: Rules) -> Iterator[Step]:
 
 def _markers(state: State) -> Iterator[tuple[Step, bool]]:
     """Those to be written, and whether nothing else need be looked at before: a marker changes places with anything but
-    a late request to the same partition."""
+    a late request to the same partition, and an abort of what the coordinator is too busy to take."""
     for id_ in IDS:
         found = state.brokers.known[id_].coordinator
         if found.state in COMPLETED:
@@ -198,7 +198,8 @@ def _markers(state: State) -> Iterator[tuple[Step, bool]]:
                 (found.has_offsets, mark_offsets, OFFSETS),
             ):
                 if is_left:
-                    is_alone = all((late.kind, late.id) != (kind, id_) for late in state.late)
+                    is_met = any((late.kind, late.id) == (kind, id_) for late in state.late)
+                    is_alone = not is_met and not state.budget.aborted
                     after = state._replace(brokers=mark(state.brokers, id_))
                     yield Step(NAMES[id_], f"marker after {kind}", after), is_alone
 
@@ -251,7 +252,8 @@ def _work(state: State, rules: Rules) -> Iterator[Step]:
         after, answer = receive(now, request)
         if after != now or answer != BUSY:
             done = state._replace(brokers=after, bridge=_answered(begun, rules, kind, answer))
-            finding = UNASKED if answer == INVALID else ""
+            # The client also asks to abort what the coordinator has not taken yet: it was busy with the one before.
+            finding = UNASKED if answer == INVALID and begun.step else ""
             yield Step(NAMES[begun.used], f"{_told(request)}: {answer}", done, finding=finding)
         yield from _failures(state._replace(bridge=begun), rules, request, after, answer)
 
@@ -282,7 +284,7 @@ def _failures(state: State, rules: Rules, request: Request, after: Brokers, answ
         if after != state.brokers:
             what = f"{told}: {answer}, and is given up"
             yield _gone_wrong(state, "given_up", who, what, brokers=after, bridge=left)
-    if budget.aborted and bridge.step and not (bridge.is_aborting or bridge.is_asked):
+    if budget.aborted and (bridge.step or answer == BUSY) and not (bridge.is_aborting or bridge.is_asked):
         yield _gone_wrong(state, "aborted", "bridge", "is to abort", bridge=bridge._replace(is_aborting=True))
 
 

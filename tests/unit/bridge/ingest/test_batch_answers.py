@@ -11,8 +11,8 @@ import pytest
 from bridge.errors import StateError
 from bridge.ingest.batches.reader import JVM, BatchReader, CorruptBatch, End, Found, Stretch
 from bridge.kafka.errors import RECORDS_GONE
+from bridge.settings.clients import system_properties
 from bridge.settings.model import Settings
-from bridge.spark.session import system_properties
 from bridge.wire.received import Record
 from timerstore.rows.sources import SourceName
 

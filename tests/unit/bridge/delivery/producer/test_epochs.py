@@ -1,4 +1,4 @@
-"""Requests of a transaction that may arrive late, in the next one of its id: what the writer does about them."""
+"""Requests that may arrive late, in the next transaction of their id: the writer gives that id a new epoch."""
 
 from __future__ import annotations
 
@@ -252,7 +252,7 @@ def test_an_abort_of_what_no_broker_has_taken_is_no_end_unasked(told: Told, know
 
 
 def test_nothing_is_begun_before_its_id_has_a_new_epoch(told: Told) -> None:
-    """Another id that is ready has to wait: what is visible by then stays as it is."""
+    """Another id that is ready has to wait: the look-up of its rows needs an end."""
     told.producer.forever["commit"] = UNASKED
     with pytest.raises(EndedUnasked):
         told.writer.commit([], None, lambda _: False)

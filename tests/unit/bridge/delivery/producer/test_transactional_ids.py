@@ -1,4 +1,4 @@
-"""The states of transactional ids: the whole table, and what holds on every way through it."""
+"""The states of transactional ids: the whole table, and invariants on random ways through it."""
 
 from __future__ import annotations
 
