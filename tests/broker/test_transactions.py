@@ -13,7 +13,6 @@ from unittest import mock
 import numpy as np
 import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
-from pyspark import SparkContext
 
 from bridge.delivery.plan.due_rows import Batch
 from bridge.delivery.producer.transaction_markers import (
@@ -26,7 +25,7 @@ from bridge.delivery.producer.transaction_markers import (
     are_offsets_pending,
 )
 from bridge.delivery.producer.transactional import TransactionalWriter
-from bridge.delivery.producer.transactional_ids import let_in, names_of
+from bridge.delivery.producer.transactional_ids import State, let_in, names_of
 from bridge.errors import EnvironmentFailure
 from bridge.install import connector
 from bridge.kafka.errors import kafka_error
@@ -80,20 +79,18 @@ def test_what_a_kill_has_left_open_is_ended_first(broker: Broker, topics: Topics
     delay = topics.create()
     settings = settings_for(broker.bootstrap, delay)
     names = names_of(settings.transactional_id)
-    assert SparkContext._active_spark_context is None
-    for name in names:
-        killed = Producer({"bootstrap.servers": broker.bootstrap, "transactional.id": name})
-        killed.init_transactions(30)
-        killed.begin_transaction()
-        with closing(Consumer(librdkafka(settings, "consumer") | {"group.instance.id": ""})) as consumer:
-            killed.send_offsets_to_transaction([TopicPartition(delay, 0, 0)], consumer.consumer_group_metadata(), 30)
-        repair = MarkerRepair(settings, coordinators_for(broker.bootstrap, delay))
-        assert repair.left_open(names) == name
-        writer = TransactionalWriter(librdkafka(settings, "producer"), SystemClock(), run=lambda _: None, repair=repair)
-        with closing(writer):
-            writer.open()
-            assert not are_offsets_pending(settings, SOON_S)
-        assert read_committed(broker.bootstrap, delay) == []
+    killed = Producer({"bootstrap.servers": broker.bootstrap, "transactional.id": names[1]})
+    killed.init_transactions(30)
+    killed.begin_transaction()
+    with closing(Consumer(librdkafka(settings, "consumer") | {"group.instance.id": ""})) as consumer:
+        killed.send_offsets_to_transaction([TopicPartition(delay, 0, 0)], consumer.consumer_group_metadata(), 30)
+    repair = MarkerRepair(settings, coordinators_for(broker.bootstrap, delay))
+    writer = TransactionalWriter(librdkafka(settings, "producer"), SystemClock(), run=lambda _: None, repair=repair)
+    with closing(writer):
+        writer.open()
+        assert not are_offsets_pending(settings, SOON_S)
+        assert writer._ids._all[1].state is State.USED
+    assert read_committed(broker.bootstrap, delay) == []
 
 
 @pytest.mark.parametrize("jars", [list[Path], mock.Mock(side_effect=EnvironmentFailure("none", hint=""))])
