@@ -65,7 +65,8 @@ def test_a_target_that_answers_with_an_unknown_code_holds_up_no_other(step: str)
             for i in range(5):
                 rig.timer(i % 2, i, "orders")
                 rig.timer(i % 2, i, "bills")
-            assert deliver(rig, 5) <= ABORTS_MAX, KafkaError(code).name()
+            twice = code == KafkaError.INVALID_TXN_STATE  # such an abort costs the producer, too
+            assert deliver(rig, 5) <= ABORTS_MAX * (1 + twice), KafkaError(code).name()
             if code != KafkaError.INVALID_TIMESTAMP:  # that is no record's fault, however often it is tried
                 deliver_all(rig)
                 assert rig.ends["dead"] == 5, KafkaError(code).name()
