@@ -26,6 +26,7 @@ Prepare becomes Complete when each partition of the transaction has its marker.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Final, NamedTuple, TypeVar
 
 T = TypeVar("T")
@@ -156,16 +157,22 @@ def brokers(ids: int, messages: int, *, verifies: bool) -> Brokers:
 
 def receive(before: Brokers, request: Request) -> tuple[Brokers, str]:
     """The brokers after a request, and its answer."""
-    known = before.known[request.id]
+    order = 1 + max(before.order, *(one.pending.order for one in before.known)) if request.kind == OFFSETS else 0
+    known, answer = _received(before.known[request.id], request, order, before.verifies)
+    return _with(before, request.id, known), answer
+
+
+@cache
+def _received(known: Known, request: Request, order: int, verifies: bool) -> tuple[Known, str]:
+    """`order` is that of offsets, if the request has some."""
     if request.kind == PRODUCE:
-        log, answer = _produced(known, request, verifies=before.verifies)
-        return _with(before, request.id, known._replace(log=log)), answer
+        log, answer = _produced(known, request, verifies=verifies)
+        return known._replace(log=log), answer
     if request.kind == OFFSETS:
-        order = 1 + max(before.order, *(one.pending.order for one in before.known))
-        pending, answer = _pending(known, request, order, verifies=before.verifies)
-        return _with(before, request.id, known._replace(pending=pending)), answer
+        pending, answer = _pending(known, request, order, verifies=verifies)
+        return known._replace(pending=pending), answer
     coordinator, answer = coordinated(known.coordinator, request)
-    return _with(before, request.id, known._replace(coordinator=coordinator)), answer
+    return known._replace(coordinator=coordinator), answer
 
 
 def coordinated(found: Coordinator, request: Request) -> tuple[Coordinator, str]:

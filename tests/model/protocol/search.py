@@ -179,6 +179,8 @@ def _ranked(value: Ranked, ranks: dict[int, int]) -> Ranked:
 def _ordered(now: Brokers) -> Brokers:
     """Places in the log of offsets count by their order."""
     pending = [one.pending for one in now.known]
+    if not now.order and all(one.position == NONE for one in pending):
+        return now
     orders = sorted({now.order, *(one.order for one in pending if one.position != NONE)})
     if orders == list(range(len(orders))):
         return now
