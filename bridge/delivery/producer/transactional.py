@@ -25,7 +25,14 @@ from bridge.delivery.producer.outcomes import (
     OnStall,
 )
 from bridge.delivery.producer.transaction_markers import MarkerRepair, Outcome
-from bridge.delivery.producer.transactional_ids import HELD_UP, TransactionalId, TransactionalIds, in_thread, names_of
+from bridge.delivery.producer.transactional_ids import (
+    HELD_UP,
+    TransactionalId,
+    TransactionalIds,
+    in_thread,
+    let_in,
+    names_of,
+)
 from bridge.delivery.producer.turns import Turns
 from bridge.delivery.producer.writer import SMALL_RECORDS, STALLED_S, UNACKNOWLEDGED, Writer
 from bridge.kafka.calls import Call, Unanswered
@@ -265,8 +272,8 @@ class TransactionalWriter(Writer):
         self._end_joining()
         # The coordinator may have refused each partition so far: it was still writing the end before. The client asks
         # for an abort all the same, and is answered as if this transaction had ended (librdkafka 4849).
-        is_in_doubt = self._in_use().is_in_doubt()  # it also lets acknowledgements in
-        self._may_be_empty = not is_in_doubt and not self._have_joined and len(self._client()) >= self._sent
+        let_in(self._client())
+        self._may_be_empty = not self._have_joined and len(self._client()) >= self._sent
         try:
             self._step(partial(self._client().abort_transaction, self._budgets.call_s), deadline_s)
         except Aborted as aborted:

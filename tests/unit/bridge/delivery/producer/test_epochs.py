@@ -231,7 +231,7 @@ def test_a_commit_that_is_asked_for_twice_does_not_hide_it(told: Told) -> None:
         told.writer.abort()
 
 
-@pytest.mark.parametrize("known", ["nothing", "an acknowledgement", "one of a part", "offsets", "doubt"])
+@pytest.mark.parametrize("known", ["nothing", "an acknowledgement", "one of a part", "offsets"])
 def test_an_abort_of_what_no_broker_has_taken_is_no_end_unasked(told: Told, known: str) -> None:
     """The client asks for it although each partition was refused until then."""
     if known == "one of a part":
@@ -240,11 +240,10 @@ def test_an_abort_of_what_no_broker_has_taken_is_no_end_unasked(told: Told, know
             told.writer.send(batch(b"a", b"b"))
     else:
         told.writer.send(batch(b"a"))
-    told.producer.reports = [lambda: None] if known in ("nothing", "offsets", "doubt") else []
+    told.producer.reports = [lambda: None] if known in ("nothing", "offsets") else []
     if known == "offsets":
         told.writer.send_offsets([TopicPartition("delay", 0, 7)], None)
         wait_until(lambda: "offsets" in told.producer.calls, 30, "they have joined")
-    told.producer._log = [CUT] if known == "doubt" else []
     told.producer.forever["abort"] = UNASKED
     with pytest.raises(Broken) as broken:
         told.writer.abort()
