@@ -24,6 +24,7 @@ from bridge.settings.load import load
 from bridge.settings.model import Settings
 from bridge.wire.letters import Choice, Report
 from dev.harness.kafka import Reader
+from dev.harness.pace import scaled
 
 CANARY = "canary-c0de"
 
@@ -284,7 +285,9 @@ def test_the_module_can_be_run() -> None:
     """`python -m bridge` is `delay-bridge`, and starts without Spark in a moment."""
     script = "import sys, runpy; sys.argv = ['x', 'version']\ntry: runpy.run_module('bridge', run_name='__main__')\n"
     script += "finally: sys.stderr.write(str('pyspark' in sys.modules))"
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    ran = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=scaled(60), check=False
+    )
     assert ran.returncode == 0
     assert ran.stdout.startswith("delay-bridge ")
     assert ran.stderr.endswith("False")

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import Final
 
 import pytest
-from playwright.sync_api import Browser, Error, sync_playwright
+from playwright.sync_api import Browser, Error, expect, sync_playwright
 
 from bridge.errors import EnvironmentFailure
 from dev.browser import browser
+from dev.harness.pace import scaled
 
+EXPECTED_MS: Final = 5_000
+"""By default of what is looked at."""
 ARGUMENTS = ("--no-sandbox", "--no-zygote", "--font-render-hinting=none", "--disable-webgl")
 
 
@@ -21,6 +25,7 @@ def chromium() -> Iterator[Browser]:
         found = browser()
     except EnvironmentFailure as error:
         pytest.skip(f"no Chromium: {error}")
+    expect.set_options(timeout=scaled(EXPECTED_MS))
     with sync_playwright() as playwright:
         try:
             started = playwright.chromium.launch(

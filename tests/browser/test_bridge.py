@@ -13,13 +13,14 @@ from playwright.sync_api import Browser, Locator, Page, expect
 
 from bridge.client import DelayClient
 from dev.harness.kafka import Outgoing, Reader, Topics, produce
+from dev.harness.pace import scaled
 from tests.browser.rig import DESKTOP, USER
 from tests.system.bridge import RunningBridge
 from tests.system.broker import Broker
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
-SEEN_MS: Final = 60_000
+SEEN_MS: Final = scaled(60_000)
 """For what the page shows when it asks again."""
 PAUSED_S: Final = 90
 """What was put off while its target was paused comes half a minute later."""

@@ -10,6 +10,7 @@ from typing import Final
 import pytest
 from playwright.sync_api import Browser, Error, Page, expect
 
+from dev.harness.pace import scaled
 from tests.browser.looks import LOOKS, serious
 from tests.browser.rig import DESKTOP, PHONE, SEEN, bridge, hostile, looking, orders, starting
 from tests.paths import ROOT
@@ -252,7 +253,7 @@ def test_one_message_says_where_it_is_and_why(chromium: Browser) -> None:
         expect(page.locator("pre")).to_have_text('{"order": 7, "text": "call back"}')
         assert there.store is not None
         there.store.rows = [row for row in there.store.rows if row.offset != 7]
-        expect(page.get_by_role("alert")).to_contain_text("is not pending here", timeout=15_000)
+        expect(page.get_by_role("alert")).to_contain_text("is not pending here", timeout=scaled(15_000))
 
 
 @pytest.mark.parametrize("path", ["/", "/messages", "/messages/delay/0/0", "/targets"])
@@ -292,7 +293,7 @@ def test_a_keyboard_is_enough(chromium: Browser) -> None:
         expect(bars.nth(1)).to_be_focused()
         assert there.store is not None
         there.gauges = bridge(*there.store.rows[:9]).gauges
-        expect(page.locator(".tile").first).to_contain_text("9", timeout=15_000)
+        expect(page.locator(".tile").first).to_contain_text("9", timeout=scaled(15_000))
         expect(bars.nth(1)).to_be_focused()
         label = bars.nth(1).get_attribute("aria-label") or ""
         page.keyboard.press("Enter")
@@ -334,10 +335,10 @@ def test_a_bridge_that_cannot_tell_says_why(chromium: Browser) -> None:
         expect(page.locator("#notice")).to_contain_text("records up to the committed offsets")
         whole = bridge()
         there.store, there.where, there.gauges = whole.store, whole.where, whole.gauges
-        expect(page.locator(".tile").first).to_be_visible(timeout=15_000)
+        expect(page.locator(".tile").first).to_be_visible(timeout=scaled(15_000))
         expect(page.locator("#notice")).to_be_empty()
         there.store = None
-        expect(page.locator("main.stale .tile").first).to_be_visible(timeout=15_000)
+        expect(page.locator("main.stale .tile").first).to_be_visible(timeout=scaled(15_000))
 
 
 def test_many_messages_stay_readable(chromium: Browser) -> None:

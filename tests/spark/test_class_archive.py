@@ -11,6 +11,7 @@ import pytest
 
 from bridge.install import connector
 from bridge.spark import session as spark
+from dev.harness.pace import scaled
 
 START: Final = """
 import json, pathlib, sys
@@ -33,7 +34,7 @@ print(json.dumps({
 def start(**conf: str) -> dict[str, Any]:
     """Start Spark in a process of its own; what its JVM has mapped, and its class path."""
     command = [sys.executable, "-c", START, json.dumps(conf)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=scaled(120))
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from bridge.install import connector
 from bridge.settings.java_properties import FALSE, IN_ITS_PLACE, PROPERTIES, TRUE
 from bridge.settings.librdkafka import problems
+from dev.harness.pace import scaled
 
 VALUES: Final = st.one_of(
     st.integers(-(2**64), 2**64).map(str),
@@ -36,7 +37,7 @@ def ask(pairs: list[tuple[str, str]]) -> list[str]:
     ran = subprocess.run(
         [*command, str(Path(__file__).with_name("ConfigTable.java"))],
         input="\0".join(part for pair in pairs for part in pair),
-        capture_output=True, text=True, timeout=120, check=True,
+        capture_output=True, text=True, timeout=scaled(120), check=True,
     )  # fmt: skip
     return ran.stdout.splitlines()
 

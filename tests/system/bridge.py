@@ -62,5 +62,6 @@ class RunningBridge(BridgeProcess):
         """Take its niceness from it, where that is permitted: behind the processes of other tests it takes minutes."""
         for process in self.processes():
             with suppress(OSError):  # another user's session, or gone
+                Path("/proc", str(process.pid), "autogroup").write_text("0")
                 for task in Path("/proc", str(process.pid), "task").iterdir():
                     os.setpriority(os.PRIO_PROCESS, int(task.name), 0)

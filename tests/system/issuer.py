@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, Final
 
+from dev.harness.pace import scaled
 from tests.system.serving import Serving
 from timerstore.clock import SystemClock
 
@@ -80,4 +81,6 @@ def _encoded(data: bytes) -> str:
 
 
 def _openssl(*arguments: str, stdin: bytes = b"") -> bytes:
-    return subprocess.run(["openssl", *arguments], input=stdin, capture_output=True, check=True, timeout=60).stdout
+    return subprocess.run(
+        ["openssl", *arguments], input=stdin, capture_output=True, check=True, timeout=scaled(60)
+    ).stdout

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from dev.broker.embedded import jars
+from dev.harness.pace import scaled
 from tests.java import SHORT_LIVED
 
 SECONDS_MAX: Final = 60
@@ -32,5 +33,7 @@ def _alter(bootstrap: str, *change: str) -> None:
     java = str(Path(home, "bin", "java")) if home else "java"
     tool = [java, SHORT_LIVED, "-cp", os.pathsep.join(map(str, jars())), "kafka.admin.ConfigCommand"]
     whom = ["--bootstrap-server", bootstrap, "--entity-type", "clients", "--entity-default"]
-    run = subprocess.run([*tool, *whom, "--alter", *change], capture_output=True, text=True, timeout=SECONDS_MAX)
+    run = subprocess.run(
+        [*tool, *whom, "--alter", *change], capture_output=True, text=True, timeout=scaled(SECONDS_MAX)
+    )
     assert run.returncode == 0, run.stdout + run.stderr

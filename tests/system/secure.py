@@ -21,6 +21,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public, but
 
 from dev.broker import EmbeddedBroker
 from dev.broker.embedded import HOST, free_ports
+from dev.harness.pace import scaled
 
 ADMIN: Final = "admin"
 ADMIN_PASSWORD: Final = "admin-secret"
@@ -65,7 +66,7 @@ _KEY: Final = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
 
 
 def _openssl(*arguments: str) -> None:
-    subprocess.run(["openssl", *arguments], capture_output=True, check=True, timeout=60)
+    subprocess.run(["openssl", *arguments], capture_output=True, check=True, timeout=scaled(60))
 
 
 class SecureBroker(EmbeddedBroker):

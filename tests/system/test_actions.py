@@ -19,6 +19,7 @@ import pytest
 from bridge.client import DelayClient
 from dev.broker.embedded import free_ports
 from dev.harness.kafka import Reader, Topics, read_committed
+from dev.harness.pace import scaled
 from dev.harness.waiting import wait_until
 from tests.system.bridge import RunningBridge
 from tests.system.broker import Broker
@@ -47,7 +48,7 @@ class Operator:
         headers = self._headers | ({"Content-Type": "application/json"} if data is not None else {})
         request = urllib.request.Request(f"{self.bridge.api_url()}/api/v1/{path}", data=data, headers=headers)
         try:
-            answer = urllib.request.urlopen(request, timeout=DEADLINE_S)
+            answer = urllib.request.urlopen(request, timeout=scaled(DEADLINE_S))
         except urllib.error.HTTPError as error:
             raise AssertionError(f"{path}: {error.code} {error.read().decode()}") from None
         with answer:
@@ -57,7 +58,7 @@ class Operator:
         """`delay-bridge`, beside that bridge."""
         full = [sys.executable, "-m", "bridge", *words, "--url", self.bridge.api_url()]
         full += ["--config", str(self.bridge.config_file)]
-        return subprocess.run(full, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+        return subprocess.run(full, capture_output=True, text=True, timeout=scaled(DEADLINE_S), check=False)
 
 
 def test_actions_do_what_they_answer(broker: Broker, topics: Topics, tmp_path: Path) -> None:

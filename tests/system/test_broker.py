@@ -10,6 +10,7 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from dev.harness.kafka import Outgoing, Reader, Topics, produce, produce_with, read_committed
+from dev.harness.pace import scaled
 from tests.paths import ROOT
 from tests.system.broker import Broker, environment
 
@@ -90,7 +91,7 @@ def test_spark_reads_a_topic_through_the_installed_connector(broker: Broker, top
     produce(broker.bootstrap, [Outgoing(topic=topic, value=b"%d" % n, headers=[("n", b"%d" % n)]) for n in range(10)])
     # A process of its own: the jars must be named before the first session of a JVM starts.
     command = [sys.executable, "-c", SPARK_PROGRAM, broker.bootstrap, topic]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=scaled(120), check=False, cwd=ROOT)
     assert run.stdout.strip() == str([(n, "n", n) for n in range(10)]), run.stderr[-2000:]
 
 

@@ -24,6 +24,7 @@ from bridge.commands import cli
 from bridge.spark.jvm import NICE
 from bridge.wire.reasons import RejectReason
 from dev.harness.kafka import Headers, Outgoing, Reader, Record, Topics, produce, produce_with, read_committed
+from dev.harness.pace import scaled
 from dev.harness.waiting import wait_until
 from tests.paths import ROOT
 from tests.system.bridge import RunningBridge
@@ -542,4 +543,6 @@ def test_who_waits_for_a_dead_letter_is_told_so(site: Site) -> None:
 def send_from_a_shell(arguments: list[str]) -> subprocess.CompletedProcess[str]:
     """`delay-bridge ...`, as a process of its own."""
     command = [sys.executable, "-m", "bridge", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=DELIVERED_S_MAX, check=False)
+    return subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=scaled(DELIVERED_S_MAX), check=False
+    )

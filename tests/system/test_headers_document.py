@@ -18,6 +18,7 @@ from bridge.install import connector
 from bridge.wire.headers import FOR, TOPIC, parse_duration
 from dev.broker.embedded import jars
 from dev.harness.kafka import Reader, Topics
+from dev.harness.pace import scaled
 from tests.paths import ROOT
 from tests.system.broker import Broker
 
@@ -77,6 +78,6 @@ def test_four_producers_send_the_same_message(names: Mapping[str, str], tmp_path
 def run(command: list[str], text: str = "") -> None:
     """Raises AssertionError, with what it said, if it fails."""
     done = subprocess.run(
-        command, cwd=ROOT, input=text, capture_output=True, text=True, timeout=PROGRAM_S_MAX, check=False
+        command, cwd=ROOT, input=text, capture_output=True, text=True, timeout=scaled(PROGRAM_S_MAX), check=False
     )
     assert done.returncode == 0, f"{command[:4]}: {done.stderr}"

@@ -14,6 +14,7 @@ import pytest
 
 from bridge.client import DelayClient
 from dev.harness.kafka import Reader, Topics
+from dev.harness.pace import scaled
 from dev.harness.waiting import wait_until
 from tests.system.bridge import RunningBridge
 from tests.system.broker import Broker
@@ -32,7 +33,7 @@ CONFIG: Final = {"store": {"flush_interval": "500ms"}, "ready_rows": {"horizon":
 def command(bridge: RunningBridge, *words: str) -> subprocess.CompletedProcess[str]:
     """`delay-bridge`, as an operator types it beside that bridge."""
     full = [sys.executable, "-m", "bridge", *words, "--url", bridge.api_url(), "--config", str(bridge.config_file)]
-    return subprocess.run(full, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    return subprocess.run(full, capture_output=True, text=True, timeout=scaled(DEADLINE_S), check=False)
 
 
 def test_what_is_pending_is_found_until_it_is_delivered_or_cancelled(

@@ -25,6 +25,7 @@ from bridge.wire.dialects import DIALECTS, NATIVE, Dialect
 from bridge.wire.reasons import RejectReason
 from dev.broker.embedded import jars
 from dev.harness.kafka import Headers, Outgoing, Reader, Record, Topics, produce
+from dev.harness.pace import scaled
 from dev.harness.waiting import wait_until
 from tests.system.bridge import RunningBridge
 from tests.system.broker import Broker
@@ -162,7 +163,7 @@ def test_names_that_our_client_would_cut_reach_no_target(site: Site) -> None:
     command = ["java", "-Dfile.encoding=UTF-8", "-cp", class_path, "org.apache.kafka.tools.ConsoleProducer"]
     command += ["--bootstrap-server", site.bootstrap, "--topic", delay, *properties]
     text = "\n".join(lines).encode()
-    done = subprocess.run(command, input=text, capture_output=True, timeout=PROGRAM_S_MAX, check=False)
+    done = subprocess.run(command, input=text, capture_output=True, timeout=scaled(PROGRAM_S_MAX), check=False)
     assert done.returncode == 0, done.stderr
     letters = site.letters(timer, reject)
     assert letters[timer].header("delay-reason") == b"bad-header-name"

@@ -17,6 +17,7 @@ from confluent_kafka import Producer
 
 from bridge.errors import EnvironmentFailure
 from dev.harness.kafka import Reader
+from dev.harness.pace import scaled
 from dev.harness.waiting import wait_until
 from tests.paths import ROOT
 from tests.system.bridge import RunningBridge
@@ -117,7 +118,7 @@ def send(secure: SecureBroker, directory: Path, *arguments: str) -> subprocess.C
     config.write_text(json.dumps({"kafka": {"common": common}, "delay_topics": {DELAY: {}}}))
     command = [sys.executable, "-m", "bridge", "send", "--config", str(config), "--after", "1s", "--wait", "60s"]
     return subprocess.run(
-        [*command, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=SEND_S_MAX, check=False
+        [*command, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=scaled(SEND_S_MAX), check=False
     )
 
 

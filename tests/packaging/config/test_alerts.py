@@ -11,6 +11,7 @@ from typing import Any, Final
 import pytest
 import yaml
 
+from dev.harness.pace import scaled
 from tests.packaging.config.exposed import exposed
 from tests.packaging.programs import program, promtool
 from tests.paths import ROOT
@@ -28,7 +29,7 @@ def test_alerts_fire_when_they_should_and_only_then(tmp_path: Path) -> None:
     shutil.copy(ALERTS, tmp_path / "alerts-under-test.yaml")
     shutil.copy(Path(__file__).with_name("alerts.yaml"), tmp_path)
     command = [promtool(), "test", "rules", str(tmp_path / "alerts.yaml")]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=scaled(60), check=False)
     assert run.returncode == 0, run.stdout + run.stderr
 
 

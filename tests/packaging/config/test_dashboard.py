@@ -12,6 +12,7 @@ from typing import Any, Final
 import pytest
 
 from bridge.telemetry.metrics import TIME_TO_GO
+from dev.harness.pace import scaled
 from tests.packaging.config.exposed import exposed, labels
 from tests.packaging.programs import program, promtool
 from tests.paths import ROOT
@@ -60,7 +61,7 @@ def test_queries_can_be_parsed(tmp_path: Path) -> None:
     ]
     (tmp_path / "rules.yaml").write_text(json.dumps({"groups": [{"name": "dashboard", "rules": rules}]}))
     command = [promtool(), "check", "rules", str(tmp_path / "rules.yaml")]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=scaled(60), check=False)
     assert run.returncode == 0, run.stdout + run.stderr
 
 

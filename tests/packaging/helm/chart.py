@@ -11,6 +11,7 @@ from typing import Any, Final
 import pytest
 import yaml
 
+from dev.harness.pace import scaled
 from tests.packaging.programs import program
 from tests.paths import ROOT
 
@@ -37,7 +38,7 @@ def helm(*arguments: str) -> str:
     """Run it; returns standard output. Raises Refused."""
     found = program("helm")
     assert found is not None
-    run = subprocess.run([found, *arguments], capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    run = subprocess.run([found, *arguments], capture_output=True, text=True, timeout=scaled(TIMEOUT_S), check=False)
     if run.returncode != 0:
         raise Refused(run.stdout + run.stderr)
     return run.stdout
