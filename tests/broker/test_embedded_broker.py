@@ -65,7 +65,8 @@ def test_a_broker_that_cannot_start_says_why() -> None:
 def test_killed_owners_leave_no_broker_behind() -> None:
     """A broker ends, and its temporary data go, with the last process that shares it, even by SIGKILL."""
     program = (
-        "import signal\nfrom dev.broker import EmbeddedBroker\nbroker = EmbeddedBroker().start()\n"
+        "import signal\nfrom dev.broker import EmbeddedBroker\n"
+        f"broker = EmbeddedBroker(jvm_options=['{SHORT_LIVED}']).start()\n"
         "print(broker.pid, broker.data, broker.bootstrap, broker.share(), flush=True)\nsignal.pause()"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=ROOT) as owner:

@@ -23,6 +23,7 @@ from bridge.install import connector
 spark = (
     SparkSession.builder.master("local[1]")
     .config("spark.ui.enabled", "false")
+    .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
     .config("spark.driver.bindAddress", "127.0.0.1")
     .config("spark.driver.host", "127.0.0.1")
     .config("spark.jars", ",".join(map(str, connector.jars())))

@@ -89,7 +89,8 @@ class Site:
 def running(broker: Broker, topics: Topics, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """One bridge for this module."""
     delay = topics.delay(partitions=3)
-    with RunningBridge(tmp_path_factory.mktemp("commands"), broker.bootstrap, delay, config=CONFIG) as bridge:
+    directory = tmp_path_factory.mktemp("commands")
+    with RunningBridge(directory, broker.bootstrap, delay, config=CONFIG, spark=False) as bridge:
         bridge.start()
         yield Site(broker, topics, bridge, delay)
 

@@ -59,7 +59,7 @@ def test_many_flushes_and_a_full_disk(broker: Broker, topics: Topics, tmp_path: 
         sent += count
 
     store = {"directory": str(small_disk / "data"), "flush_interval": "1s", "flush_bytes": "4MiB"}
-    with RunningBridge(tmp_path, broker.bootstrap, delay, config={"store": store}) as bridge:
+    with RunningBridge(tmp_path, broker.bootstrap, delay, config={"store": store}, spark=False) as bridge:
         bridge.start()
         for flush in range(FLUSHES):
             send(20, DAY_MS)

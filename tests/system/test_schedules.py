@@ -96,7 +96,8 @@ def assert_ticks(records: list[Record], every_ms: int | None) -> None:
 def running(broker: Broker, topics: Topics, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """One bridge for this module."""
     delay = topics.delay(partitions=2)
-    with RunningBridge(tmp_path_factory.mktemp("schedules"), broker.bootstrap, delay, config=CONFIG) as bridge:
+    directory = tmp_path_factory.mktemp("schedules")
+    with RunningBridge(directory, broker.bootstrap, delay, config=CONFIG, spark=False) as bridge:
         bridge.start()
         yield Site(broker, topics, bridge, delay)
 

@@ -101,6 +101,74 @@ def _has_coordinator(consumer: Consumer) -> bool:
         return False
 
 
+@pytest.mark.fault("a node that stops, dies or hangs in mid-transaction")
+@pytest.mark.parametrize(
+    ("mode", "how"),
+    [(mode, how) for mode in ("exactly-once", "at-least-once") for how in ("stop", "kill", "hang")],
+)
+def test_a_transaction_under_way_finds_out_within_seconds(cluster: Cluster, mode: str, how: str) -> None:
+    """The node goes away when the bridge believes that all is well: one transaction is done again, with copies in place
+    of what cannot be delivered; afterwards nothing waits for it. Where it was killed, or hangs and still takes
+    connections, that is before the brokers notice, and while they take nothing more under the first transactional id.
+    Nothing has been sent under the spare one yet.
+    """
+    delay = cluster.create_delay(f"delay-{mode}-{how}")
+    good, late, dead = cluster.create(1), cluster.create(1), cluster.create(2)
+    with Rig(cluster.one.bootstrap, delay, mode=mode) as rig:
+        rig.start()
+        assert rig.dispatcher.wait_open(DEADLINE_S)
+        numbers = itertools.count(0, 100)
+        rig.add(_due(rig, [good, dead, late], next(numbers)))
+        rig.wait_delivered(DEADLINE_S)
+        wait_until(rig.is_ready, DEADLINE_S, "the spare transactional id is ready")
+        before = Counter(rig.tally.by_topic)
+        cluster.lose(how)
+        try:
+            gone_s = rig.clock.monotonic_s()
+            rig.add(_due(rig, [good, dead] * 10 + [late], next(numbers)))
+            rig.wait_delivered(DEADLINE_S)
+            assert rig.clock.monotonic_s() - gone_s < FOUND_OUT_S[how]
+            aborted = rig.tally.aborted
+            assert rig.tally.by_topic - before == {good: 10, late: 1}
+            assert rig.tally.by_retry == {"target-unavailable": 10}
+            assert 1 <= aborted <= 3
+            for _ in range(19):
+                rig.add(_due(rig, [good, dead], next(numbers)))
+                rig.wait_delivered(DEADLINE_S)
+            assert rig.tally.aborted == aborted
+            assert rig.tally.by_topic - before == {good: 29, late: 1}
+        finally:
+            cluster.regain(how)
+        wait_until(lambda: not rig.targets.failing(), DEADLINE_S, "it is well again")
+        rig.add(_due(rig, [dead], next(numbers)))
+        rig.wait_delivered(DEADLINE_S)
+        assert rig.tally.by_topic - before == {good: 29, late: 1, dead: 1}
+
+
+@pytest.mark.fault("a kill while a node is dead")
+def test_a_kill_under_a_spare_id_loses_and_doubles_nothing(cluster: Cluster, tmp_path: Path) -> None:
+    """A node dies that leads some targets; the bridge leaves its transaction to be aborted in the background, and is
+    killed while it delivers under another transactional id."""
+    delay = cluster.create_delay("delay-spare")
+    targets = [cluster.create(1), cluster.create([2, 1], [1, 2])]
+    load = Load(cluster.one.bootstrap, delay, targets, seed=1, delay_ms_max=3_000)
+    with RunningBridge(
+        tmp_path, cluster.one.bootstrap, delay, config={"delivery": {"retry": RETRY}}, spark=False
+    ) as bridge:
+        bridge.start()
+        with load.running(200):
+            wait_until(lambda: _delivered(bridge) > 0, DEADLINE_S, bridge.tail)
+            cluster.two.kill()
+            try:
+                wait_until(lambda: "transactional-id-left" in bridge.logs, DEADLINE_S, bridge.tail)
+                bridge.kill()
+                bridge.start()
+            finally:
+                cluster.two.start()
+        records = load.wait_delivered(cluster.one.bootstrap, DEADLINE_S)
+        assert load.balance(records) == Balance(), load.balance(records)
+
+
 @dataclass(frozen=True, slots=True)
 class Site:
     """The cluster and a bridge on it."""
@@ -151,7 +219,8 @@ class Site:
 
 @pytest.fixture(scope="module")
 def site(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """One bridge for this whole module; every test has targets of its own."""
+    """One bridge for all tests below; every test has targets of its own. Those above do not need it: while a node is
+    dead it takes most of a core."""
     delay = cluster.create_delay("delay")
     config = {"delivery": {"retry": RETRY}}
     with RunningBridge(
@@ -239,74 +308,6 @@ def test_a_node_that_is_down_holds_up_only_what_it_holds(site: Site) -> None:
     arrived = [r.key or b"" for r in site.receive(half, 1 + len(keys)) if r.value == b"value"]
     assert sorted(arrived) == sorted(keys)
     assert len(site.receive(dead, 1)) == 1
-
-
-@pytest.mark.fault("a node that stops, dies or hangs in mid-transaction")
-@pytest.mark.parametrize(
-    ("mode", "how"),
-    [(mode, how) for mode in ("exactly-once", "at-least-once") for how in ("stop", "kill", "hang")],
-)
-def test_a_transaction_under_way_finds_out_within_seconds(cluster: Cluster, mode: str, how: str) -> None:
-    """The node goes away when the bridge believes that all is well: one transaction is done again, with copies in place
-    of what cannot be delivered; afterwards nothing waits for it. Where it was killed, or hangs and still takes
-    connections, that is before the brokers notice, and while they take nothing more under the first transactional id.
-    Nothing has been sent under the spare one yet.
-    """
-    delay = cluster.create_delay(f"delay-{mode}-{how}")
-    good, late, dead = cluster.create(1), cluster.create(1), cluster.create(2)
-    with Rig(cluster.one.bootstrap, delay, mode=mode) as rig:
-        rig.start()
-        assert rig.dispatcher.wait_open(DEADLINE_S)
-        numbers = itertools.count(0, 100)
-        rig.add(_due(rig, [good, dead, late], next(numbers)))
-        rig.wait_delivered(DEADLINE_S)
-        wait_until(rig.is_ready, DEADLINE_S, "the spare transactional id is ready")
-        before = Counter(rig.tally.by_topic)
-        cluster.lose(how)
-        try:
-            gone_s = rig.clock.monotonic_s()
-            rig.add(_due(rig, [good, dead] * 10 + [late], next(numbers)))
-            rig.wait_delivered(DEADLINE_S)
-            assert rig.clock.monotonic_s() - gone_s < FOUND_OUT_S[how]
-            aborted = rig.tally.aborted
-            assert rig.tally.by_topic - before == {good: 10, late: 1}
-            assert rig.tally.by_retry == {"target-unavailable": 10}
-            assert 1 <= aborted <= 3
-            for _ in range(19):
-                rig.add(_due(rig, [good, dead], next(numbers)))
-                rig.wait_delivered(DEADLINE_S)
-            assert rig.tally.aborted == aborted
-            assert rig.tally.by_topic - before == {good: 29, late: 1}
-        finally:
-            cluster.regain(how)
-        wait_until(lambda: not rig.targets.failing(), DEADLINE_S, "it is well again")
-        rig.add(_due(rig, [dead], next(numbers)))
-        rig.wait_delivered(DEADLINE_S)
-        assert rig.tally.by_topic - before == {good: 29, late: 1, dead: 1}
-
-
-@pytest.mark.fault("a kill while a node is dead")
-def test_a_kill_under_a_spare_id_loses_and_doubles_nothing(cluster: Cluster, tmp_path: Path) -> None:
-    """A node dies that leads some targets; the bridge leaves its transaction to be aborted in the background, and is
-    killed while it delivers under another transactional id."""
-    delay = cluster.create_delay("delay-spare")
-    targets = [cluster.create(1), cluster.create([2, 1], [1, 2])]
-    load = Load(cluster.one.bootstrap, delay, targets, seed=1, delay_ms_max=3_000)
-    with RunningBridge(
-        tmp_path, cluster.one.bootstrap, delay, config={"delivery": {"retry": RETRY}}, spark=False
-    ) as bridge:
-        bridge.start()
-        with load.running(200):
-            wait_until(lambda: _delivered(bridge) > 0, DEADLINE_S, bridge.tail)
-            cluster.two.kill()
-            try:
-                wait_until(lambda: "transactional-id-left" in bridge.logs, DEADLINE_S, bridge.tail)
-                bridge.kill()
-                bridge.start()
-            finally:
-                cluster.two.start()
-        records = load.wait_delivered(cluster.one.bootstrap, DEADLINE_S)
-        assert load.balance(records) == Balance(), load.balance(records)
 
 
 def _delivered(bridge: RunningBridge) -> float:
