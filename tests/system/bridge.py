@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections.abc import Mapping
@@ -19,6 +20,8 @@ AS_SHIPPED: Final[Tree] = {"spark": {"conf": {"spark.driver.extraJavaOptions": "
 
 SPARK_SERVES_S_MAX: Final = 180
 """Its JVM is niced: beside other tests it starts when they let it."""
+LOOKS: Final = 8
+"""So often it is waited for between two looks for threads of Java, which are many."""
 
 
 class RunningBridge(BridgeProcess):
@@ -52,8 +55,11 @@ class RunningBridge(BridgeProcess):
     def wait_spark(self) -> None:
         """Until the plain reader has handed over to Spark's query."""
 
+        looks = itertools.count()
+
         def serves() -> bool:
-            self._let_java_run()
+            if next(looks) % LOOKS == 0:
+                self._let_java_run()
             return bool(self.events("query-serves"))
 
         wait_until(serves, SPARK_SERVES_S_MAX, lambda: f"Spark reads; {self.tail()}")
