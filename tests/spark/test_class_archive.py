@@ -17,9 +17,10 @@ START: Final = """
 import json, pathlib, sys
 from pyspark import SparkContext
 from bridge.install import connector
-from bridge.spark import session as spark
+from bridge.spark import jvm, session as spark
 from bridge.settings.model import Settings
 
+jvm.NICE = 0  # behind the other tests it would take minutes
 conf = json.loads(sys.argv[1])
 tree = {"kafka": {"common": {"bootstrap.servers": "localhost:1"}}, "delay_topics": {"delay": {}}}
 session = spark.start(Settings.of({**tree, "spark": {"conf": conf}}), connector.jars())
