@@ -31,6 +31,7 @@ METADATA_TIMEOUT_S: Final = 10.0
 _POLL_S: Final = 0.1
 _ANY_PARTITION: Final = -1  # the partitioner's choice
 _BY_CLIENT: Final = "client"  # what a command says that its client has sent to every partition
+_NOWHERE: Final = (KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART)
 
 # Where the caller gives a plain configuration: safe against loss, and the partitioner that Java's clients use, so that
 # a cancel meets its target even when another program sent it.
@@ -53,7 +54,7 @@ class DelayClient:
         self.producer = producer
         self.delay_topic = delay_topic
         self._clock = clock or SystemClock()
-        self._failures: list[str] = []
+        self._failures: list[KafkaError] = []
 
     def send(
         self,
@@ -239,8 +240,8 @@ class DelayClient:
         failures, self._failures = self._failures, []
         if failures:
             raise EnvironmentFailure(
-                f"{self.delay_topic} did not take {len(failures)} of the records: {failures[0]}",
-                hint="Send them again: they are not in the delay topic.",
+                f"{self.delay_topic} did not take {len(failures)} of the records: {failures[0].str()}",
+                hint=remedy_of(failures[0]),
                 code="DB-1004",
             )
         if left:
@@ -285,7 +286,7 @@ class DelayClient:
 
     def _remember(self, error: KafkaError | None, _: Message) -> None:
         if error is not None:
-            self._failures.append(error.str())
+            self._failures.append(error)
 
     def _partitions(self) -> int:
         hint = "Check that the brokers can be reached."
@@ -299,6 +300,13 @@ class DelayClient:
                 f"cannot look up {self.delay_topic}: {failed.args[0].str()}", hint=hint, code="DB-1006"
             ) from None
         return len(found.partitions)
+
+
+def remedy_of(refusal: KafkaError) -> str:
+    """What to do about a record that the delay topic has not taken."""
+    if refusal.code() in _NOWHERE:
+        return "Correct the topic or the partition: there is none of that name or number."
+    return "Send it again: it is not in the delay topic."
 
 
 def _origin_text(topic: str, partition: int, offset: int | Collection[int]) -> str:

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Final
 import typer
 from confluent_kafka import KafkaError, Message
 
-from bridge.client import DelayClient
+from bridge.client import DelayClient, remedy_of
 from bridge.commands.api_client import Absent, ApiClient
 from bridge.commands.invocation import ConfigOption, bundled, read_option, say, settings_of, with_unit
 from bridge.commands.replies import NOTHING, Replies, Told, topic_of_answers
@@ -155,7 +155,7 @@ def _known(settings: Settings, id: str | None, place: Origins | None) -> str:
 def _taken(told: list[Message], error: KafkaError | None, message: Message) -> None:
     """Raises EnvironmentFailure, from `flush`, if the delay topic has not taken a command."""
     if error is not None:
-        raise EnvironmentFailure(f"not taken: {error.str()}", hint="Send it again.", code="DB-1004")
+        raise EnvironmentFailure(f"not taken: {error.str()}", hint=remedy_of(error), code="DB-1004")
     told.append(message)
 
 

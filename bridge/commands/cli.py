@@ -26,7 +26,7 @@ from rich.text import Text
 
 from bridge import __version__
 from bridge.checks.finding import Finding
-from bridge.client import DelayClient
+from bridge.client import DelayClient, remedy_of
 from bridge.commands import actions, change, dead_letters, pending, schedules
 from bridge.commands.arrivals import Arrivals
 from bridge.commands.invocation import (
@@ -430,7 +430,7 @@ def _messages(value: str | None, file: Path | None) -> Iterator[bytes]:
 def _taken(origins: list[str], error: KafkaError | None, message: Message) -> None:
     """Where the delay topic has a message. Raises EnvironmentFailure, from `flush`, if it was not taken."""
     if error is not None:
-        raise EnvironmentFailure(f"not taken: {error.str()}", hint="Send it again.", code="DB-1004")
+        raise EnvironmentFailure(f"not taken: {error.str()}", hint=remedy_of(error), code="DB-1004")
     origins.append(f"{message.topic()}/{message.partition()}/{message.offset()}")
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import subprocess
 import sys
 import uuid
@@ -25,6 +27,7 @@ from bridge.settings.model import Settings
 from bridge.wire.letters import Choice, Report
 from dev.harness.kafka import Reader
 from dev.harness.pace import scaled
+from tests.docs.test_docs import blocks
 
 CANARY = "canary-c0de"
 
@@ -214,6 +217,29 @@ def test_send_takes_the_message_from_argument_file_or_lines(broker: Broker, tmp_
 
 
 @pytest.mark.system
+def test_commands_of_the_documents_work_as_pasted(
+    broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever README, docs/headers.md and docs/schedules.md have a shell send, beside the configuration that they name
+    and without waiting for a bridge."""
+    topic = f"delay-{uuid.uuid4().hex[:8]}"
+    cluster = Cluster(Settings.of({"kafka": {"common": {"bootstrap.servers": broker.bootstrap}}}))
+    cluster.create_topic(topic, partitions=4, replication=1, config={})
+    cluster.await_topics([topic])
+    (text, *_) = blocks("yaml", ["README.md"])
+    text = text.replace("localhost:9092", broker.bootstrap).replace("{delay: {}}", f"{{{topic}: {{}}}}")
+    (tmp_path / "bridge.yaml").write_text(f"{text}http: {{api_port: 1}}\n")
+    monkeypatch.chdir(tmp_path)
+    lines = "".join(blocks("sh", ["README.md", "docs/headers.md", "docs/schedules.md"])).replace("\\\n", " ")
+    sending = re.compile(r"delay-bridge (send|cancel|move|schedules (pause|resume|run-now|cancel)) (?!.*--wait)")
+    pasted = [line.replace(" delay/", f" {topic}/") for line in lines.splitlines() if sending.match(line)]
+    assert len(pasted) > 10
+    for line in pasted:
+        status, _, err = invoke(*shlex.split(line)[1:])
+        assert status == 0, f"{line}: {err}"
+
+
+@pytest.mark.system
 def test_move_writes_the_new_time_beside_what_it_names(broker: Broker) -> None:
     """By id or by origin, with the topic of its answer; neither time nor name, or both of them, is refused."""
     topic = f"delay-{uuid.uuid4().hex[:8]}"
@@ -256,6 +282,8 @@ def test_a_cancel_by_id_goes_to_every_partition(broker: Broker) -> None:
     assert invoke("cancel", "--origin", f"{topic}/2/5", *common)[0] == 0
     named = [headers for _, _, headers in received(broker.bootstrap, topic, 7) if "delay-cancel-origin" in headers]
     assert named == [{"delay-cancel-origin": f"{topic}/2/5".encode()}]
+    status, _, err = invoke("cancel", "--origin", f"{topic}/9/5", *common)
+    assert status == 3 and "Correct the topic or the partition" in err
     for wrong in (["a", "--origin", f"{topic}/2/5"], [], ["--origin", "delay/5"], ["a", "--wait", "soon"]):
         assert invoke("cancel", *wrong, *common)[0] == 2
     status, _, err = invoke("cancel", "", *common)
