@@ -108,6 +108,17 @@ def test_a_good_commit_costs_nothing(told: Told) -> None:
     assert begun(told, 1_000) == "x" and not told.later
 
 
+@pytest.mark.fault("brokers that are away while nothing is due")
+def test_no_log_of_a_client_grows_while_nothing_is_delivered(told: Told) -> None:
+    """The dispatcher lets the news of all producers in between its steps, so that an outage fills no memory."""
+    for made in told.made:
+        made._log = [REFUSED] * 100
+    told.writer.look_after()
+    assert not any(made._log for made in told.made)
+    told.writer.commit([], None, lambda _: False)
+    assert not told.writer.takes_doubt()
+
+
 def test_where_all_are_in_doubt_the_first_new_epoch_is_waited_for(told: Told) -> None:
     """And that is counted."""
     for made in told.made:
