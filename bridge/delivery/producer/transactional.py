@@ -273,7 +273,7 @@ class TransactionalWriter(Writer):
         # The coordinator may have refused each partition so far: it was still writing the end before. The client asks
         # for an abort all the same, and is answered as if this transaction had ended (librdkafka 4849).
         let_in(self._client())
-        self._may_be_empty = not self._have_joined and len(self._client()) >= self._sent
+        self._may_be_empty = not self._have_joined and len(self._client()) >= self._sent - self._unwritten
         try:
             self._step(partial(self._client().abort_transaction, self._budgets.call_s), deadline_s)
         except Aborted as aborted:

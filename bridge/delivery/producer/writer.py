@@ -164,7 +164,7 @@ class Writer(ABC):
     def _forget(self) -> None:
         self._failed: dict[int, FailedRecord] = {}
         self._is_overdue = False
-        self._sent = self._awaited = self._reported = 0
+        self._sent = self._awaited = self._reported = self._unwritten = 0
         self._began_s = self._clock.monotonic_s()
 
     def _produce(self, batch: Batch, first_id: int, *, reported: bool) -> int:
@@ -221,6 +221,7 @@ class Writer(ABC):
     def _report(self, row: int, error: KafkaError | None, message: Message) -> None:
         """Delivery report of one record, called from poll and flush."""
         self._reported += 1
+        self._unwritten += error is not None
         is_purged = error is not None and error.code() in _PURGED
         if error is None or (is_purged and not self._is_overdue):
             return

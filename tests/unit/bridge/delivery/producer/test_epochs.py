@@ -261,6 +261,17 @@ def test_an_abort_of_what_no_broker_has_taken_is_no_end_unasked(told: Told, know
     assert isinstance(broken.value, EndedUnasked) == (known != "nothing")
 
 
+def test_a_record_that_was_given_up_is_not_acknowledged_either(told: Told) -> None:
+    """The attempt after a node's death waits for each record, and gives up those that are not acknowledged."""
+    told.producer.failing = {b"a", b"b"}
+    with pytest.raises(Aborted):
+        told.writer.send(batch(b"a", b"b"), careful=True)
+    told.producer.forever["abort"] = UNASKED
+    with pytest.raises(Broken) as broken:
+        told.writer.abort()
+    assert not isinstance(broken.value, EndedUnasked)
+
+
 def test_nothing_is_begun_before_its_id_has_a_new_epoch(told: Told) -> None:
     """Another id that is ready has to wait: the look-up of its rows needs an end."""
     told.producer.forever["commit"] = UNASKED
