@@ -10,33 +10,53 @@ from bridge.wire.committed_state import CommittedState
 from timerstore.rows.sources import SourceName
 
 States = Mapping[SourceName, CommittedState]
+Under = tuple[int, int]
+"""An offset, and the epoch of a leader."""
 
 
 class LogNotes:
-    """Noted by one thread, committed by another: what is gone at once, what was read with the next transaction."""
+    """Noted by one thread, committed by another: with the next transaction, and one is made for it where it is news.
+    That more was read than is committed is none."""
 
     def __init__(self) -> None:
         self._gone_below: Mapping[SourceName, int] = {}
-        self._read_under: Mapping[SourceName, tuple[int, int]] = {}
+        self._read_under: Mapping[SourceName, Under] = {}
+        self._known: Mapping[SourceName, Under] = self._read_under
+        """What was noted when it was last found to be no news."""
 
     def note_gone(self, below: Mapping[SourceName, int]) -> None:
-        """By partition (0: nothing is gone any more); a transaction is made for it."""
+        """By partition (0: nothing is gone any more)."""
         self._gone_below = dict(below)
 
-    def note_read(self, under: Mapping[SourceName, tuple[int, int]]) -> None:
+    def note_read(self, under: Mapping[SourceName, Under]) -> None:
         """By partition: everything below an offset was read under leaders of no later epoch."""
         self._read_under = dict(under)
 
     def is_news(self, states: States) -> bool:
-        """Whether the committed states say something else of what is gone."""
-        return any(name in states and states[name].gone_below != at for name, at in self._gone_below.items())
+        """Whether the committed states say something else."""
+        if any(name in states and states[name].gone_below != at for name, at in self._gone_below.items()):
+            return True
+        noted = self._read_under
+        if noted is self._known:
+            return False
+        if any(name in states and _is_news(states[name], under) for name, under in noted.items()):
+            return True
+        self._known = noted
+        return False
 
     def within(self, after: States, states: States) -> dict[SourceName, CommittedState]:
         """The states `after` a transaction, with what is news in the committed `states`."""
-        gone = self._gone_below
-        news = {name: at for name, at in gone.items() if name in states and states[name].gone_below != at}
-        told = {**after, **{name: replace(after.get(name, states[name]), gone_below=at) for name, at in news.items()}}
-        return {
-            name: state if name not in self._read_under else replace(state, read_under=self._read_under[name])
-            for name, state in told.items()
-        }
+        result, noted = dict(after), self._read_under
+        for name, at in self._gone_below.items():
+            if name in states and states[name].gone_below != at:
+                result[name] = replace(result.get(name, states[name]), gone_below=at)
+        for name, under in noted.items():
+            if name in result or (name in states and _is_news(states[name], under)):
+                result[name] = replace(result.get(name, states[name]), read_under=under)
+        return result
+
+
+def _is_news(state: CommittedState, under: Under) -> bool:
+    """Whether the state tells less of what is committed."""
+    told = 0 if state.read_under is None else state.read_under[0]
+    return told < min(state.offset, under[0])
