@@ -13,6 +13,7 @@
 #   make messages                       docs/messages.md: the messages of each error's code, from the source
 #   make chart                          what of helm/delay-bridge is generated; SNAPSHOTS=1 also its tests' snapshots
 #   make matrix [KAFKA="4.2.2 4.4.0"]   the tests of transactions and delivery on each release of Kafka: docs/brokers.md
+#   make injections [KAFKA="4.2.2 4.4.0"]  requests of transactions that arrive late, twice or never, by the thousand
 #   make faults                         the fault table of docs/guarantees.md, from the tests' marks and docstrings
 #   make tools                          what tests need beside Python and Java: helm and promtool, into .cache/bin
 #   make browser                        a Chromium for the page's tests, from npm packages, into .cache/browser
@@ -33,7 +34,7 @@ KUBERNETES_VERSION := 1.34.4
 CYCLONEDX := cyclonedx-bom==7.5.0
 SOURCES := $(wildcard bridge timerstore dev demo bench release tests)
 
-.PHONY: install prerequisites demo test check nightly bench lint format lock image audit sbom chart messages faults matrix tools helm promtool browser kubernetes clean distclean
+.PHONY: install prerequisites demo test check nightly bench lint format lock image audit sbom chart messages faults matrix injections tools helm promtool browser kubernetes clean distclean
 
 install: prerequisites $(VENV)/.installed
 
@@ -95,6 +96,7 @@ nightly: install
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest --numprocesses 2 tests/model $(PYTEST_ARGS)
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest --numprocesses 0 -m nightly $(PYTEST_ARGS)
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest --numprocesses 0 tests/system/test_bounds.py tests/system/test_crashes.py tests/system/test_random_commands.py $(PYTEST_ARGS)
+	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m tests.injections --random --minutes 60
 
 bench: install
 	@$(BIN)/python -m bench $(BENCH_ARGS)
@@ -150,6 +152,10 @@ faults: install
 # A quarter of an hour or more of two cores; it goes on where it was broken off.
 matrix: install
 	$(BIN)/python -m release.brokers --run $(KAFKA)
+
+# An hour for each release; it goes on where it was broken off. INJECTIONS_ARGS="--minutes 20 --only late" does a part.
+injections: install
+	$(BIN)/python -m tests.injections $(KAFKA) $(INJECTIONS_ARGS)
 
 # Where one cannot be had, the tests that need it are skipped, and say so.
 tools:

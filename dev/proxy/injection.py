@@ -1,4 +1,4 @@
-"""Faults that the proxy injects, and what has become of them."""
+"""Faults, the requests that they meet, and the outcomes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Final
 from dev.proxy.protocol import Api, Request
 
 RECENT: Final = 100
-"""So many hits of an injection are looked at for what comes later."""
+"""Hits of an injection that a later request may concern."""
 
 
 class Fault(Enum):
@@ -40,13 +40,12 @@ class Hit:
     number: int
     """Of its transaction among those of its id; 0 without an id."""
     answer: int | None = None
-    """The broker's error code for what was injected: the late or second copy, or the answer that was lost. None: the
-    broker has not answered."""
+    """The broker's error code: for the late or second copy, or in the lost answer. None: there is no answer."""
     was_open: bool | None = None
     """Whether the late or second copy reached the broker while a later transaction of its id was open. None: it has not
     reached it, and is not to."""
     is_over: bool = False
-    """Whether all that was to be injected has been."""
+    """Whether nothing more of it comes."""
     is_committed: bool | None = None
     """Whether the client asked for its transaction to be committed, or to be aborted; None: for neither yet."""
     released: asyncio.Event = field(default_factory=asyncio.Event)
@@ -88,7 +87,7 @@ class Injection:
         self.times = 0
 
     def release(self) -> None:
-        """What was met until now goes on: held requests and answers, and late copies."""
+        """Let held requests and answers go on, and late copies."""
         self.call(self._release)
 
     def _release(self) -> None:
@@ -104,5 +103,5 @@ class Injection:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has met something, and all of it is over."""
+        """Whether it has hits, and all of them are over."""
         return bool(self.hits) and all(hit.is_over for hit in self.hits)

@@ -16,7 +16,7 @@ Address = tuple[str, int]
 
 
 class Api(IntEnum):
-    """Keys of the APIs that the proxy reads. It passes all others on as they are."""
+    """Keys of the APIs that the proxy reads. It passes all others on unchanged."""
 
     PRODUCE = 0
     METADATA = 3

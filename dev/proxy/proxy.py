@@ -5,8 +5,8 @@
         Producer({"bootstrap.servers": proxy.bootstrap, "transactional.id": "one"})
 
 Each broker has a port here. Clients stay behind the proxy because it writes these ports into answers that name brokers
-(Metadata, FindCoordinator); a partition's new leader in an answer to Produce or Fetch is passed on as it is. Everything
-runs in one thread with one event loop, so that no state needs a lock.
+(Metadata, FindCoordinator); an answer to Produce or Fetch that names a partition's new leader is passed on unchanged.
+Everything runs in one thread with one event loop, so that no state needs a lock.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from dev.proxy.protocol import (
 
 HOST: Final = "127.0.0.1"
 ANSWER_S: Final = 20.0
-"""So long the client waits for the answer to a late copy."""
+"""The client waits no longer for the answer to a late copy."""
 BEGINS: Final = frozenset({Api.ADD_PARTITIONS_TO_TXN, Api.ADD_OFFSETS_TO_TXN})
 """A transaction is open when the broker has answered one of these."""
 ENDS: Final = frozenset({Api.END_TXN, Api.INIT_PRODUCER_ID})
@@ -86,7 +86,7 @@ class Proxy:
         return injection
 
     def clear(self) -> None:
-        """Inject nothing more. What is held goes on; late copies are forgotten."""
+        """Inject nothing more. Held requests go on; late copies are forgotten."""
         injections, self.injections = self.injections, []
         for injection in injections:
             injection.stop()
@@ -175,10 +175,9 @@ class Proxy:
             return
         connection = _Connection(self, (reader, writer), broker)
         self._connections.add(connection)
-        try:
+        with suppress(asyncio.CancelledError):  # by `close`: the server would report it as an error
             await connection.run()
-        finally:
-            self._connections.discard(connection)
+        self._connections.discard(connection)
 
     async def _close(self) -> None:
         for server in self._servers:

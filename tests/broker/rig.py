@@ -167,9 +167,10 @@ class Rig:
         overdue: OverduePolicy | None = None,
         ask: Callable[[str], str | None] = lambda _: None,
         is_opened_early: bool = False,
+        renews: bool = True,
     ) -> None:
         """`ask` answers for the coordinators of transactional ids; `is_opened_early`: the producer is opened with the
-        membership, as the bridge does.
+        membership, as the bridge does; `renews`: as of the writer.
         """
         self.is_opened_early = is_opened_early
         self.clock = clock or SystemClock()
@@ -190,7 +191,7 @@ class Rig:
         self.targets = Targets(TargetLookUp(librdkafka(self.settings, "admin")), self.clock)
         writer: Writer
         if mode == "exactly-once":
-            writer = TransactionalWriter(self.properties, self.clock, make_producer, repair=repair)
+            writer = TransactionalWriter(self.properties, self.clock, make_producer, repair=repair, renews=renews)
         else:
             writer = AcknowledgedWriter(self.properties, self.clock, self.ownership.commit_offsets)
         self.planner = Planner(

@@ -1,4 +1,4 @@
-"""The proxy that loses, delays and repeats requests, with plain clients: each fault does what it says."""
+"""The proxy that loses, delays and repeats requests, with plain clients: each fault has its effect."""
 
 from __future__ import annotations
 
@@ -18,9 +18,6 @@ from tests.system.broker import Broker
 pytestmark = pytest.mark.system
 
 FENCED = (KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED)
-LOSSES = [
-    (fault, api) for fault in (Fault.LOST_BEFORE, Fault.LOST_AFTER, Fault.DOUBLED) for api in (Api.PRODUCE, Api.END_TXN)
-]
 
 
 @pytest.fixture(scope="module")
@@ -104,30 +101,6 @@ def test_late_offsets_replace_later_ones_of_the_same_epoch(
     assert hit.is_over and hit.was_open
     assert (committed.offset == 20) is is_renewed
     assert (hit.answer in FENCED) is is_renewed
-
-
-@pytest.mark.parametrize(("fault", "api"), LOSSES)
-def test_what_is_lost_or_doubled_is_repeated_by_the_client(
-    proxy: Proxy, broker: Broker, topics: Topics, fault: Fault, api: Api
-) -> None:
-    """The client and the broker sort that out between them."""
-    topic, name = topics.create(), f"id-{uuid.uuid4()}"
-    producer = producer_of(proxy, name)
-    injected = proxy.inject(fault, api, name)
-    for value in (b"first", b"second"):
-        producer.begin_transaction()
-        write(producer, topic, value)
-        producer.commit_transaction(DEADLINE_S)
-    [hit] = injected.hits
-    wait_until(lambda: hit.is_over, DEADLINE_S, "the second copy is answered")
-    expected: dict[Fault, set[int | None]] = {
-        Fault.LOST_BEFORE: {None},
-        Fault.LOST_AFTER: {0},
-        Fault.DOUBLED: {0, KafkaError.CONCURRENT_TRANSACTIONS},
-    }
-    assert hit.answer in expected[fault]
-    assert not hit.was_open
-    assert [record.value for record in read_committed(broker.bootstrap, topic)] == [b"first", b"second"]
 
 
 @pytest.mark.parametrize("fault", [Fault.HELD, Fault.ANSWER_HELD])
