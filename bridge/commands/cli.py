@@ -159,7 +159,7 @@ def resolve(
     """
     with settings_of(config) as (settings, _):
         if place is not None:
-            _choose(settings, place, ABORTED if ending is Outcome.ABORTED else COMMITTED, "the messages in doubt")
+            _choose(settings, place, ABORTED if ending is Outcome.ABORTED else COMMITTED, "what is in doubt")
             return
         from bridge.install import connector
         from bridge.spark.transactions import coordinators
@@ -365,7 +365,7 @@ def _choose(settings: Settings, place: str, file: str, what: str) -> None:
     _must_be_delay_topics([topic], settings)
     is_new = Choices(settings.store.directory, file).add((topic, int(partition)), int(offset))
     word = file.partition("-")[0]
-    say(f"{topic}/{partition}: {what} at offset {offset} {'is to be' if is_new else 'was already'} {word}")
+    say(f"{topic}/{partition}: {what} at offset {offset} {'is to be' if is_new else 'was to be'} {word}")
 
 
 def _must_be_delay_topics(names: Sequence[str] | None, settings: Settings) -> None:

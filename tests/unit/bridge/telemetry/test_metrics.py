@@ -11,10 +11,11 @@ import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from bridge.delivery.producer.outcomes import Incident
 from bridge.runtime.gauges import largest
 from bridge.telemetry.counts import Counts
 from bridge.telemetry.lateness import LATENESS_BUCKETS_MS
-from bridge.telemetry.metrics import TIME_TO_GO, Metrics, StoreSnapshot
+from bridge.telemetry.metrics import INCIDENTS, TIME_TO_GO, Metrics, StoreSnapshot
 from bridge.wire.reasons import RejectReason
 
 
@@ -26,6 +27,15 @@ def samples(metrics: Metrics) -> dict[tuple[str, frozenset[tuple[str, str]]], fl
 
 def value(metrics: Metrics, name: str, **labels: str) -> float:
     return samples(metrics)[f"delay_bridge_{name}", frozenset(labels.items())]
+
+
+def test_incidents_are_there_from_the_start() -> None:
+    """An alert tells of the first one, since the series does not begin with it."""
+    metrics = Metrics()
+    assert {each.value for each in Incident} == set(INCIDENTS)
+    metrics.incident(Incident.ENDED_UNASKED.value)
+    counts = {kind: value(metrics, "transaction_incidents_total", incident=kind) for kind in INCIDENTS}
+    assert counts == {**dict.fromkeys(INCIDENTS, 0.0), "ended unasked": 1.0}
 
 
 def test_gauges_are_read_from_the_snapshot_at_every_scrape() -> None:

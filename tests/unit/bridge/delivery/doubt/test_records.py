@@ -1,0 +1,64 @@
+"""Records are told by what each says of its row."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from bridge.delivery.doubt.findings import Part
+from bridge.delivery.doubt.records import Planned, Wanted
+from bridge.wire import headers as h
+from timerstore.rows.position import pack
+from timerstore.rows.sources import Sources
+
+SOURCES = Sources([("delay", 0), ("delay", 1)])
+BOTH = Part.RECORD | Part.NEXT
+EVERY = (h.EVERY, "1s")
+PLAIN, RETRIED, TICK = 0, 1, 2
+"""A message; one that was a copy before, offset 21 of origin 11; tick 3 of a schedule, offset 22 of origin 12."""
+
+
+@pytest.fixture
+def wanted() -> Wanted:
+    keys = pack(np.zeros(3, np.int64), np.array([10, 21, 22]))
+    planned = Planned(
+        keys=keys,
+        origin=pa.array([10, 11, 12]),
+        schedule=pa.array([None, None, "every"]),
+        tick=np.array([0, 0, 3], np.int32),
+    )
+    return Wanted([planned], SOURCES, {"dlt"})
+
+
+CASES = [
+    ("orders", 5, [(h.ORIGIN, "delay/0/10")], {10: Part.RECORD}),
+    ("orders", 5, [(h.DLT_OFFSET, "x"), (h.ORIGIN, "delay/0/11")], {21: Part.RECORD}),
+    ("orders", 5, [(h.ORIGIN, "delay/0/12"), (h.TICK, "3")], {22: Part.RECORD}),
+    ("orders", 5, [(h.ORIGIN, "delay/0/12"), (h.TICK, "2")], {}),
+    ("orders", 5, [(h.ORIGIN, "delay/0/12"), (h.TICK, "none")], {}),
+    ("orders", 5, [(h.ORIGIN, "delay/1/10")], {}),
+    ("orders", 5, [(h.ORIGIN, "other/0/10")], {}),
+    ("orders", 5, [(h.ORIGIN, "no place")], {}),
+    ("orders", 5, [], {}),
+    ("dlt", 0, [(h.ORIGIN, "delay/0/11"), (h.DLT_OFFSET, b"\0" * 7 + b"\x15")], {21: Part.RECORD}),
+    ("dlt", 0, [(h.ORIGIN, "delay/0/10"), (h.DLT_OFFSET, b"\0" * 8)], {10: Part.RECORD}),
+    ("dlt", 0, [(h.REDRIVEN, "")], {}),
+    ("delay", 0, [(h.COPY_ORIGIN, "10"), (h.COPY_AT, "9")], {10: Part.RECORD}),
+    ("delay", 1, [(h.COPY_ORIGIN, "10")], {}),
+    ("delay", 0, [(h.COPY_ORIGIN, "12"), (h.COPY_TICK, "3"), (h.COPY_AT, "9")], {22: Part.RECORD}),
+    ("delay", 0, [(h.COPY_ORIGIN, "12"), (h.COPY_TICK, "4"), EVERY], {22: Part.NEXT}),
+    ("delay", 0, [(h.COPY_ORIGIN, "12"), (h.COPY_TICK, "3"), (h.COPY_ROLLS, "1"), EVERY], {22: BOTH}),
+    ("delay", 0, [(h.COPY_ORIGIN, "12"), (h.COPY_TICK, "3"), (h.COPY_AT, "9"), EVERY], {22: BOTH}),
+    ("delay", 0, [(h.COPY_ORIGIN, "ten")], {}),
+    ("delay", 0, [(h.UNTIL, "9")], {}),
+]
+
+
+@pytest.mark.parametrize(("topic", "partition", "headers", "seen"), CASES)
+def test_a_record_tells_its_row(
+    wanted: Wanted, topic: str, partition: int, headers: list[tuple[str, str | bytes]], seen: dict[int, Part]
+) -> None:
+    """One that another producer wrote, or that belongs to another transaction, tells nothing."""
+    wanted.see(topic, partition, [(name, text.encode() if isinstance(text, str) else text) for name, text in headers])
+    assert wanted.seen == seen
