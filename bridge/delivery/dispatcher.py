@@ -195,7 +195,7 @@ class Dispatcher:
                 self._partitions.begin(store, states, log_ends, is_known=is_known)
                 self._store, self._unanswered = store, None
                 self._narrowing.clear()
-                self._held_sources.begin(store.sources)
+                self._held_sources.begin(states, store.sources)
                 self._read_back.begin()
             self._pauses.read(states.values())
             self._held_sources.tell()
@@ -477,7 +477,7 @@ class Dispatcher:
         found: Mapping[SourceName, CommittedState | None] = {}
         try:
             if transaction.ended is not None:
-                self.doubts.settle(transaction.output(), self._partitions.offsets(), store.sources)
+                self.doubts.settle(transaction.output(), self._partitions.states, store.sources)
                 self._read_back.look(self._partitions.states, self._partitions.revocations, None)
             else:
                 found = self._read_committed(list(transaction.states), None)

@@ -15,6 +15,7 @@ from typing import Final
 import structlog
 
 from bridge.delivery.doubt.doubts import Doubts
+from bridge.delivery.doubt.log_notes import States
 from bridge.delivery.plan.fates import Unwritable
 from bridge.delivery.targets.cache import Targets
 from bridge.telemetry.metrics import Metrics
@@ -52,10 +53,10 @@ class HeldSources:
         """Those that wait for a place, or for the time."""
         return frozenset(source for source, hold in self._holds.items() if not hold.is_over)
 
-    def begin(self, sources: Sources) -> None:
-        """Another store, other numbers."""
+    def begin(self, states: States, sources: Sources) -> None:
+        """Another store, opened on these states: other numbers. Raises EnvironmentFailure."""
         self._holds.clear()
-        self._doubts.number(sources)
+        self._doubts.begin(states, sources)
         self.tell()
 
     def forget(self, names: Collection[SourceName], sources: Sources) -> None:

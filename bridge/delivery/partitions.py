@@ -71,10 +71,6 @@ class Partitions:
         """The states of those that come, too."""
         return [*self.states.values(), *self.coming.values()]
 
-    def offsets(self) -> dict[SourceName, int]:
-        """O of each that is delivered: what is written from now on lies behind it."""
-        return {name: state.offset for name, state in self.states.items()}
-
     def member_for(self, written: Mapping[SourceName, CommittedState]) -> Membership:
         """Raises Stale where the member may not commit for these partitions."""
         member = self._membership()

@@ -16,6 +16,7 @@ from bridge.api.listener import Listener
 from bridge.api.source import NotOwnedError, Order, Source
 from bridge.dead_letters.reading import make_consumer
 from bridge.delivery.commands_first import CommandsFirst
+from bridge.delivery.doubt.doubt_file import DoubtFile
 from bridge.delivery.doubt.doubts import Doubts
 from bridge.delivery.doubt.look_up import LookUp
 from bridge.delivery.plan.backoff import RetryPolicy
@@ -181,6 +182,7 @@ def make_doubts(
         is_committed=Choices(directory, COMMITTED),
         is_aborted=Choices(directory, ABORTED),
         letter_topics={settings.dead_letter_topic(name) for name in settings.delay_topics},
+        file=DoubtFile(directory),
         clock=clock,
         metrics=metrics,
     )

@@ -22,6 +22,7 @@ from confluent_kafka import KafkaError, Producer
 
 from bridge.delivery.commands_first import CommandsFirst
 from bridge.delivery.dispatcher import Dispatcher
+from bridge.delivery.doubt.doubt_file import DoubtFile
 from bridge.delivery.doubt.doubts import Doubts
 from bridge.delivery.doubt.records import See
 from bridge.delivery.narrowing import STRIKES_MAX
@@ -312,6 +313,7 @@ class DispatchRig:
             is_committed=self.chosen["committed"],
             is_aborted=self.chosen["aborted"],
             letter_topics={LETTERS},
+            file=DoubtFile(self.directory),
             clock=self.clock,
             metrics=cast(Metrics, self.tally),
         )

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from bridge.delivery.doubt.doubt_file import FILE
 from bridge.delivery.doubt.doubts import DOUBT, UNANSWERED_S
 from bridge.delivery.states import Event
 from bridge.errors import EnvironmentFailure
@@ -164,6 +165,38 @@ def test_doubts_outlive_a_store(rig: DispatchRig) -> None:
     another_store(rig)
     run(rig, 60)
     assert rig.dispatcher.doubts.held() == {(DELAY, 0)} and found(rig).total() == 2
+
+
+@pytest.mark.fault("a restart while messages are in doubt")
+def test_doubts_outlive_the_process(rig: DispatchRig) -> None:
+    """Their partition is held further, until an operator has chosen. If another instance has delivered from it, nothing
+    is in doubt there."""
+    held(rig)
+    rig.crash()
+    run(rig, 60)
+    assert rig.dispatcher.doubts.held() == {(DELAY, 0)} and found(rig).total() == 2
+    rig.chosen["committed"].add(((DELAY, 0), 0))
+    run(rig)
+    assert found(rig).total() == 2 and not rig.dispatcher.doubts.held()
+    rig.crash()
+    assert not rig.dispatcher.doubts.held()
+
+
+def test_doubts_of_a_partition_that_has_moved_on_are_forgotten(rig: DispatchRig) -> None:
+    """Its committed P is another: an owner in between has delivered what was in doubt."""
+    held(rig)
+    text = rig.kafka.offsets[DELAY, 0][1].replace('"p":null', '"p":[1000000000,"delay",0,0]')
+    rig.kafka.offsets[DELAY, 0] = (1, text)
+    rig.crash()
+    assert not rig.dispatcher.doubts.held()
+
+
+def test_a_file_of_doubts_that_cannot_be_read_ends_a_start(rig: DispatchRig) -> None:
+    """Without it messages would be delivered again, and nobody would have said so."""
+    (rig.directory / FILE).write_text("{")
+    with pytest.raises(EnvironmentFailure) as raised:
+        rig.crash()
+    assert raised.value.code == "DB-3061"
 
 
 # -- committed states

@@ -8,8 +8,8 @@
     held -- `delay-bridge resolve --as aborted` ----------> the rows are pending: what was delivered is repeated
     held -- `delay-bridge resolve --as committed` --------> the rows are finished: what was not delivered is lost
 
-What is known is in memory, by partition: it outlives a store, but neither the process nor the ownership of a partition.
-There the committed state counts, which says that the rows are pending.
+Knowledge is kept by partition, and outlives a store; of partitions that are held also the process (doubt_file.py). It
+does not outlive the ownership of a partition: for another instance the committed state counts: the rows are pending.
 """
 
 from __future__ import annotations
@@ -21,11 +21,14 @@ from typing import Final, Protocol
 
 import structlog
 
+from bridge.delivery.doubt.doubt_file import Doubt, DoubtFile
 from bridge.delivery.doubt.findings import Part
+from bridge.delivery.doubt.log_notes import States
 from bridge.delivery.doubt.records import Planned, See, Wanted
 from bridge.errors import EnvironmentFailure
 from bridge.telemetry.metrics import Metrics
 from timerstore.clock import Clock
+from timerstore.errors import TimerStoreError
 from timerstore.rows.position import OFFSET_BITS, OFFSET_MAX, Int64s
 from timerstore.rows.sources import SourceName, Sources
 
@@ -57,23 +60,6 @@ class Output:
     began_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Held:
-    """Rows of a partition in doubt, by offset, with what they are taken to have if they are taken for delivered."""
-
-    rows: Mapping[int, Part]
-
-    @property
-    def offset(self) -> int:
-        """The place by which an operator names them."""
-        return min(self.rows)
-
-    @property
-    def doubt(self) -> str:
-        """In words."""
-        return f"whether {len(self.rows)} messages were delivered is not known (DB-4071)"
-
-
 class Doubts:
     """See the module. The dispatcher's thread; `held` and `alarms` any."""
 
@@ -84,12 +70,14 @@ class Doubts:
         is_committed: Choice,
         is_aborted: Choice,
         letter_topics: Collection[str],
+        file: DoubtFile,
         clock: Clock,
         metrics: Metrics,
     ) -> None:
         self._read = read
         self._is_committed, self._is_aborted = is_committed, is_aborted
         self._letter_topics = letter_topics
+        self._file = file
         self._clock = clock
         self._metrics = metrics
         self.written: dict[int, Part] = {}
@@ -97,28 +85,29 @@ class Doubts:
         self._by_name: dict[SourceName, dict[int, Part]] = {}
         self._firsts: dict[SourceName, int] = {}
         """The key of offset 0, of the partitions that the store has."""
-        self._held: dict[SourceName, _Held] = {}
+        self._held: dict[SourceName, Doubt] = {}
+        self._is_loaded = False
         self._asked_s: float | None = None
         self._looked_s = 0.0
 
-    def settle(self, output: Output, since: Mapping[SourceName, int], sources: Sources) -> None:
+    def settle(self, output: Output, states: States, sources: Sources) -> None:
         """Look up what a transaction has written: its id has a new epoch, and its rows go back to the store after this.
-        `since`: where the partitions of delay topics ended before it. Raises EnvironmentFailure without an answer, for
-        UNANSWERED_S at most."""
+        Before it the partitions had these `states`. Raises EnvironmentFailure without an answer, for UNANSWERED_S at
+        most."""
         wanted = Wanted(output.planned, sources, self._letter_topics)
-        own = {(topic, number) for topic, numbers, _ in output.sent for number in numbers} & since.keys()
+        own = {(topic, number) for topic, numbers, _ in output.sent for number in numbers} & states.keys()
         topics = {topic for topic, _, _ in output.sent} - {topic for topic, _ in sources}
         if self._asked_s is None:
             self._asked_s = self._clock.monotonic_s()
         try:
-            unread = self._read(topics, {name: since[name] for name in own}, output.began_ms, wanted.see)
+            unread = self._read(topics, {name: states[name].offset for name in own}, output.began_ms, wanted.see)
         except EnvironmentFailure as failure:
             if self._clock.monotonic_s() - self._asked_s < UNANSWERED_S:
                 raise
             unread = dict.fromkeys(topics | {topic for topic, _ in own}, str(failure))
         self._asked_s = None
         self._note(wanted.seen, sources)
-        self._hold(output.sent, unread, sources)
+        self._hold(output.sent, unread, states, sources)
         found = sum(Part.RECORD in part for part in wanted.seen.values())
         self._metrics.rows_found(found)
         rows = sum(len(piece.keys) for piece in output.planned)
@@ -131,7 +120,11 @@ class Doubts:
         self.number(sources)
 
     def _hold(
-        self, sent: Iterable[tuple[str, Collection[int], Int64s]], unread: Mapping[str, str], sources: Sources
+        self,
+        sent: Iterable[tuple[str, Collection[int], Int64s]],
+        unread: Mapping[str, str],
+        states: States,
+        sources: Sources,
     ) -> None:
         delay_topics = {topic for topic, _ in sources}
         rows: dict[SourceName, dict[int, Part]] = {}
@@ -146,11 +139,34 @@ class Doubts:
                     reasons[name] = f"{topic}: {unread[topic]}"
         for name, mine in rows.items():
             before = self._held[name].rows if name in self._held else {}
-            self._held[name] = _Held({**before, **mine})
-            place = f"{name[0]}/{name[1]}/{self._held[name].offset}"
+            written = self._by_name.get(name, {})
+            self._held[name] = Doubt(position=states[name].position, rows={**before, **mine}, written=written)
+            place = _place(name, self._held[name])
             log.error("messages-in-doubt", code="DB-4071", place=place, rows=len(mine), reason=reasons[name])
 
+        if rows:
+            self._keep()
+
+    def _keep(self) -> None:
+        try:
+            self._file.write(self._held)
+        except TimerStoreError as failure:
+            log.warning("doubts-not-written", code=failure.code, reason=str(failure))
+
     # -- another store, other partitions
+
+    def begin(self, states: States, sources: Sources) -> None:
+        """A store was opened on these. The first time the process before may have left doubts. Raises
+        EnvironmentFailure where they cannot be read."""
+        found = {} if self._is_loaded else self._file.read()
+        self._is_loaded = True
+        for name, doubt in found.items():
+            if name in states and states[name].position == doubt.position:
+                self._held[name], self._by_name[name] = doubt, dict(doubt.written)
+                log.error(
+                    "messages-in-doubt", code="DB-4071", place=_place(name, doubt), rows=len(doubt.rows), reason=""
+                )
+        self.number(sources)
 
     def number(self, sources: Sources) -> None:
         """The rows are named by these sources from now on."""
@@ -161,8 +177,10 @@ class Doubts:
 
     def forget(self, names: Collection[SourceName]) -> None:
         """These partitions are another instance's."""
+        if not self._held.keys().isdisjoint(names):
+            self._held = {name: each for name, each in self._held.items() if name not in names}
+            self._keep()
         for name in names:
-            self._held.pop(name, None)
             first = self._firsts.pop(name, 0)
             for offset in self._by_name.pop(name, {}):
                 self.written.pop(first | offset, None)
@@ -190,7 +208,7 @@ class Doubts:
     def alarms(self) -> tuple[str, ...]:
         """In words, for the health."""
         held = sorted(dict(self._held).items())
-        return tuple(f"{topic}/{number} is held: {each.doubt}" for (topic, number), each in held)
+        return tuple(f"{topic}/{number} is held: {each.text}" for (topic, number), each in held)
 
     def release(self, sources: Sources) -> bool:
         """Follow what an operator has chosen; whether anything is."""
@@ -206,10 +224,11 @@ class Doubts:
         for name in chosen:
             del self._held[name]
         if chosen:
+            self._keep()
             self.number(sources)
         return bool(chosen)
 
-    def _is_chosen(self, name: SourceName, held: _Held) -> bool:
+    def _is_chosen(self, name: SourceName, held: Doubt) -> bool:
         is_committed = self._is_committed.follow(name, held.offset)
         if not is_committed and not self._is_aborted.follow(name, held.offset):
             return False
@@ -217,6 +236,10 @@ class Doubts:
             mine = self._by_name.setdefault(name, {})
             for offset, part in held.rows.items():
                 mine[offset] = mine.get(offset, Part.NONE) | part
-        place, ending = f"{name[0]}/{name[1]}/{held.offset}", "committed" if is_committed else "aborted"
-        log.warning("doubt-resolved", place=place, rows=len(held.rows), ending=ending)
+        ending = "committed" if is_committed else "aborted"
+        log.warning("doubt-resolved", place=_place(name, held), rows=len(held.rows), ending=ending)
         return True
+
+
+def _place(name: SourceName, doubt: Doubt) -> str:
+    return f"{name[0]}/{name[1]}/{doubt.offset}"
