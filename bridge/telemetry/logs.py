@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections import Counter
+from pathlib import Path
 from typing import Any, Final, TextIO
 
 import structlog
@@ -78,6 +79,7 @@ def configure(
         )
     )
     handler.addFilter(RationByEvent())
+    handler.addFilter(_is_worth_a_line)
     _replace_handlers(handler, _LEVELS[level])
 
 
@@ -94,6 +96,12 @@ def _replace_handlers(handler: logging.Handler, level: int) -> None:
     clients = logging.getLogger(CLIENT_LOGGER)
     clients.filters = [Repeats()]
     logging.getLogger(JVM_LOGGER).filters = [Ration(JVM_LINES_MAX, JVM_PERIOD_S)]
+
+
+def _is_worth_a_line(record: logging.LogRecord) -> bool:
+    """Not what py4j writes as the root logger, a traceback for a call that a stop or the JVM's end cuts off: it is
+    raised, too."""
+    return record.name != "root" or "py4j" not in Path(record.pathname).parts
 
 
 class Lines(logging.StreamHandler[TextIO]):

@@ -77,6 +77,16 @@ def test_output_of_the_jvm_is_rationed() -> None:
     assert len(lines) == logs.JVM_LINES_MAX + 1 and lines[-1]["left_out"] == logs.JVM_LINES_MAX
 
 
+def test_a_call_that_the_end_of_java_cuts_off_is_told_where_it_is_raised() -> None:
+    """And not by a traceback of py4j's, which logs as if it were the program."""
+    out = io.StringIO()
+    logs.configure(format="json", stream=out)
+    for path in ("/lib/py4j/java_gateway.py", "/lib/another/module.py"):
+        record = {"name": "root", "levelno": logging.INFO, "levelname": "INFO", "msg": "cut off", "pathname": path}
+        logging.getLogger().handle(logging.makeLogRecord(record))
+    assert out.getvalue().count("cut off") == 1
+
+
 def test_auto_is_json_where_there_is_no_terminal() -> None:
     """In a container a machine reads it."""
     out = io.StringIO()
