@@ -63,7 +63,11 @@ def main() -> int:
             continue
         with own_broker(version=version) as broker, Proxy(broker.bootstrap) as proxy:
             while found := left():
-                one = random.choice(found) if options.random else found[0]
+                one = (
+                    random.choice(found)
+                    if options.random
+                    else min(found, key=lambda each: results[each].injected / each.wanted)
+                )
                 result, piece_seed = results[one], random.getrandbits(32)
                 wanted = FEW if options.random else min(PIECE, one.wanted - result.injected)
                 how: Any = {"seed": piece_seed, "seconds": PIECE_S, "renews": not options.without_rule}

@@ -36,7 +36,7 @@ TRANSACTION_ROWS: Final = 40
 PROVOKE_S: Final = 1.0
 UNDER_WAY: Final = 3
 """Limit of late copies that are under way."""
-CHANCE: Final = 0.2
+CHANCE: Final = 0.6
 """Of a request to be met by a fault, while there is room for one."""
 KILL_EACH: Final = 10
 END_S: Final = 60.0
