@@ -19,6 +19,7 @@ from bridge.settings.secrets import Redactor
 from bridge.settings.units import format_duration_ms
 
 METADATA_BYTES_MIN: Final = 4096  # the committed position is carried in the offset's metadata
+VERIFICATION: Final = "transaction.partition.verification.enable"
 UNCLEAN: Final = "unclean.leader.election.enable"
 BROKERS_OWN: Final = ("__consumer_offsets", "__transaction_state")
 """Topics with what groups have committed, and how transactions have ended."""
@@ -100,6 +101,9 @@ def _limit_problems(configs: dict[str, str], settings: Settings) -> Iterator[tup
     if timeout > (most := limit("transaction.max.timeout.ms", timeout)):
         remedy = "lower kafka.producer.transaction.timeout.ms"
         yield f"transaction.timeout.ms {timeout} is more than the brokers' transaction.max.timeout.ms {most}", remedy
+    if configs.get(VERIFICATION) == "false" and settings.delivery.mode == "exactly-once":
+        detail = "transaction.partition.verification.enable is false: late records may join a transaction (KIP-890)"
+        yield detail, "leave it at its default, true"
 
 
 def check_transactions(context: Context) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""bridge.checks.brokers: releases with faults, and unclean leader elections."""
+"""bridge.checks.brokers: releases with faults, limits, and unclean leader elections."""
 
 from __future__ import annotations
 
@@ -12,7 +12,15 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from bridge.checks import brokers
-from bridge.checks.brokers import BROKERS_OWN, DEFAULT, UNCLEAN, check_broker_version, check_unclean_elections
+from bridge.checks.brokers import (
+    BROKERS_OWN,
+    DEFAULT,
+    UNCLEAN,
+    VERIFICATION,
+    check_broker_limits,
+    check_broker_version,
+    check_unclean_elections,
+)
 from bridge.checks.finding import Context, Finding
 from bridge.kafka.admin import Cluster, ClusterDescription
 from bridge.kafka.releases import _RELEASES, Release, loses_markers, release
@@ -68,6 +76,18 @@ def test_unknown_brokers_are_no_failure(monkeypatch: pytest.MonkeyPatch) -> None
     assert version_findings(monkeypatch, {}) == [("broker version", "warning")]
     redpanda = version_findings(monkeypatch, SPEAKS[Release(2, 5)], cluster_id="redpanda.8a7d")
     assert redpanda == [("broker version", "warning")]
+
+
+@pytest.mark.fault("brokers that do not verify whose transaction a record is of")
+@pytest.mark.parametrize(
+    ("told", "mode", "status"),
+    [("false", "exactly-once", "failed"), ("false", "at-least-once", "ok"), ("true", "exactly-once", "ok")],
+)
+def test_brokers_are_to_verify_transactions(told: str, mode: str, status: str) -> None:
+    """Exactly-once does not start on brokers whose check of late records (KIP-890) is switched off."""
+    cluster = mock.Mock(broker_configs=lambda: {VERIFICATION: told})
+    (found,) = check_broker_limits(context_of(cluster, mode))
+    assert (found.status, VERIFICATION in found.detail) == (status, status == "failed")
 
 
 def test_the_newest_release_that_a_broker_speaks_counts() -> None:
