@@ -23,7 +23,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from bridge.kafka.releases import LOSES_MARKERS, Release
-from dev.broker.embedded import VERSION_VARIABLE
+from dev.broker.embedded import VERSION_VARIABLE, pom_version
 from release.faults import ROOT, commit_and_date, generated
 
 DOCUMENT: Final = ROOT / "docs" / "brokers.md"
@@ -116,6 +116,7 @@ def tables(recorded: Mapping[str, Record]) -> str:
         record = recorded.get(version, {})
         anomalies = ", ".join(each.name for each in ANOMALIES if each.is_in(Release.of(version)))
         lines.append(f"| {version} | {result_of(record)} | {run_of(record)} | {anomalies} |")
+    lines += ["", f"All other tests run on {pom_version()}, with each change."]
     lines += ["", "Tests:", "", "| file | subject |", "|---|---|"]
     lines += [f"| `{file}` | {about} |" for file, about in TESTS.items()]
     heading = "| anomaly | releases | effect | answer of the bridge |"
