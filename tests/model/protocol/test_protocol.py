@@ -107,8 +107,9 @@ def test_without_the_rule_late_offsets_take_the_position_back() -> None:
         (Rules(waits=False, delays=frozenset({OFFSETS})), Budget(delayed=1, crashes=1), DOUBLED),
         (Rules(is_one_set=False, requests=OFFSETS_TWICE), Budget(delayed=1), BACK),
         (Rules(verifies=False), Budget(delayed=1), STUCK),
+        (Rules(verifies=False), Budget(delayed=1, aborted=1), DOUBLED),
     ],
-    ids=["new epochs", "waits for them", "waits for them, crash", "one set of offsets", "KIP-890"],
+    ids=["new epochs", "waits for them", "waits for them, crash", "one set of offsets", "KIP-890", "KIP-890, abort"],
 )
 def test_each_part_of_the_rule_is_needed(rules: Rules, budget: Budget, finding: str) -> None:
     """A late request does harm without new epochs, without the wait for one after a commit with offsets in doubt, with
