@@ -1,1 +1,1 @@
-"""What is in doubt: transactions that ended without being asked to, and committed states that are not the bridge's."""
+"""Doubts: transactions that ended unasked, and committed states in Kafka that are not the bridge's."""

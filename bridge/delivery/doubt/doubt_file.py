@@ -22,8 +22,8 @@ FILE: Final = "rows-in-doubt.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doubt:
-    """Of one partition, by offset: `rows` in doubt, with what each is taken to have if it is taken for delivered, and
-    what the others are known to have. `position` is its committed P."""
+    """Of one partition, by offset: `rows` in doubt, with the parts that count as written if they count as delivered;
+    parts of other rows that are `written`. `position` is its committed P."""
 
     position: NamedPosition | None
     rows: Mapping[int, Part]

@@ -1,12 +1,12 @@
-"""Transactions that ended without being asked to: what each has written, and what is not known of it.
+"""Transactions that ended unasked: the records of each that are in Kafka, and its messages in doubt.
 
     such a transaction ------ its id has a new epoch -----> its records are looked up (look_up.py)
     a record is there ------------------------------------> its row is finished without another one
     a record is not there --------------------------------> its row is pending again
     a topic cannot be read (no Read; no answer, or too much to read, for a minute)
                               ----------------------------> the partitions of its rows are held
-    held -- `delay-bridge resolve --as aborted` ----------> the rows are pending: what was delivered is repeated
-    held -- `delay-bridge resolve --as committed` --------> the rows are finished: what was not delivered is lost
+    held -- `delay-bridge resolve --as aborted` ----------> the rows are pending: those delivered before are repeated
+    held -- `delay-bridge resolve --as committed` --------> the rows are finished: those not delivered are lost
 
 Knowledge is kept by partition, and outlives a store; of partitions that are held also the process (doubt_file.py). It
 does not outlive the ownership of a partition: for another instance the committed state counts: the rows are pending.
@@ -52,7 +52,7 @@ class Choice(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """What a transaction may have written: its rows, and for each batch the topic, the partitions, and the keys of its
+    """The output of a transaction: its rows, and for each batch the topic, the partitions, and the keys of its
     rows."""
 
     planned: Sequence[Planned]
@@ -91,7 +91,7 @@ class Doubts:
         self._looked_s = 0.0
 
     def settle(self, output: Output, states: States, sources: Sources) -> None:
-        """Look up what a transaction has written: its id has a new epoch, and its rows go back to the store after this.
+        """Look up the records of a transaction: its id has a new epoch, and its rows go back to the store after this.
         Before it the partitions had these `states`. Raises EnvironmentFailure without an answer, for UNANSWERED_S at
         most."""
         wanted = Wanted(output.planned, sources, self._letter_topics)
@@ -195,7 +195,7 @@ class Doubts:
         for name, first in self._firsts.items():
             self._by_name[name] = {o: part for o, part in self._by_name[name].items() if first | o not in over}
 
-    # -- what is held
+    # -- partitions that are held
 
     def held(self) -> frozenset[SourceName]:
         """Partitions of which nothing is delivered until an operator has chosen."""

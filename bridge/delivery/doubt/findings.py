@@ -10,13 +10,13 @@ from bridge.kafka.errors import Refusal
 
 
 class Part(IntFlag):
-    """What a row has in Kafka already."""
+    """The records of a row that are in Kafka already."""
 
     NONE = 0
     RECORD = 1
     """Its delivery, its dead letter, or its copy."""
     NEXT = 2
-    """What goes on with its schedule."""
+    """The copy that goes on with its schedule."""
 
 
 @dataclass(frozen=True, slots=True)

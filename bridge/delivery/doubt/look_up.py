@@ -1,4 +1,4 @@
-"""Reads what was written into some topics since a transaction began, as its consumers do.
+"""Reads the records of some topics since the begin of a transaction, as their consumers do.
 
 A partition is read from the first record that is as old as the transaction to the end that it has now, that of open
 transactions included. In delay topics that begin is the committed O, which lies below all that the transaction has
@@ -27,7 +27,7 @@ BEHIND_MS: Final = 60_000
 READ_S: Final = 60.0
 NOT_READ: Final = "not read in time: much was written since, or a transaction of another producer is open"
 RECORDS_MAX: Final = 2_000_000
-"""Delivery waits meanwhile. What was not read by then is not known."""
+"""Delivery waits meanwhile. Topics that were not read by then are told."""
 POLL_RECORDS: Final = 1_000
 POLL_S: Final = 0.1
 
@@ -38,7 +38,7 @@ class LookUp:
     def __init__(
         self, cluster: Cluster, make_consumer: Callable[[], Consumer], clock: Clock, beat: Callable[[], None]
     ) -> None:
-        """`make_consumer` makes one that reads what is committed, and tells of ends; `beat` is called now and then."""
+        """`make_consumer` makes one that reads committed records, and tells of ends; `beat` is called now and then."""
         self._cluster = cluster
         self._make_consumer = make_consumer
         self._clock = clock
@@ -66,8 +66,8 @@ class LookUp:
     def _stretches(
         self, topics: Collection[str], since: Mapping[SourceName, int], began_ms: int
     ) -> tuple[dict[SourceName, int], dict[SourceName, int]]:
-        """Where the partitions begin that are to be read, and where they end; without those that have nothing new."""
-        found = self._cluster.topics(sorted(topics))  # what is gone holds no record
+        """Begins and ends of the partitions with anything new."""
+        found = self._cluster.topics(sorted(topics))  # a topic that is gone holds no record
         places = [(name, number) for name, topic in found.items() for number in range(topic.partitions)]
         marks = self._cluster.watermarks([*places, *since])
         first = self._cluster.first_after(places, began_ms - BEHIND_MS) if places else {}
@@ -89,7 +89,7 @@ class LookUp:
                     unread |= self._left_out({place[0]}, ends, error.str())
                 elif error is not None and error.code() != KafkaError._PARTITION_EOF:
                     raise KafkaException(error)
-                # The end of what may be read is not yet the end where a transaction is open.
+                # An open transaction ends the readable part of a log before its end.
                 if offset + (error is None) >= ends.get(place, 0):
                     ends.pop(place, None)
             if count > RECORDS_MAX or self._clock.monotonic_s() > deadline_s:

@@ -1,10 +1,10 @@
-"""Compares the committed states with the bridge's own, in case that Kafka does not hold what it has confirmed.
+"""Compares the committed states with the bridge's own: Kafka may not hold the states that it has confirmed.
 
 A request that was sent twice may arrive a second time within a later transaction of the same id, and put its offsets in
 place of those that were committed since. The bridge knows better for as long as a partition is its own. States are read
 back where nobody waits for delivery: once when a busy period is over, before the partitions are given up or the process
-ends, and after a transaction that is in doubt. What differs is written again, under the group's metadata: if the
-partition is another instance's by then, brokers refuse it, and that instance has written what was read.
+ends, and after a transaction that is in doubt. A state that differs is written again, under the group's metadata:
+if the partition is another instance's by then, which has written that state itself, brokers refuse it.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from timerstore.clock import Clock
 from timerstore.rows.sources import SourceName
 
 IDLE_S: Final = 1.0
-"""So long after the last commit a busy period is over."""
+"""From the last commit to the end of a busy period."""
 ANSWER_S: Final = 0.5
-"""How long the brokers may take: what falls due meanwhile is late."""
+"""How long the brokers may take: messages that fall due meanwhile are late."""
 AGAIN_S: Final = 10.0
 """Between two attempts without an answer."""
 FOREIGN: Final = frozenset({"DB-4003", "DB-4004"})
-"""Codes of what no bridge has written: it is not what was committed here."""
+"""Codes of states that no bridge has written."""
 
 States = Mapping[SourceName, CommittedState]
 ReadCommitted = Callable[[Collection[SourceName], float | None], Mapping[SourceName, CommittedState | None]]
@@ -52,10 +52,10 @@ class ReadBack:
         self._is_in_doubt = False
         self._not_before_s = 0.0
         self.wrong: dict[SourceName, CommittedState | None] = {}
-        """What Kafka holds where that is not the bridge's own state, which is to be written again."""
+        """The states in Kafka that are not the bridge's own. Those are to be written again."""
 
     def is_due(self, idle_s: float) -> bool:
-        """Whether it is time to look, so long after the last commit."""
+        """Whether it is time to look, `idle_s` after the last commit."""
         is_over = idle_s >= IDLE_S or self._is_in_doubt
         return self._is_new and is_over and self._clock.monotonic_s() >= self._not_before_s
 

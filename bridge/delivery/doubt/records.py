@@ -78,7 +78,7 @@ class Wanted:
         """What each row has, by key; of those that have anything."""
 
     def see(self, topic: str, partition: int, headers: Headers) -> None:
-        """A record that may be one of them. What its headers say wrongly is another producer's."""
+        """A record that may be one of them. One with wrong headers is another producer's."""
         said = dict(headers)
         if topic in self._delay_topics:
             self._see_copy((topic, partition), said)

@@ -14,8 +14,8 @@ def was_committed(
     after: Mapping[SourceName, CommittedState],
     found: Mapping[SourceName, CommittedState | None],
 ) -> bool:
-    """Whether `found`, what Kafka holds of some partitions, is what a transaction leads to, or what was there before.
-    Raises StateError where it is neither.
+    """Whether Kafka holds (`found`) the states `after` a transaction, or those `before` it. Raises StateError where it
+    holds neither.
     """
     committed = {name for name, state in after.items() if state.is_written_as(found[name])}
     unchanged = {name for name in after if before[name].is_written_as(found[name])}
