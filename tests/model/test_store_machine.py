@@ -770,7 +770,9 @@ class StoreMachine(RuleBasedStateMachine):
             self.trim()
             self.crash()
         elif what == "cut":
-            self.cut(name, step)
+            if delivers and len(self.owned) > 1 and self.transaction is None:
+                self.revoke(name, delivers)
+            self.cut(name, 3 * step)
         elif what == "errno":
             self.cannot_read(step)
         elif what == "damage":
