@@ -197,10 +197,10 @@ def test_a_partition_that_leaves_no_room_is_left_out_for_a_while(bench: Bench) -
     """The others go on without it; a minute later it is tried again."""
     bench.assign(A, B)
     bench.is_in("running", 1)
-    [made] = bench.made
-    made.blocked_by.return_value = frozenset({B})
+    [made], blocks = bench.made, [B]
+    made.blocked_by.side_effect = lambda: frozenset({B}) & made.owned if blocks else frozenset()
     wait_until(lambda: made.owned == {A}, SEEN_S)
-    made.blocked_by.return_value = frozenset()
+    blocks.clear()
     wait_until(lambda: any("delay/1" in reason for reason in bench.application._health.phase.reasons), SEEN_S)
     bench.clock.advance(60_000)
     wait_until(lambda: made.owned == {A, B}, SEEN_S)
