@@ -28,7 +28,7 @@ OFFSETS: Final = "__consumer_offsets"
 TRANSACTIONS: Final = "__transaction_state"
 PARTITIONS: Final = 4
 """Of both, as the embedded broker has them."""
-SOON: Final = {"broker.session.timeout.ms": 4_000, "broker.heartbeat.interval.ms": 200}
+SOON: Final = {"broker.session.timeout.ms": 2_000, "broker.heartbeat.interval.ms": 200}
 """A node that dies is given up long before a transaction times out."""
 
 
