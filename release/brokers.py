@@ -34,6 +34,7 @@ VERSIONS: Final = ("3.9.2", "4.0.2", "4.1.2", "4.2.2", "4.3.1", "4.4.0")
 """The newest patch release of each."""
 TESTS: Final[Mapping[str, str]] = {
     "tests/broker/test_dispatcher.py": "transactions, aborts, fences, commits without an answer, brokers that die",
+    "tests/broker/test_injections.py": "requests that arrive late, twice or never",
     "tests/broker/test_membership.py": "ownership of partitions, committed offsets, a second instance of a name",
     "tests/broker/test_transactions.py": "transactions that a predecessor has left open",
     "tests/broker/test_transaction_markers.py": "lost markers, on releases that lose them",
