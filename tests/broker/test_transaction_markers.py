@@ -123,8 +123,8 @@ def test_a_commit_that_was_not_answered_is_found_out_about(cluster: LosingCluste
         raise Indefinite(Failure.of(KafkaError(KafkaError._TIMED_OUT)))
 
     rig, writer = rig_with_interference(
-        cluster, delay, session_timeout="5m", ask=ask, make_producer=cluster.losing_once()
-    )
+        cluster, delay, session_timeout="5m", ask=ask, make_producer=cluster.losing_once(), renews=False
+    )  # renewed, the id would be repaired before anybody asks
     writer.after_commit.append(unanswered)
     with rig:
         rig.add(timers(rig, target, ROWS))
