@@ -486,7 +486,8 @@ class Dispatcher:
             self._life.back_off()
             return None
         self._unanswered, why = None, transaction.ended or COMMIT_NOT_MADE
-        if transaction.ended is None and was_committed(self._partitions.states, transaction.states, found):
+        states, wrong = self._partitions.states, self._read_back.wrong
+        if transaction.ended is None and was_committed(states, transaction.states, found, wrong):
             log.info("commit-was-made", rows=transaction.rows)
             self._acknowledge(transaction)
             return Event.RESOLVED

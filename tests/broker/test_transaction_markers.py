@@ -36,8 +36,9 @@ def cluster() -> Iterator[LosingCluster]:
 
 
 def lose_an_end(cluster: LosingCluster, delay: str, target: str) -> Settings:
-    """Deliver `ROWS` rows, and lose the end of that; returns the bridge's settings."""
-    with Rig(cluster.bootstrap, delay, session_timeout="6s", make_producer=cluster.losing_once()) as rig:
+    """Deliver `ROWS` rows, and lose the end of that; returns the settings. Renewed, the id would be repaired."""
+    losing = cluster.losing_once()
+    with Rig(cluster.bootstrap, delay, session_timeout="6s", make_producer=losing, renews=False) as rig:
         rig.add(timers(rig, target, ROWS))
         rig.start()
         rig.wait_delivered()

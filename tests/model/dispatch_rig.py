@@ -449,8 +449,9 @@ class DispatchRig:
         self._must_answer()
         starts = {(topic, number): 0 for topic in topics for number in range(TOPICS.get(topic, 0))} | dict(since)
         for place, start in starts.items():
-            for record in self.kafka.logs[place][start:] if place[0] not in self.unreadable else ():
-                see(*place, list(record.headers))
+            log = self.kafka.logs[place] if place[0] not in self.unreadable else []
+            for offset, record in enumerate(log[start:], start):
+                see(*place, offset, list(record.headers))
         return dict.fromkeys({topic for topic, _ in starts} & self.unreadable, "denied")
 
     def read_committed(

@@ -159,7 +159,7 @@ class Doubts:
         """A store was opened on these. The first time the process before may have left doubts. Raises
         EnvironmentFailure where they cannot be read."""
         found = {} if self._is_loaded else self._file.read()
-        self._is_loaded = True
+        self._is_loaded, self._asked_s = True, None
         for name, doubt in found.items():
             if name in states and states[name].position == doubt.position:
                 self._held[name], self._by_name[name] = doubt, dict(doubt.written)

@@ -83,7 +83,7 @@ class LookUp:
                 place, offset = (message.topic() or "", message.partition() or 0), message.offset() or 0
                 error = message.error()
                 if error is None and offset < ends.get(place, 0):
-                    see(*place, headers_of(message) or [])
+                    see(*place, offset, headers_of(message) or [])
                     count += 1
                 elif error is not None and is_unreadable(error):
                     unread |= self._left_out({place[0]}, ends, error.str())
@@ -96,7 +96,7 @@ class LookUp:
                 unread |= self._left_out(
                     {topic for topic, _ in ends},
                     ends,
-                    "not read in time: much was written since, or a transaction of another producer is open",
+                    NOT_READ,
                 )
 
     @staticmethod

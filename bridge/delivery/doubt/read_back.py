@@ -97,9 +97,11 @@ class ReadBack:
             self._not_before_s = self._clock.monotonic_s() + AGAIN_S
             self.wrong |= dict.fromkeys(states) if timeout_s is None else {}
             return
+        if not is_ours:
+            self._not_before_s = self._clock.monotonic_s() + IDLE_S
+            return
         self._is_new = self._is_in_doubt = False
-        if is_ours:
-            self.wrong = {name: found[name] for name in states if not states[name].is_written_as(found[name])}
+        self.wrong = {name: found[name] for name in states if not states[name].is_written_as(found[name])}
 
     def _found(self, states: States, timeout_s: float | None) -> Mapping[SourceName, CommittedState | None]:
         try:

@@ -28,8 +28,8 @@ from bridge.wire.headers import Headers
 from timerstore.rows.position import OFFSET_BITS, OFFSET_MAX, Int64s, sources_of
 from timerstore.rows.sources import SourceName, Sources
 
-See = Callable[[str, int, Headers], None]
-"""As `Wanted.see`: topic, partition, headers."""
+See = Callable[[str, int, int, Headers], None]
+"""As `Wanted.see`: topic, partition, offset, headers."""
 
 _SCHEDULE: Final = frozenset({h.EVERY, h.CRON})
 
@@ -77,11 +77,11 @@ class Wanted:
         self.seen: defaultdict[int, Part] = defaultdict(lambda: Part.NONE)
         """What each row has, by key; of those that have anything."""
 
-    def see(self, topic: str, partition: int, headers: Headers) -> None:
+    def see(self, topic: str, partition: int, offset: int, headers: Headers) -> None:
         """A record that may be one of them. One with wrong headers is another producer's."""
         said = dict(headers)
         if topic in self._delay_topics:
-            self._see_copy((topic, partition), said)
+            self._see_copy((topic, partition), offset, said)
         elif topic in self._letter_topics:
             self._see_letter(said)
         else:
@@ -104,7 +104,8 @@ class Wanted:
         else:  # one that was held: its copy names the original only
             self._see_delivery(said, 0)
 
-    def _see_copy(self, name: SourceName, said: Mapping[str, bytes | None]) -> None:
+    def _see_copy(self, name: SourceName, offset: int, said: Mapping[str, bytes | None]) -> None:
+        """A copy lies behind the record that it was made of, which may be a copy as well."""
         numbers = [_number(said.get(header, b"0")) for header in (h.COPY_ORIGIN, h.COPY_TICK, h.COPY_ROLLS)]
         if h.COPY_ORIGIN not in said or None in numbers or name not in self._sources:
             return
@@ -112,10 +113,12 @@ class Wanted:
         has_schedule = not _SCHEDULE.isdisjoint(said)
         key = self._schedules.get((source, origin))
         if has_schedule and key is not None and rolls == 0 and h.COPY_AT not in said:
-            self.seen[key] |= Part.NEXT
+            if (key & OFFSET_MAX) < offset:
+                self.seen[key] |= Part.NEXT
             return
         for key in self._rows.get((source, origin, tick), ()):
-            self.seen[key] |= (Part.RECORD | Part.NEXT) if has_schedule else Part.RECORD
+            if (key & OFFSET_MAX) < offset:
+                self.seen[key] |= (Part.RECORD | Part.NEXT) if has_schedule else Part.RECORD
 
 
 def _origin(text: bytes | None) -> h.Origin | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from bridge.errors import StateError
 from bridge.wire.committed_state import CommittedState
@@ -13,12 +13,13 @@ def was_committed(
     before: Mapping[SourceName, CommittedState],
     after: Mapping[SourceName, CommittedState],
     found: Mapping[SourceName, CommittedState | None],
+    wrong: Collection[SourceName] = (),
 ) -> bool:
-    """Whether Kafka holds (`found`) the states `after` a transaction, or those `before` it. Raises StateError where it
-    holds neither.
+    """Whether Kafka holds (`found`) the states `after` a transaction, or those `before` it; of the partitions that are
+    `wrong` it held others before. Raises StateError where it holds neither.
     """
     committed = {name for name, state in after.items() if state.is_written_as(found[name])}
-    unchanged = {name for name in after if before[name].is_written_as(found[name])}
+    unchanged = {name for name in after if name in wrong or before[name].is_written_as(found[name])}
     if committed == after.keys():
         return True
     if unchanged == after.keys():

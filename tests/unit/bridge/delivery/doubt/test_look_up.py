@@ -63,7 +63,7 @@ class Site:
     def close(self) -> None:
         pass
 
-    def see(self, _topic: str, _partition: int, headers: Headers) -> None:
+    def see(self, _topic: str, _partition: int, _offset: int, headers: Headers) -> None:
         self.seen.append((headers[0][1] or b"").decode())
 
     def run(self, *topics: str, **since: int) -> dict[str, str]:

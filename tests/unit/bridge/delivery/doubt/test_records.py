@@ -9,6 +9,7 @@ import pytest
 from bridge.delivery.doubt.findings import Part
 from bridge.delivery.doubt.records import Planned, Wanted
 from bridge.wire import headers as h
+from bridge.wire.headers import Headers
 from timerstore.rows.position import pack
 from timerstore.rows.sources import Sources
 
@@ -60,5 +61,20 @@ def test_a_record_tells_its_row(
     wanted: Wanted, topic: str, partition: int, headers: list[tuple[str, str | bytes]], seen: dict[int, Part]
 ) -> None:
     """One that another producer wrote, or that belongs to another transaction, tells nothing."""
-    wanted.see(topic, partition, [(name, text.encode() if isinstance(text, str) else text) for name, text in headers])
+    wanted.see(topic, partition, 30, encoded(headers))
     assert wanted.seen == seen
+
+
+@pytest.mark.parametrize("headers", [[(h.COPY_ORIGIN, "12"), (h.COPY_TICK, "3"), EVERY], [(h.COPY_ORIGIN, "11")]])
+@pytest.mark.parametrize(("offset", "is_output"), [(20, False), (21, False), (22, False), (23, True)])
+def test_a_copy_is_not_its_own_output(
+    wanted: Wanted, headers: list[tuple[str, str | bytes]], offset: int, is_output: bool
+) -> None:
+    """The records that are read may include those that the transaction was made of: they lie before their copies."""
+    wanted.see("delay", 0, offset, encoded(headers))
+    row = 22 if len(headers) > 1 else 21
+    assert (row in wanted.seen) is (is_output or (row == 21 and offset == 22))
+
+
+def encoded(headers: list[tuple[str, str | bytes]]) -> Headers:
+    return [(name, text.encode() if isinstance(text, str) else text) for name, text in headers]
