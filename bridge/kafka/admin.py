@@ -36,6 +36,7 @@ from bridge.errors import EnvironmentFailure
 from bridge.kafka import leader_epochs
 from bridge.kafka.construction import collecting_logger, made
 from bridge.kafka.errors import Fault, fault_of
+from bridge.kafka.leader_epochs import Stretch
 from bridge.settings.clients import librdkafka
 from bridge.settings.model import Settings
 from bridge.settings.secrets import Redactor
@@ -164,11 +165,14 @@ class Cluster:
                 return found
             self._pause.wait(_RETRY_S)
 
-    def watermarks(self, partitions: Sequence[tuple[str, int]]) -> dict[tuple[str, int], Watermarks]:
-        """Log start and end of each (topic, partition); the end counts records of open transactions too."""
-        starts = self._offsets(partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
-        ends = self._offsets(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
-        return {p: Watermarks(start=starts[p][0], end=ends[p][0], epoch=ends[p][1]) for p in partitions}
+    def watermarks(
+        self, partitions: Sequence[tuple[str, int]], *, of_all: bool = True
+    ) -> dict[tuple[str, int], Watermarks]:
+        """Log start and end of each (topic, partition), or of those that have leaders; the end counts records of open
+        transactions too."""
+        starts = self._offsets(partitions, OffsetSpec.earliest(), of_all=of_all)  # type: ignore[no-untyped-call]
+        ends = self._offsets(list(starts), OffsetSpec.latest(), of_all=of_all)  # type: ignore[no-untyped-call]
+        return {p: Watermarks(start=starts[p][0], end=end, epoch=epoch) for p, (end, epoch) in ends.items()}
 
     def first_after(
         self, partitions: Sequence[tuple[str, int]], timestamp_ms: int
@@ -216,20 +220,24 @@ class Cluster:
             if place.error is None and place.offset >= 0
         }
 
-    def cut_at(self, place: tuple[str, int], epoch: int, start: int, end: int) -> int | None:
-        """Where the log of (topic, partition) was cut, if leaders of later epochs than `epoch` have written to what
-        lies below `end`; the log begins at `start`. None: they have not."""
+    def cuts(
+        self, stretches: Mapping[tuple[str, int], Stretch], beat: Callable[[], None] = lambda: None
+    ) -> dict[tuple[str, int], int | None]:
+        """Where logs were cut, if leaders of later epochs have written to these stretches of them (None: they have
+        not); those that do not answer are left out."""
+        if not stretches:
+            return {}
         config = {
             **self._consumer,
             "isolation.level": "read_uncommitted",
             "enable.partition.eof": True,
             "fetch.wait.max.ms": 10,  # an end is told at once
+            "fetch.message.max.bytes": 16_384,  # of each partition one record is wanted
+            "queued.min.messages": 1,
         }
         consumer = made("for samples", lambda: Consumer(config, logger=collecting_logger([])))
         try:
-            probe = leader_epochs.probing(consumer, place, end)
-            cut = leader_epochs.end_of_epoch(probe, epoch, start, end)
-            return cut if leader_epochs.is_cut(probe, epoch, cut, end) else None
+            return leader_epochs.cuts(consumer, stretches, beat)
         finally:
             consumer.close()
 
@@ -261,7 +269,7 @@ class Cluster:
         return made("for look-ups", lambda: AdminClient(self._properties, logger=collecting_logger([])))
 
     def _offsets(
-        self, partitions: Sequence[tuple[str, int]], spec: OffsetSpec
+        self, partitions: Sequence[tuple[str, int]], spec: OffsetSpec, *, of_all: bool = True
     ) -> dict[tuple[str, int], tuple[int, int]]:
         """Asked again for a while when a partition is between two leaders, as a new one is for a moment. After an
         election librdkafka asks under the old epoch until it renews its metadata, for minutes; another client does not,
@@ -270,12 +278,12 @@ class Cluster:
         renew_s = self._clock.monotonic_s()
         deadline_s = renew_s + _ELECTION_S
         while True:
-            try:
-                return self._ask_offsets(partitions, spec)
-            except _Leaderless:
-                now_s = self._clock.monotonic_s()
-                if now_s > deadline_s:
-                    raise
+            found, missing = self._ask_offsets(partitions, spec)
+            now_s = self._clock.monotonic_s()
+            if missing is None or (now_s > deadline_s and not of_all):
+                return found
+            if now_s > deadline_s:
+                raise missing
             if now_s >= renew_s:
                 renew_s = now_s + _RENEW_S
                 with suppress(EnvironmentFailure):  # its certificate is just being replaced, say: the old one goes on
@@ -284,22 +292,24 @@ class Cluster:
 
     def _ask_offsets(
         self, partitions: Sequence[tuple[str, int]], spec: OffsetSpec
-    ) -> dict[tuple[str, int], tuple[int, int]]:
-        """Offset and leader epoch."""
+    ) -> tuple[dict[tuple[str, int], tuple[int, int]], _Leaderless | None]:
+        """Offset and leader epoch, and why some are missing."""
         if not partitions:
-            return {}
+            return {}, None
+        found, missing = dict[tuple[str, int], tuple[int, int]](), None
         asked = {TopicPartition(topic, partition): spec for topic, partition in partitions}
         futures = self._admin.list_offsets(
             asked, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=self._timeout_s
         )
-        answers = {
-            (tp.topic, tp.partition): self._result(f, f"look up offsets of {tp.topic}[{tp.partition}]", code="DB-3002")
-            for tp, f in futures.items()
-        }
-        return {
-            place: (int(answer.offset), -1 if answer.leader_epoch is None else int(answer.leader_epoch))
-            for place, answer in answers.items()
-        }
+        for tp, future in futures.items():
+            try:
+                told = self._result(future, f"look up offsets of {tp.topic}[{tp.partition}]", code="DB-3002")
+            except _Leaderless as leaderless:
+                missing = leaderless
+            else:
+                epoch = -1 if told.leader_epoch is None else int(told.leader_epoch)
+                found[tp.topic, tp.partition] = int(told.offset), epoch
+        return found, missing
 
     def _describe(self) -> Any:
         ask = partial(self._admin.describe_cluster, request_timeout=self._timeout_s)

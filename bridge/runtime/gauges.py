@@ -47,18 +47,19 @@ class Lag:
 
     def refresh(self, cluster: Cluster, store: TimerStore, *, at_once: bool = False) -> dict[SourceName, Looked] | None:
         """Look the ends up again if it is time to, or is to be done `at_once`; None where it is not. Brokers that do
-        not answer leave the old ones."""
+        not answer, and partitions without leaders, leave the old ones."""
         now_s = self._clock.monotonic_s()
         if not at_once and self._looked_s is not None and now_s - self._looked_s < REFRESH_INTERVAL_S:
             return None
         self._looked_s = now_s
         ingested, committed = store.next_offsets(), store.committed_offsets()
         try:
-            found = self._ends = cluster.watermarks(sorted(ingested))
+            found = cluster.watermarks(sorted(ingested), of_all=False)
         except EnvironmentFailure as error:
             log.warning("lag-unknown", reason=error.message)
             found = {}
         else:
+            self._ends = {name: mark for name, mark in self._ends.items() if name in ingested} | found
             self.note(now_s, found, ingested)
         return {
             name: Looked(expected=at, marks=found.get(name), committed=committed.get(name, 0))

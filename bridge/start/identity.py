@@ -6,6 +6,7 @@
     the same       > expected   -            DELETED    held: records are gone that were not read
     the same       -            < read       TRUNCATED  held, mended: a leader with less of the log has cut it
     the same       <= expected  >= read      none; TRUNCATED where later leaders have written to what was read
+    told by a former leader                  as without an answer
 
 `expected` is the next offset to be read, and `read` that, or the committed O where that is not reached yet. They are
 sampled before the log's marks, which are asked before the topic's id: so a topic that still has its id had it when the
@@ -17,14 +18,15 @@ that was truncated is mended (identity_watch.py): its committed offset goes back
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
 from bridge.errors import StateError
 from bridge.kafka.admin import Watermarks
 from bridge.kafka.errors import records_gone
+from bridge.kafka.leader_epochs import Stretch
 from bridge.start.first_commits import another_topic
 from timerstore.rows.sources import SourceName
 
@@ -87,16 +89,32 @@ def _doubt(known_id: str | None, id_now: str | None, looked: Looked) -> Doubt | 
     return Doubt.TRUNCATED if looked.marks.end < looked.read else None
 
 
-def suspects(before: Mapping[SourceName, Looked], now: Mapping[SourceName, Looked]) -> dict[SourceName, Looked]:
-    """Partitions that have had an election since the look before, with what was known then: a new leader may have cut
-    the log, and written more since."""
+def believed(now: Looked, before: Looked | None) -> Looked:
+    """Without the marks of a former leader: a later one was known before, or its log does not have the records that
+    were read. Under one leader no log ever ends earlier."""
+    old, marks = None if before is None else before.marks, now.marks
+    if old is None or marks is None or marks.epoch < 0:
+        return now
+    is_former = marks.epoch < old.epoch or (marks.epoch == old.epoch and marks.end < now.read)
+    return replace(now, marks=None) if is_former else now
+
+
+def stretches(
+    before: Mapping[SourceName, Looked], now: Mapping[SourceName, Looked], shorter: Collection[SourceName]
+) -> dict[SourceName, Stretch]:
+    """The stretches to be searched for records of later leaders: all records read by the look before, of partitions
+    that have had an election since then; and the rest of logs that have become `shorter`."""
     found = {}
     for name, each in now.items():
-        old = before.get(name)
-        if old is None or old.marks is None or each.marks is None or old.marks.epoch < 0:
+        old, marks = before.get(name), each.marks
+        if marks is None:
             continue
-        if each.marks.epoch != old.marks.epoch:
-            found[name] = old
+        # The lost records of a shorter log were written under an earlier leader than its own.
+        epoch, end, is_elected = marks.epoch - 1, each.read, False
+        if old is not None and old.marks is not None:
+            epoch, end, is_elected = old.marks.epoch, old.read, old.marks.epoch != marks.epoch
+        if epoch >= 0 and (is_elected or name in shorter):
+            found[name] = Stretch(epoch=epoch, start=marks.start, end=min(end, marks.end))
     return found
 
 

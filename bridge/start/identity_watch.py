@@ -12,8 +12,8 @@ without what it has of that partition, which is read from the log's start again,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from enum import Enum
 from types import MappingProxyType
 from typing import Final
@@ -22,9 +22,10 @@ import structlog
 
 from bridge.errors import EnvironmentFailure, StateError
 from bridge.kafka.admin import Cluster, Watermarks
+from bridge.kafka.leader_epochs import Stretch
 from bridge.kafka.membership import Ownership
 from bridge.start.first_commits import ANOTHER_TOPIC, NO_TOPIC, StartFacts
-from bridge.start.identity import EXPLAINED, Doubt, Looked, findings, refusal, suspects
+from bridge.start.identity import EXPLAINED, Doubt, Looked, believed, findings, refusal, stretches
 from bridge.telemetry.heartbeats import Beat, unwatched
 from timerstore.clock import Clock
 from timerstore.errors import TimerStoreError
@@ -93,8 +94,6 @@ class IdentityWatch:
         self._ids: dict[str, str] = {}
         self._holds: Mapping[SourceName, _Hold] = {}
         self._before: Mapping[SourceName, Looked] = {}
-        self._unsure: tuple[SourceName, ...] = ()
-        """Partitions that have had an election, and were not looked into or could not be read: those come last."""
         self._replaced: frozenset[str] = frozenset()
         """Topics that were found replaced, be they owned or not: another process is needed for the new ones."""
         self._looked_s = 0.0
@@ -152,12 +151,12 @@ class IdentityWatch:
             read[name] = Looked(expected=end, marks=Watermarks(start=0, end=end, epoch=epoch))
             looked[name] = Looked(expected=end, marks=topic.marks(name[1]), committed=state.offset)
             ids[name[0]] = topic.topic_id
+        found, unsure = self._new_holds(cluster, ids, read, looked, lambda _name, _offset: None, is_told=False)
         # What was known before they went says nothing of what another instance has made of them.
         others = {name: each for name, each in self._before.items() if name not in facts.owned}
-        self._before = {**others, **read}
-        found = self._new_holds(cluster, ids, looked, lambda _name, _offset: None, is_told=False)
-        unsure = {*found, *self._unsure}
-        self._before = {**self._before, **{name: each for name, each in looked.items() if name not in unsure}}
+        doubtful = {name for name, each in looked.items() if believed(each, read[name]) is not each}
+        sure = {name: looked[name] for name in looked.keys() - found.keys() - unsure - doubtful}
+        self._before = {**others, **read, **sure}
         self._ids = {**ids, **self._ids} if found else self._ids
         self._hold(found)
         return bool(found)
@@ -196,7 +195,7 @@ class IdentityWatch:
             try:
                 return None if store is None else store.pending_from(name, offset, now_ms, is_over)
             except TimerStoreError as error:
-                log.warning("identity-unknown", topic=name[0], partition=name[1], reason=error.message)
+                _warn([name], error.message)
                 return None
 
         self._ids = {**topic_ids, **self._ids}
@@ -208,10 +207,14 @@ class IdentityWatch:
             # What the pipeline still has to give up may be committed by it.
             given_up = {name: hold for name, hold in self._holds.items() if name not in looked}
             free = {name: each for name, each in looked.items() if name not in self._holds}
-            new = self._new_holds(cluster, ids, free, count, is_told=is_told)
+            before = self._before
+            # Two clients that say the same are believed.
+            now = free if is_told else {name: believed(each, before.get(name)) for name, each in free.items()}
+            _warn([name for name in free if now[name] is not free[name]], "a former leader has answered")
+            new, unsure = self._new_holds(cluster, ids, before, now, count, is_told=is_told)
             self._before = {
-                name: self._before.get(name, each) if each.marks is None or name in self._unsure else each
-                for name, each in free.items()
+                name: before.get(name, each) if each.marks is None or name in unsure else each
+                for name, each in now.items()
                 if name not in new
             }
             self._hold(new)
@@ -240,60 +243,37 @@ class IdentityWatch:
         self,
         cluster: Cluster,
         ids: Mapping[str, str],
+        before: Mapping[SourceName, Looked],
         looked: Mapping[SourceName, Looked],
         count: Callable[[SourceName, int], int | None],
         *,
         is_told: bool,
-    ) -> dict[SourceName, _Hold]:
-        found: dict[SourceName, _Hold] = {}
+    ) -> tuple[dict[SourceName, _Hold], set[SourceName]]:
+        """And the partitions that may be cut, but do not answer."""
+        found, shorter = {}, set()
         for name, doubt in findings(self._ids, ids, looked).items():
+            if doubt is Doubt.TRUNCATED:
+                shorter.add(name)
             # Between what was read and the log's start there may be nothing but the ends of transactions, which a
             # reader that is at work will pass.
-            if doubt is not Doubt.DELETED or is_told or self._stands_still(name, looked[name]):
-                cut = self._cut(cluster, name, looked[name], count) if doubt is Doubt.TRUNCATED else None
-                found[name] = _Hold(doubt=doubt, error=refusal(name, doubt), cut=cut)
-        skipped, failed = list[SourceName](), list[SourceName]()
-        suspected, order = suspects(self._before, looked), {name: i for i, name in enumerate(self._unsure)}
-        for name in sorted(suspected, key=lambda each: (order.get(each, -1), each)):
-            old, marks = suspected[name], looked[name].marks
-            if name in found or old.marks is None or marks is None:
-                continue
-            self._beat()
-            if failed:  # one at most is waited for in a look
-                skipped.append(name)
-                continue
-            try:
-                at = cluster.cut_at(name, old.marks.epoch, marks.start, old.read)
-            except EnvironmentFailure as error:
-                log.warning("identity-unknown", topic=name[0], partition=name[1], reason=error.message)
-                failed.append(name)
-                continue
-            if at is not None:
-                expected = looked[name].read
-                cut = Cut(at=at, expected=expected, epoch=old.marks.epoch, dropped=count(name, at))
-                found[name] = _Hold(doubt=Doubt.TRUNCATED, error=None, cut=cut)
-        self._unsure = (*skipped, *failed)
-        return found
+            elif doubt is not Doubt.DELETED or is_told or _stands_still(before.get(name), looked[name]):
+                found[name] = _Hold(doubt=doubt, error=refusal(name, doubt))
+        wanted = stretches(before, {name: each for name, each in looked.items() if name not in found}, shorter)
+        told = self._cuts(cluster, wanted)
+        for name in sorted(shorter | {name for name, at in told.items() if at is not None}):
+            cut = _cut(looked[name], wanted.get(name), told.get(name), is_searched=name in told)
+            cut = replace(cut, dropped=count(name, cut.at))
+            found[name] = _Hold(doubt=Doubt.TRUNCATED, error=None, cut=cut)
+        return found, wanted.keys() - told.keys()
 
-    def _stands_still(self, name: SourceName, now: Looked) -> bool:
-        old = self._before.get(name)
-        return old is not None and old.marks is not None and old.marks.start > old.expected == now.expected
-
-    def _cut(
-        self, cluster: Cluster, name: SourceName, looked: Looked, count: Callable[[SourceName, int], int | None]
-    ) -> Cut | None:
-        """Where a log was cut that ends below what was read of it; records of later leaders are new."""
-        old, marks = self._before.get(name), looked.marks
-        if marks is None:
-            return None
-        # A log never ends earlier under the same leader: what was read was written under an earlier one.
-        epoch = max(-1, marks.epoch - 1) if old is None or old.marks is None else old.marks.epoch
-        at = min(marks.end, looked.read)
+    def _cuts(self, cluster: Cluster, wanted: Mapping[SourceName, Stretch]) -> dict[SourceName, int | None]:
         try:
-            at = _cut_at(cluster, name, epoch, marks.start, at)
-        except EnvironmentFailure as error:  # it is held in any case, and asked again before it is mended
-            log.warning("identity-unknown", topic=name[0], partition=name[1], reason=error.message)
-        return Cut(at=at, expected=looked.read, epoch=epoch, dropped=count(name, at))
+            told = cluster.cuts(wanted, self._beat)
+        except EnvironmentFailure as error:
+            _warn(wanted, error.message)
+            return {}
+        _warn(wanted.keys() - told.keys(), "their records cannot be read")
+        return told
 
     def _hold(self, new: Mapping[SourceName, _Hold]) -> None:
         for (topic, partition), hold in new.items():
@@ -312,26 +292,31 @@ class IdentityWatch:
         self, group: Ownership, cluster: Cluster, ids: Mapping[str, str], held: Mapping[SourceName, _Hold]
     ) -> Change:
         """Look again at what is held, and is given up."""
-        change = Change.NONE
+        changes = {Change.NONE}
         for name, hold in held.items():
-            known = self._ids.get(name[0])
-            is_other = known is not None and ids.get(name[0]) not in (None, known)
-            if is_other and hold.error is None:
-                self._hold({name: _Hold(doubt=Doubt.REPLACED, error=refusal(name, Doubt.REPLACED))})
-                change = change if change is Change.MENDED else Change.HELD
-            elif name[0] in ids and hold.doubt is Doubt.MISSING:
-                self._release(name)
-                change = change if change is Change.MENDED else Change.HELD
-            elif name[0] in ids and hold.cut is not None:
-                try:
-                    is_mended = self._mend(group, cluster, name, hold.cut)
-                except EnvironmentFailure as error:  # others are looked at, and new holds take effect
-                    log.warning("identity-unknown", topic=name[0], partition=name[1], reason=error.message)
-                    continue
-                if is_mended:
-                    self._release(name)
-                    change = Change.MENDED
-        return change
+            try:
+                changes.add(self._reviewed(group, cluster, ids, name, hold))
+            except EnvironmentFailure as error:  # others are looked at, and new holds take effect
+                _warn([name], error.message)
+            except StateError as error:
+                self._hold({name: _Hold(doubt=Doubt.REFUSED, error=error)})
+                changes.add(Change.HELD)
+        return next(each for each in (Change.MENDED, Change.HELD, Change.NONE) if each in changes)
+
+    def _reviewed(
+        self, group: Ownership, cluster: Cluster, ids: Mapping[str, str], name: SourceName, hold: _Hold
+    ) -> Change:
+        known, is_there = self._ids.get(name[0]), name[0] in ids
+        if is_there and known not in (None, ids[name[0]]) and hold.error is None:
+            self._hold({name: _Hold(doubt=Doubt.REPLACED, error=refusal(name, Doubt.REPLACED))})
+            return Change.HELD
+        if is_there and hold.doubt is Doubt.MISSING:
+            self._release(name)
+            return Change.HELD
+        if not is_there or hold.cut is None or not self._mend(group, cluster, name, hold.cut):
+            return Change.NONE
+        self._release(name)
+        return Change.MENDED
 
     def _release(self, name: SourceName) -> None:
         self._holds = {other: hold for other, hold in self._holds.items() if other != name}
@@ -340,8 +325,15 @@ class IdentityWatch:
     def _mend(self, group: Ownership, cluster: Cluster, name: SourceName, cut: Cut) -> bool:
         """Move O back to where the log was cut; returns whether the partition may go on."""
         marks = cluster.watermarks([name])[name]
-        at = _cut_at(cluster, name, cut.epoch, marks.start, min(marks.end, cut.expected))
-        if cut.epoch < 0 or marks.epoch in (-1, cut.epoch):
+        if 0 <= marks.epoch <= cut.epoch:
+            return False  # a former leader: under one leader no log ever ends earlier
+        at = min(marks.end, cut.expected)
+        if cut.epoch >= 0:
+            told = self._cuts(cluster, {name: Stretch(epoch=cut.epoch, start=marks.start, end=at)})
+            if name not in told:
+                return False
+            at = at if (later := told[name]) is None else later
+        if -1 in (cut.epoch, marks.epoch):
             at = min(at, cut.at)  # no epoch tells what was written since
         if at >= cut.expected:
             return True  # a leader had not known its log's end yet
@@ -367,7 +359,20 @@ class IdentityWatch:
         return True
 
 
-def _cut_at(cluster: Cluster, name: SourceName, epoch: int, start: int, end: int) -> int:
-    """`end`, or where records of leaders later than `epoch` (-1: not known) begin."""
-    at = cluster.cut_at(name, epoch, start, end) if epoch >= 0 and end > start else None
-    return end if at is None else at
+def _stands_still(old: Looked | None, now: Looked) -> bool:
+    return old is not None and old.marks is not None and old.marks.start > old.expected == now.expected
+
+
+def _cut(looked: Looked, stretch: Stretch | None, later: int | None, *, is_searched: bool) -> Cut:
+    """Of a log that ends too early, or has records of `later` leaders."""
+    epoch, marks = -1 if stretch is None else stretch.epoch, looked.marks
+    end, told = (looked.read, -1) if marks is None else (marks.end, marks.epoch)
+    if is_searched and later is None:
+        epoch = max(epoch, told - 1)  # leaders in between have cut nothing, and may have written records that were read
+    return Cut(at=min(end, looked.read) if later is None else later, expected=looked.read, epoch=epoch, dropped=None)
+
+
+def _warn(names: Collection[SourceName], reason: str) -> None:
+    if names:
+        partitions = ", ".join(f"{topic}/{partition}" for topic, partition in sorted(names))
+        log.warning("identity-unknown", partitions=partitions, reason=reason)

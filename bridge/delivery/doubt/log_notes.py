@@ -57,6 +57,7 @@ class LogNotes:
 
 
 def _is_news(state: CommittedState, under: Under) -> bool:
-    """Whether the state tells less of what is committed."""
-    told = 0 if state.read_under is None else state.read_under[0]
-    return told < min(state.offset, under[0])
+    """Whether the state tells less of what is committed, or of an earlier leader: a start would search the log again
+    for records of the later one."""
+    told, epoch = state.read_under or (0, under[1])
+    return told < min(state.offset, under[0]) or (told <= under[0] and epoch < under[1])

@@ -15,6 +15,7 @@ from bridge.delivery.states import State
 from bridge.errors import EnvironmentFailure, StateError
 from bridge.ingest.batches.reader import CorruptBatch
 from bridge.kafka.admin import ClusterDescription, Topic, Watermarks
+from bridge.kafka.leader_epochs import Stretch
 from bridge.kafka.membership import Membership
 from bridge.runtime import pipeline as module
 from bridge.runtime.app import Application
@@ -85,10 +86,9 @@ class StandIn:
             states[name] = replace(known, **self.more.get(name, {}))
         return states
 
-    def cut_at(self, name: SourceName, epoch: int, start: int, end: int) -> int | None:
+    def cuts(self, stretches: Mapping[SourceName, Stretch], _: object) -> dict[SourceName, int | None]:
         """No log was cut and has grown again."""
-        assert start <= end and epoch >= 0 and name in self.marks
-        return None
+        return dict.fromkeys(stretches)
 
 
 def member(owned: frozenset[SourceName], revocations: int = 0) -> Membership:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from bridge.kafka.admin import Watermarks
-from bridge.start.identity import Doubt, Looked, findings, suspects
+from bridge.kafka.leader_epochs import Stretch
+from bridge.start.identity import Doubt, Looked, believed, findings, stretches
 
 A, B = ("a", 0), ("b", 3)
 WELL = Looked(expected=5, marks=Watermarks(start=0, end=9))
@@ -40,10 +41,43 @@ def test_a_partition_is_in_doubt_as_the_table_says(id_now: str | None, now: Look
     assert found == ({} if doubt is None else {A: doubt})
 
 
-def test_an_election_makes_a_partition_suspect() -> None:
-    """With what was known under the leader before it; brokers that tell no epochs tell of no elections."""
-    before = {A: looked(5, 0, 9, epoch=1), B: looked(7, 0, 9)}
-    assert suspects(before, {A: looked(8, 0, 9, epoch=1), B: looked(8, 0, 9)}) == {}
-    assert suspects(before, {A: looked(8, 0, 9, epoch=2), B: looked(8, 0, 9, epoch=4)}) == {A: before[A]}
-    assert suspects({}, {A: looked(8, 0, 9, epoch=2)}) == {}
-    assert suspects(before, {A: Looked(expected=8, marks=None)}) == {}
+@pytest.mark.parametrize(
+    ("old", "now", "shorter", "searched"),
+    [
+        pytest.param(looked(5, 0, 9, epoch=1), looked(8, 0, 9, epoch=1), False, None, id="no election"),
+        pytest.param(looked(5, 0, 9, epoch=1), looked(8, 2, 9, epoch=4), False, (1, 2, 5), id="what was read before"),
+        pytest.param(looked(5, 0, 9, epoch=1), looked(8, 0, 4, epoch=4), True, (1, 0, 4), id="what is left of that"),
+        pytest.param(looked(7, 0, 9), looked(8, 0, 9, epoch=4), False, None, id="no epoch was told"),
+        pytest.param(looked(7, 0, 9), looked(8, 0, 6, epoch=4), True, None, id="so that nothing tells what is new"),
+        pytest.param(None, looked(8, 0, 9, epoch=2), False, None, id="the first look"),
+        pytest.param(None, looked(8, 0, 6, epoch=2), True, (1, 0, 6), id="and an earlier leader wrote what is gone"),
+        pytest.param(looked(5, 0, 9, epoch=1), Looked(expected=8, marks=None), False, None, id="no answer"),
+    ],
+)
+def test_an_election_has_what_was_read_before_it_searched(
+    old: Looked | None, now: Looked, shorter: bool, searched: tuple[int, int, int] | None
+) -> None:
+    """For records of later leaders: an offset that was read since may have been theirs already."""
+    found = stretches({} if old is None else {A: old}, {A: now, B: WELL}, {A} if shorter else set())
+    epoch, start, end = searched or (0, 0, 0)
+    assert found == ({A: Stretch(epoch=epoch, start=start, end=end)} if searched else {})
+
+
+@pytest.mark.parametrize(
+    ("old", "now", "is_believed"),
+    [
+        (looked(5, 0, 9, epoch=2), looked(8, 0, 9, epoch=2), True),
+        (looked(5, 0, 9, epoch=2), looked(8, 0, 4, epoch=3), True),
+        (looked(5, 0, 9, epoch=2), looked(8, 0, 7, epoch=2), False),
+        (looked(5, 0, 9, epoch=2), looked(8, 0, 9, epoch=1), False),
+        (looked(5, 0, 9, epoch=2), looked(8, 0, 4), True),
+        (looked(5, 0, 9), looked(8, 0, 4), True),
+        (looked(5, 0, 9), looked(8, 0, 4, epoch=0), True),
+        (None, looked(8, 0, 4, epoch=0), True),
+        (Looked(expected=5, marks=None), looked(8, 0, 4, epoch=0), True),
+        (looked(5, 0, 9, epoch=2), Looked(expected=8, marks=None), True),
+    ],
+)
+def test_a_former_leader_is_not_believed(old: Looked | None, now: Looked, is_believed: bool) -> None:
+    """One with an earlier epoch than was known, or whose log ends below what was read, while none after it is known."""
+    assert believed(now, old) == (now if is_believed else Looked(expected=8, marks=None))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 
 from bridge.errors import EnvironmentFailure, StateError
 from bridge.kafka.admin import Watermarks
+from bridge.kafka.leader_epochs import Stretch
 from bridge.start.first_commits import StartFacts, TopicFacts, another_topic
 from bridge.start.identity import Looked
 from bridge.start.identity_watch import LOOK_S, Change, IdentityWatch
@@ -32,7 +33,11 @@ class Scripted:
     def __init__(self) -> None:
         self.ids = {"a": "id a", "b": "id b"}
         self.marks = {name: Watermarks(start=0, end=60, epoch=1) for name in OWNED}
-        self.cuts: dict[SourceName, int] = {}
+        self.later: dict[SourceName, dict[int, int]] = {}
+        """Where later leaders have begun to write, by epoch."""
+        self.silent: set[SourceName] = set()
+        """Their records cannot be read."""
+        self.searches: list[set[SourceName]] = []
         self.expected = dict.fromkeys(OWNED, 60)
         state = initial_state(offset=60, topic_id="id a", partitions=2, parameters=PARAMETERS)
         self.committed = dict.fromkeys(OWNED, replace(state, position=(99, "a", 0, 59)))
@@ -54,10 +59,13 @@ class Scripted:
     def watermarks(self, names: Sequence[SourceName]) -> dict[SourceName, Watermarks]:
         return {name: self.marks[name] for name in names}
 
-    def cut_at(self, name: SourceName, epoch: int, start: int, end: int) -> int | None:
-        assert epoch == 1 and start == 0
-        cut = self.cuts.get(name)
-        return cut if cut is not None and cut < end else None
+    def cuts(self, wanted: Mapping[SourceName, Stretch], _: Callable[[], None]) -> dict[SourceName, int | None]:
+        self.searches += [set(wanted)] if wanted else []
+        found = dict[SourceName, int | None]()
+        for name, each in wanted.items():
+            later = [at for epoch, at in self.later.get(name, {}).items() if epoch > each.epoch and at < each.end]
+            found[name] = min(later, default=None)
+        return {name: at for name, at in found.items() if name not in self.silent}
 
     # the group
 
@@ -132,7 +140,7 @@ def test_a_log_that_was_cut_is_held_then_mended(site: Scripted, end: int, cut: i
     """O goes back to the cut, however far the log has grown again by then; P stays, and the numbers are told."""
     site.marks[A] = Watermarks(start=0, end=end, epoch=2)
     if end > cut:
-        site.cuts[A] = cut
+        site.later[A] = {2: cut}
     with capture_logs() as entries:
         assert site.look() is Change.HELD
         assert site.watch.without(OWNED) == {B, C} and site.committed[A].offset == 60, "held before anything is moved"
@@ -166,7 +174,7 @@ def test_a_leader_that_did_not_know_its_end_costs_nothing(site: Scripted) -> Non
 
 def test_an_election_that_cuts_nothing_holds_nothing(site: Scripted) -> None:
     site.marks[A] = Watermarks(start=0, end=80, epoch=2)
-    site.cuts[A] = 60
+    site.later[A] = {2: 60}
     assert site.look() is Change.NONE
 
 
@@ -210,7 +218,7 @@ def test_a_cut_before_the_first_look_is_found_when_the_log_has_grown_again(site:
     site.watch = IdentityWatch(site.clock)
     site.marks[A] = Watermarks(start=0, end=40, epoch=2)
     assert site.look() is Change.HELD
-    site.marks[A], site.cuts[A] = Watermarks(start=0, end=75, epoch=2), 40
+    site.marks[A], site.later[A] = Watermarks(start=0, end=75, epoch=2), {2: 40}
     assert site.look() is Change.MENDED and site.committed[A].offset == 40
 
 
@@ -224,25 +232,61 @@ def test_a_partition_that_has_gone_meanwhile_is_not_moved_back(site: Scripted) -
 
 
 def test_one_partition_that_cannot_be_read_hides_no_other(site: Scripted) -> None:
-    """After an election: what is found of others counts, and it is asked about again, last, until it answers."""
+    """After an election: what is found of others counts, and it is asked about again until it answers."""
     for name in (A, B):
-        site.marks[name] = Watermarks(start=0, end=80, epoch=2)
-    site.ids["b"], asked = "another", list[SourceName]()
-    site.cuts[A] = site.cuts[B] = 40
-    cut_at = site.cut_at
+        site.marks[name], site.later[name] = Watermarks(start=0, end=80, epoch=2), {2: 40}
+    site.ids["b"] = "another"
+    site.silent = {A}
+    assert site.look() is Change.HELD and site.watch.counts() == {("a", "truncated"): 1, ("b", "replaced"): 1}
+    site.silent = set()
+    assert site.look() is Change.MENDED and site.watch.counts() == {("a", "truncated"): 1, ("b", "replaced"): 1}
+    assert site.searches == [{A, B}, {A}, {B}], "of all partitions together"
 
-    def refuse(name: SourceName, epoch: int, start: int, end: int) -> int | None:
-        asked.append(name)
-        if name == A:
-            raise EnvironmentFailure("cannot read a record", hint="Check the brokers.")
-        return cut_at(name, epoch, start, end)
 
-    with mock.patch.object(site, "cut_at", refuse):
-        assert site.look() is Change.HELD and site.watch.counts() == {("b", "replaced"): 1}
-        assert site.look() is Change.HELD and asked == [A, B, A]
-    assert site.watch.counts() == {("a", "truncated"): 1, ("b", "replaced"): 1}
-    site.look()
-    assert site.watch.counts()["a", "truncated"] == 1
+def test_elections_are_looked_into_once(site: Scripted) -> None:
+    """All partitions in one search; what was found of a leader is written down, so that no start asks again."""
+    site.marks = {name: Watermarks(start=0, end=80, epoch=2) for name in OWNED}
+    assert site.look() is Change.NONE and site.look() is Change.NONE and site.searches == [set(OWNED)]
+    cluster = started(site, site.watch.read_under[A])
+    assert not cluster.watch.holds_cut(cluster, site.facts(A)) and site.searches == [set(OWNED)]
+
+
+@pytest.mark.fault("a former leader that answers after an election")
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_a_former_leader_moves_nothing_back(site: Scripted, epoch: int) -> None:
+    """Its log ends below what was read under the leader after it; nothing is held, and nothing delivered twice."""
+    site.marks[A], site.later[A] = Watermarks(start=0, end=45, epoch=epoch), {2: 60}
+    site.expected[A] = 70
+    with capture_logs() as entries:
+        assert site.look() is Change.NONE and site.watch.without(OWNED) == OWNED
+    assert [entry["event"] for entry in entries] == ["identity-unknown"]
+    site.marks[A] = Watermarks(start=0, end=80, epoch=2)
+    assert site.look() is Change.NONE and site.watch.read_under[A] == (70, 2) and site.committed[A].offset == 60
+
+
+def test_what_a_former_leader_says_mends_nothing(site: Scripted) -> None:
+    """At a start, or where a reader says the same: the partition is held until a later leader answers. If that has all
+    of it, nothing is moved."""
+    cluster = started(site, (60, 2))
+    site.marks[A] = Watermarks(start=0, end=45, epoch=1)
+    assert cluster.watch.holds_cut(cluster, site.facts(A))
+    site.clock.advance(int(LOOK_S * 1_000))
+    assert site.watch.look(cluster, cluster) is Change.NONE and site.committed[A].offset == 60
+    site.marks[A] = Watermarks(start=0, end=80, epoch=3)
+    site.clock.advance(int(LOOK_S * 1_000))
+    assert site.watch.look(cluster, cluster) is Change.MENDED and site.committed[A].offset == 60 and not site.lost
+
+
+def test_what_leaders_between_two_looks_have_written_was_read(site: Scripted) -> None:
+    """They are later than the one that was known, and their records not new: only those of the leader with the shorter
+    log are."""
+    site.expected[A] = 70
+    site.marks[A], site.later[A] = Watermarks(start=0, end=65, epoch=3), {2: 60}
+    assert site.look() is Change.HELD
+    site.marks[A] = Watermarks(start=0, end=90, epoch=3)
+    site.later[A] = {2: 60, 3: 65}
+    site.committed[A] = replace(site.committed[A], offset=70)
+    assert site.look() is Change.MENDED and site.committed[A].offset == 65
 
 
 def test_a_replaced_topic_that_comes_again_is_held_whole(site: Scripted) -> None:
@@ -273,6 +317,25 @@ def test_a_hold_takes_effect_though_another_cannot_be_mended(site: Scripted) -> 
     assert site.look() is Change.MENDED and site.watch.without(OWNED) == {A, B}
 
 
+@pytest.mark.fault("a committed state that is not the bridge's, of a partition whose log was cut")
+def test_a_state_that_cannot_be_mended_holds_its_partition_alone(site: Scripted) -> None:
+    """The look goes on, others are mended; it stays held, and says why."""
+    for name in (A, B):
+        site.marks[name] = Watermarks(start=0, end=40, epoch=2)
+    assert site.look() is Change.HELD
+    read, error = site.read_committed_states, StateError("no state of the bridge", hint="Choose.", code="DB-4003")
+
+    def refuse(names: Collection[SourceName]) -> dict[SourceName, CommittedState]:
+        if A in names:
+            raise error
+        return read(names)
+
+    with mock.patch.object(site, "read_committed_states", refuse):
+        assert site.look() is Change.MENDED
+    assert site.committed[B].offset == 40 and site.watch.without(OWNED) == {B, C}
+    assert site.watch.counts() == {("a", "refused"): 1} and "a/0 is held: no state of the bridge" in site.watch.alarms()
+
+
 def started(site: Scripted, read_under: tuple[int, int] | None) -> Any:
     """Another process, here or elsewhere, finds this in the committed state of A."""
     site.watch = IdentityWatch(site.clock, lambda topic, records: site.lost.append((topic, records)))
@@ -292,7 +355,7 @@ def test_a_log_that_was_cut_before_a_start_is_held_then_mended(
     site.committed[A] = replace(site.committed[A], offset=committed)
     site.marks[A] = Watermarks(start=0, end=end, epoch=2)
     if grown:
-        site.cuts[A] = 40
+        site.later[A] = {2: 40}
     assert cluster.watch.holds_cut(cluster, site.facts(A, C)) and not cluster.watch.holds_cut(cluster, site.facts(C))
     assert site.watch.without(frozenset({A, C})) == {C} and site.watch.without(frozenset({A})) == frozenset()
     assert site.watch.look(cluster, cluster) is Change.MENDED, "nothing else is owned: nothing is delivered, it looks"
@@ -319,7 +382,7 @@ def test_a_start_holds_nothing_that_was_not_cut(
     cluster = started(site, read_under)
     site.marks[A] = Watermarks(start=0, end=end, epoch=epoch)
     if cut is not None:
-        site.cuts[A] = cut
+        site.later[A] = {2: cut}
     assert not cluster.watch.holds_cut(cluster, site.facts(A)) and site.watch.without(frozenset({A})) == {A}
     known = {} if read_under is None else {A: (60, epoch)}
     assert site.watch.read_under == known, "what was compared holds under this leader, too"
@@ -331,7 +394,7 @@ def test_a_look_tells_what_was_read_under_which_leaders(site: Scripted) -> None:
     assert site.watch.read_under == dict.fromkeys(OWNED, (60, 1))
     site.expected[A] = site.expected[B] = 70
     site.marks = {name: Watermarks(start=0, end=90, epoch=1 if name == C else 2) for name in OWNED}
-    with mock.patch.object(site, "cut_at", side_effect=EnvironmentFailure("no answer", hint="Wait.")):
+    with mock.patch.object(site, "cuts", side_effect=EnvironmentFailure("no answer", hint="Wait.")):
         site.look()
     assert site.watch.read_under == {A: (60, 1), B: (60, 1), C: (60, 1)}
     site.look()

@@ -25,8 +25,14 @@ def test_what_was_read_under_which_leaders_is_written_down_as_far_as_it_is_commi
     assert written == {A: replace(STATE, read_under=(7, 2))}
     states |= written
     assert not notes.is_news(states) and notes.within({}, states) == {}
-    notes.note_read({A: (8, 3)})
+    notes.note_read({A: (8, 2)})
     assert not notes.is_news(states), "nothing more is committed"
+    notes.note_read({A: (7, 3)})
+    assert notes.is_news(states), "a later leader has what was read"
+    states |= notes.within({}, states)
+    assert states[A].read_under == (7, 3) and not notes.is_news(states)
+    notes.note_read({A: (6, 4)})
+    assert not notes.is_news(states), "of less is no news"
     states[A] = replace(states[A], offset=8)
     assert not notes.is_news(states), "it was no news when it was noted: the next look tells"
     notes.note_read({A: (8, 3)})

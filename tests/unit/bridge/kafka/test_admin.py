@@ -1,0 +1,42 @@
+"""bridge.kafka.admin: what look-ups make of answers that are missing. The client is a script of the test's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future
+from typing import Any
+from unittest import mock
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+from bridge.errors import EnvironmentFailure
+from bridge.kafka import admin
+from bridge.kafka.admin import Cluster, Watermarks
+from bridge.settings.model import Settings
+
+A, B = ("delay", 0), ("delay", 1)
+
+
+def list_offsets(asked: Mapping[TopicPartition, object], **_: object) -> dict[TopicPartition, Future[Any]]:
+    """B has no leader."""
+    futures = {}
+    for place in asked:
+        future = futures[place] = Future[Any]()
+        if place.partition == B[1]:
+            future.set_exception(KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE)))
+        else:
+            future.set_result(mock.Mock(offset=7, leader_epoch=3))
+    return futures
+
+
+@pytest.mark.fault("a partition of a delay topic that has no leader")
+def test_a_partition_without_a_leader_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The periodic look at the logs has the others; where all are needed there is an error."""
+    client = mock.Mock(list_offsets=list_offsets)
+    monkeypatch.setattr(admin, "AdminClient", lambda *_, **__: client)
+    monkeypatch.setattr(admin, "_ELECTION_S", -1.0)
+    cluster = Cluster(Settings.of({}))
+    assert cluster.watermarks([A, B], of_all=False) == {A: Watermarks(start=7, end=7, epoch=3)}
+    with pytest.raises(EnvironmentFailure):
+        cluster.watermarks([A, B])
