@@ -186,7 +186,9 @@ def decide(facts: StartFacts) -> StartDecision:
             state, start, end = committed[partition], found.log_start[partition], found.log_end[partition]
             _must_be_in_range(topic, partition, state.offset, start, end)
             epochs = amend_epochs(state.epochs, state.offset, start, parameters)
-            states[topic, partition] = replace(state, epochs=epochs, partitions=max(state.partitions, counted))
+            state = replace(state, epochs=epochs, partitions=max(state.partitions, counted))
+            state.must_fit((topic, partition))
+            states[topic, partition] = state
             marks[topic, partition] = found.marks(partition)
     return FirstCommits(states=missing) if missing else _plan(facts, states, marks)
 

@@ -4,13 +4,13 @@ Kafka holds (O, P) as the group's committed offset and that offset's metadata (d
 metadata is this JSON, compact, ASCII, at most 4,095 characters (the broker refuses more, and the whole transaction with
 it):
 
-    {"v":1,"t":"<topic id>","n":8,"p":[1767225600000,"delay",3,4711],"h":[[0,{...}],[9000,{...}]],"f":0}
+    {"v":1,"t":"<topic id>","n":8,"p":[1767225600000,"delay",3,4711,4800,2],"h":[[0,{...}],[9000,{...}]],"f":0}
 
     v   version: the smallest one whose readers understand the text. 2 has frozen steps, 1 has none. A higher one, and a
         key that is not among these, were written by a newer version of the bridge: a downgrade must not guess
     t   id of the topic, so that a topic that was deleted and made anew is told from the one this offset belongs to
     n   how many partitions of the topic had a commit by then, so that an added partition is told from a deleted commit
-    p   P as (at, topic, partition, offset); null: nothing is finished yet (minus infinity)
+    p   P as (at, topic, partition, offset), and `e`; null: nothing is finished yet (minus infinity)
     h   the decode parameters and the offsets from which they hold (decode epochs)
     f   the first offset that is ours to deliver (left out when 0): `reset-offsets --to latest` gave up what lies below
     g   unfinished records below this offset are gone from the topic (left out when 0): only an index that covers them
@@ -19,13 +19,18 @@ it):
         index that knows of none but earlier numbers has records that are in no log any more. An operator's reset is
         one, too
     e   [offset, leader epoch]: what was read below that offset was written by leaders of no later epoch (left out where
-        the brokers do not say)
+        the brokers do not say). Where there is a P, its last two numbers: versions that know of no epochs read P alone,
+        and go on as they do without
     s   frozen steps of the staircase (invariant I4), after the clock was set back (left out when none), the oldest
         first: [[O, at, offset], ...], P of a step being the position (at, this partition, offset)
     x   what was said of targets (left out when nothing); an earlier version refuses to start with it:
         ["orders",1767225600000,0,"repairs"], paused then, until when (0: until it is resumed), and why, or
         ["orders",1767229200000], resumed then. Of what partitions say about a target the newest counts, so that
         instances learn of each other's pauses, and none gets lost when a partition moves
+
+Parts that do not fit are left out, in this order; the rest fits for any P and any log, or a start refuses it: `e`, so
+that a start does not look for a cut of the log; all cuts but the last, which then counts from the offset of the first,
+so that an index gives up more than it has to.
 
 Pure: no IO, no clock.
 """
@@ -57,6 +62,8 @@ SPARE_CHARS = 640
 _STEP_CHARS_MAX = 56
 CUTS_MAX = 4
 """Cuts that are told apart; of more the two oldest count as one, at the lower offset."""
+TOPIC_CHARS_MAX = 249
+"""Of a topic's name, by Kafka's rule."""
 PAUSES_CHARS_MAX = 1_600
 """What pauses may take of the metadata."""
 
@@ -248,26 +255,31 @@ class CommittedState:
         return len(self.frozen) < STEPS_MAX and chars <= METADATA_CHARS_MAX - SPARE_CHARS
 
     def metadata(self) -> str:
-        """The text for Kafka. Raises StateError when it is too long (epochs after very many changes)."""
-        text = self._text(self.pauses)
-        if len(text) > METADATA_CHARS_MAX:
-            raise StateError(
-                "the committed metadata is too long: the decode parameters were changed too often within the retention",
-                hint="Go back to the previous levels, maximum delay and roll window until the oldest records have "
-                "expired, or resume targets that are paused.",
-                characters=len(text),
-                characters_max=METADATA_CHARS_MAX,
-                changes=len(self.epochs),
-                code="DB-4006",
-            )
-        return text
+        """The text for Kafka; the module names the parts that may be left out. Raises StateError if it is too long."""
+        without = replace(self, read_under=None)
+        for state in (self, without, without._with_one_cut()):
+            text = state._text(self.pauses)
+            if len(text) <= METADATA_CHARS_MAX:
+                return text
+        raise _too_long(self)
+
+    def must_fit(self, source: SourceName) -> None:
+        """Raises StateError where the text may become too long, as P moves on, or the log is cut."""
+        position = (AT_MIN + 1, "-" * TOPIC_CHARS_MAX, (1 << 31) - 1, OFFSET_MAX)
+        cuts = ((1 << 40, OFFSET_MAX),)
+        longest = replace(self, position=position, cuts=cuts, gone_below=OFFSET_MAX, read_under=None)
+        if len(longest._text(self.pauses)) > METADATA_CHARS_MAX:
+            raise _too_long(self, topic=source[0], partition=source[1])
+
+    def _with_one_cut(self) -> CommittedState:
+        return replace(self, cuts=((self.cuts[-1][0], self.cuts[0][1]),) if self.cuts else ())
 
     def _text(self, pauses: Said) -> str:
         fields: dict[str, Any] = {
             "v": VERSION_WITH_STEPS if self.frozen else VERSION,
             "t": self.topic_id,
             "n": self.partitions,
-            "p": self.position,
+            "p": None if self.position is None else (*self.position, *(self.read_under or ())),
             "h": [[epoch.offset, epoch.parameters.to_json()] for epoch in self.epochs],
         }
         if self.first_offset:
@@ -276,13 +288,26 @@ class CommittedState:
             fields["g"] = self.gone_below
         if self.cuts:
             fields["c"] = self.cuts
-        if self.read_under is not None:
+        if self.read_under is not None and self.position is None:
             fields["e"] = self.read_under
         if self.frozen:
             fields["s"] = self.frozen
         if pauses:
             fields["x"] = [each.to_json() for each in pauses]
         return _compact(fields)
+
+
+def _too_long(state: CommittedState, **fields: object) -> StateError:
+    return StateError(
+        "the committed metadata is too long: the decode parameters were changed too often within the retention",
+        hint="Go back to the previous levels, maximum delay and roll window until the oldest records have "
+        "expired, or resume targets that are paused.",
+        **fields,
+        characters=len(state._text(state.pauses)),
+        characters_max=METADATA_CHARS_MAX,
+        changes=len(state.epochs),
+        code="DB-4006",
+    )
 
 
 def with_cut(cuts: Cuts, offset: int, now_ms: int) -> Cuts:
@@ -369,6 +394,7 @@ def _decode_fields(source: SourceName, offset: int, fields: dict[str, Any]) -> C
     )
     _must_be_epochs(epochs)
     position = None if p is None else (int(p[0]), str(p[1]), int(p[2]), int(p[3]))
+    under = fields.get("e") or ([] if p is None else p[4:6])
     frozen = tuple((int(end), int(at_ms), int(o)) for end, at_ms, o in fields.get("s", ()))
     _must_be_stairs(source, offset, position, frozen)
     return CommittedState(
@@ -382,7 +408,7 @@ def _decode_fields(source: SourceName, offset: int, fields: dict[str, Any]) -> C
         pauses=merged(map(Pause.from_json, fields.get("x", ()))),
         gone_below=int(fields.get("g", 0)),
         cuts=tuple((int(number), int(at)) for number, at in fields.get("c", ())),
-        read_under=None if "e" not in fields else (int(fields["e"][0]), int(fields["e"][1])),
+        read_under=(int(under[0]), int(under[1])) if under else None,
     )
 
 

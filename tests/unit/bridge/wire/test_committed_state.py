@@ -318,6 +318,9 @@ def test_cuts_and_epochs_are_read_back() -> None:
     assert not {"c", "e"} & json.loads(state.metadata()).keys()
     told = replace(state, cuts=((3, 1), (8, 4)), read_under=(5, 2))
     assert decode_metadata(("d", 0), 5, told.metadata()) == told
+    delivered = replace(told, position=(9, "d", 0, 3))
+    assert decode_metadata(("d", 0), 5, delivered.metadata()) == delivered
+    assert decode_metadata(("d", 0), 5, told.metadata().replace("null", '[9,"d",0,3]')) == delivered
     assert told.is_same_progress(state), "neither is progress"
     with pytest.raises(StateError, match="cannot be read"):
         decode_metadata(("d", 0), 5, told.metadata().replace("[8,4]", "[3,4]"))
@@ -342,3 +345,64 @@ def test_a_pause_that_was_written_does_not_vanish() -> None:
     changed = replace(told, epochs=(*epochs, DecodeEpoch(offset=90, parameters=A)))
     assert changed.saying(changed.pauses) == changed and changed.is_written_as(told), "a change of parameters, too"
     assert told.saying(()).pauses == ()
+
+
+@pytest.mark.fault("an upgrade from a version that knows of no epochs of leaders")
+def test_what_was_read_under_which_leaders_is_passed_over_by_earlier_versions() -> None:
+    """Where something was delivered, it stands behind P, of which those read the first four parts: so a partition that
+    goes back to one of them in a rolling upgrade does not end it."""
+    state = replace(initial_state(offset=5, topic_id="t", partitions=1, parameters=A), position=(9, "d", 0, 3))
+    told = json.loads(replace(state, read_under=(5, 2)).metadata())
+    known = json.loads(state.metadata())
+    assert told.keys() == known.keys() and told["p"][:4] == known["p"]
+
+
+def long_state(size: int) -> CommittedState:
+    """With decode epochs for a text of about this many characters."""
+    few = tuple(DecodeEpoch(offset=i, parameters=parameters(1_000 + i)) for i in range(3))
+    state = replace(initial_state(offset=90, topic_id="t" * 22, partitions=1, parameters=A), epochs=few)
+    levels = (0,) * ((size - len(state.metadata()) - 60) // 2)
+    return replace(state, epochs=(*few, DecodeEpoch(offset=8, parameters=parameters(levels_ms=levels))))
+
+
+def test_a_start_refuses_a_partition_whose_text_may_become_too_long() -> None:
+    """That one: the others are delivered. In the middle of a transaction it would stop them all."""
+    long_state(METADATA_CHARS_MAX - 500).must_fit(SOURCE)
+    with pytest.raises(StateError) as raised:
+        long_state(METADATA_CHARS_MAX - 100).must_fit(SOURCE)
+    told = raised.value.fields
+    assert (raised.value.code, told["topic"], told["partition"]) == ("DB-4006", *SOURCE)
+
+
+@pytest.mark.fault("metadata near the limit, as cuts, marks and steps come")
+@given(st.data())
+def test_what_a_start_accepts_fits_whatever_comes(data: st.DataObject) -> None:
+    """P moves to a longer topic, the log is cut and trimmed, the clock set back, leaders change: no text is too long,
+    and nothing is left out of it but epochs of leaders, and cuts but the last."""
+    state = long_state(data.draw(st.integers(2_900, METADATA_CHARS_MAX - 100)))
+    try:
+        state.must_fit(SOURCE)
+    except StateError:
+        return
+    for _ in range(data.draw(st.integers(1, 8))):
+        at, end = data.draw(st.integers(1, AT_MAX - 1)), data.draw(st.integers(10, OFFSET_MAX))
+        what = data.draw(st.sampled_from(["moved", "read", "cut", "gone", "step", "said"]))
+        if what == "moved":
+            state = replace(state, offset=end, position=(at, "x" * 249, (1 << 31) - 1, OFFSET_MAX), frozen=())
+        elif what == "read":
+            state = replace(state, read_under=(end, (1 << 31) - 1))
+        elif what == "cut":
+            state = state.rewound(end, 1_767_225_600_000)
+        elif what == "gone":
+            state = replace(state, gone_below=end)
+        elif what == "step" and state.has_room_for_a_step() and state.position is not None and not state.frozen:
+            state = replace(state, frozen=((state.offset, AT_MAX, OFFSET_MAX),))
+        elif what == "said":
+            state = state.saying((Pause(name="y" * 249, changed_ms=at, until_ms=at + 1, why="z" * 100),))
+        text = state.metadata()
+        assert len(text) <= METADATA_CHARS_MAX
+        read = decode_metadata(SOURCE, state.offset, text)
+        assert replace(read, read_under=None, cuts=()) == replace(state, read_under=None, cuts=())
+        assert read.read_under in (state.read_under, None)
+        merged_cut = ((state.cuts[-1][0], state.cuts[0][1]),) if state.cuts else ()
+        assert read.cuts in (state.cuts, merged_cut)
