@@ -233,9 +233,9 @@ class Maintenance:
         """About how many rows of a segment are finished, cancelled, or of partitions that have left."""
         state = self._state
         with state.lock:
-            committed, offsets = state.resident.committed, state.checkpoint.offsets
+            committed = state.resident.committed
             away = [source for source in each.largest if source not in committed]
-            if any(state.sources.name(source) in offsets for source in away):
+            if state.elsewhere()[away].any():
                 return 0
             gone = sum(each.rows_of[source] for source in away)
             position = min((committed[s].position for s in each.largest if s in committed), default=ORIGIN)
@@ -280,9 +280,9 @@ class Maintenance:
             progress = {sources.name(s): (each.offset, sources.named(each.position)) for s, each in states.items()}
             frozen = {sources.name(s): sources.named_steps(each.frozen) for s, each in states.items() if each.frozen}
             cuts = {**state.checkpoint.cuts, **state.cuts}
-            # Segments that are written anew leave out rows of a source that is neither covered nor ours.
-            known = state.checkpoint.kept.items()
-            kept = {name: bound for name, bound in known if name in progress and name not in offsets}
+            # As O_c, this leaves together with the rows of a source that another instance has.
+            lets_go, known = self._lets_go(now_ms), state.checkpoint.kept.items()
+            kept = {n: bound for n, bound in known if n not in offsets and (n in progress or not lets_go)}
         written = Checkpoint(
             identity=state.identity,
             offsets=offsets,

@@ -170,9 +170,9 @@ class StoreState:
             return self.resident.memtable_bytes >= self.limits.flush_bytes // 2 and self.offsets_behind()
 
     def elsewhere(self, offsets: Mapping[SourceName, int] | None = None) -> Bools:
-        """By source: whether another instance owns it, and the index (`offsets` of its checkpoint) covers it, so that
-        it can go on from here when it comes back."""
-        covered = self.checkpoint.offsets if offsets is None else offsets
+        """By source: whether another instance owns it, and the index (`offsets` of its checkpoint) covers it, or has
+        what Kafka may have lost of it, so that it can go on from here when it comes back."""
+        covered = {*self.checkpoint.kept, *(self.checkpoint.offsets if offsets is None else offsets)}
         return np.array([name in covered for name in self.sources], dtype=np.bool_) & ~self.resident.owned
 
     def floor(self) -> Position:

@@ -142,3 +142,32 @@ def test_what_is_gone_of_a_log_that_was_cut_is_kept(tmp_path: Path, cut: int, st
     rig.deliver()
     rig.store.maintenance.flush(NOW_MS)
     assert rig.store.state.checkpoint.kept == {} and rig.store.held_below([ORDERS]) == {ORDERS: len(rig.log[ORDERS])}
+
+
+@pytest.mark.fault("a partition that leaves while it is read again, after Kafka has lost records of it")
+def test_what_is_kept_of_a_partition_stays_while_another_instance_has_it(tmp_path: Path) -> None:
+    """With its rows, through flushes and compactions of the others; both leave after ten minutes."""
+    rig = Rig(tmp_path, sources=(ORDERS, BILLS), limits=Limits(horizon_ms=1_000))
+    rig.produce(*(FAR + i for i in range(6)))
+    rig.produce(FAR, source=BILLS)
+    rig.ingest()
+    rig.deliver()
+    rig.store.maintenance.flush(NOW_MS)
+    rig.cut(4)
+    rig.log_starts[ORDERS] = 2
+    rig.reopen()
+    rig.store.assignment.give_up([ORDERS], NOW_MS)
+    theirs = rig.committed.pop(ORDERS)
+    rig.store.maintenance.flush(NOW_MS)
+    rig.store.maintenance.reclaim(NOW_MS)
+    rig.committed[ORDERS] = theirs
+    rig.reopen()
+    assert rig.store.held_below([ORDERS]) == {ORDERS: 2}
+    rig.ingest()
+    assert {row.offset for row in rig.store.find(Query(), NOW_MS).rows if row.topic == ORDERS[0]} == {0, 1, 2, 3}
+    rig.reopen()
+    rig.store.assignment.give_up([ORDERS], NOW_MS)
+    long_ms = NOW_MS + rig.limits.elsewhere_ms
+    assert rig.store.maintenance.flush_due(long_ms)
+    rig.store.maintenance.flush(long_ms)
+    assert rig.store.state.checkpoint.kept == {} and not rig.store.maintenance.flush_due(long_ms)
