@@ -15,7 +15,7 @@ from typing import Final
 
 from bridge.checks.finding import Context, Finding, failed, ok, warned
 from bridge.errors import StateError
-from bridge.settings.clients import java, system_properties
+from bridge.settings.clients import QUIET, java, java_program, system_properties
 from bridge.settings.secrets import Redactor
 from bridge.telemetry.listening import shown
 from timerstore.disk.checkpoint import read as read_checkpoint
@@ -115,7 +115,7 @@ def _is_loopback(host: str) -> bool:
 
 def check_java(_: Context) -> Iterator[Finding]:
     """Spark's JVM is there and recent enough."""
-    java_path = _java()
+    java_path = java_program()
     remedy = f"install Java {JAVA_VERSION_MIN} (Debian: openjdk-{JAVA_VERSION_MIN}-jre-headless) or set JAVA_HOME"
     try:
         ran = subprocess.run(
@@ -157,8 +157,8 @@ def check_java_client(context: Context) -> Iterator[Finding]:
         return  # the finding about the connector says so
     parts = [part for key, value in properties.items() for part in (key.removeprefix("kafka."), value)]
     classes = os.pathsep.join([*map(str, needed), str(_java_libraries() / "*")])
-    options = ("-XX:TieredStopAtLevel=1", "-Xmx128m", *system_properties(context.settings))
-    command = [_java(), *options, "-cp", classes, "delaybridge.ClientProbe", str(int(context.timeout_s * 1000))]
+    options = (*QUIET, "-XX:TieredStopAtLevel=1", "-Xmx128m", *system_properties(context.settings))
+    command = [java_program(), *options, "-cp", classes, "delaybridge.ClientProbe", str(int(context.timeout_s * 1000))]
     try:
         ran = subprocess.run(
             command, input="\0".join(parts), capture_output=True, text=True, timeout=_JAVA_TIMEOUT_S, check=False
@@ -179,8 +179,3 @@ def check_java_client(context: Context) -> Iterator[Finding]:
 def _java_libraries() -> Path:
     found = find_spec("pyspark")  # does not import it
     return Path(found.origin if found is not None and found.origin else "").parent / "jars"
-
-
-def _java() -> str:
-    home = os.environ.get("JAVA_HOME")
-    return str(Path(home, "bin", "java")) if home else "java"

@@ -175,6 +175,16 @@ def _producer(settings: Settings) -> dict[str, str]:
     return properties
 
 
+QUIET: Final = ("-Xlog:disable", "-Xlog:all=warning:stderr")
+"""For a JVM whose standard output is an answer, of which its own warnings are no part."""
+
+
+def java_program() -> str:
+    """JAVA_HOME's, or the first in the path."""
+    home = os.environ.get("JAVA_HOME")
+    return str(Path(home, "bin", "java")) if home else "java"
+
+
 def system_properties(settings: Settings) -> list[str]:
     """The `-D` options that every JVM needs which asks brokers: the user's have proxies, trust stores and logins."""
     user = (plain(settings.spark.conf.get(f"spark.driver.{name}JavaOptions", "")) for name in ("default", "extra"))

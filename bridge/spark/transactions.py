@@ -15,13 +15,14 @@ import structlog
 from confluent_kafka import KafkaError, KafkaException
 
 from bridge.errors import EnvironmentFailure
-from bridge.settings.clients import java_client, system_properties
+from bridge.settings.clients import QUIET, java_client, java_program, system_properties
 from bridge.settings.model import Settings
 from bridge.spark.session import shipped
 
 ANSWER_S: Final = 10
 START_S: Final = 20
 """For the process itself, on a busy machine. Then it is asked again."""
+REASON_CHARS_MAX: Final = 500
 JARS: Final = ("kafka-clients", "delay-bridge-frames")
 UNKNOWN: Final = "-"
 
@@ -42,15 +43,17 @@ def coordinators(
                 [*_command(settings, jars()), str(ANSWER_S * 1000), *names],
                 input="\0".join(part for pair in java_client(settings).items() for part in pair),
                 capture_output=True,
-                text=True,
+                encoding="utf-8",
+                errors="replace",
                 timeout=START_S + ANSWER_S,
                 check=False,
                 start_new_session=True,
             )
-            reason = ran.stdout.strip() or f"the process has ended with status {ran.returncode}"
-            if ran.returncode == 0:
-                states = ran.stdout.split()
-                return {name: None if said == UNKNOWN else said for name, said in zip(names, states, strict=True)}
+            said = ran.stdout.splitlines()[-len(names) :]  # warnings of the JVM may come before them
+            if ran.returncode == 0 and len(said) == len(names):
+                return {name: None if state == UNKNOWN else state for name, state in zip(names, said, strict=True)}
+            told = ran.stdout.strip() or ran.stderr.strip() or "nothing"
+            reason = f"the process has ended with status {ran.returncode}, and said: {told[-REASON_CHARS_MAX:]}"
         except (OSError, subprocess.TimeoutExpired, EnvironmentFailure) as failure:
             reason = str(failure)
         log.warning("coordinator-not-asked", ids=", ".join(names), reason=reason)
@@ -62,6 +65,5 @@ def coordinators(
 
 def _command(settings: Settings, jars: Sequence[Path]) -> list[str]:
     classes = [*(str(jar) for jar in jars if jar.name.startswith(JARS)), *map(str, shipped())]
-    java = Path(os.environ["JAVA_HOME"], "bin", "java") if os.environ.get("JAVA_HOME") else "java"
-    options = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx128m", *system_properties(settings))
-    return [str(java), *options, "-cp", os.pathsep.join(classes), "delaybridge.TransactionStates"]
+    options = (*QUIET, "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx128m", *system_properties(settings))
+    return [java_program(), *options, "-cp", os.pathsep.join(classes), "delaybridge.TransactionStates"]

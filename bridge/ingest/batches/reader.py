@@ -21,6 +21,7 @@ import pyspark
 
 from bridge.errors import EnvironmentFailure
 from bridge.kafka.errors import records_gone
+from bridge.settings.clients import QUIET, java_program
 from bridge.wire.received import Record
 from timerstore.rows.sources import SourceName
 
@@ -29,7 +30,9 @@ RECORD_BYTES_MAX: Final = 64 << 20
 SILENCE_S: Final = 60.0
 """After so long without a word the process is ended."""
 LOOK_S: Final = 0.5
-JVM: Final = ("-Xmx320m", "-Xss512k", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:MaxDirectMemorySize=64m")
+JVM: Final = (
+    *QUIET, "-Xmx320m", "-Xss512k", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:MaxDirectMemorySize=64m",
+)  # fmt: skip
 _PIECE: Final = 1 << 20
 
 
@@ -99,7 +102,7 @@ class BatchReader:
         properties = self._properties()
         try:
             process = subprocess.Popen(
-                [_java(), *JVM, *self._options(), "-cp", self._class_path(), "delaybridge.BatchReader"],
+                [java_program(), *JVM, *self._options(), "-cp", self._class_path(), "delaybridge.BatchReader"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -226,7 +229,7 @@ def _next(answer: _Answer, name: SourceName) -> Found:
     if kind == b"G":
         (wanted,) = answer.unpack(_LONG)
         raise records_gone(topic=name[0], partition=name[1], wanted=wanted)
-    raise _failure(answer.text())
+    raise _failure(answer.text() if kind == b"F" else f"{kind!r} is no part of an answer")
 
 
 def _request(properties: Mapping[str, str], record_bytes_max: int, stretches: Sequence[Stretch]) -> bytes:
@@ -247,11 +250,6 @@ def _offer(pid: int) -> None:
     """Where memory runs out, the kernel ends this process before the bridge, Spark or a broker beside it."""
     with suppress(OSError):  # no Linux; or it has ended
         Path("/proc", str(pid), "oom_score_adj").write_text("1000")
-
-
-def _java() -> str:
-    home = os.environ.get("JAVA_HOME")
-    return str(Path(home, "bin", "java")) if home else "java"
 
 
 def _failure(reason: str) -> EnvironmentFailure:

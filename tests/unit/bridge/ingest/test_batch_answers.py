@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.errors import StateError
+from bridge.errors import EnvironmentFailure, StateError
 from bridge.ingest.batches.reader import JVM, BatchReader, CorruptBatch, End, Found, Stretch
 from bridge.kafka.errors import RECORDS_GONE
 from bridge.settings.clients import system_properties
@@ -72,6 +72,14 @@ def test_what_a_process_leaves_that_dies_says_nothing_of_other_partitions(readin
     assert [(name, type(each)) for name, each in found] == [(A, Record), (A, CorruptBatch)]
     told = found[1][1]
     assert isinstance(told, CorruptBatch) and (told.offset, told.next) == (5, 6) and "-9" in told.reason
+
+
+@pytest.mark.fault("a word of the JVM's own in the answer of the process that reads batches")
+def test_what_is_no_answer_makes_no_batch_corrupt(reading: Reading) -> None:
+    """A partition would be held for it, and an operator may skip the batch."""
+    with pytest.raises(EnvironmentFailure) as raised:
+        reading(b"[0.001s][warning][gc] something is deprecated\n" + end(4), KILLED)
+    assert raised.value.code == "DB-3060"
 
 
 @pytest.mark.fault("a log that ends in front of, or begins behind, what is read batch by batch")
