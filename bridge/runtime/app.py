@@ -27,7 +27,7 @@ from bridge.dead_letters.listing import Letterbox
 from bridge.delivery.dispatcher import Dispatcher
 from bridge.delivery.plan.spans import OpenTelemetry
 from bridge.delivery.targets.cache import Targets
-from bridge.errors import BridgeError, EnvironmentFailure, InternalError, StateError
+from bridge.errors import BridgeError, EnvironmentFailure, InternalError
 from bridge.kafka.admin import Cluster
 from bridge.kafka.errors import RECORDS_GONE
 from bridge.kafka.membership import Ownership
@@ -355,12 +355,12 @@ class Application:
         while True:
             try:
                 return self._follow(context, anew=anew)
-            except StateError as error:
+            except BridgeError as error:
                 if not self._identity.refuse(error, context.ownership.membership().partitions):
                     raise
 
     def _owned(self, partitions: frozenset[SourceName]) -> frozenset[SourceName]:
-        """Those of the group's partitions that are neither held nor left out. Raises StateError."""
+        """Those of the group's partitions that are neither held nor left out. Raises BridgeError."""
         return self._left_out.without(self._identity.without(partitions))
 
     def _follow(self, context: PipelineContext, *, anew: bool) -> None:

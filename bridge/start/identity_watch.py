@@ -20,12 +20,13 @@ from typing import Final
 
 import structlog
 
-from bridge.errors import EnvironmentFailure, StateError
+from bridge.errors import BridgeError, EnvironmentFailure, StateError
 from bridge.kafka.admin import Cluster, Watermarks
 from bridge.kafka.leader_epochs import Stretch
 from bridge.kafka.membership import Ownership
 from bridge.start.first_commits import ANOTHER_TOPIC, NO_TOPIC, StartFacts
 from bridge.start.identity import EXPLAINED, Doubt, Looked, believed, findings, refusal, stretches
+from bridge.start.roll_window import TOO_SHORT
 from bridge.telemetry.heartbeats import Beat, unwatched
 from timerstore.clock import Clock
 from timerstore.errors import TimerStoreError
@@ -68,7 +69,7 @@ class Cut:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Hold:
     doubt: Doubt
-    error: StateError | None
+    error: BridgeError | None
     cut: Cut | None = None
 
     @property
@@ -102,7 +103,7 @@ class IdentityWatch:
     # ---- what is held
 
     def without(self, owned: frozenset[SourceName]) -> frozenset[SourceName]:
-        """Those of the owned partitions that are not held. Raises StateError where none is left, and the doubt does not
+        """Those of the owned partitions that are not held. Raises the error where none is left, and the doubt does not
         pass. What is not owned any more is forgotten."""
         self._holds = {name: hold for name, hold in self._holds.items() if name in owned}
         left = owned - self._holds.keys()
@@ -121,7 +122,7 @@ class IdentityWatch:
         """Whether one of these partitions is held."""
         return not self._holds.keys().isdisjoint(names)
 
-    def refuse(self, error: StateError, owned: Iterable[SourceName]) -> bool:
+    def refuse(self, error: BridgeError, owned: Iterable[SourceName]) -> bool:
         """Hold the partitions with which a start would not go on, as `error` says, while others of `owned` are
         delivered. Returns whether there are such partitions, and others, unless they may be there again soon; at the
         process's own start there are none."""
@@ -129,8 +130,8 @@ class IdentityWatch:
         if error.code == ANOTHER_TOPIC:
             partition = None  # it names one of all
         new = {name for name in owned if name[0] == topic and partition in (None, name[1])} - self._holds.keys()
-        is_missing = error.code == NO_TOPIC
-        if not self._ids or not new or not (is_missing or set(owned) - new - self._holds.keys()):
+        is_missing, is_lasting = error.code == NO_TOPIC, isinstance(error, StateError) or error.code in TOO_SHORT
+        if not is_lasting or not self._ids or not new or not (is_missing or set(owned) - new - self._holds.keys()):
             return False
         if is_missing:
             self._hold({name: _Hold(doubt=Doubt.MISSING, error=None) for name in new})

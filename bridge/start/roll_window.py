@@ -27,6 +27,8 @@ ROLL_WINDOW_MS_MAX: Final = 7 * 86_400_000
 ROLL_WINDOW_MS_MIN: Final = 1_000
 COPY_BYTES: Final = 1_024
 """What a copy in the delay topic may be larger than the record that it copies: a batch of its own, and its headers."""
+TOO_SHORT: Final = frozenset({"DB-2013", "DB-3014"})
+"""The codes of a retention that leaves no room for the roll window."""
 MESSAGE_BYTES: Final = 1_048_588
 """`max.message.bytes` of a topic that does not say."""
 

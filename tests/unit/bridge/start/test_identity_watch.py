@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 from structlog.testing import capture_logs
 
-from bridge.errors import EnvironmentFailure, StateError
+from bridge.errors import ConfigurationError, EnvironmentFailure, StateError
 from bridge.kafka.admin import Watermarks
 from bridge.kafka.leader_epochs import Stretch
 from bridge.start.first_commits import StartFacts, TopicFacts, another_topic
@@ -203,6 +203,16 @@ def test_what_a_start_refuses_is_held_while_others_are_delivered(site: Scripted)
     assert site.watch.without(frozenset({A, C})) == {A, C} and site.watch.counts() == {}, "it is another instance's"
     fresh = IdentityWatch(site.clock)
     assert not fresh.refuse(error, OWNED), "a process that starts is refused"
+
+
+@pytest.mark.fault("a retention that becomes shorter than the roll window, at a rebalance")
+def test_a_topic_that_keeps_its_records_too_briefly_is_held_alone(site: Scripted) -> None:
+    """A running bridge delivers its other topics on; a start is refused as a whole."""
+    error = ConfigurationError("roll.window is not shorter", hint="Raise it.", topic="a", code="DB-2013")
+    assert site.watch.refuse(error, OWNED) and site.watch.without(OWNED) == {C}
+    assert site.watch.counts() == {("a", "refused"): 2}
+    other = ConfigurationError("something else", hint="Correct it.", topic="b", code="DB-2005")
+    assert not site.watch.refuse(other, OWNED) and not IdentityWatch(site.clock).refuse(error, OWNED)
 
 
 def test_brokers_that_do_not_answer_change_nothing(site: Scripted) -> None:
