@@ -234,6 +234,7 @@ class Cluster:
             "fetch.wait.max.ms": 10,  # an end is told at once
             "fetch.message.max.bytes": 16_384,  # of each partition one record is wanted
             "queued.min.messages": 1,
+            "fetch.queue.backoff.ms": 0,  # of the stretch before: the next one is wanted at once
         }
         consumer = made("for samples", lambda: Consumer(config, logger=collecting_logger([])))
         try:
