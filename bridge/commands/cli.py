@@ -43,7 +43,6 @@ from bridge.commands.invocation import (
 )
 from bridge.delivery.producer.transaction_markers import Outcome
 from bridge.errors import ConfigurationError, EnvironmentFailure
-from bridge.ingest.batches.choices import ABORTED, COMMITTED, SKIPPED, Choices
 from bridge.kafka.reach import refuse_unreachable
 from bridge.runtime import allocator
 from bridge.settings.load import load
@@ -159,7 +158,19 @@ def resolve(
     """
     with settings_of(config) as (settings, _):
         if place is not None:
-            _choose(settings, place, ABORTED if ending is Outcome.ABORTED else COMMITTED, "what is in doubt")
+            from bridge.delivery.doubt.doubt_file import DoubtFile
+            from bridge.ingest.batches.choices import ENDS
+
+            where = _place(settings, place, what := "what is in doubt")
+            doubt = DoubtFile(settings.store.directory).read().get(where[0])
+            if doubt is None or not doubt.unread or doubt.offset != where[1]:
+                raise EnvironmentFailure(
+                    f"no messages are in doubt at {place} here",
+                    hint="Run it where the bridge runs that holds them, with the place in its `messages-in-doubt`.",
+                    directory=settings.store.directory,
+                    code="DB-1024",
+                )
+            _choose(settings, ENDS, where, ending.value, what)
             return
         from bridge.install import connector
         from bridge.spark.transactions import coordinators
@@ -181,7 +192,10 @@ def skip_batch(
     Where the bridge runs, as it looks into its store.directory. A dead letter says which offsets were skipped.
     """
     with settings_of(config) as (settings, _):
-        _choose(settings, place, SKIPPED, "the batch")
+        from bridge.ingest.batches.choices import BATCHES, SKIPPED
+
+        where = _place(settings, place, what := "the batch")
+        _choose(settings, BATCHES, where, SKIPPED, what)
 
 
 @app.command()
@@ -359,12 +373,19 @@ def main() -> None:
         app(prog_name="delay-bridge")
 
 
-def _choose(settings: Settings, place: str, file: str, what: str) -> None:
-    """Say it in the file that the running bridge looks at."""
+def _place(settings: Settings, place: str, what: str) -> tuple[tuple[str, int], int]:
+    """A place in a delay topic."""
     topic, partition, offset = pending.place_of(place, what).split("/")
     _must_be_delay_topics([topic], settings)
-    is_new = Choices(settings.store.directory, file).add((topic, int(partition)), int(offset))
-    word = file.partition("-")[0]
+    return (topic, int(partition)), int(offset)
+
+
+def _choose(settings: Settings, file: str, where: tuple[tuple[str, int], int], word: str, what: str) -> None:
+    """Say it in the file that the running bridge looks at."""
+    from bridge.ingest.batches.choices import Choices
+
+    is_new = Choices(settings.store.directory, file).add(*where, word)
+    (topic, partition), offset = where
     say(f"{topic}/{partition}: {what} at offset {offset} {'is to be' if is_new else 'was to be'} {word}")
 
 

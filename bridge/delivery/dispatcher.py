@@ -23,7 +23,7 @@ delivered is.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Final
@@ -63,7 +63,6 @@ from bridge.kafka.membership import Membership
 from bridge.settings.time_budgets import USUAL, TimeBudgets
 from bridge.telemetry.metrics import Metrics
 from bridge.wire.answers import Answer
-from bridge.wire.committed_state import CommittedState
 from timerstore.clock import Clock
 from timerstore.rows.position import AT_MIN
 from timerstore.rows.sources import SourceName
@@ -129,7 +128,7 @@ class Dispatcher:
         self.notes = self._partitions.notes
         self._pauses.has_room = self._partitions.have_room_for
         self._unanswered: OpenTransaction | None = None
-        """A transaction whose commit got no answer, or that ended unasked: RESOLVING finds out what it came to."""
+        """A transaction whose commit got no answer: RESOLVING finds out what it came to."""
         self._narrowing = Narrowing(
             targets, planner.delay_topics, planner.dead_letter_topics, clock, transaction_rows, doubts.written
         )
@@ -269,6 +268,7 @@ class Dispatcher:
             failure.__cause__ = error
         finally:
             self._targets.stop()
+            self.doubts.close()
             self._writer.close()
             self._life.advance(Event.STOPPED)
         if failure is not None:
@@ -289,7 +289,7 @@ class Dispatcher:
         """Another instance may go on from the committed states: they are to be those that were committed."""
         if self._read_back.is_new:
             self._read_back.look(self._partitions.states, self._partitions.revocations)
-        if self._store is not None and self._read_back.wrong:
+        if self._store is not None and self._read_back.again:
             self._life.advance(self._transact(self._store))
 
     def _open(self) -> Event | None:
@@ -314,7 +314,7 @@ class Dispatcher:
             return None
         with self._life.changed:
             joined = self._partitions.join(store)
-        if self._held_sources.release(store.sources) or joined:
+        if self._held_sources.release(store.sources, {name: self._partitions.states[name] for name in joined}):
             self._held_sources.hold(store)
         self._clock_steps.look(store, self._partitions.all(), self._clock.now_ms())
         wakeup_ms, now_ms = store.next_wakeup_ms(), self._clock.now_ms()
@@ -331,7 +331,7 @@ class Dispatcher:
             or (behind and (idle_s >= IDLE_COMMIT_S or store.needs_offset_commit()))
             or not self._pauses.are_in(self._partitions.states.values())
             or self.notes.is_news(self._partitions.states)
-            or self._read_back.wrong
+            or self._read_back.again
         ):
             return self._transact(store)
         sleep_s = LOOK_S if waits else LOOK_AGAIN_S
@@ -353,11 +353,11 @@ class Dispatcher:
             self._filling.fill(store, transaction)
             self._commit(store, transaction)
         except Aborted as aborted:
-            event, stuck = self._after_abort(transaction, aborted), self._narrowing.take_stuck()
+            event, stuck = self._after_abort(store, transaction, aborted), self._narrowing.take_stuck()
         except Unplannable as unplannable:
-            event, stuck = self._give_up(transaction), dict(unplannable.unwritable)
+            event, stuck = self._give_up(store, transaction), dict(unplannable.unwritable)
         except EndedUnasked as ended:
-            event = self._after_end(transaction, ended)
+            event = self._after_end(store, transaction, ended)
         except Indefinite as indefinite:
             self._unanswered = transaction
             event = self._after_break(indefinite, transaction)
@@ -369,9 +369,9 @@ class Dispatcher:
         except Stale:
             log.info("transaction-outlived-its-assignment", rows=transaction.rows)
             self._life.ask(Request.HOLD)
-            event = self._give_up(transaction)
+            event = self._give_up(store, transaction)
         except BaseException:
-            self._give_up(transaction)
+            self._give_up(store, transaction)
             raise
         if stuck:
             self._held_sources.add(stuck, store.sources)
@@ -401,7 +401,7 @@ class Dispatcher:
             transaction.begun = True
         is_explained = partial(self._stall_watch.is_explained, believed=transaction.targets)
         self._writer.commit(transaction.offsets, member.metadata, is_explained)
-        self._acknowledge(transaction)
+        self._acknowledge(store, transaction)
 
     def _send_offsets(self, store: TimerStore, transaction: OpenTransaction) -> None:
         """All that the transaction is likely to have was taken: what it leads to may join it while records wait for
@@ -411,15 +411,15 @@ class Dispatcher:
             self._writer.send_offsets(transaction.offsets, self._partitions.member_for(transaction.states).metadata)
 
     def _look_ahead(self, store: TimerStore, transaction: OpenTransaction) -> None:
-        said, wrong = self._pauses.to_write(), self._read_back.wrong
-        transaction.look_ahead(self._partitions.states, store.sources, said, self.notes, wrong)
+        said, again = self._pauses.to_write(), self._read_back.again
+        transaction.look_ahead(self._partitions.states, store.sources, said, self.notes, again)
 
-    def _acknowledge(self, transaction: OpenTransaction) -> None:
+    def _acknowledge(self, store: TimerStore, transaction: OpenTransaction) -> None:
         transaction.acknowledge()
         self._planner.committed(transaction.traced, self._clock.now_ms())
         self._partitions.states.update(transaction.states)
         self._read_back.committed(transaction.states, is_in_doubt=self._writer.takes_doubt())
-        self.doubts.finished(piece.keys for piece in transaction.pieces)
+        self.doubts.committed(transaction.states, store.sources)
         self._pauses.written(transaction.states.values())
         self._setbacks.committed(transaction.setbacks)
         self._narrowing.committed(transaction.rows)
@@ -430,30 +430,36 @@ class Dispatcher:
         if transaction.answers:
             self._on_answers(transaction.answers)
 
-    def _give_up(self, transaction: OpenTransaction, *, leave: bool = False) -> Event | None:
+    def _give_up(self, store: TimerStore, transaction: OpenTransaction, *, leave: bool = False) -> Event | None:
         """Abort, and put the rows back; `leave`: the abort may wait for a partition that does not answer."""
         try:
             if transaction.begun and not transaction.is_ended:
                 (self._writer.leave if leave else self._writer.abort)()
         except EndedUnasked as ended:
-            return self._after_end(transaction, ended)
+            return self._after_end(store, transaction, ended)
         except Broken as broken:
             return self._after_break(broken, transaction)
         finally:
-            if transaction.ended is None:
-                transaction.rollback()
+            transaction.rollback()
         return None
 
-    def _after_end(self, transaction: OpenTransaction, ended: EndedUnasked) -> Event:
-        """Some of it may be visible. Its rows stay on loan until that is known."""
+    def _after_end(self, store: TimerStore, transaction: OpenTransaction, ended: EndedUnasked) -> Event:
+        """Some of it may be visible, and its offsets may count: neither what it has written nor the committed states
+        can be relied on. Its partitions are held until its topics are read, and the states are written again first."""
         failure = ended.failure
         log.error("transaction-ended-unasked", code="DB-4070", reason=failure.detail, rows=transaction.rows)
-        self._unanswered, transaction.ended = transaction, failure
-        return self._after_break(ended, transaction)
+        names = self.doubts.note(transaction.output(), self._partitions.states, store.sources)
+        self._read_back.doubt(names.union(transaction.states))
+        transaction.rollback()
+        self._held_sources.hold(store)
+        event = self._after_break(ended, transaction)
+        if not self._narrowing.narrow(transaction, Cause.COMMIT_NOT_MADE, failure):
+            self._life.back_off()
+        return event
 
-    def _after_abort(self, transaction: OpenTransaction, aborted: Aborted) -> Event | None:
+    def _after_abort(self, store: TimerStore, transaction: OpenTransaction, aborted: Aborted) -> Event | None:
         cause, failure = aborted.cause, aborted.failure
-        event = self._give_up(transaction, leave=cause is Cause.TARGETS_WORSE)
+        event = self._give_up(store, transaction, leave=cause is Cause.TARGETS_WORSE)
         self._metrics.transaction_aborted()
         told = {"cause": cause.value, "code": failure.code, "reason": failure.detail}
         log.warning("transaction-aborted", **told, rows=transaction.rows)
@@ -468,32 +474,26 @@ class Dispatcher:
         return Event.PRODUCER_LOST
 
     def _resolve(self) -> Event | None:
-        """Find out whether an unanswered commit happened, or what a transaction that ended unasked has written."""
+        """Find out whether an unanswered commit happened."""
         transaction, store = self._unanswered, self._store
         if transaction is None or store is None:
             if store is not None and self.doubts.held():
                 self._held_sources.hold(store)
             return Event.RESOLVED
-        found: Mapping[SourceName, CommittedState | None] = {}
         try:
-            if transaction.ended is not None:
-                self.doubts.settle(transaction.output(), self._partitions.states, store.sources)
-                self._read_back.look(self._partitions.states, self._partitions.revocations, None)
-            else:
-                found = self._read_committed(list(transaction.states), None)
+            found = self._read_committed(list(transaction.states), None)
         except EnvironmentFailure as failure:
             log.warning("commit-still-unanswered", reason=str(failure))
             self._life.back_off()
             return None
-        self._unanswered, why = None, transaction.ended or COMMIT_NOT_MADE
-        states, wrong = self._partitions.states, self._read_back.wrong
-        if transaction.ended is None and was_committed(states, transaction.states, found, wrong):
+        self._unanswered = None
+        if was_committed(self._partitions.states, transaction.states, found, self._read_back.again):
             log.info("commit-was-made", rows=transaction.rows)
-            self._acknowledge(transaction)
+            self._acknowledge(store, transaction)
             return Event.RESOLVED
-        log.info("commit-was-not-made", rows=transaction.rows, reason=why.detail)
+        log.info("commit-was-not-made", rows=transaction.rows, reason=COMMIT_NOT_MADE.detail)
         transaction.rollback()
         self._held_sources.hold(store)
-        if not self._narrowing.narrow(transaction, Cause.COMMIT_NOT_MADE, why):
+        if not self._narrowing.narrow(transaction, Cause.COMMIT_NOT_MADE, COMMIT_NOT_MADE):
             self._life.back_off()
         return Event.RESOLVED

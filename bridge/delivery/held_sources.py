@@ -3,7 +3,7 @@ up no other (`TimerStore.hold`); this file decides for how long.
 
 A source is released when one of the places that it waits for takes records again, or may do so, and it has waited for
 a second, each time twice as long up to WAIT_S_MAX: going back to the smallest P costs a look at everything since. One
-with rows in doubt (doubt/doubts.py) waits for an operator.
+with rows in doubt (doubt/doubts.py) waits until these are looked up.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ class HeldSources:
         self.tell()
 
     def forget(self, names: Collection[SourceName], sources: Sources) -> None:
-        """These are another instance's now."""
+        """These are not ours now."""
         for name in names:
             self._holds.pop(sources.index(*name), None)
-        self._doubts.forget(names)
+        self._doubts.go(names, sources)
         self.tell()
 
     def tell(self) -> None:
@@ -87,9 +87,11 @@ class HeldSources:
             topic, partition = sources.name(source)
             log.warning("partition-held", topic=topic, partition=partition, detail=why.detail, wait_s=wait_s)
 
-    def release(self, sources: Sources) -> bool:
-        """Release those that may go on; returns whether there are any."""
-        now_s, released = self._clock.monotonic_s(), self._doubts.release(sources)
+    def release(self, sources: Sources, joined: States) -> bool:
+        """Release those that may go on; returns whether there are any, or others have `joined`, on these states."""
+        if joined:
+            self._doubts.come(joined, sources)
+        now_s, released = self._clock.monotonic_s(), self._doubts.look(sources) or bool(joined)
         for source, hold in self._holds.items():
             if hold.is_over or now_s < hold.until_s or self._is_down(hold.places):
                 continue

@@ -14,7 +14,7 @@ from bridge.delivery.doubt.records import Planned
 from bridge.delivery.plan.due_rows import Sent
 from bridge.delivery.plan.planner import Plan
 from bridge.delivery.plan.spans import Delivery
-from bridge.delivery.producer.outcomes import FailedRecord, Failure
+from bridge.delivery.producer.outcomes import FailedRecord
 from bridge.delivery.setbacks import Setback, setbacks
 from bridge.delivery.targets.target import Target
 from bridge.errors import InternalError
@@ -45,8 +45,6 @@ class OpenTransaction:
     rows: int = 0
     bytes: int = 0
     is_ended: bool = False
-    ended: Failure | None = None
-    """Why it ended unasked: some of it may be visible, whatever the committed states say."""
     pieces: list[Planned] = field(default_factory=list)
     sent: list[Sent] = field(default_factory=list)
     targets: dict[str, Target] = field(default_factory=dict)
@@ -66,7 +64,8 @@ class OpenTransaction:
     def add(self, plan: Plan) -> int:
         """Rows that were planned. Returns the number within the transaction of the first of them."""
         first = self.rows
-        self.pieces.append(Planned.of(plan.keys, plan.rows.payload, plan.rows.tick))
+        rows = plan.rows
+        self.pieces.append(Planned.of(rows.keys, rows.at, rows.kind, rows.payload, rows.tick))
         self.rows += len(plan.keys)
         self.bytes += plan.bytes
         self.planned += plan.records
@@ -101,7 +100,7 @@ class OpenTransaction:
     def output(self) -> Output:
         """What it may have written."""
         keys = self._keys()
-        sent = [(each.topic, each.partitions or (), keys[each.ids + each.first]) for each in self.sent]
+        sent = [(each.topic, keys[each.ids + each.first]) for each in self.sent]
         return Output(planned=self.pieces, sent=sent, began_ms=self.opened_ms)
 
     def places(self) -> set[tuple[str, int]]:

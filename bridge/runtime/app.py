@@ -278,7 +278,7 @@ class Application:
             targets=targets,
             membership=ownership.membership,
             read_committed=ownership.read_committed_states,
-            doubts=wiring.make_doubts(settings, cluster, self._clock, self._metrics, beat),
+            doubts=wiring.make_doubts(settings, cluster, self._clock, self._metrics),
             clock=self._clock,
             metrics=self._metrics,
             on_fatal=self.on_fatal,

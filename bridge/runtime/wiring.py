@@ -35,7 +35,7 @@ from bridge.delivery.targets.cache import Targets
 from bridge.delivery.targets.look_up import TargetLookUp
 from bridge.delivery.targets.pauses import Pauses
 from bridge.errors import StateError
-from bridge.ingest.batches.choices import ABORTED, COMMITTED, Choices
+from bridge.ingest.batches.choices import ENDS, Choices
 from bridge.install import connector
 from bridge.kafka.admin import Cluster
 from bridge.kafka.membership import Ownership
@@ -172,17 +172,13 @@ def make_writer(
     return TransactionalWriter(properties, clock, budgets=settings.budgets, repair=repair, on_incident=on_incident)
 
 
-def make_doubts(
-    settings: Settings, cluster: Cluster, clock: Clock, metrics: Metrics, beat: Callable[[], None] = lambda: None
-) -> Doubts:
+def make_doubts(settings: Settings, cluster: Cluster, clock: Clock, metrics: Metrics) -> Doubts:
     """What looks transactions up that ended without being asked to."""
-    directory = settings.store.directory
     return Doubts(
-        read=LookUp(cluster, partial(make_consumer, settings), clock, beat),
-        is_committed=Choices(directory, COMMITTED),
-        is_aborted=Choices(directory, ABORTED),
+        read=LookUp(cluster, partial(make_consumer, settings), clock),
+        choices=Choices(settings.store.directory, ENDS),
         letter_topics={settings.dead_letter_topic(name) for name in settings.delay_topics},
-        file=DoubtFile(directory),
+        file=DoubtFile(settings.store.directory),
         clock=clock,
         metrics=metrics,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from bridge.ingest.batches.choices import SKIPPED, Choices
+from bridge.ingest.batches.choices import BATCHES, Choices
 from bridge.ingest.batches.reader import BatchReader
 from bridge.ingest.batches.reading_mark import ReadingMark
 from bridge.ingest.batches.suspects import Suspects
@@ -28,7 +28,7 @@ def make_suspects(
         read=BatchReader(lambda: java_client(settings), jars, lambda: system_properties(settings)).read,
         decode=lambda records: decode_records(records, all_epochs),
         unread=unread_entry,
-        skips=Choices(settings.store.directory, SKIPPED),
+        skips=Choices(settings.store.directory, BATCHES),
         mark=ReadingMark(settings.store.directory),
         clock=clock,
     )

@@ -24,6 +24,7 @@ from bridge.delivery.commands_first import CommandsFirst
 from bridge.delivery.dispatcher import Dispatcher
 from bridge.delivery.doubt.doubt_file import DoubtFile
 from bridge.delivery.doubt.doubts import Doubts
+from bridge.delivery.doubt.look_up import WHOLE, Place
 from bridge.delivery.doubt.records import See
 from bridge.delivery.narrowing import STRIKES_MAX
 from bridge.delivery.plan.backoff import RetryPolicy
@@ -149,17 +150,19 @@ def decoded(source: SourceName, offset: int, record: Record) -> Row:
     )  # fmt: skip
 
 
-class Chosen(set[tuple[SourceName, int]]):
+class Chosen(dict[tuple[SourceName, int], str]):
     """What an operator has chosen, in place of a file."""
 
     failure: EnvironmentFailure | None = None
 
-    def follow(self, name: SourceName, offset: int) -> bool:
+    def all(self) -> Mapping[tuple[SourceName, int], str]:
+        return dict(self)
+
+    def remove(self, places: Collection[tuple[SourceName, int]]) -> None:
         if self.failure is not None:
             raise self.failure
-        is_chosen = (name, offset) in self
-        self.discard((name, offset))
-        return is_chosen
+        for place in places:
+            del self[place]
 
 
 IDENTITY = Identity(cluster_id="cluster", topic_ids={DELAY: "a"})
@@ -278,7 +281,10 @@ class DispatchRig:
         """Topics on which Read is not granted."""
         self.is_answering = True
         self.read_back = 0
-        self.chosen = {word: Chosen() for word in ("committed", "aborted")}
+        self.chosen = Chosen()
+        self.looks_up = True
+        self.searches: list[Callable[[], None]] = []
+        """Look-ups that have begun, while `looks_up` is false."""
         self.reads: Mapping[SourceName, int] = {}
         """So far ingest comes, where it is said."""
         for name in SOURCES:
@@ -310,12 +316,12 @@ class DispatchRig:
         )
         self.doubts = Doubts(
             read=self.read_since,
-            is_committed=self.chosen["committed"],
-            is_aborted=self.chosen["aborted"],
+            choices=self.chosen,
             letter_topics={LETTERS},
             file=DoubtFile(self.directory),
             clock=self.clock,
             metrics=cast(Metrics, self.tally),
+            run=lambda look_up: look_up() if self.looks_up else self.searches.append(look_up),
         )
         self.dispatcher = Dispatcher(
             writer=self.writer,
@@ -440,19 +446,21 @@ class DispatchRig:
 
     def read_since(
         self,
-        topics: Collection[str],
-        since: Mapping[SourceName, int],
-        began_ms: int,  # noqa: ARG002 - all is read here
+        since: Mapping[Place, int],
         see: See,
-    ) -> dict[str, str]:
+        is_over: Callable[[], bool],  # noqa: ARG002 - it is not interrupted
+    ) -> Iterator[tuple[Place, str]]:
         """What a look-up of records reads, but for the topics that may not be read."""
-        self._must_answer()
-        starts = {(topic, number): 0 for topic in topics for number in range(TOPICS.get(topic, 0))} | dict(since)
-        for place, start in starts.items():
-            log = self.kafka.logs[place] if place[0] not in self.unreadable else []
-            for offset, record in enumerate(log[start:], start):
-                see(*place, offset, list(record.headers))
-        return dict.fromkeys({topic for topic, _ in starts} & self.unreadable, "denied")
+        for place, begin in since.items():
+            topic, number = place
+            if topic in self.unreadable or not self.is_answering:
+                yield place, "denied" if self.is_answering else "no answer"
+                continue
+            for part in range(TOPICS.get(topic, 0)) if number == WHOLE else (number,):
+                start = 0 if number == WHOLE else begin
+                for offset, record in enumerate(self.kafka.logs[topic, part][start:], start):
+                    see(topic, part, offset, list(record.headers))
+            yield place, ""
 
     def read_committed(
         self,

@@ -1,86 +1,146 @@
-"""Rows in doubt, in a file beside the index: a process that starts anew holds their partitions further.
+"""Doubts in a file beside the index, as long as their rows may be pending. A pure value, and its text.
 
-Each partition has its committed P of that moment, which stays while it is held. Another P says that another instance
-has delivered from it since: nothing is in doubt there any more.
+A doubt holds until the committed state covers its rows, whoever has committed it. So it outlives stores, the process,
+and times in which the partition is another instance's. It ends with its topic, and above a cut of its log: other
+records have these offsets then.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from bridge.delivery.doubt.findings import Part
-from bridge.errors import EnvironmentFailure
-from timerstore.disk import files
-from timerstore.rows.sources import NamedPosition, SourceName
+from bridge.delivery.doubt.records import Row
+from bridge.json_file import JsonFile
+from bridge.wire.committed_state import CommittedState
+from timerstore.rows.sources import NamedPosition, SourceName, unseen_cut
 
 FILE: Final = "rows-in-doubt.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doubt:
-    """Of one partition, by offset: `rows` in doubt, with the parts that count as written if they count as delivered;
-    parts of other rows that are `written`. `position` is its committed P."""
+    """Rows of one partition that a transaction had when it ended unasked.
 
-    position: NamedPosition | None
-    rows: Mapping[int, Part]
+    `rows` by offset; `unread` the topics that they were sent to and that are not looked up yet, with the offsets of
+    those rows; `written` the records that were found. The transaction began at `began_ms`, when O was `since`. `last`
+    is the largest position of the rows (None: they are finished by offset); `topic_id` and `cut`, a number, tell the
+    log.
+    """
+
+    topic_id: str
+    cut: int
+    began_ms: int
+    since: int
+    last: NamedPosition | None
+    rows: Mapping[int, Row]
+    unread: Mapping[str, tuple[int, ...]]
     written: Mapping[int, Part]
 
     @property
     def offset(self) -> int:
-        """The place by which an operator names the rows."""
+        """The place by which an operator names it."""
         return min(self.rows)
 
-    @property
-    def text(self) -> str:
-        """In words."""
-        return f"whether {len(self.rows)} messages were delivered is not known (DB-4071)"
+    def in_doubt(self) -> set[int]:
+        """Rows that have been sent to a topic which is not looked up yet."""
+        return {offset for offsets in self.unread.values() for offset in offsets}
+
+    def read(self, topic: str) -> Doubt:
+        """That topic was looked up."""
+        return replace(self, unread={name: offsets for name, offsets in self.unread.items() if name != topic})
+
+    def found(self, parts: Mapping[int, Part]) -> Doubt:
+        """These have been seen."""
+        new = {o: self.written.get(o, Part.NONE) | part for o, part in parts.items() if o in self.rows}
+        return replace(self, written={**self.written, **new})
+
+    def decided(self, name: SourceName, *, is_committed: bool) -> Doubt:
+        """The records that were not looked up count as written, or as not."""
+        parts: dict[int, Part] = {}
+        for topic, offsets in self.unread.items() if is_committed else ():
+            sought = Part.RECORD | Part.NEXT if topic == name[0] else Part.RECORD
+            parts |= {offset: parts.get(offset, Part.NONE) | sought for offset in offsets}
+        return replace(self.found(parts), unread={})
+
+    def joined(self, later: Doubt) -> Doubt:
+        """Both, of the same log."""
+        return replace(
+            later,
+            began_ms=min(self.began_ms, later.began_ms),
+            since=min(self.since, later.since),
+            last=max((each.last for each in (self, later) if each.last is not None), default=None),
+            rows={**self.rows, **later.rows},
+            unread={t: (*self.unread.get(t, ()), *later.unread.get(t, ())) for t in {*self.unread, *later.unread}},
+            written=self.written,
+        )
+
+    def under(self, name: SourceName, state: CommittedState) -> Doubt | None:
+        """The rest of it under a committed state."""
+        if state.topic_id != self.topic_id:
+            return None
+        cut = unseen_cut(state.cuts, self.cut)
+        kept = self if cut is None else self._below(cut, state.cuts[-1][0] if state.cuts else 0)
+        steps = [(state.offset, state.position), *((end, (at, *name, offset)) for end, at, offset in state.frozen)]
+        is_over = not kept.rows or any(
+            (kept.last is None or (position is not None and kept.last <= position)) and max(kept.rows) < end
+            for end, position in steps
+        )
+        return None if is_over else kept
+
+    def _below(self, cut: int, number: int) -> Doubt:
+        unread = {topic: tuple(o for o in offsets if o < cut) for topic, offsets in self.unread.items()}
+        return replace(
+            self,
+            cut=number,
+            rows={offset: row for offset, row in self.rows.items() if offset < cut},
+            unread={topic: offsets for topic, offsets in unread.items() if offsets},
+            written={offset: part for offset, part in self.written.items() if offset < cut},
+        )
 
 
 class DoubtFile:
     """See the module. One thread."""
 
     def __init__(self, directory: Path) -> None:
-        self._path = directory / FILE
+        self._file = JsonFile(directory, FILE, "messages in doubt are delivered again then, so that some come twice.")
 
     def write(self, doubts: Mapping[SourceName, Doubt]) -> None:
-        """In place of all before. 1 write, 2 fsync, 3 rename: a crash leaves the old file or the new one. Raises
-        TimerStoreError."""
-        told = [[*name, each.position, _pairs(each.rows), _pairs(each.written)] for name, each in doubts.items()]
-        if told or self._path.exists():
-            with files.writing(self._path) as temporary:
-                temporary.write_text(json.dumps(told) + "\n")
-            files.publish(self._path)
+        """In place of all before. Raises EnvironmentFailure."""
+        if doubts or self._file.path.exists():
+            self._file.write({"doubts": [_told(name, doubt) for name, doubt in doubts.items()]})
 
     def read(self) -> dict[SourceName, Doubt]:
-        """Raises EnvironmentFailure."""
-        try:
-            told = json.loads(self._path.read_bytes())
-            return {
-                (str(topic), int(number)): Doubt(
-                    position=None if p is None else (int(p[0]), str(p[1]), int(p[2]), int(p[3])),
-                    rows=_parts(rows),
-                    written=_parts(written),
-                )
-                for topic, number, p, rows, written in told
-            }
-        except FileNotFoundError:
-            return {}
-        except (OSError, ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
-            raise EnvironmentFailure(
-                f"cannot read {FILE} in store.directory",
-                hint="Remove the file, and messages in doubt are delivered again.",
-                reason=str(error),
-                code="DB-3061",
-            ) from None
+        """Raises EnvironmentFailure, also where it is damaged: a start ends with that, since nobody knows which
+        partitions to hold."""
+        return self._file.read(lambda found: dict(map(_decoded, found["doubts"]))) or {}
 
 
-def _pairs(parts: Mapping[int, Part]) -> list[list[int]]:
-    return [[offset, part.value] for offset, part in parts.items()]
+def _told(name: SourceName, doubt: Doubt) -> dict[str, Any]:
+    return {
+        "partition": name,
+        "log": [doubt.topic_id, doubt.cut],
+        "began": [doubt.began_ms, doubt.since],
+        "last": doubt.last,
+        "rows": [[offset, *row] for offset, row in doubt.rows.items()],
+        "unread": {topic: list(offsets) for topic, offsets in doubt.unread.items()},
+        "written": [[offset, part.value] for offset, part in doubt.written.items()],
+    }
 
 
-def _parts(pairs: list[list[int]]) -> dict[int, Part]:
-    return {int(offset): Part(part) for offset, part in pairs}
+def _decoded(told: dict[str, Any]) -> tuple[SourceName, Doubt]:
+    (topic, number), (topic_id, cut), (began_ms, since) = told["partition"], told["log"], told["began"]
+    last = told["last"]
+    return (str(topic), int(number)), Doubt(
+        topic_id=str(topic_id),
+        cut=int(cut),
+        began_ms=int(began_ms),
+        since=int(since),
+        last=None if last is None else (int(last[0]), str(last[1]), int(last[2]), int(last[3])),
+        rows={int(offset): (int(origin), int(tick), bool(recurs)) for offset, origin, tick, recurs in told["rows"]},
+        unread={str(name): tuple(map(int, offsets)) for name, offsets in told["unread"].items()},
+        written={int(offset): Part(part) for offset, part in told["written"]},
+    )

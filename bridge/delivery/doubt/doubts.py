@@ -1,245 +1,320 @@
 """Transactions that ended unasked: the records of each that are in Kafka, and its messages in doubt.
 
-    such a transaction ------ its id has a new epoch -----> its records are looked up (look_up.py)
-    a record is there ------------------------------------> its row is finished without another one
-    a record is not there --------------------------------> its row is pending again
-    a topic cannot be read (no Read; no answer, or too much to read, for a minute)
-                              ----------------------------> the partitions of its rows are held
+    1 note        rows, and the topics they were sent to, in memory and in a file (doubt_file.py); the rows go back
+    2 hold        the partitions of these rows; all others are delivered
+    3 look up     the topics are read in a thread (search.py), once the transaction's id has a new epoch
+    4 release     a partition whose topics are all read: a row whose record is there is finished without another one,
+                  the others are delivered
+    5 forget      rows that a committed state covers
+
+    a topic cannot be read (no Read, no answer) ----------> its partitions stay held; it is read again, and again
     held -- `delay-bridge resolve --as aborted` ----------> the rows are pending: those delivered before are repeated
     held -- `delay-bridge resolve --as committed` --------> the rows are finished: those not delivered are lost
 
-Knowledge is kept by partition, and outlives a store; of partitions that are held also the process (doubt_file.py). It
-does not outlive the ownership of a partition: for another instance the committed state counts: the rows are pending.
+A crash before 1 leaves (O, P), whatever they say; after it, each step is done again. Another instance that takes the
+partition over knows nothing of all this, and goes by (O, P). Rows that it leaves pending are in doubt here when the
+partition comes back.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+import numpy as np
 import structlog
 
 from bridge.delivery.doubt.doubt_file import Doubt, DoubtFile
 from bridge.delivery.doubt.findings import Part
 from bridge.delivery.doubt.log_notes import States
-from bridge.delivery.doubt.records import Planned, See, Wanted
+from bridge.delivery.doubt.records import Planned, Row
+from bridge.delivery.doubt.search import Read, Search, place_of
 from bridge.errors import EnvironmentFailure
 from bridge.telemetry.metrics import Metrics
+from bridge.wire.committed_state import CommittedState
 from timerstore.clock import Clock
 from timerstore.errors import TimerStoreError
-from timerstore.rows.position import OFFSET_BITS, OFFSET_MAX, Int64s
+from timerstore.rows.position import AT_MIN, OFFSET_BITS, OFFSET_MAX, Int64s
 from timerstore.rows.sources import SourceName, Sources
 
-UNANSWERED_S: Final = 60.0
-CHOICE_S: Final = 1.0
-"""Between two looks at what an operator has chosen."""
+LOOK_S: Final = 1.0
+"""Between two looks at an operator's choices."""
+AGAIN_S: Final = (5.0, 10.0, 30.0, 60.0, 300.0)
+"""Between two look-ups of topics that could not be read."""
 DOUBT: Final = "unasked-end"
 """The doubt of a partition that is held, in metrics."""
+COMMITTED: Final = "committed"
 
 log = structlog.get_logger("bridge.delivery.doubt")
 
-Read = Callable[[Collection[str], Mapping[SourceName, int], int, See], dict[str, str]]
-"""As `LookUp`."""
-
 
 class Choice(Protocol):
-    """What an operator has chosen, by place; as `Choices`."""
+    """An operator's choices, by place; as `Choices`."""
 
-    def follow(self, name: SourceName, offset: int) -> bool: ...
+    def all(self) -> Mapping[tuple[SourceName, int], str]: ...
+
+    def remove(self, places: Collection[tuple[SourceName, int]]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """The output of a transaction: its rows, and for each batch the topic, the partitions, and the keys of its
-    rows."""
+    """The output of a transaction: its rows, and for each batch the topic and the keys of its rows."""
 
     planned: Sequence[Planned]
-    sent: Sequence[tuple[str, Collection[int], Int64s]]
+    sent: Sequence[tuple[str, Int64s]]
     began_ms: int
 
 
 class Doubts:
-    """See the module. The dispatcher's thread; `held` and `alarms` any."""
+    """See the module. The dispatcher's thread; `held`, `counts` and `alarms` any."""
 
     def __init__(
         self,
         *,
         read: Read,
-        is_committed: Choice,
-        is_aborted: Choice,
+        choices: Choice,
         letter_topics: Collection[str],
         file: DoubtFile,
         clock: Clock,
         metrics: Metrics,
+        run: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
+        """`run` runs a look-up beside delivery."""
         self._read = read
-        self._is_committed, self._is_aborted = is_committed, is_aborted
+        self._choices = choices
         self._letter_topics = letter_topics
         self._file = file
         self._clock = clock
         self._metrics = metrics
+        self._run = run or _in_thread
         self.written: dict[int, Part] = {}
         """What rows have in Kafka, by packed (source, offset); the same object always."""
-        self._by_name: dict[SourceName, dict[int, Part]] = {}
-        self._firsts: dict[SourceName, int] = {}
-        """The key of offset 0, of the partitions that the store has."""
-        self._held: dict[SourceName, Doubt] = {}
-        self._is_loaded = False
-        self._asked_s: float | None = None
-        self._looked_s = 0.0
+        self._doubts: dict[SourceName, Doubt] = {}
+        """Replaced, and never changed: other threads read it."""
+        self._here: frozenset[SourceName] = frozenset()
+        """The partitions that are delivered here."""
+        self._told: frozenset[SourceName] = frozenset()
+        """Partitions that stay held, as was logged."""
+        self._is_loaded, self._is_kept = False, True
+        self._search: Search | None = None
+        self._searches, self._search_s, self._look_s = 0, 0.0, 0.0
+        self._is_released = False
 
-    def settle(self, output: Output, states: States, sources: Sources) -> None:
-        """Look up the records of a transaction: its id has a new epoch, and its rows go back to the store after this.
-        Before it the partitions had these `states`. Raises EnvironmentFailure without an answer, for UNANSWERED_S at
-        most."""
-        wanted = Wanted(output.planned, sources, self._letter_topics)
-        own = {(topic, number) for topic, numbers, _ in output.sent for number in numbers} & states.keys()
-        topics = {topic for topic, _, _ in output.sent} - {topic for topic, _ in sources}
-        if self._asked_s is None:
-            self._asked_s = self._clock.monotonic_s()
-        try:
-            unread = self._read(topics, {name: states[name].offset for name in own}, output.began_ms, wanted.see)
-        except EnvironmentFailure as failure:
-            if self._clock.monotonic_s() - self._asked_s < UNANSWERED_S:
-                raise
-            unread = dict.fromkeys(topics | {topic for topic, _ in own}, str(failure))
-        self._asked_s = None
-        self._note(wanted.seen, sources)
-        self._hold(output.sent, unread, states, sources)
-        found = sum(Part.RECORD in part for part in wanted.seen.values())
-        self._metrics.rows_found(found)
-        rows = sum(len(piece.keys) for piece in output.planned)
-        log.warning("transaction-looked-up", rows=rows, found=found, unread=", ".join(sorted(unread)))
+    def note(self, output: Output, states: States, sources: Sources) -> frozenset[SourceName]:
+        """A transaction ended unasked, with this output: hold the partitions of its rows, which are returned, until it
+        is looked up. Before it they had these `states`."""
+        new = _new_doubts(output, states, sources, self._letter_topics)
+        both = {name: self._doubts[name].joined(each) if name in self._doubts else each for name, each in new.items()}
+        self._change({**self._doubts, **both}, sources)
+        self._look_up_anew()
+        self._take_choices()  # earlier ones are not about this
+        return frozenset(new)
 
-    def _note(self, seen: Mapping[int, Part], sources: Sources) -> None:
-        for key, part in seen.items():
-            mine = self._by_name.setdefault(sources.name(key >> OFFSET_BITS), {})
-            mine[key & OFFSET_MAX] = mine.get(key & OFFSET_MAX, Part.NONE) | part
-        self.number(sources)
-
-    def _hold(
-        self,
-        sent: Iterable[tuple[str, Collection[int], Int64s]],
-        unread: Mapping[str, str],
-        states: States,
-        sources: Sources,
-    ) -> None:
-        delay_topics = {topic for topic, _ in sources}
-        rows: dict[SourceName, dict[int, Part]] = {}
-        reasons: dict[SourceName, str] = {}
-        for topic, _, keys in (each for each in sent if each[0] in unread):
-            sought = Part.RECORD | Part.NEXT if topic in delay_topics else Part.RECORD
-            for key in keys.tolist():
-                if sought & ~self.written.get(key, Part.NONE):
-                    name, offset = sources.name(key >> OFFSET_BITS), key & OFFSET_MAX
-                    mine = rows.setdefault(name, {})
-                    mine[offset] = mine.get(offset, Part.NONE) | sought
-                    reasons[name] = f"{topic}: {unread[topic]}"
-        for name, mine in rows.items():
-            before = self._held[name].rows if name in self._held else {}
-            written = self._by_name.get(name, {})
-            self._held[name] = Doubt(position=states[name].position, rows={**before, **mine}, written=written)
-            place = _place(name, self._held[name])
-            log.error("messages-in-doubt", code="DB-4071", place=place, rows=len(mine), reason=reasons[name])
-
-        if rows:
-            self._keep()
-
-    def _keep(self) -> None:
-        try:
-            self._file.write(self._held)
-        except TimerStoreError as failure:
-            log.warning("doubts-not-written", code=failure.code, reason=str(failure))
-
-    # -- another store, other partitions
+    # -- other partitions, other states
 
     def begin(self, states: States, sources: Sources) -> None:
         """A store was opened on these. The first time the process before may have left doubts. Raises
         EnvironmentFailure where they cannot be read."""
-        found = {} if self._is_loaded else self._file.read()
-        self._is_loaded, self._asked_s = True, None
-        for name, doubt in found.items():
-            if name in states and states[name].position == doubt.position:
-                self._held[name], self._by_name[name] = doubt, dict(doubt.written)
-                log.error(
-                    "messages-in-doubt", code="DB-4071", place=_place(name, doubt), rows=len(doubt.rows), reason=""
-                )
-        self.number(sources)
+        if not self._is_loaded:
+            self._doubts = self._file.read()
+            self._is_loaded = True
+        self._here = frozenset()
+        self.come(states, sources)
 
-    def number(self, sources: Sources) -> None:
-        """The rows are named by these sources from now on."""
+    def come(self, states: States, sources: Sources) -> None:
+        """These partitions are delivered here, too."""
+        self._here |= states.keys()
+        self._change(self._under(states), sources)
+        if self.held() & states.keys():
+            self._look_up_anew()
+
+    def go(self, names: Collection[SourceName], sources: Sources) -> None:
+        """These are another instance's, or left out: their doubts stay until they come back."""
+        self._here -= frozenset(names)
+        self._change(self._doubts, sources)
+
+    def committed(self, states: States, sources: Sources) -> None:
+        """These states are in Kafka."""
+        if self._doubts.keys() & states.keys():
+            left = self._under(states)
+            if left != self._doubts:
+                self._change(left, sources)
+
+    def close(self) -> None:
+        """The process ends."""
+        if self._search is not None:
+            self._search.end()
+
+    def _under(self, states: States) -> dict[SourceName, Doubt]:
+        left: dict[SourceName, Doubt] = {}
+        for name, doubt in self._doubts.items():
+            rest = doubt.under(name, states[name]) if name in states else doubt
+            if rest is not None:
+                left[name] = rest
+            elif doubt.unread:
+                log.warning("doubt-passed", place=_place(name, doubt), rows=len(doubt.in_doubt()))
+        return left
+
+    def _change(self, doubts: dict[SourceName, Doubt], sources: Sources) -> None:
+        """The doubts, or the numbers of rows, have changed."""
+        is_new = doubts != self._doubts
+        before, self._doubts = self.held(), doubts
+        self._is_released |= bool(before - self.held())
+        self._told &= self.held()
         self.written.clear()
-        self._firsts = {name: sources.index(*name) << OFFSET_BITS for name in self._by_name if name in sources}
-        for name, first in self._firsts.items():
-            self.written.update((first | offset, part) for offset, part in self._by_name[name].items())
-
-    def forget(self, names: Collection[SourceName]) -> None:
-        """These partitions are another instance's."""
-        if not self._held.keys().isdisjoint(names):
-            self._held = {name: each for name, each in self._held.items() if name not in names}
+        for name in self._here & doubts.keys():
+            first = sources.index(*name) << OFFSET_BITS
+            self.written.update((first | offset, part) for offset, part in doubts[name].written.items())
+        if is_new:
             self._keep()
-        for name in names:
-            first = self._firsts.pop(name, 0)
-            for offset in self._by_name.pop(name, {}):
-                self.written.pop(first | offset, None)
 
-    def finished(self, keys: Iterable[Int64s]) -> None:
-        """The transaction with these rows is committed."""
-        if not self.written:
-            return
-        over = {key for piece in keys for key in piece.tolist()} & self.written.keys()
-        for key in over:
-            del self.written[key]
-        for name, first in self._firsts.items():
-            self._by_name[name] = {o: part for o, part in self._by_name[name].items() if first | o not in over}
+    def _look_up_anew(self) -> None:
+        self.close()
+        self._search, self._searches, self._search_s = None, 0, 0.0
+
+    def _keep(self) -> None:
+        try:
+            self._file.write(self._doubts)
+            self._is_kept = True
+        except (EnvironmentFailure, TimerStoreError) as failure:
+            if self._is_kept:
+                log.error("doubts-not-written", code=failure.code, reason=str(failure))
+            self._is_kept = False
 
     # -- partitions that are held
 
     def held(self) -> frozenset[SourceName]:
-        """Partitions of which nothing is delivered until an operator has chosen."""
-        return frozenset(self._held)
+        """Partitions of which nothing is delivered for now."""
+        return frozenset(name for name, each in self._doubts.items() if each.unread and name in self._here)
 
     def counts(self) -> dict[tuple[str, str], int]:
-        """How many partitions of each topic are held, by topic and doubt."""
-        return dict(Counter((topic, DOUBT) for topic, _ in list(self._held)))
+        """How many partitions of each topic stay held after a look-up, by topic and doubt."""
+        return dict(Counter((topic, DOUBT) for topic, _ in self.held() & self._told))
 
     def alarms(self) -> tuple[str, ...]:
         """In words, for the health."""
-        held = sorted(dict(self._held).items())
-        return tuple(f"{topic}/{number} is held: {each.text}" for (topic, number), each in held)
+        doubts = self._doubts
+        rows = {name: len(doubts[name].in_doubt()) for name in sorted(self.held() & doubts.keys())}
+        return tuple(
+            f"{topic}/{number} is held: whether {count} messages from offset {doubts[topic, number].offset} on "
+            f"were delivered is not known (DB-4071)"
+            for (topic, number), count in rows.items()
+        )
 
-    def release(self, sources: Sources) -> bool:
-        """Follow what an operator has chosen; whether anything is."""
-        now_s = self._clock.monotonic_s()
-        if not self._held or now_s - self._looked_s < CHOICE_S:
-            return False
-        self._looked_s = now_s
-        try:
-            chosen = [name for name in sorted(self._held) if self._is_chosen(name, self._held[name])]
-        except EnvironmentFailure as failure:
-            log.warning("choices-not-read", code=failure.code, reason=str(failure))
-            return False
-        for name in chosen:
-            del self._held[name]
+    def look(self, sources: Sources) -> bool:
+        """Look up, and follow an operator's choices; whether a partition is held no longer."""
+        if self._doubts:
+            self._follow_search(sources)
+            now_s = self._clock.monotonic_s()
+            if now_s - self._look_s >= LOOK_S:
+                self._look_s = now_s
+                self._follow_choices(sources)
+                if not self._is_kept:
+                    self._keep()
+            if self.held() and self._search is None and now_s >= self._search_s:
+                self._search = Search(self._read, {n: self._doubts[n] for n in self.held()}, self._letter_topics)
+                self._run(self._search.run)
+        is_released, self._is_released = self._is_released, False
+        return is_released
+
+    def _follow_search(self, sources: Sources) -> None:
+        search = self._search
+        if search is None:
+            return
+        is_done, doubts = search.is_done, self._doubts  # in this order
+        names = [name for name in search.names if name in doubts and doubts[name].unread]
+        for place, reason, seen in search.told():
+            doubts = {name: each.found(seen.get(name, {})) for name, each in doubts.items()}
+            for name in names:
+                for topic in [topic for topic in doubts[name].unread if place_of(name, topic) == place]:
+                    if reason:
+                        self._tell(name, doubts[name], f"{topic}: {reason}")
+                    else:
+                        doubts[name] = doubts[name].read(topic)
+        read = [name for name in names if not doubts[name].unread]
+        for name in read:
+            found = sum(Part.RECORD in part for part in doubts[name].written.values())
+            self._metrics.rows_found(found)
+            rows = len(doubts[name].rows)
+            log.warning("messages-looked-up", place=_place(name, doubts[name]), rows=rows, found=found)
+        if is_done:
+            self._search, self._searches = None, self._searches + 1
+            self._search_s = self._clock.monotonic_s() + AGAIN_S[min(self._searches, len(AGAIN_S)) - 1]
+        if is_done or read:
+            self._change(doubts, sources)
+        self._doubts = doubts
+
+    def _tell(self, name: SourceName, doubt: Doubt, reason: str) -> None:
+        if name not in self._told:
+            rows = len(doubt.in_doubt())
+            log.error("messages-in-doubt", code="DB-4071", place=_place(name, doubt), rows=rows, reason=reason)
+        self._told |= {name}
+
+    def _follow_choices(self, sources: Sources) -> None:
+        open_ = {(name, each.offset): name for name, each in self._doubts.items() if each.unread}
+        chosen = self._take_choices() if open_ else {}
+        doubts = dict(self._doubts)
+        for place in chosen.keys() & open_.keys():
+            held = doubts[place[0]]
+            doubts[place[0]] = held.decided(place[0], is_committed=chosen[place] == COMMITTED)
+            rows = len(held.in_doubt())
+            log.warning("doubt-resolved", place=_place(place[0], held), rows=rows, ending=chosen[place])
         if chosen:
-            self._keep()
-            self.number(sources)
-        return bool(chosen)
+            self._change(doubts, sources)
 
-    def _is_chosen(self, name: SourceName, held: Doubt) -> bool:
-        is_committed = self._is_committed.follow(name, held.offset)
-        if not is_committed and not self._is_aborted.follow(name, held.offset):
-            return False
-        if is_committed:
-            mine = self._by_name.setdefault(name, {})
-            for offset, part in held.rows.items():
-                mine[offset] = mine.get(offset, Part.NONE) | part
-        ending = "committed" if is_committed else "aborted"
-        log.warning("doubt-resolved", place=_place(name, held), rows=len(held.rows), ending=ending)
-        return True
+    def _take_choices(self) -> Mapping[tuple[SourceName, int], str]:
+        """All that are chosen, or none where they cannot be removed: each is followed once."""
+        try:
+            chosen = self._choices.all()
+            if chosen:
+                self._choices.remove(chosen)
+        except (EnvironmentFailure, TimerStoreError) as failure:
+            log.warning("choices-not-read", code=failure.code, reason=str(failure))
+            return {}
+        return chosen
+
+
+def _new_doubts(
+    output: Output, states: States, sources: Sources, letter_topics: Collection[str]
+) -> dict[SourceName, Doubt]:
+    commands = np.concatenate([np.empty(0, np.int64), *(piece.commands() for piece in output.planned)])
+    sent: defaultdict[int, list[str]] = defaultdict(list)
+    for topic, keys in output.sent:
+        # Nothing but dead letters is looked for of all that commands write.
+        for key in (keys if topic in letter_topics else np.setdiff1d(keys, commands)).tolist():
+            sent[key].append(topic)
+    rows: defaultdict[SourceName, list[tuple[int, int, Row, list[str]]]] = defaultdict(list)
+    for key, at, row in (each for piece in output.planned for each in piece.rows() if each[0] in sent):
+        rows[sources.name(key >> OFFSET_BITS)].append((key & OFFSET_MAX, at, row, sent[key]))
+    return {name: _doubt(name, states[name], mine, output.began_ms) for name, mine in rows.items() if name in states}
+
+
+def _doubt(
+    name: SourceName, state: CommittedState, rows: Sequence[tuple[int, int, Row, list[str]]], began_ms: int
+) -> Doubt:
+    """Of rows by offset, effective time, names, and the topics that they were sent to."""
+    unread: defaultdict[str, list[int]] = defaultdict(list)
+    for offset, _, _, topics in rows:
+        for topic in topics:
+            unread[topic].append(offset)
+    return Doubt(
+        topic_id=state.topic_id,
+        cut=state.cuts[-1][0] if state.cuts else 0,
+        began_ms=began_ms,
+        since=state.offset,
+        last=max(((at, *name, offset) for offset, at, _, _ in rows if at > AT_MIN), default=None),
+        rows={offset: row for offset, _, row, _ in rows},
+        unread={topic: tuple(offsets) for topic, offsets in unread.items()},
+        written={},
+    )
 
 
 def _place(name: SourceName, doubt: Doubt) -> str:
     return f"{name[0]}/{name[1]}/{doubt.offset}"
+
+
+def _in_thread(run: Callable[[], None]) -> None:
+    threading.Thread(target=run, name="look-up", daemon=True).start()

@@ -1,14 +1,14 @@
 """Reads the records of some topics since the begin of a transaction, as their consumers do.
 
 A partition is read from the first record that is as old as the transaction to the end that it has now, that of open
-transactions included. In delay topics that begin is the committed O, which lies below all that the transaction has
+transactions included. In a delay topic that begin is the committed O, which lies below all that the transaction has
 written. Elsewhere it is a time: that of the client which wrote the records, or of a broker, whose clock may be behind.
 A timestamp of another producer only makes more to read: the first record counts that is not older.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import closing
 from typing import Final
 
@@ -17,99 +17,122 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from bridge.delivery.doubt.records import See
 from bridge.errors import EnvironmentFailure
 from bridge.kafka.admin import Cluster
-from bridge.kafka.errors import is_unreadable, kafka_error
+from bridge.kafka.errors import kafka_error
 from bridge.wire.received import headers_of
 from timerstore.clock import Clock
-from timerstore.rows.sources import SourceName
+
+Place = tuple[str, int]
+"""A partition of a delay topic, or all of another topic as (topic, WHOLE)."""
+WHOLE: Final = -1
 
 BEHIND_MS: Final = 60_000
 """By how much a broker's clock may be behind the bridge's."""
-READ_S: Final = 60.0
-NOT_READ: Final = "not read in time: much was written since, or a transaction of another producer is open"
-RECORDS_MAX: Final = 2_000_000
-"""Delivery waits meanwhile. Topics that were not read by then are told."""
+QUIET_S: Final = 30.0
+"""Without a record for so long a transaction of another producer is open, or a partition has no leader."""
+MISSING: Final = "the topic is not there"
+MISSING_S: Final = 60.0
+"""A topic that is not there for so long is gone: a broker that has just started does not know all topics."""
+NOT_READ: Final = "not read to its end: another producer's transaction is open, a partition has no leader, or too much"
+RECORDS_MAX: Final = 10_000_000
+"""Of one look-up, which takes a share of the processor."""
 POLL_RECORDS: Final = 1_000
 POLL_S: Final = 0.1
 
 
 class LookUp:
-    """See the module. One thread."""
+    """See the module. Each call has a thread of its own."""
 
-    def __init__(
-        self, cluster: Cluster, make_consumer: Callable[[], Consumer], clock: Clock, beat: Callable[[], None]
-    ) -> None:
-        """`make_consumer` makes one that reads committed records, and tells of ends; `beat` is called now and then."""
+    def __init__(self, cluster: Cluster, make_consumer: Callable[[], Consumer], clock: Clock) -> None:
+        """`make_consumer` makes one that reads committed records, and tells of ends."""
         self._cluster = cluster
         self._make_consumer = make_consumer
         self._clock = clock
-        self._beat = beat
+        self._missing_s: dict[str, float] = {}
+        """Since when."""
 
     def __call__(
-        self, topics: Collection[str], since: Mapping[SourceName, int], began_ms: int, see: See
-    ) -> dict[str, str]:
-        """Have `see` look at all that was written since into `topics`, and into the partitions of `since` from these
-        offsets on. Returns the topics that could not be read, with the reason. Raises EnvironmentFailure without an
-        answer.
+        self, since: Mapping[Place, int], see: See, is_over: Callable[[], bool]
+    ) -> Iterator[tuple[Place, str]]:
+        """Have `see` look at all that was written into these places: since a time in ms where they are WHOLE, else from
+        an offset on. Tells of each place as soon as it is done; with the reason where it could not be read. Ends early
+        where that `is_over`.
         """
-        starts, ends = self._stretches(topics, since, began_ms)
-        unread: dict[str, str] = {}
-        if not ends:
-            return unread
+        stretches: dict[Place, dict[Place, tuple[int, int]]] = {}
+        for place, begin in since.items():
+            if is_over():
+                return
+            try:
+                stretches[place] = self._stretches(place, begin)
+            except EnvironmentFailure as failure:
+                yield place, failure.message
+        yield from ((place, "") for place, found in stretches.items() if not found)
+        left = {part: place for place, found in stretches.items() for part in found}
         try:
-            with closing(self._make_consumer()) as consumer:
-                consumer.assign([TopicPartition(*place, starts[place]) for place in ends])
-                self._read(consumer, ends, see, unread)
-        except KafkaException as exception:
-            raise _unanswered(kafka_error(exception).str()) from None
-        return unread
+            yield from self._read({part: stretches[place][part] for part, place in left.items()}, left, see, is_over)
+        except (KafkaException, EnvironmentFailure) as error:
+            reason = kafka_error(error).str() if isinstance(error, KafkaException) else error.message
+            yield from ((place, reason) for place in dict.fromkeys(left.values()))
 
-    def _stretches(
-        self, topics: Collection[str], since: Mapping[SourceName, int], began_ms: int
-    ) -> tuple[dict[SourceName, int], dict[SourceName, int]]:
-        """Begins and ends of the partitions with anything new."""
-        found = self._cluster.topics(sorted(topics))  # a topic that is gone holds no record
-        places = [(name, number) for name, topic in found.items() for number in range(topic.partitions)]
-        marks = self._cluster.watermarks([*places, *since])
-        first = self._cluster.first_after(places, began_ms - BEHIND_MS) if places else {}
-        starts = {place: offset for place, offset in first.items() if offset is not None} | dict(since)
-        ends = {place: marks[place].end for place, start in starts.items() if start < marks[place].end}
-        return starts, ends
+    def _stretches(self, place: Place, begin: int) -> dict[Place, tuple[int, int]]:
+        """Begin and end of each partition with anything new."""
+        starts: dict[Place, int | None] = {place: begin}
+        if place[1] == WHOLE:
+            found = self._cluster.topics([place[0]])
+            self._must_be_known(place[0], found)
+            parts = [(name, number) for name, topic in found.items() for number in range(topic.partitions)]
+            starts = dict(self._cluster.first_after(parts, begin - BEHIND_MS)) if parts else {}
+        marks = self._cluster.watermarks(list(starts))
+        return {
+            part: (start, marks[part].end)
+            for part, start in starts.items()
+            if start is not None and start < marks[part].end
+        }
 
-    def _read(self, consumer: Consumer, ends: dict[SourceName, int], see: See, unread: dict[str, str]) -> None:
-        deadline_s, count = self._clock.monotonic_s() + READ_S, 0
-        while ends:
-            self._beat()
-            for message in consumer.consume(POLL_RECORDS, POLL_S):
-                place, offset = (message.topic() or "", message.partition() or 0), message.offset() or 0
-                error = message.error()
-                if error is None and offset < ends.get(place, 0):
-                    see(*place, offset, headers_of(message) or [])
-                    count += 1
-                elif error is not None and is_unreadable(error):
-                    unread |= self._left_out({place[0]}, ends, error.str())
-                elif error is not None and error.code() != KafkaError._PARTITION_EOF:
-                    raise KafkaException(error)
-                # An open transaction ends the readable part of a log before its end.
-                if offset + (error is None) >= ends.get(place, 0):
-                    ends.pop(place, None)
-            if count > RECORDS_MAX or self._clock.monotonic_s() > deadline_s:
-                unread |= self._left_out(
-                    {topic for topic, _ in ends},
-                    ends,
-                    NOT_READ,
-                )
+    def _must_be_known(self, topic: str, found: Collection[str]) -> None:
+        """A topic that is gone holds no record. Raises EnvironmentFailure for one that may be there."""
+        if topic in found:
+            self._missing_s.pop(topic, None)
+        elif self._clock.monotonic_s() - self._missing_s.setdefault(topic, self._clock.monotonic_s()) < MISSING_S:
+            raise EnvironmentFailure(MISSING, hint="It is looked up again.", topic=topic, code="DB-3002")
 
-    @staticmethod
-    def _left_out(topics: Iterable[str], ends: dict[SourceName, int], reason: str) -> dict[str, str]:
-        for place in [place for place in ends if place[0] in set(topics)]:
-            del ends[place]
-        return dict.fromkeys(topics, reason)
+    def _read(
+        self,
+        stretches: Mapping[Place, tuple[int, int]],
+        left: dict[Place, Place],
+        see: See,
+        is_over: Callable[[], bool],
+    ) -> Iterator[tuple[Place, str]]:
+        """`left`: which partitions are to be read, and for which place; those that are done leave it."""
+        if not left:
+            return
+        with closing(self._make_consumer()) as consumer:
+            consumer.assign([TopicPartition(*part, start) for part, (start, _) in stretches.items()])
+            heard_s, count = self._clock.monotonic_s(), 0
+            while left and not is_over():
+                for message in consumer.consume(POLL_RECORDS, POLL_S):
+                    part, offset = (message.topic() or "", message.partition() or 0), message.offset() or 0
+                    error, place = message.error(), left.get(part)
+                    if error is not None and error.code() != KafkaError._PARTITION_EOF:
+                        yield from _given_up(left, message.topic(), error)
+                    elif place is not None:
+                        end = stretches[part][1]
+                        if error is None and offset < end:
+                            see(*part, offset, headers_of(message) or [])
+                            heard_s, count = self._clock.monotonic_s(), count + 1
+                        # An open transaction ends the readable part of a log before its end.
+                        if offset + (error is None) >= end:
+                            del left[part]
+                            if place not in left.values():
+                                yield place, ""
+                if count > RECORDS_MAX or self._clock.monotonic_s() - heard_s > QUIET_S:
+                    yield from ((place, NOT_READ) for place in dict.fromkeys(left.values()))
+                    return
 
 
-def _unanswered(reason: str) -> EnvironmentFailure:
-    return EnvironmentFailure(
-        "cannot look up what a transaction has written",
-        hint="Check that the brokers are reachable. Delivery waits for them.",
-        reason=reason,
-        code="DB-3090",
-    )
+def _given_up(left: dict[Place, Place], topic: str | None, error: KafkaError) -> Iterator[tuple[Place, str]]:
+    """An error of a topic is one of all its partitions. Raises KafkaException for an error without a topic."""
+    if topic is None:
+        raise KafkaException(error)
+    parts = [part for part in left if part[0] == topic]
+    for place in dict.fromkeys([left.pop(part) for part in parts]):
+        yield place, error.str()

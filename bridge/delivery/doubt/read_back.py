@@ -53,11 +53,22 @@ class ReadBack:
         self._not_before_s = 0.0
         self.wrong: dict[SourceName, CommittedState | None] = {}
         """The states in Kafka that are not the bridge's own. Those are to be written again."""
+        self._unsure: frozenset[SourceName] = frozenset()
 
     def is_due(self, idle_s: float) -> bool:
         """Whether it is time to look, `idle_s` after the last commit."""
         is_over = idle_s >= IDLE_S or self._is_in_doubt
         return self._is_new and is_over and self._clock.monotonic_s() >= self._not_before_s
+
+    @property
+    def again(self) -> frozenset[SourceName]:
+        """Partitions whose states are to be written again."""
+        return self._unsure.union(self.wrong)
+
+    def doubt(self, names: Collection[SourceName]) -> None:
+        """A transaction that carries these may have been committed, unasked: whatever Kafka holds of them, they are
+        written again."""
+        self._unsure |= frozenset(names)
 
     @property
     def is_new(self) -> bool:
@@ -67,6 +78,7 @@ class ReadBack:
     def committed(self, written: Collection[SourceName], *, is_in_doubt: bool) -> None:
         """A transaction that carries these was committed; `is_in_doubt`: some request may have been sent twice."""
         self._is_new, self._is_in_doubt = True, self._is_in_doubt or is_in_doubt
+        self._unsure -= frozenset(written)
         again = {name: self.wrong.pop(name) for name in written if name in self.wrong}
         if again:
             names = ", ".join(f"{topic}/{number}" for topic, number in sorted(again))
@@ -77,25 +89,25 @@ class ReadBack:
     def begin(self) -> None:
         """Another store, opened on what Kafka holds."""
         self._is_new = False
+        self._unsure = frozenset()
         self.wrong.clear()
 
     def forget(self, names: Collection[SourceName]) -> None:
         """These partitions are another instance's."""
+        self._unsure -= frozenset(names)
         for name in names:
             self.wrong.pop(name, None)
 
-    def look(self, states: States, revocations: int, timeout_s: float | None = ANSWER_S) -> None:
-        """Compare, unless a partition may be another instance's: `revocations` have been when `states` were read.
-        `timeout_s` None: they are in doubt; without an answer all are written again."""
+    def look(self, states: States, revocations: int) -> None:
+        """Compare, unless a partition may be another instance's: `revocations` have been when `states` were read."""
         try:
-            found = self._found(states, timeout_s)
+            found = self._found(states)
             is_ours = self._membership().revocations == revocations
         except FencedError:
             raise
         except BridgeError as failure:
             log.warning("committed-states-not-read-back", code=failure.code, reason=str(failure))
             self._not_before_s = self._clock.monotonic_s() + AGAIN_S
-            self.wrong |= dict.fromkeys(states) if timeout_s is None else {}
             return
         if not is_ours:
             self._not_before_s = self._clock.monotonic_s() + IDLE_S
@@ -103,9 +115,9 @@ class ReadBack:
         self._is_new = self._is_in_doubt = False
         self.wrong = {name: found[name] for name in states if not states[name].is_written_as(found[name])}
 
-    def _found(self, states: States, timeout_s: float | None) -> Mapping[SourceName, CommittedState | None]:
+    def _found(self, states: States) -> Mapping[SourceName, CommittedState | None]:
         try:
-            return self._read(list(states), timeout_s)
+            return self._read(list(states), ANSWER_S)
         except StateError as failure:
             if failure.code not in FOREIGN:
                 raise

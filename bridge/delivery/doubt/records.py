@@ -14,7 +14,7 @@ Commands that were forwarded, what commands write, and answers are not looked fo
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,57 +25,79 @@ import pyarrow as pa
 from bridge.delivery.doubt.findings import Part
 from bridge.wire import headers as h
 from bridge.wire.headers import Headers
-from timerstore.rows.position import OFFSET_BITS, OFFSET_MAX, Int64s, sources_of
-from timerstore.rows.sources import SourceName, Sources
+from timerstore.rows.entry import DECIDED, Kind
+from timerstore.rows.position import Int64s
+from timerstore.rows.sources import SourceName
 
 See = Callable[[str, int, int, Headers], None]
 """As `Wanted.see`: topic, partition, offset, headers."""
+Row = tuple[int, int, bool]
+"""What records name it by: the offset of its original, its tick, and whether it recurs."""
+Seen = Mapping[SourceName, Mapping[int, Part]]
+"""What rows have in Kafka, by offset."""
 
+COMMANDS: Final = (Kind.CANCEL, *DECIDED)
 _SCHEDULE: Final = frozenset({h.EVERY, h.CRON})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """Rows that were planned in one piece: their `keys`, (source, offset) packed, int64[n]; columns of their payload,
-    which is not kept itself; `tick` int32[n].
+    """Rows that were planned in one piece: their `keys`, (source, offset) packed, and `at`, int64[n]; `kind` int8[n];
+    columns of their payload, which is not kept itself; `tick` int32[n].
     """
 
     keys: Int64s
+    at: Int64s
+    kind: npt.NDArray[np.int8]
     origin: pa.Array
     schedule: pa.Array
     tick: npt.NDArray[np.int32]
 
     @classmethod
-    def of(cls, keys: Int64s, payload: pa.RecordBatch, tick: npt.NDArray[np.int32]) -> Planned:
-        return cls(keys=keys, origin=payload.column("origin"), schedule=payload.column("schedule"), tick=tick)
+    def of(
+        cls,
+        keys: Int64s,
+        at: Int64s,
+        kind: npt.NDArray[np.int8],
+        payload: pa.RecordBatch,
+        tick: npt.NDArray[np.int32],
+    ) -> Planned:
+        origin, schedule = payload.column("origin"), payload.column("schedule")
+        return cls(keys=keys, at=at, kind=kind, origin=origin, schedule=schedule, tick=tick)
 
-    def rows(self) -> Iterator[tuple[int, int, int, int, bool]]:
-        """Key, source, offset of the original, tick, and whether it recurs."""
-        arrays = self.keys, sources_of(self.keys), self.tick
-        key, source, tick = (array.tolist() for array in arrays)
-        return zip(key, source, self.origin.to_pylist(), tick, self.schedule.is_valid().to_pylist(), strict=True)
+    def commands(self) -> Int64s:
+        """The keys of commands."""
+        return self.keys[np.isin(self.kind, COMMANDS)]
+
+    def rows(self) -> Iterator[tuple[int, int, Row]]:
+        """Key, effective time, and what names it."""
+        key, at, tick = (array.tolist() for array in (self.keys, self.at, self.tick))
+        named = zip(self.origin.to_pylist(), tick, self.schedule.is_valid().to_pylist(), strict=True)
+        return zip(key, at, named, strict=True)
 
 
 class Wanted:
-    """The rows of a transaction, and which of their records have been seen."""
+    """Rows in doubt, and which of their records have been seen."""
 
-    def __init__(self, planned: Iterable[Planned], sources: Sources, letter_topics: Collection[str]) -> None:
-        self._sources = {name: index for index, name in enumerate(sources)}
-        self._delay_topics = {topic for topic, _ in sources}
+    def __init__(self, rows: Mapping[SourceName, Mapping[int, Row]], letter_topics: Collection[str]) -> None:
+        self._delay_topics = {topic for topic, _ in rows}
         self._letter_topics = letter_topics
-        self._rows: defaultdict[tuple[int, int, int], list[int]] = defaultdict(list)
-        """Keys of rows by source, origin and tick."""
-        self._schedules: dict[tuple[int, int], int] = {}
-        """Keys of rows with schedules by source and origin: each origin has one live copy with its schedule."""
-        self._keys: set[int] = set()
-        for piece in planned:
-            for key, index, origin, tick, recurs in piece.rows():
-                self._keys.add(key)
-                self._rows[index, origin, tick].append(key)
+        self._all = rows
+        self._rows: defaultdict[tuple[SourceName, int, int], list[int]] = defaultdict(list)
+        """Offsets of rows by source, origin and tick."""
+        self._schedules: dict[tuple[SourceName, int], int] = {}
+        """Offsets of rows with schedules by source and origin: each origin has one live copy with its schedule."""
+        for name, mine in rows.items():
+            for offset, (origin, tick, recurs) in mine.items():
+                self._rows[name, origin, tick].append(offset)
                 if recurs:
-                    self._schedules[index, origin] = key
-        self.seen: defaultdict[int, Part] = defaultdict(lambda: Part.NONE)
-        """What each row has, by key; of those that have anything."""
+                    self._schedules[name, origin] = offset
+        self._seen: defaultdict[SourceName, dict[int, Part]] = defaultdict(dict)
+
+    def take(self) -> Seen:
+        """What was seen since the last time, of rows that have anything."""
+        seen, self._seen = self._seen, defaultdict(dict)
+        return seen
 
     def see(self, topic: str, partition: int, offset: int, headers: Headers) -> None:
         """A record that may be one of them. One with wrong headers is another producer's."""
@@ -87,38 +109,41 @@ class Wanted:
         else:
             self._see_delivery(said, _number(said.get(h.TICK, b"0")))
 
+    def _add(self, name: SourceName, offset: int, part: Part) -> None:
+        mine = self._seen[name]
+        mine[offset] = mine.get(offset, Part.NONE) | part
+
     def _see_delivery(self, said: Mapping[str, bytes | None], tick: int | None) -> None:
         place = _origin(said.get(h.ORIGIN))
-        if place is None or tick is None or place[:2] not in self._sources:
+        if place is None or tick is None:
             return
-        for key in self._rows.get((self._sources[place[:2]], place[2], tick), ()):
-            self.seen[key] |= Part.RECORD
+        for offset in self._rows.get((place[:2], place[2], tick), ()):
+            self._add(place[:2], offset, Part.RECORD)
 
     def _see_letter(self, said: Mapping[str, bytes | None]) -> None:
         place, offset = _origin(said.get(h.ORIGIN)), int.from_bytes(said.get(h.DLT_OFFSET) or b"", "big")
-        if place is None or place[:2] not in self._sources:
+        if place is None:
             return
-        key = (self._sources[place[:2]] << OFFSET_BITS) | min(offset, OFFSET_MAX)
-        if key in self._keys:
-            self.seen[key] |= Part.RECORD
+        if offset in self._all.get(place[:2], ()):
+            self._add(place[:2], offset, Part.RECORD)
         else:  # one that was held: its copy names the original only
             self._see_delivery(said, 0)
 
     def _see_copy(self, name: SourceName, offset: int, said: Mapping[str, bytes | None]) -> None:
         """A copy lies behind the record that it was made of, which may be a copy as well."""
         numbers = [_number(said.get(header, b"0")) for header in (h.COPY_ORIGIN, h.COPY_TICK, h.COPY_ROLLS)]
-        if h.COPY_ORIGIN not in said or None in numbers or name not in self._sources:
+        if h.COPY_ORIGIN not in said or None in numbers:
             return
-        source, (origin, tick, rolls) = self._sources[name], (number or 0 for number in numbers)
+        origin, tick, rolls = (number or 0 for number in numbers)
         has_schedule = not _SCHEDULE.isdisjoint(said)
-        key = self._schedules.get((source, origin))
-        if has_schedule and key is not None and rolls == 0 and h.COPY_AT not in said:
-            if (key & OFFSET_MAX) < offset:
-                self.seen[key] |= Part.NEXT
+        row = self._schedules.get((name, origin))
+        if has_schedule and row is not None and rolls == 0 and h.COPY_AT not in said:
+            if row < offset:
+                self._add(name, row, Part.NEXT)
             return
-        for key in self._rows.get((source, origin, tick), ()):
-            if (key & OFFSET_MAX) < offset:
-                self.seen[key] |= (Part.RECORD | Part.NEXT) if has_schedule else Part.RECORD
+        for row in self._rows.get((name, origin, tick), ()):
+            if row < offset:
+                self._add(name, row, (Part.RECORD | Part.NEXT) if has_schedule else Part.RECORD)
 
 
 def _origin(text: bytes | None) -> h.Origin | None:

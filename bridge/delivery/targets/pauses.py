@@ -14,7 +14,6 @@ brought forward when the pause ends (resuming.py).
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
@@ -26,6 +25,7 @@ import structlog
 
 from bridge.delivery.targets.target import Target
 from bridge.errors import EnvironmentFailure
+from bridge.json_file import JsonFile
 from bridge.kafka.errors import Refusal
 from bridge.wire.committed_state import CommittedState, Pause, Said, are_too_long, merged
 from bridge.wire.headers import check_topic
@@ -55,7 +55,7 @@ class Pauses:
         """`own` are the bridge's topics, which cannot be paused; `defaults` the default targets of delay topics;
         `directory` may hold the file of an earlier version. Raises EnvironmentFailure where that cannot be read."""
         self._clock, self._own, self._defaults = clock, frozenset(own), defaults or {}
-        self._file = None if directory is None else directory / FILE
+        self._file = None if directory is None else JsonFile(directory, FILE, "then pause the targets again.")
         self._changed = threading.Condition()
         self._said: Said = ()
         self._wanted: Said = ()
@@ -164,9 +164,9 @@ class Pauses:
             # A crash before this reads it again: it is no newer then than what was written.
             file, self._file = self._file, None
             try:
-                file.unlink(missing_ok=True)
+                file.path.unlink(missing_ok=True)
             except OSError as error:
-                log.warning("paused-targets-file-stays", file=str(file), reason=str(error))
+                log.warning("paused-targets-file-stays", file=str(file.path), reason=str(error))
 
     def ended(self) -> list[Pause]:
         """Pauses that are over, whose messages may wait still."""
@@ -205,19 +205,10 @@ def _time(ms: int) -> str:
     return datetime.fromtimestamp(ms // 1000, UTC).isoformat().replace("+00:00", "Z")
 
 
-def _imported(file: Path, now_ms: int) -> Said:
+def _imported(file: JsonFile, now_ms: int) -> Said:
     """The pauses of an earlier version, as of when its file was written."""
-    try:
-        found = json.loads(file.read_bytes())
-        changed_ms = min(now_ms, int(file.stat().st_mtime * 1000))
-        names = sorted(set(map(check_topic, found["paused"])))
-    except FileNotFoundError:
+    names = file.read(lambda found: sorted(set(map(check_topic, found["paused"]))))
+    if names is None:
         return ()
-    except (OSError, AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
-        raise EnvironmentFailure(
-            f"cannot read {FILE} in store.directory, where an earlier version had paused targets",
-            hint="Remove the file, and pause the targets again.",
-            reason=str(error),
-            code="DB-3038",
-        ) from None
+    changed_ms = min(now_ms, int(file.path.stat().st_mtime * 1000))
     return tuple(Pause(name=name, changed_ms=changed_ms) for name in names)

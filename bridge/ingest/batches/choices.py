@@ -6,73 +6,55 @@ A choice is in a file beside the index, which a command writes and the bridge lo
 
 from __future__ import annotations
 
-import json
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from bridge.errors import EnvironmentFailure
-from timerstore.disk import files
-from timerstore.errors import TimerStoreError
+from bridge.json_file import JsonFile
 from timerstore.rows.sources import SourceName
 
-SKIPPED: Final = "skipped-batches.json"
-COMMITTED: Final = "committed-rows.json"
-ABORTED: Final = "aborted-rows.json"
+BATCHES: Final = "skipped-batches.json"
+ENDS: Final = "chosen-ends.json"
+SKIPPED, COMMITTED, ABORTED = "skipped", "committed", "aborted"
 CHOICES_MAX: Final = 10_000
+
+Place = tuple[SourceName, int]
 
 
 class Choices:
-    """The places in one file of a directory. Any thread, and any process."""
+    """The choices in one file of a directory: a word for each place. Any thread, and any process."""
 
     def __init__(self, directory: Path, file: str) -> None:
-        self._path, self._word = directory / file, file.partition("-")[0]
+        self._file = JsonFile(directory, file, "nothing in it is chosen any more; repeat the commands.")
 
-    def has(self, name: SourceName, offset: int) -> bool:
-        """Whether that is chosen there. Raises EnvironmentFailure."""
-        return _text(name, offset) in self._read()
+    def all(self) -> Mapping[Place, str]:
+        """Raises EnvironmentFailure."""
+        return self._file.read_or_set_aside(_decoded) or {}
 
-    def add(self, name: SourceName, offset: int) -> bool:
-        """Choose it; whether that is new. 1 write, 2 fsync, 3 rename: a crash leaves the old file or the new one.
-        Raises EnvironmentFailure where nothing was written."""
-        found, text = self._read(), _text(name, offset)
-        if text not in found:
-            self._write([*found, text])
-        return text not in found
+    def add(self, name: SourceName, offset: int, word: str) -> bool:
+        """Choose that there; whether it is new. Raises EnvironmentFailure where nothing was written."""
+        found = dict(self.all())
+        if found.pop((name, offset), None) == word:
+            return False
+        self._write({**found, (name, offset): word})
+        return True
 
-    def follow(self, name: SourceName, offset: int) -> bool:
-        """As `has`; what is chosen is chosen no more, as the same place may be in question once more."""
-        found, text = self._read(), _text(name, offset)
-        if text in found:
-            self._write([each for each in found if each != text])
-        return text in found
+    def remove(self, places: Collection[Place]) -> None:
+        """They have been followed: the same places may be in question once more. Raises EnvironmentFailure, and all are
+        chosen still."""
+        self._write({place: word for place, word in self.all().items() if place not in places})
 
-    def _write(self, texts: list[str]) -> None:
-        try:
-            with files.writing(self._path) as temporary:
-                temporary.write_text(json.dumps({self._word: texts[-CHOICES_MAX:]}) + "\n")
-            files.publish(self._path)
-        except (OSError, TimerStoreError) as error:
-            raise EnvironmentFailure(
-                f"cannot write {self._path.name} in store.directory",
-                hint="Run the command where the bridge runs, as its user, and look at the volume. Nothing has changed.",
-                reason=str(error),
-                code="DB-3062",
-            ) from None
-
-    def _read(self) -> list[str]:
-        try:
-            found = json.loads(self._path.read_bytes())[self._word]
-            return [str(text) for text in found]
-        except FileNotFoundError:
-            return []
-        except (OSError, AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
-            raise EnvironmentFailure(
-                f"cannot read {self._path.name} in store.directory",
-                hint="Remove the file, and nothing in it is chosen.",
-                reason=str(error),
-                code="DB-3061",
-            ) from None
+    def _write(self, choices: Mapping[Place, str]) -> None:
+        texts: dict[str, list[str]] = {}
+        for ((topic, partition), offset), word in list(choices.items())[-CHOICES_MAX:]:
+            texts.setdefault(word, []).append(f"{topic}/{partition}/{offset}")
+        self._file.write(texts)
 
 
-def _text(name: SourceName, offset: int) -> str:
-    return f"{name[0]}/{name[1]}/{offset}"
+def _decoded(found: dict[str, Any]) -> dict[Place, str]:
+    return {_place(text): word for word in (SKIPPED, COMMITTED, ABORTED) for text in found.get(word, ())}
+
+
+def _place(text: str) -> Place:
+    topic, partition, offset = text.rsplit("/", 2)
+    return (topic, int(partition)), int(offset)

@@ -175,9 +175,10 @@ class Suspects:
         now_s = self._clock.monotonic_s()
         if self._failures and now_s < self._failed_s + min(PAUSE_S_MAX, 2.0**self._failures):
             return []
+        skipped = self._skips.all() if self._held else ()
         with self._lock:
             for name, batch in self._held.items():
-                if now_s >= self._looked_s[name] + AGAIN_S or self._skips.has(name, batch.offset):
+                if now_s >= self._looked_s[name] + AGAIN_S or (name, batch.offset) in skipped:
                     self._suspect[name] = batch.next
                     self._looked_s[name] = now_s
             self._suspect = {name: end for name, end in self._suspect.items() if name in at}
@@ -214,7 +215,7 @@ class Suspects:
     def _skipped(self, name: SourceName, batch: CorruptBatch) -> pa.Table | None:
         """The entry that takes its place; None where it is not to be skipped."""
         place = {"topic": name[0], "partition": name[1], "offset": batch.offset, "next": batch.next}
-        if not self._skips.has(name, batch.offset):
+        if (name, batch.offset) not in self._skips.all():
             if name not in self._held:
                 log.error("batch-corrupt", **place, reason=batch.reason, code=CODE)
             with self._lock:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from bridge.errors import EnvironmentFailure
-from bridge.ingest.batches.choices import SKIPPED, Choices
+from bridge.ingest.batches.choices import BATCHES, Choices
 from bridge.ingest.batches.reader import CorruptBatch, End, Found, Stretch
 from bridge.ingest.batches.reading_mark import ReadingMark
 from bridge.ingest.batches.suspects import Suspects
@@ -154,7 +154,7 @@ def suspects(batches: Batches, clock: Clock, directory: Path) -> Suspects:
         read=batches.read,
         decode=lambda records: decode_records(records, EPOCHS),
         unread=unread_entry,
-        skips=Choices(directory, SKIPPED),
+        skips=Choices(directory, BATCHES),
         mark=ReadingMark(directory),
         clock=clock,
     )

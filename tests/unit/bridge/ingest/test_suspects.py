@@ -12,7 +12,7 @@ import pytest
 
 from bridge.errors import EnvironmentFailure, StateError
 from bridge.ingest.batches import reading_mark
-from bridge.ingest.batches.choices import SKIPPED, Choices
+from bridge.ingest.batches.choices import BATCHES, SKIPPED, Choices
 from bridge.ingest.batches.reader import CorruptBatch, TooLarge
 from bridge.ingest.batches.reading_mark import ReadingMark
 from bridge.ingest.batches.suspects import AGAIN_S, AHEAD, FAILURES_MAX, PAUSE_S_MAX, Suspects
@@ -94,7 +94,8 @@ def test_a_batch_that_an_operator_skips_leaves_a_dead_letter(bench: Bench) -> No
     bench.batches.finds[A] = [TORN]
     bench.suspects.suspect({A: 0}, "a test")
     bench.look()
-    assert Choices(bench.directory, SKIPPED).add(A, 2) and not Choices(bench.directory, SKIPPED).add(A, 2)
+    choices = Choices(bench.directory, BATCHES)
+    assert choices.add(A, 2, SKIPPED) and not choices.add(A, 2, SKIPPED)
     for _ in range(2):
         assert bench.look() or not bench.suspects.held()
         assert bench.store.ends[A] == 5 and not bench.suspects.names
@@ -230,14 +231,3 @@ def test_records_that_are_gone_are_told_at_once(bench: Bench) -> None:
     bench.suspects.suspect({A: 0}, "a test")
     with pytest.raises(StateError):
         bench.look()
-
-
-def test_skips_that_cannot_be_read_or_written_are_told(tmp_path: Path) -> None:
-    """A batch is neither skipped nor held for a reason that nobody knows."""
-    (tmp_path / SKIPPED).write_text("{")
-    with pytest.raises(EnvironmentFailure) as raised:
-        Choices(tmp_path, SKIPPED).has(A, 1)
-    assert raised.value.code == "DB-3061"
-    with pytest.raises(EnvironmentFailure) as raised:
-        Choices(tmp_path / "missing", SKIPPED).add(A, 1)
-    assert raised.value.code == "DB-3062"

@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import KafkaError
 
 from bridge.delivery.doubt import look_up
-from bridge.delivery.doubt.look_up import BEHIND_MS, NOT_READ, LookUp
+from bridge.delivery.doubt.look_up import BEHIND_MS, MISSING, NOT_READ, WHOLE, LookUp
 from bridge.errors import EnvironmentFailure
 from bridge.kafka.admin import Topic, Watermarks
 from bridge.wire.headers import Headers
@@ -17,12 +17,13 @@ from tests.manual_clock import ManualClock
 
 DENIED = KafkaError.TOPIC_AUTHORIZATION_FAILED
 EOF = KafkaError._PARTITION_EOF
+NO_LEADER = "cannot look up offsets: no leader"
 
 
 class Message:
     """A record, or what the client says in place of one."""
 
-    def __init__(self, topic: str, partition: int, offset: int, code: int | None = None) -> None:
+    def __init__(self, topic: str | None, partition: int, offset: int, code: int | None = None) -> None:
         self.topic, self.partition, self.offset = lambda: topic, lambda: partition, lambda: offset
         self.error = lambda: None if code is None else KafkaError(code)
         self.headers = lambda: [("place", f"{topic}/{partition}/{offset}".encode())]
@@ -38,7 +39,9 @@ class Site:
         self.polls: Iterator[list[Message]] = iter(())
         self.assigned: dict[tuple[str, int], int] = {}
         self.seen: list[str] = []
-        self.look_up = LookUp(self, lambda: self, self.clock, lambda: None)  # type: ignore[arg-type,return-value]
+        self.silent: set[tuple[str, int]] = set()
+        self.is_over = False
+        self.look_up = LookUp(self, lambda: self, self.clock)  # type: ignore[arg-type,return-value]
 
     def topics(self, names: list[str]) -> dict[str, Topic]:
         counts = {"a": 2, "b": 1}
@@ -47,6 +50,8 @@ class Site:
         }
 
     def watermarks(self, places: list[tuple[str, int]]) -> dict[tuple[str, int], Watermarks]:
+        if not self.silent.isdisjoint(places):
+            raise EnvironmentFailure("cannot look up offsets: no leader", hint="Scripted.", code="DB-3002")
         return {place: Watermarks(start=0, end=10) for place in places}
 
     def first_after(self, places: list[tuple[str, int]], ms: int) -> dict[tuple[str, int], int | None]:
@@ -68,7 +73,11 @@ class Site:
 
     def run(self, *topics: str, **since: int) -> dict[str, str]:
         own = {(name, 0): offset for name, offset in since.items()}
-        return self.look_up(topics, own, 500_000, self.see)
+        told = list(
+            self.look_up(dict.fromkeys(((n, WHOLE) for n in topics), 500_000) | own, self.see, lambda: self.is_over)
+        )
+        assert len(told) == len(dict(told)), "each is told once"
+        return {topic: reason for (topic, _), reason in told}
 
 
 def test_each_partition_is_read_from_its_first_record_to_its_end() -> None:
@@ -77,7 +86,7 @@ def test_each_partition_is_read_from_its_first_record_to_its_end() -> None:
     site = Site()
     site.first = {("a", 0): 8, ("a", 1): None}
     site.polls = iter([[Message("a", 0, 8), Message("d", 0, 9)], [Message("a", 0, 9), Message("a", 0, 10)]])
-    assert site.run("a", "gone", d=9) == {}
+    assert site.run("a", d=9) == {"a": "", "d": ""}
     assert site.assigned == {("a", 0): 8, ("d", 0): 9} and site.asked_ms == 500_000 - BEHIND_MS
     assert sorted(site.seen) == ["a/0/8", "a/0/9", "d/0/9"]
 
@@ -89,21 +98,40 @@ def test_the_end_of_what_may_be_read_is_not_the_end() -> None:
     site.polls = iter(
         [[Message("b", 0, 7), Message("b", 0, 8, EOF)], [], [Message("b", 0, 8), Message("b", 0, 10, EOF)]]
     )
-    assert site.run("b") == {} and site.seen == ["b/0/7", "b/0/8"]
+    assert site.run("b") == {"b": ""} and site.seen == ["b/0/7", "b/0/8"]
 
 
 def test_a_topic_without_read_is_told_and_the_others_are_read() -> None:
-    """Its records may be there or not."""
+    """Its records may be there or not. An error for each of its partitions says no more."""
     site = Site()
     site.first = {("a", 0): 5, ("a", 1): 5, ("b", 0): 9}
-    site.polls = iter([[Message("a", 1, -1001, DENIED), Message("b", 0, 9)]])
+    site.polls = iter([[Message("a", 1, -1001, DENIED), Message("a", 0, -1001, DENIED), Message("b", 0, 9)]])
     unread = site.run("a", "b")
-    assert list(unread) == ["a"] and site.seen == ["b/0/9"]
+    assert unread["a"] and unread["b"] == "" and site.seen == ["b/0/9"]
+
+
+@pytest.mark.fault("a broker that does not know a topic yet, during such a look-up")
+def test_a_topic_is_gone_when_it_was_missing_for_a_minute() -> None:
+    """A topic that is missing is asked for again for a minute: until then its records may be there."""
+    site = Site()
+    assert site.run("gone") == {"gone": MISSING}
+    site.clock.advance(1_000 * 60)
+    assert site.run("gone") == {"gone": ""}
+
+
+@pytest.mark.fault("a partition without a leader during such a look-up")
+def test_a_topic_without_a_leader_is_told_and_the_others_are_read() -> None:
+    """A partition without a leader holds the messages for its topic, and no others."""
+    site = Site()
+    site.first = {("a", 0): 5, ("a", 1): 5, ("b", 0): 9}
+    site.silent = {("a", 1), ("d", 0)}
+    site.polls = iter([[Message("b", 0, 9)]])
+    assert site.run("a", "b", d=3) == {"a": NO_LEADER, "b": "", "d": NO_LEADER} and site.seen == ["b/0/9"]
 
 
 @pytest.mark.parametrize("is_much", [True, False])
 def test_a_look_up_is_bounded(monkeypatch: pytest.MonkeyPatch, is_much: bool) -> None:
-    """In records, and in time: delivery waits for it."""
+    """In records, and in time without any."""
     site = Site()
     site.first = {("b", 0): 0}
     if is_much:
@@ -115,8 +143,13 @@ def test_a_look_up_is_bounded(monkeypatch: pytest.MonkeyPatch, is_much: bool) ->
 def test_brokers_that_do_not_answer_are_told() -> None:
     """The look-up is made again."""
     site = Site()
-    site.first = {("b", 0): 0}
-    site.polls = iter([[Message("b", 0, 0, KafkaError._ALL_BROKERS_DOWN)]])
-    with pytest.raises(EnvironmentFailure) as raised:
-        site.run("b")
-    assert raised.value.code == "DB-3090"
+    site.first = {("a", 0): 0, ("b", 0): 0}
+    site.polls = iter([[Message(None, 0, 0, KafkaError._ALL_BROKERS_DOWN)]])
+    assert all(site.run("a", "b").values())
+
+
+def test_a_look_up_that_nobody_waits_for_ends() -> None:
+    """After one poll at most."""
+    site = Site()
+    site.first, site.is_over = {("b", 0): 0}, True
+    assert site.run("b") == {}

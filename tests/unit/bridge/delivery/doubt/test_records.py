@@ -10,10 +10,11 @@ from bridge.delivery.doubt.findings import Part
 from bridge.delivery.doubt.records import Planned, Wanted
 from bridge.wire import headers as h
 from bridge.wire.headers import Headers
+from timerstore.rows.entry import Kind
 from timerstore.rows.position import pack
-from timerstore.rows.sources import Sources
 
-SOURCES = Sources([("delay", 0), ("delay", 1)])
+NAME = ("delay", 0)
+ROWS = {10: (10, 0, False), 21: (11, 0, False), 22: (12, 3, True)}
 BOTH = Part.RECORD | Part.NEXT
 EVERY = (h.EVERY, "1s")
 PLAIN, RETRIED, TICK = 0, 1, 2
@@ -22,14 +23,21 @@ PLAIN, RETRIED, TICK = 0, 1, 2
 
 @pytest.fixture
 def wanted() -> Wanted:
-    keys = pack(np.zeros(3, np.int64), np.array([10, 21, 22]))
+    return Wanted({NAME: ROWS}, {"dlt"})
+
+
+def test_what_names_a_row_is_taken_from_its_plan() -> None:
+    """The payload is not kept."""
     planned = Planned(
-        keys=keys,
+        keys=pack(np.zeros(3, np.int64), np.array([10, 21, 22])),
+        at=np.array([5, 6, 7]),
+        kind=np.array([Kind.TIMER, Kind.RECALL, Kind.TIMER], np.int8),
         origin=pa.array([10, 11, 12]),
         schedule=pa.array([None, None, "every"]),
         tick=np.array([0, 0, 3], np.int32),
     )
-    return Wanted([planned], SOURCES, {"dlt"})
+    assert list(planned.rows()) == [(offset, at, ROWS[offset]) for offset, at in ((10, 5), (21, 6), (22, 7))]
+    assert planned.commands().tolist() == [21]
 
 
 CASES = [
@@ -62,7 +70,7 @@ def test_a_record_tells_its_row(
 ) -> None:
     """One that another producer wrote, or that belongs to another transaction, tells nothing."""
     wanted.see(topic, partition, 30, encoded(headers))
-    assert wanted.seen == seen
+    assert dict(wanted.take()) == ({NAME: seen} if seen else {}) and not wanted.take()
 
 
 @pytest.mark.parametrize("headers", [[(h.COPY_ORIGIN, "12"), (h.COPY_TICK, "3"), EVERY], [(h.COPY_ORIGIN, "11")]])
@@ -73,7 +81,7 @@ def test_a_copy_is_not_its_own_output(
     """The records that are read may include those that the transaction was made of: they lie before their copies."""
     wanted.see("delay", 0, offset, encoded(headers))
     row = 22 if len(headers) > 1 else 21
-    assert (row in wanted.seen) is (is_output or (row == 21 and offset == 22))
+    assert (row in wanted.take().get(NAME, {})) is (is_output or (row == 21 and offset == 22))
 
 
 def encoded(headers: list[tuple[str, str | bytes]]) -> Headers:

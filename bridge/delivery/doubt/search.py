@@ -1,0 +1,72 @@
+"""One look-up of rows in doubt, in a thread of its own: all others are delivered meanwhile."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping
+
+from bridge.delivery.doubt.doubt_file import Doubt
+from bridge.delivery.doubt.look_up import WHOLE, Place
+from bridge.delivery.doubt.records import See, Seen, Wanted
+from timerstore.rows.sources import SourceName
+
+Read = Callable[[Mapping[Place, int], See, Callable[[], bool]], Iterator[tuple[Place, str]]]
+"""As `LookUp`."""
+
+
+class Search:
+    """See the module. Its findings are facts, whoever owns the partitions by then."""
+
+    def __init__(self, read: Read, doubts: Mapping[SourceName, Doubt], letter_topics: Collection[str]) -> None:
+        self.names = frozenset(doubts)
+        """The partitions whose rows are looked for."""
+        self._read = read
+        self._wanted = Wanted({name: doubt.rows for name, doubt in doubts.items()}, letter_topics)
+        self._since = _since(doubts)
+        self._is_over = threading.Event()
+        self._told: queue.SimpleQueue[tuple[Place, str, Seen]] = queue.SimpleQueue()
+        self._is_done = threading.Event()
+
+    def run(self) -> None:
+        """Until all is read, or cannot be read, or `end`."""
+        left = dict.fromkeys(self._since)
+        try:
+            for place, reason in self._read(self._since, self._wanted.see, self._is_over.is_set):
+                self._told.put((place, reason, self._wanted.take()))
+                left.pop(place, None)
+        except Exception as error:  # noqa: BLE001 - it is the reason why these are not read, and they are tried again
+            for place in left:
+                self._told.put((place, str(error) or repr(error), {}))
+        self._is_done.set()
+
+    def end(self) -> None:
+        """Nobody waits for it any more: it ends as soon as it can."""
+        self._is_over.set()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether `told` gives all there will be."""
+        return self._is_done.is_set()
+
+    def told(self) -> list[tuple[Place, str, Seen]]:
+        """The places that are done by now, the reason where one could not be read, and the records seen meanwhile."""
+        found = []
+        while not self._told.empty():
+            found.append(self._told.get_nowait())
+        return found
+
+
+def place_of(name: SourceName, topic: str) -> Place:
+    """The place to read for a partition's rows in a topic: copies are in the partition itself."""
+    return name if topic == name[0] else (topic, WHOLE)
+
+
+def _since(doubts: Mapping[SourceName, Doubt]) -> dict[Place, int]:
+    since: dict[Place, int] = {}
+    for name, doubt in doubts.items():
+        for topic in doubt.unread:
+            place = place_of(name, topic)
+            begin = doubt.began_ms if place[1] == WHOLE else doubt.since
+            since[place] = min(begin, since.get(place, begin))
+    return since

@@ -1,0 +1,98 @@
+"""Small JSON files in store.directory, for facts that must outlive the process and are not in Kafka.
+
+    write     temporary name, fsync, rename, fsync of the directory: a crash leaves the old file or the new one
+    read      a file that is damaged, too large or of another version is never taken for an empty one: it is refused,
+              and the error says what to do; or it is set aside, where going on without it is safe
+
+Each is an object with a version (absent: 1), which the reader need not know otherwise.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import structlog
+
+from bridge.errors import EnvironmentFailure
+from timerstore.disk import files
+from timerstore.errors import TimerStoreError
+
+VERSION: Final = 1
+BYTES_MAX: Final = 16 << 20
+DAMAGE: Final = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+
+T = TypeVar("T")
+
+log = structlog.get_logger("bridge.json_file")
+
+
+class JsonFile:
+    """See the module. One writer at a time."""
+
+    def __init__(self, directory: Path, name: str, without: str) -> None:
+        """`without`: the effect of going on without the file, as a hint for the operator."""
+        self.path = directory / name
+        self._without = without
+
+    def read(self, decode: Callable[[dict[str, Any]], T]) -> T | None:
+        """The result of `decode`; None without a file. Raises EnvironmentFailure: DB-3061 for one that is damaged,
+        DB-3063 for one that another version has written, or that the volume does not give."""
+        try:
+            text = self.path.read_bytes()
+            if len(text) > BYTES_MAX:
+                raise ValueError(f"{len(text)} bytes")
+            found = json.loads(text)
+            version = found.get("version", VERSION)
+            if version == VERSION:
+                return decode(found)
+            reason = f"version {version!r}, as another version of the bridge writes it"
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            reason = str(error)
+        except DAMAGE as error:
+            raise EnvironmentFailure(
+                f"cannot understand {self.path.name} in store.directory",
+                hint=f"Remove the file: {self._without}",
+                reason=str(error) or repr(error),
+                code="DB-3061",
+            ) from None
+        raise EnvironmentFailure(
+            f"cannot read {self.path.name} in store.directory",
+            hint=f"Look at the volume, or remove the file: {self._without}",
+            reason=reason,
+            code="DB-3063",
+        )
+
+    def read_or_set_aside(self, decode: Callable[[dict[str, Any]], T]) -> T | None:
+        """As `read`, but a damaged file is renamed, and told of."""
+        try:
+            return self.read(decode)
+        except EnvironmentFailure as failure:
+            if failure.code != "DB-3061":
+                raise
+            told = failure.fields
+        written_ms = int(self.path.stat().st_mtime * 1000)
+        aside = files.set_aside(self.path, written_ms)
+        log.error("file-set-aside", code="DB-3061", file=aside.name, reason=told["reason"], without=self._without)
+        return None
+
+    def write(self, value: dict[str, Any]) -> None:
+        """In place of all before. Raises EnvironmentFailure, and nothing has changed."""
+        text = json.dumps({"version": VERSION, **value}, separators=(",", ":")) + "\n"
+        try:
+            if len(text) > BYTES_MAX:
+                raise ValueError(f"{len(text)} bytes are too much")
+            with files.writing(self.path) as temporary:
+                temporary.write_text(text)
+            files.publish(self.path)
+        except (OSError, ValueError, TimerStoreError) as error:
+            raise EnvironmentFailure(
+                f"cannot write {self.path.name} in store.directory",
+                hint="Look at the volume. A command runs where the bridge runs, as its user. Nothing has changed.",
+                reason=str(error),
+                code="DB-3062",
+            ) from None
