@@ -153,7 +153,8 @@ faults: install
 matrix: install
 	$(BIN)/python -m release.brokers --run $(KAFKA)
 
-# An hour for each release; it goes on where it was broken off. INJECTIONS_ARGS="--minutes 20 --only late" does a part.
+# Hours for each release; it goes on where it was broken off. INJECTIONS_ARGS="--minutes 20 --only late" does a part. The
+# results: `.venv/bin/python -m release.injections .cache/injections.json`.
 injections: install
 	$(BIN)/python -m tests.injections $(KAFKA) $(INJECTIONS_ARGS)
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from dev.proxy.protocol import Api, Request
 
-RECENT: Final = 100
+RECENT: Final = 20
 """Hits of an injection that a later request may concern."""
 
 

@@ -6,7 +6,7 @@
 
 Each broker has a port here. Clients stay behind the proxy because it writes these ports into answers that name brokers
 (Metadata, FindCoordinator); an answer to Produce or Fetch that names a partition's new leader is passed on unchanged.
-Everything runs in one thread with one event loop, so that no state needs a lock.
+All traffic is in one thread with one event loop, so that no state of it needs a lock.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import asyncio
 import itertools
 import struct
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
@@ -55,6 +55,7 @@ class Proxy:
         self._servers: list[asyncio.Server] = []
         self._connections: set[_Connection] = set()
         self.injections: list[Injection] = []
+        self._changing = threading.Lock()
         self.transactions = Transactions()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
@@ -82,13 +83,16 @@ class Proxy:
         `when` is called in the proxy's thread.
         """
         injection = Injection(fault, api, id, times, when, arrives, cuts, self._loop.call_soon_threadsafe)
-        self.injections = [*self.injections, injection]
+        with self._changing:
+            self.injections = [*self.injections, injection]
         return injection
 
-    def clear(self) -> None:
-        """Inject nothing more. Held requests go on; late copies are forgotten."""
-        injections, self.injections = self.injections, []
-        for injection in injections:
+    def clear(self, injections: Sequence[Injection] | None = None) -> None:
+        """Inject nothing more, or no more of these. Held requests go on; late copies are forgotten."""
+        with self._changing:
+            gone = self.injections if injections is None else injections
+            self.injections = [each for each in self.injections if each not in gone]
+        for injection in gone:
             injection.stop()
             if injection.fault is not Fault.LATE:
                 injection.release()

@@ -4,7 +4,7 @@
 
 The state file has the counts of every piece that has ended, so that a run can be cut at any time and goes on.
 `--random` draws combinations, and keeps no counts. The status is 1 when anything was lost, doubled or early, and 2 when
-there is more to do.
+there is more to do. `python -m release.injections STATE` puts the counts into docs/brokers.md.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from random import Random
@@ -20,18 +22,71 @@ from typing import Any, Final
 
 from dev.broker.embedded import kafka_version
 from dev.proxy import Proxy
+from release.faults import commit_and_date
 from tests.injections.combinations import Combination
 from tests.injections.piece import Result, run
 from tests.profiles import seed
 from tests.system.broker import own_broker
 from timerstore.clock import SystemClock
 
-PIECE: Final = 50
+PIECE: Final = 100
 """Injections that share topics."""
 FEW: Final = 10
 """Injections of a combination that was drawn."""
 PIECE_S: Final = 180.0
 State = dict[str, dict[str, Any]]
+
+
+class Bars:
+    """The injections on one version: those that are left, and the counts. Its methods are for any thread."""
+
+    def __init__(self, version: str, options: argparse.Namespace, state: State, until_s: float) -> None:
+        self._version, self._options, self._state, self._until_s = version, options, state, until_s
+        known = state.get(version, {})
+        self._results = {one: Result(**known.get(str(one), {})) for one in Combination.all()}
+        self._asked = [one for one in self._results if any(text in str(one) for text in options.only or [""])]
+        self._begun: Counter[Combination] = Counter()
+        """Injections of pieces that have not ended."""
+        self._clock, self._random, self._lock = SystemClock(), Random(seed()), threading.Lock()
+        commit, date = commit_and_date()
+        self._run = f"`{commit}`, {date}"
+
+    def _left(self, one: Combination) -> int:
+        return one.wanted - self._results[one].injected - self._begun[one]
+
+    def _take(self) -> tuple[Combination, int] | None:
+        """The next piece, if one is left and there is time."""
+        found = [one for one in self._asked if self._options.random or self._left(one) > 0]
+        if not found or self._clock.monotonic_s() >= self._until_s:
+            return None
+        if self._options.random:
+            return self._random.choice(found), FEW
+        one = max(found, key=lambda each: self._left(each) / each.wanted)
+        return one, min(PIECE, self._left(one))
+
+    def is_over(self) -> bool:
+        """Whether there is nothing to do, or no time."""
+        return self._take() is None
+
+    def work(self, bootstrap: str, proxy: Proxy) -> None:
+        """Piece after piece."""
+        while True:
+            with self._lock:
+                piece, piece_seed = self._take(), self._random.getrandbits(32)
+                if piece is None:
+                    return
+                one, wanted = piece
+                self._begun[one] += wanted
+            how: Any = {"seed": piece_seed, "seconds": PIECE_S, "renews": not self._options.without_rule}
+            of_piece = run(bootstrap, proxy, one, wanted, **how)
+            of_piece.runs = {self._run: of_piece.injected}
+            with self._lock:
+                self._begun[one] -= wanted
+                self._results[one].add(of_piece)
+                print(self._version, one, asdict(of_piece), f"seed {piece_seed}", flush=True)
+                self._state.setdefault(self._version, {})[str(one)] = asdict(self._results[one])
+                if not self._options.random:
+                    _write(self._options.state, self._state)
 
 
 def main() -> int:
@@ -41,42 +96,23 @@ def main() -> int:
     parser.add_argument("kafka", nargs="*", default=[kafka_version()], metavar="VERSION", help="default: %(default)s")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no piece after so long")
     parser.add_argument("--state", type=Path, default=Path(".cache/injections.json"))
-    parser.add_argument("--only", default="", help="combinations with this text in their name")
+    parser.add_argument("--only", action="append", help="combinations with this text in their name")
+    parser.add_argument("--at-once", type=int, default=2, help="pieces at the same time (default: %(default)s)")
     parser.add_argument("--random", action="store_true")
     parser.add_argument("--without-rule", action="store_true", help="no new epochs: messages are doubled")
     options = parser.parse_args()
-    clock, random = SystemClock(), Random(seed())
-    until_s = clock.monotonic_s() + options.minutes * 60
+    until_s = SystemClock().monotonic_s() + options.minutes * 60
     state: State = {}
     if options.state.exists() and not options.random:
         state = json.loads(options.state.read_text())
     for version in options.kafka:
-        results = {one: Result(**state.get(version, {}).get(str(one), {})) for one in Combination.all()}
-
-        def left(results: Mapping[Combination, Result] = results) -> list[Combination]:
-            """Combinations with injections left, if there is time."""
-            is_over = clock.monotonic_s() >= until_s
-            asked = [one for one in results if options.only in str(one)]
-            return [] if is_over else [one for one in asked if options.random or results[one].injected < one.wanted]
-
-        if not left():
+        bars = Bars(version, options, state, until_s)
+        if bars.is_over():
             continue
-        with own_broker(version=version) as broker, Proxy(broker.bootstrap) as proxy:
-            while found := left():
-                one = (
-                    random.choice(found)
-                    if options.random
-                    else min(found, key=lambda each: results[each].injected / each.wanted)
-                )
-                result, piece_seed = results[one], random.getrandbits(32)
-                wanted = FEW if options.random else min(PIECE, one.wanted - result.injected)
-                how: Any = {"seed": piece_seed, "seconds": PIECE_S, "renews": not options.without_rule}
-                of_piece = run(broker.bootstrap, proxy, one, wanted, **how)
-                result.add(of_piece)
-                print(version, one, asdict(of_piece), f"seed {piece_seed}", flush=True)
-                state.setdefault(version, {})[str(one)] = asdict(result)
-                if not options.random:
-                    _write(options.state, state)
+        pool = ThreadPoolExecutor(options.at_once)
+        with own_broker(version=version) as broker, Proxy(broker.bootstrap) as proxy, pool:
+            for worker in [pool.submit(bars.work, broker.bootstrap, proxy) for _ in range(options.at_once)]:
+                worker.result()
     return _report(state, options.kafka, is_partial=options.random)
 
 

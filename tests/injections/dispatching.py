@@ -1,22 +1,20 @@
 """The process that delivers, without Java: a dispatcher that goes on where Kafka says that its predecessor was.
 
-    python -m tests.injections.dispatching '{"bootstrap": ..., ...}'
-
-Each line that it reads is a list of pieces [first number, rows, first due time, milliseconds between two]; the first
-line has everything that was ever there. Each line that it writes says how many rows there are, and how many are left.
-At the end of its input it stops.
+It gets lists of pieces (first number, rows, first due time, milliseconds between two); the first list has everything
+that was ever there. It says how many rows there are, and how many are left.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
-import queue
-import sys
-import threading
+import os
+import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, Final
 
 from confluent_kafka import KafkaError
@@ -28,7 +26,8 @@ from tests.entries import table_of
 from tests.injections.coordinator import state_of
 from tests.injections.rows import PARTITIONS, row
 
-LOOK_S: Final = 0.02
+LOOK_S: Final = 0.05
+LOG: Final = "log"
 Piece = tuple[int, int, int, int]
 
 
@@ -45,9 +44,6 @@ class Order:
     rows: int = 8
     renews: bool = True
 
-    def text(self) -> str:
-        return json.dumps(asdict(self))
-
 
 def aborting(writer: Writer, each: int) -> Writer:
     """Each `each`th transaction is aborted, as after a rebalance."""
@@ -63,7 +59,8 @@ def aborting(writer: Writer, each: int) -> Writer:
 
 
 def rig_of(order: Order) -> Rig:
-    """A dispatcher behind the proxy, which is soon connected again."""
+    """A dispatcher behind the proxy, which is soon connected again, and opens its producer with the membership, as the
+    bridge does: else it would wait until the transaction of a killed predecessor has timed out."""
     return Rig(
         order.bootstrap,
         order.delay,
@@ -72,6 +69,7 @@ def rig_of(order: Order) -> Rig:
         make_writer=partial(aborting, each=order.abort_each),
         properties={"reconnect.backoff.ms": 5, "reconnect.backoff.max.ms": 50},
         renews=order.renews,
+        is_opened_early=True,
     )
 
 
@@ -105,32 +103,23 @@ def end_of(pieces: Sequence[Piece]) -> int:
     return first + count
 
 
-def main() -> None:
-    order = Order(**json.loads(sys.argv[1]))
-    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-
-    def read() -> None:
-        for line in sys.stdin:
-            lines.put(line)
-        lines.put("")
-
-    with rig_of(order) as rig:
-        pieces = json.loads(sys.stdin.readline())
+def deliver(order: Order, connection: Connection, directory: Path) -> None:
+    """Deliver the pieces that come, until the other end is gone; files and output go to `directory`."""
+    tempfile.tempdir = str(directory)
+    with (directory / LOG).open("a") as log:
+        for stream in (1, 2):
+            os.dup2(log.fileno(), stream)
+    said: tuple[int, int] | None = None
+    with suppress(EOFError), rig_of(order) as rig:
+        pieces = connection.recv()
         begin(rig, order, pieces)
-        threading.Thread(target=read, daemon=True).start()
         while not rig.fatal and not rig.listener.fatal:
-            try:
-                line = lines.get(timeout=LOOK_S)
-            except queue.Empty:
-                rig.load()
-                print(end_of(pieces), rig.pending(), flush=True)
+            if connection.poll(LOOK_S):
+                pieces = connection.recv()
+                add(rig, order, pieces)
                 continue
-            if not line:
-                return
-            pieces = json.loads(line)
-            add(rig, order, pieces)
+            rig.load()
+            said, before = (end_of(pieces), rig.pending()), said
+            if said != before:
+                connection.send(said)
         raise (rig.fatal + rig.listener.fatal)[0]
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,86 @@
+"""The table of docs/brokers.md on requests that arrive late, twice or never: how many, on which release of Kafka, and
+the outcome. The counts are in docs/injections.json, by version and combination.
+
+    make injections KAFKA="4.2.2 4.4.0"         inject
+    python -m release.injections STATE          the counts of that state file, and the table
+    python -m release.injections                the table alone
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from release.brokers import DOCUMENT
+from release.faults import ROOT, generated
+from tests.injections.combinations import MANY, Combination
+
+RESULTS: Final = ROOT / "docs" / "injections.json"
+BEGIN, END = "<!-- injections: `python -m release.injections` writes what follows -->", "<!-- end of injections -->"
+
+Counts = Mapping[str, Mapping[str, Any]]
+"""Of a version, by combination: see `Result` in tests/injections/piece.py."""
+
+
+def group_of(one: Combination) -> str:
+    """The row of a combination."""
+    return f"{one.api} {one.fault}" if one in MANY else f"others {one.fault}"
+
+
+def table(recorded: Mapping[str, Counts]) -> str:
+    """Markdown: a row for each version and group."""
+    heading = "| Kafka | request and fault | combinations | injected | answers | SIGKILL | lost, doubled, early | run |"
+    lines = [heading, "|---|---|---|---|---|---|---|---|"]
+    groups = dict.fromkeys(map(group_of, Combination.all()))
+    for version, counts in sorted(recorded.items()):
+        for group in groups:
+            cells = row_of(group, counts)
+            lines += [f"| {version} | {' | '.join(cells)} |"] if cells else []
+    return "\n".join(lines)
+
+
+def row_of(group: str, counts: Counts) -> list[str]:
+    """The cells of a group; none where nothing of it was injected."""
+    combinations = [one for one in Combination.all() if group_of(one) == group]
+    found = [counts[str(one)] for one in combinations if str(one) in counts]
+    if not found:
+        return []
+    answers, runs = Counter[str](), Counter[str]()
+    for each in found:
+        answers.update(each["answers"])
+        runs.update(each["runs"])
+    total = {name: sum(each[name] for each in found) for name in ("injected", "kills", "lost", "doubled", "early")}
+    wanted = sum(one.wanted for one in combinations)
+    return [
+        group,
+        f"{len(found)} of {len(combinations)}",
+        f"{total['injected']:,} of {wanted:,}" if total["injected"] < wanted else f"{total['injected']:,}",
+        ", ".join(f"{answer} {count:,}" for answer, count in answers.most_common()),
+        f"{total['kills']:,}",
+        f"{total['lost']}, {total['doubled']}, {total['early']}",
+        "; ".join(f"{run}: {count:,}" for run, count in runs.items()) if len(runs) > 1 else next(iter(runs), ""),
+    ]
+
+
+def recorded() -> dict[str, Counts]:
+    """By version; empty before the first record."""
+    return dict(json.loads(RESULTS.read_text(encoding="utf-8"))) if RESULTS.exists() else {}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("state", type=Path, nargs="?", metavar="STATE")
+    state = parser.parse_args().state
+    if state is not None:
+        counts = json.loads(state.read_text(encoding="utf-8"))
+        RESULTS.write_text(json.dumps(counts, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    text = DOCUMENT.read_text(encoding="utf-8")
+    DOCUMENT.write_text(generated(text, table(recorded()), BEGIN, END), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
