@@ -356,7 +356,8 @@ class Application:
             try:
                 return self._follow(context, anew=anew)
             except BridgeError as error:
-                if not self._identity.refuse(error, context.ownership.membership().partitions):
+                delivered = frozenset() if self._pipeline is None else self._pipeline.owned
+                if not self._identity.refuse(error, context.ownership.membership().partitions, delivered):
                     raise
 
     def _owned(self, partitions: frozenset[SourceName]) -> frozenset[SourceName]:

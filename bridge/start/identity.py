@@ -40,6 +40,12 @@ class Doubt(StrEnum):
     TRUNCATED = "truncated"
     REFUSED = "refused"
     """A start would not go on with it; it came to this instance while others ran."""
+    UNANSWERED = "no-answer"
+    """It came to this instance while others ran, and the brokers do not say how a start would go on: it is tried again
+    with the next look."""
+
+
+PASSES: Final = frozenset({Doubt.MISSING, Doubt.UNANSWERED})
 
 
 EXPLAINED: Final[Mapping[Doubt, str]] = {
@@ -47,6 +53,7 @@ EXPLAINED: Final[Mapping[Doubt, str]] = {
     Doubt.REPLACED: "the topic was deleted and created again",
     Doubt.DELETED: "records were deleted before they were read",
     Doubt.TRUNCATED: "the brokers have lost acknowledged records",
+    Doubt.UNANSWERED: "the brokers do not answer about it",
 }
 
 

@@ -25,7 +25,7 @@ from bridge.kafka.admin import Cluster, Watermarks
 from bridge.kafka.leader_epochs import Stretch
 from bridge.kafka.membership import Ownership
 from bridge.start.first_commits import ANOTHER_TOPIC, NO_TOPIC, StartFacts
-from bridge.start.identity import EXPLAINED, Doubt, Looked, believed, findings, refusal, stretches
+from bridge.start.identity import EXPLAINED, PASSES, Doubt, Looked, believed, findings, refusal, stretches
 from bridge.start.roll_window import TOO_SHORT
 from bridge.telemetry.heartbeats import Beat, unwatched
 from timerstore.clock import Clock
@@ -122,15 +122,21 @@ class IdentityWatch:
         """Whether one of these partitions is held."""
         return not self._holds.keys().isdisjoint(names)
 
-    def refuse(self, error: BridgeError, owned: Iterable[SourceName]) -> bool:
+    def refuse(self, error: BridgeError, owned: Collection[SourceName], delivered: Collection[SourceName] = ()) -> bool:
         """Hold the partitions with which a start would not go on, as `error` says, while others of `owned` are
         delivered. Returns whether there are such partitions, and others, unless they may be there again soon; at the
-        process's own start there are none."""
+        process's own start there are none. What the brokers do not answer concerns those that come beside `delivered`
+        ones."""
         topic, partition = error.fields.get("topic"), error.fields.get("partition")
         if error.code == ANOTHER_TOPIC:
             partition = None  # it names one of all
         new = {name for name in owned if name[0] == topic and partition in (None, name[1])} - self._holds.keys()
         is_missing, is_lasting = error.code == NO_TOPIC, isinstance(error, StateError) or error.code in TOO_SHORT
+        if isinstance(error, EnvironmentFailure) and not is_lasting and delivered:
+            come = {*owned} - {*delivered} - self._holds.keys()
+            log.warning("identity-unknown", reason=str(error))
+            self._hold(dict.fromkeys(come, _Hold(doubt=Doubt.UNANSWERED, error=None)))
+            return bool(come)
         if not is_lasting or not self._ids or not new or not (is_missing or set(owned) - new - self._holds.keys()):
             return False
         if is_missing:
@@ -311,7 +317,7 @@ class IdentityWatch:
         if is_there and known not in (None, ids[name[0]]) and hold.error is None:
             self._hold({name: _Hold(doubt=Doubt.REPLACED, error=refusal(name, Doubt.REPLACED))})
             return Change.HELD
-        if is_there and hold.doubt is Doubt.MISSING:
+        if is_there and hold.doubt in PASSES:
             self._release(name)
             return Change.HELD
         if not is_there or hold.cut is None or not self._mend(group, cluster, name, hold.cut):

@@ -301,7 +301,7 @@ class _Gauges(Collector):
         yield _gauge("corrupt_batch_offset", text, now.corrupt_batches, "topic", "partition")
         text = (
             "Partitions of delay topics that are held, since they may not be what was read before: replaced, missing, "
-            "records-deleted, truncated, refused. The log says more; the others are delivered."
+            "records-deleted, truncated, refused, no-answer. The log says more; the others are delivered."
         )
         yield _gauge("partitions_in_doubt", text, now.in_doubt, "topic", "doubt")
         text = (

@@ -207,6 +207,27 @@ def test_a_partition_that_leaves_no_room_is_left_out_for_a_while(bench: Bench) -
     bench.is_in("running", 1)
 
 
+def test_partitions_that_come_without_an_answer_end_nothing(bench: Bench) -> None:
+    """The pipeline goes on with what it has, and they are tried again."""
+    bench.assign(A)
+    bench.is_in("running", 1)
+    [made], failures = bench.made, [EnvironmentFailure("no answer", hint="Wait.")]
+
+    def follow(owned: frozenset[SourceName], _: Membership) -> bool:
+        if failures:
+            raise failures.pop()
+        return bench.follow(made, owned)
+
+    made.follow.side_effect = follow
+    bench.assign(A, B)
+    wait_until(lambda: bench.application._identity.counts() == {("delay", "no-answer"): 1}, SEEN_S)
+    wait_until(lambda: made.follow.call_args.args[0] == {A}, SEEN_S)
+    bench.application._identity._release(B)
+    bench.assign(A, B)
+    wait_until(lambda: made.owned == {A, B}, SEEN_S)
+    assert "pipeline stops" not in bench.order
+
+
 def test_partitions_in_doubt_are_not_delivered(bench: Bench) -> None:
     """The others go on; with none left the pipeline ends, and the process waits until one is released."""
     identity = bench.application._identity

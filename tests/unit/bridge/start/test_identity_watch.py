@@ -215,6 +215,16 @@ def test_a_topic_that_keeps_its_records_too_briefly_is_held_alone(site: Scripted
     assert not site.watch.refuse(other, OWNED) and not IdentityWatch(site.clock).refuse(error, OWNED)
 
 
+@pytest.mark.fault("brokers that do not answer about partitions that come to a running bridge")
+def test_a_partition_that_comes_and_gets_no_answer_is_tried_again(site: Scripted) -> None:
+    """Those that are delivered go on. Where nothing is, as at a start, the process ends."""
+    error = EnvironmentFailure("cannot look up offsets", hint="Check the brokers.", code="DB-3002")
+    assert not site.watch.refuse(error, OWNED) and not site.watch.refuse(error, OWNED, OWNED)
+    assert site.watch.refuse(error, OWNED, {C}) and site.watch.without(OWNED) == {C}
+    assert site.watch.counts() == {("a", "no-answer"): 2} and site.watch.without(OWNED - {C}) == frozenset()
+    assert site.look() is Change.HELD and site.watch.without(OWNED) == OWNED, "it is tried again"
+
+
 def test_brokers_that_do_not_answer_change_nothing(site: Scripted) -> None:
     site.ids["a"] = "another"
     site.answers = False
