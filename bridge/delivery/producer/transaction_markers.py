@@ -28,6 +28,7 @@ then ends the open transaction of a killed process, without a question.
 
 from __future__ import annotations
 
+import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -58,6 +59,8 @@ LOOKS: Final[Mapping[str, object]] = {"retry.backoff.ms": 5, "retry.backoff.max.
 """Between two looks. Offsets of a bridge with much to deliver are pending most of the time, but not of one transaction:
 between two of them they are not for some milliseconds."""
 ASK_S: Final = 2.0
+ANSWERS_S: Final = 60.0
+"""How long the outcomes of all ids may take: a slow machine needs half a minute for the first of them."""
 CALL_S: Final = 10.0
 
 log = structlog.get_logger("bridge.delivery.producer.transaction_markers")
@@ -85,11 +88,16 @@ OPEN: Final = "Ongoing"
 class MarkerRepair:
     """See the module. Its methods are for any thread."""
 
-    def __init__(self, settings: Settings, ask: States, forgotten_as: Outcome | None = None) -> None:
-        """`forgotten_as` is an operator's choice for transactions of which their coordinators say nothing."""
+    def __init__(
+        self, settings: Settings, ask: States, forgotten_as: Outcome | None = None, answers_s: float = ANSWERS_S
+    ) -> None:
+        """`forgotten_as` is an operator's choice for transactions of which their coordinators say nothing; `explain`
+        waits up to `answers_s` for the others' outcomes."""
         self._settings = settings
         self._ask = ask
         self._forgotten_as = forgotten_as
+        self._answers_s = answers_s
+        self._changed = threading.Condition()
         self._unrepaired: set[str] = set()
         """Ids that are yet to be asked about, to be initialised, or whose end is yet to be written."""
         self._forgotten: set[str] = set()
@@ -129,18 +137,25 @@ class MarkerRepair:
         log.warning("offsets-pending", id=name, state=state, to_be=None if outcome is None else outcome.value)
         if outcome is None:
             self._forgotten.add(name)
-            self._unrepaired.discard(name)
+            self._settle(name)
         return outcome
 
     def concluded(self, name: str) -> None:
         """The id is initialised, so that its last transaction has come to its end, or never will be. Until then that
         transaction may be what is pending."""
-        self._unrepaired.discard(name)
+        self._settle(name)
+
+    def _settle(self, name: str) -> None:
+        with self._changed:
+            self._unrepaired.discard(name)
+            self._changed.notify_all()
 
     def explain(self) -> StateError | None:
         """Why offsets stay pending for longer than any transaction may take: what became of one is not known. None: for
         another reason, or one that may pass.
         """
+        with self._changed:
+            self._changed.wait_for(lambda: not self._unrepaired, self._answers_s if self._forgotten else 0)
         try:
             is_known = self._unrepaired or not self._forgotten or not are_offsets_pending(self._settings)
         except KafkaException:
@@ -185,7 +200,7 @@ class MarkerRepair:
         Raises KafkaException: the producer is then of no use; EnvironmentFailure when brokers would refuse it.
         """
         if not are_offsets_pending(self._settings):
-            self._unrepaired.discard(name)
+            self._settle(name)
             return
         self._must_be_allowed()
         with closing(_consumer(self._settings)) as consumer:
@@ -199,7 +214,7 @@ class MarkerRepair:
             producer.commit_transaction(CALL_S)
         else:
             producer.abort_transaction(CALL_S)
-        self._unrepaired.discard(name)
+        self._settle(name)
         log.info("transaction-ended-again", id=name, outcome=outcome.value)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import cast
 
 import pytest
@@ -22,7 +23,7 @@ def test_nothing_is_forgotten_while_another_id_is_being_initialised(monkeypatch:
     pending = False
     monkeypatch.setattr(transaction_markers, "are_offsets_pending", lambda *_: pending)
     monkeypatch.setattr(MarkerRepair, "_must_be_allowed", lambda _: None)
-    repair = MarkerRepair(cast("Settings", None), each({"a": "Ongoing", "a.2": "Empty"}))
+    repair = MarkerRepair(cast("Settings", None), each({"a": "Ongoing", "a.2": "Empty"}), answers_s=0)
     assert repair.outcome_of("a") is None
     pending = True
     assert repair.outcome_of("a.2") is None
@@ -38,13 +39,26 @@ def test_nothing_is_forgotten_while_what_a_kill_left_open_is_being_ended(monkeyp
     """That is what is pending, and nobody asks about its id a second time."""
     monkeypatch.setattr(transaction_markers, "are_offsets_pending", lambda *_: True)
     monkeypatch.setattr(MarkerRepair, "_must_be_allowed", lambda _: None)
-    repair = MarkerRepair(cast("Settings", None), each({"a": "Empty", "a.2": "Ongoing"}))
+    repair = MarkerRepair(cast("Settings", None), each({"a": "Empty", "a.2": "Ongoing"}), answers_s=0)
     assert repair.left_open(["a", "a.2"]) == "a.2"
     assert repair.outcome_of("a") is None
     assert repair.explain() is None
     repair.concluded("a.2")
     explained = repair.explain()
     assert explained is not None and explained.fields["ids"] == "a"
+
+
+def test_the_verdict_waits_for_the_outcomes_of_all_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a slow machine the coordinators' answers take longer than the wait for committed offsets."""
+    monkeypatch.setattr(transaction_markers, "are_offsets_pending", lambda *_: True)
+    monkeypatch.setattr(MarkerRepair, "_must_be_allowed", lambda _: None)
+    repair = MarkerRepair(cast("Settings", None), each({"a": "Empty", "a.2": "Ongoing"}))
+    assert (repair.outcome_of("a.2"), repair.outcome_of("a")) == (Outcome.ABORTED, None)
+    with ThreadPoolExecutor(1) as pool:
+        explained = pool.submit(repair.explain)
+        repair.concluded("a.2")
+        found = explained.result()
+    assert found is not None and found.fields["ids"] == "a"
 
 
 def test_a_transaction_that_a_kill_left_open_is_ended_by_the_initialisation(monkeypatch: pytest.MonkeyPatch) -> None:
