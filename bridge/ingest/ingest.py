@@ -340,6 +340,8 @@ class Ingest:
 
     def _run_batches(self) -> None:
         while not self._shared.stopping.wait(LOOK_S):
+            if not self._suspects.names:
+                continue
             run = self._shared.run
             is_over = partial(self._is_over, run)
             if self._suspects.look(self._store.next_offsets(), partial(self._take_batches, run), is_over):

@@ -49,7 +49,7 @@ PLACE_MAX: Final = 16
 """Connections of one address."""
 THREADS_MAX: Final = 4 * CONNECTIONS_MAX
 """Of requests; a thread whose connection was cut off ends soon, unless it hangs, as all of them do with the store."""
-STOP_LOOK_S: Final = 0.1
+STOP_LOOK_S: Final = 0.25
 """How often it is looked whether to stop: half of it is what the end of the process waits for, on average."""
 
 
