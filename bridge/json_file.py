@@ -74,10 +74,12 @@ class JsonFile:
         except EnvironmentFailure as failure:
             if failure.code != "DB-3061":
                 raise
-            told = failure.fields
-        written_ms = int(self.path.stat().st_mtime * 1000)
-        aside = files.set_aside(self.path, written_ms)
-        log.error("file-set-aside", code="DB-3061", file=aside.name, reason=told["reason"], without=self._without)
+            reason = failure.fields["reason"]
+        try:
+            aside = files.set_aside(self.path, int(self.path.stat().st_mtime * 1000))
+        except (OSError, TimerStoreError) as error:
+            raise self._unwritten(str(error)) from None
+        log.error("file-set-aside", code="DB-3061", file=aside.name, reason=reason, without=self._without)
         return None
 
     def write(self, value: dict[str, Any]) -> None:
@@ -90,9 +92,12 @@ class JsonFile:
                 temporary.write_text(text)
             files.publish(self.path)
         except (OSError, ValueError, TimerStoreError) as error:
-            raise EnvironmentFailure(
-                f"cannot write {self.path.name} in store.directory",
-                hint="Look at the volume. A command runs where the bridge runs, as its user. Nothing has changed.",
-                reason=str(error),
-                code="DB-3062",
-            ) from None
+            raise self._unwritten(str(error)) from None
+
+    def _unwritten(self, reason: str) -> EnvironmentFailure:
+        return EnvironmentFailure(
+            f"cannot write {self.path.name} in store.directory",
+            hint="Look at the volume. A command runs where the bridge runs, as its user. Nothing has changed.",
+            reason=reason,
+            code="DB-3062",
+        )

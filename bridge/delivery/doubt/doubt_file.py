@@ -16,6 +16,7 @@ from bridge.delivery.doubt.findings import Part
 from bridge.delivery.doubt.records import Row
 from bridge.json_file import JsonFile
 from bridge.wire.committed_state import CommittedState
+from timerstore.rows.position import OFFSET_MAX
 from timerstore.rows.sources import NamedPosition, SourceName, unseen_cut
 
 FILE: Final = "rows-in-doubt.json"
@@ -25,10 +26,10 @@ FILE: Final = "rows-in-doubt.json"
 class Doubt:
     """Rows of one partition that a transaction had when it ended unasked.
 
-    `rows` by offset; `unread` the topics that they were sent to and that are not looked up yet, with the offsets of
-    those rows; `written` the records that were found. The transaction began at `began_ms`, when O was `since`. `last`
-    is the largest position of the rows (None: they are finished by offset); `topic_id` and `cut`, a number, tell the
-    log.
+    `rows` by offset, in this order; `unread` the topics that they were sent to and that are not looked up yet, with the
+    offsets of those rows; `written` the records that were found. The transaction began at `began_ms`, when O was
+    `since`. `last` is the largest position of the rows (None: they are finished by offset); `topic_id` and `cut`, a
+    number, tell the log.
     """
 
     topic_id: str
@@ -36,14 +37,14 @@ class Doubt:
     began_ms: int
     since: int
     last: NamedPosition | None
-    rows: Mapping[int, Row]
+    rows: dict[int, Row]
     unread: Mapping[str, tuple[int, ...]]
     written: Mapping[int, Part]
 
     @property
     def offset(self) -> int:
         """The place by which an operator names it."""
-        return min(self.rows)
+        return next(iter(self.rows))
 
     def in_doubt(self) -> set[int]:
         """Rows that have been sent to a topic which is not looked up yet."""
@@ -73,7 +74,7 @@ class Doubt:
             began_ms=min(self.began_ms, later.began_ms),
             since=min(self.since, later.since),
             last=max((each.last for each in (self, later) if each.last is not None), default=None),
-            rows={**self.rows, **later.rows},
+            rows=dict(sorted({**self.rows, **later.rows}.items())),
             unread={t: (*self.unread.get(t, ()), *later.unread.get(t, ())) for t in {*self.unread, *later.unread}},
             written=self.written,
         )
@@ -82,23 +83,25 @@ class Doubt:
         """The rest of it under a committed state."""
         if state.topic_id != self.topic_id:
             return None
-        cut = unseen_cut(state.cuts, self.cut)
-        kept = self if cut is None else self._below(cut, state.cuts[-1][0] if state.cuts else 0)
+        kept, cut = self, unseen_cut(state.cuts, self.cut)
+        if cut is not None:
+            kept = replace(self._within(range(cut)), cut=state.cuts[-1][0] if state.cuts else 0)
+        if kept.rows and kept.offset < state.first_offset:  # given up by an operator, or no longer in the log
+            kept = kept._within(range(state.first_offset, OFFSET_MAX))
         steps = [(state.offset, state.position), *((end, (at, *name, offset)) for end, at, offset in state.frozen)]
         is_over = not kept.rows or any(
-            (kept.last is None or (position is not None and kept.last <= position)) and max(kept.rows) < end
+            (kept.last is None or (position is not None and kept.last <= position)) and next(reversed(kept.rows)) < end
             for end, position in steps
         )
         return None if is_over else kept
 
-    def _below(self, cut: int, number: int) -> Doubt:
-        unread = {topic: tuple(o for o in offsets if o < cut) for topic, offsets in self.unread.items()}
+    def _within(self, kept: range) -> Doubt:
+        unread = {topic: tuple(o for o in offsets if o in kept) for topic, offsets in self.unread.items()}
         return replace(
             self,
-            cut=number,
-            rows={offset: row for offset, row in self.rows.items() if offset < cut},
+            rows={offset: row for offset, row in self.rows.items() if offset in kept},
             unread={topic: offsets for topic, offsets in unread.items() if offsets},
-            written={offset: part for offset, part in self.written.items() if offset < cut},
+            written={offset: part for offset, part in self.written.items() if offset in kept},
         )
 
 

@@ -36,7 +36,6 @@ from bridge.errors import EnvironmentFailure
 from bridge.telemetry.metrics import Metrics
 from bridge.wire.committed_state import CommittedState
 from timerstore.clock import Clock
-from timerstore.errors import TimerStoreError
 from timerstore.rows.position import AT_MIN, OFFSET_BITS, OFFSET_MAX, Int64s
 from timerstore.rows.sources import SourceName, Sources
 
@@ -179,7 +178,7 @@ class Doubts:
         try:
             self._file.write(self._doubts)
             self._is_kept = True
-        except (EnvironmentFailure, TimerStoreError) as failure:
+        except EnvironmentFailure as failure:
             if self._is_kept:
                 log.error("doubts-not-written", code=failure.code, reason=str(failure))
             self._is_kept = False
@@ -271,7 +270,7 @@ class Doubts:
             chosen = self._choices.all()
             if chosen:
                 self._choices.remove(chosen)
-        except (EnvironmentFailure, TimerStoreError) as failure:
+        except EnvironmentFailure as failure:
             log.warning("choices-not-read", code=failure.code, reason=str(failure))
             return {}
         return chosen
@@ -306,7 +305,7 @@ def _doubt(
         began_ms=began_ms,
         since=state.offset,
         last=max(((at, *name, offset) for offset, at, _, _ in rows if at > AT_MIN), default=None),
-        rows={offset: row for offset, _, row, _ in rows},
+        rows={offset: row for offset, _, row, _ in sorted(rows)},
         unread={topic: tuple(offsets) for topic, offsets in unread.items()},
         written={},
     )

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from bridge.delivery.doubt.doubt_file import Doubt
 from bridge.delivery.doubt.records import Row
 
 
-def doubt(rows: Mapping[int, Row], **other: Any) -> Doubt:
+def doubt(rows: dict[int, Row], **other: Any) -> Doubt:
     """Of rows that were sent to `orders`, and are due at 1,000 ms."""
     told: dict[str, Any] = {
         "topic_id": "id", "cut": 0, "began_ms": 900, "since": 5, "last": (1_000, "delay", 0, max(rows)), "rows": rows,

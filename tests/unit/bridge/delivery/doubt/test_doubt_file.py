@@ -34,6 +34,7 @@ DOUBT = doubt(ROWS, unread={"orders": (6,), "delay": (8,)}, written={6: Part.REC
         (replace(BEFORE, offset=9, frozen=((9, 1_000, 8),)), False),
         (replace(BEFORE, topic_id="another"), False),
         (replace(BEFORE, cuts=((7, 6),)), False),
+        (replace(BEFORE, offset=9, position=None, first_offset=9), False),
     ],
 )
 def test_a_doubt_lasts_until_its_rows_are_finished(state: CommittedState, is_left: bool) -> None:
@@ -47,6 +48,12 @@ def test_rows_above_a_cut_are_other_records() -> None:
     left = DOUBT.under(NAME, state)
     assert left is not None and left.under(NAME, state) == left
     assert (list(left.rows), left.unread, left.in_doubt()) == ([6], {"orders": (6,)}, {6})
+
+
+def test_rows_that_were_given_up_are_in_doubt_no_more() -> None:
+    """`reset-offsets` begins behind them."""
+    left = DOUBT.under(NAME, replace(BEFORE, offset=8, first_offset=8))
+    assert left is not None and (list(left.rows), left.unread, left.written) == ([8], {"delay": (8,)}, {})
 
 
 def test_rows_that_are_finished_by_offset_wait_for_no_position() -> None:
