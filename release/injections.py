@@ -2,7 +2,7 @@
 the outcome. The counts are in docs/injections.json, by version and combination.
 
     make injections KAFKA="4.2.2 4.4.0"         inject
-    python -m release.injections STATE          the counts of that state file, and the table
+    python -m release.injections STATE [OFF]    the counts of that state file, and of a run `--without-rule`; the table
     python -m release.injections                the table alone
 """
 
@@ -22,6 +22,7 @@ from tests.injections.combinations import MANY, Combination
 RESULTS: Final = ROOT / "docs" / "injections.json"
 BEGIN, END = "<!-- injections: `python -m release.injections` writes what follows -->", "<!-- end of injections -->"
 
+OFF: Final = " without the rule"
 Counts = Mapping[str, Mapping[str, Any]]
 """Of a version, by combination: see `Result` in tests/injections/piece.py."""
 
@@ -38,13 +39,13 @@ def table(recorded: Mapping[str, Counts]) -> str:
     groups = dict.fromkeys(map(group_of, Combination.all()))
     for version, counts in sorted(recorded.items()):
         for group in groups:
-            cells = row_of(group, counts)
+            cells = row_of(group, counts, is_off=version.endswith(OFF))
             lines += [f"| {version} | {' | '.join(cells)} |"] if cells else []
     return "\n".join(lines)
 
 
-def row_of(group: str, counts: Counts) -> list[str]:
-    """The cells of a group; none where nothing of it was injected."""
+def row_of(group: str, counts: Counts, *, is_off: bool = False) -> list[str]:
+    """The cells of a group; none where nothing of it was injected. `is_off`: without the rule, a few are enough."""
     combinations = [one for one in Combination.all() if group_of(one) == group]
     found = [counts[str(one)] for one in combinations if str(one) in counts]
     if not found:
@@ -58,7 +59,7 @@ def row_of(group: str, counts: Counts) -> list[str]:
     return [
         group,
         f"{len(found)} of {len(combinations)}",
-        f"{total['injected']:,} of {wanted:,}" if total["injected"] < wanted else f"{total['injected']:,}",
+        f"{total['injected']:,}" + (f" of {wanted:,}" if total["injected"] < wanted and not is_off else ""),
         ", ".join(f"{answer} {count:,}" for answer, count in answers.most_common()),
         f"{total['kills']:,}",
         f"{total['lost']}, {total['doubled']}, {total['early']}",
@@ -74,9 +75,13 @@ def recorded() -> dict[str, Counts]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("state", type=Path, nargs="?", metavar="STATE")
-    state = parser.parse_args().state
-    if state is not None:
-        counts = json.loads(state.read_text(encoding="utf-8"))
+    parser.add_argument("off", type=Path, nargs="?", metavar="OFF")
+    options = parser.parse_args()
+    if options.state is not None:
+        counts = json.loads(options.state.read_text(encoding="utf-8"))
+        if options.off is not None:
+            off = json.loads(options.off.read_text(encoding="utf-8"))
+            counts |= {f"{version}{OFF}": each for version, each in off.items()}
         RESULTS.write_text(json.dumps(counts, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     text = DOCUMENT.read_text(encoding="utf-8")
     DOCUMENT.write_text(generated(text, table(recorded()), BEGIN, END), encoding="utf-8")

@@ -28,3 +28,4 @@ def test_a_row_tells_what_is_missing_and_what_went_wrong() -> None:
     assert (answers, kills, wrong) == ("INVALID_PRODUCER_EPOCH 899, taken 1", "90", "0, 2, 1")
     assert run == "`a`, d: 300; `b`, d: 600"
     assert row_of("others late", {str(one): counts}) == []
+    assert row_of(group, {str(one): counts}, is_off=True)[2] == "900"
