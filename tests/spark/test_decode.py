@@ -1,7 +1,8 @@
 """Decoding, on Spark and in Python: examples by table, and agreement with each other and with the pure readers of
 headers.py on whatever Hypothesis thinks of.
 
-A Spark job costs tenths of a second whatever its size, so each test decodes all its examples in one.
+A Spark job costs a tenth of a second whatever its size, and its plan a second: each test decodes all its examples in
+one, and tests with the same parameters share a plan (engines.py).
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 import pytest
@@ -44,30 +44,20 @@ from tests.decode_examples import (
     without,
 )
 from tests.decode_oracle import copies, oracle, records
-from tests.spark.engines import decoded_by_both
+from tests.spark.engines import SOURCE_SCHEMA, as_source_gives, decoded_by_both
 from timerstore.rows.entry import ENTRY, UNCOPYABLE
-
-SOURCE_SCHEMA = (
-    "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, timestampType int, "
-    "headers array<struct<key:string,value:binary>>"
-)
 
 
 def table(spark: SparkSession, rows: Sequence[Row]) -> DataFrame:
     """The records as Spark's Kafka source gives them."""
-    epoch = datetime(1970, 1, 1, tzinfo=UTC)
-    names = ("key", "value", "topic", "partition", "offset", "timestampType", "headers")
-    data = [
-        {"timestamp": epoch + timedelta(milliseconds=row["ts"])} | {name: row[name] for name in names} for row in rows
-    ]
-    return spark.createDataFrame(data, SOURCE_SCHEMA)
+    return spark.createDataFrame(as_source_gives(rows), SOURCE_SCHEMA)
 
 
 def decoded(
     spark: SparkSession, rows: Sequence[Row], all_epochs: Mapping[tuple[str, int], DecodeEpochs] = ONE
 ) -> list[Row]:
     """The entries of the records, in order, of which both engines make the same."""
-    entries = decoded_by_both(table(spark, rows), rows, all_epochs)
+    entries = decoded_by_both(spark, rows, all_epochs)
     assert entries.schema.names == ENTRY.names
     assert entries.cast(ENTRY).num_rows == len(rows)
     assert [field.type for field in entries.schema if not pa.types.is_list(field.type)] == [

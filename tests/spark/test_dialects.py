@@ -35,7 +35,6 @@ from tests.decode_examples import (
 )
 from tests.entries import rows_of
 from tests.spark.engines import decoded_by_both
-from tests.spark.test_decode import table
 from timerstore.rows.entry import Kind
 from timerstore.rows.sources import Sources
 
@@ -44,7 +43,7 @@ def decoded(
     spark: SparkSession, rows: list[dict[str, Any]], all_epochs: Mapping[tuple[str, int], DecodeEpochs] = DIALECT_EPOCHS
 ) -> list[dict[str, Any]]:
     """The entries, their headers as pairs."""
-    entries = decoded_by_both(table(spark, rows), rows, all_epochs).to_pylist()
+    entries = decoded_by_both(spark, rows, all_epochs).to_pylist()
     return [{**row, "headers": [(h["key"], h["value"]) for h in row["headers"] or []]} for row in entries]
 
 
