@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 
 from bridge.install import connector
 from bridge.spark import session as own
+from bridge.spark.installed import shipped
 from tests.java import SHORT_LIVED
 
 
@@ -26,7 +27,7 @@ def spark() -> Iterator[SparkSession]:
         .appName("tests")
         .config(map=dict(own.DEFAULTS))
         .config("spark.driver.memory", "1g")
-        .config("spark.driver.extraClassPath", os.pathsep.join(map(str, (*jars, *own.shipped()))))
+        .config("spark.driver.extraClassPath", os.pathsep.join(map(str, (*jars, *shipped()))))
         .config("spark.driver.extraJavaOptions", f"-XX:+UseSerialGC {SHORT_LIVED} -XX:SharedArchiveFile={archive}")
         .config("spark.sql.session.timeZone", "Pacific/Chatham")
         .config("spark.sql.ansi.enabled", "true")

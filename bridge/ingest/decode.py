@@ -18,9 +18,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
-from typing import Final
-
-from pyspark.sql import DataFrame
+from typing import TYPE_CHECKING, Final
 
 from bridge.ingest import sql as F
 from bridge.ingest.decode_in_force import Parameters, in_force
@@ -35,6 +33,9 @@ from bridge.wire.reasons import RejectReason
 from bridge.wire.schedule import TICK_DELAY_MS_MAX, TICK_MAX
 from timerstore.cancels.cancels import NO_ORIGIN, SEVERAL
 from timerstore.rows.entry import UNCOPYABLE
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 AT_MIN: Final = -(2**63)
 """`at` of rejects and commands: minus infinity."""

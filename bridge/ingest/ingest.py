@@ -22,11 +22,10 @@ from concurrent.futures import Future
 from functools import partial
 from itertools import count
 from math import inf
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 import structlog
-from pyspark.sql import SparkSession
 
 from bridge.errors import BridgeError, InternalError
 from bridge.ingest.batches.suspects import Suspects
@@ -46,6 +45,9 @@ from timerstore.clock import Clock
 from timerstore.errors import Closed
 from timerstore.rows.sources import SourceName
 from timerstore.store import TimerStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 log = structlog.get_logger("bridge.ingest.ingest")
 

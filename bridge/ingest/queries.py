@@ -14,12 +14,10 @@ from concurrent.futures import TimeoutError as NotYet
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import pyarrow as pa
 import structlog
-from pyspark.sql import SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
 
 from bridge.errors import BridgeError, EnvironmentFailure
 from bridge.ingest.batches.suspects import Suspects
@@ -38,6 +36,10 @@ from timerstore.clock import Clock
 from timerstore.errors import TimerStoreError
 from timerstore.rows.sources import SourceName
 from timerstore.store import TimerStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 
 log = structlog.get_logger("bridge.ingest.ingest")
 

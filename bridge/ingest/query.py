@@ -15,15 +15,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
-
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
+from typing import TYPE_CHECKING, Any, Final
 
 from bridge.errors import EnvironmentFailure
 from bridge.ingest.decode import decode
 from bridge.wire.decode_epochs import DecodeEpochs
 from timerstore.rows.sources import SourceName
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 
 Offsets = Mapping[SourceName, int]
 

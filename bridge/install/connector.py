@@ -17,10 +17,9 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-import pyspark
-
 from bridge.errors import BridgeError, EnvironmentFailure
 from bridge.install import maven
+from bridge.spark import installed
 
 JARS_VARIABLE: Final = "DELAY_BRIDGE_JARS"
 SCALA: Final = "2.13"
@@ -77,7 +76,7 @@ def jars() -> list[Path]:
             "Spark's Kafka connector is not installed in the version that PySpark needs",
             hint=REMEDY,
             directory=directory,
-            version=pyspark.__version__,
+            version=installed.version(),
             code="DB-3021",
         )
     return sorted(directory.glob("*.jar"))
@@ -90,7 +89,7 @@ def install(into: Path) -> list[Path]:
         with tempfile.TemporaryDirectory(prefix=f".{into.name}.", dir=into.parent) as scratch:
             into.rename(Path(scratch, "replaced"))
     shipped = _shipped()
-    return maven.resolve(POM.format(version=pyspark.__version__), into, keep=lambda jar: artifact(jar) not in shipped)
+    return maven.resolve(POM.format(version=installed.version()), into, keep=lambda jar: artifact(jar) not in shipped)
 
 
 def installed_directory() -> Path:
@@ -106,13 +105,13 @@ def artifact(jar: Path) -> str:
 
 def _complete(directory: Path) -> bool:
     found = list(directory.glob("*.jar"))
-    connector = f"{NEEDED[0]}-{pyspark.__version__}.jar"
+    connector = f"{NEEDED[0]}-{installed.version()}.jar"
     return {artifact(jar) for jar in found}.issuperset(NEEDED) and any(jar.name == connector for jar in found)
 
 
 def _shipped() -> frozenset[str]:
     """Names of the jars inside PySpark: a second version of one of them on the class path would be a lottery."""
-    return frozenset(artifact(jar) for jar in Path(pyspark.__file__).parent.joinpath("jars").glob("*.jar"))
+    return frozenset(artifact(jar) for jar in installed.shipped())
 
 
 def main() -> int:

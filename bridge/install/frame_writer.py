@@ -16,10 +16,9 @@ import zipfile
 from pathlib import Path
 from typing import Final
 
-import pyspark
-
 from bridge.errors import BridgeError, EnvironmentFailure
 from bridge.install import connector
+from bridge.spark import installed
 
 SOURCES: Final = sorted((Path(__file__).parents[1] / "ingest" / "java").glob("*.java"))
 RELEASE: Final = "17"
@@ -30,7 +29,7 @@ NEWEST: Final = (1980, 1, 1, 0, 0, 0)
 def install(into: Path) -> Path:
     """Compile the sources into a jar of the directory `into`. Raises EnvironmentFailure."""
     javac = _javac()
-    classes = os.pathsep.join([str(Path(pyspark.__file__).parent / "jars" / "*"), str(into / "*")])
+    classes = os.pathsep.join([str(installed.home() / "jars" / "*"), str(into / "*")])
     jar = into / connector.FRAME_WRITER
     into.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
@@ -41,7 +40,7 @@ def install(into: Path) -> Path:
             raise EnvironmentFailure(
                 "the Java of the bridge does not compile",
                 hint=done.stderr[-2000:],
-                version=pyspark.__version__,
+                version=installed.version(),
                 code="DB-3032",
             )
         made = into / f".{jar.name}.{os.getpid()}"

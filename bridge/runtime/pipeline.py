@@ -25,10 +25,9 @@ import threading
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
-from pyspark.sql import SparkSession
 
 from bridge.delivery.dispatcher import Dispatcher
 from bridge.delivery.states import AT_REST
@@ -61,9 +60,11 @@ from bridge.wire.decode_epochs import DecodeEpochs
 from timerstore.clock import Clock
 from timerstore.errors import TimerStoreError
 from timerstore.operations import recovery
-from timerstore.operations.recovery import Found
 from timerstore.rows.sources import SourceName
 from timerstore.store import TimerStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 INGEST, QUERY, MAINTENANCE = "ingest", "query", "maintenance"
 """Names of hearts."""
@@ -121,7 +122,7 @@ class Pipeline:
         self._ingest: Ingest | None = None
         self._suspects: Suspects | None = None
         self._maintenance: MaintenanceThread | None = None
-        self._found: Found | None = None
+        self._found: recovery.Found | None = None
         self.store: TimerStore | None = None
         self.retention: RetentionGuard | None = None
 
@@ -282,7 +283,7 @@ class Pipeline:
         store, ingest, maintenance = self.store, self._ingest, self._maintenance
         if store is None or ingest is None or maintenance is None:
             return False
-        index = Found(
+        index = recovery.Found(
             directory=store.state.directory, descriptor=-1, identity=store.state.identity,
             checkpoint=store.state.checkpoint,
         )  # fmt: skip
@@ -415,7 +416,7 @@ class Pipeline:
                 code="DB-3034",
             )
 
-    def _plan(self, found: Found, owned: frozenset[SourceName], member: Membership) -> StartPlan | None:
+    def _plan(self, found: recovery.Found, owned: frozenset[SourceName], member: Membership) -> StartPlan | None:
         context = self._context
         limits = limits_of(context.cluster, sorted({topic for topic, _ in owned}))
         parameters = {topic: decode_parameters(context.settings, topic, limit) for topic, limit in limits.items()}
@@ -439,7 +440,7 @@ class Pipeline:
             self.topic_ids = {**self.topic_ids, **{name[0]: state.topic_id for name, state in plan.states.items()}}
         return plan
 
-    def _open(self, found: Found, plan: StartPlan) -> TimerStore:
+    def _open(self, found: recovery.Found, plan: StartPlan) -> TimerStore:
         context = self._context
         topics = context.cluster.topics(sorted(context.settings.delay_topics))
         partitions = [(name, partition) for name, topic in topics.items() for partition in range(topic.partitions)]

@@ -6,10 +6,9 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
-from pyspark.sql import SparkSession
 
 from bridge import __version__
 from bridge.api.listener import Listener
@@ -57,6 +56,9 @@ from bridge.wire.headers import AS_DUE_MS
 from timerstore.clock import Clock
 from timerstore.rows.sources import SourceName
 from timerstore.store import TimerStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 ANY_ADDRESS: Final = ("0.0.0.0", "::", "")
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from pyspark.errors import PySparkException
-
 from bridge.errors import BridgeError, EnvironmentFailure, InternalError
 from bridge.kafka.errors import records_gone
 from timerstore.rows.sources import SourceName
@@ -56,7 +54,8 @@ def named_failure(what: str, error: Exception, records: str = "") -> BridgeError
             records=records or "none",
             code="DB-3016",
         )
-    if isinstance(error, PySparkException) or "Py4J" in type(error).__name__:
+    # By name: without a session nothing of PySpark is imported.
+    if any("Py4J" in base.__name__ or base.__name__ == "PySparkException" for base in type(error).__mro__):
         return EnvironmentFailure(
             f"Spark cannot {what}",
             hint="Check the brokers, and the log above; started again, the bridge goes on from the same place.",

@@ -15,14 +15,15 @@ from collections.abc import Iterable, MutableMapping
 from contextlib import suppress
 from pathlib import Path
 from subprocess import STDOUT
-from typing import IO, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final
 
-import pyspark
 import structlog
-from pyspark import SparkConf
-from pyspark.java_gateway import launch_gateway
 
 from bridge.errors import EnvironmentFailure
+from bridge.spark.installed import home
+
+if TYPE_CHECKING:
+    from pyspark import SparkConf
 
 NICE: Final = 10
 """Of the JVM: where processors are short, delivery, the plain reader and brokers go before its start and compiler."""
@@ -51,7 +52,7 @@ def own_environment(environment: MutableMapping[str, str], master: str) -> None:
     for name in list(environment):
         if FOREIGN.fullmatch(name) and not (master.startswith("yarn") and OF_YARN.fullmatch(name)):
             del environment[name]
-    environment["SPARK_HOME"] = str(Path(pyspark.__file__).parent)
+    environment["SPARK_HOME"] = str(home())
     environment["PYSPARK_PYTHON"] = sys.executable
     environment.setdefault("MALLOC_ARENA_MAX", "2")  # fewer, fuller heaps of glibc
     if master.startswith("local"):
@@ -66,6 +67,8 @@ def launched(conf: SparkConf) -> Any:
     It gets a Linux session of its own: without control groups the kernel shares processors out by session
     (`sched_autogroup_enabled`), and niceness counts within one only. It ends with the pipe to its standard input.
     """
+    from pyspark.java_gateway import launch_gateway
+
     output = Output()
     try:
         options = {"start_new_session": True, "stdout": output.write_end, "stderr": STDOUT}

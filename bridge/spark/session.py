@@ -8,26 +8,29 @@ and a fully optimising compiler, costs a sidecar memory and its tail latency. Ev
 from __future__ import annotations
 
 import atexit
+import importlib
 import os
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-import pyspark
 import structlog
-from pyspark import SparkConf, SparkContext
-from pyspark.sql import SparkSession
 
 from bridge.errors import BridgeError, EnvironmentFailure
 from bridge.settings.clients import allowed_urls
 from bridge.settings.model import Settings, plain
 from bridge.spark import jvm as java_process
 from bridge.spark.errors import named_failure
+from bridge.spark.installed import shipped
 from bridge.spark.scratch import Scratch, temporary
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 LOG_LEVEL: Final = "ERROR"
 ARCHIVE: Final = "spark-classes.jsa"
@@ -169,10 +172,12 @@ class SessionStart:
     def _run(self) -> None:
         _WANTED.wait(self._after_s)
         self.session.set_running_or_notify_cancel()
-        with suppress(OSError):  # no Linux, where this is for a thread and what it starts
-            own = threading.get_native_id()
-            os.setpriority(os.PRIO_PROCESS, own, max(java_process.NICE, os.getpriority(os.PRIO_PROCESS, own)))
         try:
+            # With a low priority, importing would keep the interpreter's lock from delivery for long.
+            importlib.import_module("pyspark.sql")
+            with suppress(OSError):  # no Linux, where this is for a thread and what it starts
+                own = threading.get_native_id()
+                os.setpriority(os.PRIO_PROCESS, own, max(java_process.NICE, os.getpriority(os.PRIO_PROCESS, own)))
             self.session.set_result(self._make())
         except Exception as error:  # noqa: BLE001 - told to the application
             failure = named_failure("start", error)
@@ -183,6 +188,9 @@ class SessionStart:
 def start(settings: Settings, jars: Sequence[Path], partitions: int = 1) -> SparkSession:
     """The process's session with the Kafka connector's jars, and slots for so many partitions. Raises
     EnvironmentFailure when Java does not start, or a slot is missing."""
+    from pyspark import SparkConf, SparkContext
+    from pyspark.sql import SparkSession
+
     java_process.own_environment(os.environ, settings.spark.master)
     conf = SparkConf().setAll(list(properties(settings, jars, partitions, _FILES.path()).items()))
     try:
@@ -206,10 +214,10 @@ def start(settings: Settings, jars: Sequence[Path], partitions: int = 1) -> Spar
 def intact(session: SparkSession, make: Callable[[], SparkSession]) -> SparkSession:
     """The process's session; made anew where a cleaner of temporary directories has removed its files. `session` is the
     first one. Raises what `make` raises."""
+    current = _instantiated() or session
     if _FILES.are_there():
-        return SparkSession._instantiatedSession or session
+        return current
     log.warning("spark-files-gone", directory=str(_FILES.path()))
-    current = SparkSession._instantiatedSession or session
     with suppress(Exception):  # it may miss its files; the next one does not need it
         current.sparkContext.setLogLevel("OFF")
         current.stop()
@@ -266,11 +274,6 @@ def archive(jars: Sequence[Path]) -> Path:
     return jars[0].parent / ARCHIVE
 
 
-def shipped() -> list[Path]:
-    """The jars inside PySpark."""
-    return sorted(Path(pyspark.__file__).parent.joinpath("jars").glob("*.jar"))
-
-
 def _archived(jars: Sequence[Path]) -> list[str]:
     """The JVM's options for the archive, if there is one. It is mapped at the address that it was made for. At a random
     one (from Java 20 on, and in some builds of 17), a start writes all addresses in it anew: that takes 0.1 s, and the
@@ -283,13 +286,21 @@ def _archived(jars: Sequence[Path]) -> list[str]:
 def stop() -> None:
     """End the process's session, if there is one, and its JVM with it. One that has died says so where it was used."""
     with suppress(Exception):
-        session = SparkSession._instantiatedSession
+        session = _instantiated()
         if session is not None:
             session.stop()
 
 
+def _instantiated() -> SparkSession | None:
+    """The process's session; nothing is imported to find that there is none."""
+    made = getattr(sys.modules.get("pyspark.sql"), "SparkSession", None)
+    found: SparkSession | None = getattr(made, "_instantiatedSession", None)
+    return found
+
+
 def end_jvm() -> None:
     """End a JVM that stands still, so that calls into it return: it hears nothing else."""
-    process = getattr(SparkContext._gateway, "proc", None)
+    context = getattr(sys.modules.get("pyspark"), "SparkContext", None)
+    process = getattr(getattr(context, "_gateway", None), "proc", None)
     if process is not None:
         process.kill()

@@ -17,7 +17,7 @@ from confluent_kafka import KafkaError, KafkaException
 from bridge.errors import EnvironmentFailure
 from bridge.settings.clients import QUIET, java_client, java_program, system_properties
 from bridge.settings.model import Settings
-from bridge.spark.session import shipped
+from bridge.spark.installed import shipped
 
 ANSWER_S: Final = 10
 START_S: Final = 20

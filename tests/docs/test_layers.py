@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 from typing import Final
 
-from tests.docs.imports import imports, modules
+from tests.docs.imports import imports, modules, parse
 from tests.paths import ROOT
 
 STORE: Final = (
@@ -23,6 +24,9 @@ PROGRAMS: Final = {"dev", "demo", "bench", "release", "tests"}
 """What the installed packages never know."""
 FOREIGN: Final = {"pyspark", "py4j", "confluent_kafka", "bridge"} | PROGRAMS
 """What the store never knows."""
+
+WITH_SPARK: Final = {"bridge/analysis.py", "bridge/install/class_archive.py"}
+"""What loads PySpark when it is loaded itself."""
 
 
 def layer_of(path: str) -> str:
@@ -51,6 +55,18 @@ def test_the_store_and_the_product_know_nothing_above_them() -> None:
     ]
     wrong = [f"{module} imports {name}" for package, module, name in names if name.split(".")[0] in forbidden[package]]
     assert not wrong, wrong
+
+
+def test_what_starts_loads_spark_when_it_needs_it() -> None:
+    """A start, and every command, is there before PySpark is loaded, which takes a tenth of a start."""
+    loads = {
+        module
+        for module in modules("bridge")
+        for node in parse(module).body
+        if (isinstance(node, ast.Import) and any(each.name.startswith("pyspark") for each in node.names))
+        or (isinstance(node, ast.ImportFrom) and (node.module or "").startswith("pyspark"))
+    }
+    assert loads == WITH_SPARK
 
 
 def test_folders_can_be_read() -> None:

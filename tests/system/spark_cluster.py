@@ -10,10 +10,13 @@ from types import TracebackType
 from typing import Final, Self
 
 import psutil
-import pyspark
 
+from bridge.install import connector
+from bridge.spark.installed import home, shipped
+from bridge.spark.session import archive
 from dev.broker.embedded import free_ports
 from dev.harness.waiting import wait_until
+from tests.java import SHORT_LIVED
 
 HOST: Final = "127.0.0.1"
 START_S_MAX: Final = 90
@@ -65,10 +68,12 @@ class SparkCluster:
         return [command for command in commands if "CoarseGrainedExecutorBackend" in command]
 
     def _launch(self, name: str, *arguments: str) -> None:
-        home = Path(pyspark.__file__).parent
-        java = [str(Path(os.environ["JAVA_HOME"], "bin", "java")) if "JAVA_HOME" in os.environ else "java"]
-        command = [*java, "-Xmx256m", "-XX:TieredStopAtLevel=1", "-cp", str(home / "jars" / "*"), f"{PACKAGE}.{name}"]
-        own = {"SPARK_HOME": str(home), "SPARK_SCALA_VERSION": "2.13", "SPARK_LOCAL_IP": HOST}
+        jars = connector.jars()
+        java = str(Path(os.environ["JAVA_HOME"], "bin", "java")) if "JAVA_HOME" in os.environ else "java"
+        options = ["-Xmx256m", SHORT_LIVED, "-XX:+UseSerialGC", f"-XX:SharedArchiveFile={archive(jars)}"]
+        class_path = os.pathsep.join(map(str, (*jars, *shipped())))  # as the archive has it
+        command = [java, *options, "-cp", class_path, f"{PACKAGE}.{name}"]
+        own = {"SPARK_HOME": str(home()), "SPARK_SCALA_VERSION": "2.13", "SPARK_LOCAL_IP": HOST}
         with (self._directory / f"{len(self._processes)}-{name}.log").open("wb") as log:
             process = subprocess.Popen(
                 [*command, *arguments], env=os.environ | own, stdout=log, stderr=log, cwd=self._directory

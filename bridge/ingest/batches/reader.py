@@ -17,11 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import pyspark
-
 from bridge.errors import EnvironmentFailure
 from bridge.kafka.errors import records_gone
 from bridge.settings.clients import QUIET, java_program
+from bridge.spark.installed import home
 from bridge.wire.received import Record
 from timerstore.rows.sources import SourceName
 
@@ -128,8 +127,7 @@ class BatchReader:
                     process.stdin.close()
 
     def _class_path(self) -> str:
-        shipped = str(Path(pyspark.__file__).parent / "jars" / "*")
-        return os.pathsep.join([*map(str, self._jars()), shipped])
+        return os.pathsep.join([*map(str, self._jars()), str(home() / "jars" / "*")])
 
 
 class _Over(Exception):
