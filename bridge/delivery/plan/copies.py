@@ -12,10 +12,8 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
-from bridge.delivery.plan.due_rows import Batch, DueRows, Ids, Record, batches_by_topic, chunks, integers
+from bridge.delivery.plan.due_rows import Batch, DueRows, Ids, Record, batches_by_topic, chunks
 from bridge.wire import headers as h
 from bridge.wire.schedule import TICK_MAX, unpacked
 from timerstore.rows.position import Bools, Int64s
@@ -97,9 +95,5 @@ def _headers_of(schedule: str | None) -> Mapping[str, str] | None:
 
 def copy_sizes(rows: DueRows, ids: Ids) -> Int64s:
     """Size of each row's copy, int64[m]: an upper bound, as if it were alone in its batch."""
-    texts: Int64s = np.zeros(len(ids), dtype=np.int64)
-    for name in ("target", "id", "schedule"):
-        texts += integers(pc.binary_length(rows.payload.column(name).take(pa.array(ids))), 0)
-    defaults = np.array([len(name or "") for name in rows.columns.defaults], dtype=np.int64)
     scheduled = np.where(rows.recurs[ids], _SCHEDULE_BYTES, 0)
-    return rows.sizes[ids] + _FRAMING_BYTES + texts + scheduled + defaults[rows.source[ids]]
+    return rows.sizes[ids] + _FRAMING_BYTES + rows.named_bytes[ids] + scheduled

@@ -168,6 +168,7 @@ class SourceColumns:
         self.default_column = pa.array(self.defaults, type=pa.string())
         self.prefixes = pa.array([f"{topic}/{partition}/" for topic, partition in sources], type=pa.string())
         self.prefix_bytes: Int64s = integers(pc.binary_length(self.prefixes), 0).astype(np.int64)
+        self.default_bytes: Int64s = np.array([len(name or "") for name in self.defaults], dtype=np.int64)
         # Twice: in the origin header, and in a copy's or dead letter's headers.
         self.name_bytes: Int64s = np.array([2 * len(topic) + 60 for topic, _ in sources], dtype=np.int64)
 
@@ -271,6 +272,14 @@ class DueRows:
         return total + np.where(self.tick > 0, TICK_BYTES, 0)
 
     @cached_property
+    def named_bytes(self) -> Int64s:
+        """Of target (or its default), id and schedule, which copies have as headers; int64[n]."""
+        total: Int64s = self.columns.default_bytes[self.source]
+        for name in ("target", "id", "schedule"):
+            total += integers(pc.binary_length(self.payload.column(name)), 0)
+        return total
+
+    @cached_property
     def recurs(self) -> Bools:
         """Which rows have a schedule, bool[n]."""
         mask: Bools = self.payload.column("schedule").is_valid().to_numpy(zero_copy_only=False)
@@ -339,6 +348,7 @@ class DueRows:
         rows = np.searchsorted(self._header_bounds, found, side="right") - 1
         return rows, self._header_values.take(pa.array(found))
 
+    @cached_property
     def misnamed(self) -> Bools | None:
         """Which rows have a header whose name holds NUL; None: no row has. The client would cut the name there, and
         what is left could be a control header.

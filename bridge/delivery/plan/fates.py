@@ -144,11 +144,12 @@ class Fates:
 
     def instead(self, rows: Bools, fate: Fate, reason: Refusal | int = OWN, *, was: Fate = Fate.DELIVER) -> Fates:
         """Those of `rows` bool[n] that had the fate `was` have another; the same object where there are none."""
-        ids = np.flatnonzero(rows & self.are(was))
-        return self.put(ids, fate, [reason]) if len(ids) else self
+        return self.put(np.flatnonzero(rows & self.are(was)), fate, [reason])
 
     def put(self, ids: Ids, fate: Fate, reasons: Sequence[Refusal | int] | None = None) -> Fates:
-        """The rows `ids` have another fate, for one reason or each for its own; None: for the reason that they had."""
+        """The rows `ids` have another fate, for one reason or each for its own (None: that they had); as `instead`."""
+        if not len(ids):
+            return self
         fates, codes = self.fate.copy(), self.reason.copy()
         known = {refusal: code for code, refusal in enumerate(self.refusals)}
         fates[ids] = fate
@@ -321,7 +322,7 @@ def recurring(rows: DueRows, fates: Fates, ticks: Ticks, own: OwnTopics) -> Fate
 
 def misnamed(rows: DueRows, fates: Fates) -> Fates:
     """Nothing is written whose header names the client would cut."""
-    if (hit := rows.misnamed()) is None:
+    if (hit := rows.misnamed) is None:
         return fates
     refusal = _plain(RejectReason.BAD_HEADER_NAME)
     for was in (Fate.DELIVER, Fate.ROLL, Fate.ADVANCE):
@@ -344,7 +345,7 @@ def written(rows: DueRows, fates: Fates, findings: Findings, ticks: Ticks | None
 
 def unreadable_copies(rows: DueRows) -> dict[int, Refusal]:
     """Timers, by index, whose copies would be rejected when they are read: nothing else is known of these then."""
-    names, is_timer = rows.misnamed(), rows.kind == Kind.TIMER
+    names, is_timer = rows.misnamed, rows.kind == Kind.TIMER
     found = dict.fromkeys(np.flatnonzero(is_timer & (rows.targets[1] < 0)).tolist(), _plain(RejectReason.NO_TARGET))
     wrong = () if names is None else np.flatnonzero(is_timer & names).tolist()
     return found | dict.fromkeys(wrong, _plain(RejectReason.BAD_HEADER_NAME))
