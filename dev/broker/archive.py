@@ -1,4 +1,5 @@
-"""Makes the archive of the native broker's classes (JEP 350), unless it is there: by a broker that starts and stops.
+"""Makes the archive of the native broker's classes (JEP 350), unless it is there: by a broker that does a little of
+what tests ask of it, and stops.
 
     python -m dev.broker.archive        (`make test`)
 
@@ -8,9 +9,16 @@ It fits the same Java and jars. Without it, or with another Java, a start takes 
 from __future__ import annotations
 
 import os
+from typing import Any, Final
+
+from confluent_kafka import Consumer, Producer, TopicPartition
 
 from dev.broker import EmbeddedBroker
 from dev.broker.embedded import class_archive
+from dev.harness.kafka import REQUEST_TIMEOUT_S, Topics
+
+NAME: Final = "classes"
+WRITTEN_S_MAX: Final = 300
 
 
 def make() -> None:
@@ -19,11 +27,30 @@ def make() -> None:
     if archive.exists():
         return
     made = archive.with_name(f".{archive.name}.{os.getpid()}")
-    options = ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", f"-XX:ArchiveClassesAtExit={made}", "-Xlog:disable"]
+    options = ["-XX:TieredStopAtLevel=1", f"-XX:ArchiveClassesAtExit={made}", "-Xlog:disable"]
     with EmbeddedBroker(tmpfs=True, jvm_options=options) as broker:
-        broker.stop()
+        _use(broker.bootstrap)
+        broker.stop(WRITTEN_S_MAX)
     if made.exists():
         made.replace(archive)
+
+
+def _use(bootstrap: str) -> None:
+    """A member of a group commits what it has read with a transaction."""
+    topic, server = Topics(bootstrap).delay(), {"bootstrap.servers": bootstrap}
+    reading: dict[str, Any] = {"group.id": NAME, "group.instance.id": NAME, "auto.offset.reset": "earliest"}
+    producer, consumer = Producer({**server, "transactional.id": NAME}), Consumer({**server, **reading})
+    producer.init_transactions(REQUEST_TIMEOUT_S)
+    consumer.subscribe([topic])
+    for offset in range(2):
+        producer.begin_transaction()
+        producer.produce(topic, b"")
+        if offset:
+            assert consumer.poll(REQUEST_TIMEOUT_S) is not None
+            metadata = consumer.consumer_group_metadata()
+            producer.send_offsets_to_transaction([TopicPartition(topic, 0, offset)], metadata)
+        producer.commit_transaction(REQUEST_TIMEOUT_S)
+    consumer.close()
 
 
 if __name__ == "__main__":

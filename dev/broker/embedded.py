@@ -45,6 +45,7 @@ POLL_S: Final = 0.05
 FORMAT_TIMEOUT_S: Final = 60
 KILL_TIMEOUT_S: Final = 10
 LOG_LINES_MAX: Final = 15
+CHECKPOINT: Final = "bootstrap.checkpoint"
 MEMORY_BYTES_MIN: Final = 4 * 1024**3
 _VERSION: Final = re.compile(r"<kafka\.version>([^<]+)<")
 # Below the usual ephemeral ports: a client that keeps trying a port in their range may connect to itself, and then the
@@ -98,6 +99,12 @@ def class_archive(version: str | None = None) -> Path:
     """Where the broker's classes are in an archive that the JVM maps (archive.py): a start takes half the time."""
     directory = jars(version)[0].parent
     return directory.with_name(f"{directory.name}.jsa")
+
+
+def bootstrap_checkpoint(version: str | None = None) -> Path:
+    """What Kafka's own tool has written for the first broker of this version: the features that a new cluster has."""
+    directory = jars(version)[0].parent
+    return directory.with_name(f"{directory.name}.checkpoint")
 
 
 def kafka_version() -> str:
@@ -167,7 +174,7 @@ class EmbeddedBroker:
         data: Path | None = None,
         tmpfs: bool = False,
         heap: str = "512m",
-        jvm_options: Sequence[str] = ("-XX:+UseSerialGC",),
+        jvm_options: Sequence[str] = (),
         client: Mapping[str, str] | None = None,
         start_timeout_s: float = 90,
         clock: Clock | None = None,
@@ -224,12 +231,16 @@ class EmbeddedBroker:
         configuration = self.data / "server.properties"
         configuration.write_text("".join(f"{key}={value}\n" for key, value in self._all_properties().items()))
         (self.data / "log4j2.properties").write_text(LOG4J.format(log=self.log))
-        if not (self.data / "kafka" / "meta.properties").exists():
-            self._format(class_path, configuration)
+        logs = self.data / "kafka"
+        if not (logs / "meta.properties").exists():
+            if bootstrap_checkpoint(self.version).exists():
+                self._format(logs)
+            else:
+                self._run_format(class_path, configuration, logs)
         with (self.data / "stdout.log").open("ab") as output:
             # A session of its own: Ctrl-C on the terminal is for us, and we stop the broker after its clients.
             self._process = subprocess.Popen(
-                [*self._java(class_path, self.heap), "kafka.Kafka", str(configuration)],
+                [*self._java(class_path, self.heap, self._jvm_options), "kafka.Kafka", str(configuration)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -297,12 +308,8 @@ class EmbeddedBroker:
         if path.exists():
             identity = json.loads(path.read_text())
         else:
-            # As Kafka's own: 16 random bytes in URL-safe base64; a leading dash would look like an option.
-            cluster_id = "-"
-            while cluster_id.startswith("-"):
-                cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
             port, controller_port = free_ports(2)
-            identity = {"cluster_id": cluster_id, "port": port, "controller_port": controller_port}
+            identity = {"cluster_id": _random_id(), "port": port, "controller_port": controller_port}
             path.write_text(json.dumps(identity))
         return str(identity["cluster_id"]), int(identity["port"]), int(identity["controller_port"])
 
@@ -313,7 +320,7 @@ class EmbeddedBroker:
         return {
             "process.roles": "broker,controller" if alone else "broker",
             "node.id": 1 if alone else 2,
-            "controller.quorum.bootstrap.servers": controller,
+            "controller.quorum.voters": f"1@{controller}",
             "controller.listener.names": "CONTROLLER",
             "listeners": listeners,
             "advertised.listeners": listeners,
@@ -329,7 +336,7 @@ class EmbeddedBroker:
             **self.properties,
         }
 
-    def _java(self, class_path: str, heap: str) -> list[str]:
+    def _java(self, class_path: str, heap: str, options: Sequence[str]) -> list[str]:
         home = os.environ.get("JAVA_HOME")
         java = str(Path(home, "bin", "java")) if home else shutil.which("java")
         if java is None or not Path(java).exists():
@@ -342,18 +349,26 @@ class EmbeddedBroker:
         return [
             java,
             f"-Xmx{heap}",
+            "-XX:+UseSerialGC",
             *archived,
-            *self._jvm_options,
+            *options,
             "-Djava.awt.headless=true",
             log4j,
             "-cp",
             class_path,
         ]
 
-    def _format(self, class_path: str, configuration: Path) -> None:
+    def _format(self, logs: Path) -> None:
+        """As Kafka's own tool would, which takes a second."""
+        logs.mkdir(parents=True, exist_ok=True)
+        shutil.copy(bootstrap_checkpoint(self.version), logs / CHECKPOINT)
+        node = self._all_properties()["node.id"]
+        identity = {"version": 1, "cluster.id": self.cluster_id, "node.id": node, "directory.id": _random_id()}
+        (logs / "meta.properties").write_text("".join(f"{key}={value}\n" for key, value in identity.items()))
+
+    def _run_format(self, class_path: str, configuration: Path, logs: Path) -> None:
         # For a second's work Java's first compiler does.
-        command = [*self._java(class_path, "128m"), "-XX:TieredStopAtLevel=1", "kafka.tools.StorageTool", "format"]
-        command += ["--standalone"] if self._joins is None else []
+        command = [*self._java(class_path, "128m", ["-XX:TieredStopAtLevel=1"]), "kafka.tools.StorageTool", "format"]
         command += ["--cluster-id", self.cluster_id, "--config", str(configuration)]
         run = subprocess.run(command, capture_output=True, text=True, timeout=FORMAT_TIMEOUT_S, check=False)
         if run.returncode != 0:
@@ -361,6 +376,10 @@ class EmbeddedBroker:
             raise EnvironmentFailure(
                 "The broker's storage could not be formatted", hint="See the output.", output=output
             )
+        kept = bootstrap_checkpoint(self.version)
+        copied = kept.with_name(f".{kept.name}.{os.getpid()}")
+        shutil.copy(logs / CHECKPOINT, copied)
+        copied.replace(kept)
 
     def _check_alive(self) -> None:
         if self._process is not None and self._process.poll() is not None:
@@ -397,6 +416,14 @@ def join(pid: int, file: int) -> int | None:
     with suppress(OSError):
         return os.open(f"/proc/{pid}/fd/{file}", os.O_WRONLY | os.O_NONBLOCK)
     return None
+
+
+def _random_id() -> str:
+    """As Kafka's own: 16 random bytes in URL-safe base64; a leading dash would look like an option."""
+    made = "-"
+    while made.startswith("-"):
+        made = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+    return made
 
 
 def _memory() -> Path | None:

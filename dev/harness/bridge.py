@@ -90,7 +90,8 @@ class BridgeProcess:
         """Variables of the next start, beside this process's own."""
         self._process: subprocess.Popen[bytes] | None = None
         self._mark = uuid.uuid4().hex
-        self._log_start = 0
+        self._log_start = self._read_to = 0
+        self._entries: list[Tree] = []
         self._port: int | None = None
         directory.mkdir(parents=True, exist_ok=True)
 
@@ -123,7 +124,8 @@ class BridgeProcess:
         self.config_file.write_text(yaml.safe_dump(self.config, sort_keys=False))
         self.config_file.chmod(0o600)  # Kafka's settings may hold a password
         self._port = None
-        self._log_start = self.log_file.stat().st_size if self.log_file.exists() else 0
+        self._log_start = self._read_to = self.log_file.stat().st_size if self.log_file.exists() else 0
+        self._entries = []
         with self.log_file.open("ab") as output:
             # A session, hence a process group, of its own: Ctrl-C does not reach it.
             self._process = subprocess.Popen(
@@ -242,8 +244,21 @@ class BridgeProcess:
 
     def events(self, *names: str) -> list[Tree]:
         """The log entries of this start whose event is one of `names`."""
-        entries = [json.loads(line) for line in self.logs.splitlines() if line.startswith("{") and line.endswith("}")]
-        return [entry for entry in entries if entry.get("event") in names]
+        self._read_entries()
+        return [entry for entry in self._entries if entry.get("event") in names]
+
+    def _read_entries(self) -> None:
+        """Those that were written since: there are thousands, and they are asked for again and again."""
+        if not self.log_file.exists():
+            return
+        with self.log_file.open("rb") as file:
+            file.seek(self._read_to)
+            lines = file.read().splitlines(keepends=True)
+        for line in lines:
+            if line.endswith(b"\n"):
+                self._read_to += len(line)
+                if line.startswith(b"{") and line.endswith(b"}\n"):
+                    self._entries.append(json.loads(line.decode(errors="replace")))
 
     def last_words(self) -> str:
         """The line that a failed start ends with. Raises AssertionError if it is not the only one of its kind."""

@@ -73,7 +73,7 @@ def shared(session: Path) -> Iterator[SharedBroker]:
 
 def own_broker(**more: Any) -> EmbeddedBroker:
     """A native broker that a test has for itself, to stop and to kill; `more` as for `EmbeddedBroker`."""
-    return EmbeddedBroker(tmpfs=True, jvm_options=("-XX:+UseSerialGC", SHORT_LIVED), **more)
+    return EmbeddedBroker(tmpfs=True, jvm_options=[SHORT_LIVED], **more)
 
 
 def engine_answers() -> bool:

@@ -22,6 +22,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public, but
 from dev.broker import EmbeddedBroker
 from dev.broker.embedded import HOST, free_ports
 from dev.harness.pace import scaled
+from tests.java import SHORT_LIVED
 
 ADMIN: Final = "admin"
 ADMIN_PASSWORD: Final = "admin-secret"
@@ -87,7 +88,7 @@ class SecureBroker(EmbeddedBroker):
             "sasl.password": ADMIN_PASSWORD,
         }
         allowed = f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={issuer_url}/jwks"
-        super().__init__(tmpfs=True, client=self.admin_properties, jvm_options=[allowed])
+        super().__init__(tmpfs=True, client=self.admin_properties, jvm_options=[SHORT_LIVED, allowed])
         internal, oauth = free_ports(2)
         self.oauth = f"{HOST}:{oauth}"
         ports = {"CLIENTS": self.port, "OAUTH": oauth, "INTERNAL": internal, "CONTROLLER": self.controller_port}
