@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 from collections.abc import Iterator
@@ -53,6 +54,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(NEEDS[fixture])
         own = item.get_closest_marker("timeout")
         item.add_marker(pytest.mark.timeout(pace.scaled(own.args[0] if own else usual_s)), append=False)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """What was loaded stays to the end: full collections, of which a session has thousands, leave it alone."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

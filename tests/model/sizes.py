@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
+
+CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 
 
 def largest_container(root: object, package: str) -> tuple[str, int]:
@@ -18,19 +21,29 @@ def largest_container(root: object, package: str) -> tuple[str, int]:
         if id(value) in seen:
             continue
         seen.add(id(value))
-        if isinstance(value, list | tuple | dict | set | frozenset | deque):
-            found = max(found, (name, len(value)), key=lambda each: each[1])
+        if isinstance(value, CONTAINERS):
+            if len(value) > found[1]:
+                found = (name, len(value))
             inside = [*value.values()] if isinstance(value, dict) else [*value]
             left += [(f"{name}[]", each) for each in inside[:1_000]]
-        elif any(base.__module__.startswith(package) for base in type(value).__mro__):
+        elif _is_of(type(value), package):  # type: ignore[arg-type]  # a type is hashable
             left += [(f"{name}.{attribute}", each) for attribute, each in _attributes(value)]
     return found
 
 
+@cache
+def _is_of(kind: type, package: str) -> bool:
+    return any(base.__module__.startswith(package) for base in kind.__mro__)
+
+
+@cache
+def _slots(kind: type) -> tuple[str, ...]:
+    found = (getattr(base, "__slots__", ()) for base in kind.__mro__)
+    return tuple(name for slots in found for name in ((slots,) if isinstance(slots, str) else slots))
+
+
 def _attributes(value: object) -> Iterator[tuple[str, Any]]:
     yield from getattr(value, "__dict__", {}).items()
-    for base in type(value).__mro__:
-        slots = getattr(base, "__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            if hasattr(value, name):
-                yield name, getattr(value, name)
+    for name in _slots(type(value)):  # type: ignore[arg-type]
+        if hasattr(value, name):
+            yield name, getattr(value, name)

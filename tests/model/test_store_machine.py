@@ -20,6 +20,7 @@ import contextlib
 import errno
 import shutil
 import tempfile
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -161,6 +162,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.now_ms = 1_000
         # The rows of each record, by offset.
         self.log: dict[SourceName, list[list[Record]]] = {name: [] for name in PARTITIONS}
+        self.covers: dict[SourceName, tuple[int, dict[object, list[int]]]] = {name: (0, {}) for name in PARTITIONS}
+        """How much of each log is looked through, and the offsets found of cancels and replaces, by id or origin."""
         self.copied_ms: dict[SourceName, dict[int, int]] = {name: {} for name in PARTITIONS}
         self.log_starts = dict.fromkeys(PARTITIONS, 0)
         self.buried = dict.fromkeys(PARTITIONS, 0)
@@ -178,6 +181,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.calm = 0
         self.open_steps = 0
         self.segment_rows: dict[str, pa.Table] = {}
+        self.segment_keys: dict[str, list[Key]] = {}
         self.open()
 
     def open(self) -> None:
@@ -275,13 +279,26 @@ class StoreMachine(RuleBasedStateMachine):
         return self.covered(record, max(self.known(name), self.rumoured[name]))
 
     def covered(self, record: Record, upto: int | None = None) -> bool:
+        if record.kind != Kind.TIMER:
+            return False
         name = record.topic, record.partition
-        return record.kind == Kind.TIMER and any(
-            (row.id is not None and row.id == record.id and (row.cancels or row.replace))
-            or (row.cancels and row.id is None and row.origin == record.origin_offset)
-            for rows in self.log[name][record.origin_offset + 1 : self.known(name) if upto is None else upto]
-            for row in rows
-        )
+        found, end = self.cancels_of(name), self.known(name) if upto is None else upto
+        for named in (record.id, record.origin_offset):
+            offsets = found.get(named, [])
+            later = bisect_right(offsets, record.origin_offset)
+            if later < len(offsets) and offsets[later] < end:
+                return True
+        return False
+
+    def cancels_of(self, name: SourceName) -> dict[object, list[int]]:
+        """`covers`, up to the end of the log."""
+        (begin, found), log = self.covers[name], self.log[name]
+        for offset in range(begin, len(log)):
+            for row in log[offset]:
+                if row.cancels or (row.replace and row.id is not None):
+                    found.setdefault(row.origin if row.id is None else row.id, []).append(offset)
+        self.covers[name] = len(log), found
+        return found
 
     def pass_time(self, ms: int) -> None:
         """Ingest lags by less than the margin behind this process's copies: a tombstone lives that long."""
@@ -352,12 +369,13 @@ class StoreMachine(RuleBasedStateMachine):
         return Position(record.at_ms, self.store.sources.index(record.topic, record.partition), record.offset)
 
     def finished(self, record: Record) -> bool:
-        name = record.topic, record.partition
-        steps = [self.committed[name], *((end, (at, *name, o)) for end, at, o in self.frozen.get(name, ()))]
+        mine = at_ms, topic, partition, offset = position_of(record)
+        end, position = self.committed[topic, partition]
+        if offset < end and (at_ms == AT_MIN or (position is not None and mine <= position)):
+            return True
         return any(
-            record.offset < offset
-            and (record.at_ms == AT_MIN or (position is not None and position_of(record) <= position))
-            for offset, position in steps
+            offset < end and (at_ms == AT_MIN or (at_ms, offset) <= (last_ms, last))
+            for end, last_ms, last in self.frozen.get((topic, partition), ())
         )
 
     def can_begin(self) -> bool:
@@ -809,6 +827,7 @@ class StoreMachine(RuleBasedStateMachine):
         at = max(self.log_starts[name], len(log) - step)
         gone = [row for rows in log[at:] for row in rows]
         del log[at:]
+        self.covers[name] = 0, {}
         for row in gone:
             del self.output[key(row)]
             if row.schedule is not None and row.tick > 1:
@@ -937,25 +956,25 @@ class StoreMachine(RuleBasedStateMachine):
         ]
         assert len(rows) == len(set(rows)), "twice in memory"
         unfinished = {
-            key(r): self.position(r)
+            key(r): r
             for name in self.owned
             for records in self.log[name][: self.ingested[name]]
             for r in records
             if not self.finished(r)
         }
         assert set(rows) <= unfinished.keys(), "resident, but not pending"
-        # A compaction leaves them out.
-        cancelled = {key(r) for log in self.log.values() for records in log for r in records if self.perhaps_covered(r)}
         stored = Counter(k for segment in store.state.timerlog for k in self.keys_of(segment))
         assert all(count == 1 for count in stored.values()), "in two segments"
         here, taken = set(rows), set(map(key, self.taken))
-        for k, position in unfinished.items():
+        for k, record in unfinished.items():
+            position = self.position(record)
             if k not in here:
                 is_held = (
                     k[:2] in self.held | self.joining
                     and position > self.store.state.resident.committed[position.source].position
                 )
-                assert k in cancelled or (k in stored and (position > resident.frontier or is_held)), "lost"
+                is_there = k in stored and (position > resident.frontier or is_held)
+                assert is_there or self.perhaps_covered(record), "lost"  # a compaction leaves the latter out
             elif position > resident.frontier and k not in taken:
                 assert k not in stored, "in memory and in a segment beyond the frontier: would be loaded twice"
 
@@ -1009,10 +1028,13 @@ class StoreMachine(RuleBasedStateMachine):
         return self.segment_rows[name]
 
     def keys_of(self, segment: Segment) -> list[Key]:
-        topic, partition, offset, at = (
-            self.rows_of(segment).column(name).to_pylist() for name in ("topic", "partition", "offset", "at")
-        )
-        return [(t, p, o, a == AT_MIN) for t, p, o, a in zip(topic, partition, offset, at, strict=True)]
+        """Of what it holds; likewise."""
+        name = f"{segment.path.name}-{segment.named.crc}"
+        if name not in self.segment_keys:
+            columns = ("topic", "partition", "offset", "at")
+            rows = zip(*(self.rows_of(segment).column(each).to_pylist() for each in columns), strict=True)
+            self.segment_keys[name] = [(*place, at == AT_MIN) for *place, at in rows]
+        return self.segment_keys[name]
 
     def gather(self, window: Window) -> pa.Table:
         """What the Spark job reads for a window, were it to filter nothing: the row groups that may have rows in it."""

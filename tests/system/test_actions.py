@@ -120,7 +120,7 @@ def test_a_pause_costs_one_copy_for_each_message_and_loses_none(broker: Broker, 
     (tmp_path / "password").write_text(SECRET)
     http = {"api": "write", "user": "me", "password_file": str(tmp_path / "password")}
     config = {**CONFIG, "http": http, "delivery": {"resume_rate": "1000/s"}}
-    with RunningBridge(tmp_path, broker.bootstrap, delay, config=config) as bridge:
+    with RunningBridge(tmp_path, broker.bootstrap, delay, config=config, spark=False) as bridge:
         bridge.start()
         operator = Operator(bridge)
         operator.ask(f"targets/{orders}/pause", {"reason": "repairs"})
