@@ -57,8 +57,8 @@ METADATA_CHARS_MAX = 4_095
 STEPS_MAX = 16
 """Frozen steps of one partition. They pass when the clock gets to their P again; a clock that was set back more often
 before that is waited for."""
-SPARE_CHARS = 640
-"""What frozen steps leave of the metadata for a change of decode parameters."""
+SPARE_CHARS = 960
+"""What frozen steps and pauses leave of the metadata for changes of decode parameters, a longer P, and cuts."""
 _STEP_CHARS_MAX = 56
 CUTS_MAX = 4
 """Cuts that are told apart; of more the two oldest count as one, at the lower offset."""
