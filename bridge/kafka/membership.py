@@ -203,10 +203,10 @@ class Ownership:
         out, but for those that are `strict` (None: all).
 
         Waits while a transaction that carries one of the offsets is open (it ends within its transaction time-out).
-        Raises StateError for a strict one that is not the bridge's; after `timeout_s` EnvironmentFailure, or what
-        `explain` knows.
+        Raises StateError for a strict one that is not the bridge's; after `timeout_s` EnvironmentFailure. Without one
+        what `explain` knows, which may take long: a shorter time says nothing of a transaction.
         """
-        timeout_s = self._pending_s if timeout_s is None else timeout_s
+        is_patient, timeout_s = timeout_s is None, self._pending_s if timeout_s is None else timeout_s
         if not partitions:
             return {}
         wanted = [TopicPartition(topic, partition) for topic, partition in sorted(partitions)]
@@ -228,7 +228,7 @@ class Ownership:
             if is_fenced(error):
                 raise fenced(error)
             if _is_refused(error) or is_fatal(error) or left <= 0 or self._stop.is_set():
-                raise (self._explain() if left <= 0 else None) or EnvironmentFailure(
+                raise (self._explain() if left <= 0 and is_patient else None) or EnvironmentFailure(
                     "cannot read the committed offsets",
                     hint=_hint(error),
                     reason=error.str(),

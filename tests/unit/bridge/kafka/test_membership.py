@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
-from confluent_kafka import KafkaError, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from bridge.errors import BridgeError, EnvironmentFailure, FencedError, StateError
 from bridge.kafka import membership
@@ -92,3 +93,17 @@ def test_a_commit_of_anothers_that_is_not_the_bridges_is_left_out() -> None:
     with pytest.raises(StateError) as raised:
         membership._states_of(answers, [mine, others])
     assert raised.value.code == "DB-4003"
+
+
+@pytest.mark.parametrize(("timeout_s", "code"), [(0.0, "DB-3007"), (None, "DB-4007")])
+@pytest.mark.fault("a short question about offsets that stay pending")
+def test_only_a_whole_wait_for_pending_offsets_is_explained(timeout_s: float | None, code: str) -> None:
+    """Delivery waits for the time that it has given the brokers, and not for the reason why they do not answer."""
+    ownership = Ownership(
+        config={}, group_id="g", instance_id="i", topics=["delay"], listener=Listener(), clock=SystemClock(),
+        pending_s=0, explain=lambda: StateError("they have forgotten", hint="Choose.", code="DB-4007"),
+    )  # fmt: skip
+    pending = KafkaException(KafkaError(KafkaError.UNSTABLE_OFFSET_COMMIT, retriable=True))
+    with mock.patch.object(ownership._mailbox, "call", side_effect=pending), pytest.raises(BridgeError) as raised:
+        ownership.read_committed_states([("delay", 0)], timeout_s)
+    assert raised.value.code == code
