@@ -85,7 +85,9 @@ class Doubt:
             return None
         kept, cut = self, unseen_cut(state.cuts, self.cut)
         if cut is not None:
-            kept = replace(self._within(range(cut)), cut=state.cuts[-1][0] if state.cuts else 0)
+            # Copies that are written behind a cut lie below the O of before it.
+            number, since = state.cuts[-1][0] if state.cuts else 0, min(self.since, cut)
+            kept = replace(self._within(range(cut)), cut=number, since=since)
         if kept.rows and kept.offset < state.first_offset:  # given up by an operator, or no longer in the log
             kept = kept._within(range(state.first_offset, OFFSET_MAX))
         steps = [(state.offset, state.position), *((end, (at, *name, offset)) for end, at, offset in state.frozen)]

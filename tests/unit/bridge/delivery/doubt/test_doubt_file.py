@@ -50,6 +50,13 @@ def test_rows_above_a_cut_are_other_records() -> None:
     assert (list(left.rows), left.unread, left.in_doubt()) == ([6], {"orders": (6,)}, {6})
 
 
+@pytest.mark.fault("a log that is cut while a copy written into it is in doubt")
+def test_copies_behind_a_cut_are_looked_for() -> None:
+    """A leader with less of the log has taken what the transaction wrote, below the O of before."""
+    left = replace(DOUBT, since=9, rows={3: (3, 0, False)}).under(NAME, replace(BEFORE, offset=5, cuts=((7, 4),)))
+    assert left is not None and left.since == 4
+
+
 def test_rows_that_were_given_up_are_in_doubt_no_more() -> None:
     """`reset-offsets` begins behind them."""
     left = DOUBT.under(NAME, replace(BEFORE, offset=8, first_offset=8))
