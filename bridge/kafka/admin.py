@@ -107,6 +107,7 @@ class Cluster:
             "enable.auto.commit": False,
             "auto.offset.reset": "earliest",
             "check.crcs": "true",
+            "enable.sparse.connections": "true",  # it lives for a moment
         }
         self._admin = self._make_admin()
 

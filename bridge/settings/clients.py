@@ -31,6 +31,9 @@ _COMMON: Final[Mapping[str, str]] = {
 # A node that hangs and keeps its connections gets no more questions after this; by default after a minute. (For
 # transactions the client takes what fits their time-out.)
 _UNANSWERED: Final[Mapping[str, str]] = {"socket.timeout.ms": "10000"}
+# A connection to each node, tried again after the back-off. Where connections are made as questions need them, one for
+# a node that refuses them asks for the next attempt at once, for as long as it waits, which takes most of a core.
+_ADMIN: Final[Mapping[str, str]] = {**_UNANSWERED, "enable.sparse.connections": "false"}
 _CHECKED: Final[Mapping[str, str]] = {"check.crcs": "true"}
 """A batch with a wrong checksum is told, in place of records that nobody has written (bridge/ingest/batches)."""
 _CONSUMER: Final[Mapping[str, str]] = {
@@ -93,7 +96,7 @@ def librdkafka(settings: Settings, role: Role) -> dict[str, str | int | float | 
         return {**base, **with_authorities(_consumer(settings))}
     if role == "producer":
         return {**base, **with_authorities(_producer(settings))}
-    own = _READER if role == "reader" else _UNANSWERED
+    own = _READER if role == "reader" else _ADMIN
     return {**base, **own, **with_authorities(settings.kafka.properties("common"))}
 
 

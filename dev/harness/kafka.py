@@ -42,6 +42,8 @@ Headers = Sequence[tuple[str, bytes | None]]
 REQUEST_TIMEOUT_S: Final = scaled(30)
 POLL_RECORDS: Final = 2_000
 PACE_S: Final = 0.005
+CALM: Final = {"enable.sparse.connections": "false"}
+"""Of clients that ask particular nodes: else one that is dead is tried without a pause, for most of a core."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +91,7 @@ class Topics:
         """`client` are properties with which the broker lets an administrator in."""
         self.bootstrap = bootstrap
         # Or waiting until a topic is gone would make it again, on a broker that makes what is asked about.
-        own = {"bootstrap.servers": bootstrap, "allow.auto.create.topics": "false"}
+        own = {"bootstrap.servers": bootstrap, "allow.auto.create.topics": "false", **CALM}
         self.admin = AdminClient({**(client or {}), **own})
 
     def create(
@@ -260,7 +262,7 @@ class Reader:
         self._partitions = frozenset((each.topic, each.partition) for each in assigned)
         self._at_end: set[tuple[str, int]] = set()
         self._until: dict[tuple[str, int], int] = {}
-        self._admin = AdminClient({**(client or {}), "bootstrap.servers": bootstrap})
+        self._admin = AdminClient({**(client or {}), "bootstrap.servers": bootstrap, **CALM})
         self._consumer.assign(assigned)
 
     def poll(self, timeout_s: float = 0.05) -> int:

@@ -219,8 +219,7 @@ class Site:
 
 @pytest.fixture(scope="module")
 def site(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """One bridge for all tests below; every test has targets of its own. Those above do not need it: while a node is
-    dead it takes most of a core."""
+    """One bridge for all tests below; every test has targets of its own. Those above do not need it."""
     delay = cluster.create_delay("delay")
     config = {"delivery": {"retry": RETRY}}
     with RunningBridge(

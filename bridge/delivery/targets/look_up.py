@@ -92,8 +92,8 @@ class TargetLookUp:
         """Ask the leader of each partition for its end offset, without waiting (`liveness.is_answered`); each by
         itself, since a silent one would keep the answers of the others back.
 
-        `doubtful`: some may be dead, and only those that take a connection are asked. While a port refuses, the client
-        tries to connect to it again and again, without a pause, and takes most of a core for that.
+        `doubtful`: some may be dead, and only those that take a connection are asked: of the others it is known at once
+        that they do not answer.
         """
         asked: dict[Place, Future[Any]] = {}
         checked: dict[Leader, dict[Place, Future[Any]]] = {}
