@@ -390,7 +390,7 @@ class Dispatcher:
             if transaction.accepted:
                 raise bug("a transaction has output, but moves no position", code="DB-7002")
             transaction.rollback()
-            self._narrowing.committed(0)
+            self._narrowing.committed(0, is_pending=self.doubts.is_under_way)
             # Whatever the reason to look was, there is nothing to do: look again later, not at once.
             self._committed_s = self._clock.monotonic_s()
             self._life.pause(NOTHING_S)
@@ -422,7 +422,7 @@ class Dispatcher:
         self.doubts.committed(transaction.states, store.sources)
         self._pauses.written(transaction.states.values())
         self._setbacks.committed(transaction.setbacks)
-        self._narrowing.committed(transaction.rows)
+        self._narrowing.committed(transaction.rows, is_pending=self.doubts.is_under_way)
         self._commands_first.committed(transaction.targets, self._planner.delay_topics)
         self._life.failures = 0
         self._committed_s = self._clock.monotonic_s()

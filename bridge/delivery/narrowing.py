@@ -165,8 +165,11 @@ class Narrowing:
         self._stuck.clear()
         self.rows = self._rows_max
 
-    def committed(self, rows: int) -> None:
-        """A transaction of so many rows was committed, or had nothing to do: what was rejected was in it."""
+    def committed(self, rows: int, *, is_pending: bool = False) -> None:
+        """A transaction of so many rows was committed, or had nothing to do: what was rejected was in it. Not so
+        while that is looked up, and `is_pending`."""
+        if is_pending:
+            return
         self._forget_records()
         self._strikes.clear()
         if rows:

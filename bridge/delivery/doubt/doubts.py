@@ -189,6 +189,11 @@ class Doubts:
         """Partitions of which nothing is delivered for now."""
         return frozenset(name for name, each in self._doubts.items() if each.unread and name in self._here)
 
+    @property
+    def is_under_way(self) -> bool:
+        """Whether partitions are held that have not been looked up yet, successfully or not."""
+        return not self.held() <= self._told
+
     def counts(self) -> dict[tuple[str, str], int]:
         """How many partitions of each topic stay held after a look-up, by topic and doubt."""
         return dict(Counter((topic, DOUBT) for topic, _ in self.held() & self._told))
