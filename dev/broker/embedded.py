@@ -45,7 +45,7 @@ POLL_S: Final = 0.05
 FORMAT_TIMEOUT_S: Final = 60
 KILL_TIMEOUT_S: Final = 10
 LOG_LINES_MAX: Final = 15
-CHECKPOINT: Final = "bootstrap.checkpoint"
+META: Final = "meta.properties"
 MEMORY_BYTES_MIN: Final = 4 * 1024**3
 _VERSION: Final = re.compile(r"<kafka\.version>([^<]+)<")
 # Below the usual ephemeral ports: a client that keeps trying a port in their range may connect to itself, and then the
@@ -101,10 +101,11 @@ def class_archive(version: str | None = None) -> Path:
     return directory.with_name(f"{directory.name}.jsa")
 
 
-def bootstrap_checkpoint(version: str | None = None) -> Path:
-    """What Kafka's own tool has written for the first broker of this version: the features that a new cluster has."""
+def formatted(version: str | None = None) -> Path:
+    """The files that Kafka's own tool has written for the first broker of this version, but for the cluster's identity:
+    the features of a new cluster. Their names differ by version."""
     directory = jars(version)[0].parent
-    return directory.with_name(f"{directory.name}.checkpoint")
+    return directory.with_name(f"{directory.name}.formatted")
 
 
 def kafka_version() -> str:
@@ -232,8 +233,8 @@ class EmbeddedBroker:
         configuration.write_text("".join(f"{key}={value}\n" for key, value in self._all_properties().items()))
         (self.data / "log4j2.properties").write_text(LOG4J.format(log=self.log))
         logs = self.data / "kafka"
-        if not (logs / "meta.properties").exists():
-            if bootstrap_checkpoint(self.version).exists():
+        if not (logs / META).exists():
+            if formatted(self.version).exists():
                 self._format(logs)
             else:
                 self._run_format(class_path, configuration, logs)
@@ -360,11 +361,10 @@ class EmbeddedBroker:
 
     def _format(self, logs: Path) -> None:
         """As Kafka's own tool would, which takes a second."""
-        logs.mkdir(parents=True, exist_ok=True)
-        shutil.copy(bootstrap_checkpoint(self.version), logs / CHECKPOINT)
+        shutil.copytree(formatted(self.version), logs, dirs_exist_ok=True)
         node = self._all_properties()["node.id"]
         identity = {"version": 1, "cluster.id": self.cluster_id, "node.id": node, "directory.id": _random_id()}
-        (logs / "meta.properties").write_text("".join(f"{key}={value}\n" for key, value in identity.items()))
+        (logs / META).write_text("".join(f"{key}={value}\n" for key, value in identity.items()))
 
     def _run_format(self, class_path: str, configuration: Path, logs: Path) -> None:
         # For a second's work Java's first compiler does.
@@ -376,10 +376,13 @@ class EmbeddedBroker:
             raise EnvironmentFailure(
                 "The broker's storage could not be formatted", hint="See the output.", output=output
             )
-        kept = bootstrap_checkpoint(self.version)
+        kept = formatted(self.version)
         copied = kept.with_name(f".{kept.name}.{os.getpid()}")
-        shutil.copy(logs / CHECKPOINT, copied)
-        copied.replace(kept)
+        shutil.copytree(logs, copied, ignore=shutil.ignore_patterns(META))
+        try:
+            copied.rename(kept)
+        except OSError:  # another process was first
+            shutil.rmtree(copied)
 
     def _check_alive(self) -> None:
         if self._process is not None and self._process.poll() is not None:
