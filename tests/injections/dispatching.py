@@ -6,15 +6,16 @@ that was ever there. It says how many rows there are, and how many are left.
 
 from __future__ import annotations
 
-import itertools
 import os
 import tempfile
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
+from random import Random
 from typing import Any, Final
 
 from confluent_kafka import KafkaError
@@ -27,6 +28,8 @@ from tests.injections.coordinator import state_of
 from tests.injections.rows import PARTITIONS, row
 
 LOOK_S: Final = 0.05
+JOINING_S: Final = 0.02
+"""Enough for offsets to join a transaction."""
 LOG: Final = "log"
 Piece = tuple[int, int, int, int]
 
@@ -34,7 +37,7 @@ Piece = tuple[int, int, int, int]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
     """The task of the process. `direct` is the broker, `bootstrap` the proxy in front of it; a transaction has up to
-    `rows` rows; each `abort_each`th is aborted (0: none); without `renews` there are no new epochs."""
+    `rows` rows; one of `abort_each` is aborted (0: none); without `renews` there are no new epochs."""
 
     bootstrap: str
     direct: str
@@ -46,15 +49,26 @@ class Order:
 
 
 def aborting(writer: Writer, each: int) -> Writer:
-    """Each `each`th transaction is aborted, as after a rebalance."""
-    commit, turns = writer.commit, itertools.count(1)
+    """One transaction of `each` is aborted, at random, as after a rebalance, when its offsets are on their way."""
+    commit, send, random = writer.commit, writer.send_offsets, Random(each)
+    pause, are_sent = threading.Event(), False
 
-    def refuse(*arguments: Any) -> None:
-        if each and next(turns) % each == 0:
+    def send_offsets(offsets: Any, metadata: object) -> None:
+        nonlocal are_sent
+        are_sent = True
+        send(offsets, metadata)
+
+    def refuse(offsets: Any, metadata: object, on_stall: Any) -> None:
+        nonlocal are_sent
+        were_sent, are_sent = are_sent, False
+        if each and random.randrange(each) == 0:
+            if not were_sent:
+                send(offsets, metadata)
+            pause.wait(JOINING_S)
             raise Aborted.by(Failure.of(KafkaError(KafkaError.REBALANCE_IN_PROGRESS, "a rebalance")), {})
-        commit(*arguments)
+        commit(offsets, metadata, on_stall)
 
-    writer.commit = refuse  # type: ignore[method-assign, assignment]
+    writer.commit, writer.send_offsets = refuse, send_offsets  # type: ignore[method-assign, assignment]
     return writer
 
 
