@@ -5,7 +5,6 @@ must not wait for Spark, whose JVM starts later, and with a lower priority.
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,13 +16,12 @@ from confluent_kafka import KafkaError, KafkaException
 from bridge.errors import EnvironmentFailure
 from bridge.settings.clients import QUIET, java_client, java_program, system_properties
 from bridge.settings.model import Settings
-from bridge.spark.installed import shipped
+from bridge.spark.session import with_classes
 
 ANSWER_S: Final = 10
 START_S: Final = 20
 """For the process itself, on a busy machine. Then it is asked again."""
 REASON_CHARS_MAX: Final = 500
-JARS: Final = ("kafka-clients", "delay-bridge-frames")
 UNKNOWN: Final = "-"
 
 log = structlog.get_logger("bridge.spark.transactions")
@@ -34,7 +32,7 @@ def coordinators(
 ) -> Callable[[Sequence[str]], Mapping[str, str | None]]:
     """A function from transactional ids to the states of their transactions (`CompleteCommit`), as Kafka names them;
     None when the coordinator knows nothing of the id. It raises KafkaException when there is no answer now: ask again.
-    `jars` are Kafka's client and the Java of the bridge.
+    `jars` are the connector's, with Kafka's client and the Java of the bridge.
     """
 
     def ask(names: Sequence[str]) -> Mapping[str, str | None]:
@@ -64,6 +62,5 @@ def coordinators(
 
 
 def _command(settings: Settings, jars: Sequence[Path]) -> list[str]:
-    classes = [*(str(jar) for jar in jars if jar.name.startswith(JARS)), *map(str, shipped())]
     options = (*QUIET, "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx128m", *system_properties(settings))
-    return [java_program(), *options, "-cp", os.pathsep.join(classes), "delaybridge.TransactionStates"]
+    return [java_program(), *options, *with_classes(jars), "delaybridge.TransactionStates"]

@@ -20,7 +20,7 @@ from typing import Final
 from bridge.errors import EnvironmentFailure
 from bridge.kafka.errors import records_gone
 from bridge.settings.clients import QUIET, java_program
-from bridge.spark.installed import home
+from bridge.spark.session import with_classes
 from bridge.wire.received import Record
 from timerstore.rows.sources import SourceName
 
@@ -101,7 +101,7 @@ class BatchReader:
         properties = self._properties()
         try:
             process = subprocess.Popen(
-                [java_program(), *JVM, *self._options(), "-cp", self._class_path(), "delaybridge.BatchReader"],
+                [java_program(), *JVM, *self._options(), *with_classes(self._jars()), "delaybridge.BatchReader"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -125,9 +125,6 @@ class BatchReader:
                 process.kill()
                 with suppress(BrokenPipeError):
                     process.stdin.close()
-
-    def _class_path(self) -> str:
-        return os.pathsep.join([*map(str, self._jars()), str(home() / "jars" / "*")])
 
 
 class _Over(Exception):
