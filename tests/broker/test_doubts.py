@@ -5,9 +5,10 @@ from __future__ import annotations
 from contextlib import closing
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from bridge.delivery.producer.outcomes import EndedUnasked, Failure
+from bridge.kafka.errors import kafka_error
 from bridge.wire import headers as h
 from dev.harness.kafka import Topics, read_committed
 from dev.harness.waiting import wait_until
@@ -29,7 +30,7 @@ def test_records_that_are_visible_are_found_and_not_written_again(broker: Broker
     def end() -> None:
         client = writer.writer._client()
         client.flush(DEADLINE_S)
-        client.commit_transaction(DEADLINE_S)
+        wait_until(lambda: is_committed(client), DEADLINE_S, "its offsets have joined")
         raise EndedUnasked(Failure.of(KafkaError(KafkaError.INVALID_TXN_STATE)))
 
     with rig:
@@ -60,6 +61,17 @@ def test_a_state_that_another_program_has_put_back_is_written_again(broker: Brok
         wait_until(lambda: rig.tally.rewritten, DEADLINE_S, "it is written again")
         held = rig.committed()[delay, 0]
         assert rig.tally.rewritten == 1 and held is not None and held.offset == 1
+
+
+def is_committed(client: Producer) -> bool:
+    """Not while offsets are joining the transaction, by another thread."""
+    try:
+        client.commit_transaction(DEADLINE_S)
+    except KafkaException as exception:
+        if kafka_error(exception).code() != KafkaError._CONFLICT:
+            raise
+        return False
+    return True
 
 
 def put_back(broker: Broker, rig: Rig, offset: TopicPartition) -> None:
