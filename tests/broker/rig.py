@@ -309,7 +309,11 @@ class Rig:
         return self.ownership.read_committed_states(self.ownership.assignment())
 
     def __enter__(self) -> Self:
-        self.join()
+        try:
+            self.join()
+        except BaseException:  # its clients would tell of their trouble in the output of other tests
+            self.__exit__(None, None, None)
+            raise
         return self
 
     def __exit__(
