@@ -350,7 +350,8 @@ class Dispatcher:
         self._stall_watch.begin()
         event, stuck = None, dict[int, Unwritable]()
         try:
-            self._filling.fill(store, transaction)
+            if self._partitions.states.keys().isdisjoint(self._read_back.again):  # else these, alone and at once
+                self._filling.fill(store, transaction)
             self._commit(store, transaction)
         except Aborted as aborted:
             event, stuck = self._after_abort(store, transaction, aborted), self._narrowing.take_stuck()
@@ -422,10 +423,9 @@ class Dispatcher:
         self.doubts.committed(transaction.states, store.sources)
         self._pauses.written(transaction.states.values())
         self._setbacks.committed(transaction.setbacks)
-        self._narrowing.committed(transaction.rows, is_pending=self.doubts.is_under_way)
+        self._narrowing.committed(transaction.rows, is_pending=self.doubts.is_under_way or not transaction.until_ms)
         self._commands_first.committed(transaction.targets, self._planner.delay_topics)
-        self._life.failures = 0
-        self._committed_s = self._clock.monotonic_s()
+        self._life.failures, self._committed_s = 0, self._clock.monotonic_s()
         self._metrics.committed(transaction.counts, self._committed_s - transaction.opened_s)
         if transaction.answers:
             self._on_answers(transaction.answers)

@@ -38,7 +38,7 @@ class OpenTransaction:
     opened_s: float
     opened_ms: int
     until_ms: int = 0
-    """What was due by then may be in it."""
+    """What was due by then may be in it; 0: nothing was taken."""
     begun: bool = False
     planned: int = 0
     accepted: int = 0
@@ -101,7 +101,7 @@ class OpenTransaction:
         """What it may have written."""
         keys = self._keys()
         sent = [(each.topic, keys[each.ids + each.first]) for each in self.sent]
-        return Output(planned=self.pieces, sent=sent, began_ms=self.opened_ms)
+        return Output(planned=self.pieces, sent=sent, began_ms=self.opened_ms, after=self.states)
 
     def places(self) -> set[tuple[str, int]]:
         """Topics and partitions that records were sent to; -1 for those that the partitioner chose."""

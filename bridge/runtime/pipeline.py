@@ -420,15 +420,15 @@ class Pipeline:
         context = self._context
         limits = limits_of(context.cluster, sorted({topic for topic, _ in owned}))
         parameters = {topic: decode_parameters(context.settings, topic, limit) for topic, limit in limits.items()}
-        for topic, decoded in parameters.items():
-            kept_ms = limits[topic].retention_ms
-            log.info("roll-window", topic=topic, window_ms=decoded.roll_window_ms, retention_ms=kept_ms)
+        for topic, each in parameters.items():
+            log.info("roll-window", topic=topic, window_ms=each.roll_window_ms, retention_ms=limits[topic].retention_ms)
 
         def facts() -> StartFacts | None:
             with as_bridge_errors():
                 facts = gather(
-                    context.ownership, context.cluster, owned, parameters=parameters, limits=limits, found=found
-                )
+                    context.ownership, context.cluster, owned, parameters=parameters, limits=limits, found=found,
+                    taken_back=context.dispatcher.doubts.torn.taken_back,
+                )  # fmt: skip
             if context.identity.holds_cut(context.cluster, facts):
                 context.on_rebuild()
                 return None

@@ -18,6 +18,7 @@ from bridge.delivery.commands_first import CommandsFirst
 from bridge.delivery.doubt.doubt_file import DoubtFile
 from bridge.delivery.doubt.doubts import Doubts
 from bridge.delivery.doubt.look_up import LookUp
+from bridge.delivery.doubt.torn_states import TornStates
 from bridge.delivery.plan.backoff import RetryPolicy
 from bridge.delivery.plan.overdue import OverduePolicy
 from bridge.delivery.plan.planner import Planner
@@ -181,6 +182,7 @@ def make_doubts(settings: Settings, cluster: Cluster, clock: Clock, metrics: Met
         choices=Choices(settings.store.directory, ENDS),
         letter_topics={settings.dead_letter_topic(name) for name in settings.delay_topics},
         file=DoubtFile(settings.store.directory),
+        torn=TornStates(settings.store.directory),
         clock=clock,
         metrics=metrics,
     )

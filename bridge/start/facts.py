@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
+import structlog
+
 from bridge.errors import EnvironmentFailure, StateError
 from bridge.ingest.watch.waits import Wait
 from bridge.kafka.admin import Cluster, Topic
 from bridge.kafka.membership import Ownership
 from bridge.start.first_commits import StartFacts, StartPlan, TopicFacts, decide
 from bridge.start.roll_window import TopicLimits
+from bridge.wire.committed_state import CommittedState
 from bridge.wire.decode_epochs import DecodeParameters
 from timerstore.clock import Clock
 from timerstore.operations import recovery
@@ -20,6 +23,11 @@ from timerstore.rows.sources import SourceName
 FIRST_COMMITS_S: Final = Wait.OTHERS_COMMITS.s
 """How long another instance has to make the first commits."""
 LOOK_S: Final = 0.2
+
+TakenBack = Callable[[Mapping[SourceName, CommittedState | None]], Mapping[SourceName, CommittedState]]
+"""As `TornStates.taken_back`."""
+
+log = structlog.get_logger("bridge.start.facts")
 
 
 def plan_start(
@@ -65,8 +73,10 @@ def gather(
     parameters: Mapping[str, DecodeParameters],
     limits: Mapping[str, TopicLimits],
     found: Found | None = None,
+    taken_back: TakenBack = lambda _: {},
 ) -> StartFacts:
-    """The facts of the delay topics in `parameters`; `found` is the directory.
+    """The facts of the delay topics in `parameters`; `found` is the directory. The states of owned partitions that are
+    `taken_back` are committed first.
 
     Raises StateError when a topic does not exist, or the committed state of an owned partition cannot be read,
     EnvironmentFailure without an answer, DiskFailure.
@@ -74,6 +84,7 @@ def gather(
     topics = _existing(cluster, parameters)
     names = [(name, p) for name, topic in topics.items() for p in range(topic.partitions)]
     read = group.read_committed_states(names, strict=owned)
+    read |= _committed_again(group, taken_back({name: read.get(name) for name in owned}))
     committed = {name: state for name, state in read.items() if state is not None}
     covered = {} if found is None or found.checkpoint is None else found.checkpoint.offsets
     just_covered = {
@@ -90,6 +101,14 @@ def gather(
         unreadable=frozenset(names) - read.keys(),
         holds_given_up=found is not None and recovery.holds(found, just_covered & owned),
     )
+
+
+def _committed_again(group: Ownership, states: Mapping[SourceName, CommittedState]) -> dict[SourceName, CommittedState]:
+    while again := {name: state for name, state in states.items() if name in (owned := group.assignment())}:
+        if group.commit_states(again, owned):
+            log.warning("states-taken-back", partitions=", ".join(f"{topic}/{p}" for topic, p in sorted(again)))
+            return again
+    return {}
 
 
 def topic_facts(cluster: Cluster, names: Iterable[str]) -> dict[str, TopicFacts]:

@@ -26,6 +26,7 @@ from bridge.delivery.doubt.doubt_file import DoubtFile
 from bridge.delivery.doubt.doubts import Doubts
 from bridge.delivery.doubt.look_up import WHOLE, Place
 from bridge.delivery.doubt.records import See
+from bridge.delivery.doubt.torn_states import TornStates
 from bridge.delivery.narrowing import STRIKES_MAX
 from bridge.delivery.plan.backoff import RetryPolicy
 from bridge.delivery.plan.dead_letters import release
@@ -319,6 +320,7 @@ class DispatchRig:
             choices=self.chosen,
             letter_topics={LETTERS},
             file=DoubtFile(self.directory),
+            torn=TornStates(self.directory),
             clock=self.clock,
             metrics=cast(Metrics, self.tally),
             run=lambda look_up: look_up() if self.looks_up else self.searches.append(look_up),
@@ -344,7 +346,7 @@ class DispatchRig:
     def open_store(self, states: Mapping[SourceName, CommittedState] | None = None) -> None:
         """Another store, for the partitions that are ours now (on these states: None: Kafka's); the dispatcher goes
         on."""
-        states = states or {name: decode_metadata(name, *self.kafka.offsets[name]) for name in self.owned}
+        states = states or self._planned(self.owned)
         store = SteppedStore.open(
             recovery.find(self.directory / "store", IDENTITY, self.clock.now_ms()),
             partitions=SOURCES,
@@ -360,6 +362,13 @@ class DispatchRig:
         self.store.start_at(resume, {name: len(self.kafka.logs[name]) for name in resume})
         self.ingest()
         self.dispatcher.resume(self.store, states, self.revocations, self.log_ends(self.owned))
+
+    def _planned(self, names: Collection[SourceName]) -> dict[SourceName, CommittedState]:
+        """The states to go on from, as a start finds them."""
+        states = {name: decode_metadata(name, *self.kafka.offsets[name]) for name in names}
+        again = self.doubts.torn.taken_back(states)
+        self.kafka.offsets |= {name: (state.offset, state.metadata()) for name, state in again.items()}
+        return states | again
 
     def log_ends(self, names: Collection[SourceName]) -> dict[SourceName, int]:
         """Where the logs end by now."""
@@ -395,7 +404,7 @@ class DispatchRig:
             self.dispatcher.go_on_without(gone, self.revocations)
         self.owned = set(owned)
         if come:
-            states = {name: decode_metadata(name, *self.kafka.offsets[name]) for name in come}
+            states = self._planned(come)
             committed = {name: (state.offset, state.position) for name, state in states.items()}
             frozen = {name: state.frozen for name, state in states.items()}
             starts = dict.fromkeys(come, 0)

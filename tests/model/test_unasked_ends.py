@@ -12,6 +12,7 @@ import pytest
 
 from bridge.delivery.doubt.doubt_file import FILE
 from bridge.delivery.doubt.doubts import DOUBT
+from bridge.delivery.doubt.torn_states import FILE as STATES
 from bridge.delivery.states import Event
 from bridge.errors import EnvironmentFailure
 from bridge.wire import headers as h
@@ -183,6 +184,57 @@ def test_a_partition_that_comes_back_is_in_doubt_still(rig: DispatchRig, restart
     assert found(rig).total() == 2 and not rig.dispatcher.doubts.held()
 
 
+def torn(rig: DispatchRig, end: tuple[str, int], prompt: bool) -> None:
+    """A transaction of three messages is ended unasked, and nothing has begun since."""
+    rig.kafka.is_prompt = prompt
+    for partition, topic in ((0, "orders"), (0, "bills"), (1, "bills")):
+        rig.timer(partition, 5, topic)
+    rig.kafka.tears_at = end
+    while not rig.kafka.torn:
+        rig.step()
+
+
+@pytest.mark.parametrize("prompt", [False, True])
+@pytest.mark.parametrize("end", [("offsets", 0), ("report", 1), ("report", 2), ("commit", 0)])
+@pytest.mark.fault("a process that ends before the states of such a transaction are taken back")
+def test_a_start_takes_the_states_of_a_torn_transaction_back(
+    rig: DispatchRig, end: tuple[str, int], prompt: bool
+) -> None:
+    """Its own offsets may count, and not all of its output: the next start goes on from the states before it, and looks
+    its messages up."""
+    torn(rig, end, prompt)
+    rig.crash()
+    run(rig)
+    assert found(rig).total() == 3 and not rig.dispatcher.doubts.held()
+    assert json.loads((rig.directory / STATES).read_text())["states"] == []
+    rig.crash()
+    run(rig, 20)
+    assert found(rig).total() == 3
+
+
+def test_another_store_takes_them_back_as_well(rig: DispatchRig) -> None:
+    """An index that is opened anew meanwhile is opened on the states before the transaction."""
+    torn(rig, ("offsets", 0), prompt=True)
+    rig.dispatcher._life.advance(Event.OPENED)
+    rig.dispatcher.quiesce()
+    rig.store.close()
+    rig.open_store()
+    run(rig)
+    assert found(rig).total() == 3
+
+
+def test_states_are_written_again_before_anything_else(rig: DispatchRig) -> None:
+    """No target that takes nothing, and no message, delays that."""
+    before = dict(rig.kafka.offsets)
+    torn(rig, ("offsets", 0), prompt=True)
+    rig.timer(2, 0, "audit")
+    rig.dispatcher._narrowing.is_careful = True
+    while not rig.tally.transactions:
+        rig.step()
+    assert rig.kafka.offsets[DELAY, 0][1] == before[DELAY, 0][1] and not found(rig)["audit", b"delay/2/0", None]
+    assert rig.dispatcher._narrowing.is_careful, "it tells nothing of messages"
+
+
 def another_store(rig: DispatchRig) -> None:
     """As after damage to the index."""
     rig.dispatcher.quiesce()
@@ -239,9 +291,10 @@ def test_doubts_of_rows_that_are_finished_are_forgotten(rig: DispatchRig) -> Non
     assert json.loads((rig.directory / FILE).read_text())["doubts"] == []
 
 
-def test_a_file_of_doubts_that_cannot_be_read_ends_a_start(rig: DispatchRig) -> None:
-    """Without it messages would be delivered again, and nobody would have said so."""
-    (rig.directory / FILE).write_text("{")
+@pytest.mark.parametrize("file", [FILE, STATES])
+def test_a_file_of_doubts_that_cannot_be_read_ends_a_start(rig: DispatchRig, file: str) -> None:
+    """Without it messages would be delivered again, or lost, and nobody would have said so."""
+    (rig.directory / file).write_text("{")
     for _ in range(2):
         with pytest.raises(EnvironmentFailure) as raised:
             rig.crash()

@@ -1,6 +1,7 @@
 """Transactions that ended unasked: the records of each that are in Kafka, and its messages in doubt.
 
-    1 note        rows, and the topics they were sent to, in memory and in a file (doubt_file.py); the rows go back
+    1 note        rows, and the topics they were sent to, in memory and in a file (doubt_file.py); the rows go back. The
+                  states that the transaction may have committed, in another file (torn_states.py)
     2 hold        the partitions of these rows; all others are delivered
     3 look up     the topics are read in a thread (search.py), once the transaction's id has a new epoch
     4 release     a partition whose topics are all read: a row whose record is there is finished without another one,
@@ -32,6 +33,7 @@ from bridge.delivery.doubt.findings import Part
 from bridge.delivery.doubt.log_notes import States
 from bridge.delivery.doubt.records import Planned, Row
 from bridge.delivery.doubt.search import Read, Search, place_of
+from bridge.delivery.doubt.torn_states import TornStates
 from bridge.errors import EnvironmentFailure
 from bridge.telemetry.metrics import Metrics
 from bridge.wire.committed_state import CommittedState
@@ -60,11 +62,13 @@ class Choice(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """The output of a transaction: its rows, and for each batch the topic and the keys of its rows."""
+    """The output of a transaction: its rows, for each batch the topic and the keys of its rows, and the states `after`
+    it that it may have sent."""
 
     planned: Sequence[Planned]
     sent: Sequence[tuple[str, Int64s]]
     began_ms: int
+    after: States
 
 
 class Doubts:
@@ -77,6 +81,7 @@ class Doubts:
         choices: Choice,
         letter_topics: Collection[str],
         file: DoubtFile,
+        torn: TornStates,
         clock: Clock,
         metrics: Metrics,
         run: Callable[[Callable[[], None]], None] | None = None,
@@ -86,6 +91,7 @@ class Doubts:
         self._choices = choices
         self._letter_topics = letter_topics
         self._file = file
+        self.torn = torn
         self._clock = clock
         self._metrics = metrics
         self._run = run or _in_thread
@@ -105,6 +111,7 @@ class Doubts:
     def note(self, output: Output, states: States, sources: Sources) -> frozenset[SourceName]:
         """A transaction ended unasked, with this output: hold the partitions of its rows, which are returned, until it
         is looked up. Before it they had these `states`."""
+        self.torn.note(states, output.after)
         new = _new_doubts(output, states, sources, self._letter_topics)
         both = {name: self._doubts[name].joined(each) if name in self._doubts else each for name, each in new.items()}
         self._change({**self._doubts, **both}, sources)
@@ -126,6 +133,7 @@ class Doubts:
     def come(self, states: States, sources: Sources) -> None:
         """These partitions are delivered here, too."""
         self._here |= states.keys()
+        self.torn.forget(states)
         self._change(self._under(states), sources)
         if self.held() & states.keys():
             self._look_up_anew()
@@ -133,10 +141,12 @@ class Doubts:
     def go(self, names: Collection[SourceName], sources: Sources) -> None:
         """These are another instance's, or left out: their doubts stay until they come back."""
         self._here -= frozenset(names)
+        self.torn.forget(names)
         self._change(self._doubts, sources)
 
     def committed(self, states: States, sources: Sources) -> None:
         """These states are in Kafka."""
+        self.torn.forget(states)
         if self._doubts.keys() & states.keys():
             left = self._under(states)
             if left != self._doubts:

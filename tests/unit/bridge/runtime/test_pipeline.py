@@ -103,7 +103,11 @@ class Bench:
         self.rig = rig
         self.stand_in = StandIn(rig)
         tree = {"store": {"directory": str(rig.directory)}}
-        self.dispatcher = mock.Mock(state=State.HELD, is_held=False, **{"doubts.alarms.return_value": ()})
+        self.dispatcher = mock.Mock(
+            state=State.HELD,
+            is_held=False,
+            **{"doubts.alarms.return_value": (), "doubts.torn.taken_back.return_value": {}},
+        )
         self.pipeline = Pipeline(
             PipelineContext(
                 settings=Settings.of(tree),

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 import pytest
 
 from bridge.errors import EnvironmentFailure
-from bridge.start.facts import plan_start
+from bridge.start.facts import _committed_again, plan_start
 from bridge.start.first_commits import StartFacts, StartPlan, TopicFacts
 from bridge.wire.committed_state import CommittedState
 from tests.manual_clock import ManualClock
@@ -97,3 +97,13 @@ def test_a_change_of_assignment_before_the_first_commits_leaves_them_to_the_new_
     group.revoked = frozenset({("d", 1)})
     assert group.plan(topic((0, 5), (0, 0))) is None
     assert (len(group.requests), group.commits) == (1, {})
+
+
+def test_states_that_are_taken_back_are_committed_for_what_is_owned() -> None:
+    """A revocation just before it leaves those of the other partitions."""
+    again = {("delay", partition): state(5, 2) for partition in range(2)}
+    group = Group({("delay", 0), ("delay", 1)})
+    group.revoked = frozenset({("delay", 1)})
+    assert _committed_again(group, again) == group.commits == {("delay", 1): again["delay", 1]}  # type: ignore[arg-type]
+    assert group.requests == [set(again), {("delay", 1)}]
+    assert _committed_again(group, {}) == {}  # type: ignore[arg-type]

@@ -1,0 +1,90 @@
+"""The committed states of a transaction that ended unasked, in a file beside the index: they may be in Kafka, without
+all of the output.
+
+    1 note      the states before it and its own              a crash before leaves (O, P), whatever they say; a crash
+                                                              before its messages are noted (doubts.py) repeats some
+    2 again     the states before it are committed, alone     a crash before: the next start finds its own states in
+                                                              Kafka, and commits those before it
+    3 forget    they are in Kafka                             a crash before: the next start finds other states
+
+So a start goes on from where the transaction began, whatever became of it, and its messages are looked up.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from bridge.delivery.doubt.log_notes import States
+from bridge.errors import EnvironmentFailure
+from bridge.json_file import JsonFile
+from bridge.wire.committed_state import CommittedState, decode_metadata
+from timerstore.rows.sources import SourceName
+
+FILE: Final = "states-in-doubt.json"
+
+Told = tuple[int, str]
+"""A state as Kafka holds it: offset and metadata."""
+
+log = structlog.get_logger("bridge.delivery.doubt")
+
+
+class TornStates:
+    """See the module. Any thread."""
+
+    def __init__(self, directory: Path) -> None:
+        self._file = JsonFile(directory, FILE, "messages that a transaction has not written may be lost then.")
+        self._lock = threading.Lock()
+        self._states: Mapping[SourceName, tuple[Told, Told]] | None = None
+        """Those before and after it; None: not read yet."""
+
+    def note(self, before: States, after: States) -> None:
+        """A transaction ended unasked: Kafka may hold the states `after` it. Until `forget` no other one has output."""
+        new = {name: (_told(before[name]), _told(state)) for name, state in after.items() if name in before}
+        with self._lock:
+            known = self._known()
+            if new.keys() - known.keys():
+                self._keep({**new, **known})
+
+    def forget(self, names: Collection[SourceName]) -> None:
+        """Other states of these are in Kafka, or they are another instance's. Raises EnvironmentFailure for a file that
+        cannot be read."""
+        with self._lock:
+            known = self._known()
+            if not known.keys().isdisjoint(names):
+                self._keep({name: states for name, states in known.items() if name not in names})
+
+    def taken_back(self, found: Mapping[SourceName, CommittedState | None]) -> dict[SourceName, CommittedState]:
+        """The states to be committed in place of those that were `found` in Kafka. Raises as `forget`."""
+        with self._lock:
+            known = self._known()
+        return {
+            name: decode_metadata(name, *known[name][0])
+            for name, state in found.items()
+            if name in known and decode_metadata(name, *known[name][1]).is_written_as(state)
+        }
+
+    def _known(self) -> Mapping[SourceName, tuple[Told, Told]]:
+        if self._states is None:
+            self._states = self._file.read(lambda found: dict(map(_decoded, found["states"]))) or {}
+        return self._states
+
+    def _keep(self, states: Mapping[SourceName, tuple[Told, Told]]) -> None:
+        self._states = states
+        try:
+            self._file.write({"states": [[name, *each] for name, each in states.items()]})
+        except EnvironmentFailure as failure:
+            log.error("states-not-written", code=failure.code, reason=str(failure))
+
+
+def _told(state: CommittedState) -> Told:
+    return state.offset, state.metadata()
+
+
+def _decoded(told: list[Any]) -> tuple[SourceName, tuple[Told, Told]]:
+    (topic, number), (offset, text), (later, its) = told
+    return (str(topic), int(number)), ((int(offset), str(text)), (int(later), str(its)))
