@@ -41,7 +41,7 @@ DEFAULT_LEVELS: Final = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h
 DEAD_LETTER_SUFFIX: Final = ".dlt"
 TOPIC_NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}", re.ASCII)
 
-LEVELS_CHARS_MAX: Final = 1_200
+LEVELS_CHARS_MAX: Final = 1_040
 """Levels are part of what Kafka keeps with each partition's committed offset, in ms with commas between them. Its 4,095
 characters must hold them twice (those before a change stay for as long as records that they were for), all else that is
 there, and some steps of the clock."""
