@@ -45,6 +45,7 @@ from bridge.delivery.plan.fates import Unplannable, Unwritable
 from bridge.delivery.plan.planner import Planner
 from bridge.delivery.producer.outcomes import (
     COMMIT_NOT_MADE,
+    UNANSWERED,
     Aborted,
     Broken,
     Cause,
@@ -430,11 +431,11 @@ class Dispatcher:
         if transaction.answers:
             self._on_answers(transaction.answers)
 
-    def _give_up(self, store: TimerStore, transaction: OpenTransaction, *, leave: bool = False) -> Event | None:
-        """Abort, and put the rows back; `leave`: the abort may wait for a partition that does not answer."""
+    def _give_up(self, store: TimerStore, transaction: OpenTransaction, *, in_haste: bool = False) -> Event | None:
+        """Abort, and put the rows back."""
         try:
             if transaction.begun and not transaction.is_ended:
-                (self._writer.leave if leave else self._writer.abort)()
+                self._writer.abort(in_haste=in_haste)
         except EndedUnasked as ended:
             return self._after_end(store, transaction, ended)
         except Broken as broken:
@@ -459,7 +460,7 @@ class Dispatcher:
 
     def _after_abort(self, store: TimerStore, transaction: OpenTransaction, aborted: Aborted) -> Event | None:
         cause, failure = aborted.cause, aborted.failure
-        event = self._give_up(store, transaction, leave=cause is Cause.TARGETS_WORSE)
+        event = self._give_up(store, transaction, in_haste=failure.meaning is UNANSWERED)
         self._metrics.transaction_aborted()
         told = {"cause": cause.value, "code": failure.code, "reason": failure.detail}
         log.warning("transaction-aborted", **told, rows=transaction.rows)

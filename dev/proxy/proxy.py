@@ -202,6 +202,8 @@ class Transactions:
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
         self._open: set[str] = set()
+        self._beginning: set[str] = set()
+        """Ids of which the broker was asked to begin one; its answer may be under way."""
 
     def number(self, transactional_id: str | None) -> int:
         """Of the last transaction that was begun, counted from 1."""
@@ -210,7 +212,8 @@ class Transactions:
     def number_of(self, request: Request) -> int:
         """Of the transaction that this request belongs to."""
         name = request.transactional_id
-        return self.number(name) + (request.api in BEGINS and name not in self._open)
+        is_first = request.api in BEGINS or name in self._beginning
+        return self.number(name) + (is_first and name not in self._open)
 
     def is_open(self, transactional_id: str | None, since: int) -> bool:
         """Whether one with a higher number than `since` is open, and the broker has not been asked to end it."""
@@ -218,8 +221,13 @@ class Transactions:
 
     def asked(self, request: Request) -> None:
         """A request goes to the broker. One that ends the transaction may have done so from now on."""
-        if request.api in ENDS and request.transactional_id is not None:
+        if request.transactional_id is None:
+            return
+        if request.api in ENDS:
             self._open.discard(request.transactional_id)
+            self._beginning.discard(request.transactional_id)
+        elif request.api in BEGINS:
+            self._beginning.add(request.transactional_id)
 
     def answered(self, request: Request, error: int) -> None:
         """The broker has answered it."""

@@ -39,9 +39,9 @@ class Interfering:
         self.writer.commit(offsets, group_metadata, on_stall)
         _do_next(self.after_commit)
 
-    def abort(self) -> None:
+    def abort(self, *, in_haste: bool = False) -> None:
         self.given_up += 1
-        self.writer.abort()
+        self.writer.abort(in_haste=in_haste)
 
 
 def _do_next(acts: list[Any]) -> None:

@@ -9,14 +9,17 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
+from confluent_kafka import KafkaError
 
 from bridge.delivery.doubt.doubt_file import FILE
 from bridge.delivery.doubt.doubts import DOUBT
 from bridge.delivery.doubt.torn_states import FILE as STATES
 from bridge.delivery.states import Event
+from bridge.delivery.targets.stall import StallWatch
 from bridge.errors import EnvironmentFailure
 from bridge.wire import headers as h
 from tests.model.dispatch_rig import DELAY, LETTERS, SOURCES, WINDOW_MS, DispatchRig
+from tests.model.scripted_kafka import Fault
 from timerstore.rows.sources import SourceName
 
 OUTPUTS = ("orders", "bills", "audit", LETTERS)
@@ -91,6 +94,25 @@ def test_nothing_is_doubled_or_lost_whatever_of_it_is_visible(
     rig.crash()
     run(rig, 20)
     assert found(rig) == once
+
+
+@pytest.mark.fault("such a transaction that is left for a partition that does not answer")
+def test_a_transaction_that_is_left_for_a_silent_partition_is_looked_up_too(
+    rig: DispatchRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The coordinator is asked for its abort, and has answered before any of its messages is planned again."""
+    monkeypatch.setattr(StallWatch, "is_explained", lambda *_, **__: True)
+    rig.kafka.is_prompt = True
+    rig.kafka.inject(Fault(step="silence", code=KafkaError._MSG_TIMED_OUT, topic="bills"))
+    rig.timer(0, 5, "orders")
+    rig.timer(1, 5, "bills")
+    rig.kafka.tears_at = ("report", 1)
+    while not rig.kafka.torn:
+        rig.step()
+    rig.kafka.faults.clear()
+    run(rig)
+    assert rig.tally.aborted == 1 and rig.tally.found == 1
+    assert found(rig) == {("orders", b"delay/0/0", None): 1, ("bills", b"delay/1/0", None): 1}
 
 
 def held(rig: DispatchRig, *unreadable: str) -> set[SourceName]:

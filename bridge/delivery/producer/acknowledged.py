@@ -37,7 +37,7 @@ class AcknowledgedWriter(Writer):
         self._faults = []
         self._producer = self._new(self._faults)
 
-    def begin(self, records: int = 0) -> None:  # noqa: ARG002 - for transactions
+    def begin(self) -> None:
         self._forget()
 
     def commit(
@@ -52,8 +52,6 @@ class AcknowledgedWriter(Writer):
         except EnvironmentFailure as failure:
             raise Indefinite(Failure(NO_ANSWER, str(failure))) from failure
 
-    def abort(self) -> None:
+    def abort(self, *, in_haste: bool = False) -> None:  # noqa: ARG002 - for transactions
         """Sent records stay, and may be repeated; the client's queue is emptied."""
         self.open()
-
-    leave = abort

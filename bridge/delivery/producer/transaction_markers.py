@@ -21,9 +21,9 @@ knows, and only until the id is initialised again. It is asked before that, if o
 The offset that such a transaction commits is that of a partition which the group does not read (dead letters; the
 broker removes it after `offsets.retention.minutes`), its records are cancels of nothing.
 
-When docs/brokers.md names no release any more that has the fault, this module goes, with resolve.py, the rows of
-turns.py that it names, bridge/spark/transactions.py and the calls of `MarkerRepair`. The initialisation of every id
-then ends the open transaction of a killed process, without a question.
+When docs/brokers.md names no release any more that has the fault, this module goes, with resolve.py, the order of
+transactional_ids.py that it explains, bridge/spark/transactions.py and the calls of `MarkerRepair`. The initialisation
+of every id then ends the open transaction of a killed process, without a question.
 """
 
 from __future__ import annotations

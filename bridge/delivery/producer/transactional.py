@@ -25,16 +25,8 @@ from bridge.delivery.producer.outcomes import (
     OnStall,
 )
 from bridge.delivery.producer.transaction_markers import MarkerRepair, Outcome
-from bridge.delivery.producer.transactional_ids import (
-    HELD_UP,
-    TransactionalId,
-    TransactionalIds,
-    in_thread,
-    let_in,
-    names_of,
-)
-from bridge.delivery.producer.turns import Turns
-from bridge.delivery.producer.writer import SMALL_RECORDS, STALLED_S, UNACKNOWLEDGED, Writer
+from bridge.delivery.producer.transactional_ids import HELD_UP, TransactionalId, TransactionalIds, in_thread, names_of
+from bridge.delivery.producer.writer import STALLED_S, UNACKNOWLEDGED, Writer
 from bridge.kafka.calls import Call, Unanswered
 from bridge.kafka.errors import Fault, fault_of, fenced, is_fenced, is_unasked, kafka_error
 from bridge.kafka.repeats import Repeats
@@ -45,6 +37,8 @@ SENDING_S: Final = 0.001
 """Enough for the client's threads to begin to send what lingers."""
 CONFLICT_S: Final = 0.05
 """Between two calls that are refused because an earlier one is still under way."""
+HASTE_S: Final = 0.25
+"""The longest wait for an abort where something does not answer: a coordinator that is well needs milliseconds."""
 IN_DOUBT: Final = Failure(NO_ANSWER, "other offsets, which joined the transaction before, may arrive late")
 
 log = structlog.get_logger("bridge.delivery.producer.transactional")
@@ -67,8 +61,7 @@ class TransactionalWriter(Writer):
         """
         super().__init__(properties, clock, make_producer, budgets)
         names = names_of(str(properties.get("transactional.id", "")))
-        self._turns = Turns()
-        self._ids = TransactionalIds(names, self._make, run, self._turns, repair, budgets.call_s, on_incident)
+        self._ids = TransactionalIds(names, self._make, run, repair, budgets.call_s, on_incident)
         self._on_incident = on_incident
         self._renews = renews
         self._had_doubt = False
@@ -76,10 +69,8 @@ class TransactionalWriter(Writer):
         """Of the open transaction, or of the last one; None where that one is renewed, or lost."""
         self._unasked: KafkaError | None = None
         """By which it is known that the open transaction has ended."""
-        self._may_be_empty = False
-        """Whether nothing in it is known to have reached a broker."""
-        self._have_joined = False
-        """Whether it has offsets."""
+        self._has_offsets = False
+        """Whether it may have some."""
         self._joining: tuple[Sequence[TopicPartition], Call] | None = None
         """Offsets that join the open transaction beside its records."""
         self._pause = threading.Event()  # never set: a wait for it is a pause
@@ -104,25 +95,35 @@ class TransactionalWriter(Writer):
     def _make(self, name: str, faults: list[KafkaError], repeats: Repeats) -> Producer:
         return self._new(faults, **{"transactional.id": name}, **repeats.properties(self._properties))
 
-    def _renew_if_in_doubt(self, outcome: Outcome, *, is_awaited: bool = False) -> None:
-        """After the answer to an end: the id gets a new epoch if a copy of a request may arrive late. `is_awaited`: a
-        copy of committed offsets."""
+    def _ended(self, outcome: Outcome | None, *, is_awaited: bool = False, is_left: bool = False) -> None:
+        """After the answer to an end (None: without one). The id gets a new epoch if a copy of a request may arrive
+        late, `is_awaited`: one of committed offsets, or where the id `is_left` since something does not answer."""
         one = self._in_use()
-        if not one.is_in_doubt():
-            return
-        self._had_doubt = True
-        if self._renews:
+        one.outcome = outcome
+        is_in_doubt = one.is_in_doubt()
+        self._had_doubt |= is_in_doubt or is_left
+        if is_in_doubt and self._renews:
+            self._on_incident(Incident.END_IN_DOUBT)
+            told = "not answered" if outcome is None else outcome.value
+            log.warning("request-may-arrive-late", id=one.name, ended=told, all_wait=is_awaited)
+        if is_left:
+            log.warning("transactional-id-left", id=one.name)
+            one.comes_back = True
+        if is_left or (is_in_doubt and self._renews):
             self._id = self._producer = None
-            self._ids.renew(one, outcome, is_awaited=is_awaited)
+            self._ids.renew(one, is_awaited=is_awaited)
 
     def _broken(self, failure: Failure) -> Broken:
         one, error = self._id, failure.error
         if one is None:
             return Broken(failure)
-        is_told = error is not None and is_unasked(error) and not self._may_be_empty
-        if self._unasked is not None or is_told:
+        # The client also asks to abort what the coordinator has not taken yet, since it was still writing the end
+        # before. The answer is the same (librdkafka issue 4849), unless nothing was to be written for sure.
+        if error is not None and is_unasked(error) and (self._has_offsets or self._sent > self._unwritten):
+            self._unasked = self._unasked or error
+        if self._unasked is not None:
             self._ids.ended_unasked(one)
-            return EndedUnasked(failure if self._unasked is None else Failure.of(self._unasked))
+            return EndedUnasked(Failure.of(self._unasked))
         fenced_itself = one.may_fence_itself and error is not None and is_fenced(error)
         one.may_fence_itself = one.may_fence_itself and not fenced_itself
         return Broken(failure, fenced_itself)
@@ -136,7 +137,7 @@ class TransactionalWriter(Writer):
         self._forget()
         self._id, self._producer, self._faults = one, one.producer, one.faults
         self._joining = self._unasked = None
-        self._may_be_empty = self._have_joined = False
+        self._has_offsets = False
 
     def _in_use(self) -> TransactionalId:
         if self._id is None:
@@ -151,14 +152,14 @@ class TransactionalWriter(Writer):
 
     @property
     def is_to_stay_small(self) -> bool:
-        return self._id is not None and self._turns.is_to_stay_small(self._id.name)
+        return self._id is not None and self._ids.is_suspect(self._id)
 
-    def begin(self, records: int = 0) -> None:
+    def begin(self) -> None:
         """Start a transaction: local, the brokers hear of it with the first record. Another id may have its turn."""
         self.look_after()
         if self._producer is not None and self._faults:
             raise self._broken(Failure.of(self._faults[-1]))
-        one = self._ids.next(self._id, is_small=records <= SMALL_RECORDS)
+        one = self._ids.next(self._id)
         if one is None:
             self._on_incident(Incident.DELIVERY_WAITED)
             one = self._ids.await_next(self._budgets.step_s)
@@ -166,6 +167,7 @@ class TransactionalWriter(Writer):
             raise Broken(HELD_UP)
         self._use(one)
         one.repeats.forget()
+        one.outcome = None
         try:
             self._client().begin_transaction()
         except KafkaException as exception:
@@ -185,27 +187,33 @@ class TransactionalWriter(Writer):
         except KafkaException as failed:
             self._judge(kafka_error(failed), may_repeat=True)
 
-    def _end_joining(self) -> None:
-        """A call that is still on its way must not have its offsets join the next transaction. Raises Broken."""
-        joining, self._joining = self._joining, None
-        if joining is None or joining[1].give_up():
-            return
-        try:
-            self._calls.result(joining[1], self._budgets.unanswered_s)
-            self._have_joined = True
-        except Unanswered as unanswered:
-            raise self._broken(Failure(NO_ANSWER, f"sending offsets: {unanswered}")) from None
-        except KafkaException:
-            pass  # it was to be aborted anyway
-
     def _sending(self, offsets: Sequence[TopicPartition], group_metadata: object) -> Callable[[], object]:
         """The call that has them join. It may ignore its time-out (kafka/calls.py)."""
+        self._has_offsets = True
         send = self._client().send_offsets_to_transaction
         return partial(send, list(offsets), group_metadata, self._budgets.call_s)
 
+    def _join(self, offsets: Sequence[TopicPartition], group_metadata: object, look: Callable[[], None]) -> None:
+        """Wait until the offsets have joined, and no others may join after them."""
+        (joined, call), self._joining = self._joining or (None, None), None
+        if call is not None:
+            try:
+                self._calls.result(call, self._budgets.unanswered_s, look, STALLED_S)
+            except KafkaException as failed:
+                if joined is offsets:
+                    raise
+                # Brokers may still have these before them, and must not take them after the others.
+                self._judge(kafka_error(failed), may_repeat=True)
+                raise Aborted(Cause.BROKERS_BUSY, Failure.of(kafka_error(failed)), dict(self._failed)) from None
+        if joined is not offsets:
+            if joined is not None and self._in_use().is_in_doubt():
+                # A late copy of these would be taken after the others: the transaction is still the same.
+                raise Aborted(Cause.BROKERS_BUSY, IN_DOUBT, dict(self._failed))
+            self._calls.call(self._sending(offsets, group_metadata), self._budgets.unanswered_s, look, STALLED_S)
+
     def commit(self, offsets: Sequence[TopicPartition], group_metadata: object, on_stall: OnStall) -> None:
         """The offsets join the transaction, if they have not; when all records are acknowledged, it is committed."""
-        producer = self._client()
+        producer, one = self._client(), self._in_use()
         began_s = self._clock.monotonic_s()
         deadline_s = began_s + self._budgets.step_s
 
@@ -213,39 +221,17 @@ class TransactionalWriter(Writer):
             if on_stall(self._clock.monotonic_s() - began_s):
                 raise Aborted(Cause.TARGETS_WORSE, TARGETS_WORSE)
 
-        def join() -> None:
-            (joined, call), self._joining = self._joining or (None, None), None
-            if call is not None:
-                try:
-                    self._calls.result(call, self._budgets.unanswered_s, look, STALLED_S)
-                except KafkaException as failed:
-                    if joined is offsets:
-                        raise
-                    # Brokers may still have these before them, and must not take them after the others.
-                    self._judge(kafka_error(failed), may_repeat=True)
-                    failure = Failure.of(kafka_error(failed))
-                    raise Aborted(Cause.BROKERS_BUSY, failure, dict(self._failed)) from None
-            if joined is not offsets:
-                if joined is not None and self._in_use().is_in_doubt():
-                    # A late copy of these would be taken after the others: the transaction is still the same.
-                    raise Aborted(Cause.BROKERS_BUSY, IN_DOUBT, dict(self._failed))
-                send = self._sending(offsets, group_metadata)
-                self._calls.call(send, self._budgets.unanswered_s, look, STALLED_S)
-            self._have_joined = True
-
         if len(producer):  # records leave beside the offsets, if these are still on their way
             self._serve(producer.flush, SENDING_S)
         try:
-            self._step(join, deadline_s)
+            self._step(lambda: self._join(offsets, group_metadata, look), deadline_s)
         except Unanswered as unanswered:
             raise self._broken(Failure(NO_ANSWER, f"sending offsets: {unanswered}")) from None
         # The commit would wait for the records, too, but without a word.
         if not self._wait(lambda: len(producer), on_stall):
             raise Aborted(Cause.UNACKNOWLEDGED, UNACKNOWLEDGED)
-        asked, turns, one = 0, self._turns, self._in_use()
-        before = turns.when(one.name)
-        turns.asked_to_commit(one.name)  # before the answer, which may be lost
-        are_offsets_in_doubt = one.is_in_doubt()
+        asked, before, are_offsets_in_doubt = 0, one.committed, one.is_in_doubt()
+        self._ids.asked_to_commit(one)  # before the answer, which may be lost
 
         def ask() -> None:
             nonlocal asked
@@ -254,53 +240,57 @@ class TransactionalWriter(Writer):
 
         try:
             self._step(ask, deadline_s)
+        except EndedUnasked:
+            raise
         except (Broken, Aborted) as failed:
-            if isinstance(failed, EndedUnasked):
-                raise
             if isinstance(failed, Aborted) and asked == 1 and _is_refused(failed.failure, one):
-                turns.has_not_committed(one.name, before)
+                one.committed = before
                 raise
             if self._unasked is not None:
                 raise self._broken(failed.failure) from None
             raise Indefinite(failed.failure, isinstance(failed, Broken) and failed.fenced_itself) from None
-        turns.is_well = True
-        self._renew_if_in_doubt(Outcome.COMMITTED, is_awaited=are_offsets_in_doubt)
+        self._ids.is_well = True
+        self._ended(Outcome.COMMITTED, is_awaited=are_offsets_in_doubt)
 
-    def abort(self) -> None:
-        self._turns.is_well = False
-        deadline_s = self._clock.monotonic_s() + self._budgets.step_s
-        self._end_joining()
-        # The coordinator may have refused each partition so far: it was still writing the end before. The client asks
-        # for an abort all the same, and is answered as if this transaction had ended (librdkafka 4849).
-        let_in(self._client())
-        self._may_be_empty = not self._have_joined and len(self._client()) >= self._sent - self._unwritten
+    def abort(self, *, in_haste: bool = False) -> None:
+        """The coordinator is asked now, so that it can say, before anything is planned again, that the transaction had
+        ended. Where it does not answer, another id goes on: the new epoch of this one ends the transaction. In haste
+        it goes on in any case: the brokers take nothing more under this id before every partition has the end."""
+        self._ids.is_well = False
+        is_aborted = self._is_aborted(HASTE_S if in_haste else self._budgets.step_s)
+        if self._unasked is not None:  # it had ended before
+            raise self._broken(Failure.of(self._unasked))
+        self._ended(Outcome.ABORTED if is_aborted else None, is_left=in_haste or not is_aborted)
+        if in_haste:
+            self._ids.renew_last()
+
+    def _is_aborted(self, limit_s: float) -> bool:
+        """False: there is no answer. Raises Broken."""
+        deadline_s, (_, joining) = self._clock.monotonic_s() + limit_s, self._joining or (None, None)
+        self._joining = None
+        if joining is not None and not joining.give_up():  # on its way, they must not join the next transaction
+            try:
+                self._calls.result(joining, min(limit_s, self._budgets.unanswered_s))
+            except Unanswered:
+                return False
+            except KafkaException:
+                pass  # it was to be aborted anyway
+        call = partial(self._client().abort_transaction, min(limit_s, self._budgets.call_s))
         try:
-            self._step(partial(self._client().abort_transaction, self._budgets.call_s), deadline_s)
+            self._step(call, deadline_s)
         except Aborted as aborted:
             raise self._broken(aborted.failure) from None
+        except Broken as broken:
+            error = broken.failure.error
+            if (
+                isinstance(broken, EndedUnasked)
+                or error is None
+                or not (error.retriable() or fault_of(error) is Fault.BUSY)
+            ):
+                raise
+            return False
         self._serve(self._client().poll, 0)
-        if self._unasked is not None:  # before that
-            raise self._broken(Failure.of(self._unasked))
-        self._renew_if_in_doubt(Outcome.ABORTED)
-
-    def leave(self) -> None:
-        """Go on under another id while this one is aborted in the background: the brokers take nothing more under it
-        before every partition has the transaction's end. Where no other one is ready yet (soon after a start), the one
-        that is ready first goes on, be it this one."""
-        left = self._in_use()
-        unasked = None if self._unasked is None else self._broken(Failure.of(self._unasked))
-        self._had_doubt = True
-        self._turns.is_well = False
-        self._calls.close()  # its call may go on for a while
-        self._id = self._producer = None
-        self._ids.leave(left)
-        if unasked is not None:
-            raise unasked
-        other = self._ids.await_next(self._budgets.step_s)
-        if other is None:
-            raise Broken(HELD_UP)
-        log.warning("transactional-id-left", id=left.name, for_id=other.name)
-        self._use(other)
+        return True
 
     def _step(self, call: Callable[[], object], deadline_s: float) -> None:
         """Repeat a call while the client says that it may be repeated, until the deadline."""

@@ -1,27 +1,34 @@
 """The transactional ids of a writer: two that take turns, and one that rests until one of them is held up.
 
 After the decision on a transaction its coordinator writes the end of it to each partition, and takes nothing new under
-that id meanwhile. That takes milliseconds, and a client that is refused waits for 20 more: hence the turns. Where a
-leader has died it takes until the brokers have noticed (`broker.session.timeout.ms`, 9 s), and before Kafka 4 until the
-partition has a leader again: hence the third. The id that committed the transaction before may be held up as well, and
-is initialised again, which waits until it is not.
+that id meanwhile: for milliseconds, and where a leader has died until the brokers have noticed
+(`broker.session.timeout.ms`, 9 s), or before Kafka 4 until the partition has a leader again.
 
     state     its producer                          leads to, by event
-    UNMADE    none                                  STARTING (start), USED (taken: the first of a start)
-    STARTING  the background's, to be initialised   READY (made), UNMADE (failed), DENIED (refused)
-    READY     initialised                           USED (taken), STARTING (start)
-    USED      the writer's, with its transaction    READY (spared), STARTING (start)
-    DENIED    none: it may not be used              nothing
-    each      is dropped (given up)                 UNMADE, but for DENIED
+    UNMADE    none                                  STARTING (start)
+    STARTING  the background's, to be initialised   READY (made), UNMADE (lost)
+    READY     initialised                           USED (taken), UNMADE (lost)
+    USED      the writer's, with its transaction    READY (spared), UNMADE (lost)
 
-Which of those that are ready goes next: turns.py.
+An id that needs a new epoch loses its producer, and another one initialises it in the background. Which goes next:
+
+    the last transaction    the next one is of
+    was committed           an id that comes back, else the ready one that has committed the latest, else the same
+    was aborted             the same
+    has lost its id         the ready one that has committed the longest ago
+
+An id comes back that was left with a transaction open, or has lost its producer. For speed "else the ready one" of the
+first row is enough; the rest is for ends of transactions that brokers lose, and goes with transaction_markers.py. Where
+the end of a commit is missing, an abort under the same id takes the commit back: hence the last rows, and small
+transactions of the last two ids to commit, which are hardly aborted, after trouble. What an id has left open in a
+partition ends with its next records there: hence those that come back.
 
 Exactly-once does not rest on the turns. No transaction is begun before the commit of the one before is known, or given
-up for good; its abort may go on. Offsets that two ids have committed count in the order in which the
-group's coordinator wrote them; where a copy of some may arrive late, all ids wait for a new epoch of theirs (`renew`).
-Between two processes the group's metadata decides: brokers refuse offsets of a former member, and committed offsets are
-read only when no transaction is pending on them (require-stable). Every process initialises all of its ids when it
-starts, which ends what an earlier one of the same name left open.
+up for good; its abort may go on. Offsets that two ids have committed count in the order in which the group's
+coordinator wrote them; where a copy of some may arrive late, all ids wait for a new epoch of theirs. Between two
+processes the group's metadata decides: brokers refuse offsets of a former member, and committed offsets are read only
+when no transaction is pending on them (require-stable). Every process initialises all of its ids when it starts, which
+ends what an earlier one of the same name left open.
 """
 
 from __future__ import annotations
@@ -32,6 +39,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
+from itertools import count
+from operator import attrgetter
 from typing import Final
 
 import structlog
@@ -39,17 +48,18 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from bridge.delivery.producer.outcomes import NO_ANSWER, Broken, Failure, Incident, NotReady, OnIncident
 from bridge.delivery.producer.transaction_markers import MarkerRepair, Outcome
-from bridge.delivery.producer.turns import Turns
 from bridge.errors import EnvironmentFailure
-from bridge.kafka.errors import Fault, fault_of, is_denied, is_fatal, is_fenced, kafka_error
+from bridge.kafka.errors import is_denied, is_fatal, is_fenced, kafka_error
 from bridge.kafka.repeats import Repeats
 from bridge.settings.time_budgets import USUAL
 
 AGAIN_S: Final = 0.2
 """Between two calls that failed."""
-ABORTS_MAX: Final = 60
-"""How often an abort is asked for; then the next `init_transactions` under that id does it."""
 HELD_UP: Final = Failure(NO_ANSWER, "every transactional id is held up")
+DENIED: Final = "DB-3006"
+"""The code of an id that brokers refuse to initialise."""
+SUSPECTS: Final = 2
+"""The last two ids to commit may lack an end: a transaction can be shorter than the writing of the end before."""
 REPAIR_IN_DOUBT: Final = KafkaError(KafkaError._RETRY, "an end that was written again may arrive late", retriable=True)
 
 log = structlog.get_logger("bridge.delivery.producer.transactional_ids")
@@ -71,30 +81,21 @@ class State(Enum):
     STARTING = "starting"
     READY = "ready"
     USED = "used"
-    DENIED = "denied"
 
 
 class Event(Enum):
     START = "start"
     MADE = "made"
-    FAILED = "failed"
-    REFUSED = "refused"
     TAKEN = "taken"
     SPARED = "spared"
-    GIVEN_UP = "given up"
+    LOST = "lost"
 
 
 TRANSITIONS: Final[Mapping[State, Mapping[Event, State]]] = {
-    State.UNMADE: {Event.START: State.STARTING, Event.TAKEN: State.USED, Event.GIVEN_UP: State.UNMADE},
-    State.STARTING: {
-        Event.MADE: State.READY,
-        Event.FAILED: State.UNMADE,
-        Event.REFUSED: State.DENIED,
-        Event.GIVEN_UP: State.UNMADE,
-    },
-    State.READY: {Event.TAKEN: State.USED, Event.START: State.STARTING, Event.GIVEN_UP: State.UNMADE},
-    State.USED: {Event.SPARED: State.READY, Event.START: State.STARTING, Event.GIVEN_UP: State.UNMADE},
-    State.DENIED: {Event.GIVEN_UP: State.DENIED},
+    State.UNMADE: {Event.START: State.STARTING},
+    State.STARTING: {Event.MADE: State.READY, Event.LOST: State.UNMADE},
+    State.READY: {Event.TAKEN: State.USED, Event.LOST: State.UNMADE},
+    State.USED: {Event.SPARED: State.READY, Event.LOST: State.UNMADE},
 }
 
 
@@ -107,10 +108,16 @@ class TransactionalId:
     producer: Producer | None = None
     faults: list[KafkaError] = field(default_factory=list)
     repeats: Repeats = field(default_factory=Repeats)
+    failure: Exception | None = None
+    """The reason why it could not be initialised."""
+    committed: int = 0
+    """When, in the order of all commits, it may have committed last: it was asked to, and not told no."""
+    comes_back: bool = False
+    was_made: bool = False
     may_fence_itself: bool = False
     """An initialisation of its may arrive late: that would fence its producer, as a rival does."""
     outcome: Outcome | None = None
-    """The end of its last transaction, as its coordinator has answered; until the next initialisation."""
+    """The end of its last transaction, as its coordinator has answered."""
     owed_outcome: Outcome | None = None
     """The end of its last transaction, which the brokers have lost: it is to be written once more."""
 
@@ -125,6 +132,9 @@ class TransactionalId:
         return self.repeats.are_possible
 
 
+BY_COMMIT: Final = attrgetter("committed")
+
+
 class TransactionalIds:
     """The ids of one writer; the first one is made first. Its methods are for one thread; `run` calls a function in
     another one. After `close` there is no way back.
@@ -135,7 +145,6 @@ class TransactionalIds:
         names: Sequence[str],
         make: Make,
         run: Callable[[Callable[[], None]], None],
-        turns: Turns,
         repair: MarkerRepair | None = None,
         call_s: float = USUAL.call_s,
         on_incident: OnIncident = lambda _: None,
@@ -149,22 +158,27 @@ class TransactionalIds:
         self._all = [TransactionalId(name) for name in names]
         self._first: TransactionalId | None = None
         """Its last transaction may have one more effect until it is initialised: nothing is begun before."""
-        self._turns = turns
+        self.is_well = False
+        """Whether the last transaction was committed."""
+        self._commits = count(1)
         self._changed = threading.Condition()
         self._closed = threading.Event()
 
     # -- which id goes next
 
-    def next(self, current: TransactionalId | None, *, is_small: bool = False) -> TransactionalId | None:
+    def next(self, current: TransactionalId | None) -> TransactionalId | None:
         """The id for the next transaction, if one is ready; `current` is that of the last one, if it may go on."""
-        self.look_after()
         with self._changed:
-            found = self._chosen(self._ready(), current, is_small=is_small)
-            if found is None or found is current:
-                return found
-            if current is not None:
-                current.advance(Event.SPARED)
-            return self._take(found)
+            ready, found = self._ready(), current
+            if self.is_well:
+                found = max(ready, key=lambda one: (one.comes_back, one.committed), default=current)
+            found = found or min(ready, key=BY_COMMIT, default=None)
+            if found is not None and found is not current:
+                if current is not None:
+                    current.advance(Event.SPARED)
+                found.advance(Event.TAKEN)
+                found.comes_back, self._first = False, None
+            return found
 
     def open(self) -> TransactionalId:
         """One that is ready, else one that is unmade: it is initialised now, and the others in the background. At a
@@ -172,17 +186,20 @@ class TransactionalIds:
 
         Raises EnvironmentFailure when that can never work, NotReady when it may work later, Broken.
         """
-        self._turns.is_well = False
+        self.is_well = False
+        self.look_after()
         left_open = self._left_open()
         one = self.next(None)
         if one is None:
-            unmade = [each for each in self._able() if each.state is State.UNMADE]
-            one = self._chosen([left_open] if left_open is not None else unmade, None, is_small=False)
-            if one is None:
-                raise NotReady(HELD_UP)
-            self._initialise(self._take(one))
-        self._first = None
+            made = left_open or self._unmade()
+            made.advance(Event.START)
+            self._make_ready(made, [], [], at_once=True)
+            if made.failure is not None:
+                raise made.failure
+            one = self.next(None)
         self.prepare()
+        if one is None:
+            raise NotReady(HELD_UP)
         return one
 
     def prepare(self) -> None:
@@ -194,43 +211,51 @@ class TransactionalIds:
     def await_next(self, timeout_s: float) -> TransactionalId | None:
         """As `next`, as soon as one is ready; None if that takes longer, or none is on its way."""
         with self._changed:
-            self._changed.wait_for(
-                lambda: self._ready() or all(one.state is not State.STARTING for one in self._able()), timeout_s
-            )
+            self._changed.wait_for(lambda: self._ready() or not self._are_starting(), timeout_s)
         return self.next(None)
 
-    def _chosen(
-        self, able: Sequence[TransactionalId], current: TransactionalId | None, *, is_small: bool
-    ) -> TransactionalId | None:
-        name = None if current is None else current.name
-        name = self._turns.next([one.name for one in able], name, is_small=is_small)
-        return next((one for one in self._all if one.name == name), None)
+    def asked_to_commit(self, one: TransactionalId) -> None:
+        """It may commit from now on; the answer may be lost."""
+        one.committed = next(self._commits)
+
+    def is_suspect(self, one: TransactionalId) -> bool:
+        """Whether the end of its last commit may be lost: then its next transaction must not be aborted."""
+        later = sum(other.committed > one.committed for other in self._all)
+        return not self.is_well and one.committed > 0 and later < SUSPECTS
 
     def _able(self) -> list[TransactionalId]:
         """The ids that may be used once they are ready."""
-        first = self._first
-        return self._all if first is None or first.state is State.DENIED else [first]
+        return self._all if self._first is None else [self._first]
 
     def _ready(self) -> list[TransactionalId]:
         return [one for one in self._able() if one.state is State.READY and not one.faults]
 
-    def _take(self, one: TransactionalId) -> TransactionalId:
-        one.advance(Event.TAKEN)
-        if one.producer is not None:
-            self._first = None
-        return one
+    def _are_starting(self) -> bool:
+        return any(one.state is State.STARTING for one in self._able())
+
+    def _unmade(self) -> TransactionalId:
+        """One that is to be made now; one that was denied only where no other may be had. Raises NotReady."""
+        unmade = [one for one in self._able() if one.state is State.UNMADE]
+        hopeful = [one for one in unmade if getattr(one.failure, "code", None) != DENIED]
+        found = hopeful or ([] if self._are_starting() else unmade)
+        if not found:
+            raise NotReady(HELD_UP)
+        return min(found, key=BY_COMMIT)
 
     # -- what becomes of one
 
-    def renew(self, one: TransactionalId, outcome: Outcome, *, is_awaited: bool) -> None:
-        """A request of its last transaction may arrive late: it gets a new epoch before its next one (repeats.py).
-        `is_awaited`: and before anything else is begun. Offsets that arrive while the end of their transaction is being
-        written count as the latest, whatever another id has committed meanwhile."""
-        self._on_incident(Incident.END_IN_DOUBT)
-        log.warning("request-may-arrive-late", id=one.name, ended=outcome.value, all_wait=is_awaited)
+    def renew(self, one: TransactionalId, *, is_awaited: bool = False) -> None:
+        """It gets a new epoch before its next transaction, which also ends what is open. `is_awaited`: and before
+        anything else is begun. Offsets that arrive while the end of their transaction is being written count as the
+        latest, whatever another id has committed meanwhile."""
         self._first = one if is_awaited else self._first
-        one.outcome = outcome
-        self._start(one, anew=True, renews=True)
+        self._start(one, self._lose(one))
+
+    def renew_last(self) -> None:
+        """The last one that has committed may be held up, too: it is ready when it is known not to."""
+        last = max(self._all, key=BY_COMMIT)
+        if last.committed and last.state is State.READY:
+            self.renew(last)
 
     def ended_unasked(self, one: TransactionalId) -> None:
         """Nothing is begun until it is initialised, so that no more becomes of its transaction."""
@@ -238,22 +263,10 @@ class TransactionalIds:
             self._on_incident(Incident.ENDED_UNASKED)
         self._first = one
 
-    def leave(self, one: TransactionalId) -> None:
-        """Its transaction, which is open, is aborted in the background. The last that has committed may wait for the
-        same partition: it is ready when it is known not to."""
-        self._turns.comes_back(one.name)
-        self._start(one, is_open=True, anew=True)
-        for last in self._all:
-            if last.name == self._turns.last() and last.state is State.READY:
-                self._start(last, anew=True)
-
     def give_up(self, one: TransactionalId) -> None:
         """Its producer is lost; the id is to be made anew."""
-        with self._changed:
-            left, one.producer = one.producer, None
-            one.advance(Event.GIVEN_UP)
-        self._turns.comes_back(one.name)
-        if left is not None:
+        one.comes_back = True
+        for left in self._lose(one):
             drop(left)
 
     def close(self) -> None:
@@ -272,7 +285,15 @@ class TransactionalIds:
                 except KafkaException as exception:
                     one.faults.append(kafka_error(exception))
                 if one.faults and one.state is State.READY:
-                    self._start(one)
+                    self.renew(one)
+
+    def _lose(self, one: TransactionalId) -> list[Producer]:
+        """Returns its producer, if it has one."""
+        with self._changed:
+            left, one.producer = one.producer, None
+            if one.state is not State.UNMADE:
+                one.advance(Event.LOST)
+        return [] if left is None else [left]
 
     # -- making one ready
 
@@ -289,77 +310,49 @@ class TransactionalIds:
             found.owed_outcome = Outcome.ABORTED  # the coordinator need not be asked once more
         return found
 
-    def _initialise(self, one: TransactionalId) -> None:
-        """Make its producer, by one call. One that needs more goes on in the background, with the same producer."""
-        held: list[Producer] = []
-        error = self._attempt(one, held, lambda: False)
-        one.producer = held.pop() if held else None
-        if error is None:
-            return
-        is_lost = is_fatal(error) or is_fenced(error)
-        if one.producer is None or is_lost or is_denied(error):
-            self.give_up(one)
-        else:
-            self._start(one)
-        if is_denied(error):
-            raise EnvironmentFailure(
-                "the brokers refuse transactions",
-                hint="Grant WRITE and DESCRIBE on the transactional id; check credentials, transaction.timeout.ms.",
-                reason=error.str(),
-                code="DB-3006",
-            )
-        raise Broken(Failure.of(error)) if is_lost else NotReady(Failure.of(error))
-
-    def _start(self, one: TransactionalId, *, is_open: bool = False, anew: bool = False, renews: bool = False) -> None:
-        """Make it ready in the background; `is_open`: its producer has a transaction open, to be aborted; `anew`: by
-        another producer, as the rule wants if that `renews` it."""
+    def _start(self, one: TransactionalId, left: Sequence[Producer] = ()) -> None:
+        """Make it ready in the background, which also drops the producer that is left."""
         with self._changed:
-            left = [] if one.producer is None else [one.producer]
-            one.producer = None
             one.advance(Event.START)
-        self._run(partial(self._make_ready, one, left, is_open, anew, renews))
+        self._run(partial(self._make_ready, one, [], list(left)))
 
-    def _make_ready(self, one: TransactionalId, held: list[Producer], is_open: bool, anew: bool, renews: bool) -> None:
-        """`held`: the producer there was, if any; the caller keeps no reference to it. One that could not be
-        initialised in time goes on with that by itself, and would fence a second one: it is used further.
-        """
-        if held and is_open:
-            more = iter(range(ABORTS_MAX))
-            may_repeat = lambda: next(more, None) is not None and self._may_go_on()  # noqa: E731
-            _repeated(held[0], held[0].abort_transaction, self._call_s, may_repeat, one.repeats)
-        if held and (anew or one.faults):
-            drop(held.pop())
+    def _make_ready(
+        self, one: TransactionalId, held: list[Producer], left: list[Producer], *, at_once: bool = False
+    ) -> None:
+        """Until it is ready, or no time would make it so. `at_once`: by one call; a producer that needs more (`held`)
+        goes on with that by itself, and would fence a second one: it is used further, in the background."""
+        while left:  # the caller keeps no reference to it
+            drop(left.pop())
         while not self._closed.is_set():
-            event = self._attempted(one, held)
-            if event is not None:
-                with self._changed:
-                    if self._closed.is_set():
-                        return
-                    if renews and event is Event.MADE:
-                        self._on_incident(Incident.ID_RENEWED)
-                    one.producer = held.pop() if event is Event.MADE else None
-                    one.advance(event)
-                    self._changed.notify_all()
+            try:
+                error = self._attempt(one, held, (lambda: False) if at_once else self._may_go_on)
+                failure = None if error is None else _meaning(one, error)
+            except Exception as raised:  # noqa: BLE001 - it is raised again for what takes the id next
+                failure = raised
+            may_pass = isinstance(failure, NotReady | Broken)
+            if at_once and held and isinstance(failure, NotReady):
+                one.failure = failure
+                self._run(partial(self._make_ready, one, held, left))
+                return
+            if failure is not None and held:
+                drop(held.pop())
+            if at_once or not may_pass:
+                if failure is not None and not at_once:
+                    log.warning("transactional-id-not-ready", id=one.name, reason=str(failure) or repr(failure))
+                self._conclude(one, held, failure)
                 return
             self._may_go_on()
 
-    def _attempted(self, one: TransactionalId, held: list[Producer]) -> Event | None:
-        """Try once. Returns the event; None: another attempt is made."""
-        try:
-            error = self._attempt(one, held, self._may_go_on)
-        except Exception as failure:  # noqa: BLE001 - it is raised again for what takes the id next
-            log.warning("transactional-id-not-ready", id=one.name, reason=str(failure) or repr(failure))
-            return Event.FAILED
-        if error is None:
-            return Event.MADE
-        if held:
-            drop(held.pop())
-        if not is_denied(error):
-            return None
-        log.warning("transactional-id-not-ready", id=one.name, reason=error.str())
-        if self._repair is not None:
-            self._repair.concluded(one.name)
-        return Event.REFUSED
+    def _conclude(self, one: TransactionalId, held: list[Producer], failure: Exception | None) -> None:
+        """It has a producer, or the attempts are over."""
+        if one.was_made and held:
+            self._on_incident(Incident.ID_RENEWED)
+        with self._changed:
+            if not self._closed.is_set():
+                one.failure, one.producer = failure, held.pop() if held else None
+                one.was_made |= one.producer is not None
+                one.advance(Event.LOST if one.producer is None else Event.MADE)
+                self._changed.notify_all()
 
     def _attempt(self, one: TransactionalId, held: list[Producer], may_repeat: Callable[[], bool]) -> KafkaError | None:
         """Initialise the producer in `held`; an empty `held` gets one. Returns the reason against its use, if there is
@@ -374,33 +367,48 @@ class TransactionalIds:
                 one.faults, one.repeats = [], Repeats()
                 held.append(self._make(one.name, one.faults, one.repeats))
             one.repeats.forget()
-            error = _repeated(held[0], held[0].init_transactions, self._call_s, may_repeat, one.repeats)
+            error = _initialised(held[0], self._call_s, may_repeat, one.repeats)
             one.may_fence_itself |= error is not None or one.repeats.are_possible
-            if error is None and repair is not None:
-                if one.owed_outcome is not None and not self._repaired(repair, one, held[0], one.owed_outcome):
+            if error is None and repair is not None and one.owed_outcome is not None:
+                self._repaired(repair, one, held[0], one.owed_outcome)
+                if one.repeats.are_possible:
                     drop(held.pop())
                     return REPAIR_IN_DOUBT
-                repair.concluded(one.name)
         except KafkaException as exception:
             error = kafka_error(exception)
             if one.owed_outcome is not None:
                 log.warning("transaction-not-ended", id=one.name, code=error.name(), reason=error.str())
+        if repair is not None and (error is None or is_denied(error)):
+            repair.concluded(one.name)
         return error
 
-    def _repaired(self, repair: MarkerRepair, one: TransactionalId, producer: Producer, owed: Outcome) -> bool:
-        """End its last transaction once more. False: that may arrive late, too."""
+    def _repaired(self, repair: MarkerRepair, one: TransactionalId, producer: Producer, owed: Outcome) -> None:
+        """End its last transaction once more."""
         one.repeats.forget()
         repair.write(one.name, producer, owed)
-        if owed is Outcome.COMMITTED:  # what it had in the targets may still be open there
-            self._turns.comes_back(one.name)
-            self._turns.asked_to_commit(one.name)
-        one.owed_outcome = None
         let_in(producer)
-        return not one.repeats.are_possible
+        one.owed_outcome = None
+        if owed is Outcome.COMMITTED:  # what it had in the targets may still be open there
+            one.comes_back = True
+            self.asked_to_commit(one)
 
     def _may_go_on(self) -> bool:
         """A pause; then whether to try once more."""
         return not self._closed.wait(AGAIN_S)
+
+
+def _meaning(one: TransactionalId, error: KafkaError) -> Exception:
+    """Of an error that keeps an id from being initialised, for what takes it next."""
+    if is_denied(error):
+        return EnvironmentFailure(
+            "the brokers refuse transactions",
+            hint="Grant WRITE and DESCRIBE on the transactional id; check credentials, transaction.timeout.ms.",
+            id=one.name,
+            reason=error.str(),
+            code="DB-3006",
+        )
+    failure = Failure.of(error)
+    return Broken(failure) if is_fatal(error) or is_fenced(error) else NotReady(failure)
 
 
 def in_thread(run: Callable[[], None]) -> None:
@@ -420,24 +428,18 @@ def let_in(producer: Producer) -> None:
         producer.poll(0)
 
 
-def _repeated(
-    producer: Producer,
-    call: Callable[[float], None],
-    call_s: float,
-    may_repeat: Callable[[], bool],
-    repeats: Repeats,
+def _initialised(
+    producer: Producer, call_s: float, may_repeat: Callable[[], bool], repeats: Repeats
 ) -> KafkaError | None:
-    """Make this call of the producer until it succeeds. Returns why it does not."""
+    """Initialise the producer, by as many calls as it takes. Returns why it is not."""
     while True:
-        error = None
         try:
-            call(call_s)
+            producer.init_transactions(call_s)
+            return None
         except KafkaException as exception:
             error = kafka_error(exception)
-        let_in(producer)
-        if error is None:
-            return None
-        # BUSY: the call that was left is still under way in it.
-        if is_fatal(error) or not (error.retriable() or fault_of(error) is Fault.BUSY) or not may_repeat():
+        finally:
+            let_in(producer)
+        if not error.retriable() or is_fatal(error) or not may_repeat():
             return error
         repeats.note()

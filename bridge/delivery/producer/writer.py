@@ -85,8 +85,8 @@ class Writer(ABC):
         return False
 
     @abstractmethod
-    def begin(self, records: int = 0) -> None:
-        """Start a transaction, of which so many records are known. Raises Broken."""
+    def begin(self) -> None:
+        """Start a transaction. Raises Broken."""
 
     def send(self, batch: Batch, *, first_id: int = 0, careful: bool = False) -> int:
         """Hand a batch to the client; returns how many records it took. `careful`, and a batch that is sent alone: wait
@@ -110,14 +110,9 @@ class Writer(ABC):
         """
 
     @abstractmethod
-    def abort(self) -> None:
-        """Give up what was sent. Raises Broken when that cannot be done: a new producer will."""
-
-    @abstractmethod
-    def leave(self) -> None:
-        """As `abort`, where a partition does not answer: without waiting for what may wait for that partition. The
-        producer is another one afterwards. Raises Broken.
-        """
+    def abort(self, *, in_haste: bool = False) -> None:
+        """Give up what was sent; `in_haste`: something does not answer, and nothing waits for it. Raises Broken when
+        the producer is of no use any more, EndedUnasked."""
 
     def close(self) -> None:
         """Drop the producer without waiting for anything."""
@@ -169,34 +164,35 @@ class Writer(ABC):
 
     def _produce(self, batch: Batch, first_id: int, *, reported: bool) -> int:
         """The loop around produce; `reported`: `_report` is called with every record's number, `first_id` + its id."""
-        producer = self._client()
+        producer, sent = self._client(), self._sent
         ids = [first_id + row for row in batch.ids.tolist()] if reported else None
-        done, deadline_s, is_up_to_date, sent = 0, None, False, self._sent
+        done, deadline_s, is_up_to_date = 0, None, False
         while True:
-            try:
-                if ids is None and batch.is_plain:
-                    done = _produce_plain(producer.produce, batch, done)
-                else:
-                    done = _produce_any(producer.produce, batch, self._report, ids, done)
-                self._sent = sent + done
+            before = done
+            if ids is None and batch.is_plain:
+                done, cause = _produce_plain(producer.produce, batch, done)
+            else:
+                done, cause = _produce_any(producer.produce, batch, self._report, ids, done)
+            self._sent = sent + done
+            if cause is None:
                 self._awaited += done if reported else 0
                 return done
-            except _Stopped as stopped:
-                before, done = done, stopped.done
-                self._sent = sent + done
-                if code_of(stopped.cause) == KafkaError._UNKNOWN_PARTITION and not is_up_to_date:
-                    # It may have been added since this client has looked, which it does every five minutes.
-                    is_up_to_date = True
-                    with suppress(KafkaException):  # without an answer the record is refused as it is
-                        producer.list_topics(batch.topic, self._budgets.look_up_s)
-                    continue
-                now_s = self._clock.monotonic_s()
-                if deadline_s is None or done > before:
-                    deadline_s = min(now_s + self._budgets.full_s, self._began_s + self._budgets.send_s)
-                if not isinstance(stopped.cause, BufferError) or now_s > deadline_s:
-                    partition = -1 if batch.partitions is None else batch.partitions[done]
-                    self._stop(stopped.cause, first_id + int(batch.ids[done]), batch.topic, partition)
-                self._serve(producer.poll, FULL_POLL_S)
+            is_unknown = (
+                isinstance(cause, KafkaException) and kafka_error(cause).code() == KafkaError._UNKNOWN_PARTITION
+            )
+            if is_unknown and not is_up_to_date:
+                # It may have been added since this client has looked, which it does every five minutes.
+                is_up_to_date = True
+                with suppress(KafkaException):  # without an answer the record is refused as it is
+                    producer.list_topics(batch.topic, self._budgets.look_up_s)
+                continue
+            now_s = self._clock.monotonic_s()
+            if deadline_s is None or done > before:
+                deadline_s = min(now_s + self._budgets.full_s, self._began_s + self._budgets.send_s)
+            if not isinstance(cause, BufferError) or now_s > deadline_s:
+                partition = -1 if batch.partitions is None else batch.partitions[done]
+                self._stop(cause, first_id + int(batch.ids[done]), batch.topic, partition)
+            self._serve(producer.poll, FULL_POLL_S)
 
     def _stop(self, exception: Exception, row: int, topic: str, partition: int) -> NoReturn:
         """What an exception out of produce means for the transaction; `partition` -1: the partitioner's choice."""
@@ -221,7 +217,7 @@ class Writer(ABC):
     def _report(self, row: int, error: KafkaError | None, message: Message) -> None:
         """Delivery report of one record, called from poll and flush."""
         self._reported += 1
-        self._unwritten += error is not None
+        self._unwritten += error is not None and error.code() == KafkaError._PURGE_QUEUE
         is_purged = error is not None and error.code() in _PURGED
         if error is None or (is_purged and not self._is_overdue):
             return
@@ -266,16 +262,9 @@ class Writer(ABC):
         return True
 
 
-class _Stopped(Exception):
-    """Produce raised after `done` records of the batch."""
-
-    def __init__(self, cause: Exception, done: int) -> None:
-        self.cause = cause
-        self.done = done
-
-
-def _produce_plain(produce: Callable[..., None], batch: Batch, start: int) -> int:
-    """The hot loop: nothing but produce. Arguments are positional because that is faster."""
+def _produce_plain(produce: Callable[..., None], batch: Batch, start: int) -> tuple[int, Exception | None]:
+    """The hot loop: nothing but produce. Arguments are positional because that is faster. Returns how many records of
+    the batch are with the client, and what it raised for the next one."""
     topic, origin_name, due_name = batch.topic, h.ORIGIN, h.DUE
     columns = (batch.values, batch.keys, batch.origins or [], batch.dues or [])
     rest = columns if start == 0 else tuple(column[start:] for column in columns)
@@ -284,8 +273,8 @@ def _produce_plain(produce: Callable[..., None], batch: Batch, start: int) -> in
         for done, (value, key, origin, due) in enumerate(zip(*rest, strict=True), start):  # noqa: B007 - read when produce raised
             produce(topic, value, key, -1, None, None, 0, [(origin_name, origin), (due_name, due)])
     except (KafkaException, BufferError, ValueError) as cause:
-        raise _Stopped(cause, done) from None
-    return len(batch)
+        return done, cause
+    return len(batch), None
 
 
 def _produce_any(
@@ -294,7 +283,7 @@ def _produce_any(
     report: Callable[[int, KafkaError | None, Message], None],
     ids: Sequence[int] | None,
     start: int,
-) -> int:
+) -> tuple[int, Exception | None]:
     """As `_produce_plain`, with headers and partitions of each record's own, and reports that know the record where
     there are `ids`.
     """
@@ -309,10 +298,5 @@ def _produce_any(
             if done >= start:
                 produce(topic, value, key, partition, callback, None, 0, own)
     except (KafkaException, BufferError, ValueError) as cause:
-        raise _Stopped(cause, done) from None
-    return len(batch)
-
-
-def code_of(exception: Exception) -> int | None:
-    """The client's code; None for what is no error of the client's."""
-    return kafka_error(exception).code() if isinstance(exception, KafkaException) else None
+        return done, cause
+    return len(batch), None

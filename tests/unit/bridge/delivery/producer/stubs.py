@@ -49,6 +49,7 @@ class StubProducer:
         self.joined: list[Sequence[TopicPartition]] = []
         self.reports: list[Callable[..., None]] = []
         self.failing: set[bytes] = set()
+        self.failing_with = KafkaError.MSG_SIZE_TOO_LARGE
         self.is_silent = False
         self.joining: Callable[[], object] = lambda: None
         self.logger: Any = None
@@ -86,7 +87,7 @@ class StubProducer:
         self._do("produce")
         self.sent.append(value)
         if callback is not None:
-            failed = KafkaError(KafkaError.MSG_SIZE_TOO_LARGE) if value in self.failing else None
+            failed = KafkaError(self.failing_with) if value in self.failing else None
             self.reports.append(lambda: callback(failed, Written()))
 
     def poll(self, timeout: float) -> int:
@@ -190,17 +191,17 @@ def batch(*values: bytes, own: bool = False) -> Batch:
     )  # fmt: skip
 
 
-def begun(told: Told, records: int = 0) -> str:
+def begun(told: Told) -> str:
     """Begin a transaction; returns the id that does."""
     before = [made.calls.count("begin") for made in told.made]
-    told.writer.begin(records)
+    told.writer.begin()
     counts = zip(told.names, told.made, before, strict=True)
     (name,) = [name for name, made, begins in counts if made.calls.count("begin") > begins]
     return name
 
 
 def after_trouble_with_all(told: Told) -> str:
-    """The only broker was away; when it is back, all ids are ready. Returns the one that begins a large transaction
+    """The only broker was away; when it is back, all ids are ready. Returns the one that begins a transaction
     then."""
     for _ in range(2):
         told.writer.open()
@@ -210,4 +211,4 @@ def after_trouble_with_all(told: Told) -> str:
         told.writer.open()
     told.background()
     told.writer.open()
-    return begun(told, 1_000)
+    return begun(told)

@@ -9,6 +9,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from bridge.delivery.producer.outcomes import Aborted, Broken, Cause, EndedUnasked, Incident, Indefinite, NotReady
 from bridge.delivery.producer.transaction_markers import Outcome
+from bridge.errors import EnvironmentFailure
 from bridge.settings.time_budgets import TimeBudgets
 from dev.harness.waiting import wait_until
 from tests.unit.bridge.delivery.producer.stubs import FATAL, RETRIABLE, UNASKED, StubProducer, Told, batch, begun, error
@@ -40,12 +41,12 @@ def test_a_connection_that_breaks_renews_the_id(line: tuple[str, str]) -> None:
     told.writer.begin()
     told.writer.send(batch(b"a"))
     told.writer.commit([], None, lambda _: False)
-    assert begun(told, 1_000) == "x.2"
+    assert begun(told) == "x.2"
     assert told.writer.takes_doubt() and not told.writer.takes_doubt()
     told.background()
     assert told.names[3:] == ["x"]
     told.writer.commit([], None, lambda _: False)
-    assert begun(told, 1_000) == "x"
+    assert begun(told) == "x"
     assert told.made[3].calls == ["init", "begin"]
     assert told.incidents == [Incident.END_IN_DOUBT, Incident.ID_RENEWED]
 
@@ -75,7 +76,7 @@ def test_an_end_that_was_asked_for_twice_renews_the_id(told: Told, end: str) -> 
     """The client may have sent it before the first call gave up."""
     told.producer.script[end] = [RETRIABLE, None]
     told.writer.commit([], None, lambda _: False) if end == "commit" else told.writer.abort()
-    assert begun(told, 1_000) != "x"
+    assert begun(told) != "x"
     told.background()
     assert told.names[3:] == ["x"]
     assert told.repair.known == {
@@ -103,9 +104,9 @@ def test_a_good_commit_costs_nothing(told: Told) -> None:
     told.made[1].lines["poll"] = [CUT]
     for made in told.made[1:]:
         made.poll(0)
-    assert begun(told, 1_000) == "x.2"
+    assert begun(told) == "x.2"
     told.writer.commit([], None, lambda _: False)
-    assert begun(told, 1_000) == "x" and not told.later
+    assert begun(told) == "x" and not told.later
 
 
 @pytest.mark.fault("brokers that are away while nothing is due")
@@ -125,7 +126,7 @@ def test_where_all_are_in_doubt_the_first_new_epoch_is_waited_for(told: Told) ->
         made.lines["commit"] = [CUT]
         told.writer.commit([], None, lambda _: False)
         if made is not told.made[-1]:
-            told.writer.begin(1_000)
+            told.writer.begin()
     assert len(told.later) == 3
     renewed = told.producer = StubProducer(told.clock)
     last = told.later.pop()
@@ -142,7 +143,7 @@ def test_where_none_is_ready_in_time_the_producer_is_opened_again(told: Told, mo
         made.lines["commit"] = [CUT]
         told.writer.commit([], None, lambda _: False)
         if made is not told.made[-1]:
-            told.writer.begin(1_000)
+            told.writer.begin()
     with pytest.raises(Broken):
         told.writer.begin()
     with pytest.raises(NotReady):
@@ -215,14 +216,14 @@ def test_it_is_told_by_whatever_call_finds_out(told: Told, step: str) -> None:
     assert told.incidents == [Incident.ENDED_UNASKED]
 
 
-@pytest.mark.parametrize("end", ["abort", "leave"])
-def test_a_record_that_was_refused_for_it_is_no_reason_to_send_it_again(told: Told, end: str) -> None:
+@pytest.mark.parametrize("in_haste", [False, True])
+def test_a_record_that_was_refused_for_it_is_no_reason_to_send_it_again(told: Told, in_haste: bool) -> None:
     """Its partition has the end already, others of the transaction may be without one."""
     told.producer.script["commit"] = [error(KafkaError.INVALID_TXN_STATE, txn_requires_abort=True)]
     with pytest.raises(Aborted):
         told.writer.commit([], None, lambda _: False)
     with pytest.raises(EndedUnasked):
-        getattr(told.writer, end)()
+        told.writer.abort(in_haste=in_haste)
     assert told.incidents == [Incident.ENDED_UNASKED]
 
 
@@ -242,34 +243,40 @@ def test_a_commit_that_is_asked_for_twice_does_not_hide_it(told: Told) -> None:
         told.writer.abort()
 
 
-@pytest.mark.parametrize("known", ["nothing", "an acknowledgement", "one of a part", "offsets"])
-def test_an_abort_of_what_no_broker_has_taken_is_no_end_unasked(told: Told, known: str) -> None:
-    """The client asks for it although each partition was refused until then."""
-    if known == "one of a part":
+@pytest.mark.fault("a transaction that was ended by a late request while records were in flight")
+@pytest.mark.parametrize("in_haste", [False, True])
+@pytest.mark.parametrize("sent", ["nothing", "a record in flight", "an acknowledged one", "one of a part", "offsets"])
+def test_an_abort_tells_of_it_unless_nothing_was_sent(told: Told, sent: str, in_haste: bool) -> None:
+    """A transaction that had ended unasked is told from one that never began, before anything is planned again: what is
+    in flight may be visible, be the abort in haste or not."""
+    if sent == "one of a part":
         told.producer.script["produce"] = [None, error(KafkaError.MSG_SIZE_TOO_LARGE)]
         with pytest.raises(Aborted):
             told.writer.send(batch(b"a", b"b"))
-    else:
-        told.writer.send(batch(b"a"))
-    told.producer.reports = [lambda: None] if known in ("nothing", "offsets") else []
-    if known == "offsets":
+    elif sent == "offsets":
         told.writer.send_offsets([TopicPartition("delay", 0, 7)], None)
         wait_until(lambda: "offsets" in told.producer.calls, 30, "they have joined")
+    elif sent != "nothing":
+        told.writer.send(batch(b"a"))
+    told.producer.reports = [lambda: None] if sent == "a record in flight" else []
     told.producer.forever["abort"] = UNASKED
     with pytest.raises(Broken) as broken:
-        told.writer.abort()
-    assert isinstance(broken.value, EndedUnasked) == (known != "nothing")
+        told.writer.abort(in_haste=in_haste)
+    assert isinstance(broken.value, EndedUnasked) == (sent != "nothing")
 
 
-def test_a_record_that_was_given_up_is_not_acknowledged_either(told: Told) -> None:
-    """The attempt after a node's death waits for each record, and gives up those that are not acknowledged."""
-    told.producer.failing = {b"a", b"b"}
+@pytest.mark.parametrize("code", [KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT])
+def test_a_record_that_has_never_left_is_not_visible(told: Told, code: int) -> None:
+    """The attempt after a node's death waits for each record, and gives up those that are not acknowledged. The client
+    asks for the abort although each partition was refused until then."""
+    told.producer.failing, told.producer.failing_with = {b"a", b"b"}, code
+    told.writer._is_overdue = True
     with pytest.raises(Aborted):
         told.writer.send(batch(b"a", b"b"), careful=True)
     told.producer.forever["abort"] = UNASKED
     with pytest.raises(Broken) as broken:
         told.writer.abort()
-    assert not isinstance(broken.value, EndedUnasked)
+    assert isinstance(broken.value, EndedUnasked) == (code == KafkaError._PURGE_INFLIGHT)
 
 
 def test_nothing_is_begun_before_its_id_has_a_new_epoch(told: Told) -> None:
@@ -285,3 +292,45 @@ def test_nothing_is_begun_before_its_id_has_a_new_epoch(told: Told) -> None:
     told.background()
     told.writer.open()
     assert begun(told) == "x" and told.names[3:] == ["x"]
+
+
+@pytest.mark.fault("an id that waits for a new epoch, and may not be initialised any more")
+def test_nothing_is_begun_unfenced_where_the_new_epoch_is_denied() -> None:
+    """Where a late copy of offsets would count, and no new epoch can fence it since the right to one was taken away,
+    delivery ends with the error of a start: other ids that are ready do not go on."""
+    told = Told()
+    told.writer.open()
+    told.background()
+    told.producer.lines["begin"] = [CUT]
+    told.writer.begin()
+    told.writer.commit([], None, lambda _: False)
+    told.producer = StubProducer(told.clock)
+    told.producer.forever["init"] = error(KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+    told.later.pop()()
+    with pytest.raises(Broken):
+        told.writer.begin()
+    with pytest.raises(EnvironmentFailure) as denied:
+        told.writer.open()
+    assert denied.value.code == "DB-3006" and denied.value.fields["id"] == "x"
+
+
+@pytest.mark.fault("a right to transactions that is taken away")
+def test_where_every_id_is_denied_delivery_ends() -> None:
+    """Where no transactional id may be used any more, delivery ends with the error of a start, and does not wait for
+    ever; one that is only held up is waited for."""
+    told = Told()
+    told.writer.open()
+    told.background()
+    told.producer.forever["init"] = error(KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+    for made in told.made:
+        told.writer.begin()
+        made.lines["commit"] = [CUT]
+        told.writer.commit([], None, lambda _: False)
+    for ready in told.later[:2]:
+        ready()
+    with pytest.raises(NotReady):
+        told.writer.open()
+    told.later[2]()
+    with pytest.raises(EnvironmentFailure) as denied:
+        told.writer.open()
+    assert denied.value.code == "DB-3006"

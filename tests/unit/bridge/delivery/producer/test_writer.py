@@ -22,11 +22,8 @@ from bridge.delivery.producer.outcomes import (
 )
 from bridge.delivery.producer.transaction_markers import Outcome
 from bridge.delivery.producer.transactional_ids import TransactionalIds
-from bridge.delivery.producer.turns import Turns
-from bridge.delivery.producer.writer import SMALL_RECORDS
 from bridge.errors import EnvironmentFailure, FencedError
 from bridge.settings.time_budgets import TimeBudgets
-from dev.harness.waiting import wait_until
 from tests.manual_clock import ManualClock
 from tests.unit.bridge.delivery.producer.stubs import (
     ABORTABLE,
@@ -286,7 +283,7 @@ class TestOffsetsThatJoinBesideRecords:
     def test_an_abort_waits_for_the_call_that_is_under_way(
         self, told: Told, monkeypatch: pytest.MonkeyPatch, returns: bool
     ) -> None:
-        """For as long as a commit would."""
+        """For as long as a commit would. Then another id goes on."""
         is_called, goes_on = threading.Event(), threading.Event()
         monkeypatch.setattr(TimeBudgets, "unanswered_s", 30 if returns else 0.05)
 
@@ -302,9 +299,9 @@ class TestOffsetsThatJoinBesideRecords:
             told.writer.abort()
             assert told.producer.calls[-2:] == ["offsets", "abort"]
         else:
-            with pytest.raises(Broken):
-                told.writer.abort()
-            assert "abort" not in told.producer.calls
+            told.background()
+            told.writer.abort()
+            assert "abort" not in told.producer.calls and begun(told) == "x.2"
         goes_on.set()
 
     def test_where_more_was_taken_and_they_have_failed_none_are_sent(self, told: Told) -> None:
@@ -354,7 +351,7 @@ class TestTurns:
         order = []
         for _ in range(6):
             ready.writer.commit([], None, lambda _: False)
-            order.append(begun(ready, 1_000))
+            order.append(begun(ready))
         assert order == ["x.2", "x"] * 3
         assert [made.calls.count("init") for made in ready.made] == [1, 1, 1]
         assert set(ready.made[2].calls) == {"init"}, "one rests"
@@ -363,29 +360,29 @@ class TestTurns:
         """The one that has committed last rests: an abort of its own could take that back."""
         ready.writer.commit([], None, lambda _: False)
         assert begun(ready) == "x.2"
-        for records in (0, 1_000):
+        for _ in range(2):
             ready.writer.abort()
-            assert begun(ready, records) == "x.2"
+            assert begun(ready) == "x.2"
         ready.writer.commit([], None, lambda _: False)
         assert begun(ready) == "x"
 
     def test_delivery_goes_on_under_another_id_and_comes_back(self, ready: Told) -> None:
-        """Without a word to the producer that is left; what it has open is aborted in the background. The id comes back
-        between two transactions: what it left open in a partition ends with what it writes there next."""
+        """What it has open is aborted, be there an answer or not: then by a new epoch. The id comes back between two
+        transactions: what it left open in a partition ends with what it writes there next."""
         left, other, _ = ready.made
         ready.writer.send(batch(b"a"))
-        ready.writer.leave()
-        assert "abort" not in left.calls
+        left.forever["abort"] = RETRIABLE
+        ready.writer.abort(in_haste=True)
         assert begun(ready) == "x.2"
         ready.writer.send(batch(b"a"))
         ready.background()
-        assert "abort" in left.calls
+        assert ready.made[3].calls == ["init"]
         ready.writer.commit([], None, lambda _: False)
         assert other.calls.count("commit") == 1
         assert "commit" not in left.calls
         order = []
         for _ in range(3):
-            order.append(begun(ready, 1_000))
+            order.append(begun(ready))
             ready.writer.commit([], None, lambda _: False)
         assert order == ["x", "x.2", "x"]
         assert ready.made[-1].calls.count("commit") == 2
@@ -395,35 +392,34 @@ class TestTurns:
         rests was in no partition."""
         ready.writer.commit([], None, lambda _: False)
         assert begun(ready) == "x.2"
-        ready.writer.leave()
+        ready.writer.abort(in_haste=True)
         assert begun(ready) == "x.3"
         for _ in range(3):
             ready.writer.commit([], None, lambda _: False)
-            assert begun(ready, 1_000) == "x.3"
+            assert begun(ready) == "x.3"
         ready.background()
         assert ready.names[3:] == ["x.2", "x"]
         ready.writer.commit([], None, lambda _: False)
-        assert begun(ready, 1_000) == "x.2"
+        assert begun(ready) == "x.2"
 
-    @pytest.mark.parametrize("records", [SMALL_RECORDS, 1_000])
     @pytest.mark.parametrize("way", ["leave", "open"])
     def test_after_trouble_the_id_that_has_committed_last_waits_for_a_commit_of_another(
-        self, ready: Told, way: str, records: int
+        self, ready: Told, way: str
     ) -> None:
         """The end of its commit may be lost where there was no leader: an abort there would take back what was
-        delivered. The one that was in trouble does not wait with a few records."""
-        ready.writer.commit([], None, lambda _: False)
-        assert begun(ready) == "x.2"
-        getattr(ready.writer, way)()
+        delivered. The one that was in trouble comes back after the commit."""
+        for name in ("x.2", "x"):
+            ready.writer.commit([], None, lambda _: False)
+            assert begun(ready) == name
+        ready.writer.open() if way == "open" else ready.writer.abort(in_haste=True)
+        assert begun(ready) == "x.3"
         ready.background()
-        assert ready.names == ["x", "x.2", "x.3", "x.2", *(["x"] if way == "leave" else [])]
-        for _ in range(3):
-            assert begun(ready, 1_000) == "x.3"
+        assert ready.names[3:] == ["x", *(["x.2"] if way == "leave" else [])]
+        for _ in range(2):
             ready.writer.abort()
-        assert begun(ready, records) == ("x.2" if records <= SMALL_RECORDS else "x.3")
-        assert not ready.writer.is_to_stay_small
+            assert begun(ready) == "x.3" and not ready.writer.is_to_stay_small
         ready.writer.commit([], None, lambda _: False)
-        assert begun(ready, records) == ("x" if records <= SMALL_RECORDS else "x.2")
+        assert begun(ready) == "x"
 
     def test_the_last_two_that_have_committed_stay_small(self, ready: Told) -> None:
         """A transaction can be shorter than the writing of the end of the one before."""
@@ -438,17 +434,16 @@ class TestTurns:
         ready.writer.commit([], None, lambda _: False)
         assert not ready.writer.is_to_stay_small
 
-    @pytest.mark.parametrize("records", [SMALL_RECORDS, 1_000])
-    def test_an_id_whose_commit_was_not_answered_comes_back_with_few_records(self, ready: Told, records: int) -> None:
+    def test_an_id_whose_commit_was_not_answered_comes_back_after_another(self, ready: Told) -> None:
         """It may have committed last."""
         ready.producer.forever["commit"] = RETRIABLE
         with pytest.raises(Indefinite):
             ready.writer.commit([], None, lambda _: False)
         ready.writer.open()
         ready.background()
-        is_small = records <= SMALL_RECORDS
-        assert begun(ready, records) == ("x" if is_small else "x.2")
-        assert ready.writer.is_to_stay_small is is_small
+        assert begun(ready) == "x.2"
+        ready.writer.commit([], None, lambda _: False)
+        assert begun(ready) == "x"
 
     @pytest.mark.parametrize("is_answered", [True, False])
     def test_when_all_ids_had_trouble_one_that_has_not_committed_last_goes_on(
@@ -466,7 +461,7 @@ class TestTurns:
     def test_a_commit_that_was_refused_is_none(self, ready: Told) -> None:
         """The first id has still committed last."""
         ready.writer.commit([], None, lambda _: False)
-        ready.writer.leave()
+        ready.writer.abort(in_haste=True)
         ready.made[1].script["commit"] = [ABORTABLE]
         ready.writer.begin()
         with pytest.raises(Aborted):
@@ -491,10 +486,10 @@ class TestTurns:
             return StubProducer(ManualClock())
 
         later: list[Callable[[], None]] = []
-        pool = TransactionalIds(["x", "x.2"], make, later.append, turns := Turns())
+        pool = TransactionalIds(["x", "x.2"], make, later.append)
         usual = pool.open()
         assert usual is not None
-        turns.asked_to_commit(usual.name)
+        pool.asked_to_commit(usual)
         failures.append(EnvironmentFailure("cannot make the producer", hint=""))
         later.pop()()
         pool.give_up(usual)
@@ -504,41 +499,40 @@ class TestTurns:
         """It may have something open, too."""
         order = []
         for _ in range(3):
-            ready.writer.leave()
-            order.append(begun(ready, 1_000))
+            ready.writer.abort(in_haste=True)
+            order.append(begun(ready))
             ready.background()
         assert order == ["x.2", "x", "x.2"]
         assert ready.names[3:] == ["x", "x.2", "x"]
         ready.writer.commit([], None, lambda _: False)
-        assert begun(ready, 1_000) == "x"
+        assert begun(ready) == "x"
 
-    def test_an_abort_that_waits_for_the_call_that_was_left_is_repeated(self, ready: Told) -> None:
-        """Then the id is initialised for as long as that takes."""
+    def test_an_abort_in_haste_waits_for_no_call_that_was_left(self, ready: Told) -> None:
+        """Nor for the coordinator. The id is initialised for as long as that takes."""
         used = ready.made[0]
-        used.script["abort"] = [error(KafkaError._CONFLICT), RETRIABLE, None]
-        ready.writer.leave()
+        used.forever["abort"] = error(KafkaError._CONFLICT)
+        ready.writer.abort(in_haste=True)
+        assert begun(ready) == "x.2"
         made = StubProducer(ready.clock)
         made.script["init"] = [RETRIABLE, None]
         ready.producer = made
         ready.later.pop(0)()
-        assert used.calls.count("abort") == 3
         assert made.calls.count("init") == 2
 
     def test_the_id_that_is_ready_first_goes_on(self, told: Told) -> None:
-        """Soon after a start no other id is ready yet. Delivery waits for no abort that may wait for a dead node."""
-        left, other = told.producer, StubProducer(told.clock)
-        told.producer = other
+        """Soon after a start no other id is ready yet. Delivery waits for none that may wait for a dead node."""
+        other = told.producer = StubProducer(told.clock)
         threading.Timer(0.1, told.later[0]).start()
-        told.writer.leave()
-        assert "abort" not in left.calls
+        told.writer.abort(in_haste=True)
         told.writer.begin()
         assert other.calls[-1] == "begin"
 
     def test_no_id_is_ready_in_time(self, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
         """Then the producer is opened again, as often as it takes."""
         monkeypatch.setattr(TimeBudgets, "step_s", 0.01)
+        told.writer.abort(in_haste=True)
         with pytest.raises(Broken):
-            told.writer.leave()
+            told.writer.begin()
         with pytest.raises(NotReady):
             told.writer.open()
         told.background()
@@ -568,14 +562,10 @@ class TestTurns:
         made.writer.begin()
         again = made.producer = StubProducer(made.clock)
         made.later.clear()
-        left = threading.Thread(target=made.writer.leave)
-        left.start()
-        wait_until(lambda: made.later, 30, "it is left to the background")
-        made.later.pop()()
-        left.join()
-        assert "abort" in first.calls
+        made.writer.abort(in_haste=True)
+        threading.Timer(0.05, made.later.pop()).start()
         made.writer.begin()
-        assert again.calls[-1] == "begin"
+        assert "abort" in first.calls and again.calls[-1] == "begin"
 
     def test_an_id_that_is_held_up_at_the_start_is_gone_round(self) -> None:
         """By what an earlier process left there: the next attempt takes another id."""
@@ -610,7 +600,7 @@ class TestTurns:
         ready.writer.begin()
         assert usual.calls[-1] == "begin"
         ready.background()
-        ready.writer.leave()
+        ready.writer.abort(in_haste=True)
         ready.writer.begin()
         assert ready.made[3].calls[-1] == "begin"
         assert ready.names[3] == "x.2"
@@ -621,7 +611,7 @@ class TestTurns:
         def refuse(*_: object) -> Producer:
             raise EnvironmentFailure("cannot make the producer", hint="")
 
-        pool = TransactionalIds(["x"], refuse, lambda run: run(), Turns())
+        pool = TransactionalIds(["x"], refuse, lambda run: run())
         pool.prepare()
         with pytest.raises(EnvironmentFailure):
             pool.open()
@@ -632,7 +622,7 @@ class TestTurns:
         def fail(*_: object) -> Producer:
             raise BufferError("Local: Queue full")
 
-        pool = TransactionalIds(["x"], fail, lambda run: run(), Turns())
+        pool = TransactionalIds(["x"], fail, lambda run: run())
         pool.prepare()
         with pytest.raises(BufferError):
             pool.open()
@@ -651,7 +641,7 @@ class TestTurns:
             ready.writer.commit([], None, look)
         assert aborted.value.cause is Cause.TARGETS_WORSE
         assert len(told) == 3
-        ready.writer.leave()
+        ready.writer.abort(in_haste=True)
         ready.writer.begin()
         ready.writer.commit([], None, look)
         assert ready.made[1].calls.count("commit") == 1
@@ -693,15 +683,15 @@ class TestLostMarkers:
         assert told.repair.written == [("x.2", Outcome.COMMITTED)]
 
     def test_another_id_ends_it_and_goes_on_if_it_was_committed(self) -> None:
-        """What it had in the targets ends with what it writes there next: at once if that is little, and else when
-        another one has committed."""
+        """What it had in the targets ends with what it writes there next, and that is as soon as another one has
+        committed."""
         told = Told()
         told.repair.lost["x.3"] = Outcome.COMMITTED
         told.writer.open()
         told.background()
         assert told.repair.written == [("x.3", Outcome.COMMITTED)]
-        assert begun(told, 1_000) == "x"
-        told.writer.abort()
+        assert begun(told) == "x"
+        told.writer.commit([], None, lambda _: False)
         assert begun(told) == "x.3"
 
     @pytest.mark.parametrize("failure", [RETRIABLE, error(KafkaError.TOPIC_AUTHORIZATION_FAILED)])
@@ -740,7 +730,7 @@ class TestLostMarkers:
         told.background()
         told.repair.asked.clear()
         told.repair.lost["x"] = Outcome.ABORTED
-        told.writer.leave()
+        told.writer.abort(in_haste=True)
         told.background()
         assert told.repair.asked == ["x"]
         assert told.repair.written == [("x", Outcome.ABORTED)]
