@@ -129,7 +129,7 @@ class Filling:
         """Hand all of a plan to the client, each record when it is due and each batch in its order; `is_last`: nothing
         else was due by now."""
         if plan.records and not transaction.begun:
-            self.writer.begin()
+            self.writer.begin(plan.records)
             transaction.begun = True
         first, departures = transaction.add(plan), Departures(plan)
         if is_last and transaction.begun and not (transaction.states or self.narrowing.is_careful):

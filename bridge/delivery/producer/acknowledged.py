@@ -37,7 +37,7 @@ class AcknowledgedWriter(Writer):
         self._faults = []
         self._producer = self._new(self._faults)
 
-    def begin(self) -> None:
+    def begin(self, records: int = 0) -> None:  # noqa: ARG002 - for transactions
         self._forget()
 
     def commit(

@@ -26,7 +26,7 @@ from bridge.delivery.producer.outcomes import (
 )
 from bridge.delivery.producer.transaction_markers import MarkerRepair, Outcome
 from bridge.delivery.producer.transactional_ids import HELD_UP, TransactionalId, TransactionalIds, in_thread, names_of
-from bridge.delivery.producer.writer import STALLED_S, UNACKNOWLEDGED, Writer
+from bridge.delivery.producer.writer import SMALL_RECORDS, STALLED_S, UNACKNOWLEDGED, Writer
 from bridge.kafka.calls import Call, Unanswered
 from bridge.kafka.errors import Fault, fault_of, fenced, is_fenced, is_unasked, kafka_error
 from bridge.kafka.repeats import Repeats
@@ -154,12 +154,12 @@ class TransactionalWriter(Writer):
     def is_to_stay_small(self) -> bool:
         return self._id is not None and self._ids.is_suspect(self._id)
 
-    def begin(self) -> None:
+    def begin(self, records: int = 0) -> None:
         """Start a transaction: local, the brokers hear of it with the first record. Another id may have its turn."""
         self.look_after()
         if self._producer is not None and self._faults:
             raise self._broken(Failure.of(self._faults[-1]))
-        one = self._ids.next(self._id)
+        one = self._ids.next(self._id, is_small=records <= SMALL_RECORDS)
         if one is None:
             self._on_incident(Incident.DELIVERY_WAITED)
             one = self._ids.await_next(self._budgets.step_s)

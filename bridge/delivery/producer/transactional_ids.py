@@ -14,7 +14,7 @@ An id that needs a new epoch loses its producer, and another one initialises it 
 
     the last transaction    the next one is of
     was committed           an id that comes back, else the ready one that has committed the latest, else the same
-    was aborted             the same
+    was aborted             the same; where it is small, an id that comes back
     has lost its id         the ready one that has committed the longest ago
 
 An id comes back that was left with a transaction open, or has lost its producer. For speed "else the ready one" of the
@@ -166,12 +166,12 @@ class TransactionalIds:
 
     # -- which id goes next
 
-    def next(self, current: TransactionalId | None) -> TransactionalId | None:
+    def next(self, current: TransactionalId | None, *, is_small: bool = False) -> TransactionalId | None:
         """The id for the next transaction, if one is ready; `current` is that of the last one, if it may go on."""
         with self._changed:
-            ready, found = self._ready(), current
-            if self.is_well:
-                found = max(ready, key=lambda one: (one.comes_back, one.committed), default=current)
+            ready = self._ready()
+            able = [one for one in ready if self.is_well or (is_small and current is not None and one.comes_back)]
+            found = max(able, key=lambda one: (one.comes_back, one.committed), default=current)
             found = found or min(ready, key=BY_COMMIT, default=None)
             if found is not None and found is not current:
                 if current is not None:

@@ -85,8 +85,8 @@ class Writer(ABC):
         return False
 
     @abstractmethod
-    def begin(self) -> None:
-        """Start a transaction. Raises Broken."""
+    def begin(self, records: int = 0) -> None:
+        """Start a transaction, of which so many records are known. Raises Broken."""
 
     def send(self, batch: Batch, *, first_id: int = 0, careful: bool = False) -> int:
         """Hand a batch to the client; returns how many records it took. `careful`, and a batch that is sent alone: wait

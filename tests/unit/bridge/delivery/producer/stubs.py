@@ -191,10 +191,10 @@ def batch(*values: bytes, own: bool = False) -> Batch:
     )  # fmt: skip
 
 
-def begun(told: Told) -> str:
+def begun(told: Told, records: int = 1_000) -> str:
     """Begin a transaction; returns the id that does."""
     before = [made.calls.count("begin") for made in told.made]
-    told.writer.begin()
+    told.writer.begin(records)
     counts = zip(told.names, told.made, before, strict=True)
     (name,) = [name for name, made, begins in counts if made.calls.count("begin") > begins]
     return name
