@@ -143,9 +143,9 @@ class Incident(Enum):
     END_IN_DOUBT = "end in doubt"
     """A request of a transaction may have been sent more than once."""
     ID_RENEWED = "id renewed"
-    """A transactional id has a new epoch, for that reason."""
+    """A transactional id has a new epoch: for that reason, after a failure, or since it was left."""
     DELIVERY_WAITED = "delivery waited"
-    """Every id was in doubt: the next transaction waits for the first new epoch."""
+    """No id was ready: the next transaction waits for the first one."""
     ENDED_UNASKED = "ended unasked"
     """A transaction had ended before that was asked for."""
 

@@ -25,7 +25,14 @@ from bridge.delivery.producer.outcomes import (
     OnStall,
 )
 from bridge.delivery.producer.transaction_markers import MarkerRepair, Outcome
-from bridge.delivery.producer.transactional_ids import HELD_UP, TransactionalId, TransactionalIds, in_thread, names_of
+from bridge.delivery.producer.transactional_ids import (
+    HELD_UP,
+    TransactionalId,
+    TransactionalIds,
+    in_thread,
+    let_in,
+    names_of,
+)
 from bridge.delivery.producer.writer import SMALL_RECORDS, STALLED_S, UNACKNOWLEDGED, Writer
 from bridge.kafka.calls import Call, Unanswered
 from bridge.kafka.errors import Fault, fault_of, fenced, is_fenced, is_unasked, kafka_error
@@ -258,6 +265,7 @@ class TransactionalWriter(Writer):
         it goes on in any case: the brokers take nothing more under this id before every partition has the end."""
         self._ids.is_well = False
         is_aborted = self._is_aborted(HASTE_S if in_haste else self._budgets.step_s)
+        let_in(self._client())
         if self._unasked is not None:  # it had ended before
             raise self._broken(Failure.of(self._unasked))
         self._ended(Outcome.ABORTED if is_aborted else None, is_left=in_haste or not is_aborted)
@@ -273,19 +281,20 @@ class TransactionalWriter(Writer):
                 self._calls.result(joining, min(limit_s, self._budgets.unanswered_s))
             except Unanswered:
                 return False
-            except KafkaException:
-                pass  # it was to be aborted anyway
+            except KafkaException as failed:  # it was to be aborted anyway
+                error = kafka_error(failed)
+                self._unasked = error if is_unasked(error) else self._unasked
         call = partial(self._client().abort_transaction, min(limit_s, self._budgets.call_s))
         try:
             self._step(call, deadline_s)
         except Aborted as aborted:
             raise self._broken(aborted.failure) from None
         except Broken as broken:
-            error = broken.failure.error
+            reason = broken.failure.error
             if (
                 isinstance(broken, EndedUnasked)
-                or error is None
-                or not (error.retriable() or fault_of(error) is Fault.BUSY)
+                or reason is None
+                or not (reason.retriable() or fault_of(reason) is Fault.BUSY)
             ):
                 raise
             return False

@@ -194,8 +194,9 @@ class TransactionalIds:
             made = left_open or self._unmade()
             made.advance(Event.START)
             self._make_ready(made, [], [], at_once=True)
-            if made.failure is not None:
-                raise made.failure
+            failure = made.failure
+            if failure is not None:
+                raise failure
             one = self.next(None)
         self.prepare()
         if one is None:
@@ -328,7 +329,7 @@ class TransactionalIds:
                 error = self._attempt(one, held, (lambda: False) if at_once else self._may_go_on)
                 failure = None if error is None else _meaning(one, error)
             except Exception as raised:  # noqa: BLE001 - it is raised again for what takes the id next
-                failure = raised
+                failure = raised.with_traceback(None)  # else it keeps the producer of its calls alive
             may_pass = isinstance(failure, NotReady | Broken)
             if at_once and held and isinstance(failure, NotReady):
                 one.failure = failure
