@@ -1,1 +1,1 @@
-"""What must be so before the bridge may run, each with a remedy."""
+"""The checks of a start: its conditions, each with a remedy."""

@@ -1,4 +1,4 @@
-"""Checks of the brokers: their answer, their release and its faults, their limits, their elections."""
+"""Checks of the brokers: reachability, release and its faults, limits, transactions, elections."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from bridge.settings.model import Settings
 from bridge.settings.secrets import Redactor
 from bridge.settings.units import format_duration_ms
 
-METADATA_BYTES_MIN: Final = 4096  # the committed position is carried in the offset's metadata
+METADATA_BYTES_MIN: Final = 4096  # the offset's metadata carries the committed position
 VERIFICATION: Final = "transaction.partition.verification.enable"
 UNCLEAN: Final = "unclean.leader.election.enable"
 BROKERS_OWN: Final = ("__consumer_offsets", "__transaction_state")
-"""Topics with what groups have committed, and how transactions have ended."""
+"""The topics of the groups' commits and of the transactions' outcomes."""
 DEFAULT: Final = "the brokers' default"
 _UPGRADE: Final = f"upgrade the brokers to Kafka {SUPPORTED_MIN} or later (docs/brokers.md)"
 _REPLICAS: Final = (
-    "run a patch release that has the fix, if there is one; without it, two replicas that never fail together, of "
-    f"delay topics, targets and {BROKERS_OWN[0]}"
+    "upgrade to a patch release with the fix, if one exists; until then, spread the replicas of delay topics, targets "
+    f"and {BROKERS_OWN[0]} so that two never fail together"
 )
 
 
 def check_brokers(context: Context) -> Iterator[Finding]:
-    """They answer."""
+    """The brokers answer."""
     try:
         if not context.create:
             refuse_unreachable(context.bootstrap)
@@ -46,35 +46,35 @@ def check_brokers(context: Context) -> Iterator[Finding]:
 
 
 def check_broker_version(context: Context) -> Iterator[Finding]:
-    """It is one that the bridge was tested with; and a fault of its transactions that a client cannot undo."""
+    """The brokers' release was tested with the bridge, and has no fault of transactions that no client can undo."""
     name = "broker version"
     if is_redpanda(context.cluster.describe().cluster_id):
         yield warned(name, "Redpanda, which was not tested", "docs/brokers.md says what to rely on")
         return
     versions = api_versions(context.settings, timeout_s=context.timeout_s)
     if not versions:
-        remedy = f"make sure it is Kafka {SUPPORTED_MIN} or later, and none that loses markers (docs/brokers.md)"
-        yield warned(name, "could not be found out", remedy)
+        remedy = f"make sure that it is Kafka {SUPPORTED_MIN} or later, without the loss of markers (docs/brokers.md)"
+        yield warned(name, "unknown: the brokers did not tell it", remedy)
         return
-    found = release(versions)
-    speaks = "older than Kafka 2.1" if found is None else f"speaks the protocol of {spoken(found)}"
-    if found is None or found < SUPPORTED_MIN:
+    version = release(versions)
+    speaks = "older than Kafka 2.1" if version is None else f"speaks the protocol of {spoken(version)}"
+    if version is None or version < SUPPORTED_MIN:
         detail = f"{speaks}, which was not tested"
         of_kind = failed if context.settings.delivery.mode == "exactly-once" else warned
         yield of_kind(name, detail, _UPGRADE)
         return
     yield ok(name, speaks)
-    if loses_markers(found):
-        detail = "4.3.0 to 4.4.0 drop the marker of a transaction in a partition that has no leader (KAFKA-20734)"
+    if loses_markers(version):
+        detail = "4.3.0 to 4.4.0 drop the marker of a transaction in a partition without a leader (KAFKA-20734)"
         yield warned("transaction markers", detail, _REPLICAS)
 
 
 def check_broker_limits(context: Context) -> Iterator[Finding]:
-    """The brokers' limits admit the bridge's requests. Reading them may be forbidden; then they are not known."""
+    """The brokers' limits admit the bridge's requests. Where the bridge may not read them, the result is a warning."""
     try:
         configs = context.cluster.broker_configs()
     except EnvironmentFailure as error:
-        yield warned("broker limits", f"not known: {error.message}", error.hint)
+        yield warned("broker limits", f"unknown: {error.message}", error.hint)
         return
     problems = list(_limit_problems(configs, context.settings))
     for detail, remedy in problems:
@@ -94,8 +94,8 @@ def _limit_problems(configs: dict[str, str], settings: Settings) -> Iterator[tup
     if not least <= session <= most:
         span = f"{format_duration_ms(least)} to {format_duration_ms(most)}"
         yield (
-            f"delivery.session_timeout {format_duration_ms(session)} is outside of {span}",
-            "choose one within the span",
+            f"delivery.session_timeout {format_duration_ms(session)} is outside {span}",
+            "choose a value within this range",
         )
     timeout = int(librdkafka(settings, "producer").get("transaction.timeout.ms", 0))
     if timeout > (most := limit("transaction.max.timeout.ms", timeout)):
@@ -107,7 +107,7 @@ def _limit_problems(configs: dict[str, str], settings: Settings) -> Iterator[tup
 
 
 def check_transactions(context: Context) -> Iterator[Finding]:
-    """A transactional producer gets its id; a name of its own, so that no running instance is fenced by the check."""
+    """The brokers admit a transactional producer. The check's own transactional id fences no running instance."""
     if context.settings.delivery.mode == "at-least-once":
         yield ok("transactions", "not used: delivery.mode is at-least-once")
         return
@@ -126,22 +126,22 @@ def check_transactions(context: Context) -> Iterator[Finding]:
 
 
 def check_unclean_elections(context: Context) -> Iterator[Finding]:
-    """No replica that lags behind becomes leader: it would cut off acknowledged records, commits and decisions."""
+    """No lagging replica becomes leader: it would cut off acknowledged records, commits and transactions."""
     name, settings = "unclean elections", context.settings
     delay_topics = list(settings.delay_topics)
     letters = [settings.dead_letter_topic(topic) for topic in delay_topics]
     targets = sorted({topic.target for topic in settings.delay_topics.values() if topic.target})
     topics = dict.fromkeys([*delay_topics, *letters, *targets, *BROKERS_OWN])
-    found = context.cluster.readable_topic_configs(topics) | {DEFAULT: _default_config(context)}
-    unknown = [where for where, config in found.items() if isinstance(config, EnvironmentFailure)]
-    unclean = [where for where, config in found.items() if where not in unknown and _is_unclean(config)]
+    configs = context.cluster.readable_topic_configs(topics) | {DEFAULT: _default_config(context)}
+    unknown = [where for where, config in configs.items() if isinstance(config, EnvironmentFailure)]
+    unclean = [where for where, config in configs.items() if where not in unknown and _is_unclean(config)]
     for where in unclean:
-        detail = f"unclean.leader.election.enable=true of {where}: a replica that lags behind may become leader"
+        detail = f"unclean.leader.election.enable=true of {where}: a lagging replica may become leader"
         kind = "brokers --entity-default" if where == DEFAULT else f"topics --entity-name {where}"
         yield warned(name, detail, alter(context, kind, f"{UNCLEAN}=false"))
     if unknown:
-        remedy = f"grant DescribeConfigs on them, or see to it yourself that {UNCLEAN} is false"
-        yield warned(name, f"not known of {', '.join(unknown)}", remedy)
+        remedy = f"grant DescribeConfigs on them, or make sure that {UNCLEAN} is false"
+        yield warned(name, f"unknown for {', '.join(unknown)}", remedy)
     if not unknown and not unclean:
         yield ok(name, f"off for {len(topics)} topics and by default")
 

@@ -1,8 +1,8 @@
-"""What a start insists on of the bridge's own topics, asked again while it runs.
+"""A start's conditions for the bridge's own topics, checked again while it runs.
 
-A topic may be switched to its producers' timestamps, to compaction, or to a retention that is too short at any time. A
-start would refuse it. A bridge that runs tells of it and goes on: pending messages are delivered all the same, and
-holding them would bring back nothing of what the topic's configuration does to its records.
+At any time, an operator may switch a topic to its producers' timestamps, to compaction, or to a short retention. A
+start would refuse the topic. A running bridge reports it and goes on: it can still deliver the pending messages, and a
+stop would not undo the effect of the configuration on the records.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ log = structlog.get_logger("bridge.checks.conditions")
 
 
 class Conditions:
-    """See the module. One thread looks, any may ask for the others."""
+    """The failed conditions. One thread calls `look`; any thread may call the other methods."""
 
     def __init__(self, settings: Settings, clock: Clock) -> None:
         self._settings = settings
         self._clock = clock
         self._looked_s = clock.monotonic_s()
-        """The start has just looked."""
+        """The start's own checks count as the first look."""
         self._failed: tuple[Finding, ...] = ()
 
     def look(self, cluster: Cluster) -> None:
-        """Look if it is time to. Brokers that do not answer leave the old findings."""
+        """Check again if the last look is LOOK_S old. While the brokers do not answer, the old findings stay."""
         now_s = self._clock.monotonic_s()
         if now_s - self._looked_s < LOOK_S:
             return
@@ -44,11 +44,11 @@ class Conditions:
             settings=self._settings, cluster=cluster, connector_jars=tuple, create=False, timeout_s=0.0
         )  # fmt: skip
         try:
-            found = [*check_delay_topics(context), *check_dead_letter_topics(context)]
+            findings = [*check_delay_topics(context), *check_dead_letter_topics(context)]
         except EnvironmentFailure as error:
             log.warning("conditions-unknown", reason=error.message)
             return
-        failed = tuple(finding for finding in found if finding.status == "failed")
+        failed = tuple(finding for finding in findings if finding.status == "failed")
         for finding in failed:
             if finding not in self._failed:
                 log.error("start-would-refuse", name=finding.name, detail=finding.detail, remedy=finding.remedy)
@@ -58,9 +58,11 @@ class Conditions:
         self._failed = failed
 
     def alarms(self) -> tuple[str, ...]:
-        """In words, for /readyz."""
-        return tuple(f"a start would refuse {each.name}: {each.detail}; {each.remedy}" for each in self._failed)
+        """The failed conditions in words, for /readyz."""
+        return tuple(
+            f"a start would refuse {finding.name}: {finding.detail}; {finding.remedy}" for finding in self._failed
+        )
 
     def counts(self) -> dict[str, int]:
-        """How many conditions are not met, by what they are about."""
+        """The number of failed conditions of each topic."""
         return dict(Counter(finding.name for finding in self._failed))

@@ -1,4 +1,4 @@
-"""What a check yields and what it looks at."""
+"""The findings of a check, and its context."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Status = Literal["ok", "warning", "failed"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that was looked at: what to do about it (empty where all is well), and what `run` ends with."""
+    """One result of a check. `remedy` is the operator's next step, empty after success; `error` is how `run` ends."""
 
     name: str
     status: Status
@@ -26,28 +26,28 @@ class Finding:
 
 
 def ok(name: str, detail: str) -> Finding:
-    """All is well."""
+    """The condition holds."""
     return Finding(name=name, status="ok", detail=detail)
 
 
 def warned(name: str, detail: str, remedy: str) -> Finding:
-    """Something for the operator to know."""
+    """A warning to the operator; the start goes on."""
     return Finding(name=name, status="warning", detail=detail, remedy=remedy)
 
 
 def failed(name: str, detail: str, remedy: str, error: type[BridgeError] = EnvironmentFailure) -> Finding:
-    """Something that refuses the start."""
+    """A failure that refuses the start."""
     return Finding(name=name, status="failed", detail=detail, remedy=remedy, error=error)
 
 
 def expected(name: str, detail: str, is_so: bool, remedy: str) -> Finding:
-    """All is well, or the start is refused."""
+    """`ok` if the condition holds, else `failed`."""
     return ok(name, detail) if is_so else failed(name, detail, remedy)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """What the checks look at. `connector_jars` yields the jars that Spark needs, or raises a BridgeError."""
+    """The input of the checks. `connector_jars` returns Spark's jars, or raises a BridgeError."""
 
     settings: Settings
     cluster: Cluster
@@ -57,7 +57,7 @@ class Context:
 
     @property
     def bootstrap(self) -> str:
-        """Where the cluster is, for remedies."""
+        """The cluster's address, for remedies."""
         return self.settings.kafka.bootstrap_servers
 
 

@@ -1,4 +1,4 @@
-"""Checks of the machine that the bridge runs on: directory, Java, connector."""
+"""Checks of the bridge's machine: store directory, HTTP port, Java, connector."""
 
 from __future__ import annotations
 
@@ -24,15 +24,17 @@ from timerstore.errors import Corrupt, DiskFailure
 
 JAVA_VERSION_MIN: Final = 17
 PROBE_JAR: Final = "delay-bridge-frames.jar"
-"""Has ClientProbe, beside the query's sink."""
+"""The jar with ClientProbe and the query's sink."""
 _WRONG_DIRECTORY: Final = "correct kafka.common.bootstrap.servers or store.directory (only an index: it can be deleted)"
 _JAVA_TIMEOUT_S: Final = 30.0
 _JAVA_VERSION: Final = re.compile(r'version "(\d+)')
 
 
 def check_directory(context: Context) -> Iterator[Finding]:
-    """It can be written, and has room for a few segments. Where there is an index, a start is what makes room: what was
-    delivered is reclaimed."""
+    """The directory is writable and has room for a few segments.
+
+    With an index in it, a lack of room is only a warning: the start reclaims delivered messages and so makes room.
+    """
     directory = context.settings.store.directory
     has_index = (directory / CHECKPOINT).exists() or any(directory.glob(f"*{ASIDE_SUFFIX}"))
     try:
@@ -64,7 +66,7 @@ def _of_room(directory: Path, free: int, flush: int, *, has_index: bool) -> Find
 
 
 def check_directory_identity(context: Context) -> Iterator[Finding]:
-    """What is in it belongs to this cluster, and to the topics as they are now."""
+    """The index in the directory belongs to this cluster and to its present topics."""
     name, directory = "directory identity", context.settings.store.directory
     try:
         checkpoint = read_checkpoint(directory)
@@ -84,13 +86,13 @@ def check_directory_identity(context: Context) -> Iterator[Finding]:
         return
     ids = context.cluster.topic_ids(context.settings.delay_topics)
     for topic in sorted(t for t, known in identity.topic_ids.items() if ids.get(t, known) != known):
-        detail = f"topic {topic} was deleted and made anew since {directory} was written"
+        detail = f"topic {topic} was deleted and created again after {directory} was written"
         yield failed(name, detail, _WRONG_DIRECTORY, error=StateError)
     yield ok(name, f"belongs to cluster {cluster_id}")
 
 
 def check_http(context: Context) -> Iterator[Finding]:
-    """Not everybody who reaches the port may ask the HTTP API."""
+    """The HTTP API is off, asks for credentials, or listens for this machine only."""
     http = context.settings.http
     if http.api == "off":
         yield ok("http api", "off")
@@ -114,7 +116,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def check_java(_: Context) -> Iterator[Finding]:
-    """Spark's JVM is there and recent enough."""
+    """Java is installed and recent enough for Spark."""
     java_path = java_program()
     remedy = f"install Java {JAVA_VERSION_MIN} (Debian: openjdk-{JAVA_VERSION_MIN}-jre-headless) or set JAVA_HOME"
     try:
@@ -124,37 +126,37 @@ def check_java(_: Context) -> Iterator[Finding]:
     except (OSError, subprocess.TimeoutExpired) as error:
         yield failed("java", f"{java_path} does not run: {error}", remedy)
         return
-    found = _JAVA_VERSION.search(ran.stderr + ran.stdout)
-    if found is not None and int(found[1]) >= JAVA_VERSION_MIN:
-        yield ok("java", f"version {found[1]}")
+    match = _JAVA_VERSION.search(ran.stderr + ran.stdout)
+    if match is not None and int(match[1]) >= JAVA_VERSION_MIN:
+        yield ok("java", f"version {match[1]}")
     else:
-        version = f"version {found[1]}" if found else "no version"
+        version = f"version {match[1]}" if match else "no version"
         yield failed("java", f"{java_path}: {version}", remedy)
 
 
 def check_connector(context: Context) -> Iterator[Finding]:
-    """Spark's Kafka connector is there."""
+    """Spark's Kafka connector is installed."""
     jars = context.connector_jars()
     absent = [str(jar) for jar in jars if not jar.is_file()]
     if absent or not jars:
-        remedy = "run `make install`, or use the image, which has them"
+        remedy = "run `make install`, or use the image: it contains them"
         yield failed("connector", f"missing: {', '.join(absent) or 'all jars'}", remedy)
     else:
         yield ok("connector", f"{len(jars)} jars in {jars[0].parent}")
 
 
 def check_java_properties(context: Context) -> Iterator[Finding]:
-    """The client properties mean the same to Spark's Java client."""
+    """The client properties have equivalents in Spark's Java client."""
     java(context.settings)
     yield ok("java client", "all client properties can be translated")
 
 
 def check_java_client(context: Context) -> Iterator[Finding]:
-    """Spark's Java client can be made of them, and the brokers answer it. A start has no time for a JVM of its own."""
+    """The brokers answer Spark's Java client. Only `check` asks: a start does not spend the time for another JVM."""
     name, properties = "java client", java(context.settings)
     needed = [jar for jar in context.connector_jars() if jar.name.startswith("kafka-clients") or jar.name == PROBE_JAR]
     if len(needed) < 2:
-        return  # the finding about the connector says so
+        return  # check_connector reports it
     parts = [part for key, value in properties.items() for part in (key.removeprefix("kafka."), value)]
     classes = os.pathsep.join([*map(str, needed), str(_java_libraries() / "*")])
     options = (*QUIET, "-XX:TieredStopAtLevel=1", "-Xmx128m", *system_properties(context.settings))
@@ -164,9 +166,9 @@ def check_java_client(context: Context) -> Iterator[Finding]:
             command, input="\0".join(parts), capture_output=True, text=True, timeout=_JAVA_TIMEOUT_S, check=False
         )
     except OSError:
-        return  # the finding about Java says so
+        return  # check_java reports it
     except subprocess.TimeoutExpired:
-        yield warned(name, f"has not answered within {_JAVA_TIMEOUT_S:g} s", "run `check` again on an idle machine")
+        yield warned(name, f"no result within {_JAVA_TIMEOUT_S:g} s", "run `check` again on an idle machine")
         return
     if ran.returncode == 0:
         yield ok(name, "the brokers answer it")
@@ -177,5 +179,5 @@ def check_java_client(context: Context) -> Iterator[Finding]:
 
 
 def _java_libraries() -> Path:
-    found = find_spec("pyspark")  # does not import it
-    return Path(found.origin if found is not None and found.origin else "").parent / "jars"
+    pyspark = find_spec("pyspark")  # does not import it
+    return Path(pyspark.origin if pyspark is not None and pyspark.origin else "").parent / "jars"

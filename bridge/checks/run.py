@@ -1,7 +1,7 @@
-"""What must be so before the bridge may run, one by one, each with a remedy: `delay-bridge check`, and `run`'s start.
+"""The list of checks, for `delay-bridge check` and for the start of `run`.
 
-A check is a function of the `Context` that yields findings. `failed` refuses the start: going on would lose, repeat or
-never deliver messages. `warning` is for the operator to know.
+A check is a function of the `Context` that yields findings. `failed` refuses the start, which would lose or repeat
+messages, or never deliver them. `warning` informs the operator.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ def run_checks(
     timeout_s: float = 10.0,
     connector_jars: Callable[[], Sequence[Path]] | None = None,
 ) -> list[Finding]:
-    """All findings, in the order of the table. With `create`, missing topics are made where the settings allow it.
+    """All findings, in the order of the tables below. With `create`, missing topics are created if the settings allow.
 
-    Without brokers, what needs them is left out: the first finding says why.
+    Without an answer of the brokers, their checks are skipped: the first finding names the reason.
     """
     context = Context(
         settings=settings,
@@ -64,7 +64,7 @@ def run_checks(
 
 
 def _installed_jars() -> Sequence[Path]:
-    from bridge.install.connector import jars  # imports PySpark, which nothing else here needs
+    from bridge.install.connector import jars  # imports PySpark; nothing else here does
 
     return jars()
 
@@ -78,23 +78,23 @@ def _guarded(check: Check, context: Context) -> list[Finding]:
 
 
 def log_warnings(findings: Iterable[Finding]) -> None:
-    """What the operator should know though the bridge runs."""
+    """Log the warnings of a start that goes on."""
     for finding in findings:
         if finding.status == "warning":
             log.warning("check", name=finding.name, detail=finding.detail, remedy=finding.remedy)
 
 
 def require(findings: Iterable[Finding]) -> None:
-    """Raise an error that names everything that failed, of the kind of the failures; EnvironmentFailure where they are
-    of several kinds, since mending one may change the others.
+    """Raise one error that names all failures, or return. Its class is that of the failures, or EnvironmentFailure if
+    they have several: the repair of one may change the others.
     """
     failed = [finding for finding in findings if finding.status == "failed"]
     if failed:
-        found = "; ".join(f"{finding.name}: {finding.detail}" for finding in failed)
+        details = "; ".join(f"{finding.name}: {finding.detail}" for finding in failed)
         remedies = "; ".join(dict.fromkeys(finding.remedy for finding in failed if finding.remedy))
         kinds = {finding.error for finding in failed}
         kind = kinds.pop() if len(kinds) == 1 else EnvironmentFailure
-        raise kind(found, hint=remedies)
+        raise kind(details, hint=remedies)
 
 
 BROKER_CHECKS: Final[tuple[Check, ...]] = (

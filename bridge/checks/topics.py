@@ -1,6 +1,6 @@
-"""Checks of the topics: delay topics, dead-letter topics, and targets that the configuration names.
+"""Checks of the topics: delay topics, dead-letter topics, and the configuration's default targets.
 
-The only thing that is changed is that missing topics are made, and that only with `Context.create`.
+They change nothing, except that they create missing topics with `Context.create`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from bridge.settings.units import format_bytes, format_duration_ms
 from bridge.start.roll_window import MESSAGE_BYTES, TopicLimits, retention_to_create_ms, roll_window_ms
 
 LOG_APPEND_TIME: Final = "message.timestamp.type=LogAppendTime"
-_CONFIG: Final = {"message.timestamp.type": "LogAppendTime", "cleanup.policy": "delete"}  # of topics made here
+_CONFIG: Final = {"message.timestamp.type": "LogAppendTime", "cleanup.policy": "delete"}  # of new topics
 
 
 def check_delay_topics(context: Context) -> Iterator[Finding]:
-    """They exist, stamp records by the broker's clock, and keep them."""
+    """Delay topics exist, stamp records by the broker's clock, and keep them."""
     keeps = {"retention.ms": str(retention_to_create_ms(context.settings)), "retention.bytes": "-1"}
     wanted = dict.fromkeys(context.settings.delay_topics, _CONFIG | keeps)
     yield from _own_topics(context, "delay topic", wanted, partial(_delay_topic, context))
@@ -61,7 +61,7 @@ def _retention(label: str, name: str, config: dict[str, str], context: Context) 
 
 
 def check_dead_letter_topics(context: Context) -> Iterator[Finding]:
-    """They exist, and take a reject with the headers that explain it."""
+    """Dead-letter topics exist, and have room for a reject with the headers that explain it."""
     delay_topics = list(context.settings.delay_topics)
     dead_letter = {name: context.settings.dead_letter_topic(name) for name in delay_topics}
     limits = {name: TopicLimits.of(c).message_bytes for name, c in context.cluster.topic_configs(delay_topics).items()}
@@ -81,7 +81,7 @@ def _dead_letter_topic(
     limit = TopicLimits.of(config).message_bytes
     if limit >= needed:
         yield ok(label, f"max.message.bytes={limit}")
-    else:  # a reject that does not fit stays pending: nothing is lost
+    else:  # a reject beyond the limit stays pending: nothing is lost
         detail = f"max.message.bytes={limit}: a large reject with its headers needs {needed}"
         yield warned(label, detail, _alter(context, name, f"max.message.bytes={needed}"))
     if "compact" in (policy := config.get("cleanup.policy", "delete")):
@@ -95,7 +95,7 @@ def _own_topics(
     wanted: Mapping[str, Mapping[str, str]],
     look: Callable[[str, str, dict[str, str]], Iterator[Finding]],
 ) -> Iterator[Finding]:
-    """Topics with the configuration that is `wanted` of each; `look` is for those that exist."""
+    """Findings about topics and their `wanted` configuration; `look` checks those that exist."""
     topics, missing = _present(context, wanted)
     configs = context.cluster.topic_configs(topics)
     for name, config in wanted.items():
@@ -108,7 +108,7 @@ def _own_topics(
 
 
 def check_default_targets(context: Context) -> Iterator[Finding]:
-    """Topics that the configuration itself names exist and are allowed."""
+    """The default targets of delay topics exist and are allowed."""
     targets = {topic.target for topic in context.settings.delay_topics.values() if topic.target}
     present = context.cluster.topics(sorted(targets))
     for name in sorted(targets):
@@ -124,9 +124,9 @@ def check_default_targets(context: Context) -> Iterator[Finding]:
 def _present(
     context: Context, wanted: Mapping[str, Mapping[str, str]]
 ) -> tuple[dict[str, Topic], dict[str, EnvironmentFailure]]:
-    """The topics that exist, after creating what is missing and may be created; and why creating failed.
+    """The existing topics, after the creation of missing ones if that is allowed; and the failures of creation.
 
-    `wanted`: configuration to create with, by topic.
+    `wanted`: the configuration of a new topic, by name.
     """
     topics = context.cluster.topics(wanted)
     failures: dict[str, EnvironmentFailure] = {}
@@ -143,7 +143,7 @@ def _present(
 
 
 def _size(settings: Settings, name: str) -> tuple[int, int]:
-    """Partitions and replicas for a topic to be made; a dead-letter topic is like the delay topic that uses it."""
+    """Partitions and replicas of a new topic; a dead-letter topic is like the delay topic that uses it."""
     users = [t for n, t in settings.delay_topics.items() if n == name or settings.dead_letter_topic(n) == name]
     return users[0].partitions, users[0].replication
 
@@ -168,7 +168,7 @@ def _partitions(label: str, topic: Topic) -> Finding:
     if topic.leaderless:
         which = ", ".join(map(str, topic.leaderless))
         detail = f"{count}; no leader for {which}"
-        return failed(label, detail, "bring the brokers back that hold these partitions")
+        return failed(label, detail, "bring back the brokers of these partitions")
     return ok(label, count)
 
 
@@ -177,6 +177,6 @@ def _alter(context: Context, topic: str, setting: str) -> str:
 
 
 def alter(context: Context, entity: str, setting: str) -> str:
-    """The command that changes a topic's setting or the brokers'."""
+    """The command that changes a setting of a topic or of the brokers."""
     command = f"kafka-configs --bootstrap-server {context.bootstrap} --alter --entity-type {entity}"
     return f"{command} --add-config {setting}"

@@ -278,7 +278,7 @@ def test_default_targets_are_looked_up(bench: Bench) -> None:
 def test_limits_of_the_brokers_are_compared(bench: Bench) -> None:
     """A session time-out that the group coordinator would refuse is told before the start."""
     findings = bench.check(delivery={"session_timeout": "1s"})
-    assert about(findings, "delivery.session_timeout 1s is outside of").status == "failed"
+    assert about(findings, "delivery.session_timeout 1s is outside").status == "failed"
 
 
 def test_at_least_once_needs_no_transactions(bench: Bench) -> None:
@@ -291,7 +291,7 @@ def test_at_least_once_needs_no_transactions(bench: Bench) -> None:
     [
         (lambda cluster, name: (cluster, {}), "ok", "belongs to cluster"),
         (lambda cluster, name: ("another", {}), "failed", "belongs to cluster another"),
-        (lambda cluster, name: (cluster, {name: "another"}), "failed", "deleted and made anew"),
+        (lambda cluster, name: (cluster, {name: "another"}), "failed", "deleted and created again"),
     ],
 )
 def test_a_directory_of_another_cluster_or_topic_is_refused(

@@ -152,9 +152,9 @@ def test_unclean_elections_are_warned_of_wherever_they_lose_something() -> None:
 def test_elections_that_may_not_be_looked_at_are_not_known() -> None:
     """DescribeConfigs is missing: that is said, and what may be read is told all the same."""
     (found,) = elections(**dict.fromkeys(BROKERS_OWN, DENIED), default=KafkaError.CLUSTER_AUTHORIZATION_FAILED)
-    assert (found.status, found.detail) == ("warning", f"not known of {', '.join(BROKERS_OWN)}, {DEFAULT}")
+    assert (found.status, found.detail) == ("warning", f"unknown for {', '.join(BROKERS_OWN)}, {DEFAULT}")
     assert "DescribeConfigs" in found.remedy
     told = [each.detail.partition(":")[0] for each in elections(delay=ON, __transaction_state=DENIED)]
-    assert told == [f"{UNCLEAN}=true of delay", "not known of __transaction_state"]
+    assert told == [f"{UNCLEAN}=true of delay", "unknown for __transaction_state"]
     missing = KafkaError.UNKNOWN_TOPIC_OR_PART
     assert elections(__transaction_state=missing)[0].status == "ok", "it comes with the first transaction"
