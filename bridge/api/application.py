@@ -1,4 +1,4 @@
-"""The API under /api/v1: routes, and what each asks of the bridge."""
+"""The application: the routes under /api/v1, their OpenAPI document and their errors."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ from timerstore.operations import find
 from timerstore.rows.position import AT_MAX
 
 PAGES_MAX: Final = 100
-"""Of a search for one message: each page without it has looked at millions of rows."""
+"""The most pages of a search for one message: each page without it has gone through millions of rows."""
 
-NO_JSON: Final = "The body is not JSON: send an object of JSON in UTF-8, or no body where none is needed."
+NO_JSON: Final = "The body is not JSON: send a JSON object in UTF-8, or no body if the action needs none."
 SCHEMES: Final = {
     "password": {"type": "http", "scheme": "basic", "description": "http.user and http.password_file."},
     "token": {"type": "http", "scheme": "bearer", "description": "The token of http.token_file."},
 }
-"""How a client says who it is, in the OpenAPI document."""
+"""The ways to authenticate, for the OpenAPI document."""
 ACTION_HEADER: Final = {
     "name": ACTION,
     "in": "header",
     "required": True,
-    "description": "Says that the request is no page's of another site.",
+    "description": "Proves that the request does not come from a page of another site.",
     "schema": {"type": "string", "enum": ["1"]},
 }
 _PARAMETERS: Final[Mapping[str, Collection[str]]] = {
@@ -63,7 +63,7 @@ _PARAMETERS: Final[Mapping[str, Collection[str]]] = {
     "/dead-letters": LetterPageFilters.model_fields,
     "/dead-letters/count": LetterFilters.model_fields,
 }
-"""Of the paths whose parameters may be misspelled."""
+"""The parameters by path, for the answer to a misspelled one."""
 
 log = structlog.get_logger("bridge.api.application")
 
@@ -80,8 +80,11 @@ def application(
     logins: Logins | None = None,
     base_path: str = "",
 ) -> ASGIApp:
-    """The application and the page, guarded; for one event loop. `names` are the bridge's own; `peers` are the base
-    URLs of all instances, and `instance` is this one's name. Below `base_path` everything has a second address."""
+    """The application and the page behind their guard, for one event loop.
+
+    `names` are the host names of this bridge, `peers` the base URLs of all instances, `instance` the name of this one.
+    Every path also exists below `base_path`.
+    """
     others = Peers(peers, instance, protection)
     app = routes(Asked(source, others, show_payloads=show_payloads, is_writable=is_writable), protection)
     if base_path:
@@ -92,8 +95,8 @@ def application(
 
 
 def _below(base_path: str, app: ASGIApp) -> ASGIApp:
-    """Takes the base path off, for a proxy that leaves it where it is. The scope is changed in place: the connection
-    looks at it, too."""
+    """Strip the base path, for a proxy that does not. The scope is changed in place, since the connection reads it,
+    too."""
 
     async def call(scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "")
@@ -106,7 +109,7 @@ def _below(base_path: str, app: ASGIApp) -> ASGIApp:
 
 
 class _Api(FastAPI):
-    """With what the guard asks for in its document."""
+    """FastAPI with the guard's requirements in the OpenAPI document."""
 
     def __init__(self, protection: Protection, **arguments: Any) -> None:
         super().__init__(**arguments)
@@ -120,9 +123,9 @@ class _Api(FastAPI):
             document["security"] = [{name: []} for name in SCHEMES if has[name] or self._protection.is_open]
             if self._protection.is_open:
                 document["security"].append({})
-            for each in document["paths"].values():
-                if "post" in each:
-                    each["post"].setdefault("parameters", []).append(ACTION_HEADER)
+            for methods in document["paths"].values():
+                if "post" in methods:
+                    methods["post"].setdefault("parameters", []).append(ACTION_HEADER)
         return self.openapi_schema or {}
 
 
@@ -133,7 +136,7 @@ def routes(asked: Asked, protection: Protection) -> FastAPI:
         protection,
         title="Delay bridge",
         version=__version__,
-        description="What is pending, where it is, and why; cancel, move and deliver it.",
+        description="Pending messages, dead letters and targets: look them up, and act on them.",
         openapi_url=f"{PREFIX}/openapi.json",
         docs_url=None,
         redoc_url=None,
@@ -145,7 +148,7 @@ def routes(asked: Asked, protection: Protection) -> FastAPI:
 
     @app.get(f"{PREFIX}/summary", operation_id="summary", response_model_exclude_unset=True)
     async def summary() -> models.Summary:
-        """What is pending as a whole, and how the bridge is."""
+        """Totals of the pending messages, and the state of the bridge."""
         overview = await asked.workers.run(source.overview)
         if overview is None:
             raise not_ready(source.phase())
@@ -153,9 +156,9 @@ def routes(asked: Asked, protection: Protection) -> FastAPI:
 
     @app.get(f"{PREFIX}/messages", operation_id="messages", response_model_exclude_unset=True)
     async def messages(filters: Annotated[models.PageFilters, Query()]) -> models.Messages:
-        """Messages, a page at a time. The cursor stays valid while messages come and go."""
-        found, following = await asked.page(filters, models.Message.of)
-        return models.Messages(messages=found, next=following)
+        """A page of the pending messages. Its cursor stays valid while messages come and go."""
+        page, following = await asked.page(filters, models.Message.of)
+        return models.Messages(messages=page, next=following)
 
     @app.get(
         f"{PREFIX}/messages/{PLACE}",
@@ -164,24 +167,24 @@ def routes(asked: Asked, protection: Protection) -> FastAPI:
         responses=NOT_FOUND,
     )
     async def message(place: Place) -> models.MessageDetail:
-        """One message, by the record that was sent: topic, partition and offset."""
+        """One message, by its origin: topic, partition and offset of its first record."""
         query = asked.marked(find.Query(origin=place, states=frozenset(find.PendingState)))
         row = await asked.ask(lambda store: _one(store, query, source.now_ms()))
         if row is None:
-            detail = f"{origin_text(*place)} is not pending here: it is finished, was never a message, or is "
-            raise Problem(HTTPStatus.NOT_FOUND, detail + "of a partition of another instance.")
+            detail = f"{origin_text(*place)} is not pending here: it is finished, was never a message, or "
+            raise Problem(HTTPStatus.NOT_FOUND, detail + "belongs to a partition of another instance.")
         return models.MessageDetail.of_all(row, show_payloads=asked.show_payloads)
 
     @app.get(f"{PREFIX}/count", operation_id="count", response_model_exclude_unset=True)
     async def count(filters: Annotated[models.Filters, Query()]) -> models.Counted:
-        """How many messages fit."""
+        """The number of matching messages."""
         query = asked.marked(checked(filters.query))
-        found = await asked.ask(lambda store: store.count_where(query, source.now_ms()))
-        return models.Counted(count=found.rows, exact=found.is_exact)
+        matching = await asked.ask(lambda store: store.count_where(query, source.now_ms()))
+        return models.Counted(count=matching.rows, exact=matching.is_exact)
 
     @app.get(f"{PREFIX}/timeline", operation_id="timeline", response_model_exclude_unset=True)
     async def timeline(wanted: Annotated[models.Edges, Query()]) -> models.Timeline:
-        """How many messages come up when, between times that are asked for."""
+        """The number of messages that come up between each two of the given times."""
         edges = checked(wanted.times)
         until = await asked.ask(lambda store: store.pending_until([*edges, AT_MAX]))
         *counts, after = (b - a for a, b in pairwise(until))
@@ -194,8 +197,8 @@ def routes(asked: Asked, protection: Protection) -> FastAPI:
         responses={200: {"content": {MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}}}},
     )
     async def export_messages(request: Request, filters: Annotated[models.Filters, Query()]) -> export.ArrowStream:
-        """All messages that fit, of one moment and in no order, as an Arrow IPC stream; its last batch has no rows, and
-        their number as `rows` in its metadata, and as `incomplete` the instances that did not answer."""
+        """All matching messages of one moment, unordered, as an Arrow IPC stream. The last batch has no rows; its
+        metadata has the number of messages as `rows`, and the instances without an answer as `incomplete`."""
         query, store, others = asked.marked(checked(filters.query)), source.pending(), asked.others(request)
         if store is None and others is None:
             raise not_ready(source.phase())
@@ -206,11 +209,11 @@ def routes(asked: Asked, protection: Protection) -> FastAPI:
 
     @app.get(f"{PREFIX}/targets", operation_id="targets", response_model_exclude_unset=True)
     async def targets() -> models.TargetStates:
-        """Targets that were used lately, those in trouble first."""
+        """The recently used targets, failing ones first."""
         pauses = source.pauses()
-        found = {each.name: each for each in await asked.workers.run(source.targets)}
-        unused = [TargetReport(name=name, partitions=0) for name in sorted(pauses.names() - found.keys())]
-        return models.TargetStates(targets=[_target(each, pauses) for each in (*unused, *found.values())])
+        used = {report.name: report for report in await asked.workers.run(source.targets)}
+        unused = [TargetReport(name=name, partitions=0) for name in sorted(pauses.names() - used.keys())]
+        return models.TargetStates(targets=[_target(report, pauses) for report in (*unused, *used.values())])
 
     for part in (messages_actions, target_actions, letters, schedules):
         part.add(app, asked)
@@ -220,7 +223,7 @@ def routes(asked: Asked, protection: Protection) -> FastAPI:
 
 
 async def _once(request: Request) -> None:
-    """No parameter is given twice, where one of them would be ignored."""
+    """Refuse a parameter that is given twice, unless it is a list: one value would be ignored."""
     names = [name for name, _ in request.query_params.multi_items()]
     twice = sorted({name for name in names if name not in ("state", "edge", "reason") and names.count(name) > 1})
     if twice:
@@ -236,34 +239,34 @@ def _problem(request: Request, error: Exception) -> Problem:
         case Problem():
             return error
         case RequestValidationError():
-            if any(each["type"] == "json_invalid" for each in error.errors()):
+            if any(fault["type"] == "json_invalid" for fault in error.errors()):
                 return Problem(HTTPStatus.BAD_REQUEST, NO_JSON)
-            said = [
-                f"{'.'.join(map(str, each['loc'][1:])) or each['loc'][0]}: {each['msg']}" for each in error.errors()
+            faults = [
+                f"{'.'.join(map(str, fault['loc'][1:])) or fault['loc'][0]}: {fault['msg']}" for fault in error.errors()
             ]
-            known = ", ".join(_PARAMETERS.get(request.url.path.removeprefix(PREFIX), ()))
-            detail = f"{'; '.join(said)[:1000]}.{known and f' The parameters are: {known}.'}"
+            parameters = ", ".join(_PARAMETERS.get(request.url.path.removeprefix(PREFIX), ()))
+            detail = f"{'; '.join(faults)[:1000]}.{parameters and f' The parameters are: {parameters}.'}"
             return Problem(HTTPStatus.UNPROCESSABLE_ENTITY, detail)
         case HTTPException(status_code=404):
-            return Problem(HTTPStatus.NOT_FOUND, f"There is nothing here; {PREFIX}/openapi.json has what there is.")
+            return Problem(HTTPStatus.NOT_FOUND, f"Not found; {PREFIX}/openapi.json lists all paths.")
         case HTTPException(status_code=405):
             allowed = (error.headers or {}).get("Allow", "")
-            return Problem(HTTPStatus.METHOD_NOT_ALLOWED, f"{request.method} is not possible here: {allowed} is.")
+            return Problem(HTTPStatus.METHOD_NOT_ALLOWED, f"{request.method} is not allowed here: use {allowed}.")
         case HTTPException(status_code=400):
             return Problem(HTTPStatus.BAD_REQUEST, NO_JSON)
         case HTTPException():
             return Problem(HTTPStatus(error.status_code), str(error.detail)[:1000])
         case TimerStoreError():
             log.warning("api-search-failed", reason=error.message, hint=error.hint)
-            detail = f"The index cannot be read now: {error.message}. Ask again; the log of the bridge has more."
+            detail = f"The index cannot be read now: {error.message}. Try again; the log of the bridge says more."
             return Problem(HTTPStatus.SERVICE_UNAVAILABLE, detail)
     log.error("api-request-failed", path=request.url.path, exc_info=error)
-    return Problem(HTTPStatus.INTERNAL_SERVER_ERROR, "This is a bug of the bridge: its log has what happened.")
+    return Problem(HTTPStatus.INTERNAL_SERVER_ERROR, "This is a bug of the bridge: its log has the details.")
 
 
 def _target(report: TargetReport, pauses: Pauses) -> models.TargetState:
     pause = report.pause
-    told = (
+    paused = (
         {}
         if pause is None
         else {"pause": models.PauseState(since=pause.changed_ms, until=pause.until_ms, reason=pause.why)}
@@ -278,7 +281,7 @@ def _target(report: TargetReport, pauses: Pauses) -> models.TargetState:
         retry_in_s=None if report.retry_s is None else round(report.retry_s, 1),
         paused=report.name in pauses.names(),
         pausable=not pauses.owns(report.name),
-        **told,
+        **paused,
     )
 
 
@@ -291,7 +294,7 @@ def _one(store: PendingMessages, query: find.Query, now_ms: int) -> find.Pending
         after = page.next
         if after is None:
             return None
-    detail = "The index is too large for this search now. Ask again later."
+    detail = "The index is too large for this search now. Try again later."
     raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, detail)
 
 

@@ -1,7 +1,7 @@
-"""Cursors: where the next page begins, as text that clients hand back unread. Pure.
+"""Cursors: the beginning of the next page, as opaque text that clients hand back. Pure.
 
-Of messages, the position of the last row of a page; of dead letters, for each partition the offset below which the next
-page begins.
+A cursor of messages is the position of the last row of a page. A cursor of dead letters is the end offset of the next
+page in each partition.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from timerstore.rows.position import AT_MAX, AT_MIN, OFFSET_MAX
 from timerstore.rows.sources import NamedPosition, SourceName
 
 PARTITION_MAX: Final = 2**31 - 1
-_FOREIGN: Final = "cursor is none of ours: give `next` of the page before, unchanged."
+_FOREIGN: Final = "invalid cursor: pass the previous page's `next` unchanged."
 
 
 def encode(position: NamedPosition) -> str:
@@ -25,7 +25,7 @@ def encode(position: NamedPosition) -> str:
 
 
 def read(text: str) -> NamedPosition:
-    """The position of a parameter `cursor`. Raises ValueError that says what to give."""
+    """The position of a parameter `cursor`. Raises ValueError with advice for the client."""
     try:
         return decode(text)
     except ValueError:
@@ -33,10 +33,10 @@ def read(text: str) -> NamedPosition:
 
 
 def decode(text: str) -> NamedPosition:
-    """The position of a cursor. Raises ValueError for what `encode` has not made."""
-    match found := _unpacked(text):
+    """The position of a cursor. Raises ValueError unless `encode` has made it."""
+    match fields := _unpacked(text):
         case [int(at_ms), str(topic), int(partition), int(offset)] if (
-            AT_MIN <= at_ms <= AT_MAX and 0 <= offset <= OFFSET_MAX and bool not in map(type, found)
+            AT_MIN <= at_ms <= AT_MAX and 0 <= offset <= OFFSET_MAX and bool not in map(type, fields)
         ):
             return at_ms, topic, partition, offset
     raise ValueError("not a cursor")
@@ -51,7 +51,7 @@ def encode_below(below: Mapping[SourceName, int]) -> str:
 
 
 def read_below(text: str) -> dict[SourceName, int]:
-    """What `encode_below` was given. Raises ValueError that says what to give."""
+    """The inverse of `encode_below`. Raises ValueError with advice for the client."""
     try:
         topics = _unpacked(text)
         below = {(topic, partition): offset for topic, pairs in topics.items() for partition, offset in pairs}
@@ -67,12 +67,12 @@ def _is_place(topic: object, partition: object, offset: object) -> bool:
     return isinstance(topic, str) and all(type(n) is int and 0 <= n <= most for n, most in numbers)
 
 
-def _packed(found: object) -> str:
-    return base64.urlsafe_b64encode(json.dumps(found, separators=(",", ":")).encode()).decode().rstrip("=")
+def _packed(content: object) -> str:
+    return base64.urlsafe_b64encode(json.dumps(content, separators=(",", ":")).encode()).decode().rstrip("=")
 
 
 def _unpacked(text: str) -> Any:
-    """Raises ValueError for what `_packed` has not made."""
+    """Raises ValueError unless `_packed` has made it."""
     try:
         return json.loads(base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True))
     except (binascii.Error, ValueError, RecursionError):

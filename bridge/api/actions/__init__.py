@@ -1,1 +1,1 @@
-"""What the API does: cancel, move and deliver messages, pause and resume targets."""
+"""The API's actions: cancel, move and deliver messages, pause and resume schedules and targets."""

@@ -1,4 +1,4 @@
-"""What an action is told, and what it answers, as the OpenAPI document shows it."""
+"""The bodies of actions and of their answers, as the OpenAPI document shows them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from timerstore.rows.sources import NamedPosition
 
 
 class EmptyBody(BaseModel):
-    """Nothing has to be said."""
+    """No request body is required."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -26,32 +26,32 @@ Nothing = Annotated[EmptyBody | None, Body()]
 
 
 class When(BaseModel):
-    """When a message is to be due: one of the two."""
+    """The new due time: give exactly one of `due` and `after`."""
 
     model_config = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
 
-    due: Text | None = Field(default=None, description="That moment: RFC 3339 with a zone, or epoch ms.")
-    after: Text | None = Field(default=None, description="So long from now: 90s, 1h30m, 7d, PT15M.")
+    due: Text | None = Field(default=None, description="A moment: RFC 3339 with a zone, or epoch ms.")
+    after: Text | None = Field(default=None, description="A duration from now: 90s, 1h30m, 7d, PT15M.")
 
     def due_ms(self, now_ms: int) -> int:
-        """Epoch milliseconds. Raises ValueError that says what is wrong."""
+        """Epoch milliseconds. Raises ValueError with the fault."""
         if (self.due is None) == (self.after is None):
-            raise ValueError("give one of due and after.")
+            raise ValueError("give exactly one of due and after.")
         if self.due is not None:
             due_ms = max(now_ms, int(parsed("due", parse_until, self.due)))
         else:
             due_ms = now_ms + int(parsed("after", parse_duration, self.after or ""))
         if due_ms >= AS_DUE_MS:
-            raise ValueError("that lies beyond the year 9999.")
+            raise ValueError("the due time lies beyond the year 9999.")
         return due_ms
 
 
 class Acted(BaseModel):
-    """What has come of an action."""
+    """The outcome of an action."""
 
     outcome: Outcome
-    count: int = Field(description="Messages that the outcome is about.")
-    origin: str = Field(description="topic/partition/offset of the record that was sent.")
+    count: int = Field(description="The number of messages with this outcome.")
+    origin: str = Field(description="topic/partition/offset of the message's first record.")
     command: str = Field(description="topic/partition/offset of the command in the delay topic.")
 
     @classmethod
@@ -60,50 +60,50 @@ class Acted(BaseModel):
 
 
 class Many(Filters):
-    """Which messages: those that fit all that is given, of what was sent before the action began."""
+    """The messages to act on: those that match all filters and were sent before the action began."""
 
     model_config = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
 
-    all: bool = Field(default=False, description="true: without any filter, all of them.")
+    all: bool = Field(default=False, description="true: act on all messages, without a filter.")
     dry_run: bool = Field(default=False, description="true: only count.")
-    cursor: Text | None = Field(default=None, description="Where an action that was broken off goes on.")
+    cursor: Text | None = Field(default=None, description="The cursor of an interrupted action, to go on from there.")
 
     def after_position(self) -> NamedPosition | None:
-        """Where it goes on. Raises ValueError for what is no cursor."""
+        """The position of the cursor. Raises ValueError for an invalid one."""
         return None if self.cursor is None else cursors.read(self.cursor)
 
 
 class ManyMoved(Many, When):
-    """Which messages, and when they are to be due."""
+    """The messages to move, and their new due time."""
 
 
 class Progress(BaseModel):
-    """A line of the answer: how far the action has come. The last one is `complete`, or says in `error` why not."""
+    """A line of the answer: the progress of the action. The last line is `complete`, or has the reason in `error`."""
 
-    done: int = Field(description="Messages of which something is known.")
+    done: int = Field(description="The number of messages with a known outcome.")
     outcomes: dict[Outcome, int]
-    cursor: str | None = Field(description="Everything before it is done; null: everything.")
+    cursor: str | None = Field(description="All messages before it are done; null: all messages.")
     complete: bool
     error: str | None = None
     incomplete: list[str] = Field(default=[], description=INCOMPLETE)
 
 
 class PauseWanted(BaseModel):
-    """Until when a target is paused (neither: until it is resumed), and why."""
+    """The end of a target's pause, and its reason. Without `until` and `after` it lasts until the target is resumed."""
 
     model_config = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
 
-    until: Text | None = Field(default=None, description="That moment: RFC 3339 with a zone, or epoch ms.")
-    after: Text | None = Field(default=None, description="So long from now: 90s, 1h30m, 7d, PT15M.")
+    until: Text | None = Field(default=None, description="A moment: RFC 3339 with a zone, or epoch ms.")
+    after: Text | None = Field(default=None, description="A duration from now: 90s, 1h30m, 7d, PT15M.")
     reason: Annotated[str, Field(max_length=WHY_CHARS_MAX, description="For people.")] = ""
 
     def until_ms(self, now_ms: int) -> int | None:
-        """Epoch milliseconds. Raises ValueError that says what is wrong."""
+        """Epoch milliseconds. Raises ValueError with the fault."""
         if self.until is None and self.after is None:
             return None
         until_ms = When(due=self.until, after=self.after).due_ms(now_ms)
         if until_ms <= now_ms:
-            raise ValueError("that is over already.")
+            raise ValueError("the pause would end in the past.")
         return until_ms
 
 
@@ -112,4 +112,4 @@ class TargetPause(BaseModel):
 
     name: str
     paused: bool
-    changed: bool = Field(description="false: it was so before.")
+    changed: bool = Field(description="false: the target was in this state already.")

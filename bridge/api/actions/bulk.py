@@ -1,10 +1,10 @@
-"""An action on all messages that fit: page by page, what comes up first at its beginning; some pages are under way.
+"""An action on all matching messages, page by page in the order in which they come up, several pages at a time.
 
-What is acted on: messages that were sent before the action began, and are not due already at the time that is wanted;
-so what the action itself has moved is not found again. A page is told as done when all its commands are answered, and
-all pages before it: what is done is a prefix, also where the client, the bridge or the network break it off. The cursor
-of the last line goes on there, and so does the same action without it, since what is done fits no more (cancelled) or
-is due already (moved).
+It acts on messages that were sent before it began and do not have the wanted due time yet; so it never finds again the
+messages that it has moved. A page counts as done after the answers to all its commands and to those of all pages before
+it. So the messages that are done form a prefix, even if the client, the bridge or the network breaks the action off.
+The cursor of the last line continues from there. The same action without the cursor does so, too: cancelled messages no
+longer match, and moved ones have the wanted due time.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from timerstore.rows.sources import NamedPosition, SourceName
 
 MEDIA_TYPE: Final = "application/x-ndjson"
 BULKS_MAX: Final = 2
-"""At a time."""
+"""Bulk actions at a time."""
 PAGES_MAX: Final = 4
-"""Under way: a transaction takes as long for many as for one."""
+"""Pages of an action at a time: a transaction takes no longer for several."""
 PAGE_ROWS: Final = ORIGINALS_MAX
 PATHS: Final = tuple(f"{PREFIX}/messages/{action}" for action in ("cancel", "move", "deliver"))
 MARGIN_S: Final = 5.0
 PAGE_S: Final = 60.0
-"""For the answers to a page: longer than a rebalance or a lost node takes."""
+"""The longest wait for the answers to a page: longer than a rebalance, or the loss of a node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What is to be done: `due_ms` as an `Order` has it; `ends` are the next offsets when the action began."""
+    """A bulk action. `due_ms` is that of its `Order`s; `ends` are the partitions' next offsets at its beginning."""
 
     store: PendingMessages
     commands: Commands
@@ -64,7 +64,7 @@ class _Page:
 
 
 class _SilentError(Exception):
-    """A command of the page is not answered."""
+    """A command of the page has no answer in time."""
 
 
 class Bulks:
@@ -77,8 +77,8 @@ class Bulks:
     def answer(
         self, lines: AsyncIterator[Progress], cursor: str | None, ended: Callable[[Progress], None]
     ) -> StreamingResponse:
-        """The answer with lines such as those of `run`, which act as they are sent, from `cursor` on; `ended` is told
-        the last one. Raises Problem if there are too many."""
+        """The response with the lines of `run`, or lines like them: sending them drives the action. It begins at
+        `cursor`; `ended` gets the last line. Raises Problem if too many bulk actions are under way."""
         if self._under_way >= BULKS_MAX:
             raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, f"{BULKS_MAX} bulk actions are under way. Ask again.")
         return StreamingResponse(self._lines(lines, cursor, ended), media_type=MEDIA_TYPE)
@@ -97,7 +97,7 @@ class Bulks:
             ended(last)
 
     async def run(self, job: Job) -> AsyncIterator[Progress]:
-        """Acts. A line for each page that is done, then the last one."""
+        """Act. Yields a line after each page, and then the last one."""
         counts: Counter[Outcome] = Counter()
         pages: deque[_Page] = deque()
         after, is_last, error = job.after, False, None
@@ -126,11 +126,11 @@ class Bulks:
         except (BridgeError, TimerStoreError) as failure:
             error = failure.message
         except KeyError:
-            error = "cursor names a partition that this instance does not know: begin anew, without it"
-        except ValueError as refused:  # a time that is too far away
+            error = "cursor names a partition that this instance does not know: start again without a cursor"
+        except ValueError as refused:  # the due time is too far away
             error = str(refused)
         except NotOwnedError:
-            error = "a partition has gone to another instance: ask it to go on"
+            error = "another instance took over a partition: continue the action there"
         finally:
             for future in (future for page in pages for future in page.futures):
                 future.cancel()
@@ -156,7 +156,7 @@ def _answers(page: _Page) -> list[Answer]:
     for future in left:
         future.cancel()
     if left:
-        raise _SilentError  # no TimeoutError: that would be of the thread that waits
+        raise _SilentError  # not TimeoutError: `Workers.run` takes that for its own time-out
     return [answer for future in page.futures for answer in future.result()]
 
 

@@ -1,4 +1,4 @@
-"""Cancel, move and deliver: one message by its origin, or all that fit; pause and resume one that comes again."""
+"""The routes to cancel, move and deliver one message or all matching ones, and to pause and resume a schedule."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ from bridge.errors import BridgeError
 from bridge.wire.headers import NEVER_MS, NEXT_MS, Origin, origin_text
 
 ANSWER_S: Final = 10.0
-"""An answer comes within a few hundred milliseconds, but for a hold, a rebalance or an outage."""
+"""The longest wait for an answer. It takes a few hundred milliseconds, except in a hold, a rebalance or an outage."""
 
 Due = int | None
 
 
 def add(app: FastAPI, asked: Asked) -> None:
-    unanswered = refusal(HTTPStatus.GATEWAY_TIMEOUT, "The command is written, and not answered yet.")
+    unanswered = refusal(HTTPStatus.GATEWAY_TIMEOUT, "The command is written, and has no answer yet.")
     one = ACTION_REFUSALS | NOT_FOUND | unanswered
     many: Responses = ACTION_REFUSALS | {
         200: {
-            "description": "With dry_run how many fit (JSON); else the progress, a line for each page.",
+            "description": "With dry_run: the number of matching messages (JSON); else: the progress, line by line.",
             "model": models.Counted,
             "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Progress"}}},
         },
@@ -54,12 +54,12 @@ def add(app: FastAPI, asked: Asked) -> None:
 
     @app.post(f"{single}/cancel", operation_id="cancel", responses=one)
     async def cancel(request: Request, place: Place, _: Nothing = None) -> Acted:
-        """Cancel a message, by the record that was sent."""
+        """Cancel the message with this origin."""
         return await act(request, "cancel", place, None)
 
     @app.post(f"{single}/move", operation_id="move", responses=one)
     async def move(request: Request, place: Place, when: When) -> Acted:
-        """Have a message be due at another time."""
+        """Move a message to another due time."""
         return await act(request, "move", place, checked(lambda: when.due_ms(now_ms())))
 
     @app.post(f"{single}/deliver", operation_id="deliver", responses=one)
@@ -69,27 +69,27 @@ def add(app: FastAPI, asked: Asked) -> None:
 
     @app.post(f"{single}/pause", operation_id="pause_schedule", responses=one)
     async def pause_schedule(request: Request, place: Place, _: Nothing = None) -> Acted:
-        """Deliver no more ticks of a message that comes again, until it is resumed."""
+        """Pause a recurring message: deliver no ticks until it is resumed."""
         return await act(request, "pause", place, NEVER_MS)
 
     @app.post(f"{single}/resume", operation_id="resume_schedule", responses=one)
     async def resume_schedule(request: Request, place: Place, _: Nothing = None) -> Acted:
-        """Go on with a message that was paused, at its next regular tick."""
+        """Resume a paused recurring message at its next regular tick."""
         return await act(request, "resume", place, NEXT_MS)
 
     @app.post(f"{PREFIX}/messages/cancel", operation_id="cancel_many", responses=many, response_class=Response)
     async def cancel_many(request: Request, which: Many) -> Response:
-        """Cancel all messages that fit."""
+        """Cancel all matching messages."""
         return await act_on(request, "cancel", which, None)
 
     @app.post(f"{PREFIX}/messages/move", operation_id="move_many", responses=many, response_class=Response)
     async def move_many(request: Request, which: ManyMoved) -> Response:
-        """Have all messages that fit be due at another time."""
+        """Move all matching messages to another due time."""
         return await act_on(request, "move", which, checked(lambda: which.due_ms(now_ms())))
 
     @app.post(f"{PREFIX}/messages/deliver", operation_id="deliver_many", responses=many, response_class=Response)
     async def deliver_many(request: Request, which: Many) -> Response:
-        """Deliver all messages that fit, now."""
+        """Deliver all matching messages now."""
         return await act_on(request, "deliver", which, now_ms())
 
     def now_ms() -> int:
@@ -103,14 +103,14 @@ def add(app: FastAPI, asked: Asked) -> None:
             (future,) = await asked.workers.run(lambda: commands.send([Order((topic, partition), (offset,), due_ms)]))
             (done,) = await asyncio.wait_for(asyncio.wrap_future(future), ANSWER_S)
         except NotOwnedError:
-            detail = f"{name} is of a partition of another instance, or of a topic that is no delay topic."
+            detail = f"{name}: another instance owns its partition, or its topic is not a delay topic."
             raise Problem(HTTPStatus.NOT_FOUND, detail) from None
         except ValueError as error:
             raise Problem(HTTPStatus.BAD_REQUEST, str(error)) from None
         except TimeoutError:
             note(request, action, name, outcome="no answer")
             detail = (
-                f"The command is in the delay topic, and not answered within {ANSWER_S:.0f} s. Look at the message."
+                f"The command is in the delay topic, but has no answer after {ANSWER_S:.0f} s. Look up the message."
             )
             raise Problem(HTTPStatus.GATEWAY_TIMEOUT, detail) from None
         except BridgeError as error:
@@ -122,8 +122,8 @@ def add(app: FastAPI, asked: Asked) -> None:
         must_choose(which, models.Filters, all=which.all)
         query, after = asked.marked(checked(which.query)), checked(which.after_position)
         if which.dry_run:
-            found = await asked.ask(lambda store: store.count_where(query, now_ms()))
-            return JSONResponse(models.Counted(count=found.rows, exact=found.is_exact).model_dump(exclude_unset=True))
+            count = await asked.ask(lambda store: store.count_where(query, now_ms()))
+            return JSONResponse(models.Counted(count=count.rows, exact=count.is_exact).model_dump(exclude_unset=True))
         others, store, commands = asked.others(request), asked.source.pending(), asked.source.commands()
         lines = None
         if store is not None and commands is not None:
@@ -133,7 +133,7 @@ def add(app: FastAPI, asked: Asked) -> None:
             )  # fmt: skip
             lines = bulks.run(job)
         if others is not None:
-            # At the same time everywhere, as this clock has it.
+            # All instances get the same due time, by the clock of this one.
             when = {"due": str(due_ms)} if action == "move" else {}
             told = which.model_dump(mode="json", exclude_defaults=True, exclude={"due", "after"}) | when
             lines = everywhere(lines, others, request.url.path, json.dumps(told).encode(), which.cursor)

@@ -1,4 +1,4 @@
-"""Pause and resume a target."""
+"""The routes to pause and resume a target."""
 
 from __future__ import annotations
 
@@ -31,12 +31,11 @@ def add(app: FastAPI, asked: Asked) -> None:
 
     @app.post(f"{PREFIX}/targets/{{name}}/pause", operation_id="pause", responses=ACTION_REFUSALS)
     async def pause(request: Request, name: Topic, wanted: Annotated[PauseWanted | None, Body()] = None) -> TargetPause:
-        """Put the messages of a target off until it is resumed, or for a while; no attempt is counted. The pause is in
-        Kafka when the answer comes, and holds for all instances within seconds."""
+        """Pause a target: its messages wait until it is resumed, or until the pause ends. Waiting counts as no attempt.
+        The answer means that the pause is in Kafka; all instances obey it within seconds."""
         return await put(request, name, paused=True, wanted=wanted or PauseWanted())
 
     @app.post(f"{PREFIX}/targets/{{name}}/resume", operation_id="resume", responses=ACTION_REFUSALS)
     async def resume(request: Request, name: Topic, _: Nothing = None) -> TargetPause:
-        """Deliver to a target again. What was put off is brought forward, so many messages a second
-        (delivery.resume_rate)."""
+        """Resume a target. Its waiting messages are brought forward at the rate of delivery.resume_rate."""
         return await put(request, name, paused=False, wanted=PauseWanted())

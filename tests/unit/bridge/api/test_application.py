@@ -155,7 +155,7 @@ def test_what_is_not_pending_is_not_found() -> None:
         ("key=a&key_base64=YQ", 400, "give one of them"),
         ("key_base64=%25", 400, "not base64"),
         ("id=a&id=b", 400, "id: give it once"),
-        ("cursor=abc", 400, "give `next` of the page before"),
+        ("cursor=abc", 400, "pass the previous page's `next`"),
         ("cursor=WzEsIm90aGVyIiwwLDBd", 400, "a partition that this instance does not know"),
         ("limit=0", 422, "greater than or equal to 1"),
         ("limit=1001", 422, "less than or equal to 1000"),
